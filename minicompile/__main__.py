@@ -1,0 +1,168 @@
+"""The command line: `minicompile COMMAND` or `python -m minicompile COMMAND`.
+
+A command is one decorated function in COMMANDS; its module is imported when the command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import inspect
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from minicompile.errors import MinicompileError
+from minicompile.options import CHOICES, Options
+
+Run = Callable[[argparse.Namespace], int]
+"""Runs a command with what was chosen; gives the exit code."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: one line of help, a function that adds its arguments, and one that runs it."""
+
+    help: str
+    arguments: Callable[[argparse.ArgumentParser], None]
+    run: Run
+
+
+def add_nothing(parser: argparse.ArgumentParser) -> None:
+    """A command without arguments."""
+
+
+def from_module(module: str, help: str) -> Command:
+    """A command whose module has `add_arguments(parser)` and `run(chosen)`; imported only if it is called."""
+
+    def run(chosen: argparse.Namespace) -> int:
+        code: int = importlib.import_module(module).run(chosen)
+        return code
+
+    def arguments(parser: argparse.ArgumentParser) -> None:
+        importlib.import_module(module).add_arguments(parser)
+
+    return Command(help, arguments, run)
+
+
+def option_docs() -> dict[str, str]:
+    """Each option's docstring: the string that follows its field in the source of `Options`."""
+    import ast
+    import textwrap
+
+    body = ast.parse(textwrap.dedent(inspect.getsource(Options))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for field, after in zip(body.body, body.body[1:]):
+        match field, after:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                value=ast.Constant(value=str(doc))
+            ):
+                docs[name] = doc
+    return docs
+
+
+def show_options(chosen: argparse.Namespace) -> int:
+    """Every option with its value here, what it can be, and what it does."""
+    docs, here = option_docs(), Options()
+    for field in dataclasses.fields(Options):
+        allowed = (
+            f"  (one of {', '.join(map(repr, CHOICES[field.name]))})"
+            if field.name in CHOICES
+            else ""
+        )
+        print(f"{field.name} = {getattr(here, field.name)!r}{allowed}")
+        for line in docs.get(field.name, "").splitlines():
+            print(f"    {line.strip()}")
+    return 0
+
+
+RULE_HOLDERS = (
+    "minicompile.dynamo.capture",
+    "minicompile.pipeline",
+    "minicompile.show",
+)
+"""Importing these fills the registries."""
+
+
+def add_rules_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("registry", nargs="?", help="list the rules of this registry")
+
+
+def show_rules(chosen: argparse.Namespace) -> int:
+    """Every registry with its meaning; the rules of one if it is named."""
+    from minicompile.ops.registry import ALL, key_name
+
+    for module in RULE_HOLDERS:
+        importlib.import_module(module)
+    if chosen.registry is None:
+        for name, registry in sorted(ALL.items()):
+            print(f"{name:<14} {len(registry):>5} rules  {registry.doc}")
+        return 0
+    if chosen.registry not in ALL:
+        raise MinicompileError(f"no registry {chosen.registry!r}; known: {', '.join(sorted(ALL))}")
+    for key in sorted(map(key_name, ALL[chosen.registry])):
+        print(key)
+    return 0
+
+
+def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--clear", action="store_true", help="delete everything in the cache folder"
+    )
+
+
+def run_cache(chosen: argparse.Namespace) -> int:
+    """Where compiled code is kept, how much there is; `--clear` empties it."""
+    folder = Path(Options().cache_dir)
+    files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
+    size = sum(path.stat().st_size for path in files)
+    print(f"{folder}: {len(files)} files, {size / 2**20:.1f} MiB")
+    if chosen.clear and folder.is_dir():
+        if Path.home().is_relative_to(folder) or Path.cwd().is_relative_to(folder):
+            raise MinicompileError(
+                f"{folder} holds your home or working folder, so it is not cleared"
+            )
+        shutil.rmtree(folder)
+        print("cleared")
+    return 0
+
+
+COMMANDS: dict[str, Command] = {
+    "demo": from_module(
+        "minicompile.bench.demo", "train the lesson model: eager, torch.compile, minicompile"
+    ),
+    "options": Command("list every option with its value and meaning", add_nothing, show_options),
+    "rules": Command("list the registries, or the rules of one", add_rules_arguments, show_rules),
+    "cache": Command("show or clear the folder of compiled code", add_cache_arguments, run_cache),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; gives the exit code (2 for a mistake in the arguments)."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(
+        prog="minicompile", description="torch.compile, small enough to read."
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        sub = commands.add_parser(name, help=command.help, description=command.help)
+        if given[:1] == [name]:  # arguments of the others would only cost imports
+            command.arguments(sub)
+    chosen = parser.parse_args(given)
+    try:
+        return COMMANDS[chosen.command].run(chosen)
+    except MinicompileError as error:
+        print(f"minicompile {chosen.command}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output, say `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Memory layouts of values at compile time: are they dense, and how is one value given another's strides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from minicompile import compat
+from minicompile.errors import VerifyError
+
+
+def hint(size: Any) -> int:
+    """A size's value while compiling; adds no guard."""
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def size_expr(size: Any) -> Any:
+    """A size as `int | sympy.Expr`."""
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def geometry(value: torch.Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
+    """Sizes, strides and offset in elements, as ints or sympy expressions."""
+    sizes, strides = tuple(map(size_expr, value.shape)), tuple(map(size_expr, value.stride()))
+    return sizes, strides, size_expr(value.storage_offset())
+
+
+def stride_order(value: torch.Tensor) -> list[int]:
+    """Dimensions from the outermost in memory to the innermost; ties keep their order."""
+    strides = [hint(stride) for stride in value.stride()]
+    sizes = [hint(size) for size in value.shape]
+    return sorted(range(value.dim()), key=lambda dim: (-strides[dim], -sizes[dim]))
+
+
+def is_dense(value: torch.Tensor) -> bool:
+    """Does each element have its own place, with no gaps?"""
+    if value.layout is not torch.strided:
+        return False
+    expected = 1
+    for dim in reversed(stride_order(value)):
+        size, stride = hint(value.shape[dim]), hint(value.stride(dim))
+        if size == 0:
+            return True
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def same_strides(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal strides wherever they matter: in dimensions longer than 1."""
+    sizes = [size_expr(size) for size in one.shape]
+    pairs = zip(sizes, one.stride(), other.stride())
+    return 0 in sizes or all(size == 1 or size_expr(a) == size_expr(b) for size, a, b in pairs)
+
+
+def with_layout(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """`value`'s contents in `like`'s strides; a copy only where they differ.
+
+    If `like` has gaps in memory, the result is dense with dimensions in `like`'s order.
+    """
+    if same_strides(value, like):
+        return value
+    order = stride_order(like)
+    inverse = sorted(range(len(order)), key=order.__getitem__)
+    if order == inverse == list(range(len(order))):
+        return value.clone(memory_format=torch.contiguous_format)
+    return value.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse)
+
+
+def empty_like_layout(mode: Any, value: torch.Tensor) -> torch.Tensor:
+    """A new fake with `value`'s sizes, strides, dtype and device, and nothing else of it."""
+    return compat.new_fake(
+        mode, value.shape, value.stride(), value.dtype, value.device, offset=value.storage_offset()
+    )
+
+
+def same_sizes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Equal shapes; symbolic sizes are compared as expressions, which adds no guard."""
+    return one.dim() == other.dim() and all(
+        size_expr(a) == size_expr(b) for a, b in zip(one.shape, other.shape)
+    )
+
+
+def conform(op: object, result: Any, expected: Any) -> Any:
+    """Give a rule's results the dtype and strides of the operator's. Raises VerifyError for another shape."""
+    if isinstance(expected, tuple | list):
+        return tuple(
+            conform(op, part, wanted) for part, wanted in zip(result, expected, strict=True)
+        )
+    if not isinstance(expected, torch.Tensor) or result is None:
+        return result
+    if not same_sizes(result, expected):
+        raise VerifyError(
+            f"the decomposition of {op} gives shape {list(result.shape)}, not {list(expected.shape)}"
+        )
+    if result.dtype != expected.dtype:
+        result = result.to(expected.dtype)
+    return with_layout(result, expected)

@@ -1,0 +1,144 @@
+"""What ahead-of-time autograd hands on.
+
+    AotResult := functional graph, joint graph | None, forward, backward | None,
+                 Partition | None, RuntimeMetadata
+    forward   : (primals...) -> (fresh outputs..., bases..., updated inputs...,
+                                 saved tensors..., saved sizes...)
+    backward  : (saved tensors..., saved sizes..., tangents...) -> one gradient (or None) per
+                                 differentiable input
+    Boxed calls: a compiled graph takes one list of its inputs and may empty it.
+
+The real compiler: torch/_functorch/_aot_autograd/schemas.py (ViewAndMutationMeta), partitioners.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from minicompile.ops.display import Shown
+from minicompile.ops.graph import Graph, PassRecord
+
+BoxedCallable = Callable[[list[Any]], Sequence[Any]]
+"""Takes a list of inputs, which it may empty, and gives the outputs in order."""
+
+Level = Literal["full", "core", "prims"]
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """How one output of the captured graph is produced at run time.
+
+    kind: "fresh" (its own memory), "input" (it is input `base`), "input_view" (a view of input `base`),
+    "output" (the same object as output `base`), "view" (a view of intermediate base number
+    `base`), "constant" (`value`, known when compiling). Only fresh outputs and bases are returned
+    by the compiled forward. `size`, `stride`, `offset` describe views (ints or sympy expressions);
+    the offset is relative to the base's.
+    """
+
+    kind: Literal["fresh", "input", "input_view", "output", "view", "constant"]
+    base: int = -1
+    value: Any = None
+    size: tuple[Any, ...] = ()
+    stride: tuple[Any, ...] = ()
+    offset: Any = 0
+    requires_grad: bool = False
+
+
+@dataclass
+class RuntimeMetadata(Shown):
+    """Everything the runtime wrapper must do around the two compiled graphs."""
+
+    outputs: tuple[OutputSpec, ...]
+    mutated_inputs: tuple[int, ...]
+    """Inputs whose new contents the forward returns, to be copied back, in order."""
+    differentiable_inputs: tuple[int, ...] = ()
+    """Inputs that get a gradient."""
+    bases: int = 0
+    """Intermediates that several outputs are views of, returned after the outputs."""
+    saved: int = 0
+    """Values the forward returns for the backward, after everything else."""
+    saved_sizes: int = 0
+    """How many of them, the last ones, are symbolic sizes."""
+    trains: bool = False
+    result_requires_grad: tuple[bool, ...] = ()
+    """For each fresh output, then each base: does a gradient (tangent) come back for it?"""
+
+    def __str__(self) -> str:
+        lines = [
+            f"runtime metadata: {len(self.outputs)} outputs, {self.saved} saved, trains={self.trains}"
+        ]
+        lines += [
+            f"  output {i}: {spec.kind}" + (f" of {spec.base}" if spec.base >= 0 else "")
+            for i, spec in enumerate(self.outputs)
+        ]
+        if self.mutated_inputs:
+            lines.append(f"  copied back into inputs: {list(self.mutated_inputs)}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class SavedValue:
+    """A forward value kept for backward: its node, bytes (None if symbolic) and why it was not recomputed."""
+
+    name: str
+    bytes: int | None
+    reason: str
+
+
+@dataclass
+class Partition(Shown):
+    """What the forward keeps for the backward, and what the backward computes again."""
+
+    saved: tuple[SavedValue, ...]
+    recomputed: tuple[str, ...]
+    saved_bytes: int
+    default_bytes: int
+    """What saving everything that backward reads would have kept."""
+    method: str
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.method} partition: saves {self.saved_bytes} bytes in {len(self.saved)} values "
+            f"(saving all that backward reads: {self.default_bytes}), "
+            f"recomputes {len(self.recomputed)} operations"
+        ]
+        for v in self.saved:
+            size = v.bytes if v.bytes is not None else "symbolic"
+            lines.append(f"  saved {v.name}: {size} bytes, {v.reason}")
+        lines += [f"  recomputed {name}" for name in self.recomputed]
+        return "\n".join(lines)
+
+
+@dataclass
+class AotResult(Shown):
+    """The functional graphs of one capture.
+
+    `levels` holds the whole graph (the joint graph when training) by operator level.
+    """
+
+    functional: Graph
+    forward: Graph
+    backward: Graph | None
+    joint: Graph | None
+    partition: Partition | None
+    metadata: RuntimeMetadata
+    levels: dict[str, Graph] = field(default_factory=dict)
+    passes: list[PassRecord] = field(default_factory=list)
+
+    def level(self, name: Level) -> Graph:
+        """The graph at operator level "full", "core" or "prims"."""
+        if name not in self.levels:
+            raise KeyError(f"no level {name!r}; known: {', '.join(self.levels)}")
+        return self.levels[name]
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{name} {graph.op_count}" for name, graph in self.levels.items())
+        parts = [f"ahead-of-time autograd: operations by level: {counts}", str(self.metadata)]
+        if self.partition is not None:
+            parts.append(str(self.partition))
+        parts.append(str(self.forward))
+        if self.backward is not None:
+            parts.append(str(self.backward))
+        return "\n\n".join(parts)

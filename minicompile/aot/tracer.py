@@ -1,0 +1,266 @@
+"""`Tracer`: a graph under construction, in which fake tensors stand for nodes.
+
+Inside `with tracer.active():` every ATen operator that runs on fakes is recorded as a node, below
+autograd: so the backward pass that the autograd engine runs is recorded just like the forward. A
+table `id(tensor) -> node` is all it takes. The same class serves to rewrite graphs: copy some
+nodes, and run plain Python functions in place of others.
+
+Sizes: a SymInt argument becomes a node when first used (`sym_size`, `operator.mul`, ...), one per expression.
+
+The real compiler: torch/fx/experimental/proxy_tensor.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from minicompile import compat
+from minicompile.aot.layout import conform
+from minicompile.aot.meta import infer
+from minicompile.errors import Unsupported
+from minicompile.ops.origin import NO_ORIGINS, Origins
+from minicompile.shapes.expr import FloorDiv, ModularIndexing
+from minicompile.shapes.symnode import SymNode
+
+aten = torch.ops.aten
+
+Rule = Callable[..., Any]
+"""Computes an operator's result with other operators; may return NotImplemented."""
+
+
+class SizeNodes:
+    """Symbolic sizes as graph nodes, made on demand from the inputs whose shapes contain the symbols."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self.nodes: dict[sympy.Expr, fx.Node] = {}
+        self.sources: dict[sympy.Symbol, tuple[fx.Node, int]] = {}
+        """Input tensor and dimension that a symbol is the size of."""
+
+    def add_input(self, node: fx.Node, value: Any) -> None:
+        if isinstance(value, torch.SymInt):
+            self.nodes[value.node.expr] = node
+        elif isinstance(value, torch.Tensor):
+            for dim, size in enumerate(value.shape):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                    self.sources.setdefault(size.node.expr, (node, dim))
+
+    def argument(
+        self, value: torch.SymInt | torch.SymFloat, meta: Mapping[str, Any]
+    ) -> fx.Node | int | float:
+        return self._node(value.node.expr, value.node.shape_env, meta)
+
+    def _node(self, expr: sympy.Expr, env: Any, meta: Mapping[str, Any]) -> fx.Node | int | float:
+        if expr.is_Integer:
+            return int(expr)
+        if expr.is_number:
+            return float(expr)
+        if expr in self.nodes:
+            return self.nodes[expr]
+        if expr.is_Symbol:
+            if expr not in self.sources:
+                raise Unsupported(f"size {expr} is not the size of any graph input")
+            node = self.graph.call_function(aten.sym_size.int, self.sources[expr])
+        else:
+            target, parts = _size_operation(expr)
+            arguments = [self._node(part, env, meta) for part in parts]
+            node = self.graph.call_function(target, (arguments[0], arguments[1]))
+        node.meta.update(meta, val=torch.SymInt(SymNode(expr, env, int)))
+        self.nodes[expr] = node
+        return node
+
+
+def _size_operation(expr: sympy.Expr) -> tuple[Callable[..., Any], tuple[sympy.Expr, sympy.Expr]]:
+    """An expression as one two-argument operation on smaller ones."""
+    if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
+        return operator.pow, (expr.base, expr.exp)
+    if isinstance(expr, ModularIndexing):
+        base, divisor, modulus = expr.args
+        return operator.mod, (FloorDiv(base, divisor), modulus)
+    for kind, target in (
+        (sympy.Add, operator.add),
+        (sympy.Mul, operator.mul),
+        (FloorDiv, operator.floordiv),
+        (sympy.Max, torch.sym_max),
+        (sympy.Min, torch.sym_min),
+    ):
+        if isinstance(expr, kind):
+            first, *rest = expr.args
+            return target, (first, expr.func(*rest) if len(rest) > 1 else rest[0])
+    raise Unsupported(f"size expression {expr} can't be computed in the graph")
+
+
+class Tracer(compat.TorchDispatchMode):
+    """Records operators on fake tensors as nodes of `graph`.
+
+    `rules` says which operators are replaced instead of recorded. `origins` and `phase` are given
+    to new nodes; change them as you go.
+    """
+
+    def __init__(
+        self,
+        mode: Any,
+        rules: Callable[[OpOverload], Rule | None] = lambda op: None,
+        graph: fx.Graph | None = None,
+    ) -> None:
+        super().__init__()
+        self.mode, self.rules = mode, rules
+        self.graph = graph if graph is not None else fx.Graph()
+        self.constants: dict[str, torch.Tensor] = {}
+        self.sizes = SizeNodes(self.graph)
+        self.origins: Origins = NO_ORIGINS
+        self.phase: str | None = None
+        self._bound: dict[int, tuple[torch.Tensor, fx.Node]] = {}
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Operators called inside are recorded. Composite ones arrive as what they are made of."""
+        with self.mode, compat.python_dispatcher(), self:
+            yield
+
+    # Values and nodes
+
+    def bind(self, value: Any, node: fx.Node) -> Any:
+        """From now on `value` stands for `node`; elements of a tuple get their own `getitem` nodes.
+
+        Gives the value that the node keeps in `meta["val"]`.
+        """
+        kept = value
+        if isinstance(value, torch.Tensor):
+            self._bound[id(value)] = (value, node)
+        elif isinstance(value, torch.SymInt):
+            self.sizes.nodes.setdefault(value.node.expr, node)
+        elif isinstance(value, tuple | list):
+            kept = tuple(self._bind_part(item, node, index) for index, item in enumerate(value))
+        node.meta["val"] = kept
+        return kept
+
+    def _bind_part(self, value: Any, whole: fx.Node, index: int) -> Any:
+        if value is None:
+            return None
+        part = self.graph.call_function(operator.getitem, (whole, index))
+        part.meta.update(self.new_meta())
+        return self.bind(value, part)
+
+    def new_meta(self) -> dict[str, Any]:
+        meta: dict[str, Any] = {"origins": self.origins}
+        if self.phase is not None:
+            meta["phase"] = self.phase
+        return meta
+
+    def placeholder(self, name: str, value: Any, meta: Mapping[str, Any]) -> Any:
+        node = self.graph.placeholder(name)
+        node.meta.update(meta)
+        self.sizes.add_input(node, value)
+        self.bind(value, node)
+        return value
+
+    def knows(self, value: Any) -> bool:
+        return id(value) in self._bound
+
+    def first_in_storage(self, storage: int) -> torch.Tensor:
+        """The first recorded tensor in a piece of memory."""
+        return next(
+            value for value, _ in self._bound.values() if compat.storage_id(value) == storage
+        )
+
+    def argument(self, value: Any) -> Any:
+        """What stands for a Python value in the graph: a node for tensors and symbolic sizes."""
+        if isinstance(value, torch.Tensor):
+            found = self._bound.get(id(value))
+            return found[1] if found is not None else self._constant(value)
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            return self.sizes.argument(value, self.new_meta())
+        return value
+
+    def _constant(self, value: torch.Tensor) -> fx.Node:
+        """A real tensor that the traced code made or held: scalars become `full`, others attributes."""
+        if isinstance(value, compat.fake_tensor_type()):
+            raise Unsupported("a tensor appeared in the graph that no recorded operator made")
+        if value.requires_grad:
+            raise Unsupported("a tensor that requires grad is used without being a graph input")
+        fake = self.mode.from_tensor(value)
+        if value.numel() == 1 and not value.is_complex() and value.device.type == "cpu":
+            with compat.no_dispatch_modes():
+                arguments = (list(value.shape), value.item())
+            options: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
+            node = self.graph.create_node(
+                "call_function", aten.full.default, arguments, options, "full"
+            )
+        else:
+            name = f"constant{len(self.constants)}"
+            self.constants[name] = value
+            node = self.graph.create_node("get_attr", name)
+        node.meta.update(self.new_meta(), val=fake)
+        self._bound[id(value)] = (value, node)
+        return node
+
+    def copy(self, node: fx.Node, read: Callable[[fx.Node], Any]) -> Any:
+        """Copy a call of another graph with its value; `read` gives the values here of that graph's nodes."""
+        args, kwargs = fx.map_arg((node.args, node.kwargs), read)
+        return self.record(node.target, args, kwargs, node.meta["val"])
+
+    def attribute(self, name: str, constant: torch.Tensor, fake: Any) -> Any:
+        """A tensor constant of another graph."""
+        self.constants[name] = constant
+        node = self.graph.create_node("get_attr", name)
+        node.meta.update(self.new_meta())
+        self.bind(fake, node)
+        return fake
+
+    # Recording
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:
+            return func(*args, **kwargs)
+        rule = self.rules(func)
+        if rule is not None:
+            with self:
+                result = rule(*args, **kwargs)
+            if result is not NotImplemented:
+                expected = self.evaluate(func, args, kwargs)
+                with self:
+                    return conform(func, result, expected)
+        if compat.is_composite(func):
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return self.record(func, args, kwargs, self.evaluate(func, args, kwargs))
+
+    def evaluate(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The call's result on fakes."""
+        found = infer(self.mode, func, args, kwargs)
+        return func(*args, **kwargs) if found is None else found
+
+    def record(self, func: Any, args: Any, kwargs: Any, value: Any) -> Any:
+        """Append the call of `func`, whose result is `value`."""
+        node_args, node_kwargs = compat.map_aggregate((args, kwargs), self.argument)
+        node = self.graph.create_node(
+            "call_function", func, node_args, dict(node_kwargs), node_name(func)
+        )
+        node.meta.update(self.new_meta())
+        self.bind(value, node)
+        return value
+
+    def finish(self, outputs: Any, name: str = "graph") -> fx.GraphModule:
+        """Close the graph: it returns `outputs` (nested tuples of values)."""
+        self.graph.output(compat.map_aggregate(outputs, self.argument))
+        root = torch.nn.Module()
+        for attribute, tensor in self.constants.items():
+            root.register_buffer(attribute, tensor, persistent=False)
+        return compat.graph_module(root, self.graph, name)
+
+
+def node_name(target: Any) -> str | None:
+    """`add` for aten.add.Tensor; None lets fx choose."""
+    return target.overloadpacket.__name__.strip("_") if isinstance(target, OpOverload) else None

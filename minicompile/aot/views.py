@@ -1,0 +1,72 @@
+"""What passes must know of operators: views, effects, randomness."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from minicompile.ops.graph import output_node
+
+aten = torch.ops.aten
+
+ALIASES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.detach_.default}
+"""The same elements in the same places: functional graphs do without them."""
+
+
+def is_view(node: fx.Node) -> bool:
+    """Does the node return (part of) its first argument's memory, by its schema?"""
+    target = node.target
+    if target is operator.getitem:
+        whole = node.args[0]
+        return isinstance(whole, fx.Node) and is_view(whole)
+    if not isinstance(target, OpOverload):
+        return False
+    if target is aten._unsafe_view.default:
+        return True
+    returns = target._schema.returns
+    return bool(returns) and all(
+        r.alias_info is not None and not r.alias_info.is_write for r in returns
+    )
+
+
+def alias_root(node: fx.Node) -> fx.Node:
+    """The node whose memory a view (of views) shows; the node itself if it isn't a view."""
+    while is_view(node):
+        first = node.args[0]
+        assert isinstance(first, fx.Node)
+        node = first
+    return node
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Must the node stay even if nothing reads it? (Assertions return nothing.)"""
+    if node.op in ("placeholder", "output"):
+        return True
+    return isinstance(node.target, OpOverload) and not node.target._schema.returns
+
+
+def is_random(node: fx.Node) -> bool:
+    """Would a second call give other numbers?"""
+    return (
+        isinstance(node.target, OpOverload)
+        and torch.Tag.nondeterministic_seeded in node.target.tags
+    )
+
+
+def argument(node: fx.Node, index: int, default: Any = None) -> Any:
+    """A positional argument, or the default if it was left out."""
+    return node.args[index] if index < len(node.args) else default
+
+
+def results_of(graph: fx.Graph) -> Any:
+    """What a graph returns: a tuple, for joint graphs a pair of them."""
+    return output_node(graph).args[0]
+
+
+def returned_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes whose memory the graph's results show."""
+    return {alias_root(node) for node in output_node(graph).all_input_nodes}

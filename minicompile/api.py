@@ -1,0 +1,240 @@
+"""The public functions: compile, explain, reset, mark_dynamic, and the named backends.
+
+The real compiler: torch/__init__.py (torch.compile), torch/_dynamo/__init__.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from minicompile.dynamo import dispatch
+from minicompile.dynamo.dispatch import Backend, Dispatcher, compiled_function, plain_backend
+from minicompile.dynamo.module import CompiledModule, call_module, wrap_module
+from minicompile.dynamo.result import Capture, Explanation
+from minicompile.dynamo.sizes import mark_dynamic
+from minicompile.errors import OptionError, Unsupported
+from minicompile.ops.registry import Registry
+from minicompile.options import Options, make_options
+from minicompile.pipeline_result import Trace
+
+__all__ = ["backends", "compile", "explain", "mark_dynamic", "reset", "trace"]
+
+BackendMaker = Callable[[Options], Backend]
+
+backends: Registry[BackendMaker] = Registry(
+    "backend", "name -> function from options to what compiles a Capture"
+)
+
+
+@backends("eager")
+def eager_backend(options: Options) -> Backend:
+    """The captured graph, run by torch."""
+    return plain_backend
+
+
+@backends("aot_eager")
+def aot_eager_backend(options: Options) -> Backend:
+    """Forward and backward graphs of ATen operators, run by torch."""
+
+    def compile_with(capture: Capture) -> Any:
+        from minicompile import pipeline
+
+        return pipeline.aot_eager(capture, options)
+
+    return compile_with
+
+
+@backends("inductor")
+def inductor_backend(options: Options) -> Backend:
+    """All the way to generated kernels."""
+
+    def compile_with(capture: Capture) -> Any:
+        from minicompile import pipeline
+
+        return pipeline.compile_capture(capture, options)
+
+    return compile_with
+
+
+def callable_backend(function: Callable[[Any, list[Any]], Callable[..., Any]]) -> Backend:
+    """A user's `(gm, example_inputs) -> callable` as a backend."""
+
+    def compile_with(capture: Capture) -> Callable[[list[Any]], Any]:
+        run = function(capture.graph.gm, capture.fakes)
+        if not callable(run):
+            raise OptionError(f"the backend gave a {type(run).__name__}, not a callable")
+        return lambda inputs: run(*inputs)
+
+    return compile_with
+
+
+def find_backend(backend: Any, options: Options) -> Backend:
+    if isinstance(backend, str):
+        maker = backends.get(backend)
+        if maker is None:
+            raise OptionError(
+                f"no backend {backend!r}; known: {', '.join(sorted(backends))}, or a callable"
+            )
+        return maker(options)
+    if callable(backend):
+        return callable_backend(backend)
+    raise OptionError(f"backend must be a name or a callable, not a {type(backend).__name__}")
+
+
+def compile(
+    target: Any = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Callable[..., Any] = "inductor",
+    mode: str | None = None,
+    options: Mapping[str, Any] | Options | None = None,
+) -> Any:
+    """Compile a function or an nn.Module when it is called; also a decorator, with or without arguments.
+
+    fullgraph  raise `Unsupported` where the frame would run in eager
+    dynamic    True: sizes of inputs are symbolic; False: never; None: only those given to `mark_dynamic`
+    backend    "inductor", "aot_eager", "eager", or `(gm, example_inputs) -> callable`
+    mode       a preset of options; `options` are fields of `Options`
+
+    Raises OptionError for arguments that do not exist.
+    """
+    chosen = make_options(mode, options)
+    for name, value, kinds in (
+        ("fullgraph", fullgraph, (True, False)),
+        ("dynamic", dynamic, (True, False, None)),
+    ):
+        if not any(value is kind for kind in kinds):
+            raise OptionError(f"{name} must be one of {', '.join(map(repr, kinds))}, not {value!r}")
+    compiles = find_backend(backend, chosen)
+    again = functools.partial(
+        compile, fullgraph=fullgraph, dynamic=dynamic, backend=backend, options=chosen
+    )
+    if target is None:
+        return again
+    if isinstance(target, type) or not callable(target):
+        raise OptionError(
+            f"can't compile a {type(target).__name__}: give a function or an nn.Module"
+        )
+    return compiled_target(target, compiles, chosen, fullgraph, dynamic, again)
+
+
+def compiled_target(
+    target: Any,
+    backend: Backend,
+    options: Options,
+    fullgraph: bool,
+    dynamic: bool | None,
+    again: Callable[..., Any],
+) -> Any:
+    target = original_of(target)
+    if isinstance(target, torch.nn.Module):
+        name = type(target).__qualname__
+        dispatcher = Dispatcher(module_function(), backend, options, fullgraph, dynamic, name)
+        return wrap_module(target, dispatcher, again)
+    if isinstance(target, types.MethodType):
+        method = compiled_target(target.__func__, backend, options, fullgraph, dynamic, again)
+        return types.MethodType(method, target.__self__)
+    if not isinstance(target, types.FunctionType):
+        target = calling(target)
+    return compiled_function(Dispatcher(target, backend, options, fullgraph, dynamic))
+
+
+def module_function() -> types.FunctionType:
+    assert isinstance(call_module, types.FunctionType)
+    return call_module
+
+
+def calling(target: Any) -> types.FunctionType:
+    """A function that calls some other callable (a functools.partial, an object with `__call__`)."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return target(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = getattr(target, "__name__", type(target).__name__)
+    assert isinstance(call, types.FunctionType)
+    return call
+
+
+def original_of(target: Any) -> Any:
+    """What was compiled, if the target is already a compiled function or module."""
+    if isinstance(target, CompiledModule):
+        return target._orig_mod
+    return (
+        getattr(target, "_minicompile_original", target)
+        if isinstance(target, types.FunctionType)
+        else target
+    )
+
+
+def existing_dispatcher(target: Any) -> Dispatcher | None:
+    """The Dispatcher behind a compiled function or module, None if it is neither."""
+    inner = target.__func__ if isinstance(target, types.MethodType) else target
+    found = getattr(inner, "_minicompile", None)
+    return found if isinstance(found, Dispatcher) else None
+
+
+def dispatcher_of(target: Any) -> Dispatcher:
+    """The Dispatcher behind a compiled function or module. Raises OptionError if it is neither."""
+    found = existing_dispatcher(target)
+    if found is None:
+        raise OptionError(f"{target!r} was not made by mc.compile")
+    return found
+
+
+def explain(
+    target: Any, *, dynamic: bool | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Explanation]:
+    """`explain(fn)(*args)`: run once with the captured graphs as they are, and say what happened."""
+
+    def run(*args: Any, **kwargs: Any) -> Explanation:
+        compiled = compile(original_of(target), dynamic=dynamic, backend="eager", options=options)
+        compiled(*args, **kwargs)
+        return dispatcher_of(compiled).explanation()
+
+    return run
+
+
+def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
+    """What every stage makes of one call of a function or module. The call itself is not run.
+
+    Pass what `mc.compile` returned to trace with its options. Raises Unsupported where `mc.compile` would
+    run the frame in eager.
+    """
+    from minicompile import pipeline
+
+    found = existing_dispatcher(target)
+    options = found.options if found is not None else make_options()
+    dynamic = found.dynamic if found is not None else None
+
+    def compile_and_stop(capture: Capture) -> Any:
+        traced = Trace(capture.name, capture)
+        pipeline.compile_capture(capture, options, traced)
+        raise _Traced(traced)
+
+    plain = original_of(target)
+    traced = compiled_target(plain, compile_and_stop, options, True, dynamic, compile)
+    try:
+        traced(*args, **kwargs)
+    except _Traced as stop:
+        return stop.trace
+    raise Unsupported(f"{plain!r} was not captured: it never reached the compiler")
+
+
+class _Traced(Exception):
+    """Carries a finished trace out of a call that need not run."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__("traced")
+        self.trace = trace
+
+
+def reset() -> None:
+    """Forget every compiled version and all counts, of all compiled functions."""
+    for dispatcher in list(dispatch.ALL):
+        dispatcher.clear()

@@ -1,0 +1,1 @@
+"""Side-by-side timing of eager PyTorch, torch.compile and minicompile."""

@@ -1,0 +1,351 @@
+"""Everything that eager does without saying becomes explicit on the typed body.
+
+After `legalize`, a printer only prints:
+
+- half types exist at loads and stores alone: a load is followed by `to_dtype` to float32, a store preceded
+  by the rounding; an explicit `to_dtype` to a half type rounds there and widens again;
+- bools are stored as bytes (`uint8`): loads and stores convert, and arithmetic on bools is logic;
+- integer and float `floordiv` and `remainder` are written with `truncdiv`, `fmod` and corrections;
+- float `maximum` and `minimum` are comparisons and `where`, such that a NaN operand gives NaN; on integers
+  the operations stay;
+- an `index_expr` is int64, or int32 where its bounds prove that it fits; then it converts, unless it is
+  only compared with others that fit;
+- a reduction's source has the accumulator's dtype, and so has its result.
+
+What stays a duty of the printers: max/min/argmax/argmin reductions of floats propagate NaN, argmax and
+argmin give the first position, and integers wrap around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import sympy
+import torch
+
+from minicompile.ops.dtypes import computation_dtype, is_int
+from minicompile.ops.handler import Index
+from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead
+from minicompile.shapes.expr import FloorDiv, bounds, simplify_index
+
+HALF = frozenset({torch.float16, torch.bfloat16})
+COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
+LOGIC = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not"})
+ROUNDING = frozenset({"floor", "ceil", "trunc", "round"})
+
+BOOL_ARITHMETIC = {
+    "add": "logical_or",
+    "mul": "logical_and",
+    "maximum": "logical_or",
+    "minimum": "logical_and",
+    "bitwise_or": "logical_or",
+    "bitwise_and": "logical_and",
+    "bitwise_xor": "logical_xor",
+    "bitwise_not": "logical_not",
+    "sub": "logical_xor",
+    "ne": "logical_xor",
+}
+
+
+def legalize(
+    body: LoopBody, dtypes: Mapping[str, torch.dtype]
+) -> tuple[LoopBody, dict[Value, Value]]:
+    """The legal body, and which of its values stands for each old one.
+
+    `dtypes` gives the dtype of each buffer in memory.
+    """
+    legalizer = _Legalizer(body, dtypes)
+    for value in body.values:
+        legalizer.new[value] = legalizer.visit(value)
+    drop_dead(legalizer.body)
+    return legalizer.body, legalizer.new
+
+
+class _Legalizer:
+    def __init__(self, body: LoopBody, dtypes: Mapping[str, torch.dtype]) -> None:
+        self.body = LoopBody(body.name, dict(body.ranges), dict(body.reduction_ranges))
+        self.ops = Recorder(self.body)
+        self.dtypes = dtypes
+        self.new: dict[Value, Value] = {}
+
+    def visit(self, value: Value) -> Value:
+        ops = self.ops.at(value.origins)
+        structural = _STRUCTURAL.get(value.op)
+        if structural is not None:
+            return structural(self, ops, value)
+        operands = [self.new[v] for v in value.inputs]
+        if value.op in ("ge", "gt", "lt", "le"):
+            operands = self._coarser(ops, value.op, operands)
+        if value.dtype in HALF and value.op in ("floordiv", "truncdiv"):
+            return _divide_float(ops, value.op, operands[0], operands[1], value.dtype)
+        return pointwise(ops, value.op, operands)
+
+    def _coarser(self, ops: Recorder, name: str, operands: list[Value]) -> list[Value]:
+        """`16*x0 + x1 >= 128` is `x0 >= 8` if x1 < 16: the same for a whole inner loop."""
+        index, limit = operands
+        source = index.inputs[0] if index.op == "to_dtype" else index
+        if source.op != "index_expr" or limit.op != "constant" or source.indirect:
+            return operands
+        assert source.index is not None
+        threshold = int(limit.constant) + (
+            name in ("gt", "le")
+        )  # the first index beyond, or not below
+        for step in _steps(source.index):
+            quotient = simplify_index(FloorDiv(source.index, step), self.body.all_ranges)
+            if threshold % int(step) == 0 and not quotient.has(FloorDiv):
+                wide = index_dtype(quotient, self.body)
+                coarse = ops.emit("index_expr", (), wide, index=quotient)
+                bound = threshold // int(step) - (name in ("gt", "le"))
+                return [coarse, ops.constant(bound, wide)]
+        return operands
+
+    def load(self, ops: Recorder, value: Value) -> Value:
+        stored = self.dtypes.get(value.buffer, value.dtype)
+        raw = ops.emit(
+            "load",
+            (),
+            torch.uint8 if stored is torch.bool else stored,
+            buffer=value.buffer,
+            index=value.index,
+            mask=self._mask(value),
+            indirect=self._indirect(value),
+        )
+        return _widen(ops, raw, torch.bool if stored is torch.bool else stored)
+
+    def store(self, ops: Recorder, value: Value) -> Value:
+        stored = self.dtypes.get(value.buffer, value.dtype)
+        source = convert(ops, self.new[value.inputs[0]], stored)
+        if stored in HALF:
+            source = _narrow(ops, source, stored)
+        elif stored is torch.bool:
+            source = ops.to_dtype(source, torch.uint8)
+        return ops.emit(
+            "store",
+            (source,),
+            source.dtype,
+            buffer=value.buffer,
+            index=value.index,
+            kind=value.kind,
+            indirect=self._indirect(value),
+        )
+
+    def constant(self, ops: Recorder, value: Value) -> Value:
+        return ops.constant(value.constant, computation_dtype(value.dtype))
+
+    def index_expr(self, ops: Recorder, value: Value) -> Value:
+        assert value.index is not None
+        wide = index_dtype(value.index, self.body)
+        raw = ops.emit("index_expr", (), wide, index=value.index, indirect=self._indirect(value))
+        return convert(ops, raw, value.dtype)
+
+    def to_dtype(self, ops: Recorder, value: Value) -> Value:
+        return convert(ops, self.new[value.inputs[0]], value.dtype)
+
+    def bitcast(self, ops: Recorder, value: Value) -> Value:
+        source = self.new[value.inputs[0]]
+        if value.inputs[0].dtype in HALF:
+            source = _narrow(ops, source, value.inputs[0].dtype)
+        return _widen(ops, ops.bitcast(source, value.dtype), value.dtype)
+
+    def indirect(self, ops: Recorder, value: Value) -> Value:
+        return ops.emit(
+            "indirect",
+            (ops.to_dtype(self.new[value.inputs[0]], torch.int64),),
+            torch.int64,
+            symbol=value.symbol,
+            size=value.size,
+            check=value.check,
+            wrap_negative=value.wrap_negative,
+            mask=self._mask(value),
+        )
+
+    def reduction(self, ops: Recorder, value: Value) -> Value:
+        source, kind, dtype = self.new[value.inputs[0]], value.kind, value.dtype
+        if kind in ("argmax", "argmin"):
+            if source.dtype is torch.bool:
+                source = ops.to_dtype(source, torch.uint8)
+            return ops.emit("reduction", (source,), torch.int64, kind=kind)
+        if dtype is torch.bool:
+            kind = {"max": "any", "min": "all", "sum": "any", "prod": "all"}.get(kind, kind)
+        if kind in ("any", "all"):
+            found = ops.emit(
+                "reduction", (ops.to_dtype(source, torch.bool),), torch.bool, kind=kind
+            )
+            return convert(ops, found, dtype)
+        source = ops.to_dtype(source, computation_dtype(dtype))
+        return ops.emit("reduction", (source,), source.dtype, kind=kind)
+
+    def _mask(self, value: Value) -> Value | None:
+        return self.new[value.mask] if value.mask is not None else None
+
+    def _indirect(self, value: Value) -> tuple[Value, ...]:
+        return tuple(self.new[v] for v in value.indirect)
+
+
+_STRUCTURAL: dict[str, Callable[[_Legalizer, Recorder, Value], Value]] = {
+    "load": _Legalizer.load,
+    "store": _Legalizer.store,
+    "constant": _Legalizer.constant,
+    "index_expr": _Legalizer.index_expr,
+    "to_dtype": _Legalizer.to_dtype,
+    "bitcast": _Legalizer.bitcast,
+    "indirect": _Legalizer.indirect,
+    "reduction": _Legalizer.reduction,
+}
+
+
+def index_dtype(index: object, body: LoopBody) -> torch.dtype:
+    """int32 where the expression provably fits for all loop variables, else int64."""
+    found = bounds(index, body.all_ranges)
+    if found is not None and all(b.is_Integer and -(2**31) <= int(b) < 2**31 for b in found):
+        return torch.int32
+    return torch.int64
+
+
+def _steps(index: Index) -> list[sympy.Integer]:
+    """The whole coefficients above 1 of an index, the largest first."""
+    found = {term.as_coeff_Mul()[0] for term in sympy.Add.make_args(index)}
+    return sorted((c for c in found if c.is_Integer and c > 1), reverse=True)
+
+
+def convert(ops: Recorder, value: Value, dtype: torch.dtype) -> Value:
+    """A legal value as `dtype`; a half type rounds and stays float32."""
+    if dtype not in HALF:
+        return ops.to_dtype(value, dtype)
+    return _widen(ops, _narrow(ops, value, dtype), dtype)
+
+
+def _widen(ops: Recorder, value: Value, dtype: torch.dtype) -> Value:
+    return ops.to_dtype(value, computation_dtype(dtype))
+
+
+def _narrow(ops: Recorder, value: Value, dtype: torch.dtype) -> Value:
+    """Round to a half type. A value that was just widened from it is taken back as it was."""
+    if value.op == "to_dtype" and value.inputs[0].dtype is dtype:
+        return value.inputs[0]
+    return ops.to_dtype(ops.to_dtype(value, torch.float32), dtype)
+
+
+def pointwise(ops: Recorder, name: str, values: list[Value]) -> Value:
+    """One operation of the table on legal values, by legal operations."""
+    dtype = values[-1].dtype
+    if name == "where":
+        return ops.pointwise(name, *values)
+    if name in LOGIC:
+        return ops.pointwise(name, *(ops.to_dtype(v, torch.bool) for v in values))
+    if dtype is torch.bool:
+        return _on_bools(ops, name, values)
+    if name in ("maximum", "minimum") and dtype.is_floating_point:
+        return _extremum(ops, "gt" if name == "maximum" else "lt", values[0], values[1])
+    if name in ("floordiv", "truncdiv") and dtype.is_floating_point:
+        return _divide_float(ops, name, values[0], values[1], dtype)
+    if name == "floordiv":
+        return _floor_divide_int(ops, *values)
+    if name == "remainder":
+        return _remainder(ops, *values)
+    if name in COMPARISONS and dtype is torch.int64 and all(map(_fits_int32, values)):
+        return ops.pointwise(name, *(_as_int32(ops, v) for v in values))
+    if is_int(dtype):
+        if name in ROUNDING:
+            return values[0]
+        if name in ("isnan", "isinf"):
+            return ops.constant(False, torch.bool)
+        if name == "signbit":
+            return ops.pointwise("lt", values[0], ops.constant(0, dtype))
+    return ops.pointwise(name, *values)
+
+
+def _on_bools(ops: Recorder, name: str, values: list[Value]) -> Value:
+    if name in BOOL_ARITHMETIC:
+        return ops.pointwise(BOOL_ARITHMETIC[name], *values)
+    if name in ("isnan", "isinf", "signbit"):
+        return ops.constant(False, torch.bool)
+    if name in ROUNDING or name in ("abs", "sign"):
+        return values[0]
+    if name in COMPARISONS:
+        a, b = values
+        if name in ("gt", "ge"):
+            a, b, name = b, a, {"gt": "lt", "ge": "le"}[name]
+        if name == "eq":
+            return ops.pointwise("logical_not", ops.pointwise("logical_xor", a, b))
+        low = ops.pointwise("logical_not", a)
+        return ops.pointwise("logical_and" if name == "lt" else "logical_or", low, b)
+    # what is left (division, shifts, powers) computes on bytes
+    found = pointwise(ops, name, [ops.to_dtype(v, torch.uint8) for v in values])
+    return ops.to_dtype(found, torch.bool)
+
+
+def _extremum(ops: Recorder, better: str, a: Value, b: Value) -> Value:
+    """max/min that propagates NaN. With a constant that isn't NaN, one comparison is enough."""
+    if _is_number(b):
+        a, b = b, a
+    if _is_number(a):
+        return ops.pointwise("where", ops.pointwise(better, a, b), a, b)
+    keep = ops.pointwise("logical_or", ops.pointwise(better, a, b), ops.pointwise("isnan", a))
+    return ops.pointwise("where", keep, a, b)
+
+
+def _fits_int32(value: Value) -> bool:
+    """An int64 that was just widened from int32, or a small constant: vectors of int32 are twice as long."""
+    if value.op == "constant":
+        return -(2**31) <= value.constant < 2**31
+    return value.op == "to_dtype" and value.inputs[0].dtype is torch.int32
+
+
+def _as_int32(ops: Recorder, value: Value) -> Value:
+    return ops.constant(value.constant, torch.int32) if value.op == "constant" else value.inputs[0]
+
+
+def _is_number(value: Value) -> bool:
+    return value.op == "constant" and value.constant == value.constant
+
+
+def _signs_differ(ops: Recorder, rest: Value, b: Value) -> Value:
+    """The remainder is not 0 and its sign isn't the divisor's: truncation and floor differ."""
+    zero = ops.constant(0, rest.dtype)
+    inexact = ops.pointwise("ne", rest, zero)
+    if rest.dtype is torch.uint8:
+        return ops.constant(False, torch.bool)
+    signs = ops.pointwise(
+        "logical_xor", ops.pointwise("lt", rest, zero), ops.pointwise("lt", b, zero)
+    )
+    return ops.pointwise("logical_and", inexact, signs)
+
+
+def _floor_divide_int(ops: Recorder, a: Value, b: Value) -> Value:
+    quotient = ops.pointwise("truncdiv", a, b)
+    if a.dtype is torch.uint8:
+        return quotient
+    rest = ops.pointwise("fmod", a, b)
+    below = ops.pointwise("sub", quotient, ops.constant(1, a.dtype))
+    return ops.pointwise("where", _signs_differ(ops, rest, b), below, quotient)
+
+
+def _remainder(ops: Recorder, a: Value, b: Value) -> Value:
+    rest = ops.pointwise("fmod", a, b)
+    if a.dtype is torch.uint8:
+        return rest
+    return ops.pointwise("where", _signs_differ(ops, rest, b), ops.pointwise("add", rest, b), rest)
+
+
+def _divide_float(ops: Recorder, name: str, a: Value, b: Value, dtype: torch.dtype) -> Value:
+    """Quotients without a fraction. Eager rounds each step to `dtype`, which shows in half types."""
+
+    def step(operation: str, *values: Value) -> Value:
+        return convert(ops, ops.pointwise(operation, *values), dtype)
+
+    plain = step("truediv", a, b)
+    if name == "truncdiv":
+        return step("trunc", plain)
+    # Python's floor division: the exact remainder first, then a quotient that is nearly whole
+    zero, one = ops.constant(0.0, a.dtype), ops.constant(1.0, a.dtype)
+    rest = step("fmod", a, b)
+    quotient = step("truediv", step("sub", a, rest), b)
+    below = step("sub", quotient, one)
+    quotient = ops.pointwise("where", _signs_differ(ops, rest, b), below, quotient)
+    whole = step("floor", quotient)
+    far = ops.pointwise("gt", step("sub", quotient, whole), ops.constant(0.5, a.dtype))
+    whole = ops.pointwise("where", far, step("add", whole, one), whole)
+    signed_zero = ops.pointwise("copysign", zero, plain)
+    whole = ops.pointwise("where", ops.pointwise("ne", quotient, zero), whole, signed_zero)
+    return ops.pointwise("where", ops.pointwise("eq", b, zero), plain, whole)

@@ -1,0 +1,161 @@
+"""The bodies of a fused node become one body.
+
+A value stored by one body and loaded by a later one at the same index is handed over directly; a buffer
+that lives inside the kernel alone loses its store; equal values are computed once, with the origins of
+all their uses. What the real compiler does with its CSE and store caches while it prints
+(torch/_inductor/codegen/common.py) happens here once, on data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from minicompile.errors import VerifyError
+from minicompile.ops.handler import Index
+from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead
+from minicompile.scheduling.nodes import FusedSchedulerNode
+from minicompile.shapes.expr import loop_symbol, same
+
+
+@dataclass(frozen=True)
+class Merged:
+    """One body, and the stores in it that run for every (x, r) although their index has no r."""
+
+    body: LoopBody
+    every: frozenset[Value]
+
+
+def merge(
+    node: FusedSchedulerNode, internal: Collection[str], dtypes: Mapping[str, torch.dtype]
+) -> Merged:
+    """All bodies of `node` as one. `internal` names the buffers that never reach memory.
+
+    Raises VerifyError if a body loads an element of a fused buffer other than the one just stored.
+    """
+    merger = _Merger(node, internal, dtypes)
+    for body, level in zip(node.bodies, node.levels, strict=True):
+        merger.add(body, level == "elem")
+    drop_dead(merger.body)
+    return Merged(merger.body, frozenset(merger.every))
+
+
+def loop_level(body: LoopBody, every: Collection[Value] = ()) -> frozenset[Value]:
+    """The values that differ for each r: their index has a reduction variable, or an operand does.
+
+    A reduction takes loop level to row level: its result is not in the set.
+    """
+    variables = frozenset(body.reduction_ranges)
+    found: set[Value] = set()
+    for value in body.values:
+        if value.op == "reduction":
+            continue
+        varies = value.index is not None and not variables.isdisjoint(value.index.free_symbols)
+        if varies or value in every or any(v in found for v in value.operands):
+            found.add(value)
+    return frozenset(found)
+
+
+class _Merger:
+    def __init__(
+        self,
+        node: FusedSchedulerNode,
+        internal: Collection[str],
+        dtypes: Mapping[str, torch.dtype],
+    ) -> None:
+        self.body = LoopBody(node.name, dict(node.ranges), dict(node.reduction_ranges))
+        self.ops = Recorder(self.body)
+        self.internal, self.dtypes = internal, dtypes
+        self.stored: dict[str, tuple[Index, Value]] = {}
+        self.indirect: dict[tuple[object, ...], Value] = {}
+        self.every: set[Value] = set()
+
+    def add(self, body: LoopBody, elementwise: bool) -> None:
+        copies: dict[Value, Value] = {}
+        renamed: dict[sympy.Symbol, Index] = {}
+        for value in body.values:
+            index = value.index
+            if index is not None and renamed:
+                index = index.xreplace(renamed)
+            if value.op == "load":
+                copy = self._load(value, copies, index)
+            elif value.op == "store":
+                copy = self._store(value, copies, index, elementwise)
+            elif value.op == "indirect":
+                copy = self._indirect(value, copies)
+                assert value.symbol is not None and copy.symbol is not None
+                renamed[value.symbol] = copy.symbol
+            else:
+                copy = self._emit(value, copies, index)
+            copies[value] = copy
+
+    def _emit(
+        self, value: Value, copies: Mapping[Value, Value], index: Index | None, **fields: object
+    ) -> Value:
+        fresh = value.copy(copies, index)
+        return self.ops.at(value.origins).emit(
+            fresh.op,
+            fresh.inputs,
+            fresh.dtype,
+            buffer=fresh.buffer,
+            index=fresh.index,
+            mask=fresh.mask,
+            constant=fresh.constant,
+            kind=fresh.kind,
+            symbol=fields.get("symbol", fresh.symbol),
+            size=fresh.size,
+            check=fresh.check,
+            wrap_negative=fresh.wrap_negative,
+            indirect=fresh.indirect,
+        )
+
+    def _load(self, value: Value, copies: Mapping[Value, Value], index: Index | None) -> Value:
+        if value.buffer not in self.stored:
+            return self._emit(value, copies, index)
+        where, source = self.stored[value.buffer]
+        if not same(where, index):
+            raise VerifyError(
+                f"{self.body.name}: loads {value.buffer}[{index}] where {value.buffer}[{where}] was "
+                "just stored: these loops can't share a kernel"
+            )
+        ops = self.ops.at(value.origins)
+        found: Value = ops.to_dtype(source, value.dtype)
+        if value.mask is not None:
+            zero = ops.constant(0, value.dtype)
+            found = ops.pointwise("where", copies[value.mask], found, zero)
+        return found
+
+    def _store(
+        self,
+        value: Value,
+        copies: Mapping[Value, Value],
+        index: Index | None,
+        elementwise: bool,
+    ) -> Value:
+        assert index is not None
+        source = copies[value.inputs[0]]
+        if value.kind == "store":
+            ops = self.ops.at(value.origins)
+            self.stored[value.buffer] = (index, ops.to_dtype(source, self.dtypes[value.buffer]))
+            if value.buffer in self.internal:
+                return source
+        copy = self._emit(value, copies, index)
+        if value.kind != "store" and elementwise:
+            self.every.add(copy)
+        return copy
+
+    def _indirect(self, value: Value, copies: Mapping[Value, Value]) -> Value:
+        """Equal indices share a symbol; different ones get different symbols across bodies."""
+        mask = copies[value.mask] if value.mask is not None else None
+        source = copies[value.inputs[0]]
+        key = (source, value.size, value.check, value.wrap_negative, mask)
+        if key in self.indirect:
+            known = self.indirect[key]
+            known.origins = known.origins | value.origins
+            return known
+        symbol = loop_symbol(f"i{len(self.indirect)}")
+        self.indirect[key] = self._emit(value, copies, None, symbol=symbol)
+        return self.indirect[key]

@@ -1,0 +1,124 @@
+"""Cutting a body into phases at its reductions.
+
+A kernel with reductions alternates between row level (once per x) and loops over r:
+
+    row    what needs no reduction
+    loop   every r: what the first reductions need, and stores that are already possible
+    row    what the first reductions make possible
+    loop   every r: what needs the first reductions: further reductions, stores
+    ...
+
+A loop value that a later phase needs again is computed again there, or kept in a scratch row ("stashed").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from minicompile.codegen.plan import Phase
+from minicompile.ops.table import POINTWISE
+from minicompile.scheduling.body import LoopBody, Value, users
+
+STASH_COST = 3
+"""Values cheaper than this are computed again rather than kept."""
+
+
+def stages(body: LoopBody, loop: Collection[Value]) -> dict[Value, int]:
+    """How many loops over r must have run before a value can be computed."""
+    found: dict[Value, int] = {}
+    for value in body.values:
+        before = max((found[v] for v in value.operands), default=0)
+        found[value] = before + 1 if value.op == "reduction" else before
+    return found
+
+
+def cut(
+    body: LoopBody, loop: Collection[Value], stashed: Collection[Value], recompute: bool = True
+) -> tuple[Phase, ...]:
+    """The phases of a body whose loop-level values are `loop`.
+
+    `recompute=False` computes every value once: a persistent kernel holds its rows in registers.
+    """
+    stage = stages(body, loop)
+    needs = loop_needs(body, loop, stashed)
+    phases: list[Phase] = []
+    done: set[Value] = set()
+    for k in range(max(stage.values(), default=0) + 1):
+        row = [v for v in body.values if is_row(v, loop) and stage[v] == k]
+        if row:
+            phases.append(Phase("row", tuple(row)))
+        inside = needs.get(k, frozenset())
+        kept = done if not recompute else {v for v in done if v in stashed}
+        again = [v for v in body.values if v in inside and v not in kept]
+        if again:
+            phases.append(Phase("loop", tuple(again)))
+            done.update(again)
+    return tuple(phases)
+
+
+def is_row(value: Value, loop: Collection[Value]) -> bool:
+    """Computed once per x (constants are written in place, reductions belong to their loop)."""
+    return value not in loop and value.op not in ("constant", "reduction")
+
+
+def loop_needs(
+    body: LoopBody, loop: Collection[Value], stashed: Collection[Value] = ()
+) -> dict[int, frozenset[Value]]:
+    """For each loop, by stage: what it must compute or read back from a scratch row."""
+    stage = stages(body, loop)
+    roots: dict[int, list[Value]] = {}
+    for value in body.values:
+        if value.op == "reduction":
+            roots.setdefault(stage[value] - 1, []).append(value)
+        elif value in loop and (value.op == "store" or (value.op == "indirect" and value.check)):
+            roots.setdefault(stage[value], []).append(value)
+    found: dict[int, frozenset[Value]] = {}
+    kept: set[Value] = set()
+    for k in sorted(roots):
+        needed = cone(roots[k], loop, kept)
+        found[k] = frozenset(needed)
+        kept |= {v for v in needed if v in stashed}
+    return found
+
+
+def cone(roots: Iterable[Value], loop: Collection[Value], stop: Collection[Value]) -> set[Value]:
+    """The roots and every loop-level value they are computed from, not going beyond `stop`."""
+    found: set[Value] = set()
+    pending = list(roots)
+    while pending:
+        value = pending.pop()
+        if value in found:
+            continue
+        found.add(value)
+        if value not in stop:
+            pending += [v for v in value.operands if v in loop]
+    return found
+
+
+def choose_stashed(body: LoopBody, loop: Collection[Value], limit: int) -> frozenset[Value]:
+    """At most `limit` values that are cheaper to keep in a scratch row than to compute again."""
+    using = users(body.values)
+    stashed: set[Value] = set()
+    computed: set[Value] = set()
+    for k in sorted(loop_needs(body, loop)):
+        inside = loop_needs(body, loop, stashed)[k]
+        for value in reversed(body.values):
+            if value not in inside or value not in computed or value in stashed:
+                continue
+            wanted = any(u in inside and u not in computed for u in using[value])
+            if not wanted or value.op in ("store", "indirect") or len(stashed) >= limit:
+                continue
+            again = cone([value], loop, stashed)
+            if sum(1 if v in stashed else cost(v) for v in again) >= STASH_COST:
+                stashed.add(value)
+        computed |= inside
+    return frozenset(stashed)
+
+
+def cost(value: Value) -> int:
+    """Rough operations for one element; loads of scattered elements are dear."""
+    if value.op in POINTWISE:
+        return POINTWISE[value.op].flops
+    if value.op == "load":
+        return 6 if value.indirect else 1
+    return 0 if value.op == "constant" else 1

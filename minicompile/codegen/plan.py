@@ -1,0 +1,205 @@
+"""What code generation decides and what it writes.
+
+    KernelPlan   := one FusedSchedulerNode merged into one typed LoopBody, cut into phases,
+                    with loops and tiles
+    Phase        := "row" (once per x) or "loop" (for every r): the values computed there, in order
+    KernelSource := name, language, [CodeLine], plan
+    CodeLine     := text, origins
+    WrapperSource:= Python source that allocates, calls kernels and extern operators, and frees
+
+The body of a plan is legal: computation dtypes, integer widths, NaN rules and rounding are explicit, so the
+printers only print. The real compiler: torch/_inductor/codegen/{common,simd,triton,cpp,wrapper}.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import sympy
+import torch
+
+from minicompile.ops.display import Shown, bytes_text
+from minicompile.ops.dtypes import short
+from minicompile.ops.origin import NO_ORIGINS, Origins, source_lines, union
+from minicompile.scheduling.body import LoopBody, Value
+from minicompile.scheduling.nodes import FusedSchedulerNode
+from minicompile.shapes.expr import Size
+
+Language = str
+"""A key of the registries `code_generator` and `kernel_loader`: "cpp", "triton"."""
+
+
+@dataclass(frozen=True)
+class KernelArgument:
+    """A tensor parameter of a kernel: the parameter's name, its buffer and what the kernel does to it."""
+
+    name: str
+    buffer: str
+    dtype: torch.dtype
+    role: Literal["in", "out", "inout"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Values computed together: at row level, or in one loop over the reduction variables."""
+
+    level: Literal["row", "loop"]
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a kernel moves and computes, at the size hints."""
+
+    bytes_read: int
+    bytes_written: int
+    flops: int
+
+    def __str__(self) -> str:
+        return (
+            f"reads {bytes_text(self.bytes_read)}, writes {bytes_text(self.bytes_written)}, "
+            f"{self.flops} operations"
+        )
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A plan that was considered, and why it was not taken."""
+
+    description: str
+    reason: str
+
+
+@dataclass(eq=False)
+class KernelPlan(Shown):
+    """How one fused node becomes a kernel."""
+
+    name: str
+    language: Language
+    device: torch.device
+    node: FusedSchedulerNode
+    body: LoopBody
+    """All bodies merged: stores forwarded to loads, internal buffers gone, dtypes explicit."""
+    phases: tuple[Phase, ...]
+    arguments: tuple[KernelArgument, ...]
+    sizes: tuple[sympy.Symbol, ...]
+    """Size symbols passed as integers after the tensors."""
+    reduction: Literal["none", "persistent", "looped"]
+    vector_axis: Literal["x", "r", "none"] = "none"
+    """Innermost, vectorised loop of a C++ kernel."""
+    vector_width: int = 1
+    loop: frozenset[Value] = frozenset()
+    """Values that differ for each r; all others are computed once per x."""
+    stashed: frozenset[Value] = frozenset()
+    """Loop values kept in a scratch row between phases; others are computed again."""
+    tiles: dict[str, int] = field(default_factory=dict)
+    """Triton: "x" and "r", elements per program. C++: "x", columns per tile; "r" and "chunks", the part
+    of a long row that a thread takes and the most parts there are; two loop variables, the sides of the
+    squares in which transposed loads are turned."""
+    num_warps: int = 4
+    index_dtype: torch.dtype = torch.int64
+    parallel: bool = False
+    parallel_above: int = 0
+    """With symbolic sizes: threads share the work from this many iterations on; 0: always."""
+    cost: Cost = field(default_factory=lambda: Cost(0, 0, 0))
+    hints: dict[sympy.Symbol, int] = field(default_factory=dict)
+    alternatives: tuple[Alternative, ...] = ()
+
+    @property
+    def origins(self) -> Origins:
+        return self.body.origins
+
+    @property
+    def ranges(self) -> dict[sympy.Symbol, Size]:
+        return self.body.ranges
+
+    @property
+    def reduction_ranges(self) -> dict[sympy.Symbol, Size]:
+        return self.body.reduction_ranges
+
+    def __str__(self) -> str:
+        lines = [f"plan {self.name}: {self.language} for {self.device}, {self.cost}"]
+        lines.append(f"  loops {{{', '.join(f'{v}: {s}' for v, s in self.ranges.items())}}}")
+        if self.reduction_ranges:
+            over = ", ".join(f"{v}: {s}" for v, s in self.reduction_ranges.items())
+            lines.append(f"  reduction {self.reduction} over {{{over}}}, {len(self.phases)} phases")
+        lines.append(
+            f"  vector axis {self.vector_axis} x {self.vector_width}, "
+            f"tiles {self.tiles}, parallel {self.parallel}"
+        )
+        lines.append(f"  indices {short(self.index_dtype)}")
+        lines += [f"  {a.role} {a.name}: {short(a.dtype)} = {a.buffer}" for a in self.arguments]
+        lines += [f"  not {a.description}: {a.reason}" for a in self.alternatives]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class CodeLine:
+    """A line of generated code and the operations it came from."""
+
+    text: str
+    origins: Origins = NO_ORIGINS
+
+
+@dataclass(eq=False)
+class KernelSource(Shown):
+    """A generated kernel. After its prelude, the joined lines compile."""
+
+    name: str
+    language: Language
+    lines: list[CodeLine]
+    plan: KernelPlan
+    prelude: str = ""
+    """Helper functions that the lines call: source text that goes before them."""
+
+    @property
+    def text(self) -> str:
+        return "\n".join(line.text for line in self.lines) + "\n"
+
+    @property
+    def origins(self) -> Origins:
+        return union(line.origins for line in self.lines)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(eq=False)
+class KernelModule(Shown):
+    """The kernels of one graph in one language, and the text that is compiled."""
+
+    language: Language
+    text: str
+    kernels: list[KernelSource]
+    units: tuple[str, ...] = ()
+    """The text in files that can be compiled side by side."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(eq=False)
+class WrapperSource(Shown):
+    """Python that runs a graph: `call(args)` takes a list, which it empties, and returns the outputs."""
+
+    name: str
+    lines: list[CodeLine]
+    kernels: list[KernelSource]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(line.text for line in self.lines) + "\n"
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def annotated(lines: list[CodeLine]) -> str:
+    """Code with the user's lines beside it, for reading in a terminal."""
+    width = max((len(line.text) for line in lines), default=0)
+    out = []
+    for line in lines:
+        at = ", ".join(f"{s.function}:{s.line}" for s in source_lines(line.origins))
+        out.append(f"{line.text.ljust(width)}  # {at}" if at else line.text)
+    return "\n".join(out)

@@ -1,0 +1,450 @@
+"""The wrapper: readable Python that allocates, calls kernels and library operators, and frees.
+
+    def call(args):
+        x, w, s0 = args
+        args.clear()
+        buf0 = empty_strided_cpu((s0, 64), (64, 1), torch.float32)
+        cpp_fused_relu_0(x, buf0, s0)
+        del x
+        ...
+        return (buf3,)
+
+Names the text expects where it runs, besides `torch`: each kernel and each constant by its name; `aten`
+(`torch.ops.aten`); `empty_strided_cpu(size, stride, dtype)` and, for other devices,
+`empty_strided(size, stride, dtype, device)`; `reinterpret(tensor, size, stride, offset)`, which sees a
+tensor's memory with another layout; `to_layout(tensor, size, stride)`, which copies (runtime/wrapper.py has
+them). `call` runs without autograd: its caller sees to that.
+The real compiler: torch/_inductor/codegen/wrapper.py.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import sympy
+import torch
+
+from minicompile.codegen.plan import CodeLine, KernelSource, WrapperSource
+from minicompile.errors import Unsupported
+from minicompile.lowering.ir import (
+    ComputedBuffer,
+    ExternKernel,
+    InputBuffer,
+    Layout,
+    View,
+)
+from minicompile.ops.origin import NO_ORIGINS, Origins
+from minicompile.options import Options
+from minicompile.scheduling.nodes import (
+    Allocation,
+    ExternKernelSchedulerNode,
+    FusedSchedulerNode,
+    Schedule,
+)
+from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, contiguous_strides, same
+
+RESERVED = frozenset(
+    {
+        "aten",
+        "torch",
+        "args",
+        "call",
+        "results",
+        "empty_strided",
+        "empty_strided_cpu",
+        "reinterpret",
+        "to_layout",
+        "min",
+        "max",
+        "float",
+    }
+)
+OUT_CALLS: Mapping[torch._ops.OpOverload, str] = {
+    torch.ops.aten.mm.default: "torch.mm",
+    torch.ops.aten.bmm.default: "torch.bmm",
+    torch.ops.aten.addmm.default: "torch.addmm",
+    torch.ops.aten.baddbmm.default: "torch.baddbmm",
+}
+"""Products write into memory that the plan gave; this binding takes half the time of an operator's call."""
+
+
+def generate_wrapper(
+    schedule: Schedule, kernels: Mapping[int, KernelSource], options: Options
+) -> WrapperSource:
+    """Python for a schedule. `kernels` has the kernel of each fused node by its position in `schedule.nodes`.
+
+    Raises Unsupported for sizes that no input gives and arguments that have no text.
+    """
+    return _Writer(schedule, kernels, options).write()
+
+
+class _Writer:
+    def __init__(
+        self, schedule: Schedule, kernels: Mapping[int, KernelSource], options: Options
+    ) -> None:
+        self.schedule, self.kernels, self.options = schedule, kernels, options
+        self.graph, self.memory = schedule.graph, schedule.memory
+        self.used: set[sympy.Symbol] = set()
+        self.objects: dict[str, str] = {}
+        """Module-level names for operators and devices: looked up once, when the module is loaded."""
+        self.taken = set(RESERVED) | {kernel.name for kernel in kernels.values()}
+        self.taken |= {str(s) for b in self.graph.inputs for s in _symbols_of(b)}
+        self.names: dict[str, str] = {}
+        for constant in self.graph.constants:
+            if not constant.name.isidentifier() or constant.name in self.taken:
+                raise Unsupported(f"a constant can't be called {constant.name!r}")
+            self.names[constant.name] = constant.name
+            self.taken.add(constant.name)
+        self.layouts = variable_layouts(schedule)
+        self.lines: list[CodeLine] = []
+        self.bound: set[str] = set()
+        """Buffers that are Python variables right now."""
+
+    def write(self) -> WrapperSource:
+        inputs = [self._input_name(i, b) for i, b in enumerate(self.graph.inputs)]
+        for step, node in enumerate(self.schedule.nodes):
+            self._step(step, node)
+        outputs = [self._argument(o) for o in self.graph.outputs]
+        self._line(f"return ({', '.join(outputs)}{',' if len(outputs) == 1 else ''})")
+        body, self.lines = self.lines, []
+        self._start(inputs)
+        lines = [CodeLine(text) for text in self._head()] + self.lines + body
+        return WrapperSource(
+            self.graph.name, lines, [self.kernels[i] for i in sorted(self.kernels)]
+        )
+
+    def _head(self) -> list[str]:
+        externs = len(self.schedule.nodes) - len(self.schedule.kernels)
+        lines = [
+            f"# {self.graph.name}: {len(self.schedule.kernels)} kernels, {externs} library calls",
+            "import torch",
+            "",
+        ]
+        lines += [f"{name} = {text}" for text, name in self.objects.items()]
+        return [*lines, "", "", "def call(args):"]
+
+    def _start(self, inputs: list[str]) -> None:
+        """Take the arguments, find the sizes, check what was assumed if asked to, drop what isn't needed."""
+        if inputs:
+            self._line(f"{', '.join(inputs)}{',' if len(inputs) == 1 else ''} = args")
+        self._line("args.clear()")
+        checks = self._checks() if self.options.verify else []
+        self._bind_sizes(set(inputs))
+        for text in checks:
+            self._line(text)
+        needed = {o.buffer for o in self.graph.outputs if isinstance(o, View)}
+        for node in self.schedule.nodes:
+            needed.update(d.buffer for d in node.reads)
+        unread = [
+            b.name for b in self.graph.inputs if isinstance(b, InputBuffer) and b.name not in needed
+        ]
+        if unread:
+            self._line(f"del {', '.join(self.names[name] for name in unread)}")
+
+    # -- inputs and sizes
+
+    def _input_name(self, position: int, value: InputBuffer | Size) -> str:
+        if isinstance(value, InputBuffer):
+            self.bound.add(value.name)
+            return self._name(value.name)
+        if isinstance(value, sympy.Symbol):
+            return str(value)
+        name = f"size{position}"
+        self.taken.add(name)
+        return name
+
+    def _name(self, buffer: str) -> str:
+        """The variable of a buffer: its own name if Python allows it."""
+        if buffer not in self.names:
+            name = re.sub(r"\W", "_", buffer)
+            if not name.isidentifier() or keyword.iskeyword(name):
+                name = f"_{name}"
+            while name in self.taken:
+                name += "_"
+            self.taken.add(name)
+            self.names[buffer] = name
+        return self.names[buffer]
+
+    def _bind_sizes(self, bound: set[str]) -> None:
+        for symbol in sorted(self.used, key=str):
+            if str(symbol) not in bound:
+                self._line(f"{symbol} = {self._source(symbol)}")
+
+    def _source(self, symbol: sympy.Symbol) -> str:
+        """Where an input shows the value of a size symbol."""
+        for buffer in self.graph.inputs:
+            if not isinstance(buffer, InputBuffer):
+                continue
+            name = self.names[buffer.name]
+            for kind in ("size", "stride"):
+                for axis, size in enumerate(getattr(buffer.layout, kind)):
+                    if found := _solved(size, symbol, f"{name}.{kind}({axis})"):
+                        return found
+        raise Unsupported(f"no input tells what {symbol} is")
+
+    def _checks(self) -> list[str]:
+        found = []
+        for buffer in self.graph.inputs:
+            if not isinstance(buffer, InputBuffer):
+                continue
+            name, layout = self.names[buffer.name], buffer.layout
+            tests = [
+                f"{name}.size() == {self._sizes(layout.size)}",
+                f"{name}.dtype is {layout.dtype}",
+            ]
+            tests += [
+                f"{name}.stride({axis}) == {self._size(stride)}"
+                for axis, (size, stride) in enumerate(zip(layout.size, layout.stride, strict=True))
+                if size not in (0, 1) and 0 not in layout.size
+            ]
+            found.append(f'assert {" and ".join(tests)}, "{name} must be {layout}"')
+        return found
+
+    # -- steps
+
+    def _step(self, step: int, node: FusedSchedulerNode | ExternKernelSchedulerNode) -> None:
+        for allocation in self.memory.allocate[step]:
+            self._allocate(allocation, node.origins)
+        if isinstance(node, FusedSchedulerNode):
+            self._kernel(step, node)
+        else:
+            given = {a.buffer for a in self.memory.allocate[step]}
+            self._extern(node.kernel, given)
+        later = {a.reuses for new in self.memory.allocate[step + 1 :] for a in new}
+        dead = [n for n in self.memory.free[step] if n in self.bound and n not in later]
+        if dead:
+            self.bound.difference_update(dead)
+            self._line(f"del {', '.join(self._name(n) for n in dead)}", node.origins)
+
+    def _allocate(self, allocation: Allocation, origins: Origins) -> None:
+        layout = self.layouts[allocation.buffer]
+        name, old = self._name(allocation.buffer), allocation.reuses
+        self.bound.add(allocation.buffer)
+        if old is None:
+            self._line(f"{name} = {self._empty(layout)}", origins)
+            return
+        self.bound.discard(old)
+        memory = self._name(old)
+        text = memory
+        if not _same_layout(self.layouts[old], layout):
+            size, stride = self._sizes(layout.size), self._sizes(layout.stride)
+            text = f"reinterpret({memory}, {size}, {stride}, 0)"
+        self._line(f"{name} = {text}; del {memory}  # reuse", origins)
+
+    def _empty(self, layout: Layout) -> str:
+        size, stride = self._sizes(layout.size), self._sizes(layout.stride)
+        if layout.device.type == "cpu":
+            return f"empty_strided_cpu({size}, {stride}, {layout.dtype})"
+        return f"empty_strided({size}, {stride}, {layout.dtype}, {self._device(layout.device)})"
+
+    def _kernel(self, step: int, node: FusedSchedulerNode) -> None:
+        for member in node.nodes:
+            target = self.memory.aliases.get(member.name)
+            if target is not None:
+                self.bound.add(member.name)
+                text = f"{self._name(member.name)} = {self._name(target)}  # updated in place"
+                self._line(text, node.origins)
+        if any(size == 0 for size in node.ranges.values()):
+            self._line(f"# {node.name}: no elements", node.origins)
+            return
+        kernel = self.kernels[step]
+        arguments = [self._name(a.buffer) for a in kernel.plan.arguments]
+        arguments += [self._size(s) for s in kernel.plan.sizes]
+        self._line(f"{kernel.name}({', '.join(arguments)})", node.origins)
+
+    def _extern(self, kernel: ExternKernel, given: set[str]) -> None:
+        arguments = [self._argument(a) for a in kernel.args]
+        arguments += [f"{key}={self._argument(value)}" for key, value in kernel.kwargs.items()]
+        outputs = [o for o in kernel.outputs if o is not None]
+        self.bound.update(o.name for o in outputs)
+        origins = kernel.origins
+        if kernel.op in OUT_CALLS and given:
+            arguments.append(f"out={self._name(outputs[0].name)}")
+            self._line(f"{OUT_CALLS[kernel.op]}({', '.join(arguments)})", origins)
+            return
+        call = f"{self._operator(kernel.op)}({', '.join(arguments)})"
+        if len(outputs) == 1 and outputs[0].index is None:
+            self._line(f"{self._name(outputs[0].name)} = {call}", origins)
+        elif outputs:
+            self._line(f"results = {call}", origins)
+            for output in outputs:
+                self._line(f"{self._name(output.name)} = results[{output.index}]", origins)
+            self._line("del results", origins)
+        else:
+            self._line(call, origins)
+        for output in outputs:
+            self._expect(self._name(output.name), output.layout, origins)
+
+    def _expect(self, name: str, layout: Layout, origins: Origins) -> None:
+        """What a library returns must lie as kernels expect it."""
+        if not layout.size or any(size == 0 for size in layout.size):
+            return
+        size, stride = self._sizes(layout.size), self._sizes(layout.stride)
+        self._line(f"if {name}.stride() != {stride}:", origins)
+        self._line(f"    {name} = to_layout({name}, {size}, {stride})", origins)
+
+    # -- text
+
+    def _line(self, text: str, origins: Origins = NO_ORIGINS) -> None:
+        self.lines.append(CodeLine(f"    {text}", origins))
+
+    def _operator(self, op: torch._ops.OpOverload) -> str:
+        name = str(op)
+        text = name if name.startswith("aten.") else f"torch.ops.{name}"
+        return self._object(text, name.replace(".", "_"))
+
+    def _device(self, device: torch.device) -> str:
+        index = "" if device.index is None else f", {device.index}"
+        name = f"{device.type}{'' if device.index is None else device.index}"
+        return self._object(f"torch.device('{device.type}'{index})", name)
+
+    def _object(self, text: str, name: str) -> str:
+        if text not in self.objects:
+            while name in self.taken:
+                name += "_"
+            self.taken.add(name)
+            self.objects[text] = name
+        return self.objects[text]
+
+    def _size(self, size: Size) -> str:
+        if not isinstance(size, int):
+            self.used |= size.free_symbols
+        return size_text(size)
+
+    def _sizes(self, sizes: Iterable[Size]) -> str:
+        texts = [self._size(s) for s in sizes]
+        return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+
+    def _view(self, view: View) -> str:
+        """A buffer's variable where that has the layout, else its memory seen otherwise."""
+        own, layout = self.layouts[view.buffer], view.layout
+        if own.dtype != layout.dtype:
+            raise Unsupported(
+                f"{view.buffer} holds {own.dtype} and can't be seen as {layout.dtype}"
+            )
+        name = self._name(view.buffer)
+        if _same_layout(own, layout):
+            return name
+        size, stride = self._sizes(layout.size), self._sizes(layout.stride)
+        return f"reinterpret({name}, {size}, {stride}, {self._size(layout.offset)})"
+
+    def _argument(self, value: Any) -> str:
+        """An argument or output as Python text."""
+        if isinstance(value, View):
+            return self._view(value)
+        if isinstance(value, sympy.Expr):
+            return self._size(value)
+        if isinstance(value, tuple | list):
+            items = [self._argument(v) for v in value]
+            if isinstance(value, list):
+                return f"[{', '.join(items)}]"
+            return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"float('{value}')"
+        if isinstance(value, torch.device):
+            return self._device(value)
+        known = (
+            bool | int | float | complex | str | torch.dtype | torch.layout | torch.memory_format
+        )
+        if value is None or isinstance(value, known):
+            return repr(value)
+        raise Unsupported(f"a library call with an argument of type {type(value).__name__}")
+
+
+def size_text(size: Size) -> str:
+    """A size as a Python expression. Raises Unsupported for functions that have no text."""
+    if isinstance(size, int):
+        return str(size)
+    for part in sympy.preorder_traversal(size):
+        power = part.is_Pow and part.exp.is_positive
+        known = part.is_Symbol or part.is_Integer or part.is_Add or part.is_Mul or power
+        if not known and not isinstance(part, FloorDiv | ModularIndexing | sympy.Max | sympy.Min):
+            raise Unsupported(f"the size {size} has no Python text")
+    return str(size).replace("Max(", "max(").replace("Min(", "min(")
+
+
+def _same_layout(a: Layout, b: Layout) -> bool:
+    """Alike for every element (strides of dimensions of size 1 included: callers may look at them)."""
+    return (
+        len(a.size) == len(b.size)
+        and all(map(same, a.size, b.size))
+        and all(map(same, a.stride, b.stride))
+        and same(a.offset, b.offset)
+    )
+
+
+def variable_layouts(schedule: Schedule) -> dict[str, Layout]:
+    """The layout that each buffer's variable has in Python.
+
+    Kernels see memory only, so a buffer of ours is allocated the way library calls and the caller look at it
+    most often: each look saved is a microsecond and a half. Offsets are left to views.
+    """
+    graph, memory = schedule.graph, schedule.memory
+    looks: dict[str, list[Layout]] = {}
+    for node in schedule.nodes:
+        if isinstance(node, ExternKernelSchedulerNode):
+            for view in node.kernel.views():
+                looks.setdefault(view.buffer, []).append(view.layout)
+    for output in graph.outputs:
+        if isinstance(output, View):
+            looks.setdefault(output.buffer, []).append(output.layout)
+    allocated = {allocation.buffer for step in memory.allocate for allocation in step}
+    targets = {*memory.aliases, *memory.aliases.values()}
+    found: dict[str, Layout] = {}
+    for name, buffer in graph.buffers.items():
+        found[name] = _flat(buffer.layout) if name in allocated else buffer.layout
+        if name in allocated and isinstance(buffer, ComputedBuffer) and name not in targets:
+            fitting = [look for look in looks.get(name, ()) if _fills(look, found[name])]
+            found[name] = max(fitting, key=fitting.count, default=found[name])
+    for name, target in memory.aliases.items():
+        found[name] = found[target]
+    return found
+
+
+def _flat(layout: Layout) -> Layout:
+    """What to allocate: the layout itself, or one dimension of memory if it begins elsewhere or overlaps."""
+    if layout.offset == 0 and not _overlaps(layout):
+        return layout
+    extent = layout.storage_size
+    return Layout(layout.device, layout.dtype, (extent,), contiguous_strides((extent,)))
+
+
+def _overlaps(layout: Layout) -> bool:
+    return any(s == 0 and n != 1 for s, n in zip(layout.stride, layout.size, strict=True))
+
+
+def _fills(look: Layout, memory: Layout) -> bool:
+    """Allocated as `look`, a tensor has exactly the memory that the buffer needs."""
+    return (
+        look.offset == 0
+        and look.dtype == memory.dtype
+        and not _overlaps(look)
+        and same(look.storage_size, memory.storage_size)
+    )
+
+
+def _solved(size: Size, symbol: sympy.Symbol, text: str) -> str | None:
+    """Python for the symbol, given text for a size that is linear in it alone."""
+    if isinstance(size, int) or size.free_symbols != {symbol}:
+        return None
+    if size == symbol:
+        return text
+    step = sympy.expand(size.xreplace({symbol: symbol + 1}) - size)
+    if not step.is_Integer or step == 0 or size.has(FloorDiv, ModularIndexing):
+        return None
+    rest = int(size.xreplace({symbol: sympy.Integer(0)}))
+    shifted = f"({text} - {rest})" if rest else text
+    return shifted if step == 1 else f"{shifted} // {step}"
+
+
+def _symbols_of(value: InputBuffer | Size) -> set[sympy.Symbol]:
+    if isinstance(value, int):
+        return set()
+    if isinstance(value, InputBuffer):
+        sizes = (*value.layout.size, *value.layout.stride)
+        return {s for size in sizes if not isinstance(size, int) for s in size.free_symbols}
+    return set(value.free_symbols)

@@ -1,0 +1,558 @@
+"""The stack machine: frames, exception unwinding, generators, and Python's own meaning of each operation.
+
+    Frame       one activation of a function: fast slots, value stack, program counter
+    Interpreter what operations mean (call, load an attribute, add, iterate ...); here what CPython does
+    bytecode    registry: normalised opname -> handler(frame, instruction)
+
+`Interpreter` alone is a plain Python interpreter that runs Python functions instruction by instruction;
+capture's `Tracer` is a subclass that overrides what touches tensors, guards or the outside world. Nothing
+here imports torch, so the machine can be tested on any CPython.
+The real compiler: torch/_dynamo/symbolic_convert.py.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import operator
+import sys
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from minicompile.dynamo.bytecode import Instruction, Program, decode, is_coroutine, is_generator
+from minicompile.errors import MinicompileError, Unsupported
+from minicompile.ops.origin import SourceLine
+from minicompile.ops.registry import Registry
+
+
+class Marker:
+    """A named sentinel."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+NULL = Marker("NULL")
+"""CPython's NULL beside a callable on the stack."""
+UNBOUND = Marker("UNBOUND")
+"""An empty fast slot."""
+
+
+@dataclass(slots=True, frozen=True)
+class Lazy:
+    """An argument that the frame has not read yet; `source` says where it lives."""
+
+    value: Any
+    source: Any
+
+
+Handler = Callable[["Frame", Instruction], "bool | None"]
+"""Runs one instruction. Gives True when the frame is left (return or yield), with `frame.result` set."""
+
+bytecode: Registry[Handler] = Registry("bytecode", "normalised opname -> what the interpreter does")
+
+
+class Frame:
+    """One activation of a Python function inside the interpreter."""
+
+    __slots__ = (
+        *("world", "function", "program", "fast", "stack", "pc", "current", "result", "finished"),
+        *("handled", "parent", "depth", "namespace", "module_path"),
+    )
+
+    def __init__(
+        self,
+        world: Interpreter,
+        function: types.FunctionType,
+        fast: list[Any],
+        parent: Frame | None,
+        program: Program,
+    ) -> None:
+        self.world, self.function, self.program = world, function, program
+        self.fast = fast
+        self.stack: list[Any] = []
+        self.pc = 0
+        self.current: Instruction = program.instructions[0]
+        self.result: Any = None
+        self.finished = False
+        self.handled: BaseException | None = None
+        """The exception that an `except` block is handling."""
+        self.parent = parent
+        self.depth: int = parent.depth + 1 if parent is not None else 0
+        self.namespace: dict[str, Any] | None = None
+        """Locals of a class body; None in functions."""
+        self.module_path: str = parent.module_path if parent is not None else ""
+
+    @property
+    def builtins(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.function.__builtins__  # type: ignore[attr-defined]
+        return found
+
+    @property
+    def line(self) -> SourceLine:
+        return self.program.line_of(self.current)
+
+    def popn(self, count: int) -> list[Any]:
+        """The top `count` values, lowest first."""
+        if count == 0:
+            return []
+        values = self.stack[-count:]
+        del self.stack[-count:]
+        return values
+
+    def run(self, error: BaseException | None = None) -> Any:
+        """Run until return or yield; `error` is thrown at the current instruction first.
+
+        Raises what the interpreted function raises, and Unsupported.
+        """
+        world, instructions, handlers = self.world, self.program.instructions, bytecode.rules
+        if error is not None and not self.unwind(error):
+            raise error
+        outer, world.frame = world.frame, self
+        try:
+            while True:
+                instruction = instructions[self.pc]
+                self.current = instruction
+                self.pc += 1
+                try:
+                    handler = handlers.get(instruction.opname)
+                    if handler is None:
+                        world.unsupported(f"the instruction {instruction.opname} is not supported")
+                    left = handler(self, instruction)
+                except BaseException as raised:
+                    world.frame = self
+                    if not world.catches(raised) or not self.unwind(raised):
+                        raise
+                    left = None
+                world.step(self, instruction)
+                if left:
+                    return self.result
+        finally:
+            world.frame = outer
+
+    def unwind(self, error: BaseException) -> bool:
+        """Go to the handler of the current instruction, if it has one."""
+        entry = self.current.handler
+        if entry is None:
+            return False
+        del self.stack[entry.depth :]
+        if entry.lasti:
+            self.stack.append(self.program.instructions.index(self.current))
+        self.stack.append(error)
+        self.pc = entry.target
+        return True
+
+    def handling(self) -> BaseException | None:
+        """The innermost exception being handled, as `raise` without arguments sees it."""
+        frame: Frame | None = self
+        while frame is not None:
+            if frame.handled is not None:
+                return frame.handled
+            frame = frame.parent
+        return None
+
+
+class TracedGenerator:
+    """A generator whose body the interpreter runs; native code can iterate over it like any other."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.started = self.running = False
+        self.__name__ = frame.function.__name__
+
+    def __iter__(self) -> TracedGenerator:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def send(self, value: Any) -> Any:
+        return self._resume(value, None)
+
+    def throw(self, error: Any, value: Any = None, traceback: Any = None) -> Any:
+        if isinstance(error, type):
+            error = (
+                error() if value is None else value if isinstance(value, error) else error(value)
+            )
+        return self._resume(None, error)
+
+    def close(self) -> None:
+        if self.frame.finished:
+            return
+        if not self.started:
+            self.frame.finished = True
+            return
+        receiver = self._delegate()
+        if receiver is not None and hasattr(receiver, "close"):
+            receiver.close()
+        try:
+            self._resume(None, GeneratorExit())
+        except (GeneratorExit, StopIteration):
+            return
+        raise RuntimeError("generator ignored GeneratorExit")
+
+    def _delegate(self) -> Any:
+        """The iterator that a suspended `yield from` is waiting for."""
+        frame = self.frame
+        waiting = frame.pc >= 2 and frame.program.instructions[frame.pc - 2].opname == "SEND"
+        return frame.stack[-1] if waiting else None
+
+    def _resume(self, value: Any, error: BaseException | None) -> Any:
+        frame = self.frame
+        if self.running:
+            raise ValueError("generator already executing")
+        if frame.finished:
+            if error is not None:
+                raise error
+            raise StopIteration
+        if not self.started:
+            if value is not None:
+                raise TypeError("can't send non-None value to a just-started generator")
+            if error is not None:
+                frame.finished = True
+                raise error
+        else:
+            frame.stack.append(value)  # also when an exception is thrown: unwinding counts it
+        self.running = self.started = True
+        frame.parent = frame.world.frame
+        try:
+            result = frame.run(error)
+        except StopIteration as stop:
+            frame.finished = True
+            raise RuntimeError("generator raised StopIteration") from stop
+        except BaseException:
+            frame.finished = True
+            raise
+        finally:
+            self.running = False
+        if frame.finished:
+            raise StopIteration(result)
+        return result
+
+
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "&": operator.and_,
+    "//": operator.floordiv,
+    "<<": operator.lshift,
+    "@": operator.matmul,
+    "*": operator.mul,
+    "%": operator.mod,
+    "|": operator.or_,
+    "**": operator.pow,
+    ">>": operator.rshift,
+    "-": operator.sub,
+    "/": operator.truediv,
+    "^": operator.xor,
+    "+=": operator.iadd,
+    "&=": operator.iand,
+    "//=": operator.ifloordiv,
+    "<<=": operator.ilshift,
+    "@=": operator.imatmul,
+    "*=": operator.imul,
+    "%=": operator.imod,
+    "|=": operator.ior,
+    "**=": operator.ipow,
+    ">>=": operator.irshift,
+    "-=": operator.isub,
+    "/=": operator.itruediv,
+    "^=": operator.ixor,
+}
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+UNARY: dict[str, Callable[[Any], Any]] = {
+    "-": operator.neg,
+    "+": operator.pos,
+    "~": operator.invert,
+}
+CONVERSIONS: dict[int, Callable[[Any], str]] = {1: str, 2: repr, 3: ascii}
+
+
+class Interpreter:
+    """Python's own meaning of every operation, with Python functions interpreted instead of called."""
+
+    max_depth = 200
+
+    def __init__(self) -> None:
+        self.frame: Frame | None = None
+        """The frame that is running."""
+
+    # -- control
+
+    def unsupported(self, reason: str, hint: str = "") -> NoReturn:
+        """Give up on this frame: raises Unsupported with the user's line."""
+        raise Unsupported(reason, self.user_line(), hint)
+
+    def user_line(self) -> SourceLine | None:
+        return self.frame.line if self.frame is not None else None
+
+    def catches(self, error: BaseException) -> bool:
+        """Whether interpreted code may handle an exception: ours and the user's interrupt pass through."""
+        return not isinstance(error, MinicompileError | KeyboardInterrupt)
+
+    def step(self, frame: Frame, instruction: Instruction) -> None:
+        """Called after each instruction."""
+
+    # -- calls
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(function, types.MethodType):
+            return self.call(function.__func__, (function.__self__, *args), kwargs)
+        if isinstance(function, types.FunctionType):
+            return self.call_function(function, args, kwargs)
+        if function is super and not args:
+            return self.zero_argument_super()
+        if function is builtins.__build_class__:
+            return self.build_class(args, kwargs)
+        return function(*args, **kwargs)
+
+    def call_function(
+        self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Interpret a Python function. A generator function gives a TracedGenerator."""
+        code = function.__code__
+        if is_coroutine(code):
+            self.unsupported(f"{function.__qualname__} is asynchronous")
+        frame = Frame(
+            self, function, bind(self, function, args, kwargs), self.frame, self.program(code)
+        )
+        if frame.depth > self.max_depth:
+            self.unsupported(f"calls nest deeper than {self.max_depth}")
+        if is_generator(code):
+            return TracedGenerator(frame)
+        return frame.run()
+
+    def program(self, code: types.CodeType) -> Program:
+        return decode(code)
+
+    def default(self, function: types.FunctionType, index: int) -> Any:
+        """Positional default number `index`."""
+        assert function.__defaults__ is not None
+        return function.__defaults__[index]
+
+    def keyword_default(self, function: types.FunctionType, name: str) -> Any:
+        """Keyword-only default, UNBOUND if there is none."""
+        return (function.__kwdefaults__ or {}).get(name, UNBOUND)
+
+    def zero_argument_super(self) -> Any:
+        frame = self.frame
+        assert frame is not None
+        if "__class__" not in frame.program.slots:
+            raise RuntimeError("super(): __class__ cell not found")
+        cls = self.load_cell(frame.fast[frame.program.slots.index("__class__")])
+        first = frame.fast[0]
+        # The first parameter lives in a cell when a nested function uses it.
+        return super_object(
+            cls, self.load_cell(first) if isinstance(first, types.CellType) else first
+        )
+
+    def build_class(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`class` statements: run the body on a fresh namespace, then call the metaclass."""
+        body, name = args[:2]
+        written = args[2:]
+        bases = types.resolve_bases(written)
+        meta, namespace, keywords = types.prepare_class(name, bases, kwargs)
+        if bases is not written:
+            namespace["__orig_bases__"] = written
+        frame = Frame(self, body, bind(self, body, (), {}), self.frame, self.program(body.__code__))
+        frame.namespace = namespace
+        cell = frame.run()
+        cls = self.call(meta, (name, bases, namespace), keywords)
+        if isinstance(cell, types.CellType):
+            cell.cell_contents = cls
+        return cls
+
+    # -- names
+
+    def realize(self, value: Any) -> Any:
+        """A Lazy argument at its first use; other values unchanged."""
+        return value.value if isinstance(value, Lazy) else value
+
+    def load_global(self, frame: Frame, name: str) -> Any:
+        namespace = frame.function.__globals__
+        if name in namespace:
+            return namespace[name]
+        scope = frame.builtins
+        if name in scope:
+            return scope[name]
+        raise NameError(f"name {name!r} is not defined")
+
+    def store_global(self, frame: Frame, name: str, value: Any) -> None:
+        frame.function.__globals__[name] = value
+
+    def delete_global(self, frame: Frame, name: str) -> None:
+        del frame.function.__globals__[name]
+
+    def load_cell(self, cell: types.CellType) -> Any:
+        return cell.cell_contents  # raises ValueError when empty
+
+    def store_cell(self, cell: types.CellType, value: Any) -> None:
+        cell.cell_contents = value
+
+    def closure(self, function: types.FunctionType) -> tuple[types.CellType, ...]:
+        return function.__closure__ or ()
+
+    def import_name(self, frame: Frame, name: str, fromlist: Any, level: int) -> Any:
+        return __import__(name, frame.function.__globals__, None, fromlist, level)
+
+    def import_from(self, module: Any, name: str) -> Any:
+        try:
+            return self.load_attr(module, name)
+        except AttributeError:
+            full = f"{module.__name__}.{name}"
+            if full in sys.modules:
+                return sys.modules[full]
+            raise ImportError(
+                f"cannot import name {name!r} from {module.__name__!r}", name=name
+            ) from None
+
+    # -- objects
+
+    def load_attr(self, value: Any, name: str) -> Any:
+        return getattr(value, name)
+
+    def store_attr(self, value: Any, name: str, new: Any) -> None:
+        setattr(value, name, new)
+
+    def delete_attr(self, value: Any, name: str) -> None:
+        delattr(value, name)
+
+    def special(self, value: Any, name: str) -> Any:
+        """A dunder method looked up on the type, bound; UNBOUND if the type has none."""
+        return getattr(value, name) if hasattr(type(value), name) else UNBOUND
+
+    def subscript(self, value: Any, key: Any) -> Any:
+        return value[key]
+
+    def store_subscript(self, value: Any, key: Any, new: Any) -> None:
+        value[key] = new
+
+    def delete_subscript(self, value: Any, key: Any) -> None:
+        del value[key]
+
+    # -- operators
+
+    def truth(self, value: Any) -> bool:
+        return bool(value)
+
+    def binary(self, symbol: str, left: Any, right: Any) -> Any:
+        return BINARY[symbol](left, right)
+
+    def unary(self, symbol: str, value: Any) -> Any:
+        return UNARY[symbol](value)
+
+    def compare(self, symbol: str, left: Any, right: Any) -> Any:
+        return COMPARE[symbol](left, right)
+
+    def contains(self, container: Any, item: Any) -> bool:
+        return item in container
+
+    def same(self, left: Any, right: Any) -> bool:
+        return left is right
+
+    def iterate(self, value: Any) -> Iterator[Any]:
+        return iter(value)
+
+    def advance(self, iterator: Any) -> Any:
+        """The next item. Raises StopIteration."""
+        return next(iterator)
+
+    def items(self, value: Any) -> list[Any]:
+        """Everything an iterable gives, as unpacking, `*args` and `list.extend` want it."""
+        return list(self.iterate(value))
+
+    def mapping(self, value: Any) -> dict[Any, Any]:
+        """A mapping as a dict, as `**kwargs` wants it."""
+        return {key: self.subscript(value, key) for key in value.keys()}  # noqa: SIM118
+
+    def convert(self, kind: int, value: Any) -> str:
+        return CONVERSIONS[kind](value)
+
+    def format(self, value: Any, spec: str) -> str:
+        return format(value, spec)
+
+    def exception_matches(self, error: BaseException, kind: Any) -> bool:
+        return isinstance(error, kind)
+
+
+def super_object(cls: type, instance: Any) -> Any:
+    return super(cls, instance)
+
+
+def bind(
+    world: Interpreter, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Any]:
+    """Arguments in fast slots, as CPython binds them. Raises TypeError as CPython would."""
+    code = function.__code__
+    positional, keyword_only = code.co_argcount, code.co_kwonlyargcount
+    names = code.co_varnames
+    fast: list[Any] = [UNBOUND] * len(slots_of(code))
+    given = len(args)
+    fast[: min(given, positional)] = args[:positional]
+    after = positional + keyword_only
+    if code.co_flags & 0x04:  # *args
+        fast[after] = tuple(args[positional:])
+        after += 1
+    elif given > positional:
+        raise TypeError(
+            f"{function.__qualname__}() takes {positional} positional arguments but {given} were given"
+        )
+    extra: dict[str, Any] | None = None
+    if code.co_flags & 0x08:  # **kwargs
+        extra = fast[after] = {}
+    if kwargs:
+        by_name = parameter_slots(code)
+        for name, value in kwargs.items():
+            slot = by_name.get(name)
+            if slot is None:
+                if extra is None:
+                    raise TypeError(
+                        f"{function.__qualname__}() got an unexpected keyword argument {name!r}"
+                    )
+                extra[name] = value
+            elif fast[slot] is not UNBOUND:
+                raise TypeError(
+                    f"{function.__qualname__}() got multiple values for argument {name!r}"
+                )
+            else:
+                fast[slot] = value
+    if given < positional:
+        defaults = len(function.__defaults__ or ())
+        for slot in range(given, positional):
+            if fast[slot] is UNBOUND:
+                if slot < positional - defaults:
+                    raise TypeError(
+                        f"{function.__qualname__}() missing required argument {names[slot]!r}"
+                    )
+                fast[slot] = world.default(function, slot - (positional - defaults))
+    for slot in range(positional, positional + keyword_only):
+        if fast[slot] is UNBOUND:
+            fast[slot] = world.keyword_default(function, names[slot])
+            if fast[slot] is UNBOUND:
+                raise TypeError(
+                    f"{function.__qualname__}() missing required keyword-only argument {names[slot]!r}"
+                )
+    return fast
+
+
+@functools.lru_cache(maxsize=4096)
+def slots_of(code: types.CodeType) -> tuple[str, ...]:
+    return decode(code).slots
+
+
+@functools.lru_cache(maxsize=4096)
+def parameter_slots(code: types.CodeType) -> dict[str, int]:
+    """Slot by name of the parameters that may be given by keyword."""
+    total = code.co_argcount + code.co_kwonlyargcount
+    return {code.co_varnames[i]: i for i in range(code.co_posonlyargcount, total)}

@@ -1,0 +1,200 @@
+"""Opcodes of generators, exceptions, `with`, imports and pattern matching; the others are in opcodes.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minicompile.dynamo.bytecode import Instruction
+from minicompile.dynamo.interpreter import NULL, UNBOUND, Frame, bytecode
+
+# -- generators
+
+
+@bytecode("RETURN_GENERATOR")
+def return_generator(frame: Frame, ins: Instruction) -> None:
+    frame.stack.append(None)
+
+
+@bytecode("YIELD_VALUE")
+def yield_value(frame: Frame, ins: Instruction) -> bool:
+    frame.result = frame.stack.pop()
+    return True
+
+
+@bytecode("GET_YIELD_FROM_ITER")
+def get_yield_from_iter(frame: Frame, ins: Instruction) -> None:
+    frame.stack.append(frame.world.iterate(frame.stack.pop()))
+
+
+@bytecode("SEND")
+def send(frame: Frame, ins: Instruction) -> None:
+    value = frame.stack.pop()
+    receiver = frame.stack[-1]
+    try:
+        got = frame.world.advance(receiver) if value is None else receiver.send(value)
+    except StopIteration as stop:
+        if ins.arg:
+            frame.stack.pop()
+        frame.stack.append(stop.value)
+        frame.pc = ins.target
+    else:
+        frame.stack.append(got)
+
+
+@bytecode("END_SEND")
+def end_send(frame: Frame, ins: Instruction) -> None:
+    del frame.stack[-2]
+
+
+@bytecode("CLEANUP_THROW")
+def cleanup_throw(frame: Frame, ins: Instruction) -> None:
+    _, _, error = frame.popn(3)
+    if not isinstance(error, StopIteration):
+        raise error
+    frame.stack.extend((None, error.value))
+
+
+@bytecode("STOPITERATION_ERROR")
+def stopiteration_error(frame: Frame, ins: Instruction) -> None:
+    error = frame.stack.pop()
+    if isinstance(error, StopIteration):
+        replacement = RuntimeError("generator raised StopIteration")
+        replacement.__cause__ = error
+        error = replacement
+    frame.stack.append(error)
+
+
+# -- exceptions and with
+
+
+@bytecode("RAISE_VARARGS")
+def raise_varargs(frame: Frame, ins: Instruction) -> None:
+    if ins.arg == 0:
+        handled = frame.handling()
+        if handled is None:
+            raise RuntimeError("No active exception to reraise")
+        raise handled
+    cause: Any = frame.stack.pop() if ins.arg == 2 else NULL
+    error = frame.stack.pop()
+    if isinstance(error, type):
+        error = frame.world.call(error, (), {})
+    if not isinstance(error, BaseException):
+        raise TypeError("exceptions must derive from BaseException")
+    if cause is not NULL:
+        error.__cause__ = frame.world.call(cause, (), {}) if isinstance(cause, type) else cause
+    raise error
+
+
+@bytecode("RERAISE")
+def reraise(frame: Frame, ins: Instruction) -> None:
+    raise frame.stack.pop()
+
+
+@bytecode("PUSH_EXC_INFO")
+def push_exc_info(frame: Frame, ins: Instruction) -> None:
+    error = frame.stack.pop()
+    frame.stack.extend((frame.handled, error))
+    frame.handled = error
+
+
+@bytecode("POP_EXCEPT")
+def pop_except(frame: Frame, ins: Instruction) -> None:
+    frame.handled = frame.stack.pop()
+
+
+@bytecode("CHECK_EXC_MATCH")
+def check_exc_match(frame: Frame, ins: Instruction) -> None:
+    kind = frame.stack.pop()
+    frame.stack.append(frame.world.exception_matches(frame.stack[-1], kind))
+
+
+@bytecode("LOAD_ASSERTION_ERROR")
+def load_assertion_error(frame: Frame, ins: Instruction) -> None:
+    frame.stack.append(AssertionError)
+
+
+@bytecode("BEFORE_WITH")
+def before_with(frame: Frame, ins: Instruction) -> None:
+    world, manager = frame.world, frame.stack.pop()
+    enter, leave = world.special(manager, "__enter__"), world.special(manager, "__exit__")
+    if enter is UNBOUND or leave is UNBOUND:
+        raise TypeError(
+            f"{type(manager).__name__!r} object does not support the context manager protocol"
+        )
+    frame.stack.append(leave)
+    frame.stack.append(world.call(enter, (), {}))
+
+
+@bytecode("WITH_EXCEPT_START")
+def with_except_start(frame: Frame, ins: Instruction) -> None:
+    error, leave = frame.stack[-1], frame.stack[-4]
+    frame.stack.append(frame.world.call(leave, (type(error), error, error.__traceback__), {}))
+
+
+# -- imports and pattern matching
+
+
+@bytecode("IMPORT_NAME")
+def import_name(frame: Frame, ins: Instruction) -> None:
+    level, fromlist = frame.popn(2)
+    frame.stack.append(frame.world.import_name(frame, ins.value, fromlist, level))
+
+
+@bytecode("IMPORT_FROM")
+def import_from(frame: Frame, ins: Instruction) -> None:
+    frame.stack.append(frame.world.import_from(frame.stack[-1], ins.value))
+
+
+@bytecode("GET_LEN")
+def get_len(frame: Frame, ins: Instruction) -> None:
+    frame.stack.append(frame.world.call(len, (frame.stack[-1],), {}))
+
+
+@bytecode("MATCH_SEQUENCE")
+def match_sequence(frame: Frame, ins: Instruction) -> None:
+    flags = type(frame.stack[-1]).__flags__
+    frame.stack.append(bool(flags & (1 << 5)))  # Py_TPFLAGS_SEQUENCE
+
+
+@bytecode("MATCH_MAPPING")
+def match_mapping(frame: Frame, ins: Instruction) -> None:
+    flags = type(frame.stack[-1]).__flags__
+    frame.stack.append(bool(flags & (1 << 6)))  # Py_TPFLAGS_MAPPING
+
+
+@bytecode("MATCH_KEYS")
+def match_keys(frame: Frame, ins: Instruction) -> None:
+    subject, keys = frame.stack[-2:]
+    found = all(frame.world.contains(subject, key) for key in keys)
+    frame.stack.append(
+        tuple(frame.world.subscript(subject, key) for key in keys) if found else None
+    )
+
+
+@bytecode("MATCH_CLASS")
+def match_class(frame: Frame, ins: Instruction) -> None:
+    subject, cls, names = frame.popn(3)
+    frame.stack.append(_match_class(frame, subject, cls, ins.arg, names))
+
+
+def _match_class(
+    frame: Frame, subject: Any, cls: type, positional: int, names: tuple[str, ...]
+) -> Any:
+    world = frame.world
+    if not world.call(isinstance, (subject, cls), {}):
+        return None
+    if positional:
+        own = getattr(cls, "__match_args__", None)
+        if (
+            own is None and positional == 1 and cls.__flags__ & (1 << 22)
+        ):  # Py_TPFLAGS match on the subject itself
+            return (subject, *(world.load_attr(subject, name) for name in names))
+        if own is None or len(own) < positional:
+            raise TypeError(
+                f"{cls.__name__}() accepts {len(own or ())} positional sub-patterns ({positional} given)"
+            )
+        names = (*own[:positional], *names)
+    try:
+        return tuple(world.load_attr(subject, name) for name in names)
+    except AttributeError:
+        return None

@@ -1,0 +1,454 @@
+"""The world outside of the frame: how its objects are read (with guards) and written (replayed at the end).
+
+Everything that existed before the call is reached through `wrap(value, source)`, which guards what the value
+is and remembers where it lives. Dictionaries are the one primitive: instance attributes, globals, nn.Module
+tables and plain dicts are all read by `dict_get` and written by `dict_set`, so two routes to the same place
+agree. Nothing outside is changed while capturing; `written` lists what to replay after the graph ran.
+
+The real compiler: torch/_dynamo/variables/builder.py, guards.py, side_effects.py.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+from typing import Any, NoReturn
+
+import torch
+
+from minicompile import compat
+from minicompile.dynamo.interpreter import UNBOUND, Frame, Interpreter, Lazy
+from minicompile.dynamo.recorder import Recorder
+from minicompile.dynamo.result import Guard, Source
+from minicompile.dynamo.variables import (
+    DELETED,
+    IDENTITY_TYPES,
+    MISSING,
+    OBJECT_HASH,
+    VariableTracker,
+    is_constant,
+    is_fixed,
+    library_of,
+    plain_dict,
+    same_constant,
+)
+from minicompile.errors import Unsupported
+from minicompile.ops.origin import SourceLine
+
+MODULE_TABLES = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "submodule"}
+
+
+class Outside(Interpreter):
+    """Reads and writes of objects that existed before the call."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.trackers: dict[int, VariableTracker] = {}
+        """Outside objects by id; a tensor's tracker is found by the id of the real tensor and of its fake."""
+        self.guards: dict[tuple[Any, ...], Guard] = {}
+        self.held: dict[Source, Any] = {}
+        """Objects that guards and the result refer to directly."""
+        self.written: list[VariableTracker] = []
+        self.abort: Unsupported | None = None
+        """The refusal that ends this capture, even if native code in between swallowed the exception."""
+        self.own_globals: dict[str, Any] | None = None
+        self.programs: dict[int, Any] = {}
+        self.made_classes: list[type] = []
+        """Classes that the frame defined."""
+
+    # -- giving up
+
+    def unsupported(self, reason: str, hint: str = "") -> NoReturn:
+        self.abort = Unsupported(reason, self.user_line(), hint)
+        raise self.abort
+
+    def catches(self, error: BaseException) -> bool:
+        if self.abort is not None:
+            raise self.abort
+        if isinstance(error, Unsupported):
+            self.abort = error
+        return super().catches(error)
+
+    def user_line(self) -> SourceLine | None:
+        """The innermost line of the user's code, or of a library other than torch and Python's."""
+        frame = self.frame
+        while frame is not None:
+            if not is_fixed(frame.function.__globals__.get("__name__") or ""):
+                return frame.line
+            frame = frame.parent
+        return self.frame.line if self.frame is not None else None
+
+    # -- guards
+
+    def guard(self, kind: str, source: Source, expected: Any, reason: str, key: Any = None) -> None:
+        """Rely on a fact. The same fact is guarded once."""
+        index = (kind, source, key)
+        if index not in self.guards:
+            self.guards[index] = Guard((source,), kind, expected, reason, self.user_line())
+
+    def relate(self, kind: str, sources: tuple[Source, ...], reason: str) -> None:
+        """Rely on a relation between several values."""
+        index = (kind, *sources)
+        if index not in self.guards:
+            self.guards[index] = Guard(sources, kind, None, reason, self.user_line())
+
+    # -- sources
+
+    def tracker(self, value: Any) -> VariableTracker | None:
+        """The tracker of an outside object, None for constants and for what the frame made."""
+        found = self.trackers.get(id(value))
+        return found if found is not None and found.value is value else None
+
+    def hold(self, value: Any, label: str) -> VariableTracker:
+        """An object reached without a path that could change: a class, a module's globals."""
+        found = self.trackers.get(id(value))
+        if found is None:
+            source, number = Source("held", label), 1
+            while source in self.held:
+                number += 1
+                source = Source("held", f"{label}#{number}")
+            self.held[source] = value
+            found = self.trackers[id(value)] = VariableTracker(value, source)
+        return found
+
+    def is_made(self, cls: type) -> bool:
+        """Whether the frame defined a class."""
+        return any(cls is made for made in self.made_classes)
+
+    def build_class(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        cls = super().build_class(args, kwargs)
+        self.made_classes.append(cls)
+        return cls
+
+    def class_tracker(self, cls: type) -> VariableTracker:
+        return self.hold(cls, cls.__qualname__)
+
+    def namespace_tracker(self, owner: VariableTracker) -> VariableTracker | None:
+        """The tracker of an object's `__dict__`."""
+        namespace = plain_dict(owner.value)
+        if namespace is None:
+            return None
+        found = self.trackers.get(id(namespace))
+        if found is None:
+            found = VariableTracker(namespace, Source("namespace", None, owner.source))
+            self.trackers[id(namespace)] = found
+        return found
+
+    def globals_tracker(self, namespace: dict[str, Any]) -> VariableTracker:
+        found = self.trackers.get(id(namespace))
+        if found is None:
+            own = namespace is self.own_globals
+            found = self.hold(
+                namespace, "globals" if own else str(namespace.get("__name__", "globals"))
+            )
+        return found
+
+    @staticmethod
+    def item_source(container: VariableTracker, key: Any) -> Source:
+        source = container.source
+        if source.kind == "namespace":
+            return Source("attribute", key, source.base)
+        if source.kind == "held" and type(container.value) is dict:
+            return Source("global", key, source)
+        if source.kind == "attribute" and source.key in MODULE_TABLES:
+            return Source(MODULE_TABLES[source.key], key, source.base)
+        return Source("item", key, source)
+
+    # -- reading
+
+    def wrap(self, value: Any, source: Source, reason: str = "read", fixed: bool = False) -> Any:
+        """The compile-time object for an outside value: itself, or a fake for a tensor. Guards what it is.
+
+        `fixed`: functions and classes read there need no guard (torch's and the standard library's own).
+        """
+        if is_constant(value):
+            self.guard("equals", source, value, reason)
+            return value
+        known = self.trackers.get(id(value))
+        if known is not None:
+            self.guard_known(known, value, source, reason, fixed)
+            return known.value
+        if isinstance(value, torch.Tensor):
+            return self.wrap_tensor(value, source)
+        self.guard_new(value, source, reason, fixed)
+        self.trackers[id(value)] = VariableTracker(value, source)
+        return value
+
+    def guard_new(self, value: Any, source: Source, reason: str, fixed: bool) -> None:
+        if isinstance(value, types.FunctionType):
+            if fixed and is_fixed(value.__module__ or ""):
+                return
+            if is_fixed(value.__module__ or ""):
+                self.guard("identity", source, value, reason)
+            else:
+                self.guard("type", source, types.FunctionType, reason)
+                self.guard("code", source, value.__code__, reason)
+        elif isinstance(value, IDENTITY_TYPES):
+            if not (
+                fixed and isinstance(value, type | types.ModuleType | types.BuiltinFunctionType)
+            ):
+                self.guard("identity", source, value, reason)
+            if isinstance(
+                value, torch.nn.Module
+            ):  # its class can be exchanged (parametrizations do)
+                self.guard("type", source, type(value), reason)
+        else:
+            self.guard("type", source, type(value), reason)
+
+    def guard_known(
+        self, known: VariableTracker, value: Any, source: Source, reason: str, fixed: bool
+    ) -> None:
+        if source == known.source:
+            return
+        if isinstance(value, IDENTITY_TYPES) or known.source.kind == "held":
+            if not fixed:
+                self.guard("identity", source, value, reason)
+        elif isinstance(value, types.FunctionType) and fixed and is_fixed(value.__module__ or ""):
+            return
+        else:
+            self.relate("same", (source, known.source), "the same object under two names")
+
+    def wrap_tensor(self, value: torch.Tensor, source: Source) -> Any:
+        if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            self.unsupported(f"the tensor subclass {type(value).__name__}")
+        if value.layout is not torch.strided or value.is_quantized or value.is_nested:
+            self.unsupported(f"a tensor of layout {value.layout}")
+        if value.is_conj() or value.is_neg():
+            self.unsupported(
+                "a tensor with a lazy conjugate or negative", "call resolve_conj() or resolve_neg()"
+            )
+        fake = self.fake_input(value, source)
+        tracker = self.recorder.input(value, fake, source)
+        self.trackers[id(value)] = self.trackers[id(fake)] = tracker
+        self.guard("tensor", source, fake, "becomes an input of the graph")
+        return fake
+
+    def fake_input(self, value: torch.Tensor, source: Source) -> torch.Tensor:
+        symbolic = (
+            self.recorder.sizes.fake(value, source) if self.recorder.sizes is not None else None
+        )
+        return compat.fake_of(self.recorder.mode, value) if symbolic is None else symbolic
+
+    def realize(self, value: Any) -> Any:
+        """An argument at its first use."""
+        return self.wrap(value.value, value.source) if isinstance(value, Lazy) else value
+
+    # -- dictionaries
+
+    def dict_get(self, container: VariableTracker, key: Any, fixed: bool = False) -> Any:
+        """An outside dict's item, MISSING if it has none."""
+        self.check_key(key)
+        if key in container.writes:
+            found = container.writes[key]
+            return MISSING if found is DELETED else found
+        if dict.__contains__(container.value, key):
+            return self.wrap(
+                dict.__getitem__(container.value, key),
+                self.item_source(container, key),
+                fixed=fixed,
+            )
+        self.guard("absent", container.source, key, "looked up and not found", key)
+        return MISSING
+
+    def dict_set(self, container: VariableTracker, key: Any, value: Any) -> None:
+        self.check_key(key)
+        if container.writes.get(key) is DELETED and dict.__contains__(container.value, key):
+            self.unsupported(f"the key {key!r} of {container.source} is deleted and set again")
+        self.mark_written(container)
+        container.writes[key] = value
+
+    def dict_delete(self, container: VariableTracker, key: Any) -> None:
+        """Raises KeyError if there is no such key."""
+        if self.dict_get(container, key) is MISSING:
+            raise KeyError(key)
+        self.mark_written(container)
+        if dict.__contains__(container.value, key):
+            container.writes[key] = DELETED
+        else:
+            del container.writes[key]
+
+    def dict_keys(self, container: VariableTracker) -> list[Any]:
+        """All keys in order, guarded."""
+        keys = tuple(dict.keys(container.value))
+        for key in keys:
+            self.check_key(key)
+        self.guard("keys", container.source, keys, "its keys are enumerated")
+        writes = container.writes
+        kept = [key for key in keys if writes.get(key) is not DELETED]
+        return kept + [
+            key
+            for key, value in writes.items()
+            if value is not DELETED and key not in container.value
+        ]
+
+    def check_key(self, key: Any) -> None:
+        """Only keys whose hash and equality are the built-in ones may be looked up natively."""
+        if not (
+            is_constant(key) or type(key).__hash__ is OBJECT_HASH or isinstance(key, IDENTITY_TYPES)
+        ):
+            if is_fixed(type(key)):
+                return
+            self.unsupported(f"a {type(key).__name__} with its own __hash__ is used as a key")
+
+    def mark_written(self, tracker: VariableTracker) -> None:
+        if tracker not in self.written:
+            self.written.append(tracker)
+
+    # -- whole containers
+
+    def imported(self, value: Any) -> Any:
+        """An inside copy of an outside container, one level deep, items wrapped; other values unchanged."""
+        tracker = self.tracker(value)
+        if tracker is None or isinstance(value, torch.Tensor):
+            return value
+        if tracker.contents is not None:
+            return type(tracker.contents)(tracker.contents)
+        if isinstance(value, dict):
+            items = {key: self.dict_get(tracker, key) for key in self.dict_keys(tracker)}
+            return (
+                collections.OrderedDict(items)
+                if isinstance(value, collections.OrderedDict)
+                else items
+            )
+        if isinstance(value, list | tuple | collections.deque):
+            return self.imported_sequence(value, tracker)
+        if isinstance(value, set | frozenset):
+            members = frozenset(
+                set.__iter__(value) if isinstance(value, set) else frozenset.__iter__(value)
+            )
+            for member in members:
+                self.check_key(member)
+            self.guard("members", tracker.source, members, "its members are read")
+            return set(members) if isinstance(value, set) else members
+        if isinstance(value, types.MappingProxyType):
+            self.unsupported("a mappingproxy is read as a whole")
+        return value
+
+    def imported_sequence(self, value: Any, tracker: VariableTracker) -> Any:
+        base = next(cls for cls in (list, tuple, collections.deque) if isinstance(value, cls))
+        self.guard("length", tracker.source, base.__len__(value), "its items are read")
+        items = [
+            self.wrap(base.__getitem__(value, i), Source("item", i, tracker.source))
+            for i in range(base.__len__(value))
+        ]
+        if base is tuple:
+            return tuple.__new__(type(value), items) if type(value) is not tuple else tuple(items)
+        return items if base is list else collections.deque(items, value.maxlen)
+
+    def mutable(self, value: Any) -> Any:
+        """What to mutate in place of a list or set: itself if the frame made it, else its inside copy."""
+        tracker = self.tracker(value)
+        if tracker is None:
+            return value
+        if type(value) not in (list, set):
+            self.unsupported(
+                f"{tracker.source} (a {type(value).__name__}) is changed", "make the change outside"
+            )
+        if tracker.contents is None:
+            tracker.contents = self.imported(value)
+            self.mark_written(tracker)
+        return tracker.contents
+
+    # -- names
+
+    def load_global(self, frame: Frame, name: str) -> Any:
+        namespace = frame.function.__globals__
+        fixed = is_fixed(namespace.get("__name__") or "")
+        tracker = self.globals_tracker(namespace)
+        if name in tracker.value or name in tracker.writes:
+            found = self.dict_get(tracker, name, fixed=fixed)
+            if found is not MISSING:
+                return found
+        scope = frame.builtins
+        if name in scope:
+            if not fixed:
+                self.guard(
+                    "absent", tracker.source, name, "not found, so the builtin is meant", name
+                )
+            return self.wrap(
+                scope[name], Source("global", name, self.hold(scope, "builtins").source), fixed=True
+            )
+        raise NameError(f"name {name!r} is not defined")
+
+    def store_global(self, frame: Frame, name: str, value: Any) -> None:
+        self.dict_set(self.globals_tracker(frame.function.__globals__), name, value)
+
+    def delete_global(self, frame: Frame, name: str) -> None:
+        try:
+            self.dict_delete(self.globals_tracker(frame.function.__globals__), name)
+        except KeyError:
+            raise NameError(f"name {name!r} is not defined") from None
+
+    def load_cell(self, cell: types.CellType) -> Any:
+        tracker = self.tracker(cell)
+        if tracker is None:
+            return self.realize(cell.cell_contents)
+        if "cell_contents" in tracker.writes:
+            return tracker.writes["cell_contents"]
+        return self.wrap(cell.cell_contents, tracker.source)
+
+    def store_cell(self, cell: types.CellType, value: Any) -> None:
+        tracker = self.tracker(cell)
+        if tracker is None:
+            cell.cell_contents = value
+        else:
+            self.mark_written(tracker)
+            tracker.writes["cell_contents"] = value
+
+    def closure(self, function: types.FunctionType) -> tuple[types.CellType, ...]:
+        cells = function.__closure__ or ()
+        owner = self.tracker(function)
+        if owner is not None:
+            for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+                if id(cell) not in self.trackers:
+                    self.trackers[id(cell)] = VariableTracker(
+                        cell, Source("cell", name, owner.source)
+                    )
+        return cells
+
+    def default(self, function: types.FunctionType, index: int) -> Any:
+        values = function.__defaults__ or ()
+        owner = self.tracker(function)
+        if owner is None or is_fixed(function.__module__ or ""):
+            return values[index]
+        self.guard("defaults", owner.source, len(values), "a default is used")
+        return self.wrap(values[index], Source("default", index, owner.source))
+
+    def keyword_default(self, function: types.FunctionType, name: str) -> Any:
+        values = function.__kwdefaults__ or {}
+        owner = self.tracker(function)
+        if owner is None or name not in values or is_fixed(function.__module__ or ""):
+            return values.get(name, UNBOUND)
+        return self.wrap(values[name], Source("keyword_default", name, owner.source))
+
+    def same(self, left: Any, right: Any) -> bool:
+        """`is`, with a guard when the answer could change with the inputs."""
+        left_tracker, right_tracker = self.tracker(left), self.tracker(right)
+        if (
+            left_tracker is not None
+            and right_tracker is not None
+            and left_tracker is not right_tracker
+        ):
+            fixed = (type, types.ModuleType, types.BuiltinFunctionType, torch.Tensor)
+            if not isinstance(left, fixed) and not isinstance(right, fixed):
+                self.relate(
+                    "distinct", (left_tracker.source, right_tracker.source), "compared with `is`"
+                )
+        return left is right
+
+    def source_library(self) -> str:
+        """The package whose code is running."""
+        return (
+            library_of(self.frame.function.__globals__.get("__name__") or "")
+            if self.frame is not None
+            else ""
+        )
+
+
+def unchanged(tracker: VariableTracker, key: Any, value: Any) -> bool:
+    """Whether a written key ends as it began."""
+    before = tracker.value.get(key, MISSING) if isinstance(tracker.value, dict) else MISSING
+    return before is value or (
+        before is not MISSING and is_constant(before) and same_constant(value, before)
+    )

@@ -1,0 +1,324 @@
+"""What capture hands to the corridor.
+
+    Capture   := graph, inputs: [GraphInput], guards: [Guard], bytecode: [InstructionRecord], result recipe
+    GraphInput := Source of a tensor (or symbolic int) that becomes a placeholder
+    Guard     := sources, kind, expected, reason, user line: must hold for the capture to be reused
+    Break     := reason, user line, hint: why a frame (or part of it) ran in eager
+
+The real compiler: torch/_dynamo/source.py, torch/_guards.py, output_graph.py.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minicompile.ops.display import Shown
+from minicompile.ops.dtypes import value_text
+from minicompile.ops.origin import SourceLine
+
+if TYPE_CHECKING:
+    from minicompile.ops.graph import Graph
+
+
+@dataclass(frozen=True, eq=False)
+class Source(Shown):
+    """Where a value lives at run time, as a path from the frame: `self.blocks[0].weight`.
+
+    `base` is the value it is reached from (None for a local, or a cell or global of the frame itself).
+
+    | kind | key | fetched as |
+    | --- | --- | --- |
+    | local | name | the argument |
+    | held | label | an object that the cache entry holds: a module's globals, a class |
+    | cell | name | contents of a closure cell (`base` is the function) |
+    | attribute | name | `base.__dict__[name]` |
+    | namespace | | `base.__dict__` |
+    | item | index or key | `base[key]` |
+    | global | name | `base[name]`, base being a module's globals |
+    | parameter, buffer, submodule | name | an nn.Module's own tables |
+    | class_attribute | name | found on the class `base`, or on a class it inherits from |
+    | type | | `type(base)` |
+    | slot | name | an attribute stored by C code: `base.__func__`, `__slots__` |
+    | default, keyword_default | number, name | a function's defaults |
+    | context | | `base.get()` of a ContextVar |
+    | referent | | `base()` of a weak reference |
+    | size | dimension | `base.shape[dimension]` |
+    """
+
+    kind: str
+    key: Any = None
+    base: Source | None = None
+    _hash: int = field(init=False, repr=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.kind, self.key, self.base)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Source) or self._hash != other._hash:
+            return False
+        return (self.kind, self.key, self.base) == (other.kind, other.key, other.base)
+
+    @property
+    def name(self) -> str:
+        """Readable path, valid Python for the plain kinds."""
+        base = self.base.name if self.base is not None else ""
+        match self.kind:
+            case "local" | "held":
+                return str(self.key)
+            case "global":
+                return str(self.key) if not base or base == "globals" else f"{base}.{self.key}"
+            case "cell":
+                return f"{base}.<cell {self.key}>" if base else str(self.key)
+            case "item":
+                return f"{base}[{describe(self.key)}]"
+            case "submodule" if str(self.key).isdecimal():
+                return f"{base}[{self.key}]"
+            case "namespace":
+                return f"{base}.__dict__"
+            case "type":
+                return f"type({base})"
+            case "default" | "keyword_default":
+                return f"{base}.<default {self.key}>"
+            case "context":
+                return f"{base}.get()"
+            case "referent":
+                return f"{base}()"
+            case "size":
+                return f"{base}.shape[{self.key}]"
+        return f"{base}.{self.key}"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def describe(value: Any) -> str:
+    """A value in a guard's text: constants as written, functions and classes by name, others by type."""
+    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+        return f"{value.__module__}.{value.__qualname__}".removeprefix("builtins.")
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    if isinstance(value, torch.Tensor):
+        return value_text(value) + (", requires grad" if value.requires_grad else "")
+    if isinstance(value, types.CodeType):
+        return f"<code {value.co_qualname}>"
+    if isinstance(value, tuple) and type(value) is tuple:
+        return "(" + ", ".join(map(describe, value)) + ("," if len(value) == 1 else "") + ")"
+    if type(value).__repr__ is OBJECT_REPR or " at 0x" in (text := repr(value)):
+        return f"<{type(value).__qualname__}>"
+    text = " ".join(text.split())
+    return text if len(text) <= 120 else f"<{type(value).__qualname__}>"
+
+
+OBJECT_REPR: Any = object.__repr__
+
+GUARD_TEXT: dict[str, str] = {
+    "type": "type({0}) is {e}",
+    "identity": "{0} is {e}",
+    "equals": "{0} == {e}",
+    "length": "len({0}) == {e}",
+    "keys": "list({0}) == {e}",
+    "absent": "{e} not in {0}",
+    "class_absent": "{0} has no {e}",
+    "code": "{0}.__code__ is {e}",
+    "hooks": "{0} has no hooks",
+    "defaults": "{0} has {e} defaults",
+    "same": "{0} is {1}",
+    "distinct": "all different: {all}",
+    "no_overlap": "{0} shares no memory with other inputs",
+    "tensor": "{0} is {e}",
+    "global_state": "global state: {e}",
+    "shape": "{e}",
+    "same_size": "{0} == {1}",
+    "strides": "{0}.stride() == {e}",
+}
+"""How each kind of guard is written for a reader: {0}, {1} its sources, {e} what it expects."""
+
+
+SHAPE_KINDS = ("shape", "same_size", "strides")
+"""Guards on symbolic sizes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Guard(Shown):
+    """A fact about one or several sources that the captured graph relies on."""
+
+    sources: tuple[Source, ...]
+    kind: str
+    expected: Any
+    reason: str
+    user_line: SourceLine | None = None
+
+    @property
+    def expression(self) -> str:
+        """The check as one readable line."""
+        names = [source.name for source in self.sources]
+        form = GUARD_TEXT.get(self.kind, "{all}: " + self.kind + " {e}")
+        text = form.format(*names, e=describe(self.expected), all=", ".join(names))
+        if self.kind == "shape":
+            symbols = sorted(map(str, self.expected.free_symbols))
+            text += ", where " + ", ".join(
+                f"{s} is {name}" for s, name in zip(symbols, names, strict=True)
+            )
+        return text
+
+    def __str__(self) -> str:
+        return f"{self.expression}  # {self.reason}" + (
+            f" ({self.user_line})" if self.user_line else ""
+        )
+
+
+@dataclass(frozen=True)
+class GuardFailure(Shown):
+    """Why a cached capture could not be reused: the guard, and what was found instead."""
+
+    guard: Guard
+    found: Any
+
+    def __str__(self) -> str:
+        text = f"{self.guard.expression} failed: found {describe(self.found)}"
+        return text + (f"\n  needed at {self.guard.user_line}" if self.guard.user_line else "")
+
+
+@dataclass(frozen=True)
+class GraphBreak(Shown):
+    """Why Python ran something itself. `kind` is "frame" when the whole frame ran in eager."""
+
+    reason: str
+    user_line: SourceLine | None
+    hint: str = ""
+    kind: str = "frame"
+
+    def __str__(self) -> str:
+        text = f"{self.kind} ran in eager: {self.reason}"
+        if self.user_line is not None:
+            text += f"\n  at {self.user_line}"
+        return text + (f"\n  way out: {self.hint}" if self.hint else "")
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """A placeholder of the captured graph: where its value comes from, and its fake at compile time."""
+
+    name: str
+    source: Source
+    fake: Any
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionRecord:
+    """One instruction the interpreter executed, in order: what a learner sees beside the graph."""
+
+    offset: int
+    opname: str
+    argument: str
+    line: SourceLine | None
+    depth: int
+    """Call depth: 0 in the captured frame, more inside inlined calls."""
+    stack_after: int
+    nodes: tuple[str, ...]
+    """Names of the graph nodes it created."""
+
+
+@dataclass
+class Capture(Shown):
+    """One frame, captured once. `graph` outputs a flat tuple of tensors (and symbolic ints)."""
+
+    name: str
+    graph: Graph
+    inputs: list[GraphInput]
+    guards: tuple[Guard, ...]
+    bytecode: Sequence[InstructionRecord] = ()
+    result: str = ""
+    """How the frame's return value is rebuilt from the graph's outputs, as text."""
+    side_effects: tuple[str, ...] = ()
+    """What the frame changed outside of itself, replayed after the graph ran."""
+    inlined: tuple[str, ...] = ()
+    """Qualified names of the functions inlined into the graph."""
+    grad_enabled: bool = True
+    """Grad mode when the frame was entered (guarded)."""
+    shape_env: Any = None
+    """The `shapes.env.ShapeEnv` of symbolic sizes, None when all sizes are plain ints."""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def fakes(self) -> list[Any]:
+        """Compile-time values of the graph's inputs, in placeholder order."""
+        return [graph_input.fake for graph_input in self.inputs]
+
+    def __str__(self) -> str:
+        lines = [
+            f"capture of {self.name}: {self.graph.op_count} operations, {len(self.inputs)} inputs, "
+            f"{len(self.guards)} guards, {len(self.inlined)} calls inlined",
+            "",
+        ]
+        lines.append(str(self.graph))
+        lines += ["", "guards:"]
+        lines += [f"  {guard}" for guard in self.guards]
+        if self.side_effects:
+            lines += ["", "afterwards:", *(f"  {effect}" for effect in self.side_effects)]
+        lines += ["", f"returns {self.result}"]
+        return "\n".join(lines)
+
+
+@dataclass
+class Explanation(Shown):
+    """What became of a compiled function's calls: `mc.explain(fn)(*args)`."""
+
+    name: str
+    captures: tuple[Capture, ...]
+    breaks: tuple[GraphBreak, ...]
+    """Why frames (or parts of them) ran in eager, in order, without repetitions."""
+    eager_calls: int = 0
+    """Calls that ran the frame in eager."""
+    compiled_calls: int = 0
+    failures: tuple[GuardFailure, ...] = ()
+    """Why cached captures were not reused, one for each entry that a call missed."""
+    limit_reached: bool = False
+
+    @property
+    def graph_count(self) -> int:
+        return len(self.captures)
+
+    @property
+    def op_count(self) -> int:
+        return sum(capture.graph.op_count for capture in self.captures)
+
+    @property
+    def guard_count(self) -> int:
+        return sum(len(capture.guards) for capture in self.captures)
+
+    @property
+    def shape_guard_count(self) -> int:
+        return sum(
+            guard.kind in SHAPE_KINDS for capture in self.captures for guard in capture.guards
+        )
+
+    @property
+    def code(self) -> tuple[str, ...]:
+        """Each graph as readable Python."""
+        return tuple(str(capture.graph) for capture in self.captures)
+
+    def __str__(self) -> str:
+        lines = [
+            f"explanation of {self.name}: {self.graph_count} graphs, {self.op_count} operations, "
+            f"{self.guard_count} guards ({self.shape_guard_count} on shapes), {len(self.breaks)} breaks",
+            f"calls: {self.compiled_calls} compiled, {self.eager_calls} in eager"
+            + (" (recompile limit reached)" if self.limit_reached else ""),
+        ]
+        for number, graph_break in enumerate(self.breaks, 1):
+            lines.append(f"break {number}: {graph_break}")
+        for number, failure in enumerate(self.failures, 1):
+            lines.append(f"recompile {number}: {failure}")
+        for text in self.code:
+            lines += ["", text]
+        return "\n".join(lines)

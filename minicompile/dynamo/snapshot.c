@@ -1,0 +1,161 @@
+/* Snapshot(gets, parts, kinds, namespaces, functions, cells, lists, wholes, classes): facts about objects, by pointer.
+   unchanged() is true while all of them hold. Nothing here runs Python code. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+typedef struct {
+    PyObject_HEAD
+    uint64_t *versions; /* of the dicts in wholes */
+    PyObject *gets, *parts, *kinds, *namespaces, *functions, *cells, *lists, *wholes, *classes;
+} Snapshot;
+
+#define FIELDS(X) X(gets) X(parts) X(kinds) X(namespaces) X(functions) X(cells) X(lists) X(wholes) X(classes)
+#define AT(row, i) PyTuple_GET_ITEM(row, i)
+
+static PyObject *snapshot_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"gets", "parts", "kinds", "namespaces", "functions", "cells", "lists", "wholes", "classes", NULL};
+    Snapshot *self = (Snapshot *)type->tp_alloc(type, 0);
+    if (!self) return NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!O!O!O!O!O!O!", names,
+            &PyTuple_Type, &self->gets, &PyTuple_Type, &self->parts, &PyTuple_Type, &self->kinds,
+            &PyTuple_Type, &self->namespaces, &PyTuple_Type, &self->functions, &PyTuple_Type, &self->cells,
+            &PyTuple_Type, &self->lists, &PyTuple_Type, &self->wholes, &PyTuple_Type, &self->classes)) {
+#define CLEAR_BORROWED(f) self->f = NULL;
+        FIELDS(CLEAR_BORROWED)
+        Py_DECREF(self);
+        return NULL;
+    }
+#define OWN(f) Py_INCREF(self->f);
+    FIELDS(OWN)
+    self->versions = PyMem_Calloc(PyTuple_GET_SIZE(self->wholes) + 1, sizeof(uint64_t));
+    if (!self->versions) { Py_DECREF(self); return PyErr_NoMemory(); }
+    return (PyObject *)self;
+}
+
+static int snapshot_traverse(Snapshot *self, visitproc visit, void *arg) {
+#define VISIT(f) Py_VISIT(self->f);
+    FIELDS(VISIT)
+    return 0;
+}
+
+static int snapshot_clear(Snapshot *self) {
+#define CLEAR(f) Py_CLEAR(self->f);
+    FIELDS(CLEAR)
+    return 0;
+}
+
+static void snapshot_dealloc(Snapshot *self) {
+    PyObject_GC_UnTrack(self);
+    snapshot_clear(self);
+    PyMem_Free(self->versions);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+#define EACH(field) \
+    for (Py_ssize_t i = 0, n = PyTuple_GET_SIZE(self->field); i < n; i++) { \
+        PyObject *row = AT(self->field, i);
+#define END }
+
+/* (object, class) and (object, its __dict__) */
+static int kinds_hold(Snapshot *self) {
+    EACH(kinds) if ((PyObject *)Py_TYPE(AT(row, 0)) != AT(row, 1)) return 0; END
+    EACH(namespaces)
+        PyObject *found = PyObject_GenericGetDict(AT(row, 0), NULL);
+        if (!found) { PyErr_Clear(); return 0; }
+        Py_DECREF(found); /* the object keeps it */
+        if (found != AT(row, 1)) return 0;
+    END
+    return 1;
+}
+
+/* (dict, key, value or Ellipsis for none), (dict, keys and values in order) */
+static int dicts_hold(Snapshot *self) {
+    EACH(gets)
+        PyObject *found = PyDict_GetItemWithError(AT(row, 0), AT(row, 1));
+        if (!found) {
+            if (PyErr_Occurred()) { PyErr_Clear(); return 0; }
+            found = Py_Ellipsis;
+        }
+        if (found != AT(row, 2)) return 0;
+    END
+    EACH(wholes)
+        uint64_t version = ((PyDictObject *)AT(row, 0))->ma_version_tag; /* every write changes it */
+        if (version == self->versions[i]) continue;
+        PyObject *flat = AT(row, 1), *key, *value;
+        Py_ssize_t at = 0, k = 0, size = PyTuple_GET_SIZE(flat);
+        while (PyDict_Next(AT(row, 0), &at, &key, &value)) {
+            if (k >= size || AT(flat, k) != key || AT(flat, k + 1) != value) return 0;
+            k += 2;
+        }
+        if (k != size) return 0;
+        self->versions[i] = version; /* written, but with what was there */
+    END
+    return 1;
+}
+
+/* (function, code, defaults, kwdefaults), (slot, object, value), (cell, contents), (list, items), (class, version) */
+static int others_hold(Snapshot *self) {
+    EACH(functions)
+        PyObject *f = AT(row, 0), *d = PyFunction_GetDefaults(f), *k = PyFunction_GetKwDefaults(f);
+        if (PyFunction_GetCode(f) != AT(row, 1) || (d ? d : Py_None) != AT(row, 2) || (k ? k : Py_None) != AT(row, 3))
+            return 0;
+    END
+    EACH(parts)
+        PyObject *descriptor = AT(row, 0), *object = AT(row, 1);
+        PyObject *found = Py_TYPE(descriptor)->tp_descr_get(descriptor, object, (PyObject *)Py_TYPE(object));
+        if (!found) { PyErr_Clear(); return 0; }
+        Py_DECREF(found); /* the object keeps it */
+        if (found != AT(row, 2)) return 0;
+    END
+    EACH(cells)
+        PyObject *found = PyCell_GET(AT(row, 0));
+        if ((found ? found : Py_Ellipsis) != AT(row, 1)) return 0;
+    END
+    EACH(lists)
+        PyObject *list = AT(row, 0), *items = AT(row, 1);
+        Py_ssize_t size = PyList_GET_SIZE(list);
+        if (size != PyTuple_GET_SIZE(items)) return 0;
+        for (Py_ssize_t k = 0; k < size; k++) if (PyList_GET_ITEM(list, k) != AT(items, k)) return 0;
+    END
+    EACH(classes)
+        unsigned version = ((PyTypeObject *)AT(row, 0))->tp_version_tag;
+        if (version == 0 || version != (unsigned)PyLong_AsUnsignedLong(AT(row, 1))) return 0;
+    END
+    return 1;
+}
+
+static PyObject *unchanged(Snapshot *self, PyObject *ignored) {
+    return PyBool_FromLong(kinds_hold(self) && dicts_hold(self) && others_hold(self));
+}
+
+static PyObject *class_version(PyObject *module, PyObject *type) {
+    PyObject *name = PyUnicode_InternFromString("__init__");
+    if (!name) return NULL;
+    _PyType_Lookup((PyTypeObject *)type, name); /* a lookup gives the class a version */
+    Py_DECREF(name);
+    return PyLong_FromUnsignedLong(((PyTypeObject *)type)->tp_version_tag);
+}
+
+static PyMethodDef methods[] = {{"unchanged", (PyCFunction)unchanged, METH_NOARGS, "Whether every fact still holds."}, {0}};
+
+static PyTypeObject SnapshotType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "minicompile_snapshot.Snapshot",
+    .tp_basicsize = sizeof(Snapshot),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = snapshot_new,
+    .tp_traverse = (traverseproc)snapshot_traverse,
+    .tp_clear = (inquiry)snapshot_clear,
+    .tp_dealloc = (destructor)snapshot_dealloc,
+    .tp_methods = methods,
+};
+
+static PyMethodDef functions[] = {{"class_version", class_version, METH_O, "The class's version tag, 0 if it has none."}, {0}};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "minicompile_snapshot", NULL, -1, functions};
+
+PyMODINIT_FUNC PyInit_minicompile_snapshot(void) {
+    if (PyType_Ready(&SnapshotType) < 0) return NULL;
+    PyObject *module = PyModule_Create(&definition);
+    if (module && PyModule_AddObjectRef(module, "Snapshot", (PyObject *)&SnapshotType) < 0) return NULL;
+    return module;
+}

@@ -1,0 +1,55 @@
+"""Every extension point on one page: the decorators that add a rule to a room, and how to undo them.
+
+| decorator | adds | room |
+| --- | --- | --- |
+| `bytecode(opname)` | what the interpreter does with an instruction | dynamo |
+| `call_rules(function)` | what capturing a call of a function means | dynamo |
+| `guard_rules(kind)` | how a kind of guard is checked | dynamo |
+| `decompose(operator, to=level)` | an operator in terms of simpler ones | aot |
+| `pattern(name, search=, examples=)` | a rewrite of ATen graphs | aot |
+| `graph_pass(name, stage=)` | any pass over ATen graphs | aot |
+| `lowering(operator)` | an operator as a loop | lowering |
+| `fusion_rule("can_fuse" or "score")` | which loops share a kernel | scheduling |
+| `plan_rule("language:name")` | tiles, vector width, threads of a kernel | codegen |
+| `triton_op(name)` | how Triton writes a loop operation | codegen |
+| `code_generator(language)` | a language that kernels are printed in | codegen |
+| `kernel_loader(language)` | how its kernels are compiled and called | runtime |
+| `backends(name)` | what `mc.compile(backend=name)` does | api |
+
+`scoped()` forgets the rules registered inside its block; `without("lowering:aten.erf")` takes rules away for
+a while. Importing this page imports every built-in rule.
+"""
+
+from minicompile.aot.decompositions.registry import decompose
+from minicompile.api import backends
+from minicompile.codegen.generate import code_generator
+from minicompile.codegen.rules import plan_rule
+from minicompile.codegen.triton_ops import triton_op
+from minicompile.dynamo.calls import call_rules
+from minicompile.dynamo.guards import guard_rules
+from minicompile.dynamo.interpreter import bytecode
+from minicompile.lowering.lower import lowering
+from minicompile.ops.registry import Registry, scoped, without
+from minicompile.passes.manager import graph_pass
+from minicompile.passes.patterns import pattern
+from minicompile.runtime.load import kernel_loader
+from minicompile.scheduling.fusion import fusion_rule
+
+__all__ = [
+    "Registry",
+    "backends",
+    "bytecode",
+    "call_rules",
+    "code_generator",
+    "decompose",
+    "fusion_rule",
+    "graph_pass",
+    "guard_rules",
+    "kernel_loader",
+    "lowering",
+    "pattern",
+    "plan_rule",
+    "scoped",
+    "triton_op",
+    "without",
+]

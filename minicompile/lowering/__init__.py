@@ -1,0 +1,1 @@
+"""Lowering: from ATen graphs to loops that define buffers."""

@@ -1,0 +1,409 @@
+"""The loop IR: buffers defined by loops over an index.
+
+    LoopGraph := inputs: [InputBuffer], constants: [ConstantBuffer],
+                 operations: [Operation], outputs: [Output]
+    Operation := ComputedBuffer(name, layout, loops) | ExternKernel(name, op, args, outputs, reason)
+    Loops     := Pointwise(ranges, inner_fn)
+               | Reduction(ranges, reduction_ranges, kind, inner_fn)
+               | Scatter(ranges, target, output_index, inner_fn, mode)
+    Output    := View(buffer, layout) | Size | None | constant
+    inner_fn(ops, index) -> value            index: one expression per range
+    Layout    := device, dtype, size, stride, offset     sizes: int | sympy.Expr
+
+Operations stand in an order in which they can run. A buffer is written by exactly one operation, except that
+a Scatter updates the memory of its `target`, which nothing else may read afterwards.
+The real compiler: torch/_inductor/ir.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+
+from minicompile.errors import VerifyError
+from minicompile.ops.display import Shown
+from minicompile.ops.dtypes import LOOP_DTYPES, short
+from minicompile.ops.handler import Index, InnerFn, Ops, ReductionFn, StoreMode
+from minicompile.ops.origin import NO_ORIGINS, Origins, source_lines
+from minicompile.ops.table import REDUCTION_KINDS, ReductionKind
+from minicompile.shapes.expr import (
+    Expr,
+    Ranges,
+    Size,
+    contiguous_strides,
+    linear_index,
+    loop_symbol,
+    product,
+    same,
+    simplify_index,
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a tensor lies in memory; sizes, strides and offset in elements."""
+
+    device: torch.device
+    dtype: torch.dtype
+    size: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    offset: Size = 0
+
+    @staticmethod
+    def contiguous(device: torch.device, dtype: torch.dtype, size: Sequence[Size]) -> Layout:
+        return Layout(device, dtype, tuple(size), contiguous_strides(size))
+
+    @property
+    def numel(self) -> Size:
+        return product(self.size)
+
+    @property
+    def storage_size(self) -> Size:
+        """Elements that must exist from the first to the last, offset included; 0 if there are none."""
+        if any(extent == 0 for extent in self.size):
+            return 0
+        last = linear_index([extent - 1 for extent in self.size], self.stride, self.offset)
+        return int(last) + 1 if last.is_Integer else last + 1
+
+    def is_contiguous(self) -> bool:
+        """Row-major without gaps (strides of dimensions of size 1 don't matter)."""
+        expected = contiguous_strides(self.size)
+        return all(
+            extent == 1 or same(have, want)
+            for extent, have, want in zip(self.size, self.stride, expected, strict=True)
+        )
+
+    def index(self, index: Sequence[Expr]) -> Expr:
+        """Linear position of an element."""
+        return linear_index(index, self.stride, self.offset)
+
+    def __str__(self) -> str:
+        parts = [", ".join(map(str, self.size))]
+        if not self.is_contiguous() or self.offset != 0:
+            parts.append(", ".join(map(str, self.stride)))
+        if self.offset != 0:
+            parts.append(f"+{self.offset}")
+        return f"{short(self.dtype)}[{'; '.join(parts)}]"
+
+
+@dataclass(eq=False)
+class Buffer(Shown):
+    """Named memory: an input, a constant, or what one operation writes."""
+
+    name: str
+    layout: Layout
+    origins: Origins = NO_ORIGINS
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.layout}"
+
+
+@dataclass(eq=False)
+class InputBuffer(Buffer):
+    """A tensor argument of the graph."""
+
+
+@dataclass(eq=False)
+class ConstantBuffer(Buffer):
+    """A tensor known when compiling."""
+
+    value: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Pointwise:
+    """Each element computed on its own."""
+
+    ranges: tuple[Size, ...]
+    inner_fn: InnerFn
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Each element of `ranges` reduces `reduction_ranges`. `source_dtype` is that of the reduced values."""
+
+    ranges: tuple[Size, ...]
+    reduction_ranges: tuple[Size, ...]
+    kind: ReductionKind
+    source_dtype: torch.dtype
+    inner_fn: ReductionFn
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """For each index of `ranges`, write the value to `output_index(ops, index)` of the buffer `target`.
+
+    `output_index` gives one expression per dimension of the target. The target's memory becomes the result's.
+    """
+
+    ranges: tuple[Size, ...]
+    target: str
+    output_index: Callable[[Ops, Sequence[Index]], Sequence[Index]]
+    inner_fn: InnerFn
+    mode: StoreMode
+
+
+Loops = Pointwise | Reduction | Scatter
+
+
+@dataclass(eq=False)
+class ComputedBuffer(Buffer):
+    """A buffer that a loop nest fills."""
+
+    loops: Loops = field(default=None)  # type: ignore[assignment]
+    why: str = ""
+    """Why the value was realized: written to memory instead of inlined into its users."""
+
+    def __str__(self) -> str:
+        why = f"  # {self.why}" if self.why else ""
+        return f"{self.name}: {self.layout} = {loops_text(self)}{why}"
+
+
+@dataclass(eq=False)
+class ExternOutput(Buffer):
+    """One output of an extern operator."""
+
+    kernel: str = ""
+    index: int | None = None
+    """Position in the operator's tuple, None when it returns one tensor."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A buffer, or part of it, seen with another layout. Nothing is copied."""
+
+    buffer: str
+    layout: Layout
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{self.layout}]"
+
+
+@dataclass(eq=False)
+class ExternKernel(Shown):
+    """An operator that a library runs.
+
+    Tensors in `args`/`kwargs` (any nesting) are `View`s; sizes may be expressions.
+    """
+
+    name: str
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[ExternOutput | None, ...]
+    reason: str
+    """Why no loops: "library matrix product", "no lowering for aten.sort", ..."""
+    origins: Origins = NO_ORIGINS
+
+    def views(self) -> Iterator[View]:
+        """The tensors it reads, in order."""
+        yield from views_in((self.args, self.kwargs))
+
+    def __str__(self) -> str:
+        arguments = [_extern_argument(a) for a in self.args]
+        arguments += [f"{key}={_extern_argument(value)}" for key, value in self.kwargs.items()]
+        outputs = ", ".join(str(o) if o is not None else "None" for o in self.outputs)
+        return f"{outputs} = extern {self.op}({', '.join(arguments)})  # {self.reason}"
+
+
+Operation = ComputedBuffer | ExternKernel
+Output: TypeAlias = View | Size | float | bool | None
+
+
+def views_in(value: Any) -> Iterator[View]:
+    """All views in nested tuples, lists and dicts."""
+    if isinstance(value, View):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from views_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from views_in(item)
+
+
+@dataclass
+class LoopGraph(Shown):
+    """Everything one ATen graph lowered to."""
+
+    name: str
+    inputs: list[InputBuffer | Size]
+    """In placeholder order: tensors as buffers, symbolic ints as their symbol (or expression)."""
+    constants: list[ConstantBuffer]
+    operations: list[Operation]
+    outputs: list[Output]
+    size_hints: dict[sympy.Symbol, int] = field(default_factory=dict)
+    """Each size symbol's value when compiling: for heuristics only."""
+
+    @property
+    def buffers(self) -> dict[str, Buffer]:
+        """All buffers by name."""
+        found: dict[str, Buffer] = {b.name: b for b in self.inputs if isinstance(b, InputBuffer)}
+        found.update({b.name: b for b in self.constants})
+        for operation in self.operations:
+            for buffer in written_by(operation):
+                found[buffer.name] = buffer
+        return found
+
+    @property
+    def externs(self) -> list[ExternKernel]:
+        return [op for op in self.operations if isinstance(op, ExternKernel)]
+
+    def __str__(self) -> str:
+        lines = [f"# {self.name}, by lowering: {len(self.operations)} buffers and extern calls"]
+        lines += [f"input {b}" if isinstance(b, Buffer) else f"size {b}" for b in self.inputs]
+        lines += [f"constant {b}" for b in self.constants]
+        shown: object = None
+        for operation in self.operations:
+            at = source_lines(operation.origins)
+            if at and at != shown:
+                lines += [f"# {line}" for line in at]
+                shown = at
+            lines.append(str(operation))
+        lines.append(f"return {', '.join(map(str, self.outputs))}")
+        return "\n".join(lines)
+
+
+def written_by(operation: Operation) -> Sequence[Buffer]:
+    """The buffers an operation defines."""
+    if isinstance(operation, ExternKernel):
+        return [o for o in operation.outputs if o is not None]
+    return [operation]
+
+
+def loop_index(count: int, prefix: str = "p") -> list[sympy.Symbol]:
+    """Loop variables p0, p1, ...: outermost first."""
+    return [loop_symbol(f"{prefix}{i}") for i in range(count)]
+
+
+def loops_text(buffer: ComputedBuffer) -> str:
+    """`Pointwise([64, 128], relu(load(x, 128*p0 + p1)))`: the loop body as a formula."""
+    loops = buffer.loops
+    index = loop_index(len(loops.ranges))
+    extents = dict(zip(index, loops.ranges, strict=True))
+    formula = FormulaOps(extents)
+    ranges = f"[{', '.join(map(str, loops.ranges))}]"
+    if isinstance(loops, Reduction):
+        rindex = loop_index(len(loops.reduction_ranges), "r")
+        formula = FormulaOps({**extents, **dict(zip(rindex, loops.reduction_ranges, strict=True))})
+        inner = loops.inner_fn(formula, index, rindex)
+        rranges = ", ".join(map(str, loops.reduction_ranges))
+        return f"Reduction({ranges}, [{rranges}], '{loops.kind}', {inner})"
+    if isinstance(loops, Scatter):
+        where = ", ".join(map(str, loops.output_index(formula, index)))
+        return f"Scatter({ranges}, {loops.target}[{where}], {loops.inner_fn(formula, index)}, '{loops.mode}')"
+    return f"Pointwise({ranges}, {loops.inner_fn(formula, index)})"
+
+
+class FormulaOps(Ops):
+    """The handler that prints: every value is its formula as text, indices simplified over `ranges`."""
+
+    def __init__(self, ranges: Ranges | None = None) -> None:
+        self.ranges: Ranges = ranges or {}
+
+    def load(self, buffer: str, index: Index) -> str:
+        return f"{buffer}[{simplify_index(index, self.ranges)}]"
+
+    def store(self, buffer: str, index: Index, value: str, mode: StoreMode = "store") -> str:
+        return f"{buffer}[{index}] {'+=' if mode == 'atomic_add' else '='} {value}"
+
+    def constant(self, value: float | int | bool, dtype: torch.dtype) -> str:
+        return repr(value)
+
+    def index_expr(self, expr: Index, dtype: torch.dtype) -> str:
+        return f"{short(dtype)}({simplify_index(expr, self.ranges)})"
+
+    def to_dtype(self, value: str, dtype: torch.dtype) -> str:
+        return f"{short(dtype)}({value})"
+
+    def bitcast(self, value: str, dtype: torch.dtype) -> str:
+        return f"bitcast({value}, {short(dtype)})"
+
+    def masked(self, mask: str, body: Callable[[Ops], str], other: float | int | bool) -> str:
+        return f"masked({mask}, {body(self)}, {other!r})"
+
+    def indirect_indexing(
+        self, value: str, size: Expr | int, check: bool = True, wrap_negative: bool = True
+    ) -> Index:
+        return sympy.Symbol(f"<{value}>", integer=True, nonnegative=True)
+
+    def reduction(self, kind: ReductionKind, dtype: torch.dtype, value: str) -> str:
+        return f"{kind}({value})"
+
+    def pointwise(self, name: str, *values: str) -> str:
+        return f"{name}({', '.join(values)})"
+
+
+def _extern_argument(value: Any) -> str:
+    if isinstance(value, View):
+        return value.buffer
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(_extern_argument, value)) + "]"
+    return str(value)
+
+
+def verify(graph: LoopGraph) -> None:
+    """Raise VerifyError where the graph breaks the grammar: names, order, ranges, dtypes."""
+    known: dict[str, Buffer] = {b.name: b for b in graph.inputs if isinstance(b, InputBuffer)}
+    known.update({b.name: b for b in graph.constants})
+    spent: set[str] = set()
+
+    def read(name: str, by: str) -> None:
+        if name not in known:
+            raise VerifyError(f"{by} reads {name}, which nothing has written")
+        if name in spent:
+            raise VerifyError(f"{by} reads {name}, whose memory a scatter has taken over")
+
+    for operation in graph.operations:
+        if isinstance(operation, ExternKernel):
+            for view in operation.views():
+                read(view.buffer, operation.name)
+        else:
+            _verify_loops(operation, read)
+            if isinstance(operation.loops, Scatter):
+                read(operation.loops.target, operation.name)
+                spent.add(operation.loops.target)
+        for buffer in written_by(operation):
+            if buffer.name in known:
+                raise VerifyError(f"{buffer.name} is written twice")
+            known[buffer.name] = buffer
+    for output in graph.outputs:
+        if isinstance(output, View):
+            read(output.buffer, "the graph's output")
+
+
+class _LoadNames(FormulaOps):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def load(self, buffer: str, index: Index) -> str:
+        self.names.append(buffer)
+        return buffer
+
+
+def _verify_loops(buffer: ComputedBuffer, read: Callable[[str, str], None]) -> None:
+    loops, layout = buffer.loops, buffer.layout
+    if layout.dtype not in LOOP_DTYPES:
+        raise VerifyError(f"{buffer.name}: loops can't hold {layout.dtype}")
+    ops = _LoadNames()
+    index = loop_index(len(loops.ranges))
+    if isinstance(loops, Reduction):
+        if loops.kind not in REDUCTION_KINDS:
+            raise VerifyError(f"{buffer.name}: no reduction {loops.kind!r}")
+        loops.inner_fn(ops, index, loop_index(len(loops.reduction_ranges), "r"))
+    else:
+        loops.inner_fn(ops, index)
+    if isinstance(loops, Scatter):
+        if len(loops.output_index(ops, index)) != len(layout.size):
+            raise VerifyError(
+                f"{buffer.name}: a scatter needs one index per dimension of its target"
+            )
+    elif len(loops.ranges) != len(layout.size) or not all(map(same, loops.ranges, layout.size)):
+        raise VerifyError(f"{buffer.name}: ranges {loops.ranges} are not its size {layout.size}")
+    for name in ops.names:
+        read(name, buffer.name)

@@ -1,0 +1,47 @@
+"""When is an intermediate written to memory, and when is it computed again by each of its readers?
+
+Inlining saves a write and a read; realizing saves computing twice, and lets the scheduler choose: a buffer
+that only one kernel touches costs nothing. Every `ComputedBuffer.why` comes from here or from a rule.
+The real compiler: StorageBox.realize_hint, should_realize_on_reuse in torch/_inductor/ir.py.
+"""
+
+from __future__ import annotations
+
+from minicompile.lowering.value import LazyValue
+from minicompile.ops.table import POINTWISE
+
+MAX_READS = 8
+"""Most buffers that one formula reads."""
+MAX_WEIGHT = 160
+"""Most operations in a formula written out."""
+MAX_DEPTH = 40
+"""Most values nested in one formula."""
+CHEAP_FLOPS = POINTWISE["truediv"].flops + 4
+"""Most arithmetic that is worth repeating to save a read."""
+FREE_FLOPS = 32
+"""Most arithmetic worth repeating for a value that reads nothing (masks from indices, constants)."""
+
+
+def too_large(value: LazyValue) -> str | None:
+    """Why one formula has grown enough, or None."""
+    reads = len(value.inputs.reached()[0])
+    if reads > MAX_READS:
+        return f"reads {reads} buffers"
+    if value.depth > MAX_DEPTH:
+        return f"a formula of {value.depth} nested values"
+    if value.weight > MAX_WEIGHT:
+        return f"a formula of {value.weight} operations"
+    return None
+
+
+def worth_keeping(value: LazyValue, users: int) -> str | None:
+    """Why a value with several readers should be computed once, or None."""
+    if users < 2:
+        return None
+    buffers = value.inputs.reached()[0].values()
+    reads = sum(1 for buffer in buffers if buffer.layout.numel != 1)
+    if reads == 0 and value.flops <= FREE_FLOPS:
+        return None
+    if reads <= 1 and value.flops <= CHEAP_FLOPS:
+        return None
+    return f"{users} users, {value.flops} operations on {reads} buffers"

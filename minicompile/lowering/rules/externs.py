@@ -1,0 +1,53 @@
+"""Operators that a library runs on purpose, each with the reason, by packet (all overloads of a name).
+
+Random operators stay with eager's generator, so that the numbers are eager's exactly.
+"""
+
+from __future__ import annotations
+
+from minicompile.lowering.registry import extern_reasons
+from minicompile.lowering.rules.common import aten
+
+REASONS: dict[str, str] = {
+    "library matrix product": "mm bmm addmm baddbmm _int_mm dot mv vdot addmv",
+    "library convolution": "convolution convolution_backward _convolution",
+    "library attention": """
+        _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
+        _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
+        _scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
+        _scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward""",
+    "random: eager's generator gives the numbers": """
+        rand rand_like randn randn_like randint randint_like randperm bernoulli native_dropout
+        normal normal_functional uniform multinomial exponential geometric log_normal cauchy
+        random poisson binomial rrelu_with_noise_functional""",
+    "sorting": "sort topk kthvalue median nanmedian mode unique_dim _unique2 msort argsort",
+    "a scan": "cumsum cumprod cummax cummin logcumsumexp",
+    "the result's size depends on data": "nonzero masked_select bincount histc repeat_interleave",
+    "library pooling": """
+        max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
+        max_pool3d_with_indices max_pool3d_with_indices_backward avg_pool3d avg_pool3d_backward
+        _adaptive_avg_pool2d _adaptive_avg_pool2d_backward adaptive_max_pool2d
+        adaptive_max_pool2d_backward""",
+    "library resampling": """
+        upsample_nearest2d upsample_bilinear2d upsample_bicubic2d grid_sampler_2d
+        grid_sampler_2d_backward upsample_nearest2d_backward upsample_bilinear2d_backward""",
+    "library recurrent network": "_thnn_fused_lstm_cell mkldnn_rnn_layer _cudnn_rnn miopen_rnn",
+    "library linear algebra": """
+        linalg_cholesky_ex linalg_lu linalg_lu_factor_ex linalg_inv_ex linalg_qr _linalg_svd _linalg_eigh
+        linalg_solve_triangular _linalg_solve_ex _linalg_det _linalg_slogdet linalg_ldl_factor_ex""",
+    "library Fourier transform": "_fft_r2c _fft_c2r _fft_c2c",
+    "library distances": "_cdist_forward _cdist_backward _pdist_forward",
+    "special function without a loop operation": """
+        lgamma digamma polygamma erfinv erfc i0 igamma igammac special_i0e special_i1 special_i1e
+        special_erfcx special_ndtri special_zeta nextafter frexp""",
+    "writes whose order matters where indices repeat": "scatter index_copy put masked_scatter",
+    "each element is accumulated in eager's order": """
+        embedding_dense_backward _embedding_bag _embedding_bag_forward_only index_add scatter_reduce
+        index_reduce""",
+}
+
+for _reason, _names in REASONS.items():
+    for _name in _names.split():
+        _packet = getattr(aten, _name, None)  # some exist only in newer releases
+        if _packet is not None:
+            extern_reasons(_packet)(_reason)

@@ -1,0 +1,353 @@
+"""Views as index maps: where an element of the view lies in the tensor it looks at.
+
+A map is all that a lazy value needs. Over memory the same map also says whether the view is strided: then
+the linear index is `offset + sum(stride * variable)`, and a library can be handed the view without a copy.
+The real compiler: View, PermuteView, ExpandView, SliceView, ReinterpretView in torch/_inductor/ir.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from minicompile.errors import Unsupported
+from minicompile.lowering.ir import Layout, loop_index
+from minicompile.ops.handler import Index
+from minicompile.shapes.expr import (
+    ZERO,
+    Expr,
+    FloorDiv,
+    ModularIndexing,
+    Size,
+    contiguous_strides,
+    exact_quotient,
+    floor_div,
+    is_nonnegative,
+    linear_index,
+    product,
+    same,
+    simplify_index,
+    to_size,
+)
+
+
+@dataclass(frozen=True)
+class ViewMap:
+    """`index` takes an index of the view (of `size`) to one of the base.
+
+    `relayout`, where given, finds the strided layout directly; otherwise it is read off the map.
+    """
+
+    size: tuple[Size, ...]
+    index: Callable[[Sequence[Index]], list[Index]]
+    relayout: Callable[[Layout], Layout | None] | None = None
+
+    def over(self, layout: Layout) -> Layout | None:
+        """The view's own layout over memory that lies like `layout`; None if it isn't strided."""
+        if self.relayout is not None:
+            return self.relayout(layout)
+        variables = loop_index(len(self.size), "v")
+        expr = layout.index(self.index(variables))
+        if expr.has(FloorDiv, ModularIndexing):
+            expr = simplify_index(expr, dict(zip(variables, self.size, strict=True)))
+        found = affine(expr, variables)
+        if found is None:
+            return None
+        stride, offset = found
+        return Layout(layout.device, layout.dtype, self.size, stride, offset)
+
+    def after(self, first: ViewMap) -> ViewMap:
+        """This view of the view `first`."""
+        return ViewMap(self.size, lambda index: first.index(self.index(index)))
+
+
+def affine(expr: Expr, variables: Sequence[sympy.Symbol]) -> tuple[tuple[Size, ...], Size] | None:
+    """(coefficient of each variable, rest) of an index; None if not affine, or a coefficient is negative."""
+    known = set(variables)
+    steps: dict[sympy.Symbol, Expr] = dict.fromkeys(variables, ZERO)
+    rest: Expr = ZERO
+    for term in sympy.Add.make_args(sympy.expand(expr)):
+        factors = sympy.Mul.make_args(term)
+        mine = [f for f in factors if f in known]
+        others = sympy.Mul(*[f for f in factors if f not in known])
+        if len(mine) > 1 or others.free_symbols & known:
+            return None
+        if mine:
+            steps[mine[0]] += others
+        else:
+            rest += others
+    if not all(is_nonnegative(step) for step in steps.values()):
+        return None
+    return tuple(to_size(steps[v]) for v in variables), to_size(rest)
+
+
+def wrap_dim(dim: int, count: int) -> int:
+    """A dimension counted from the end, as one from the start (0-d tensors have one)."""
+    return dim % max(count, 1)
+
+
+def permute(size: Sequence[Size], dims: Sequence[int]) -> ViewMap:
+    order = [wrap_dim(d, len(size)) for d in dims]
+
+    def index(i: Sequence[Index]) -> list[Index]:
+        out = [ZERO] * len(order)
+        for at, dim in enumerate(order):
+            out[dim] = i[at]
+        return out
+
+    return ViewMap(tuple(size[d] for d in order), index)
+
+
+def expand(size: Sequence[Size], target: Sequence[Size]) -> ViewMap:
+    """Broadcast to `target`, in which -1 keeps a dimension."""
+    added = len(target) - len(size)
+    full = [*[None] * added, *size]
+    out = [
+        have if have is not None and isinstance(want, int) and want == -1 else want
+        for have, want in zip(full, target, strict=True)
+    ]
+    repeated = [have == 1 and want != 1 for have, want in zip(size, out[added:], strict=True)]
+
+    def index(i: Sequence[Index]) -> list[Index]:
+        return [ZERO if again else v for again, v in zip(repeated, i[added:], strict=True)]
+
+    return ViewMap(tuple(to_size(s) for s in out), index)
+
+
+def bound_candidates(bound: Size | None, extent: Size, default: Size) -> list[Size]:
+    """What a slice bound may mean as eager reads it: from the end if negative, cut to the dimension."""
+    if bound is None:
+        return [default]
+    if isinstance(bound, int) and isinstance(extent, int):
+        return [min(max(bound + extent if bound < 0 else bound, 0), extent)]
+    if isinstance(bound, int) and bound >= 2**62:
+        return [extent]
+    if isinstance(bound, int) and bound < 0:
+        bound = to_size(extent + bound)
+    if is_nonnegative(bound) and is_nonnegative(extent - bound):
+        return [bound]
+    return [bound, extent, 0]
+
+
+def slice_bounds(
+    extent: Size, start: Size | None, end: Size | None, step: int, length: Size | None = None
+) -> tuple[Size, Size, Size]:
+    """First element, end and length of a slice. `length`, if known, settles what symbolic bounds mean."""
+    found = [
+        (low, high, max(count, 0) if isinstance(count, int) else count)
+        for low in bound_candidates(start, extent, 0)
+        for high in bound_candidates(end, extent, extent)
+        for count in [floor_div(to_size(high - low + step - 1), step)]
+    ]
+    if len(found) > 1 and length is not None:
+        found = [choice for choice in found if same(choice[2], length)][:1]
+    if len(found) != 1:
+        raise Unsupported(f"slice from {start} to {end} of a dimension of size {extent}")
+    return found[0]
+
+
+def slice_(
+    size: Sequence[Size],
+    dim: int,
+    start: Size | None,
+    end: Size | None,
+    step: int = 1,
+    length: Size | None = None,
+) -> ViewMap:
+    """Elements start, start + step, ... of a dimension; `length` as in `slice_bounds`."""
+    dim = wrap_dim(dim, len(size))
+    low, _, count = slice_bounds(size[dim], start, end, step, length)
+
+    def index(i: Sequence[Index]) -> list[Index]:
+        return [*i[:dim], i[dim] * step + low, *i[dim + 1 :]]
+
+    return ViewMap((*size[:dim], count, *size[dim + 1 :]), index)
+
+
+def select(size: Sequence[Size], dim: int, at: Size) -> ViewMap:
+    dim = wrap_dim(dim, len(size))
+    if isinstance(at, int) and at < 0:
+        at = to_size(at + size[dim])
+    position = sympy.sympify(at)
+    return ViewMap((*size[:dim], *size[dim + 1 :]), lambda i: [*i[:dim], position, *i[dim:]])
+
+
+def unsqueeze(size: Sequence[Size], dim: int) -> ViewMap:
+    dim = dim % (len(size) + 1)
+    step: Size = 1
+    if dim < len(size):
+        step = size[dim]
+
+    def relayout(layout: Layout) -> Layout:
+        inner = to_size(layout.stride[dim] * step) if dim < len(size) else 1
+        stride = (*layout.stride[:dim], inner, *layout.stride[dim:])
+        return Layout(layout.device, layout.dtype, view_size, stride, layout.offset)
+
+    view_size = (*size[:dim], 1, *size[dim:])
+    return ViewMap(view_size, lambda i: [*i[:dim], *i[dim + 1 :]], relayout)
+
+
+def squeeze(size: Sequence[Size], dims: Sequence[int] | None = None) -> ViewMap:
+    chosen = range(len(size)) if dims is None else [wrap_dim(d, len(size)) for d in dims]
+    gone = {d for d in chosen if d < len(size) and size[d] == 1}
+    kept = [d for d in range(len(size)) if d not in gone]
+
+    def index(i: Sequence[Index]) -> list[Index]:
+        out = [ZERO] * len(size)
+        for at, dim in enumerate(kept):
+            out[dim] = i[at]
+        return out
+
+    return ViewMap(tuple(size[d] for d in kept), index)
+
+
+def flip(size: Sequence[Size], dims: Sequence[int]) -> ViewMap:
+    turned = {wrap_dim(d, len(size)) for d in dims}
+
+    def index(i: Sequence[Index]) -> list[Index]:
+        return [size[d] - 1 - v if d in turned else v for d, v in enumerate(i)]
+
+    return ViewMap(tuple(size), index)
+
+
+def diagonal(size: Sequence[Size], offset: int, dim1: int, dim2: int) -> ViewMap:
+    """The diagonal of two dimensions, as a new last dimension."""
+    dim1, dim2 = wrap_dim(dim1, len(size)), wrap_dim(dim2, len(size))
+    rows, columns = size[dim1], size[dim2]
+    if not (isinstance(rows, int) and isinstance(columns, int)):
+        raise Unsupported("the diagonal of a dimension of symbolic size")
+    down, right = max(-offset, 0), max(offset, 0)
+    length = max(min(rows - down, columns - right), 0)
+    rest = [d for d in range(len(size)) if d not in (dim1, dim2)]
+
+    def index(i: Sequence[Index]) -> list[Index]:
+        out = [ZERO] * len(size)
+        for at, dim in enumerate(rest):
+            out[dim] = i[at]
+        out[dim1], out[dim2] = i[-1] + down, i[-1] + right
+        return out
+
+    return ViewMap((*[size[d] for d in rest], length), index)
+
+
+def unfold(size: Sequence[Size], dim: int, length: int, step: int) -> ViewMap:
+    """Windows along a dimension, as a new last dimension."""
+    if not size:
+        return ViewMap((length,), lambda i: [])
+    dim = wrap_dim(dim, len(size))
+    count = to_size(floor_div(size[dim] - length, step) + 1)
+
+    def index(i: Sequence[Index]) -> list[Index]:
+        return [*i[:dim], i[dim] * step + i[-1], *i[dim + 1 : -1]]
+
+    return ViewMap((*size[:dim], count, *size[dim + 1 :], length), index)
+
+
+def resolve_size(numel: Size, size: Sequence[Size]) -> tuple[Size, ...]:
+    """A view's size with its -1, if any, worked out."""
+    unknown = [d for d, extent in enumerate(size) if isinstance(extent, int) and extent == -1]
+    if not unknown:
+        return tuple(map(to_size, size))
+    known = product(extent for d, extent in enumerate(size) if d != unknown[0])
+    return tuple(
+        floor_div(numel, known) if d == unknown[0] else to_size(extent)
+        for d, extent in enumerate(size)
+    )
+
+
+Group = tuple[list[int], list[int]]
+"""Dimensions of the base and of the view that hold the same elements."""
+
+
+def reshape_groups(old: Sequence[Size], new: Sequence[Size]) -> list[Group]:
+    """Match dimensions by their products, in groups as small as possible, without dimensions of size 1."""
+    a = [d for d, extent in enumerate(old) if extent != 1]
+    b = [d for d, extent in enumerate(new) if extent != 1]
+    groups: list[Group] = []
+    i = j = 0
+    while i < len(a) and j < len(b):
+        start = i, j
+        left, right = old[a[i]], new[b[j]]
+        i, j = i + 1, j + 1
+        while not same(left, right):
+            if _divides(left, right) and i < len(a):
+                left, i = to_size(left * old[a[i]]), i + 1
+            elif j < len(b) and (_divides(right, left) or i == len(a)):
+                right, j = to_size(right * new[b[j]]), j + 1
+            else:  # no telling: all that remains is one group
+                i, j = len(a), len(b)
+                break
+        groups.append((a[start[0] : i], b[start[1] : j]))
+    if i < len(a) or j < len(b):
+        raise Unsupported(f"view of {tuple(old)} as {tuple(new)}: element counts differ")
+    return groups
+
+
+def _divides(a: Size, b: Size) -> bool:
+    """Whether the group of `a` is the one to grow."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a < b
+    return exact_quotient(sympy.sympify(b), sympy.sympify(a)) is not None
+
+
+def reshape(old: Sequence[Size], new: Sequence[Size]) -> ViewMap:
+    """The same elements in row-major order, as `new`: divisions only inside groups that merge dimensions."""
+    old, new = tuple(old), resolve_size(product(old), new)
+    if any(extent == 0 for extent in (*old, *new)):
+        return ViewMap(
+            new,
+            lambda i: [ZERO] * len(old),
+            lambda lay: Layout(lay.device, lay.dtype, new, contiguous_strides(new), lay.offset),
+        )
+    groups = reshape_groups(old, new)
+
+    def index(i: Sequence[Index]) -> list[Index]:
+        out: list[Index] = [ZERO] * len(old)
+        for base_dims, view_dims in groups:
+            sizes = [new[d] for d in view_dims]
+            linear = linear_index([i[d] for d in view_dims], contiguous_strides(sizes))
+            for dim, digit in zip(
+                base_dims, digits(linear, [old[d] for d in base_dims]), strict=True
+            ):
+                out[dim] = digit
+        return out
+
+    return ViewMap(new, index, lambda layout: _reshape_layout(layout, new, groups))
+
+
+def digits(linear: Expr, sizes: Sequence[Size]) -> list[Expr]:
+    """The index whose row-major position in `sizes` is `linear`."""
+    if len(sizes) == 1:
+        return [linear]
+    out = []
+    for k, (extent, step) in enumerate(zip(sizes, contiguous_strides(sizes), strict=True)):
+        step = sympy.sympify(step)
+        if k == 0:
+            out.append(FloorDiv(linear, step))
+        else:
+            out.append(ModularIndexing(linear, step, sympy.sympify(extent)))
+    return out
+
+
+def _reshape_layout(
+    layout: Layout, new: tuple[Size, ...], groups: Sequence[Group]
+) -> Layout | None:
+    stride: list[Size] = [1] * len(new)
+    for base_dims, view_dims in groups:
+        for outer, inner in itertools.pairwise(base_dims):
+            merged = to_size(layout.stride[inner] * layout.size[inner])
+            if not same(layout.stride[outer], merged):
+                return None
+        step = layout.stride[base_dims[-1]]
+        for dim in reversed(view_dims):
+            stride[dim] = step
+            step = to_size(step * new[dim])
+    for dim in reversed(
+        range(len(new) - 1)
+    ):  # dimensions of size 1 get the stride eager gives them
+        if new[dim] == 1:
+            stride[dim] = to_size(stride[dim + 1] * new[dim + 1])
+    return Layout(layout.device, layout.dtype, new, tuple(stride), layout.offset)

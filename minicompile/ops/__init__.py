@@ -1,0 +1,1 @@
+"""What every room shares: origins, registries, dtypes, operator tables, the printed form."""

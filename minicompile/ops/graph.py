@@ -1,0 +1,152 @@
+"""`Graph`: a torch.fx graph as a stage object, printed as valid Python with shapes and user lines.
+
+Node metadata that every room keeps:
+`meta["val"]`      the value at compile time (FakeTensor, SymInt, tuple of them),
+`meta["origins"]`  frozenset of `Origin`,
+`meta["phase"]`    "forward" or "backward" (absent before the joint graph).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from minicompile.ops.display import Shown
+from minicompile.ops.dtypes import value_text
+from minicompile.ops.origin import NO_ORIGINS, Origins, source_lines
+
+
+def origins_of(node: fx.Node) -> Origins:
+    found = node.meta.get("origins", NO_ORIGINS)
+    assert isinstance(found, frozenset)
+    return found
+
+
+def placeholders(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "placeholder"]
+
+
+def output_node(graph: fx.Graph) -> fx.Node:
+    found: fx.Node = next(node for node in reversed(graph.nodes) if node.op == "output")
+    return found
+
+
+def target_name(target: object) -> str:
+    """`aten.mul.Tensor`, `torch.relu`, `operator.getitem`: how a call target is printed."""
+    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return str(target)
+    if isinstance(target, str):
+        return target
+    name = (
+        getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or repr(target)
+    )
+    module = getattr(target, "__module__", None) or ""
+    if module == "_operator":
+        module = "operator"
+    if module.startswith("torch._C") or name.startswith("_VariableFunctionsClass."):
+        module, name = "torch", name.rsplit(".", 1)[-1]
+    return f"{module}.{name}" if module and module != "builtins" else str(name)
+
+
+@dataclass
+class Graph(Shown):
+    """A graph between two stages. `made_by` names the pass that produced it."""
+
+    gm: fx.GraphModule
+    name: str
+    made_by: str
+
+    @property
+    def nodes(self) -> Iterator[fx.Node]:
+        return iter(self.gm.graph.nodes)
+
+    @property
+    def op_count(self) -> int:
+        """Calls, without the tuple accesses that only unpack results."""
+        return sum(
+            1 for n in self.nodes if n.op.startswith("call") and n.target is not operator.getitem
+        )
+
+    def __str__(self) -> str:
+        return graph_text(self)
+
+
+def _argument(value: object) -> str:
+    if isinstance(value, fx.Node):
+        return value.name
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(_argument, value)) + ("," if len(value) == 1 else "") + ")"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_argument, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k!r}: {_argument(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, slice):
+        return f"slice({_argument(value.start)}, {_argument(value.stop)}, {_argument(value.step)})"
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return f"float('{value}')"
+    if isinstance(value, torch.device):
+        return f"torch.device('{value}')"
+    return repr(value)
+
+
+def call_text(node: fx.Node) -> str:
+    """The right-hand side of a node's line: `aten.add.Tensor(x, y)`."""
+    arguments = [_argument(a) for a in node.args] + [
+        f"{k}={_argument(v)}" for k, v in node.kwargs.items()
+    ]
+    if node.op == "call_method":
+        return f"{arguments[0]}.{node.target}({', '.join(arguments[1:])})"
+    if node.op == "get_attr":
+        return f"self.{node.target}"
+    if node.op == "call_module":
+        return f"self.{node.target}({', '.join(arguments)})"
+    if node.target is operator.getitem and len(node.args) == 2:
+        return f"{arguments[0]}[{arguments[1]}]"
+    return f"{target_name(node.target)}({', '.join(arguments)})"
+
+
+def graph_text(graph: Graph, source: bool = True) -> str:
+    """The graph as a Python function, headed by the pass that made it; user lines as comments."""
+    lines = [f"# {graph.name}, by {graph.made_by}: {graph.op_count} operations"]
+    inputs = placeholders(graph.gm.graph)
+    typed = [f"{n.name}: '{value_text(n.meta.get('val'))}'" for n in inputs]
+    if len(typed) > 3:
+        lines += [f"def {graph.name}(", *(f"    {argument}," for argument in typed), "):"]
+    else:
+        lines.append(f"def {graph.name}({', '.join(typed)}):")
+    shown: object = None
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            continue
+        if node.op == "output":
+            lines.append(f"    return {_argument(node.args[0])}")
+            continue
+        at = source_lines(origins_of(node))
+        if source and at and at != shown:
+            phase = " (backward)" if node.meta.get("phase") == "backward" else ""
+            lines.extend(f"    # {line}{phase}" for line in at)
+            shown = at
+        lines.append(f"    {node.name}: '{value_text(node.meta.get('val'))}' = {call_text(node)}")
+    return "\n".join(lines)
+
+
+@dataclass
+class PassRecord(Shown):
+    """One graph pass: its name, the graph's text before and after, and how many nodes it changed."""
+
+    name: str
+    before: str
+    after: str
+    changed: int
+
+    def __str__(self) -> str:
+        verdict = f"{self.changed} changes" if self.changed else "no change"
+        return f"pass {self.name}: {verdict}"
+
+
+GraphPass = Callable[[fx.GraphModule], int]
+"""A pass edits the graph in place and returns how many changes it made."""

@@ -1,0 +1,122 @@
+"""Registries: the extension points of the compiler.
+
+A registry maps keys (operators, opcodes, names) to rules. Built-in rules and a user's own enter through the
+same decorator. `without("lowering:aten.silu")` takes a rule away for a while; `scoped()` undoes whatever was
+registered inside it, which is how tests and exercises leave no trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+V = TypeVar("V")
+
+ALL: dict[str, Registry[Any]] = {}
+
+
+def key_name(key: object) -> str:
+    """The printed name of a key: `aten.silu.default` for an operator overload, the name otherwise."""
+    if isinstance(key, str):
+        return key
+    name = getattr(key, "__name__", None)
+    text = str(key)
+    return name if name is not None and text.startswith("<") else text
+
+
+class Registry(Generic[V]):
+    """A named table of rules. `registry(key, ...)` is the decorator that adds one."""
+
+    def __init__(self, name: str, doc: str) -> None:
+        self.name, self.doc = name, doc
+        self.rules: dict[Any, V] = {}
+        self.modules: list[str] = []
+        """Modules whose rules are built in: imported before the table is first read."""
+        ALL[name] = self
+
+    def load(self) -> None:
+        """Import the modules that hold the built-in rules, once."""
+        while self.modules:
+            importlib.import_module(self.modules.pop(0))
+
+    def __call__(self, *keys: Any) -> Callable[[V], V]:
+        def add(rule: V) -> V:
+            for key in keys:
+                self.rules[key] = rule
+            return rule
+
+        return add
+
+    def get(self, key: Any) -> V | None:
+        self.load()
+        return self.rules.get(key)
+
+    def __getitem__(self, key: Any) -> V:
+        self.load()
+        return self.rules[key]
+
+    def __contains__(self, key: object) -> bool:
+        self.load()
+        return key in self.rules
+
+    def __len__(self) -> int:
+        self.load()
+        return len(self.rules)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.load()
+        return iter(self.rules)
+
+    def matching(self, name: str) -> list[Any]:
+        """Keys called `name`, or overloads of it: "aten.silu" matches aten.silu.default."""
+        self.load()
+        return [
+            key
+            for key in self.rules
+            if key_name(key) == name or key_name(key).startswith(name + ".")
+        ]
+
+    @contextlib.contextmanager
+    def scoped(self) -> Iterator[None]:
+        """Rules registered or removed inside the block are forgotten after it."""
+        self.load()
+        before = dict(self.rules)
+        try:
+            yield
+        finally:
+            self.rules = before
+
+    def __repr__(self) -> str:
+        return f"Registry({self.name!r}, {len(self.rules)} rules)"
+
+
+@contextlib.contextmanager
+def without(*names: str) -> Iterator[None]:
+    """Take built-in rules away inside a `with` block: `without("lowering:aten.silu")`.
+
+    Raises KeyError naming the known registries, or the rule that does not exist.
+    """
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            table, _, rule = name.partition(":")
+            if table not in ALL:
+                raise KeyError(f"no registry {table!r}; known: {', '.join(sorted(ALL))}")
+            registry = ALL[table]
+            keys = registry.matching(rule)
+            if not keys:
+                raise KeyError(f"registry {table!r} has no rule {rule!r}")
+            stack.enter_context(registry.scoped())
+            for key in keys:
+                del registry.rules[key]
+        yield
+
+
+@contextlib.contextmanager
+def scoped() -> Iterator[None]:
+    """Undo every registration made inside the block, in all registries."""
+    with contextlib.ExitStack() as stack:
+        for registry in list(ALL.values()):
+            stack.enter_context(registry.scoped())
+        yield

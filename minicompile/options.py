@@ -1,0 +1,121 @@
+"""One frozen dataclass of options, and the only place that reads environment variables."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from minicompile.errors import OptionError
+
+
+def default_cache_dir() -> str:
+    """`MINICOMPILE_CACHE_DIR`, else the user's cache folder."""
+    chosen = os.environ.get("MINICOMPILE_CACHE_DIR")
+    if chosen:
+        return chosen
+    home = os.environ.get("XDG_CACHE_HOME")
+    try:
+        base = Path(home) if home else Path.home() / ".cache"
+    except RuntimeError:  # no home folder
+        base = Path(tempfile.gettempdir())
+    return str(base / "minicompile")
+
+
+def default_compiler() -> str:
+    """`CXX`, or "" to look for g++, then clang++."""
+    return os.environ.get("CXX", "")
+
+
+@contextlib.contextmanager
+def environment(**values: str) -> Iterator[None]:
+    """Set environment variables inside a `with` block; what this process starts there inherits them."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def default_c_compiler() -> str:
+    """`CC`, for the small C extensions; "" to look for cc, gcc, clang."""
+    return os.environ.get("CC", "")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that can be chosen about one compilation."""
+
+    device_codegen: str = "auto"
+    """Kernel language. "auto": C++ for CPU tensors, Triton for CUDA.
+
+    "triton" on CPU tensors runs the kernels in the Triton interpreter. Also any language registered with
+    `code_generator`."""
+    inline: Literal["auto", "never"] = "auto"
+    """"never" writes every intermediate to a buffer, so that fusion has something to show."""
+    fusion: bool = True
+    """False gives one kernel per buffer."""
+    partitioner: Literal["min_cut", "default"] = "min_cut"
+    """"default" saves every forward value that the backward pass reads."""
+    verify: bool = False
+    """Run each IR's verifier between stages."""
+    recompile_limit: int = 8
+    """Compiled versions kept per code object; after that a frame runs in eager."""
+    max_fusion_nodes: int = 64
+    """Most loop nests in one kernel."""
+    cpp_compiler: str = field(default_factory=default_compiler)
+    cpp_flags: tuple[str, ...] = ()
+    """Extra flags, after the built-in ones."""
+    disk_cache: bool = True
+    cache_dir: str = field(default_factory=default_cache_dir)
+
+    def key(self) -> tuple[Any, ...]:
+        """Hashable: equal options compile alike."""
+        return dataclasses.astuple(self)
+
+
+MODES: dict[str | None, dict[str, Any]] = {
+    None: {},
+    "default": {},
+    "reduce-overhead": {},
+    "max-autotune": {},
+    "max-autotune-no-cudagraphs": {},
+}
+
+
+def make_options(
+    mode: str | None = None, options: Mapping[str, Any] | Options | None = None
+) -> Options:
+    """Options from what `mc.compile` was given. Raises OptionError that lists what exists."""
+    if isinstance(options, Options):
+        return options
+    if mode not in MODES:
+        raise OptionError(f"no mode {mode!r}; known: {', '.join(repr(m) for m in MODES if m)}")
+    chosen = {**MODES[mode], **(options or {})}
+    known = {f.name: f for f in dataclasses.fields(Options)}
+    for name in chosen:
+        if name not in known:
+            raise OptionError(f"no option {name!r}; known: {', '.join(sorted(known))}")
+    result = Options(**chosen)
+    for name, allowed in CHOICES.items():
+        if getattr(result, name) not in allowed:
+            raise OptionError(
+                f"option {name} can't be {getattr(result, name)!r}; one of {', '.join(map(repr, allowed))}"
+            )
+    return result
+
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "inline": ("auto", "never"),
+    "partitioner": ("min_cut", "default"),
+}

@@ -1,0 +1,1 @@
+"""Graph passes: what they are, how they run, and rewriting by patterns."""

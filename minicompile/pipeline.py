@@ -1,0 +1,91 @@
+"""The corridor: from a captured graph to something that runs, one room after the other.
+
+    dynamo/      a Python frame            -> Capture       torch-level graph, guards
+    aot/         Capture.graph             -> AotResult     functional ATen graphs, forward and backward
+    lowering/    an ATen graph             -> LoopGraph     buffers defined by loops
+    scheduling/  LoopGraph                 -> Schedule      which loops share a kernel, order, memory
+    codegen/     Schedule                  -> KernelPlan    loops, tiles, phases of each kernel
+    codegen/     KernelPlan                -> KernelSource  C++ or Triton; WrapperSource: Python
+    runtime/     KernelSource              -> a callable    compiled, loaded, cached on disk
+
+Capture comes first and calls this module back: `compile_capture` is what `backend="inductor"` means. Each
+room sees only the results of earlier ones. The real compiler: torch/_inductor/compile_fx.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from minicompile.aot.autograd import ahead_of_time
+from minicompile.aot.result import AotResult, BoxedCallable
+from minicompile.aot.runtime import interpret, make_callable
+from minicompile.codegen.generate import by_position, generate_kernels, make_plans
+from minicompile.codegen.wrapper import generate_wrapper
+from minicompile.dynamo.result import Capture
+from minicompile.lowering.lower import lower
+from minicompile.ops.graph import Graph
+from minicompile.options import Options
+from minicompile.pipeline_result import CompiledStages, Trace
+from minicompile.runtime.load import Loading, start_loading
+from minicompile.scheduling.schedule import schedule
+
+
+def compile_capture(
+    capture: Capture, options: Options, trace: Trace | None = None
+) -> BoxedCallable:
+    """Every room after capture. `trace`, if given, keeps what each one made."""
+    aot = differentiate(capture, options)
+    forward = compile_graph(aot.forward, options)
+    backward = compile_graph(aot.backward, options) if aot.backward is not None else None
+    if trace is not None:
+        trace.aot = aot
+        trace.graphs["forward"] = forward.stages
+        if backward is not None:
+            trace.graphs["backward"] = backward.stages
+    return make_callable(aot, forward.finish(), backward.finish() if backward is not None else None)
+
+
+def aot_eager(capture: Capture, options: Options, trace: Trace | None = None) -> BoxedCallable:
+    """Stop after AOT and run its graphs with eager operators."""
+    aot = differentiate(capture, options)
+    if trace is not None:
+        trace.aot = aot
+    return make_callable(
+        aot, interpret(aot.forward), interpret(aot.backward) if aot.backward else None
+    )
+
+
+def differentiate(capture: Capture, options: Options) -> AotResult:
+    """AOT autograd: training when gradients may be asked for later."""
+    return ahead_of_time(
+        capture.graph,
+        capture.fakes,
+        options,
+        training=capture.grad_enabled,
+        shape_env=capture.shape_env,
+    )
+
+
+@dataclass(eq=False)
+class CompiledGraph:
+    """One ATen graph's stages, and its kernels on their way through the system's compilers."""
+
+    stages: CompiledStages
+    loading: Loading
+
+    def finish(self) -> BoxedCallable:
+        """Wait for the compilers. Raises BackendError where one is missing or fails."""
+        return self.loading.finish()
+
+
+def compile_graph(graph: Graph, options: Options) -> CompiledGraph:
+    """From ATen to kernels; the C++ compiler already runs when this returns."""
+    loops = lower(graph, options)
+    scheduled = schedule(loops, options)
+    plans = make_plans(scheduled, options)
+    modules = generate_kernels(plans)
+    kernels = by_position(plans, modules)
+    wrapper = generate_wrapper(scheduled, kernels, options)
+    loading = start_loading(modules, wrapper, loops.constants, options)
+    stages = CompiledStages(loops, scheduled, list(plans.values()), list(kernels.values()), wrapper)
+    return CompiledGraph(stages, loading)

@@ -1,0 +1,268 @@
+"""What `mc.trace(fn, *args)` returns: the object of every stage, in the order of the corridor.
+
+    Trace          := name, capture, aot | None, graphs: {"forward": CompiledStages, "backward": ...}
+    CompiledStages := loops, schedule, [plan], [kernel], wrapper
+
+`trace.stages` lists them by name; `trace.loops` is the forward's, `trace.backward.loops` the backward's;
+`trace.from_line(12)` follows a line of source through all of them; `trace.save("folder")` writes them down.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from minicompile import provenance
+from minicompile.aot.result import AotResult, Partition
+from minicompile.codegen.plan import KernelPlan, KernelSource, WrapperSource
+from minicompile.dynamo.result import Capture
+from minicompile.lowering.ir import LoopGraph
+from minicompile.ops.display import Several, Shown, bytes_text, count_text, to_html
+from minicompile.ops.origin import SourceLine, short_file
+from minicompile.provenance import Piece
+from minicompile.scheduling.nodes import Schedule
+
+
+@dataclass(frozen=True)
+class Room:
+    """One stop of the corridor: its stage's name, what it is called, and a count for the strip."""
+
+    stage: str
+    title: str
+    count: str
+
+
+def saving(partition: Partition) -> str:
+    """A partition in one line."""
+    return (
+        f"{partition.method} partition: saves {count_text(len(partition.saved), 'value')}, "
+        f"{bytes_text(partition.saved_bytes)} (backward reads {bytes_text(partition.default_bytes)}), "
+        f"computes {count_text(len(partition.recomputed), 'operation')} again"
+    )
+
+
+@dataclass(eq=False)
+class CompiledStages(Shown):
+    """What one graph (the forward, or the backward) became after AOT."""
+
+    loops: LoopGraph
+    schedule: Schedule
+    plans: list[KernelPlan]
+    kernels: list[KernelSource]
+    wrapper: WrapperSource
+
+    def __post_init__(self) -> None:
+        self.plans, self.kernels = Several(self.plans), Several(self.kernels)
+
+    @property
+    def stages(self) -> dict[str, Any]:
+        return {
+            "loops": self.loops,
+            "schedule": self.schedule,
+            "plans": self.plans,
+            "kernels": self.kernels,
+            "wrapper": self.wrapper,
+        }
+
+    def pieces(self, name: str) -> Iterator[Piece]:
+        """Everything in these stages; `name` is the graph's: "forward" or "backward"."""
+        yield from provenance.of_loops(f"{name}.loops", self.loops, self.schedule)
+        yield from provenance.of_decisions(f"{name}.schedule", self.schedule)
+        for kernel in self.kernels:
+            yield from provenance.of_kernel(f"{name}.kernels", kernel)
+        yield from provenance.of_wrapper(f"{name}.wrapper", self.wrapper)
+
+    def rooms(self) -> list[Room]:
+        schedule, externs = self.schedule, len(self.loops.externs)
+        saved = sum(d.score for d in schedule.decisions if d.fused)
+        lines = sum(len(kernel.lines) for kernel in self.kernels)
+        return [
+            Room(
+                "loops",
+                "Loops",
+                f"{count_text(len(self.loops.operations) - externs, 'buffer')}, {externs} extern",
+            ),
+            Room(
+                "schedule",
+                "Schedule",
+                f"{len(schedule.before)} → {len(schedule.nodes)} nodes, −{bytes_text(saved)}",
+            ),
+            Room(
+                "kernels",
+                "Kernels",
+                f"{count_text(len(self.kernels), 'kernel')}, {count_text(lines, 'line')}",
+            ),
+            Room("wrapper", "Wrapper", count_text(len(self.wrapper.lines), "line")),
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{room.stage:<10} {room.count}" for room in self.rooms())
+
+
+@dataclass(eq=False)
+class Trace(Shown):
+    """One function, seen at every stage. A backend that stops early leaves the later stages out."""
+
+    name: str
+    capture: Capture
+    aot: AotResult | None = None
+    graphs: dict[str, CompiledStages] = field(default_factory=dict)
+
+    @property
+    def stages(self) -> dict[str, Any]:
+        """Every stage object by name, in the order of the corridor."""
+        found: dict[str, Any] = {"capture": self.capture}
+        if self.aot is not None:
+            found["aot"] = self.aot
+        for name, compiled in self.graphs.items():
+            found.update({f"{name}.{stage}": value for stage, value in compiled.stages.items()})
+        return found
+
+    def graph(self, name: str) -> CompiledStages:
+        """The stages after AOT of "forward" or "backward"."""
+        if name not in self.graphs:
+            made = ", ".join(self.graphs) or "none: the backend stopped before lowering"
+            raise AttributeError(f"the trace of {self.name} has no {name} graph; it has {made}")
+        return self.graphs[name]
+
+    @property
+    def forward(self) -> CompiledStages:
+        return self.graph("forward")
+
+    @property
+    def backward(self) -> CompiledStages:
+        return self.graph("backward")
+
+    @property
+    def loops(self) -> LoopGraph:
+        return self.forward.loops
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.forward.schedule
+
+    @property
+    def plans(self) -> list[KernelPlan]:
+        return self.forward.plans
+
+    @property
+    def kernels(self) -> list[KernelSource]:
+        return self.forward.kernels
+
+    @property
+    def wrapper(self) -> WrapperSource:
+        return self.forward.wrapper
+
+    def pieces(self) -> Iterator[Piece]:
+        """Every object of every stage, with the operations it came from."""
+        yield from provenance.of_capture(self.capture)
+        if self.aot is not None:
+            yield from provenance.of_aot(self.aot)
+        for name, compiled in self.graphs.items():
+            yield from compiled.pieces(name)
+
+    def source_lines(self) -> list[SourceLine]:
+        """The lines of user code that the trace came from, callers included, in order."""
+        found: set[SourceLine] = set()
+        for piece in self.pieces():
+            for origin in piece.origins:
+                found.update(origin.stack)
+        return sorted(found)
+
+    def from_line(self, line: int, file: str | None = None) -> Several[Piece]:
+        """Everything that came from a line of source, in the order of the corridor.
+
+        A line that calls another function stands for all that the call did. `file` (its end is enough) is
+        needed only where several files have such a line.
+        """
+
+        def matches(at: SourceLine) -> bool:
+            return at.line == line and (file is None or at.file.endswith(file))
+
+        files = {at.file for at in self.source_lines() if matches(at)}
+        if len(files) > 1:
+            raise ValueError(
+                f"line {line} is in several files, say which: {', '.join(sorted(map(short_file, files)))}"
+            )
+        return Several(
+            piece
+            for piece in self.pieces()
+            if any(matches(at) for origin in piece.origins for at in origin.stack)
+        )
+
+    def rooms(self) -> list[Room]:
+        """The corridor with its counts."""
+        graph = self.capture.graph
+        out = [
+            Room("source", "Python", count_text(len(self.source_lines()), "line")),
+            Room("bytecode", "Bytecode", f"{len(self.capture.bytecode)} instr"),
+            Room("capture", "Graph", count_text(graph.op_count, "op")),
+        ]
+        if self.aot is not None:
+            if self.aot.joint is not None:
+                out.append(Room("joint", "Joint", count_text(self.aot.joint.op_count, "op")))
+            counts = [str(self.aot.forward.op_count)]
+            if self.aot.backward is not None:
+                counts.append(f"{self.aot.backward.op_count} backward")
+            out.append(Room("aot", "ATen", " + ".join(counts) + " ops"))
+        for name, compiled in self.graphs.items():
+            out += [replace(room, stage=f"{name}.{room.stage}") for room in compiled.rooms()]
+        return out
+
+    def __str__(self) -> str:
+        lines = [f"trace of {self.name}"]
+        access = {"source": "", "bytecode": "trace.capture.bytecode", "joint": "trace.aot.joint"}
+        for room in self.rooms():
+            path = access.get(room.stage, f"trace.{room.stage.removeprefix('forward.')}")
+            title = room.title + (" (backward)" if room.stage.startswith("backward") else "")
+            lines.append(f"  {title:<20} {room.count:<28} {path}".rstrip())
+        if self.aot is not None and self.aot.partition is not None:
+            lines.append("  " + saving(self.aot.partition))
+        lines += [
+            "",
+            "print a stage to read it; trace.from_line(n) follows a line of source; "
+            "trace.save(folder) writes everything",
+        ]
+        return "\n".join(lines)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write `index.html` (every stage on one page, no network needed) and a text file per stage.
+
+        Returns the path of the page.
+        """
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        for number, (name, stage) in enumerate(self.stages.items(), 1):
+            file = f"{number:02}_{name.replace('.', '_')}"
+            if name.endswith(".kernels"):
+                for kernel in stage:
+                    suffix = "cpp" if kernel.language == "cpp" else "py"
+                    _write(target / f"{file}_{kernel.name}.{suffix}", kernel.text)
+            else:
+                _write(
+                    target / f"{file}.{'py' if name.endswith('.wrapper') else 'txt'}", str(stage)
+                )
+        page = target / "index.html"
+        _write(page, self.page())
+        return page
+
+    def page(self) -> str:
+        """A whole HTML document: the linked view, then each stage."""
+        title = html.escape(f"{self.name} through minicompile")
+        stages = "".join(
+            f"<details><summary>{html.escape(name)}</summary>{to_html(stage)}</details>\n"
+            for name, stage in self.stages.items()
+        )
+        return (
+            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
+            "<style>:root{color-scheme:light dark}body{margin:16px;font-family:system-ui,sans-serif}"
+            "body>details{margin:10px 0}body>details>summary{cursor:pointer;font-weight:600}</style>"
+            f"</head><body>\n{to_html(self)}\n{stages}</body></html>\n"
+        )
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")

@@ -1,0 +1,278 @@
+"""What became of a line of source: every object of every stage, with the operations it came from.
+
+    Piece := stage, name, text, origins, subject, detail, why
+
+A `Piece` is one graph node, instruction, buffer, fusion decision or line of generated code. The linked
+views (`show/trace.py`) and `Trace.from_line` read nothing else. The real compiler answers these questions
+with torch/_inductor/debug.py (node mappings) and the tlparse tool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from minicompile.aot.result import AotResult, Partition
+from minicompile.codegen.plan import CodeLine, KernelSource, WrapperSource
+from minicompile.dynamo.result import Capture
+from minicompile.lowering.ir import (
+    ComputedBuffer,
+    ExternKernel,
+    FormulaOps,
+    Layout,
+    LoopGraph,
+    Operation,
+    Reduction,
+    Scatter,
+    loop_index,
+    written_by,
+)
+from minicompile.ops.display import Shown, bytes_text
+from minicompile.ops.dtypes import value_text
+from minicompile.ops.graph import Graph, call_text, origins_of
+from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, source_lines, union
+from minicompile.scheduling.nodes import FusionDecision, Schedule
+
+
+@dataclass(frozen=True)
+class Piece(Shown):
+    """One thing of one stage.
+
+    `stage` names the stage ("capture", "aot.forward", "forward.kernels"), `name` the thing in it,
+    `subject` is the object itself, `detail` its type and size, `why` the reasons of the decisions about it.
+    """
+
+    stage: str
+    name: str
+    text: str
+    origins: Origins
+    subject: Any = field(compare=False, repr=False)
+    detail: str = ""
+    why: tuple[str, ...] = ()
+    line: SourceLine | None = None
+    """A source line known without origins (an instruction's)."""
+
+    @property
+    def lines(self) -> tuple[SourceLine, ...]:
+        """The user lines it came from, innermost."""
+        return source_lines(self.origins) or ((self.line,) if self.line is not None else ())
+
+    def __str__(self) -> str:
+        return f"{self.stage:<18} {self.text.strip()}"
+
+
+def value_bytes(value: object) -> int | None:
+    """Memory of a tensor as compile-time metadata knows it; None if symbolic or no tensor."""
+    if not isinstance(value, torch.Tensor) or not all(type(s) is int for s in value.shape):
+        return None
+    return value.numel() * value.element_size()
+
+
+def layout_bytes(layout: Layout) -> int | None:
+    """Memory of a buffer's elements; None if symbolic."""
+    numel = layout.numel
+    if not isinstance(numel, int):
+        if not numel.is_Integer:
+            return None
+        numel = int(numel)
+    return numel * layout.dtype.itemsize
+
+
+def node_line(node: fx.Node) -> str:
+    """One graph node as text: `relu = torch.relu(h)`, an input by its type."""
+    if node.op == "placeholder":
+        return f"{node.name}: {value_text(node.meta.get('val'))}"
+    if node.op == "output":
+        return f"return {node.args[0]}"
+    return f"{node.name} = {call_text(node)}"
+
+
+def node_detail(node: fx.Node) -> str:
+    value = node.meta.get("val")
+    size = value_bytes(value)
+    return value_text(value) + (f", {bytes_text(size)}" if size is not None else "")
+
+
+def of_graph(stage: str, graph: Graph, partition: Partition | None = None) -> Iterator[Piece]:
+    """The nodes of a graph; with a partition, why a value is saved or computed again."""
+    saved = {v.name: v for v in partition.saved} if partition is not None else {}
+    recomputed = set(partition.recomputed) if partition is not None else set()
+    for node in graph.nodes:
+        why = []
+        if node.name in saved:
+            value = saved[node.name]
+            size = bytes_text(value.bytes) if value.bytes is not None else "symbolic size"
+            why.append(f"saved for backward ({size}): {value.reason}")
+        if node.name in recomputed:
+            why.append("computed again in backward instead of saved")
+        if node.meta.get("phase") == "backward":
+            why.append("backward: made by the gradient of this line")
+        detail = "" if node.op == "output" else node_detail(node)
+        yield Piece(stage, node.name, node_line(node), origins_of(node), node, detail, tuple(why))
+
+
+def of_bytecode(capture: Capture) -> Iterator[Piece]:
+    """The instructions that were interpreted; an instruction has the origins of the nodes it made."""
+    made = {node.name: origins_of(node) for node in capture.graph.nodes}
+    for record in capture.bytecode:
+        text = "  " * record.depth + f"{record.opname} {record.argument}".rstrip()
+        why = (f"made {', '.join(record.nodes)}",) if record.nodes else ()
+        yield Piece(
+            "bytecode",
+            f"offset {record.offset}",
+            text,
+            union(made.get(name, NO_ORIGINS) for name in record.nodes),
+            record,
+            f"call depth {record.depth}, {record.stack_after} values on the stack after it",
+            why,
+            record.line,
+        )
+
+
+def formula(buffer: ComputedBuffer) -> str:
+    """What one element of a buffer is: `relu(buf0[128*p0 + p1])`."""
+    loops, ops = buffer.loops, FormulaOps()
+    index = loop_index(len(loops.ranges))
+    if isinstance(loops, Reduction):
+        rindex = loop_index(len(loops.reduction_ranges), "r")
+        over = ", ".join(f"{v} < {s}" for v, s in zip(rindex, loops.reduction_ranges, strict=True))
+        return f"{loops.kind}[{over}]({loops.inner_fn(ops, index, rindex)})"
+    return str(loops.inner_fn(ops, index))
+
+
+def operation_line(operation: Operation) -> str:
+    """One operation of the loop IR as an assignment."""
+    if isinstance(operation, ExternKernel):
+        outputs = ", ".join(o.name if o is not None else "_" for o in operation.outputs)
+        reads = ", ".join(view.buffer for view in operation.views())
+        return f"{outputs} = {operation.op}({reads})"
+    where = ", ".join(map(str, loop_index(len(operation.loops.ranges))))
+    if isinstance(operation.loops, Scatter):
+        added = "+=" if operation.loops.mode == "atomic_add" else "="
+        index = loop_index(len(operation.loops.ranges))
+        target = ", ".join(map(str, operation.loops.output_index(FormulaOps(), index)))
+        return f"{operation.name}[{target}] {added} {formula(operation)}"
+    return f"{operation.name}[{where}] = {formula(operation)}"
+
+
+def operation_kind(operation: Operation) -> str:
+    return "extern" if isinstance(operation, ExternKernel) else type(operation.loops).__name__
+
+
+def operation_detail(operation: Operation) -> str:
+    """Layout and bytes of what an operation writes."""
+    parts = []
+    for buffer in written_by(operation):
+        size = layout_bytes(buffer.layout)
+        parts.append(f"{buffer.layout}" + (f", {bytes_text(size)}" if size is not None else ""))
+    return "; ".join(parts)
+
+
+def members(name: str, known: Sequence[str]) -> set[str]:
+    """The nodes of a fused node, from its name: `buf1_buf2`."""
+    if name in known:
+        return {name}
+    padded = f"_{name}_"
+    return {part for part in known if f"_{part}_" in padded}
+
+
+def decisions_by_node(schedule: Schedule) -> dict[str, list[FusionDecision]]:
+    """For each node, the fusion decisions it took part in: fused ones first, then by bytes."""
+    names = [node.name for node in schedule.before]
+    found: dict[str, list[FusionDecision]] = {name: [] for name in names}
+    for decision in schedule.decisions:
+        for name in sorted(members(decision.producer, names) | members(decision.consumer, names)):
+            found[name].append(decision)
+    for decisions in found.values():
+        decisions.sort(key=lambda d: (not d.fused, -d.score))
+    return found
+
+
+MOST_REASONS = 4
+"""How many fusion decisions are told about one buffer; the schedule has all of them."""
+
+
+def operation_reasons(
+    operation: Operation, schedule: Schedule | None, told: Sequence[FusionDecision]
+) -> tuple[str, ...]:
+    """Why an operation is what it is: extern, realized, fused or kept apart, in memory or not."""
+    if isinstance(operation, ExternKernel):
+        why = [f"extern: {operation.reason}"]
+    else:
+        why = [f"realized: {operation.why}"] if operation.why else []
+    if schedule is None:
+        return tuple(why)
+    asked = [str(decision) for decision in told[:MOST_REASONS]]
+    if len(told) > MOST_REASONS:
+        asked.append(f"and {len(told) - MOST_REASONS} more decisions in the schedule")
+    why = why + asked if isinstance(operation, ExternKernel) else asked + why
+    if operation.name in schedule.memory.internal:
+        why.append("never in memory: it lives inside one kernel")
+    return tuple(why)
+
+
+def of_loops(stage: str, loops: LoopGraph, schedule: Schedule | None = None) -> Iterator[Piece]:
+    """The operations of a loop graph; with its schedule, what became of them."""
+    told = decisions_by_node(schedule) if schedule is not None else {}
+    for operation in loops.operations:
+        yield Piece(
+            stage,
+            operation.name,
+            operation_line(operation),
+            operation.origins,
+            operation,
+            f"{operation_kind(operation)}, {operation_detail(operation)}",
+            operation_reasons(operation, schedule, told.get(operation.name, ())),
+        )
+
+
+def of_decisions(stage: str, schedule: Schedule) -> Iterator[Piece]:
+    """The scheduler's questions and answers."""
+    origins = {node.name: node.origins for node in schedule.before}
+    names = list(origins)
+    for decision in schedule.decisions:
+        pair = members(decision.producer, names) | members(decision.consumer, names)
+        sign = "fused" if decision.fused else "apart"
+        yield Piece(
+            stage,
+            f"{decision.producer} + {decision.consumer}",
+            f"{sign} {decision.producer} + {decision.consumer}",
+            union(origins[name] for name in sorted(pair)),
+            decision,
+            f"{decision.kind}, {bytes_text(decision.score)}",
+            (decision.reason,),
+        )
+
+
+def of_code(
+    stage: str, name: str, lines: Sequence[CodeLine], why: tuple[str, ...] = ()
+) -> Iterator[Piece]:
+    """The lines of generated code, numbered from 1."""
+    for number, line in enumerate(lines, 1):
+        yield Piece(stage, f"{name}:{number}", line.text, line.origins, line, "", why)
+
+
+def of_kernel(stage: str, kernel: KernelSource) -> Iterator[Piece]:
+    nodes = " + ".join(node.name for node in kernel.plan.node.nodes)
+    yield from of_code(stage, kernel.name, kernel.lines, (f"computes {nodes}; {kernel.plan.cost}",))
+
+
+def of_wrapper(stage: str, wrapper: WrapperSource) -> Iterator[Piece]:
+    yield from of_code(stage, wrapper.name, wrapper.lines)
+
+
+def of_capture(capture: Capture) -> Iterator[Piece]:
+    yield from of_bytecode(capture)
+    yield from of_graph("capture", capture.graph)
+
+
+def of_aot(aot: AotResult) -> Iterator[Piece]:
+    if aot.joint is not None:
+        yield from of_graph("aot.joint", aot.joint, aot.partition)
+    yield from of_graph("aot.forward", aot.forward, aot.partition)
+    if aot.backward is not None:
+        yield from of_graph("aot.backward", aot.backward, aot.partition)

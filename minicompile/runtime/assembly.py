@@ -1,0 +1,185 @@
+"""Cross-compiling a Triton kernel, and following its assembly back to kernel lines. No GPU is needed.
+
+Triton lowers in levels: TTIR (blocks), TTGIR (blocks with layouts over threads), LLVM IR, then PTX and a
+binary, which disassembles to SASS. Each level keeps the position in the kernel's text as debug locations.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minicompile import compat
+from minicompile.codegen.plan import KernelSource
+from minicompile.ops.display import Shown
+from minicompile.runtime.triton import (
+    ALIGNMENT,
+    Tiles,
+    compile_kernel,
+    execute,
+    module_name,
+    planned_tiles,
+    require_triton,
+)
+
+BINARIES = ("cubin", "hsaco")
+
+
+@dataclass(eq=False)
+class Assembly(Shown):
+    """Everything a kernel became on its way to a GPU's instructions."""
+
+    source: KernelSource
+    target: str
+    """"cuda 90"."""
+    tiles: Tiles
+    levels: dict[str, str]
+    """Text by level, in order: ttir, ttgir, llir, ptx, sass (or amdgcn)."""
+    binary: bytes
+    shared_bytes: int
+    """Dynamic shared memory of a block."""
+    registers: int | None = None
+    """Per thread; None where no disassembler is at hand."""
+    spilled_bytes: int | None = None
+    """Local memory per thread: registers that didn't fit."""
+    _lines: dict[str, list[int | None]] = field(default_factory=dict, repr=False)
+
+    def kernel_lines(self, level: str) -> list[int | None]:
+        """For each line of a level's text, the index in `source.lines` that it came from."""
+        if level not in self._lines:
+            trace = LINE_TRACERS.get(level, _ptx_lines)
+            numbers = trace(self.levels[level], module_name(self.source))
+            first = self.source.prelude.count("\n") + 1
+            inside = range(first, first + len(self.source.lines))
+            self._lines[level] = [
+                n - first if n is not None and n in inside else None for n in numbers
+            ]
+        return self._lines[level]
+
+    def __str__(self) -> str:
+        resources = f"{self.tiles.num_warps} warps, {self.shared_bytes} bytes of shared memory"
+        if self.registers is not None:
+            resources += f", {self.registers} registers, {self.spilled_bytes} bytes spilled"
+        lines = [f"{self.source.name} for {self.target}: {resources}"]
+        for level, text in self.levels.items():
+            lines.append(f"  {level}: {text.count(chr(10))} lines")
+        return "\n".join(lines)
+
+
+def cross_compile(
+    source: KernelSource,
+    target: tuple[str, int | str] = ("cuda", 90),
+    tiles: Tiles | None = None,
+    aligned: bool = True,
+) -> Assembly:
+    """Compile for a GPU that needn't be here: `("cuda", 80)`, `("hip", "gfx942")`.
+
+    `aligned`: pointers, and sizes whose hints say so, are multiples of 16. Raises BackendError without
+    Triton.
+    """
+    require_triton()
+    plan = source.plan
+    tiles = tiles or planned_tiles(plan)
+    divisible: list[str] = []
+    if aligned:
+        divisible = [a.name for a in plan.arguments]
+        divisible += [str(s) for s in plan.sizes if plan.hints.get(s, 1) % ALIGNMENT == 0]
+    function, _ = execute(source)
+    compiled = compile_kernel(source, function, tiles, divisible, compat.gpu_target(*target))
+    texts = {name: text for name, text in compiled.asm.items() if isinstance(text, str)}
+    texts.pop("source", None)
+    binary = next(compiled.asm[name] for name in BINARIES if name in compiled.asm)
+    assembly = Assembly(
+        source, f"{target[0]} {target[1]}", tiles, texts, binary, compiled.metadata.shared
+    )
+    if target[0] == "cuda":
+        _disassemble(assembly)
+    return assembly
+
+
+def _disassemble(assembly: Assembly) -> None:
+    """Add SASS, registers and spills, as far as NVIDIA's tools are here."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(assembly.binary)
+        sass = _tool_output("nvdisasm", "-g", "-c", str(path))
+        usage = _tool_output("cuobjdump", "-res-usage", str(path))
+    if sass is not None:
+        assembly.levels["sass"] = sass
+    found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage or "")
+    if found:
+        registers, stack, local = map(int, found.groups())
+        assembly.registers, assembly.spilled_bytes = registers, stack + local
+
+
+def _tool_output(tool: str, *arguments: str) -> str | None:
+    path = compat.nvidia_tool(tool)
+    if path is None:
+        return None
+    run = subprocess.run([path, *arguments], capture_output=True, text=True, check=False)
+    return run.stdout if run.returncode == 0 else None
+
+
+def _ptx_lines(text: str, file: str) -> list[int | None]:
+    """`.loc` holds until the next one. Inlined code names the call in the comment (Triton 3.6), or refers to
+    the `.loc` before it (3.9). Inside inline assembly 3.9 counts its lines on from the true one, so those
+    don't count; the same slip is in its SASS, out of reach."""
+    place = re.compile(re.escape(file) + r":(\d+):\d+")
+    mark = re.compile(r"\s*\.loc\s+(\d+ \d+ \d+)(?:.*inlined_at (\d+ \d+ \d+))?")
+    outermost: dict[str, int | None] = {}
+    current: int | None = None
+    found: list[int | None] = []
+    inline = False
+    for line in text.splitlines():
+        if line.lstrip().startswith(("// begin inline asm", "// end inline asm")):
+            inline = "begin" in line
+        match = None if inline else mark.match(line)
+        if match:
+            where, call = match.groups()
+            current = outermost.get(call) if call else _last(place, line)
+            outermost[where] = current
+        found.append(current if line.startswith("\t") else None)
+    return found
+
+
+def _sass_lines(text: str, file: str) -> list[int | None]:
+    """Comments before an instruction give its line, then the lines it was inlined at, innermost first."""
+    place = re.compile(f'"{re.escape(file)}", line (\\d+)')
+    current: int | None = None
+    found: list[int | None] = []
+    for line in text.splitlines():
+        if line.lstrip().startswith("//##"):
+            current = _last(place, line) or current
+        found.append(current)
+    return found
+
+
+def _mlir_lines(text: str, file: str) -> list[int | None]:
+    """`loc(#loc7)` at a line's end; `#loc7 = loc("file":12:5)`, or named, or `callsite(#loc3 at #loc5)`."""
+    definitions = dict(re.findall(r"^(#loc\w*) = loc\((.*)\)$", text, re.MULTILINE))
+    place = re.compile(f'"{re.escape(file)}":(\\d+):\\d+')
+
+    def resolve(where: str) -> int | None:
+        direct = _last(place, where)
+        if direct is not None:
+            return direct
+        names = re.findall(r"#loc\w*", where)
+        return resolve(definitions.get(names[-1], "")) if names else None
+
+    found: list[int | None] = []
+    for line in text.splitlines():
+        end = re.search(r"loc\((.*)\)$", line)
+        found.append(resolve(end.group(1)) if end and not line.startswith("#") else None)
+    return found
+
+
+LINE_TRACERS = {"ttir": _mlir_lines, "ttgir": _mlir_lines, "sass": _sass_lines}
+"""level -> (text, file) -> line numbers; the others annotate like PTX."""
+
+
+def _last(place: re.Pattern[str], text: str) -> int | None:
+    numbers = place.findall(text)
+    return int(numbers[-1]) if numbers else None

@@ -1,0 +1,231 @@
+"""C source to a loaded library: compiler, flags, disk cache.
+
+`start_build` starts the compiler and returns at once; `Pending.result()` waits for it. A finished library is
+kept under a key made of everything that determines it: source, flags, compiler version, processor features.
+Files appear by rename, with a checksum beside them, so that processes can share the cache and a damaged entry
+is built again. The real compiler: torch/_inductor/codecache.py (CppCodeCache), cpp_builder.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minicompile.errors import BackendError
+from minicompile.options import Options
+
+BASE_FLAGS = (
+    "-x", "c", "-std=gnu11", "-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
+    "-fwrapv", "-shared", "-fPIC",
+)  # fmt: skip
+"""Nothing here may change what NaN and infinities do, or the order of additions."""
+
+ERROR_LINES = 12
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C compiler that was found, its version text and the flags to call it with."""
+
+    path: str
+    version: str
+    flags: tuple[str, ...]
+
+
+def find_compiler(options: Options) -> Compiler:
+    """The chosen compiler, else g++, else clang++. Raises BackendError that says what to install."""
+    names = [options.cpp_compiler] if options.cpp_compiler else ["g++", "clang++"]
+    for name in names:
+        path = shutil.which(name)
+        if path is not None:
+            version = compiler_version(path)
+            flags = (*BASE_FLAGS, *machine_flags(), *openmp_flags(), *options.cpp_flags)
+            return Compiler(path, version, flags)
+    missing = f"; {options.cpp_compiler!r} was not found" if options.cpp_compiler else ""
+    raise BackendError(
+        "minicompile needs a C++ compiler for CPU kernels: install g++ (apt-get install g++, "
+        "conda install gxx, xcode-select --install) or set CXX to one" + missing
+    )
+
+
+@functools.cache
+def compiler_version(path: str) -> str:
+    """What `--version` prints. Raises BackendError if the program doesn't run."""
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise BackendError(
+            f"the C++ compiler {path} does not run ({error}): install g++ or set CXX"
+        ) from error
+    return done.stdout
+
+
+@functools.cache
+def processor_features() -> str:
+    """What `-march=native` depends on: the processor's model and feature flags."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    wanted = ("flags", "Features", "model name", "CPU part")
+    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
+
+
+def machine_flags() -> tuple[str, ...]:
+    """Code for this processor; on x86 with vectors as wide as it has."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ("-mcpu=native",)
+    width = 512 if "avx512f" in processor_features() else 256
+    return ("-march=native", f"-mprefer-vector-width={width}")
+
+
+def openmp_flags() -> tuple[str, ...]:
+    """Threads and `simd`. Apple's clang has no OpenMP library of its own: torch brings one."""
+    if sys.platform != "darwin":
+        return ("-fopenmp",)
+    folder = Path(torch.__file__).parent / "lib"
+    if (folder / "libomp.dylib").exists():
+        return ("-Xclang", "-fopenmp", f"-L{folder}", "-lomp", f"-Wl,-rpath,{folder}")
+    return ("-fopenmp-simd",)
+
+
+class Module:
+    """Loaded libraries; `module.name` is the C function `name`."""
+
+    def __init__(
+        self, libraries: Sequence[ctypes.CDLL], paths: Sequence[Path], options: Options
+    ) -> None:
+        self.libraries, self.paths, self.options = tuple(libraries), tuple(paths), options
+
+    def __getattr__(self, name: str) -> Any:
+        for library in self.libraries:
+            try:
+                return library[name]
+            except AttributeError:
+                continue
+        raise AttributeError(f"no C function {name!r} in {', '.join(map(str, self.paths))}")
+
+
+class Pending:
+    """Compilers at work, one for each source that the cache doesn't have."""
+
+    def __init__(self, jobs: Sequence[_Job], options: Options) -> None:
+        self._jobs, self._options = jobs, options
+        self._module: Module | None = None
+
+    def result(self) -> Module:
+        """Wait and load. Raises BackendError with the compiler's first complaints."""
+        if self._module is None:
+            loaded = [job.finish() for job in self._jobs]
+            libraries, paths = [library for library, _ in loaded], [path for _, path in loaded]
+            self._module = Module(libraries, paths, self._options)
+        return self._module
+
+
+def start_build(source: str | Sequence[str], options: Options) -> Pending:
+    """Start compiling one source, or several side by side. Raises BackendError without a compiler."""
+    sources = [source] if isinstance(source, str) else source
+    compiler = find_compiler(options)
+    return Pending([_Job(text, compiler, options) for text in sources], options)
+
+
+class _Job:
+    """One source on its way to a library."""
+
+    def __init__(self, source: str, compiler: Compiler, options: Options) -> None:
+        self.source, self.compiler = source, compiler
+        facts = (source, compiler.path, compiler.version, *compiler.flags, processor_features())
+        self.key = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
+        self.folder = _usable(Path(options.cache_dir) / "cpp") if options.disk_cache else None
+        self.process: subprocess.Popen[str] | None = None
+        self.work = Path()
+        if self.cached() is None:
+            self.start()
+
+    def cached(self) -> Path | None:
+        """The library, if it lies in the cache undamaged. (Loading a truncated one would crash.)"""
+        if self.folder is None:
+            return None
+        library = self.folder / f"{self.key}.so"
+        try:
+            intact = library.with_suffix(".sha256").read_text() == _digest(library)
+        except OSError:
+            return None
+        return library if intact else None
+
+    def start(self) -> None:
+        self.work = Path(tempfile.mkdtemp(prefix="minicompile_", dir=self.folder))
+        text = self.work / f"{self.key}.c"
+        text.write_text(self.source)
+        command = [self.compiler.path, *self.compiler.flags, str(text), "-o"]
+        command += [str(self.work / f"{self.key}.so"), "-lm"]
+        try:
+            self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        except OSError as error:
+            raise BackendError(
+                f"the C++ compiler {self.compiler.path} does not run: {error}"
+            ) from error
+
+    def finish(self) -> tuple[ctypes.CDLL, Path]:
+        if self.process is None:
+            library = self.cached()
+            if library is not None:
+                return _load(library), library
+            self.start()  # it was there a moment ago
+        assert self.process is not None
+        _, complaints = self.process.communicate()
+        built = self.work / f"{self.key}.so"
+        if self.process.returncode != 0 or not built.exists():
+            first = "\n".join(complaints.splitlines()[:ERROR_LINES])
+            raise BackendError(
+                f"{self.compiler.path} could not compile the kernels "
+                f"(source kept in {built.with_suffix('.c')}):\n{first}"
+            )
+        if self.folder is None:
+            loaded = _load(built)  # once loaded, a library needs its file no more
+            shutil.rmtree(self.work, ignore_errors=True)
+            return loaded, built
+        return self.publish(built)
+
+    def publish(self, built: Path) -> tuple[ctypes.CDLL, Path]:
+        """Move the source, the library and its checksum into the cache, the checksum last."""
+        assert self.folder is not None
+        built.with_suffix(".sha256").write_text(_digest(built))
+        for suffix in (".c", ".so", ".sha256"):
+            os.replace(built.with_suffix(suffix), self.folder / f"{self.key}{suffix}")
+        shutil.rmtree(self.work, ignore_errors=True)
+        library = self.folder / built.name
+        return _load(library), library
+
+
+def _usable(folder: Path) -> Path | None:
+    """The folder, if it can be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BackendError(f"the compiled kernels can't be loaded: {error}") from error

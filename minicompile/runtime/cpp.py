@@ -1,0 +1,69 @@
+"""C kernels as Python callables that take tensors and sizes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from minicompile.codegen.plan import KernelPlan
+from minicompile.ops.origin import source_lines, union
+from minicompile.runtime import fast_call
+from minicompile.runtime.build import Module
+from minicompile.scheduling.body import Value
+
+Kernel = Callable[..., None]
+
+INDEX_ERROR = 1
+ZERO_DIVISION = 2
+"""Bits that a kernel returns; codegen/cpp_values.py sets them."""
+
+
+def bind(module: Module, plan: KernelPlan) -> Kernel:
+    """`kernel(*tensors, *sizes)` in the order of the plan's arguments and size symbols.
+
+    Raises IndexError and RuntimeError as eager does, when a loaded index is out of range or an integer is
+    divided by zero.
+    """
+    tensors, sizes = len(plan.arguments), len(plan.sizes)
+    extension = fast_call.extension(module.options)
+    if extension is None or tensors + sizes > fast_call.MOST_ARGUMENTS:
+        return bind_ctypes(module, plan)
+    address = ctypes.cast(getattr(module, plan.name), ctypes.c_void_p).value
+    assert address is not None
+    return extension(address, tensors, sizes, lambda code: fail(plan, code))
+
+
+def bind_ctypes(module: Module, plan: KernelPlan) -> Kernel:
+    """The same without an extension module: slower to call."""
+    function = getattr(module, plan.name)
+    tensors = [f"t{i}" for i in range(len(plan.arguments))]
+    sizes = [f"s{i}" for i in range(len(plan.sizes))]
+    function.argtypes = [ctypes.c_void_p] * len(tensors) + [ctypes.c_int64] * len(sizes)
+    function.restype = ctypes.c_int64
+    passed = [f"{t}.data_ptr()" for t in tensors] + sizes
+    source = (
+        f"def kernel({', '.join(tensors + sizes)}):\n"
+        f"    code = function({', '.join(passed)})\n"
+        f"    if code:\n"
+        f"        fail(code)\n"
+    )
+    scope: dict[str, Any] = {"function": function, "fail": lambda code: fail(plan, code)}
+    exec(compile(source, f"<call of {plan.name}>", "exec"), scope)
+    kernel: Kernel = scope["kernel"]
+    return kernel
+
+
+def fail(plan: KernelPlan, code: int) -> NoReturn:
+    """Raise what eager would, with the user's lines."""
+    if code & INDEX_ERROR:
+        guilty = [v for v in plan.body.values if v.op == "indirect" and v.check]
+        sizes = ", ".join(sorted({str(v.size) for v in guilty}))
+        raise IndexError(f"index out of range in a dimension of size {sizes}{_at(plan, guilty)}")
+    guilty = [v for v in plan.body.values if v.op in ("truncdiv", "fmod")]
+    raise RuntimeError(f"ZeroDivisionError: an integer is divided by zero{_at(plan, guilty)}")
+
+
+def _at(plan: KernelPlan, guilty: Sequence[Value]) -> str:
+    lines = source_lines(union(v.origins for v in guilty))
+    return f" (kernel {plan.name}" + "".join(f"; {line}" for line in lines) + ")"

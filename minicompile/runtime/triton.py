@@ -1,0 +1,252 @@
+"""Loading Triton kernels: compiled ahead with a generated launcher on a GPU, interpreted elsewhere.
+
+Triton's own `kernel[grid](...)` analyses every argument on every call, 8 to 12 microseconds. A kernel's
+argument types are known here, so it is compiled before its first call, once per pattern of alignment, and
+a launcher is generated that computes the grid, picks the version, and calls straight into Triton's C
+launcher:
+
+    def launch(in_ptr0, out_ptr0, s0):
+        if current_device() != 0: ...
+        in_ptr0 = in_ptr0.data_ptr()
+        ...
+        run, function, metadata = variants.get(key) or variant(key)
+        run((1024*s0 + 1023) // 1024, 1, 1, stream(0), function, metadata, None, None, None, in_ptr0, ...)
+
+The real compiler: torch/_inductor/runtime/triton_heuristics.py (CachingAutotuner), static_cuda_launcher.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import linecache
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from minicompile import compat
+from minicompile.codegen.plan import KernelPlan, KernelSource
+from minicompile.errors import BackendError
+from minicompile.options import Options
+from minicompile.shapes.expr import Size, product
+
+Launcher = Callable[..., None]
+"""`launcher(*tensors, *sizes)`, in the order of the plan's arguments and sizes."""
+
+POINTER_TYPES: dict[torch.dtype, str] = {
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.int64: "*i64",
+    torch.int32: "*i32",
+    torch.int16: "*i16",
+    torch.int8: "*i8",
+    torch.uint8: "*u8",
+    torch.bool: "*u8",
+}
+"""Bools are bytes in memory, and kernels read them as such."""
+
+ALIGNMENT = 16
+"""Bytes of the widest load; also what Triton's divisibility hint promises."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Elements of the flattened x and r dimensions that one program holds, powers of two; and its warps."""
+
+    x: int
+    r: int = 1
+    num_warps: int = 4
+
+
+def load_kernel(source: KernelSource, options: Options, tiles: Tiles | None = None) -> Launcher:
+    """A callable kernel. `tiles` overrides the plan's.
+
+    CUDA kernels compile now; kernels for CPU tensors run in Triton's interpreter. Raises BackendError when
+    Triton or the GPU is missing.
+    """
+    require_triton()
+    device = source.plan.device
+    if device.type == "cpu":
+        from minicompile.runtime.interpreter import InterpretedKernel
+
+        return InterpretedKernel(source, tiles)
+    if device.type != "cuda" or not torch.cuda.is_available():
+        raise BackendError(f"Triton kernels for {device} need a CUDA GPU, and torch sees none.")
+    return CudaKernel(source, tiles or planned_tiles(source.plan)).launch
+
+
+def require_triton() -> None:
+    """Raise BackendError with the way out when Triton isn't installed."""
+    if importlib.util.find_spec("triton") is None:
+        raise BackendError(
+            "Triton is not installed: `pip install triton` (Linux), or choose device_codegen='cpp'."
+        )
+
+
+def planned_tiles(plan: KernelPlan) -> Tiles:
+    """The plan's tiles; a persistent row always fits its tile."""
+    r = plan.tiles.get("r", 1)
+    if plan.reduction == "persistent":
+        r = power_of_two(row_length(plan))
+    return Tiles(plan.tiles["x"], r, plan.num_warps)
+
+
+def row_length(plan: KernelPlan) -> int:
+    """Elements of a persistent row: a known number."""
+    length = product(plan.reduction_ranges.values())
+    assert isinstance(length, int)
+    return length
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n (and at least 1)."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def python_text(size: Size) -> str:
+    """A size as Python source."""
+    return str(size).replace("Max(", "max(").replace("Min(", "min(")
+
+
+def function_name(source: KernelSource) -> str:
+    """The kernel's name without its place in the schedule: equal kernels compile once."""
+    return re.sub(r"_\d+$", "", source.name)
+
+
+def module_text(source: KernelSource) -> str:
+    """A module that holds the kernel: imports, helpers, the kernel."""
+    kernel = source.text.replace(f"def {source.name}(", f"def {function_name(source)}(", 1)
+    return source.prelude + kernel
+
+
+def module_name(source: KernelSource) -> str:
+    """The file name that line tables give: the same for the same text."""
+    digest = hashlib.sha256(module_text(source).encode()).hexdigest()[:12]
+    return f"<{function_name(source)} {digest}>"
+
+
+def execute(source: KernelSource) -> tuple[Any, dict[str, Any]]:
+    """Run the kernel's module: (the kernel's JITFunction, the module's namespace)."""
+    text, filename = module_text(source), module_name(source)
+    # Triton reads functions' source back
+    linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+    namespace: dict[str, Any] = {"__name__": filename}
+    exec(compile(text, filename, "exec"), namespace)
+    return namespace[function_name(source)], namespace
+
+
+def signature(plan: KernelPlan) -> dict[str, str]:
+    """Triton's type of each parameter."""
+    integer = "i64" if plan.index_dtype is torch.int64 else "i32"
+    types = {a.name: POINTER_TYPES[a.dtype] for a in plan.arguments}
+    types |= {str(symbol): integer for symbol in plan.sizes}
+    return types | dict.fromkeys(blocks(plan), "constexpr")
+
+
+def blocks(plan: KernelPlan) -> list[str]:
+    return ["XBLOCK", "RBLOCK"] if plan.reduction_ranges else ["XBLOCK"]
+
+
+def compile_options(plan: KernelPlan, num_warps: int) -> dict[str, Any]:
+    """Multiply and add round apart and small numbers stay, as in eager; index checks stay in the code."""
+    checked = any(v.op == "indirect" and v.check for v in plan.body.values)
+    return {
+        "num_warps": num_warps,
+        "enable_fp_fusion": False,
+        "debug": checked,
+        "sanitize_overflow": False,
+        "enable_reflect_ftz": False,
+    }
+
+
+def compile_kernel(
+    source: KernelSource, function: Any, tiles: Tiles, divisible: list[str], target: Any
+) -> Any:
+    """Triton's compiled kernel, for arguments of which those in `divisible` are multiples of 16."""
+    plan = source.plan
+    constants = {"XBLOCK": tiles.x, "RBLOCK": tiles.r}
+    return compat.triton_compile(
+        function,
+        signature(plan),
+        {block: constants[block] for block in blocks(plan)},
+        divisible,
+        target,
+        compile_options(plan, tiles.num_warps),
+    )
+
+
+class CudaKernel:
+    """A kernel on one device: its compiled versions by alignment, and `launch`."""
+
+    def __init__(self, source: KernelSource, tiles: Tiles) -> None:
+        self.source, self.tiles = source, tiles
+        index = source.plan.device.index
+        self.device = torch.cuda.current_device() if index is None else index
+        self.function, _ = execute(source)
+        self.variants: dict[int, tuple[Callable[..., Any], Any, Any]] = {}
+        self.launch = self._launcher()
+        hints = source.plan.hints
+        sizes = [hints.get(symbol, ALIGNMENT) for symbol in source.plan.sizes]
+        self.variant(1 + sum(2 << i for i, n in enumerate(sizes) if n % ALIGNMENT == 0))
+
+    def variant(self, key: int) -> tuple[Callable[..., Any], Any, Any]:
+        """The version for a pattern: bit 0 for all pointers aligned, then one bit per divisible size."""
+        plan = self.source.plan
+        divisible = [a.name for a in plan.arguments] if key & 1 else []
+        divisible += [str(s) for i, s in enumerate(plan.sizes) if key >> (i + 1) & 1]
+        with torch.cuda.device(self.device):
+            target = compat.current_gpu_target()
+            compiled = compile_kernel(self.source, self.function, self.tiles, divisible, target)
+            self.variants[key] = compat.triton_launch(compiled)
+        return self.variants[key]
+
+    def _launcher(self) -> Launcher:
+        current_device, stream = compat.cuda_launch_state()
+        namespace: dict[str, Any] = {
+            "current_device": current_device,
+            "stream": stream,
+            "on_device": torch.cuda.device,
+            "variants": self.variants,
+            "variant": self.variant,
+        }
+        text = launcher_text(self.source.plan, self.tiles, self.device)
+        exec(compile(text, f"<launcher of {self.source.name}>", "exec"), namespace)
+        launch: Launcher = namespace["launch"]
+        return launch
+
+
+def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
+    """Python source of the launcher. Tensors without elements launch nothing."""
+    pointers = [a.name for a in plan.arguments]
+    sizes = [str(s) for s in plan.sizes]
+    rows: Size = product(plan.ranges.values())
+    tile_values = {"XBLOCK": tiles.x, "RBLOCK": tiles.r}
+    arguments = pointers + sizes + [str(tile_values[block]) for block in blocks(plan)]
+    lines = [f"def launch({', '.join(pointers + sizes)}):"]
+    if isinstance(rows, int) and rows == 0:
+        return "\n".join([*lines, "    return"])
+    lines += [
+        f"    if current_device() != {device}:",
+        f"        with on_device({device}):",
+        f"            return launch({', '.join(pointers + sizes)})",
+    ]
+    lines += [f"    {p} = {p}.data_ptr()" for p in pointers]
+    key = [f"(({' | '.join(pointers)}) % {ALIGNMENT} == 0)"]
+    key += [f"({s} % {ALIGNMENT} == 0) << {i + 1}" for i, s in enumerate(sizes)]
+    if isinstance(rows, int):
+        grid = str(-(-rows // tiles.x))
+    else:
+        lines.append(f"    xnumel = {python_text(rows)}")
+        grid = f"(xnumel + {tiles.x - 1}) // {tiles.x}"
+    lines += [
+        f"    key = {' | '.join(key)}",
+        "    run, function, metadata = variants.get(key) or variant(key)",
+        f"    run({grid}, 1, 1, stream({device}), function, metadata, None, None, None, "
+        f"{', '.join(arguments)})",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Scheduling: a loop body for each buffer, dependencies, fusion, order and memory."""

@@ -1,0 +1,155 @@
+"""`ShapeEnv`: symbols for sizes, and the guards that the compiled code relies on.
+
+A symbol stands for a size of at least 2: sizes 0 and 1 broadcast and are laid out differently, so they stay
+plain ints. A question about sizes ("is 4*s0 == s1?") is answered from what is known of the symbols; if that
+doesn't decide it, it is answered for the sizes at hand, and the answer becomes a guard.
+
+The real compiler: torch/fx/experimental/symbolic_shapes.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import sympy
+import torch
+
+from minicompile.ops.display import Shown
+from minicompile.shapes.expr import size_symbol
+from minicompile.shapes.symnode import SymNode
+
+SMALLEST_SIZE = 2
+"""0 and 1 are specialised."""
+
+
+class ShapeEnv(Shown):
+    """The symbols of one capture.
+
+    `hints` gives each symbol's size while compiling, `symbols` where it comes from (a capture `Source`),
+    `guards` the facts `(expression, reason)` that must hold at run time, in the order they were assumed.
+    """
+
+    def __init__(self) -> None:
+        self.hints: dict[sympy.Symbol, int] = {}
+        self.symbols: dict[sympy.Symbol, object | None] = {}
+        self.guards: list[tuple[sympy.Basic, str]] = []
+        self._answers: dict[sympy.Basic, sympy.Basic | None] = {}
+        self._shifted: dict[sympy.Symbol, sympy.Expr] = {}
+        self._equal: dict[sympy.Symbol, sympy.Expr] = {}
+
+    def create_symbol(self, hint: int, source: object | None) -> torch.SymInt:
+        """A new size that is `hint` (at least 2) while compiling."""
+        if hint < SMALLEST_SIZE:
+            raise ValueError(f"size {hint} can't be symbolic: 0 and 1 are specialised")
+        index = len(self.hints)
+        symbol = size_symbol(f"s{index}")
+        self.hints[symbol], self.symbols[symbol] = hint, source
+        self._shifted[symbol] = (
+            sympy.Symbol(f"t{index}", integer=True, nonnegative=True) + SMALLEST_SIZE
+        )
+        return torch.SymInt(SymNode(symbol, self, int))
+
+    def sym_int(self, expr: sympy.Expr | int) -> torch.SymInt | int:
+        """A size expression as torch's operators take it."""
+        expr = sympy.sympify(expr)
+        return int(expr) if expr.is_Integer else torch.SymInt(SymNode(expr, self, int))
+
+    def hint(self, expr: sympy.Basic) -> Any:
+        """The expression's value for the sizes at hand."""
+        return expr.xreplace(self.hints)
+
+    def static(self, expr: sympy.Basic) -> sympy.Basic | None:
+        """The value that `expr` has for all sizes that the guards allow, or None."""
+        if not expr.free_symbols:
+            return expr
+        if expr not in self._answers:
+            self._answers[expr] = self._decide(expr.xreplace(self._equal) if self._equal else expr)
+        return self._answers[expr]
+
+    def _decide(self, expr: sympy.Basic) -> sympy.Basic | None:
+        if isinstance(expr, sympy.And | sympy.Or | sympy.Not):
+            expr = expr.func(*(self._settled(part) for part in expr.args))
+        elif isinstance(expr, sympy.core.relational.Relational):
+            return self._compare(expr)
+        return expr if not expr.free_symbols else None
+
+    def _settled(self, part: sympy.Basic) -> sympy.Basic:
+        known = self.static(part)
+        return part if known is None else known
+
+    def _compare(self, relation: sympy.core.relational.Relational) -> sympy.Basic | None:
+        """Decide by the sign of the difference, with every symbol written as 2 + (something not negative)."""
+        difference = sympy.expand((relation.lhs - relation.rhs).xreplace(self._shifted))
+        if isinstance(relation, sympy.Eq | sympy.Ne):
+            if difference.is_zero:
+                return sympy.S(isinstance(relation, sympy.Eq))
+            if difference.is_positive or difference.is_negative:
+                return sympy.S(isinstance(relation, sympy.Ne))
+            return None
+        decided = relation.func(difference, 0)
+        return decided if decided in (sympy.true, sympy.false) else None
+
+    def evaluate(self, expr: sympy.Basic, reason: str = "") -> sympy.Basic:
+        """The value of a truth value or a size; adds a guard if it isn't the same for all sizes."""
+        known = self.static(expr)
+        if known is not None:
+            return known
+        value = self.hint(expr)
+        if value in (sympy.true, sympy.false):
+            fact = expr if value == sympy.true else sympy.Not(expr)
+        else:
+            fact = sympy.Eq(expr, value)
+        self.guards.append((fact, reason or "an operator asked for it while shapes were computed"))
+        self._learn(fact)
+        self._answers[expr] = value
+        return value
+
+    def _learn(self, fact: sympy.Basic) -> None:
+        """Remember what a guard says; an equation for a symbol also simplifies later questions."""
+        self._answers = {k: v for k, v in self._answers.items() if v is not None}
+        self._answers[fact], self._answers[sympy.Not(fact)] = sympy.true, sympy.false
+        if isinstance(fact, sympy.Eq):
+            left, right = fact.args
+            if not isinstance(left, sympy.Symbol):
+                left, right = right, left
+            if isinstance(left, sympy.Symbol) and left not in right.free_symbols:
+                right = right.xreplace(self._equal)
+                if left not in right.free_symbols:
+                    self._equal = {k: v.xreplace({left: right}) for k, v in self._equal.items()} | {
+                        left: right
+                    }
+
+    def broken_guard(self, sizes: Mapping[sympy.Symbol, int]) -> tuple[sympy.Basic, str] | None:
+        """The first guard that doesn't hold for `sizes`, or None if the compiled code may be used."""
+        for symbol in self.hints:
+            if sizes[symbol] < SMALLEST_SIZE:
+                return sympy.Ge(symbol, SMALLEST_SIZE), "sizes 0 and 1 are specialised"
+        return next(
+            (guard for guard in self.guards if guard[0].xreplace(dict(sizes)) != sympy.true), None
+        )
+
+    # What FakeTensorMode asks of the environment of a SymNode it meets.
+
+    def evaluate_sym_node(
+        self, node: SymNode, size_oblivious: bool = False, fallback_value: object = None
+    ) -> sympy.Basic:
+        return self.evaluate(node.expr)
+
+    def _maybe_evaluate_static(self, expr: sympy.Basic, **_: object) -> sympy.Basic | None:
+        return self.static(expr) if isinstance(expr, sympy.Basic) else sympy.sympify(expr)
+
+    @contextlib.contextmanager
+    def ignore_fresh_unbacked_symbols(self) -> Iterator[None]:
+        yield
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.symbols)} symbolic sizes, {len(self.guards)} guards"]
+        for symbol, source in self.symbols.items():
+            lines.append(
+                f"  {symbol} = {self.hints[symbol]}"
+                + (f" from {source}" if source is not None else "")
+            )
+        lines += [f"  guard {fact}  # {reason}" for fact, reason in self.guards]
+        return "\n".join(lines)

@@ -1,0 +1,360 @@
+"""Index expressions over sympy: floor division, modular indexing, bounds, simplification.
+
+A `Size` is an int or a sympy expression over size symbols (`s0`, positive). An index is a sympy
+expression over loop variables (`p0`, `r0`: 0 <= var < its range), size symbols and symbols that stand
+for loaded values.
+The real compiler: torch/utils/_sympy/functions.py and torch/_inductor/sizevars.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import sympy
+
+Expr: TypeAlias = sympy.Expr
+Symbol: TypeAlias = sympy.Symbol
+Size: TypeAlias = int | sympy.Expr
+Ranges: TypeAlias = Mapping[sympy.Symbol, Size]
+
+ZERO = sympy.Integer(0)
+ONE = sympy.Integer(1)
+
+
+@functools.cache
+def loop_symbol(name: str) -> sympy.Symbol:
+    """A loop variable or a loaded index: an integer >= 0."""
+    return sympy.Symbol(name, integer=True, nonnegative=True)
+
+
+@functools.cache
+def size_symbol(name: str) -> sympy.Symbol:
+    """A symbolic size: an integer >= 1."""
+    return sympy.Symbol(name, integer=True, positive=True)
+
+
+class FloorDiv(sympy.Function):  # type: ignore[misc]
+    """`base // divisor` on integers, rounding towards minus infinity."""
+
+    nargs = (2,)
+    is_integer = True
+
+    @classmethod
+    def eval(cls, base: Expr, divisor: Expr) -> Expr | None:
+        if divisor == 1:
+            return base
+        if base.is_zero:
+            return ZERO
+        if base.is_Integer and divisor.is_Integer:
+            return sympy.Integer(int(base) // int(divisor))
+        if isinstance(base, FloorDiv):
+            return FloorDiv(base.args[0], base.args[1] * divisor)
+        if base == divisor:
+            return ONE
+        quotient = exact_quotient(base, divisor)
+        return quotient
+
+    def _eval_is_nonnegative(self) -> bool | None:
+        return True if self.args[0].is_nonnegative and self.args[1].is_positive else None
+
+    def _sympystr(self, printer: Any) -> str:
+        base, divisor = (printer.parenthesize(a, 60) for a in self.args)
+        return f"({base} // {divisor})"
+
+
+class ModularIndexing(sympy.Function):  # type: ignore[misc]
+    """`(base // divisor) % modulus`, the digit of `base` that a reshape picks out."""
+
+    nargs = (3,)
+    is_integer = True
+    is_nonnegative = True
+
+    @classmethod
+    def eval(cls, base: Expr, divisor: Expr, modulus: Expr) -> Expr | None:
+        if modulus == 1 or base.is_zero:
+            return ZERO
+        if all(a.is_Integer for a in (base, divisor, modulus)):
+            return sympy.Integer((int(base) // int(divisor)) % int(modulus))
+        if isinstance(base, FloorDiv):
+            return ModularIndexing(base.args[0], base.args[1] * divisor, modulus)
+        return None
+
+    def _sympystr(self, printer: Any) -> str:
+        base, divisor, modulus = self.args
+        inner = printer.parenthesize(base, 60)
+        if divisor != 1:
+            inner = f"({inner} // {printer.parenthesize(divisor, 60)})"
+        return f"({inner} % {printer.parenthesize(modulus, 60)})"
+
+
+def exact_quotient(base: Expr, divisor: Expr) -> Expr | None:
+    """base / divisor if the division leaves no remainder for any value, else None."""
+    if divisor.is_Integer:
+        terms = sympy.Add.make_args(base)
+        quotients = []
+        for term in terms:
+            coefficient, rest = term.as_coeff_Mul()
+            if not coefficient.is_Integer or int(coefficient) % int(divisor):
+                return None
+            quotients.append(sympy.Integer(int(coefficient) // int(divisor)) * rest)
+        return sympy.Add(*quotients)
+    terms = sympy.Add.make_args(sympy.expand(base))
+    quotients = []
+    for term in terms:
+        q = sympy.cancel(term / divisor)
+        if not _is_integer_monomial(q):
+            return None
+        quotients.append(q)
+    return sympy.Add(*quotients)
+
+
+def _is_integer_monomial(expr: Expr) -> bool:
+    """A product of integers and variables, without a quotient."""
+    factors = sympy.Mul.make_args(expr)
+    powers = [factor.as_base_exp() for factor in factors]
+    return all(
+        base.is_integer and exponent.is_Integer and exponent > 0 for base, exponent in powers
+    )
+
+
+def to_size(value: Any) -> Size:
+    """A Python int, SymInt or sympy number as a Size (an int where it is one)."""
+    if isinstance(value, int):
+        return value
+    if isinstance(value, sympy.Integer):
+        return int(value)
+    if isinstance(value, sympy.Expr):
+        return value
+    node = getattr(value, "node", None)
+    if node is not None:
+        return to_size(node.expr)
+    return int(value)
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    out: Size = 1
+    for size in sizes:
+        out = out * size
+    return to_size(out)
+
+
+def floor_div(a: Size | Expr, b: Size | Expr) -> Size:
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    return to_size(FloorDiv(sympy.sympify(a), sympy.sympify(b)))
+
+
+def modulo(a: Size | Expr, b: Size | Expr) -> Size:
+    if isinstance(a, int) and isinstance(b, int):
+        return a % b
+    return to_size(ModularIndexing(sympy.sympify(a), ONE, sympy.sympify(b)))
+
+
+def same(a: Size, b: Size) -> bool:
+    """Equal for every value of the size symbols."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    return bool(a == b) or bool(sympy.expand(sympy.sympify(a) - sympy.sympify(b)) == 0)
+
+
+def size_hint(size: Size, hints: Mapping[sympy.Symbol, int]) -> int:
+    """The size when compiling: for heuristics, never for correctness."""
+    if isinstance(size, int):
+        return size
+    return int(size.xreplace({s: sympy.Integer(v) for s, v in hints.items()}))
+
+
+def is_nonnegative(value: Size | Expr) -> bool:
+    """Provably >= 0 for sizes >= 1 and loop variables >= 0."""
+    if isinstance(value, int):
+        return value >= 0
+    if value.is_Integer:
+        return int(value) >= 0
+    if value.is_nonnegative:
+        return True
+    shifted = {s: s + 1 for s in value.free_symbols if s.is_positive}
+    expanded = sympy.expand(value.xreplace(shifted)) if shifted else sympy.expand(value)
+    for term in sympy.Add.make_args(expanded):
+        coefficient, rest = term.as_coeff_Mul()
+        if coefficient < 0 or not all(f.is_nonnegative for f in sympy.Mul.make_args(rest)):
+            return False
+    return True
+
+
+def bounds(expr: Expr, ranges: Ranges) -> tuple[Expr, Expr] | None:
+    """Smallest and largest value (inclusive) over the ranges, or None where unknown."""
+    if expr.is_Integer:
+        return expr, expr
+    if isinstance(expr, sympy.Symbol):
+        if expr in ranges:
+            return ZERO, sympy.sympify(ranges[expr]) - 1
+        return (expr, expr) if expr.is_positive else None  # a size symbol bounds itself
+    if isinstance(expr, sympy.Add):
+        parts = [bounds(a, ranges) for a in expr.args]
+        if any(p is None for p in parts):
+            return None
+        return sympy.Add(*[p[0] for p in parts if p]), sympy.Add(*[p[1] for p in parts if p])
+    if isinstance(expr, sympy.Mul):
+        low, high = ONE, ONE
+        for factor in expr.args:
+            part = bounds(factor, ranges)
+            if part is None:
+                return None
+            if is_nonnegative(part[0]) and is_nonnegative(low):
+                low, high = low * part[0], high * part[1]
+            elif factor.is_Integer and is_nonnegative(low):  # a negative coefficient comes first
+                low, high = high * factor, low * factor
+            elif is_nonnegative(part[0]) and is_nonnegative(-high):
+                low, high = low * part[1], high * part[0]
+            else:
+                return None
+        return low, high
+    if isinstance(expr, FloorDiv):
+        base = bounds(expr.args[0], ranges)
+        if base is None or not expr.args[1].is_positive:
+            return None
+        return FloorDiv(base[0], expr.args[1]), FloorDiv(base[1], expr.args[1])
+    if isinstance(expr, ModularIndexing):
+        return ZERO, expr.args[2] - 1
+    return None
+
+
+def _fits(expr: Expr, limit: Expr, ranges: Ranges) -> bool:
+    """0 <= expr < limit over the ranges."""
+    found = bounds(expr, ranges)
+    return found is not None and is_nonnegative(found[0]) and is_nonnegative(limit - 1 - found[1])
+
+
+def _split(base: Expr, divisor: Expr) -> tuple[Expr, Expr]:
+    """base = quotient * divisor + rest, moving every term that divides exactly."""
+    quotient, rest = [], []
+    for term in sympy.Add.make_args(base):
+        q = exact_quotient(term, divisor)
+        if q is None and divisor.is_Integer:
+            coefficient, factors = term.as_coeff_Mul()
+            if factors == 1 and coefficient.is_Integer:  # a constant: keep its remainder
+                q_const, r_const = divmod(int(coefficient), int(divisor))
+                quotient.append(sympy.Integer(q_const))
+                rest.append(sympy.Integer(r_const))
+                continue
+        (rest if q is None else quotient).append(term if q is None else q)
+    return sympy.Add(*quotient), sympy.Add(*rest)
+
+
+def _simplify_floor(base: Expr, divisor: Expr, ranges: Ranges) -> Expr:
+    if _fits(base, divisor, ranges):
+        return ZERO
+    quotient, rest = _split(base, divisor)
+    if quotient != 0:
+        if _fits(rest, divisor, ranges):
+            return quotient
+        return quotient + FloorDiv(rest, divisor)
+    return FloorDiv(base, divisor)
+
+
+def _simplify_modular(base: Expr, divisor: Expr, modulus: Expr, ranges: Ranges) -> Expr:
+    if _fits(base, divisor * modulus, ranges):
+        return _simplify_floor(base, divisor, ranges)
+    quotient, rest = _split(base, divisor * modulus)
+    if quotient != 0 and rest != base:
+        # dropping whole multiples of divisor*modulus changes nothing: the digit is periodic
+        return _simplify_modular(rest, divisor, modulus, ranges) if rest != 0 else ZERO
+    if divisor != 1:
+        quotient, rest = _split(base, divisor)
+        if quotient != 0 and _fits(rest, divisor, ranges):
+            return _simplify_modular(quotient, ONE, modulus, ranges)
+    return ModularIndexing(base, divisor, modulus)
+
+
+def _join(expr: Expr) -> Expr:
+    """c*(x//d % m) + c*m*(x//(d*m)) = c*(x//d): undo a split whose digits meet again."""
+    if not isinstance(expr, sympy.Add):
+        return expr
+    terms = list(expr.args)
+    for i, low in enumerate(terms):
+        coefficient, digit = _modular_factor(low)
+        if digit is None:
+            continue
+        base, divisor, modulus = digit.args
+        for j, high in enumerate(terms):
+            if i == j:
+                continue
+            for joined, upper in (
+                (FloorDiv(base, divisor), FloorDiv(base, divisor * modulus)),
+                *_digit_above(high, base, divisor, modulus),
+            ):
+                if upper != 0 and sympy.expand(high - coefficient * modulus * upper) == 0:
+                    rest = [t for k, t in enumerate(terms) if k not in (i, j)]
+                    return _join(sympy.Add(*rest, coefficient * joined))
+    return expr
+
+
+def _modular_factor(term: Expr) -> tuple[Expr, ModularIndexing | None]:
+    factors = sympy.Mul.make_args(term)
+    for k, factor in enumerate(factors):
+        if isinstance(factor, ModularIndexing):
+            return sympy.Mul(*factors[:k], *factors[k + 1 :]), factor
+    return term, None
+
+
+def _digit_above(term: Expr, base: Expr, divisor: Expr, modulus: Expr) -> list[tuple[Expr, Expr]]:
+    _, digit = _modular_factor(term)
+    if digit is None or digit.args[0] != base or digit.args[1] != divisor * modulus:
+        return []
+    return [(ModularIndexing(base, divisor, modulus * digit.args[2]), digit)]
+
+
+def simplify_index(expr: Expr | int, ranges: Ranges) -> Expr:
+    """The same index for all loop variables within their ranges, with fewer divisions.
+
+    Variables whose range is 1 become 0.
+    """
+    if isinstance(expr, int):
+        return sympy.Integer(expr)
+    units = {v: ZERO for v in expr.free_symbols if v in ranges and ranges[v] == 1}
+    if units:
+        expr = expr.xreplace(units)
+    if not expr.has(FloorDiv, ModularIndexing):
+        products_of_sums = any(
+            isinstance(a, sympy.Add) for m in expr.atoms(sympy.Mul) for a in m.args
+        )
+        return sympy.expand(expr) if products_of_sums else expr
+
+    def visit(e: Expr) -> Expr:
+        if not e.args or not e.has(FloorDiv, ModularIndexing):
+            return e
+        args = [visit(a) for a in e.args]
+        if isinstance(e, FloorDiv):
+            return _simplify_floor(sympy.expand(args[0]), args[1], ranges)
+        if isinstance(e, ModularIndexing):
+            return _simplify_modular(sympy.expand(args[0]), args[1], args[2], ranges)
+        return e.func(*args)
+
+    return _join(sympy.expand(visit(expr)))
+
+
+def contiguous_strides(size: Sequence[Size]) -> tuple[Size, ...]:
+    """Row-major strides; a dimension of size 0 counts as 1, as in eager."""
+    strides: list[Size] = []
+    step: Size = 1
+    for extent in reversed(size):
+        strides.append(step)
+        step = to_size(step * (extent if not isinstance(extent, int) else max(extent, 1)))
+    return tuple(reversed(strides))
+
+
+def linear_index(index: Sequence[Expr | int], stride: Sequence[Size], offset: Size = 0) -> Expr:
+    """offset + sum(index * stride)."""
+    return sympy.Add(
+        sympy.sympify(offset), *[sympy.sympify(i) * s for i, s in zip(index, stride, strict=True)]
+    )
+
+
+def coefficient_of(expr: Expr, var: sympy.Symbol) -> Expr | None:
+    """The stride of `var` in a linear index; None if the index isn't linear in it."""
+    if var not in expr.free_symbols:
+        return ZERO
+    step = sympy.expand(expr.xreplace({var: var + 1}) - expr)
+    return None if var in step.free_symbols or step.has(FloorDiv, ModularIndexing) else step

@@ -1,0 +1,11 @@
+"""How stage objects look in a notebook: importing this package registers a renderer for each type.
+
+`ops.display.to_html(obj)` finds them; rooms never import this package. A view of one's own goes into the
+same table: `@minicompile.ops.display.renderer(MyType)` on a function that gives HTML.
+"""
+
+from __future__ import annotations
+
+from minicompile.show import aot, capture, graphs, kernels, loops, schedule, trace
+
+__all__ = ["aot", "capture", "graphs", "kernels", "loops", "schedule", "trace"]

@@ -1,0 +1,84 @@
+"""Syntax colours for Python and C++: a tokenizer of one regular expression each.
+
+It knows comments, strings, numbers, keywords and called names, which is what reading generated code needs.
+Tokens that run over several lines are cut, so that each line stands alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import html
+import re
+
+KEYWORDS = {
+    "python": (
+        "False None True and as assert async await break class continue def del elif else except finally "
+        "for from global if import in is lambda nonlocal not or pass raise return try while with yield"
+    ),
+    "cpp": (
+        "alignas auto bool break case char class const constexpr continue default delete do double else enum "
+        "extern false float for if inline int int16_t int32_t int64_t int8_t long namespace new nullptr "
+        "operator private public return short signed sizeof static static_cast reinterpret_cast struct "
+        "switch template this true typedef typename uint16_t uint32_t uint64_t uint8_t union unsigned using "
+        "void volatile while size_t"
+    ),
+}
+
+TOKENS = {
+    "python": [
+        ("com", r"#[^\n]*"),
+        (
+            "str",
+            r"[rbfuRBFU]{0,2}(?:\"\"\"[\s\S]*?\"\"\"|'''[\s\S]*?'''|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*')",
+        ),
+        ("fn", r"@[\w.]+"),
+    ],
+    "cpp": [
+        ("com", r"//[^\n]*|/\*[\s\S]*?\*/"),
+        ("kw", r"(?m:^[ \t]*#[^\n]*)"),
+        ("str", r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'"),
+    ],
+}
+
+NUMBER = r"\b(?:0[xX][0-9a-fA-F]+|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)[uUlLfF]*\b"
+
+
+@functools.cache
+def pattern(language: str) -> re.Pattern[str]:
+    keywords = "|".join(KEYWORDS[language].split())
+    parts = [
+        *TOKENS[language],
+        ("num", NUMBER),
+        ("kw", rf"\b(?:{keywords})\b"),
+        ("fn", r"\b[A-Za-z_]\w*(?=\()"),
+        ("", r"\b[A-Za-z_]\w*"),
+    ]
+    return re.compile(
+        "|".join(
+            f"(?P<{kind}{i}>{regex})" if kind else regex for i, (kind, regex) in enumerate(parts)
+        )
+    )
+
+
+def highlight(source: str, language: str) -> list[str]:
+    """HTML of each line of `source`. `language` is "python" (Triton's too) or "cpp"; others stay plain."""
+    if language == "triton":
+        language = "python"
+    if language not in TOKENS:
+        return [html.escape(line) for line in source.split("\n")]
+    out: list[str] = []
+    position = 0
+    for match in pattern(language).finditer(source):
+        out.append(html.escape(source[position : match.start()]))
+        kind = (match.lastgroup or "").rstrip("0123456789")
+        token = match.group().split("\n")
+        marked = [
+            f'<span class="{kind}">{html.escape(part)}</span>'
+            if kind and part
+            else html.escape(part)
+            for part in token
+        ]
+        out.append("\n".join(marked))
+        position = match.end()
+    out.append(html.escape(source[position:]))
+    return "".join(out).split("\n")

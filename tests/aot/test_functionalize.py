@@ -1,0 +1,380 @@
+"""Functionalization keeps values, mutations of inputs, strides and the alias pattern of eager."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from minicompile.errors import Unsupported
+from tests.aot.helpers import compile_aot
+
+aten = torch.ops.aten
+
+
+def assert_like_eager(fn, inputs):
+    """Run fn both ways on copies of the inputs; compare outputs, inputs, and who shares memory."""
+    mine, theirs = clones(inputs), clones(inputs)
+    call, result = compile_aot(fn, mine)
+    assert not [
+        n
+        for n in result.level("full").nodes
+        if getattr(n.target, "_schema", None) and n.target._schema.is_mutable
+    ]
+    got, expected = call(list(mine)), fn(*theirs)
+    expected = list(expected) if isinstance(expected, tuple | list) else [expected]
+    for a, b in zip([*got, *mine], [*expected, *theirs], strict=True):
+        assert (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6, equal_nan=True)
+    assert alias_pattern([*got, *mine]) == alias_pattern([*expected, *theirs])
+    # a write through each output must reach the same tensors
+    for a, b in zip(got, expected):
+        if writable(a) and writable(b):
+            a.fill_(7)
+            b.fill_(7)
+    for a, b in zip([*got, *mine], [*expected, *theirs]):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6, equal_nan=True)
+    return result
+
+
+def writable(x):
+    return all(stride != 0 or size == 1 for stride, size in zip(x.stride(), x.shape))
+
+
+def clones(inputs):
+    memory = {}
+    for x in inputs:
+        memory.setdefault(x.untyped_storage().data_ptr(), x.untyped_storage().clone())
+    return [
+        torch.empty(0, dtype=x.dtype).set_(
+            memory[x.untyped_storage().data_ptr()], x.storage_offset(), x.shape, x.stride()
+        )
+        for x in inputs
+    ]
+
+
+def alias_pattern(tensors):
+    first = {}
+    objects = {}
+    return [
+        (
+            first.setdefault(t.untyped_storage().data_ptr(), i) if t.numel() else -1,
+            objects.setdefault(id(t), i),
+            t.storage_offset()
+            if t.numel() and list(first).index(t.untyped_storage().data_ptr()) < 99
+            else 0,
+        )
+        for i, t in enumerate(tensors)
+    ]
+
+
+def into_slice(x, y):
+    x[1:3].copy_(y)
+    return x * 2
+
+
+def views_of_views(x):
+    y = x + 1
+    v = y.view(4, 6).t()[1:4]
+    v.mul_(3)
+    y[0].add_(v.sum())
+    return y, v
+
+
+def after_write_the_other_view_sees_it(x):
+    a, b = x.view(-1), x.transpose(0, 1)
+    a[::2] = 5
+    return b.clone(), b
+
+
+def output_is_input(x):
+    x.add_(1)
+    return x
+
+
+def same_output_twice(x):
+    y = x + 1
+    return y, y, y.unsqueeze(0)
+
+
+def two_views_of_one(x):
+    y = x.sin()
+    return y[0], y[:, 1]
+
+
+def expanded(x):
+    return x.sum().expand(3), (x[0] + 1).unsqueeze(0).expand(2, -1)
+
+
+def chunks(x):
+    a, b = (x * 2).chunk(2, 1)
+    a.add_(b)
+    return a, b
+
+
+def unbound(x):
+    y = x.clone()
+    rows = y.unbind(0)
+    rows[1].zero_()
+    rows[0].copy_(rows[2])
+    return y
+
+
+def diagonal_write(x):
+    y = x[:, :4].clone()
+    y.diagonal().fill_(9)
+    return y
+
+
+def strided_write(x):
+    y = x.clone()
+    y.as_strided((2, 2), (12, 2), 1).mul_(10)
+    return y
+
+
+def transposed_in_place(x):
+    y = x.clone()
+    y.t_()
+    y[0].zero_()
+    y.unsqueeze_(1)
+    return y, y.sum()
+
+
+def swap(x, y):
+    t = x.clone()
+    x.copy_(y)
+    y.copy_(t)
+
+
+def swap_out(x, y):
+    swap(x, y)
+    return x.sum()
+
+
+def copied_across(x, y):
+    z = torch.empty_like(x)
+    z.copy_(y)
+    y.add_(1)
+    return z, y.view(-1)
+
+
+def cast_on_write(x, i):
+    i.copy_(x * 3)
+    i[0] += 2
+    x.copy_(i)
+    return i.clone()
+
+
+def out_variant(x):
+    y = torch.empty_like(x)
+    torch.add(x, 1, out=y)
+    return y * 2
+
+
+def fills(x):
+    x[0].fill_(2)
+    x[1].zero_()
+    x.clamp_(max=1).relu_()
+    return x.masked_fill_(x == 1, 4.0)
+
+
+def index_writes(x):
+    x[torch.tensor([0, 2])] = 1.5
+    x[x > 1.2] = 0.0
+    x.index_add_(0, torch.tensor([1, 1]), torch.ones(2, 6))
+    return x.scatter_(1, torch.zeros(4, 1, dtype=torch.long), 3.0)
+
+
+def constant_returned(x):
+    return torch.tensor([1.0, 2.0, 3.0]), x + 1
+
+
+def plain_input_view(x):
+    return x[1:, ::2], x.detach(), x.t()
+
+
+def duplicate_computation(x):
+    return x + 1, x + 1
+
+
+def mutated_views_returned(x):
+    v = x[1]
+    x.mul_(2)
+    v.add_(1)
+    return v, x[:, 0]
+
+
+PROGRAMS = [
+    views_of_views,
+    after_write_the_other_view_sees_it,
+    output_is_input,
+    same_output_twice,
+    two_views_of_one,
+    expanded,
+    chunks,
+    unbound,
+    diagonal_write,
+    strided_write,
+    transposed_in_place,
+    out_variant,
+    fills,
+    index_writes,
+    constant_returned,
+    plain_input_view,
+    duplicate_computation,
+    mutated_views_returned,
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "gaps"])
+def test_program_of_views_and_writes_equals_eager(program, layout):
+    torch.manual_seed(0)
+    if layout == "contiguous" or program in (
+        strided_write,
+        views_of_views,
+        after_write_the_other_view_sees_it,
+    ):
+        x = torch.randn(4, 6)
+    elif layout == "transposed":
+        x = torch.randn(6, 4).t()
+    else:
+        x = torch.randn(4, 3, 6)[:, 1]
+    assert_like_eager(program, [x])
+
+
+@pytest.mark.parametrize(
+    "program", [into_slice, swap_out, copied_across, cast_on_write], ids=lambda p: p.__name__
+)
+def test_writes_to_several_inputs_equal_eager(program):
+    torch.manual_seed(0)
+    other = {"into_slice": torch.randn(2, 6), "cast_on_write": torch.zeros(4, 6, dtype=torch.int64)}
+    assert_like_eager(program, [torch.randn(4, 6), other.get(program.__name__, torch.randn(4, 6))])
+
+
+def test_batch_norm_updates_its_statistics():
+    def fn(x, m, v, n, w):
+        n += 1
+        return F.batch_norm(x, m, v, w, None, True, 0.1)
+
+    inputs = [torch.randn(5, 3, 2), torch.zeros(3), torch.ones(3), torch.tensor(0), torch.rand(3)]
+    assert_like_eager(fn, inputs)
+
+
+def test_inputs_that_share_memory_are_fine_to_read():
+    x = torch.randn(4, 6)
+    assert_like_eager(lambda a, b: (a + b[0], b[1:]), [x, x.view(4, 6)])
+
+
+def test_a_write_to_inputs_that_share_memory_is_refused_in_both_orders():
+    x = torch.randn(4, 6)
+
+    def write(a, b):
+        a.add_(1)
+        return b * 2
+
+    def write_later(a, b):
+        b.add_(1)
+        return a * 2
+
+    for fn in (write, write_later):
+        with pytest.raises(Unsupported, match="share memory"):
+            compile_aot(fn, [x, x[1:]])
+
+
+def test_changing_an_inputs_shape_in_place_is_refused():
+    def fn(x):
+        x.t_()
+        return x + 1
+
+    with pytest.raises(Unsupported, match="shape"):
+        compile_aot(fn, [torch.randn(3, 4)])
+
+
+def test_results_own_their_memory():
+    """A result computed as an alias of another, or of an input, is a copy where eager's is."""
+
+    def fn(x):
+        y = torch.empty_like(x)
+        y.copy_(x)
+        z = torch.empty_like(x)
+        z.copy_(y)
+        return y, z
+
+    assert_like_eager(fn, [torch.randn(3)])
+
+
+def random_program(rng):
+    """A list of steps over a pool of tensors that starts with the inputs."""
+
+    def fn(x, y):
+        pool = [x, y, x.clone()]
+        for _ in range(rng.randint(2, 7)):
+            t = rng.choice(pool)
+            kind = rng.randrange(13)
+            if kind == 0 and t.dim() > 0:
+                pool.append(t.select(rng.randrange(t.dim()), 0))
+            elif kind == 1 and t.dim() > 0:
+                dim = rng.randrange(t.dim())
+                pool.append(t.narrow(dim, t.shape[dim] // 3, t.shape[dim] - t.shape[dim] // 3))
+            elif kind == 2 and t.dim() > 1:
+                pool.append(t.transpose(0, -1))
+            elif kind == 3 and t.is_contiguous():
+                pool.append(t.view(-1))
+            elif kind == 4:
+                pool.append(t.unsqueeze(rng.randrange(t.dim() + 1)))
+            elif kind == 5:
+                pool.append(t + 1)
+            elif kind == 6:
+                t.add_(rng.randrange(3))
+            elif kind == 7:
+                t.mul_(pool[0].sum() * 0.1)
+            elif kind == 8:
+                t.copy_(rng.choice(pool).sum() + 1)
+            elif kind == 9 and t.dim() > 0:
+                t[..., ::2] = 3
+            elif kind == 10 and t.dim() > 0 and t.shape[0] > 1:
+                pool.extend(t.split((t.shape[0] + 1) // 2))
+            elif kind == 11:
+                pool.append(t.flatten())
+            elif kind == 12 and t.dim() > 0:
+                t.clamp_(min=0).unbind(0)[-1].sub_(1)
+        return tuple(rng.sample(pool, min(len(pool), 3)))
+
+    return fn
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_random_program_of_views_and_writes_equals_eager(seed):
+    torch.manual_seed(seed)
+    inputs = [torch.randn(4, 6), torch.randn(6)]
+
+    def fn(x, y):
+        return random_program(random.Random(seed))(x, y)
+
+    assert_like_eager(fn, inputs)
+
+
+def test_as_strided_on_something_that_is_a_view_itself():
+    def fn(x):
+        a = torch.zeros(2, 3)
+        a.copy_(x[1:3, :3])
+        return a.as_strided((2, 2), (3, 1), 1) * 2, a.as_strided((3,), (2,)) + 1
+
+    assert_like_eager(fn, [torch.randn(4, 6)])
+
+
+def test_an_output_that_reads_memory_as_another_dtype_is_refused():
+    with pytest.raises(Unsupported, match="memory as"):
+        compile_aot(lambda x: x.view(torch.int32), [torch.randn(3)])
+
+
+def test_an_in_place_operators_default_arguments_are_kept():
+    call, _ = compile_aot(lambda x: torch.zeros_like(x).bernoulli_(), [torch.zeros(1000)])
+    assert 400 < call([torch.zeros(1000)])[0].sum() < 600
+
+
+def test_a_view_with_an_offset_and_no_elements():
+    assert_like_eager(lambda x: (x[2:2], x[1:, 3:3] * 2), [torch.randn(4, 6)])

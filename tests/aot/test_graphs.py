@@ -1,0 +1,373 @@
+"""What the room's graphs promise: origins, phases, partition, passes, patterns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_models import Gpt, tokens
+
+from minicompile import compat
+from minicompile.aot.autograd import ahead_of_time
+from minicompile.aot.maxflow import UNLIMITED, FlowNetwork
+from minicompile.aot.meta import infer
+from minicompile.aot.partition import is_heavy
+from minicompile.aot.views import is_random, is_view
+from minicompile.ops.graph import origins_of, output_node, placeholders
+from minicompile.ops.registry import scoped, without
+from minicompile.options import Options
+from minicompile.passes.manager import graph_pass
+from minicompile.passes.patterns import pattern
+from tests.aot.helpers import capture, compile_aot, module_function
+
+aten = torch.ops.aten
+
+
+def leaf(*size):
+    return torch.randn(*size, requires_grad=True)
+
+
+def lines(node):
+    return {origin.line.line for origin in origins_of(node)}
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    torch.manual_seed(0)
+    module = Gpt()
+    fn, state = module_function(module)
+    return compile_aot(fn, [*state, *tokens()])[1]
+
+
+def targets(graph):
+    return [n.target for n in graph.nodes if n.op == "call_function"]
+
+
+# Origins and phases
+
+
+def test_every_node_at_every_level_has_origins_value_and_phase(gpt):
+    graphs = [*gpt.levels.values(), gpt.forward, gpt.backward]
+    for graph in graphs:
+        for node in graph.nodes:
+            if node.op != "output":
+                assert origins_of(node), f"{node.name} in {graph.name}, by {graph.made_by}"
+                assert "val" in node.meta and node.meta["phase"] in ("forward", "backward")
+
+
+def test_backward_nodes_take_their_origins_from_the_forward_line():
+    def fn(x):
+        y = x.sin()
+        z = y.exp()
+        return z.sum()
+
+    _, result = compile_aot(fn, [leaf(3)])
+    (cos,) = [n for n in result.level("full").nodes if n.target is aten.cos.default]
+    (sin,) = [n for n in result.level("full").nodes if n.target is aten.sin.default]
+    assert cos.meta["phase"] == "backward" and origins_of(cos) == origins_of(sin)
+
+
+def test_gradient_accumulation_has_the_union_of_origins():
+    _, result = compile_aot(lambda x: x.sin() * x.exp(), [leaf(3)])
+    backward = [n for n in result.level("full").nodes if n.meta.get("phase") == "backward"]
+    (added,) = [n for n in backward if n.target is aten.add.Tensor]
+    assert lines(added) == lines(added.args[0]) | lines(added.args[1]) and len(lines(added)) == 2
+
+
+def test_a_constant_changes_only_nodes_of_its_line():
+    def program(constant):
+        def fn(x):
+            y = x.sin()
+            z = y * constant
+            return z.exp()
+
+        return compile_aot(fn, [leaf(3)])[1]
+
+    one, other = program(2.0), program(3.0)
+    for name in ("full", "core", "prims"):
+        for a, b in zip(one.level(name).nodes, other.level(name).nodes, strict=True):
+            if str(a.args) != str(b.args):
+                assert "mul" in {origin.target for origin in origins_of(a)}
+
+
+def test_printing_is_deterministic(gpt):
+    torch.manual_seed(0)
+    fn, state = module_function(Gpt())
+    assert str(compile_aot(fn, [*state, *tokens()])[1]) == str(gpt)
+    assert "recomputed" in str(gpt.partition) and "0x" not in str(gpt)
+
+
+# Partition
+
+
+def test_random_and_heavy_operators_are_not_recomputed():
+    def fn(x, w):
+        h = F.dropout(F.gelu(x @ w), 0.5, True)
+        return F.dropout((h @ w).softmax(-1), 0.5, True).sum()
+
+    _, result = compile_aot(fn, [torch.randn(8, 8), leaf(8, 8)])
+    by_name = {n.name: n for n in result.joint.nodes}
+    for name in result.partition.recomputed:
+        assert not is_random(by_name[name]) and not is_heavy(by_name[name])
+    assert not [n for n in result.backward.nodes if is_random(n)]
+    assert any("random" in value.reason for value in result.partition.saved)
+
+
+def test_views_are_not_saved(gpt):
+    by_name = {n.name: n for n in gpt.joint.nodes}
+    assert not [v.name for v in gpt.partition.saved if is_view(by_name[v.name])]
+
+
+def test_cheap_pointwise_chains_are_recomputed_from_one_saved_value():
+    _, result = compile_aot(lambda x: x.sin().cos().exp().sin().sum(), [leaf(100)])
+    assert len(result.partition.saved) == 1 and result.partition.saved_bytes == 400
+    assert result.partition.default_bytes == 1200
+    _, naive = compile_aot(
+        lambda x: x.sin().cos().exp().sin().sum(),
+        [leaf(100)],
+        options=Options(partitioner="default"),
+    )
+    assert not naive.partition.recomputed and naive.partition.saved_bytes == 1200
+
+
+def test_partition_covers_the_joint_graph(gpt):
+    saved = [v.name for v in gpt.partition.saved]
+    assert [n.name for n in placeholders(gpt.backward.gm.graph)][: len(saved)] == saved
+    assert gpt.metadata.saved == len(saved)
+    assert len(output_node(gpt.forward.gm.graph).args[0]) == 1 + len(saved)
+    assert all(value.reason for value in gpt.partition.saved)
+
+
+def test_a_library_calls_backward_operand_is_saved_not_recomputed():
+    _, result = compile_aot(
+        lambda x, w, v: (F.gelu(x @ w) @ v).sum(), [torch.randn(8, 8), leaf(8, 8), leaf(8, 8)]
+    )
+    assert any("library call" in v.reason for v in result.partition.saved)
+
+
+def test_minimum_cut_equals_networkx():
+    networkx = pytest.importorskip("networkx")
+    import random
+
+    for seed in range(30):
+        rng = random.Random(seed)
+        ours, theirs = FlowNetwork(), networkx.DiGraph()
+        for _ in range(40):
+            a, b, c = rng.randrange(10), rng.randrange(10), rng.randrange(1, 20)
+            if a != b and not theirs.has_edge(a, b):
+                ours.add_edge(a, b, c)
+                theirs.add_edge(a, b, capacity=c)
+        theirs.add_nodes_from([0, 9])
+        flow, side = ours.minimum_cut(0, 9)
+        assert flow == networkx.maximum_flow_value(theirs, 0, 9)
+        assert flow == sum(
+            d["capacity"] for a, b, d in theirs.edges(data=True) if a in side and b not in side
+        )
+
+
+def test_no_finite_cut_is_an_error():
+    network = FlowNetwork()
+    network.add_edge("source", "sink", UNLIMITED)
+    with pytest.raises(ValueError, match="no finite cut"):
+        network.minimum_cut("source", "sink")
+
+
+# Passes
+
+
+def test_common_subexpressions_are_computed_once():
+    _, result = compile_aot(lambda x: x.sin() + x.sin() * x.sin(), [torch.randn(3)])
+    assert targets(result.forward).count(aten.sin.default) == 1
+
+
+def test_random_operators_and_returned_values_are_not_merged():
+    call, result = compile_aot(
+        lambda x: (torch.rand_like(x) - torch.rand_like(x), x + 1, x + 1), [torch.randn(30)]
+    )
+    assert targets(result.forward).count(aten.rand_like.default) == 2
+    noise, a, b = call([torch.randn(30)])
+    assert noise.abs().sum() > 0 and a.data_ptr() != b.data_ptr()
+
+
+def test_merged_calls_keep_both_origins():
+    _, result = compile_aot(lambda x: x.sin() * 2 + x.sin(), [torch.randn(3)])
+    (sin,) = [n for n in result.forward.nodes if n.target is aten.sin.default]
+    assert len(lines(sin)) == 2
+
+
+def test_no_ops_go_but_signed_zeros_stay():
+    def fn(x):
+        return (((x * 1) / 1 - 0).view(3).clone().permute(0) + 0).sin()
+
+    call, result = compile_aot(fn, [torch.randn(3)])
+    assert targets(result.forward) == [aten.add.Tensor, aten.sin.default]
+    zero = call([torch.tensor([-0.0, 1.0, 2.0])])[0]
+    assert torch.equal(torch.signbit(zero), torch.signbit(fn(torch.tensor([-0.0, 1.0, 2.0]))))
+
+
+def test_a_copy_that_is_returned_stays():
+    call, _ = compile_aot(lambda x: (x.clone(), (x * 1).view(-1)), [torch.randn(3)])
+    x = torch.randn(3)
+    assert x.data_ptr() not in [o.data_ptr() for o in call([x])]
+
+
+def test_constants_fold_with_eagers_arithmetic():
+    def fn(x):
+        return x * (torch.full((3,), 2.0) * 3).exp() + torch.zeros(3)
+
+    call, result = compile_aot(fn, [torch.randn(3)])
+    assert targets(result.forward) == [aten.mul.Tensor, aten.add.Tensor]
+    x = torch.randn(3)
+    assert torch.equal(call([x])[0], fn(x))
+
+
+def test_view_chains_become_one_view():
+    _, result = compile_aot(
+        lambda x: x.view(6).view(3, 2).view(2, 3).permute(1, 0).permute(1, 0).exp(),
+        [torch.randn(6)],
+    )
+    assert targets(result.forward) == [aten.view.default, aten.exp.default]
+
+
+def test_equal_numbers_of_different_type_are_told_apart():
+    call, _ = compile_aot(lambda i: (i * 2, i * 2.0, i * True), [torch.arange(3)])
+    assert [o.dtype for o in call([torch.arange(3)])] == [torch.int64, torch.float32, torch.int64]
+
+
+def test_records_name_each_pass_and_show_its_effect():
+    _, result = compile_aot(lambda x: x.sin() + x.sin(), [torch.randn(3)])
+    (record,) = [r for r in result.passes if r.name == "prims.cse"]
+    assert (
+        record.changed == 1
+        and record.before != record.after
+        and record.before.count("aten.sin") == 2
+    )
+
+
+def test_a_pass_can_be_switched_off():
+    with without("pass:prims.cse"):
+        _, result = compile_aot(lambda x: x.sin() + x.sin(), [torch.randn(3)])
+    assert targets(result.forward).count(aten.sin.default) == 2
+
+
+def test_a_pass_from_outside_runs_in_its_place():
+    with scoped():
+
+        @graph_pass("sines_to_cosines", stage="prims", order=40)
+        def wrong_on_purpose(gm, mode):
+            found = [n for n in gm.graph.nodes if n.target is aten.sin.default]
+            for node in found:
+                node.target = aten.cos.default
+            return len(found)
+
+        call, result = compile_aot(lambda x: x.sin(), [torch.zeros(3)])
+    assert call([torch.zeros(3)])[0].tolist() == [1, 1, 1]
+    assert "prims.sines_to_cosines" in [r.name for r in result.passes]
+
+
+# Patterns
+
+
+def test_built_in_patterns_fire_and_keep_values():
+    x = torch.randn(4, 5)
+    call, result = compile_aot(lambda x: F.relu(F.relu(x)) * x.neg().neg(), [x])
+    assert targets(result.forward) == [aten.relu.default, aten.mul.Tensor]
+    torch.testing.assert_close(call([x])[0], F.relu(x) * x)
+
+
+def test_a_pattern_does_not_fire_when_its_inside_is_read_elsewhere():
+    def fn(x):
+        y = -x
+        return -y, y
+
+    _, result = compile_aot(fn, [torch.randn(3)])
+    assert targets(result.forward).count(aten.neg.default) == 2
+
+
+def test_a_pattern_that_gives_back_its_argument_still_returns_new_memory():
+    x = torch.randn(3)
+    call, _ = compile_aot(lambda x: x.neg().neg(), [x])
+    assert call([x])[0].data_ptr() != x.data_ptr()
+
+
+def test_a_pattern_from_outside_with_numbers_and_either_operand_order():
+    def scaled_sum(x, y, factor):
+        return y + x.sin() * factor
+
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    with scoped():
+
+        @pattern(
+            "scaled_sum",
+            search=scaled_sum,
+            examples=[torch.empty(2, 2), torch.empty(2, 2), 0.123],
+            when=lambda match: match.arguments[2] != 7,
+        )
+        def traced(x, y, factor):
+            return torch.cos(x) * factor + y
+
+        call, result = compile_aot(lambda x, y: (x.sin() * 3 + y, y + 7 * x.sin()), [x, y])
+    first, second = call([x, y])
+    torch.testing.assert_close(first, x.cos() * 3 + y)
+    torch.testing.assert_close(second, y + 7 * x.sin())
+    (record,) = [r for r in result.passes if r.name == "full.patterns"]
+    assert record.changed == 1
+
+
+def test_a_replacement_keeps_the_origins_of_what_it_replaces():
+    _, result = compile_aot(lambda x: F.relu(F.relu(x)), [torch.randn(3)])
+    (relu,) = [n for n in result.forward.nodes if n.target is aten.relu.default]
+    assert len(lines(relu)) == 2
+
+
+def test_constants_met_while_tracing_become_full_or_attributes():
+    graph, fakes, _ = capture(
+        lambda x: x + torch.tensor([1.0, 2.0]) + torch.tensor(3.0), [torch.randn(2)]
+    )
+    result = ahead_of_time(graph, fakes, Options(), training=False)
+    assert [n.op for n in result.forward.nodes].count("get_attr") == 1
+
+
+# Shape rules
+
+
+def fakes_of(mode, *sizes):
+    return [compat.new_fake(mode, *size, torch.float32, torch.device("cpu")) for size in sizes]
+
+
+CALLS = [
+    (aten.add.Tensor, lambda x, y: (x, y)),
+    (aten.mul.Tensor, lambda x, y: (x, 2.5)),
+    (aten.sub.Tensor, lambda x, y: (y, x)),
+    (aten.gt.Tensor, lambda x, y: (x, y)),
+    (aten.le.Scalar, lambda x, y: (x, 1)),
+    (aten.exp.default, lambda x, y: (x,)),
+    (aten.sum.dim_IntList, lambda x, y: (x, [0, -1], True)),
+    (aten.amax.default, lambda x, y: (x, [1])),
+    (aten.mm.default, lambda x, y: (x, x.t())),
+    (torch.ops.prims.convert_element_type.default, lambda x, y: (x, torch.int32)),
+]
+
+
+@pytest.mark.parametrize(("op", "arguments"), CALLS, ids=[str(op) for op, _ in CALLS])
+def test_shape_rules_answer_as_fake_tensors_do(op, arguments):
+    mode = compat.fake_mode()
+    covered = 0
+    for x, y in (
+        (((4, 6), (6, 1)), ((6,), (1,))),
+        (((4, 1), (1, 1)), ((4, 6), (6, 1))),
+        (((1, 6), (6, 1)), ((2, 1, 6), (6, 6, 1))),
+        (((4, 6), (1, 4)), ((6,), (1,))),
+        (((4, 6), (12, 2)), ((4, 6), (1, 4))),
+        (((0, 6), (6, 1)), ((6,), (1,))),
+    ):
+        args = arguments(*fakes_of(mode, x, y))
+        ours, theirs = infer(mode, op, args, {}), op(*args)
+        if ours is not None:
+            covered += 1
+            assert (ours.shape, ours.stride(), ours.dtype) == (
+                theirs.shape,
+                theirs.stride(),
+                theirs.dtype,
+            )
+    assert covered >= 2

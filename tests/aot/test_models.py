@@ -1,0 +1,222 @@
+"""Whole small models through the room: losses and gradients equal eager's, at other sizes too."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from minicompile.options import Options
+from tests.aot.helpers import compile_aot, module_function
+
+
+class Mlp(nn.Sequential):
+    def __init__(self):
+        super().__init__(
+            nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 16), nn.SiLU(), nn.Linear(16, 1)
+        )
+
+
+class Layer(nn.Module):
+    """Pre-norm transformer block, attention written out."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = (
+            part.view(b, t, self.heads, c // self.heads).transpose(1, 2)
+            for part in self.qkv(self.norm1(x)).split(c, dim=2)
+        )
+        scores = q @ k.transpose(-2, -1) / math.sqrt(c // self.heads)
+        mask = torch.ones(t, t, dtype=torch.bool, device=x.device).tril()
+        weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
+        x = x + self.out((weights @ v).transpose(1, 2).contiguous().view(b, t, c))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Gpt(nn.Module):
+    def __init__(self, tokens=11, width=16, heads=2, layers=2, context=8):
+        super().__init__()
+        self.token, self.position = nn.Embedding(tokens, width), nn.Embedding(context, width)
+        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, tokens, bias=False)
+
+    def forward(self, index, target):
+        x = self.token(index) + self.position(torch.arange(index.shape[1], device=index.device))
+        for layer in self.layers:
+            x = layer(x)
+        scores = self.head(self.norm(x))
+        return F.cross_entropy(scores.view(-1, scores.shape[-1]), target.view(-1))
+
+
+class TiedGpt(Gpt):
+    def __init__(self):
+        super().__init__()
+        self.head.weight = self.token.weight
+
+
+class Flash(nn.Module):
+    """Attention by the fused operator."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, self.qkv, self.out = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = (
+            part.view(b, t, self.heads, c // self.heads).transpose(1, 2)
+            for part in self.qkv(x).chunk(3, dim=2)
+        )
+        return self.out(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(b, t, c)
+        )
+
+
+class Unrolled(nn.Module):
+    """A GRU cell over a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.x, self.h = nn.Linear(4, 18), nn.Linear(6, 18)
+
+    def forward(self, x):
+        h = x.new_zeros(x.shape[0], 6)
+        for step in x.unbind(1):
+            xr, xz, xn = self.x(step).chunk(3, -1)
+            hr, hz, hn = self.h(h).chunk(3, -1)
+            r, z = torch.sigmoid(xr + hr), torch.sigmoid(xz + hz)
+            h = (1 - z) * torch.tanh(xn + r * hn) + z * h
+        return h
+
+
+class Cnn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = (
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.Conv2d(8, 8, 3, stride=2, bias=False),
+        )
+        self.norm, self.head = nn.GroupNorm(2, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.hardswish(self.norm(self.conv2(x)))
+        return self.head(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+def tokens(batch=3, length=8):
+    return [torch.randint(11, (batch, length)), torch.randint(11, (batch, length))]
+
+
+MODELS = {
+    "mlp": (Mlp, lambda: [torch.randn(5, 6)]),
+    "gpt": (Gpt, tokens),
+    "tied_gpt": (TiedGpt, tokens),
+    "flash": (lambda: Flash(16, 2), lambda: [torch.randn(2, 8, 16)]),
+    "gru": (Unrolled, lambda: [torch.randn(3, 5, 4)]),
+    "cnn": (Cnn, lambda: [torch.randn(2, 3, 10, 10)]),
+}
+
+
+def assert_trains_like_eager(call, module, inputs, state):
+    parameters = list(module.parameters())
+    got, expected = call([*state, *inputs])[0], module(*inputs)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    weights = torch.linspace(0.5, 1.5, expected.numel()).view(expected.shape)
+    for a, b in zip(
+        torch.autograd.grad((got * weights).sum(), parameters),
+        torch.autograd.grad((expected * weights).sum(), parameters),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        assert a.is_contiguous() == b.is_contiguous()
+
+
+@pytest.mark.parametrize("partitioner", ["min_cut", "default"])
+@pytest.mark.parametrize("name", MODELS)
+def test_model_trains_like_eager(name, partitioner):
+    torch.manual_seed(0)
+    make, example = MODELS[name]
+    module, inputs = make(), example()
+    fn, state = module_function(module)
+    call, result = compile_aot(fn, [*state, *inputs], options=Options(partitioner=partitioner))
+    assert_trains_like_eager(call, module, inputs, state)
+    assert result.partition.saved_bytes <= result.partition.default_bytes
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_model_infers_like_eager(name):
+    torch.manual_seed(0)
+    make, example = MODELS[name]
+    module, inputs = make(), example()
+    fn, state = module_function(module)
+    with torch.no_grad():
+        call, result = compile_aot(fn, [*state, *inputs])
+        torch.testing.assert_close(
+            call([*state, *inputs])[0], module(*inputs), rtol=1e-5, atol=1e-6
+        )
+    assert result.backward is None and result.joint is None
+
+
+def test_transformer_with_a_symbolic_batch_trains_at_other_sizes():
+    torch.manual_seed(0)
+    module, inputs = Gpt(), tokens(3)
+    fn, state = module_function(module)
+    n = len(state)
+    call, result = compile_aot(
+        fn, [*state, *inputs], dynamic={(n, 0): "batch", (n + 1, 0): "batch"}
+    )
+    for batch in (3, 2, 7, 16):
+        assert_trains_like_eager(call, module, tokens(batch), state)
+
+
+def test_transformer_with_symbolic_batch_and_length_needs_no_guard():
+    torch.manual_seed(0)
+    module, inputs = Gpt(), tokens(3, 8)
+    fn, state = module_function(module)
+    n = len(state)
+    dynamic = {(n, 0): "batch", (n + 1, 0): "batch", (n, 1): "time", (n + 1, 1): "time"}
+    call, result = compile_aot(fn, [*state, *inputs], dynamic=dynamic)
+    for batch, time in ((3, 8), (2, 5), (5, 2)):
+        assert_trains_like_eager(call, module, tokens(batch, time), state)
+
+
+def test_mlp_with_symbolic_batch_infers_at_other_sizes_and_returns_views():
+    module = Mlp()
+    fn, state = module_function(module)
+
+    def views(*args):
+        out = fn(*args)
+        return out.t(), args[-1][1:], args[-1][::2], out.expand(-1, 3), out.shape[0] // 2
+
+    with torch.no_grad():
+        call, _ = compile_aot(
+            views, [*state, torch.randn(5, 6)], dynamic={(len(state), 0): "batch"}
+        )
+        for batch in (5, 9):
+            x = torch.randn(batch, 6)
+            for got, expected in zip(call([*state, x]), views(*state, x), strict=True):
+                if isinstance(expected, int):
+                    assert got == expected
+                else:
+                    torch.testing.assert_close(got, expected)
+                    assert got.stride() == expected.stride()
+
+
+def test_half_precision_model_is_within_rounding():
+    torch.manual_seed(0)
+    module = Gpt().bfloat16()
+    inputs = tokens()
+    fn, state = module_function(module)
+    call, _ = compile_aot(fn, [*state, *inputs])
+    torch.testing.assert_close(call([*state, *inputs])[0], module(*inputs), rtol=1e-2, atol=1e-2)

@@ -1,0 +1,151 @@
+"""Kernel plans: names, arguments, phases, scratch, threads, and rules from outside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from minicompile.codegen.cpp import generate_module, kernel_module, print_kernel
+from minicompile.codegen.plan import KernelPlan
+from minicompile.codegen.rules import plan_rule
+from minicompile.options import Options
+from minicompile.scheduling.body import names
+from minicompile.shapes.expr import size_symbol
+from tests.codegen.fusing import Program, layer_norm, softmax
+
+F32, I64 = torch.float32, torch.int64
+
+
+def phases(plan: KernelPlan) -> list[str]:
+    known = names(plan.body.values)
+    return [f"{p.level}: {' '.join(known.get(v, v.op) for v in p.values)}" for p in plan.phases]
+
+
+def scaled(constant: float) -> Program:
+    p = Program()
+    p.input("x", (64,))
+    p.pointwise(
+        "half", (64,), lambda ops, i: ops.mul(ops.load("x", i[0]), ops.constant(constant, F32))
+    )
+    p.pointwise("out", (64,), lambda ops, i: ops.exp(ops.load("half", i[0])))
+    return p
+
+
+def test_the_name_tells_operations_and_position() -> None:
+    assert scaled(0.5).plan(position=3).name == "cpp_fused_half_out_3"
+
+
+def test_arguments_come_in_order_of_first_use_with_their_roles() -> None:
+    plan = layer_norm(4, 8).plan(["sum1", "sum2"])
+    found = [(a.name, a.buffer) for a in plan.arguments]
+    assert found == [
+        ("in_ptr0", "x"), ("out_ptr0", "rstd"), ("in_ptr1", "w"), ("in_ptr2", "b"), ("out_ptr1", "out"),
+    ]  # fmt: skip
+
+
+def test_softmax_has_three_loops_and_keeps_the_exponentials() -> None:
+    plan = softmax(4, 64).plan(["amax", "total"])
+    assert phases(plan) == [
+        "loop: tmp0 tmp1",
+        "loop: tmp0 tmp2 tmp3 tmp4",
+        "loop: tmp5 store",
+    ]
+    assert [v.op for v in plan.stashed] == ["exp"]
+
+
+def test_cheap_values_are_computed_again() -> None:
+    plan = layer_norm(4, 64).plan(["sum1", "sum2"])
+    assert not plan.stashed
+    assert sum("tmp0" in line.split() for line in phases(plan)) == 3
+
+
+def test_rows_that_are_too_long_for_scratch_are_computed_again() -> None:
+    plan = softmax(16, 200_000).plan(["amax", "total"])
+    assert not plan.stashed
+    assert any("scratch" in a.description for a in plan.alternatives)
+
+
+def test_a_persistent_kernel_computes_every_value_once() -> None:
+    plan = softmax(64, 512).plan(["amax", "total"], language="triton")
+    assert plan.reduction == "persistent"
+    computed = [v for phase in plan.phases for v in phase.values]
+    assert len(computed) == len(set(computed))
+
+
+def test_small_kernels_run_on_one_thread() -> None:
+    assert not softmax(4, 8).plan().parallel
+    assert softmax(4096, 1024).plan().parallel
+    assert "parallel" not in print_kernel(softmax(4, 8).plan()).text
+
+
+def test_symbolic_sizes_decide_about_threads_when_they_are_known() -> None:
+    s0 = size_symbol("s0")
+    text = print_kernel(softmax(s0, 64, hints={s0: 4}).plan()).text
+    assert "if(parallel: s0*64 >" in text and "int64_t s0" in text
+
+
+def test_cost_counts_each_buffer_once() -> None:
+    plan = softmax(8, 16).plan(["amax", "total"])
+    assert (plan.cost.bytes_read, plan.cost.bytes_written) == (8 * 16 * 4, 8 * 16 * 4)
+
+
+def test_int32_indices_only_where_they_fit() -> None:
+    assert softmax(64, 512).plan(language="triton").index_dtype is torch.int32
+    assert softmax(70_000, 65_536).plan(language="triton").index_dtype is I64
+
+
+def test_a_rule_from_outside_changes_the_kernel() -> None:
+    before = print_kernel(scaled(0.5).plan()).text
+    with plan_rule.scoped():
+
+        @plan_rule("cpp:narrow")
+        def narrow(plan: KernelPlan, options: Options) -> None:
+            plan.vector_width = 4
+
+        assert "simdlen(4)" in print_kernel(scaled(0.5).plan()).text
+
+        @plan_rule("cpp:parallel")
+        def always(plan: KernelPlan, options: Options) -> None:
+            plan.parallel = True
+
+        assert "parallel for" in print_kernel(scaled(0.5).plan()).text
+    assert print_kernel(scaled(0.5).plan()).text == before
+
+
+def test_a_constant_changes_only_the_lines_that_name_its_source_line() -> None:
+    one, other = (print_kernel(scaled(c).plan()) for c in (0.5, 123456.75))
+    changed = [(a, b) for a, b in zip(one.lines, other.lines, strict=True) if a.text != b.text]
+    assert len(changed) == 1
+    for line in changed[0]:
+        assert {o.target for o in line.origins} == {"torch.half"}
+
+
+@pytest.mark.parametrize("make", [lambda: softmax(8, 16), lambda: layer_norm(8, 16, residual=True)])
+def test_every_line_leads_to_source(make: Any) -> None:
+    for line in print_kernel(make().plan()).lines:
+        assert any(o.stack for o in line.origins), line.text
+
+
+def test_equal_kernels_are_written_once_and_called_by_the_others() -> None:
+    plans = [softmax(8, 16).plan(position=i) for i in range(3)]
+    text, sources = generate_module(plans)
+    assert text.count("mc_exp(tmp") == 1
+    assert text.count("{ return cpp_fused_amax_softmax_total_0(in_ptr0") == 2
+    assert all("mc_exp(tmp" in source.text for source in sources)
+
+
+def test_many_kernels_make_two_units_without_losing_any() -> None:
+    plans = [softmax(8, 16 + i).plan(position=i) for i in range(12)]
+    module = kernel_module(plans)
+    assert len(module.units) == 2
+    for source in module.kernels:
+        assert sum(source.text in unit for unit in module.units) == 1
+        assert source.text in module.text
+
+
+def test_plans_print_without_addresses() -> None:
+    text = str(softmax(8, 16).plan())
+    assert text == str(softmax(8, 16).plan())
+    assert "0x" not in text and "vector axis r x 16" in text

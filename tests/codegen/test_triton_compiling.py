@@ -1,0 +1,287 @@
+"""Kernels compiled for a GPU, whether or not one is here: every level, its line tables, and the launcher."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+
+import pytest
+import torch
+
+from minicompile import compat
+from minicompile.codegen.plan import KernelSource
+from minicompile.codegen.triton import print_triton
+from minicompile.errors import BackendError
+from minicompile.runtime.assembly import Assembly, cross_compile
+from minicompile.runtime.triton import (
+    CudaKernel,
+    Tiles,
+    launcher_text,
+    load_kernel,
+    module_text,
+    planned_tiles,
+)
+from minicompile.shapes.expr import size_symbol
+from tests.codegen.fusing import Program, layer_norm, softmax
+from tests.codegen.triton_running import INTERPRETED, source_of
+
+F32 = torch.float32
+
+
+def pointwise(fn, n=4096, inputs=("a", "b", "c")) -> Program:
+    p = Program()
+    for name in inputs:
+        p.input(name, (n,))
+    p.pointwise("y", (n,), fn)
+    return p
+
+
+@pytest.fixture(scope="module")
+def normed() -> Assembly:
+    return cross_compile(source_of(layer_norm(512, 1024), ("sum1", "sum2", "rstd")))
+
+
+def test_every_level_is_there_down_to_machine_code(normed):
+    assert list(normed.levels) == ["ttir", "ttgir", "llir", "ptx", "sass"]
+    assert ".target sm_90" in normed.levels["ptx"]
+    assert "LDG" in normed.levels["sass"]
+    assert normed.binary.startswith(b"\x7fELF")
+    assert normed.registers and normed.spilled_bytes == 0
+    assert "registers" in str(normed)
+    assert "0x" not in str(normed)
+
+
+@pytest.mark.parametrize("target", [("cuda", 80), ("cuda", 100), ("hip", "gfx942")], ids=str)
+def test_other_gpus_are_targets_too(target):
+    assembly = cross_compile(source_of(softmax(64, 256), ("amax", "total")), target)
+    assert ("sass" in assembly.levels) == (target[0] == "cuda")
+    assert assembly.binary.startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("level", ["ttir", "ttgir", "ptx", "sass"])
+def test_instructions_lead_back_to_kernel_lines(normed, level):
+    source, numbers = normed.source, normed.kernel_lines(level)
+    assert len(numbers) == len(normed.levels[level].splitlines())
+    opcodes = {"ttir": r"tt\.(load|store)", "ptx": r"(ld|st)\.global", "sass": "LDG|STG"}
+    opcode = opcodes.get(level, opcodes["ttir"])
+    lines = zip(normed.levels[level].splitlines(), numbers, strict=True)
+    places = [n for text, n in lines if re.search(opcode, text)]
+    assert None not in places
+    reached = {source.lines[n].text.strip() for n in places if n is not None}
+    texts = [line.text.strip() for line in source.lines]
+    memory = {text for text in texts if re.search(r"tl\.(load|store)", text)}
+    assert len(memory) == 4
+    assert memory <= reached
+
+
+def test_helpers_count_as_the_line_that_calls_them(normed):
+    source = source_of(softmax(64, 256), ("amax", "total"))
+    assembly = cross_compile(source)
+    for text, n in zip(
+        assembly.levels["ptx"].splitlines(), assembly.kernel_lines("ptx"), strict=True
+    ):
+        if "max.NaN" in text:
+            assert n is not None
+            assert "max_combine" in source.lines[n].text
+
+
+def test_division_and_root_are_ieee_and_products_stay_apart_from_sums():
+    p = pointwise(
+        lambda o, i: o.add(
+            o.mul(o.load("a", i[0]), o.load("b", i[0])),
+            o.truediv(o.sqrt(o.load("c", i[0])), o.load("b", i[0])),
+        )
+    )
+    ptx = cross_compile(source_of(p)).levels["ptx"]
+    assert "div.rn.f32" in ptx
+    assert "sqrt.rn.f32" in ptx
+    assert "fma" not in ptx
+    assert "div.full" not in ptx
+
+
+def test_aligned_pointers_give_wide_loads_and_others_do_not():
+    source = source_of(pointwise(lambda o, i: o.load("a", i[0]), inputs=("a",), n=2**20))
+    assert "ld.global.v4" in cross_compile(source).levels["ptx"]
+    assert "ld.global.v4" not in cross_compile(source, aligned=False).levels["ptx"]
+
+
+def test_index_checks_survive_compilation_and_unchecked_indices_cost_none():
+    def ptx(check: bool) -> str:
+        p = Program()
+        p.input("table", (9,))
+        p.input("index", (64,), torch.int64)
+
+        def pick(o, i):
+            return o.load("table", o.indirect_indexing(o.load("index", i[0]), 9, check=check))
+
+        p.pointwise("y", (64,), pick)
+        return cross_compile(source_of(p)).levels["ptx"]
+
+    assert "__assertfail" in ptx(check=True)
+    assert "__assertfail" not in ptx(check=False)
+
+
+def test_without_triton_one_sentence_says_what_to_install(monkeypatch):
+    source = source_of(softmax(4, 8), ("amax", "total"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for attempt in (lambda: load_kernel(source, INTERPRETED), lambda: cross_compile(source)):
+        with pytest.raises(BackendError, match="pip install triton"):
+            attempt()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_a_cuda_kernel_is_refused():
+    with pytest.raises(BackendError, match="GPU"):
+        load_kernel(source_of(softmax(4, 8), device="cuda"), INTERPRETED)
+
+
+class FakeGpu:
+    """A GPU of which only the driver is missing: kernels compile for real and launches are written down."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launches: list[tuple] = []
+        self.compiled: list[object] = []
+        self.current = 0
+        monkeypatch.setattr(compat, "current_gpu_target", lambda: compat.gpu_target("cuda", 90))
+        monkeypatch.setattr(compat, "triton_launch", self.load)
+        monkeypatch.setattr(
+            compat, "cuda_launch_state", lambda: (lambda: self.current, lambda device: 99)
+        )
+        monkeypatch.setattr(torch.cuda, "device", self.on_device)
+
+    def load(self, compiled):
+        self.compiled.append(compiled)
+        return (lambda *args: self.launches.append(args)), f"version{len(self.compiled)}", None
+
+    @contextlib.contextmanager
+    def on_device(self, index):
+        before, self.current = self.current, index
+        yield
+        self.current = before
+
+
+def cuda_kernel(source: KernelSource) -> CudaKernel:
+    return CudaKernel(source, planned_tiles(source.plan))
+
+
+def test_the_launcher_passes_pointers_grid_and_stream(monkeypatch):
+    gpu = FakeGpu(monkeypatch)
+    source = source_of(
+        pointwise(lambda o, i: o.load("a", i[0]), inputs=("a",), n=5000), device="cuda"
+    )
+    kernel = cuda_kernel(source)
+    a, y = torch.empty(5000), torch.empty(5000)
+    kernel.launch(a, y)
+    block = source.plan.tiles["x"]
+    grid = -(-5000 // block)
+    expected = (
+        grid,
+        1,
+        1,
+        99,
+        "version1",
+        None,
+        None,
+        None,
+        None,
+        a.data_ptr(),
+        y.data_ptr(),
+        block,
+    )
+    assert gpu.launches == [expected]
+
+
+def test_an_unaligned_pointer_gets_a_version_that_assumes_nothing(monkeypatch):
+    gpu = FakeGpu(monkeypatch)
+    p = pointwise(lambda o, i: o.load("a", i[0]), inputs=("a",), n=2**20)
+    kernel = cuda_kernel(source_of(p, device="cuda"))
+    a, y = torch.empty(2**20 + 1), torch.empty(2**20)
+    kernel.launch(a[:-1], y)
+    kernel.launch(a[1:], y)
+    kernel.launch(a[1:], y)
+    assert [launch[4] for launch in gpu.launches] == ["version1", "version2", "version2"]
+    wide = ["ld.global.v4" in compiled.asm["ptx"] for compiled in gpu.compiled]
+    assert wide == [True, False]
+
+
+def test_a_symbolic_size_sets_the_grid_and_picks_its_version(monkeypatch):
+    gpu = FakeGpu(monkeypatch)
+    s0 = size_symbol("s0")
+    p = Program(hints={s0: 32})
+    p.input("x", (s0, 100))
+    p.pointwise("y", (s0, 100), lambda o, i: o.load("x", i[0] * 100 + i[1]))
+    source = source_of(p, device="cuda")
+    kernel = cuda_kernel(source)
+    x = torch.empty(4000, 100)
+    for n in (32, 33, 4000):
+        kernel.launch(x, x, n)
+    block = source.plan.tiles["x"]
+    assert [launch[0] for launch in gpu.launches] == [-(-n * 100 // block) for n in (32, 33, 4000)]
+    assert [launch[4] for launch in gpu.launches] == ["version1", "version2", "version1"]
+
+
+def test_a_kernel_of_another_device_runs_there(monkeypatch):
+    gpu = FakeGpu(monkeypatch)
+    source = source_of(pointwise(lambda o, i: o.load("a", i[0]), inputs=("a",)), device="cuda")
+    kernel = cuda_kernel(source)
+    gpu.current = 1
+    x = torch.empty(4096)
+    kernel.launch(x, x)
+    assert len(gpu.launches) == 1
+    assert gpu.current == 1
+
+
+def test_nothing_is_launched_for_tensors_without_elements():
+    p = Program()
+    p.input("x", (0,))
+    p.pointwise("y", (0,), lambda o, i: o.load("x", i[0]))
+    assert "run(" not in launcher_text(source_of(p).plan, Tiles(256), 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_on_a_gpu_kernels_follow_stream_and_alignment():
+    source = source_of(
+        pointwise(lambda o, i: o.add(o.load("a", i[0]), o.constant(1.0, F32)), inputs=("a",)),
+        device="cuda",
+    )
+    launch = load_kernel(source, INTERPRETED)
+    memory = torch.randn(4097, device="cuda")
+    stream = torch.cuda.Stream()
+    for a in (memory[:-1], memory[1:]):
+        y = torch.empty(4096, device="cuda")
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            launch(a, y)
+        stream.synchronize()
+        assert torch.equal(y, a + 1)
+    graph, y = torch.cuda.CUDAGraph(), torch.zeros(4096, device="cuda")
+    with torch.cuda.graph(graph):
+        launch(memory[:-1], y)
+    assert (y == 0).all()
+    graph.replay()
+    assert torch.equal(y, memory[:-1] + 1)
+
+
+def test_equal_kernels_at_different_places_compile_to_the_same_module():
+    first, second = (
+        print_triton(softmax(64, 256).plan(("amax", "total"), "triton", position=n))
+        for n in (3, 18)
+    )
+    assert first.name != second.name
+    assert module_text(first) == module_text(second)
+
+
+def test_a_triton_with_other_handles_still_launches():
+    calls = []
+
+    class Compiled:
+        """What a compiled kernel promises publicly, and nothing else."""
+
+        def __getitem__(self, grid):
+            return lambda *args, **kw: calls.append((grid, args, kw))
+
+    run, function, metadata = compat.triton_launch(Compiled())
+    run(7, 1, 1, 99, function, metadata, None, None, None, 1024, 2048, 256)
+    assert calls == [((7, 1, 1), (1024, 2048, 256), {"stream": 99})]

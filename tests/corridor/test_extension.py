@@ -1,0 +1,177 @@
+"""A rule from outside each room, plugged in through its registry, changes the compiled lesson model."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import minicompile as mc
+from minicompile.lessons.model import GPT, GPTConfig
+from minicompile.options import Options
+from minicompile.pipeline_result import Trace
+
+aten = torch.ops.aten
+
+
+@pytest.fixture
+def model() -> GPT:
+    torch.manual_seed(0)
+    return GPT(GPTConfig(n_layer=1, n_embd=16, n_head=2, block_size=8))
+
+
+@pytest.fixture
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(0, 90, (2, 9), generator=torch.Generator().manual_seed(1))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def assert_still_right(model: GPT, batch, **options) -> None:
+    reference = copy.deepcopy(model)
+    model.zero_grad(set_to_none=True)
+    losses = [mc.compile(model, fullgraph=True, options=options)(*batch)[1], reference(*batch)[1]]
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close(losses[0], losses[1])
+    for got, want in zip(model.parameters(), reference.parameters()):
+        torch.testing.assert_close(got.grad, want.grad, atol=1e-5, rtol=1e-4)
+
+
+def externs(trace: Trace) -> list[str]:
+    return [str(extern.op) for extern in trace.loops.externs]
+
+
+def test_a_decomposition(model, batch):
+    from minicompile.aot.decompositions.registry import decompose
+
+    with mc.scoped():
+
+        @decompose(aten.gelu.default, to="core")
+        def gelu(x, approximate="none"):
+            return x * (torch.erfc(x * -(0.5**0.5)) * 0.5)
+
+        assert "aten.erfc" in str(mc.trace(model, *batch).aot.forward)
+        assert_still_right(model, batch)
+    assert "aten.erfc" not in str(mc.trace(model, *batch).aot.forward)
+
+
+def test_a_lowering(model, batch):
+    from minicompile.lowering.registry import lowering
+    from minicompile.lowering.rules.common import elementwise
+
+    with mc.without("lowering:aten.erf"):
+        assert "aten.erf.default" in externs(mc.trace(model, *batch))
+        assert_still_right(model, batch)
+
+        @lowering(aten.erf.default)
+        def erf(ctx, x):
+            return elementwise(ctx, lambda ops, v: ops.neg(ops.erf(ops.neg(v))), x)
+
+        trace = mc.trace(model, *batch)
+        assert "aten.erf.default" not in externs(trace)
+        assert "neg(erf(neg(" in str(trace.loops)
+        assert_still_right(model, batch)
+
+
+def test_a_fusion_policy(model, batch):
+    from minicompile.scheduling.fusion import fusion_rule
+
+    before = len(mc.trace(model, *batch).kernels)
+    with mc.scoped():
+
+        @fusion_rule("can_fuse")
+        def never(producer, consumer, context):
+            return False, "not in this house"
+
+        trace = mc.trace(model, *batch)
+        assert len(trace.kernels) > before
+        assert any(d.reason == "not in this house" for d in trace.schedule.decisions)
+        assert_still_right(model, batch)
+
+
+def test_a_pattern(model, batch):
+    from minicompile.passes.patterns import pattern
+
+    def odd(x):
+        return torch.erf(x)
+
+    with mc.scoped():
+
+        @pattern("odd", search=odd, examples=[torch.empty(2, 2)])
+        def mirrored(x):
+            return -torch.erf(-x)
+
+        trace = mc.trace(model, *batch)
+        assert "aten.neg" in str(trace.aot.forward)
+        assert_still_right(model, batch)
+    assert "aten.neg.default(erf" not in str(mc.trace(model, *batch).aot.forward)
+
+
+def test_a_kernel_plan(model, batch):
+    from minicompile.codegen.rules import plan_rule
+
+    with mc.scoped():
+
+        @plan_rule("cpp:alone")
+        def alone(plan, options):
+            plan.parallel = False
+
+        assert not any("omp parallel" in kernel.text for kernel in mc.trace(model, *batch).kernels)
+        assert_still_right(model, batch)
+
+
+def test_a_code_generator_and_its_loader(model, batch):
+    """A new language: it prints what C++ prints, under its own name, and counts its kernels."""
+    from minicompile.codegen.generate import code_generator, generate_cpp
+    from minicompile.codegen.plan import KernelModule
+    from minicompile.runtime.load import kernel_loader, load_cpp
+
+    printed: list[str] = []
+    with mc.scoped():
+
+        @code_generator("mine")
+        def generate(plans):
+            module = generate_cpp(plans)
+            printed.extend(kernel.name for kernel in module.kernels)
+            return KernelModule("mine", "// mine\n" + module.text, module.kernels)
+
+        kernel_loader("mine")(load_cpp)
+        assert_still_right(model, batch, device_codegen="mine")
+    assert printed and all(name.startswith("mine_") for name in printed)
+
+
+def test_a_backend(model, batch):
+    from minicompile.api import backends
+    from minicompile.pipeline import aot_eager
+
+    seen = []
+    with mc.scoped():
+
+        @backends("mine")
+        def backend(options: Options):
+            def compile_capture(capture):
+                seen.append(capture.graph.op_count)
+                return aot_eager(capture, options)
+
+            return compile_capture
+
+        compiled = mc.compile(model, backend="mine")
+        torch.testing.assert_close(compiled(*batch)[1], model(*batch)[1])
+    assert seen
+
+
+def test_a_bytecode_handler_and_a_call_rule(model, batch):
+    from minicompile.dynamo.interpreter import bytecode
+
+    counted = []
+    with mc.scoped():
+        plain = bytecode["BINARY_OP"]
+
+        @bytecode("BINARY_OP")
+        def counting(frame, instruction):
+            counted.append(instruction)
+            return plain(frame, instruction)
+
+        mc.trace(model, *batch)
+    assert counted

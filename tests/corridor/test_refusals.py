@@ -1,0 +1,92 @@
+"""What the corridor can't do ends in eager's answer and a reason, or in one clear sentence."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import minicompile as mc
+from minicompile.errors import BackendError, OptionError
+
+
+def test_a_generator_function_gives_eagers_result_and_explain_says_why():
+    def steps(x):
+        yield x + 1
+        yield x * 2
+
+    x = torch.randn(4)
+    found = list(mc.compile(steps)(x))
+    assert all(torch.equal(a, b) for a, b in zip(found, steps(x), strict=True))
+    report = mc.explain(steps)(x)
+    assert report.graph_count == 0
+    assert "generator" in report.breaks[0].reason
+
+
+def test_a_shape_error_is_eagers_and_names_the_users_line():
+    def f(x, y):
+        z = x + 1
+        return z @ y  # the line
+
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    with pytest.raises(RuntimeError) as eager:
+        f(x, y)
+    with pytest.raises(type(eager.value)) as compiled:
+        mc.compile(f)(x, y)
+    assert str(compiled.value) == str(eager.value)
+    assert "return z @ y" in str(compiled.traceback[-1].statement)
+
+
+def test_without_a_compiler_one_sentence_says_what_to_install_and_eager_runs():
+    def f(x):
+        return torch.relu(x) + 1
+
+    x = torch.randn(5)
+    options = {"cpp_compiler": "no-such-compiler", "disk_cache": False}
+    with pytest.warns(UserWarning, match=r"install g\+\+") as seen:
+        found = mc.compile(f, options=options)(x)
+    assert len(seen) == 1
+    assert torch.equal(found, f(x))
+    with pytest.raises(BackendError, match=r"install g\+\+"):
+        mc.compile(f, options=options, fullgraph=True)(x)
+
+
+def test_without_a_compiler_eager_and_aot_eager_still_work():
+    def f(x):
+        return torch.relu(x) + 1
+
+    x = torch.randn(5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for backend in ("eager", "aot_eager"):
+            options = {"cpp_compiler": "no-such-compiler"}
+            assert torch.equal(mc.compile(f, backend=backend, options=options)(x), f(x))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"backend": "tensorrt"}, "inductor"),
+        ({"mode": "fast"}, "max-autotune"),
+        ({"options": {"inlien": "never"}}, "inline"),
+        ({"options": {"device_codegen": "cuda"}}, "triton"),
+    ],
+)
+def test_a_wrong_argument_is_refused_with_what_exists(arguments, says):
+    with pytest.raises(OptionError, match=says):
+        mc.compile(lambda x: x + 1, **arguments)(torch.randn(2))
+
+
+def test_data_dependent_control_flow_runs_in_eager_with_line_and_way_out():
+    def f(x):
+        if x.sum() > 0:
+            return x + 1
+        return x - 1
+
+    compiled = mc.compile(f)
+    for x in (torch.ones(3), -torch.ones(3)):
+        assert torch.equal(compiled(x), f(x))
+    [reason] = mc.explain(f)(torch.ones(3)).breaks
+    assert reason.user_line is not None and "x.sum() > 0" in reason.user_line.text
+    assert reason.hint

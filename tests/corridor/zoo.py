@@ -1,0 +1,61 @@
+"""Real models, small: what the corridor is checked against. Nothing in minicompile knows their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+Model = tuple[nn.Module, dict[str, torch.Tensor]]
+
+TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+
+
+def gpt2(scale: int = 1) -> Model:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_layer=2, n_embd=32 * scale, n_head=2, vocab_size=64, n_positions=32,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **TOKENS,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config), _ids(labels=True)
+
+
+def llama(scale: int = 1) -> Model:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        num_hidden_layers=2, hidden_size=32 * scale, intermediate_size=64 * scale,
+        num_attention_heads=2, num_key_value_heads=1, vocab_size=64, **TOKENS,
+    )  # fmt: skip
+    return LlamaForCausalLM(config), _ids(labels=True)
+
+
+def bert(scale: int = 1) -> Model:
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(
+        num_hidden_layers=2, hidden_size=32 * scale, intermediate_size=64 * scale,
+        num_attention_heads=2, vocab_size=64, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0, **TOKENS,
+    )  # fmt: skip
+    return BertForMaskedLM(config), _ids(labels=True)
+
+
+def _ids(labels: bool) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 64, (2, 8), generator=generator)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if labels:
+        inputs["labels"] = ids.clone()
+    return inputs
+
+
+ZOO: dict[str, Callable[..., Model]] = {"gpt2": gpt2, "llama": llama, "bert": bert}
+
+
+def outputs(result: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a model's output by name."""
+    return {name: value for name, value in result.items() if isinstance(value, torch.Tensor)}

@@ -1,0 +1,68 @@
+"""What the tests of capture share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import minicompile as mc
+from minicompile.dynamo.dispatch import Dispatcher
+from minicompile.dynamo.result import Explanation
+
+
+def equal(left: Any, right: Any) -> bool:
+    """Same types, same structure, bitwise equal tensors with equal metadata."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, torch.Tensor):
+        facts = ("dtype", "shape", "device", "requires_grad")
+        same = all(getattr(left, fact) == getattr(right, fact) for fact in facts)
+        return (
+            same
+            and left.stride() == right.stride()
+            and torch.equal(left.nan_to_num(), right.nan_to_num())
+        )
+    if dataclasses.is_dataclass(left):
+        return equal(vars(left), vars(right))
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(equal(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(equal, left, right))
+    if type(left).__eq__ is object.__eq__ and hasattr(left, "__dict__"):
+        return equal(vars(left), vars(right))
+    return bool(left == right)
+
+
+def compiled(function: Any, **options: Any) -> Any:
+    """Compiled with the captured graph as it is; a frame that can't be captured is an error."""
+    return mc.compile(function, **{"backend": "eager", "fullgraph": True, **options})
+
+
+def lenient(function: Any, **options: Any) -> Any:
+    """The same, but frames may run in eager."""
+    return compiled(function, fullgraph=False, **options)
+
+
+def dispatcher(target: Any) -> Dispatcher:
+    found = target._minicompile
+    assert isinstance(found, Dispatcher)
+    return found
+
+
+def explained(target: Any) -> Explanation:
+    return dispatcher(target).explanation()
+
+
+def graphs(target: Any) -> int:
+    return explained(target).graph_count
+
+
+def outcome(function: Callable[..., Any], *args: Any) -> tuple[str, Any]:
+    """What a call gives: its value, or its exception."""
+    try:
+        return "value", function(*args)
+    except Exception as error:
+        return "raised", (type(error), str(error))

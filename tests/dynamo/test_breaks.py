@@ -1,0 +1,195 @@
+"""What capture can't do runs the frame in eager, with the reason, the user's line and a way out."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import minicompile as mc
+from minicompile.errors import Unsupported
+from tests.dynamo.helpers import compiled, equal, explained, lenient, outcome
+
+x = torch.randn(3, 4)
+
+
+def item(a: torch.Tensor) -> Any:
+    return a.sum().item()
+
+
+def branch(a: torch.Tensor) -> torch.Tensor:
+    return a if a.sum() > 0 else -a
+
+
+def prints(a: torch.Tensor) -> torch.Tensor:
+    print("hello")
+    return a
+
+
+def logs(a: torch.Tensor) -> torch.Tensor:
+    logging.getLogger("x").debug("hello")
+    return a
+
+
+def draws(a: torch.Tensor) -> torch.Tensor:
+    return a + 0 * random.random()
+
+
+def times(a: torch.Tensor) -> torch.Tensor:
+    return a + 0 * time.time()
+
+
+def from_numpy(a: torch.Tensor) -> torch.Tensor:
+    return a + torch.from_numpy(np.ones(4)).float()
+
+
+def to_numpy(a: torch.Tensor) -> Any:
+    return float(a.numpy().sum())
+
+
+def data_dependent_shape(a: torch.Tensor) -> torch.Tensor:
+    return a[a > 0]
+
+
+def addresses(a: torch.Tensor) -> torch.Tensor:
+    return a + 0 * id(a)
+
+
+def own_metadata(a: torch.Tensor) -> torch.Tensor:
+    a.t_()
+    return a + 1
+
+
+def gradients(a: torch.Tensor) -> torch.Tensor:
+    b = a.clone().requires_grad_()
+    b.sum().backward()
+    return a
+
+
+def seeds(a: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(0)
+    return a + torch.rand(4)
+
+
+CASES = [
+    (item, "`.item()`"),
+    (branch, "branches on a tensor's data"),
+    (prints, "print"),
+    (logs, "log message"),
+    (draws, "Random.random"),
+    (times, "time.time"),
+    (from_numpy, "numpy"),
+    (to_numpy, "`.numpy()`"),
+    (data_dependent_shape, "depends on the tensor's data"),
+    (addresses, "id()"),
+    (own_metadata, "changed in place"),
+    (gradients, "requires_grad_"),
+    (seeds, "random state"),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"), CASES, ids=lambda case: getattr(case, "__name__", "")
+)
+def test_unsupported_python_gives_eagers_result_and_says_why(function: Any, reason: str) -> None:
+    run = lenient(function)
+    for _ in range(2):
+        assert equal(outcome(run, x.clone()), outcome(function, x.clone()))
+    explanation = explained(run)
+    assert explanation.graph_count == 0 and explanation.eager_calls == 2
+    (found,) = explanation.breaks
+    assert reason in found.reason
+    assert found.user_line is not None and found.user_line.function == function.__name__
+    with pytest.raises(Unsupported, match=r"at .*test_breaks\.py"):
+        compiled(function)(x.clone())
+
+
+def test_nothing_happens_twice_when_a_capture_is_given_up() -> None:
+    seen: list[int] = []
+
+    def function(a: torch.Tensor) -> Any:
+        seen.append(1)
+        a.add_(1)
+        return a.sum().item()
+
+    a = torch.zeros(2)
+    assert lenient(function)(a) == 2.0
+    assert seen == [1]
+
+
+def test_a_generator_function_compiled_directly() -> None:
+    def function(a: torch.Tensor) -> Iterator[torch.Tensor]:
+        yield a
+        yield a * 2
+
+    run = lenient(function)
+    assert equal(list(run(x)), [x, x * 2])
+    assert "generator function" in explained(run).breaks[0].reason
+    assert "generator function" in str(mc.explain(function)(x))
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_a_shape_error_is_eagers_exception_at_the_users_line(fullgraph: bool) -> None:
+    def function(a: torch.Tensor) -> torch.Tensor:
+        b = a * 2
+        return b @ torch.randn(5, 5)
+
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
+        compiled(function, fullgraph=fullgraph)(x)
+    last = traceback.extract_tb(caught.value.__traceback__)[-1]
+    assert last.filename == __file__ and last.line is not None and "torch.randn(5, 5)" in last.line
+
+
+def test_an_exception_raised_by_the_user_is_eagers() -> None:
+    def function(a: torch.Tensor) -> torch.Tensor:
+        if a.shape[0] == 3:
+            raise ValueError("three rows")
+        return a
+
+    for run in (compiled(function), lenient(function)):
+        with pytest.raises(ValueError, match="three rows"):
+            run(x)
+
+
+def test_a_refusal_of_one_input_leaves_others_compiled() -> None:
+    def function(a: torch.Tensor, debug: bool) -> torch.Tensor:
+        if debug:
+            print(a.shape)
+        return a * 2
+
+    run = lenient(function)
+    run(x, True)
+    run(x, False)
+    run(x, False)
+    explanation = explained(run)
+    assert explanation.eager_calls == 1 and explanation.compiled_calls == 2
+
+
+def test_capture_never_runs_a_handler_of_the_user_for_its_own_refusals() -> None:
+    def function(a: torch.Tensor) -> Any:
+        try:
+            return a.sum().item()
+        except Exception:
+            return "swallowed"
+
+    assert lenient(function)(torch.ones(2)) == 2.0
+
+
+def test_a_function_that_asked_not_to_be_compiled() -> None:
+    @torch.compiler.disable
+    def outside(a: torch.Tensor) -> torch.Tensor:
+        return a + 1
+
+    def function(a: torch.Tensor) -> torch.Tensor:
+        return outside(a) * 2
+
+    run = lenient(function)
+    assert equal(run(x), (x + 1) * 2)
+    assert "torch.compiler.disable" in explained(run).breaks[0].reason

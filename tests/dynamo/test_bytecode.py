@@ -1,0 +1,72 @@
+"""One normalised instruction stream, and one machine, for every CPython that is present."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minicompile.dynamo.bytecode import decode
+from minicompile.dynamo.interpreter import Interpreter
+
+ROOT = Path(__file__).parents[2]
+VERSIONS = ("3.11", "3.12", "3.13")
+
+
+def find_python(version: str) -> str | None:
+    """An interpreter of that version: this one, one on PATH, or one that pyenv installed."""
+    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+        return sys.executable
+    for found in sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python")):
+        return str(found)
+    return shutil.which(f"python{version}")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_machine_runs_programs_as_cpython_does(version: str) -> None:
+    python = find_python(version)
+    if python is None:
+        pytest.skip(f"no Python {version} here")
+    script = Path(__file__).with_name("machine_programs.py")
+    done = subprocess.run(
+        [python, str(script), str(ROOT)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def sample(items: list[int], flag: bool) -> str:
+    for item in items:
+        if flag and item is None:
+            return f"{item!r:>3}"
+    return "".join(sorted(map(str, items), key=lambda s: s, reverse=True))
+
+
+def test_normalised_code_has_no_version_specific_instructions() -> None:
+    names = {instruction.opname for instruction in decode(sample.__code__).instructions}
+    gone = {
+        "PRECALL",
+        "KW_NAMES",
+        "CALL_KW",
+        "RETURN_CONST",
+        "END_FOR",
+        "LOAD_FAST_LOAD_FAST",
+        "FORMAT_SIMPLE",
+    }
+    assert not names & gone and not any("FORWARD" in name or "BACKWARD" in name for name in names)
+    calls = [i for i in decode(sample.__code__).instructions if i.opname == "CALL" and i.value]
+    assert calls[0].value == ("key", "reverse")
+
+
+def test_instructions_keep_their_lines() -> None:
+    program = decode(sample.__code__)
+    first = sample.__code__.co_firstlineno
+    lines = {program.line_of(instruction).line - first for instruction in program.instructions}
+    assert lines >= {1, 2, 3, 4}
+    assert program.line_of(program.instructions[-1]).file == __file__
+
+
+def test_the_plain_machine_agrees_on_a_sample() -> None:
+    assert Interpreter().call(sample, ([3, 1, 2], True), {}) == sample([3, 1, 2], True)

@@ -1,0 +1,276 @@
+"""What `mc.compile` gives: functions and modules that behave like the originals, and say what they did."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import pickle
+import threading
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import minicompile as mc
+from minicompile import api
+from minicompile.dynamo.calls import call_rules
+from minicompile.dynamo.dispatch import plain_backend
+from minicompile.dynamo.interpreter import bytecode
+from minicompile.errors import BackendError, OptionError, Unsupported
+from tests.dynamo.helpers import compiled, equal, explained, graphs, lenient
+
+x = torch.randn(3, 4)
+
+
+def test_decorator_with_and_without_arguments() -> None:
+    @mc.compile
+    def bare(a: torch.Tensor) -> torch.Tensor:
+        return a
+
+    @mc.compile(backend="eager", fullgraph=True)
+    def configured(a: torch.Tensor) -> torch.Tensor:
+        """Doubles."""
+        return a * 2
+
+    assert equal(configured(x), x * 2)
+    assert configured.__name__ == "configured" and configured.__doc__ == "Doubles."
+    assert bare.__name__ == "bare"
+
+
+def test_signature_binding_and_its_errors_are_the_functions_own() -> None:
+    def function(a: Any, /, b: Any = 2, *rest: Any, c: Any = 3, **named: Any) -> Any:
+        return a * b, rest, c, sorted(named)
+
+    run = compiled(function)
+    assert inspect.signature(run) == inspect.signature(function)
+    for args, kwargs in [
+        ((x,), {}),
+        ((x, 3), {"c": 1}),
+        ((x, 3, 4, 5), {"z": 1, "y": 2}),
+        ((x,), {"b": 7}),
+    ]:
+        assert equal(run(*args, **kwargs), function(*args, **kwargs))
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        run()
+
+
+def test_methods_and_other_callables() -> None:
+    class Model:
+        def __init__(self) -> None:
+            self.k = 2
+
+        @mc.compile(backend="eager", fullgraph=True)
+        def run(self, a: torch.Tensor) -> torch.Tensor:
+            return a * self.k
+
+        def __call__(self, a: torch.Tensor) -> torch.Tensor:
+            return a + self.k
+
+    model = Model()
+    assert equal(model.run(x), x * 2)
+    assert equal(compiled(model)(x), x + 2)
+    assert equal(compiled(model.__call__)(x), x + 2)
+    assert equal(compiled(functools.partial(torch.mul, other=3))(x), x * 3)
+    assert equal(compiled(torch.relu)(x), x.relu())
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(OptionError, match="no backend 'nope'; known: aot_eager, eager, inductor"):
+        mc.compile(torch.relu, backend="nope")
+    with pytest.raises(OptionError, match="no option 'nope'"):
+        mc.compile(torch.relu, options={"nope": 1})
+    with pytest.raises(OptionError, match="no mode"):
+        mc.compile(torch.relu, mode="nope")
+    with pytest.raises(OptionError, match="dynamic must be one of"):
+        mc.compile(torch.relu, dynamic="yes")  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="can't compile a int"):
+        mc.compile(3)
+    with pytest.raises(TypeError, match="nope"):
+        mc.compile(torch.relu, nope=1)  # type: ignore[call-arg]
+
+
+def test_a_callable_backend_gets_the_graph_and_example_inputs() -> None:
+    seen: list[Any] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+        seen.append((gm.code, [tuple(value.shape) for value in example_inputs]))
+        return gm.forward
+
+    assert equal(compiled(lambda a: a + 1, backend=backend)(x), x + 1)
+    assert "a + 1" in seen[0][0] and seen[0][1] == [(3, 4)]
+
+
+def test_a_named_backend_plugged_in_from_outside() -> None:
+    with mc.scoped():
+
+        @api.backends("negated")
+        def negated(options: Any) -> Any:
+            def compile_with(capture: Any) -> Any:
+                run = plain_backend(capture)
+                return lambda inputs: [-out for out in run(inputs)]
+
+            return compile_with
+
+        assert equal(compiled(lambda a: a + 1, backend="negated")(x), -(x + 1))
+
+
+def test_a_bytecode_handler_plugged_in_from_outside_changes_the_result() -> None:
+    with mc.scoped():
+
+        @bytecode("UNARY_NEGATIVE")
+        def identity(frame: Any, ins: Any) -> None:
+            pass
+
+        assert equal(compiled(lambda a: -a + 1)(x), x + 1)
+    assert equal(compiled(lambda a: -a + 1)(x), -x + 1)
+
+
+def test_a_call_rule_plugged_in_from_outside_makes_a_call_known() -> None:
+    def function(a: torch.Tensor) -> torch.Tensor:
+        print("quiet")
+        return a + 1
+
+    with pytest.raises(Unsupported, match="print"):
+        compiled(function)(x)
+    with mc.scoped():
+        call_rules(print)(lambda tracer, args, kwargs: None)
+        assert equal(compiled(function)(x), x + 1)
+
+
+def test_recompile_limit_then_eager_and_said_once() -> None:
+    run = lenient(lambda a, k: a * k, options={"recompile_limit": 2})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for k in range(5):
+            assert equal(run(x, k), x * k)
+    assert len([w for w in caught if "recompile_limit" in str(w.message)]) == 1
+    explanation = explained(run)
+    assert (
+        explanation.graph_count == 2 and explanation.limit_reached and explanation.eager_calls == 3
+    )
+
+
+def test_a_backend_that_is_missing_is_one_sentence_and_eager_works() -> None:
+    def backend(gm: Any, example_inputs: Any) -> Any:
+        raise BackendError("no C++ compiler found: install g++ or clang++")
+
+    run = mc.compile(lambda a: a + 1, backend=backend)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            assert equal(run(x), x + 1)
+    assert len(caught) == 1 and "install g++" in str(caught[0].message)
+    with pytest.raises(BackendError, match="install g"):
+        mc.compile(lambda a: a + 1, backend=backend, fullgraph=True)(x)
+
+
+def test_reset_forgets() -> None:
+    run = compiled(lambda a: a + 1)
+    run(x)
+    assert graphs(run) == 1
+    mc.reset()
+    assert graphs(run) == 0
+    run(x)
+    assert graphs(run) == 1
+
+
+def test_explain_counts_and_prints() -> None:
+    def function(a: torch.Tensor) -> torch.Tensor:
+        return torch.relu(a + 1) * 2
+
+    found = mc.explain(function)(x)
+    assert (found.graph_count, found.op_count, len(found.breaks)) == (1, 3, 0)
+    assert found.guard_count > 0 and found.compiled_calls == 1
+    assert "relu" in found.code[0] and "1 graphs, 3 operations" in str(found)
+    assert "0x" not in str(found) and "0x" not in str(found.captures[0])
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("offset", torch.ones(4))
+
+    @property
+    def width(self) -> int:
+        return self.linear.in_features
+
+    def forward(self, a: torch.Tensor, *, twice: bool = False) -> torch.Tensor:
+        out = self.linear(a) + self.offset
+        return out * 2 if twice else out
+
+
+def test_a_compiled_module_is_the_module_in_everything_else() -> None:
+    m = Model()
+    run = compiled(m)
+    assert equal(run(x, twice=True), m(x, twice=True))
+    assert isinstance(run, Model) and run.width == 4 and run.linear is m.linear
+    assert list(run.state_dict()) == list(m.state_dict())
+    assert [name for name, _ in run.named_parameters()] == ["linear.weight", "linear.bias"]
+    assert run.eval() is run and not m.training and not m.linear.training
+    run.note = 3
+    assert m.note == 3
+    run.double()
+    assert m.linear.weight.dtype is torch.float64
+    run.load_state_dict(m.state_dict())
+    assert [name for name, _ in nn.Sequential(run).named_parameters()] == [
+        "0.linear.weight",
+        "0.linear.bias",
+    ]
+    assert equal(run(x.double()), m(x.double()))
+
+
+def test_a_compiled_module_can_be_copied_and_pickled() -> None:
+    run = compiled(Model())
+    for other in (copy.deepcopy(run), pickle.loads(pickle.dumps(run))):
+        assert isinstance(other, Model) and other.linear.weight is not run.linear.weight
+        assert equal(other.linear.weight, run.linear.weight)
+    assert equal(copy.deepcopy(run)(x), run(x))
+
+
+def test_compiled_functions_and_modules_inside_a_captured_function_join_its_graph() -> None:
+    inner = compiled(nn.Linear(4, 4))
+    double = compiled(lambda a: a * 2)
+    outer = compiled(lambda a: double(inner(a)) + 1)
+    assert equal(outer(x), double(inner(x)) + 1)
+    assert explained(outer).op_count == 3
+
+
+def test_a_compiled_function_called_by_an_eager_frame_in_between() -> None:
+    double = compiled(lambda a: a * 2)
+
+    def outer(a: torch.Tensor) -> torch.Tensor:
+        print(end="")
+        return double(a)
+
+    assert equal(lenient(outer)(x), x * 2)
+    assert explained(double).compiled_calls == 1
+
+
+def test_threads_share_a_compiled_function() -> None:
+    model = nn.Linear(4, 4)
+    run = compiled(lambda a, k: model(a) * k)
+    wrong: list[Any] = []
+
+    def work(k: int) -> None:
+        for n in range(1, 8):
+            a = torch.ones(n % 3 + 1, 4)
+            with torch.no_grad():
+                if not torch.equal(run(a, k), model(a) * k):
+                    wrong.append((k, n))
+
+    run_limit = threading.excepthook
+    failures: list[Any] = []
+    threading.excepthook = failures.append
+    try:
+        threads = [threading.Thread(target=work, args=(k % 2,)) for k in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        threading.excepthook = run_limit
+    assert not wrong and not failures and graphs(run) == 6

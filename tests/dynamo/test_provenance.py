@@ -1,0 +1,82 @@
+"""Every graph node leads to the user's line and module; every executed instruction is recorded."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import nn
+
+from minicompile.dynamo.result import Capture
+from minicompile.ops.graph import origins_of
+from tests.dynamo.helpers import compiled, explained
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.LayerNorm(4)])
+
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            a = layer(a)
+        return self.finish(a)
+
+    def finish(self, a: torch.Tensor) -> torch.Tensor:
+        return torch.relu(a)
+
+
+def capture() -> Capture:
+    run = compiled(Block())
+    run(torch.randn(2, 4))
+    return explained(run).captures[0]
+
+
+def test_every_node_has_an_origin_with_the_users_stack_and_the_module() -> None:
+    found = capture()
+    for node in found.graph.nodes:
+        if node.op == "output":
+            continue
+        (origin,) = origins_of(node)
+        assert origin.node == node.name and origin.line is not None
+        assert all(line.file == __file__ for line in origin.stack)
+    by_name = {
+        node.name: next(iter(origins_of(node)))
+        for node in found.graph.nodes
+        if node.op == "call_function"
+    }
+    assert by_name["linear"].module == "layers.0" and by_name["linear"].line.text == "a = layer(a)"
+    assert by_name["layer_norm"].module == "layers.1"
+    assert [line.function for line in by_name["relu"].stack] == ["Block.forward", "Block.finish"]
+
+
+def test_values_are_fakes_and_inputs_are_in_placeholder_order() -> None:
+    found = capture()
+    names = [node.name for node in found.graph.nodes if node.op == "placeholder"]
+    assert names == [graph_input.name for graph_input in found.inputs]
+    assert next(str(graph_input.source) for graph_input in found.inputs) == "args[0]"
+    assert [tuple(fake.shape) for fake in found.fakes] == [(2, 4), (4, 4), (4,), (4,), (4,)]
+
+
+def test_every_executed_instruction_is_recorded_with_the_nodes_it_made() -> None:
+    def function(a: torch.Tensor) -> torch.Tensor:
+        b = a + 1
+        return helper(b)
+
+    def helper(b: torch.Tensor) -> torch.Tensor:
+        return b * 2
+
+    run = compiled(function)
+    run(torch.ones(2))
+    records = list(explained(run).captures[0].bytecode)
+    start = inspect.getsourcelines(function)[1]
+    made = {record.nodes: record for record in records if record.nodes}
+    assert list(made) == [("add",), ("mul",)]
+    assert made[("add",)].line is not None and made[("add",)].line.line == start + 1
+    assert made[("mul",)].depth == 1 and made[("add",)].depth == 0
+    assert records[-1].opname == "RETURN_VALUE" and records[-1].depth == 0
+    assert explained(run).captures[0].inlined[0].endswith("helper")
+
+
+def test_captures_print_alike_every_time() -> None:
+    assert str(capture()) == str(capture())

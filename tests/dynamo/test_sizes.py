@@ -1,0 +1,97 @@
+"""Symbolic sizes on request: one graph for all sizes from 2 on, with guards for what was assumed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import minicompile as mc
+from minicompile.errors import OptionError
+from tests.dynamo.helpers import compiled, equal, explained, graphs
+
+pytest.importorskip("minicompile.shapes.env")
+w = torch.randn(4, 6)
+
+
+def arithmetic(a: torch.Tensor) -> object:
+    b = a @ w
+    n = a.shape[0]
+    return (
+        b.view(n * 2, -1).sum(0) * n,
+        n + 1,
+        torch.arange(a.size(0)),
+        b[: n // 2],
+        a.reshape(-1, 2),
+        n % 3,
+    )
+
+
+def test_a_marked_dimension_runs_at_every_size_in_one_graph() -> None:
+    run = compiled(arithmetic)
+    for size in (5, 7, 8, 2, 33):
+        a = torch.randn(size, 4)
+        mc.mark_dynamic(a, 0)
+        assert equal(run(a), arithmetic(a))
+    assert graphs(run) == 1 and explained(run).shape_guard_count >= 1
+    capture = explained(run).captures[0]
+    assert str(capture.fakes[0].shape[0]) == "s0" and capture.shape_env is not None
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_sizes_zero_and_one_are_compiled_apart(size: int) -> None:
+    function = lambda a: a * 2 + a.shape[0]  # noqa: E731
+    run = compiled(function, dynamic=True)
+    for n in (5, size, 6):
+        assert equal(run(torch.ones(n, 3)), function(torch.ones(n, 3)))
+    assert graphs(run) == 2
+    assert "s0 >= 2" in str(explained(run).failures[0])
+
+
+def test_a_branch_on_a_size_becomes_a_guard() -> None:
+    function = lambda a: a * 2 if a.shape[0] > 3 else a * 3  # noqa: E731
+    run = compiled(function, dynamic=True)
+    for size in (5, 9, 2, 3, 4):
+        assert equal(run(torch.ones(size, 3)), function(torch.ones(size, 3)))
+    assert graphs(run) == 2
+
+
+def test_dimensions_that_were_equal_must_stay_equal() -> None:
+    function = lambda a, b: (a.sum(0) + b.sum(0)) * a.shape[0]  # noqa: E731
+    run = compiled(function, dynamic=True)
+    for sizes in ((5, 5), (7, 7), (5, 6)):
+        args = [torch.ones(size, 3) for size in sizes]
+        assert equal(run(*args), function(*args))
+    assert graphs(run) == 2
+
+
+def test_another_memory_layout_is_another_graph() -> None:
+    function = lambda a: a * 2 + a.stride(0)  # noqa: E731
+    run = compiled(function, dynamic=True)
+    for a in (torch.ones(6, 5).t(), torch.ones(9, 5).t(), torch.ones(5, 6)):
+        assert equal(run(a), function(a))
+    assert graphs(run) == 2
+
+
+def test_a_batch_dimension_of_a_module() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 5)
+    )
+    run = compiled(model)
+    for size in (4, 7, 2):
+        a = torch.randn(size, 3, 8, 8)
+        mc.mark_dynamic(a, 0)
+        assert torch.allclose(run(a), model(a), atol=1e-6)
+    assert graphs(run) == 1
+
+
+def test_without_a_request_sizes_are_numbers() -> None:
+    run = compiled(arithmetic)
+    run(torch.randn(5, 4))
+    run(torch.randn(7, 4))
+    assert graphs(run) == 2 and explained(run).shape_guard_count == 0
+
+
+def test_a_dimension_that_does_not_exist() -> None:
+    with pytest.raises(OptionError, match="no dimension 2"):
+        mc.mark_dynamic(w, 2)

@@ -1,0 +1,153 @@
+"""Facts about held objects, in C and in Python, notice every change that a guard could."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from minicompile import compat
+from minicompile.dynamo import native
+from minicompile.dynamo.result import Guard, Source
+from minicompile.dynamo.snapshot import Facts, Snapshot, take_snapshot
+
+kinds = pytest.mark.parametrize("use_native", [True, False])
+
+
+class Thing:
+    kind = 1
+    __slots__ = ("__dict__", "slot")
+
+    def method(self, a: int = 1, *, b: int = 2) -> int:
+        return a + b
+
+
+def facts_about(thing: Any) -> Facts:
+    """Everything a guard may look at, on one object."""
+    root = Source("held", "thing")
+    cls = Source("held", "Thing")
+    function = Source("class_attribute", "method", cls)
+    facts = Facts({root: thing, cls: Thing}, {})
+    attribute = Source("attribute", "items", root)
+    for kind, source, expected in [
+        ("type", root, Thing),
+        ("equals", Source("attribute", "number", root), 1),
+        ("length", attribute, 2),
+        ("equals", Source("item", 1, attribute), 5),
+        ("keys", Source("attribute", "table", root), ("a",)),
+        ("absent", Source("namespace", None, root), "missing"),
+        ("equals", Source("slot", "slot", root), 3),
+        ("code", function, None),
+        ("equals", Source("default", 0, function), 1),
+        ("equals", Source("keyword_default", "b", function), 2),
+        ("equals", Source("class_attribute", "kind", cls), 1),
+        ("class_absent", cls, "other"),
+    ]:
+        facts.cover(Guard((source,), kind, expected, ""))
+    return facts
+
+
+CHANGES: list[Callable[[Any], Any]] = [
+    lambda t: setattr(t, "number", 2),
+    lambda t: t.items.append(1),
+    lambda t: t.items.__setitem__(1, 6),
+    lambda t: t.table.update(b=1),
+    lambda t: t.table.update(a=7),
+    lambda t: setattr(t, "missing", 1),
+    lambda t: setattr(t, "slot", 4),
+    lambda t: setattr(t, "__class__", type("Other", (Thing,), {"__slots__": ()})),
+    lambda t: setattr(t, "__dict__", dict(t.__dict__)),
+]
+
+
+@kinds
+@pytest.mark.parametrize("number", range(len(CHANGES)))
+def test_a_change_is_noticed(number: int, use_native: bool) -> None:
+    thing = Thing()
+    thing.number, thing.items, thing.table, thing.slot = 1, [4, 5], {"a": 1}, 3
+    snapshot: Snapshot = take_snapshot(facts_about(thing), use_native)
+    assert snapshot.unchanged() and snapshot.unchanged()
+    CHANGES[number](thing)
+    assert not snapshot.unchanged()
+
+
+@kinds
+def test_changes_of_functions_and_classes_are_noticed(use_native: bool) -> None:
+    thing = Thing()
+    thing.number, thing.items, thing.table, thing.slot = 1, [4, 5], {"a": 1}, 3
+    method: Any = Thing.method
+    defaults, code = method.__defaults__, method.__code__
+    for change, undo in [
+        (
+            lambda: setattr(method, "__defaults__", (9,)),
+            lambda: setattr(method, "__defaults__", defaults),
+        ),
+        (lambda: method.__kwdefaults__.update(b=9), lambda: method.__kwdefaults__.update(b=2)),
+        (
+            lambda: setattr(method, "__code__", (lambda self: 0).__code__),
+            lambda: setattr(method, "__code__", code),
+        ),
+        (lambda: setattr(Thing, "kind", 2), lambda: setattr(Thing, "kind", 1)),
+        (lambda: setattr(Thing, "other", 2), lambda: delattr(Thing, "other")),
+    ]:
+        snapshot = take_snapshot(facts_about(thing), use_native)
+        assert snapshot.unchanged()
+        change()
+        try:
+            assert not snapshot.unchanged()
+        finally:
+            undo()
+
+
+def test_writing_back_the_same_value_is_no_change() -> None:
+    if native.load("snapshot") is None:
+        pytest.skip("no C compiler")
+    thing = Thing()
+    thing.number, thing.items, thing.table, thing.slot = 1, [4, 5], {"a": 1}, 3
+    snapshot = take_snapshot(facts_about(thing))
+    thing.number = 1
+    thing.table["a"] = 1
+    assert snapshot.unchanged()
+
+
+@kinds
+def test_tensor_checks_agree_in_cpp_and_python(use_native: bool) -> None:
+    a, b = torch.randn(3, 4), nn.Parameter(torch.randn(2))
+    check = compat.tensor_guards([a, b], native=use_native)
+    assert check(torch.randn(3, 4), nn.Parameter(torch.randn(2)))
+    others: list[Any] = [
+        *(
+            torch.randn(4, 3),
+            torch.randn(4, 3).t(),
+            torch.randn(3, 4).double(),
+            torch.randn(3, 4, requires_grad=True),
+        ),
+        *(
+            torch.randn(3, 4, device="meta"),
+            torch.randn(3, 4, 1),
+            nn.Parameter(torch.randn(3, 4)),
+            3,
+            None,
+        ),
+    ]
+    for other in others:
+        assert not check(other, b)
+    assert not compat.tensor_guards([a, torch.randn(3, 4)], native=use_native)(a, a)
+
+
+@kinds
+def test_global_state_checks_agree_in_cpp_and_python(use_native: bool) -> None:
+    check = compat.global_state_check(native=use_native)
+    assert check()
+    with torch.no_grad():
+        assert not check()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not check()
+    with torch.inference_mode():
+        assert not check()
+    with torch.device("meta"):
+        assert not check()
+    assert check()

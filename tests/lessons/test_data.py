@@ -1,0 +1,62 @@
+"""The text is real, repeatable, and there on every machine."""
+
+from __future__ import annotations
+
+import itertools
+import string
+
+import pytest
+import torch
+
+from minicompile.lessons import data
+
+
+def test_same_seed_same_batches_whatever_else_is_random():
+    first = list(itertools.islice(data.batches(2, 16, seed=3), 4))
+    torch.manual_seed(99)
+    second = list(itertools.islice(data.batches(2, 16, seed=3), 4))
+    assert all(
+        torch.equal(a, b)
+        for x, y in zip(first, second, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
+    other, _ = next(data.batches(2, 16, seed=4))
+    assert not torch.equal(first[0][0], other)
+
+
+def test_targets_are_inputs_one_character_later():
+    inputs, targets = next(data.batches(4, 16))
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    assert inputs.is_contiguous()
+    assert targets.is_contiguous()
+
+
+def test_batches_reach_the_last_character():
+    text = torch.arange(6)
+    seen = {int(t[0, -1]) for _, t in itertools.islice(data.batches(1, 4, text=text), 50)}
+    assert seen == {4, 5}
+
+
+def test_text_is_python_source():
+    text = data.decode(data.corpus())
+    assert text == data.decode(data.encode(data.read_text()))
+    assert "import" in text
+    assert set(string.ascii_letters) <= set(text)
+    assert data.corpus().max() < len(data.VOCABULARY)
+
+
+def test_characters_outside_the_vocabulary_become_unknown():
+    assert data.decode(data.encode("a\té\U0001f40d\nz")) == "a    ??\nz"
+
+
+def test_a_module_without_source_is_left_out():
+    assert data.read_text(["sys", "heapq", "no_such_module_here"], least=10) == data.module_source(
+        "heapq"
+    )
+
+
+def test_no_text_at_all_is_a_clear_error():
+    with pytest.raises(
+        RuntimeError, match=r"2 of 2 standard-library modules \(sys, no_such_module_here\)"
+    ):
+        data.read_text(["sys", "no_such_module_here"])

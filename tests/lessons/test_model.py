@@ -1,0 +1,128 @@
+"""The lesson model is a plain, correct GPT, whatever its switches."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from minicompile.lessons.data import VOCABULARY, batches
+from minicompile.lessons.model import GPT, GPTConfig, generate
+from minicompile.lessons.train import train
+
+SMALL = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": 12}
+
+
+def model_with(**switches: object) -> GPT:
+    torch.manual_seed(0)
+    return GPT(GPTConfig(**{**SMALL, **switches}))
+
+
+def gradients(model: GPT) -> dict[str, torch.Tensor]:
+    inputs, targets = next(batches(3, model.config.block_size))
+    _, loss = model(inputs, targets)
+    model.zero_grad()
+    loss.backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_untrained_loss_is_that_of_guessing():
+    inputs, targets = next(batches(8, 64))
+    _, loss = GPT()(inputs, targets)
+    assert abs(loss.item() - math.log(len(VOCABULARY))) < 0.2
+
+
+def test_it_learns():
+    result = train(GPT(GPTConfig(n_layer=1, block_size=32)), steps=60)
+    assert result.losses[-1] < 0.8 * result.losses[0]
+    assert len(result.losses) == len(result.step_seconds) == 60
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_parameter_gets_a_finite_gradient(tied: bool):
+    found = gradients(model_with(tied=tied))
+    assert all(grad is not None and grad.isfinite().all() for grad in found.values())
+    assert all(grad.abs().sum() > 0 for grad in found.values())
+
+
+def test_tied_head_shares_the_embedding():
+    tied, untied = model_with(tied=True), model_with()
+    assert tied.head.weight is tied.tokens.weight
+    assert untied.parameter_count - tied.parameter_count == untied.head.weight.numel()
+
+
+def test_attention_written_out_equals_the_library():
+    written, library = model_with(), model_with(attention="library")
+    library.load_state_dict(written.state_dict())
+    idx = torch.randint(96, (2, 12))
+    torch.testing.assert_close(written(idx), library(idx))
+    ours, theirs = gradients(written), gradients(library)
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], msg=name)
+
+
+def test_no_token_sees_a_later_one():
+    model = model_with()
+    idx = torch.randint(96, (1, 12))
+    changed = idx.clone()
+    changed[0, 7:] = (idx[0, 7:] + 1) % 96
+    torch.testing.assert_close(model(idx)[:, :7], model(changed)[:, :7])
+    assert not torch.allclose(model(idx)[:, 7:], model(changed)[:, 7:])
+
+
+@pytest.mark.parametrize("attention", ["written", "library"])
+def test_cached_logits_equal_those_of_the_whole_text(attention: str):
+    model = model_with(attention=attention).eval()
+    idx = torch.randint(96, (3, 12))
+    caches = model.make_caches(batch=3)
+    parts = [model(idx[:, a:b], None, caches, a) for a, b in [(0, 5), (5, 6), (6, 12)]]
+    torch.testing.assert_close(torch.cat(parts, dim=1), model(idx))
+
+
+def test_generation_with_and_without_cache_agrees():
+    model = model_with()
+    prompt = torch.randint(96, (2, 3))
+    whole, cached = generate(model, prompt, 9), generate(model, prompt, 9, cache=True)
+    assert torch.equal(whole, cached)
+    assert whole.shape == (2, 12)
+    assert torch.equal(whole[:, :3], prompt)
+    assert model.training
+
+
+def test_cache_is_written_in_place():
+    model = model_with().eval()
+    caches = model.make_caches(batch=1)
+    where = [cache.keys.data_ptr() for cache in caches]
+    with torch.no_grad():
+        model(torch.randint(96, (1, 4)), None, caches, 0)
+    assert [cache.keys.data_ptr() for cache in caches] == where
+    assert caches[0].keys[:, :, :4].abs().sum() > 0
+    assert caches[0].keys[:, :, 4:].abs().sum() == 0
+
+
+def test_dropout_acts_in_training_only():
+    model = model_with(dropout=0.5)
+    idx = torch.randint(96, (2, 12))
+    assert not torch.equal(model(idx), model(idx))
+    model.eval()
+    assert torch.equal(model(idx), model(idx))
+
+
+def test_debug_print_prints_a_line_a_block(capsys: pytest.CaptureFixture[str]):
+    model_with(debug_print=True)(torch.randint(96, (1, 4)))
+    assert capsys.readouterr().out.count("block input has mean") == SMALL["n_layer"]
+
+
+@pytest.mark.parametrize("wrong", [{"n_head": 3}, {"attention": "flash"}])
+def test_impossible_configurations_are_refused(wrong: dict[str, object]):
+    with pytest.raises(ValueError):
+        GPTConfig(**{**SMALL, **wrong})
+
+
+def test_text_longer_than_the_block_is_refused():
+    model = model_with()
+    with pytest.raises(ValueError, match="block_size=12"):
+        model(torch.zeros(1, 13, dtype=torch.int64))
+    with pytest.raises(ValueError, match="block_size=12"):
+        generate(model, torch.zeros(1, 10, dtype=torch.int64), 3)

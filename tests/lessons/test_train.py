@@ -1,0 +1,44 @@
+"""Training measures what it says, and a compiler can be put in its way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from minicompile.lessons.model import GPT, GPTConfig
+from minicompile.lessons.train import TrainResult, train
+
+SMALL = GPTConfig(n_layer=1, n_head=2, n_embd=16, block_size=8)
+
+
+def test_compile_function_sees_the_model_and_runs_every_step():
+    calls: list[int] = []
+
+    def counting(model: GPT) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            calls.append(1)
+            return model(*args)
+
+        return run
+
+    model = GPT(SMALL)
+    seen: list[int] = []
+    result = train(model, 5, counting, on_step=lambda number, loss: seen.append(number))
+    assert len(calls) == len(result.losses) == 5
+    assert seen == [0, 1, 2, 3, 4]
+
+
+def test_equal_starts_give_equal_losses():
+    start = GPT(SMALL)
+    other = GPT(SMALL)
+    other.load_state_dict(start.state_dict())
+    assert train(start, 4).losses == train(other, 4).losses
+
+
+def test_compile_time_is_the_first_gradient_less_a_usual_one():
+    result = TrainResult([4.0, 3.0, 2.0], [5.1, 0.2, 0.4], [5.0, 0.1, 0.3])
+    assert result.compile_seconds == pytest.approx(4.8)
+    assert result.step_ms == pytest.approx(300.0)
+    assert result.fall == pytest.approx(0.25)

@@ -1,0 +1,90 @@
+"""Rules plugged in from outside through the registry."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minicompile.errors import Unsupported, VerifyError
+from minicompile.lowering.lower import register_lowering
+from minicompile.lowering.rules.common import elementwise
+from minicompile.ops.registry import scoped, without
+from tests.lowering.conftest import check, lowered
+
+aten = torch.ops.aten
+X = torch.randn(5)
+
+
+def test_a_rule_taken_away_leaves_an_operator_call() -> None:
+    with without("lowering:aten.silu"):
+        graph = check(aten.silu, X, externs=1)
+    assert graph.externs[0].reason == "no lowering for aten.silu.default"
+    check(aten.silu, X, externs=0)
+
+
+def test_an_own_rule_replaces_the_built_in_one() -> None:
+    with scoped():
+
+        @register_lowering(aten.silu.default)
+        def silu(ctx, x):
+            return elementwise(ctx, lambda ops, v: ops.mul(v, ops.sigmoid(v)), x)
+
+        graph = check(aten.silu, X)
+        assert "sigmoid" in str(graph)
+    assert "sigmoid" not in str(lowered(aten.silu, X))
+
+
+def test_an_operator_that_was_a_call_gets_loops() -> None:
+    def fn(x):
+        return aten.logit(x.sigmoid(), None)
+
+    assert len(lowered(fn, X).externs) == 1
+    with scoped():
+
+        @register_lowering(aten.logit.default)
+        def logit(ctx, x, eps=None):
+            if eps is not None:
+                raise Unsupported("logit that clamps")
+
+            def formula(ops, v):
+                one = ops.constant(1.0, x.dtype)
+                return ops.log(ops.truediv(v, ops.sub(one, v)))
+
+            return elementwise(ctx, formula, x)
+
+        check(fn, X, externs=0)
+        graph = check(lambda x: aten.logit(x.sigmoid(), 0.1), X, externs=1)
+        assert graph.externs[0].reason == "logit that clamps"
+
+
+def test_an_own_rules_operations_carry_the_nodes_origins() -> None:
+    with scoped():
+
+        @register_lowering(aten.silu.default)
+        def silu(ctx, x):
+            return ctx.pointwise(x.size, x.device, lambda ops, i: ops.neg(x.load(ops, i)))
+
+        graph = lowered(lambda x: aten.silu(x).sin(), X)
+    assert {o.node for o in graph.operations[0].origins} == {"silu", "sin"}
+
+
+def test_a_rule_that_mixes_dtypes_is_named() -> None:
+    with scoped():
+
+        @register_lowering(aten.silu.default)
+        def silu(ctx, x):
+            return elementwise(ctx, lambda ops, v: ops.add(v, ops.constant(1, torch.int64)), x)
+
+        with pytest.raises(VerifyError, match="silu"):
+            lowered(aten.silu, X)
+
+
+def test_a_rule_that_returns_its_argument_does_not_alias_it() -> None:
+    with scoped():
+
+        @register_lowering(aten.silu.default)
+        def silu(ctx, x):
+            return x
+
+        (buffer,) = lowered(aten.silu, X).operations
+    assert buffer.why == "graph output"

@@ -1,0 +1,136 @@
+"""Whole models: a small GPT's forward and joint backward, lowered, equals eager."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._decomp import core_aten_decompositions
+from torch.func import functional_call
+
+from minicompile.lowering.ir import LoopGraph, verify
+from minicompile.lowering.lower import lower
+from minicompile.lowering.reference import run_reference
+from minicompile.ops.graph import Graph
+from minicompile.options import Options
+from tests.lowering.conftest import assert_same, record_all, traced
+
+VOCABULARY, CHANNELS, HEADS, LENGTH = 11, 16, 4, 8
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ln1, self.ln2 = nn.LayerNorm(CHANNELS), nn.LayerNorm(CHANNELS)
+        self.qkv, self.proj = nn.Linear(CHANNELS, 3 * CHANNELS), nn.Linear(CHANNELS, CHANNELS)
+        self.up, self.down = nn.Linear(CHANNELS, 4 * CHANNELS), nn.Linear(4 * CHANNELS, CHANNELS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, t, c = x.shape
+        parts = self.qkv(self.ln1(x)).split(c, -1)
+        q, k, v = (p.view(b, t, HEADS, c // HEADS).transpose(1, 2) for p in parts)
+        scores = q @ k.transpose(-2, -1) / (c // HEADS) ** 0.5
+        scores = scores.masked_fill(torch.ones(t, t).tril() == 0, float("-inf"))
+        y = (scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, c)
+        x = x + self.proj(y)
+        return x + self.down(F.gelu(self.up(self.ln2(x))))
+
+
+class GPT(nn.Module):
+    def __init__(self, layers: int = 2) -> None:
+        super().__init__()
+        self.token, self.place = nn.Embedding(VOCABULARY, CHANNELS), nn.Embedding(LENGTH, CHANNELS)
+        self.blocks = nn.Sequential(*[Block() for _ in range(layers)])
+        self.ln, self.head = nn.LayerNorm(CHANNELS), nn.Linear(CHANNELS, VOCABULARY, bias=False)
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = self.token(tokens) + self.place(torch.arange(tokens.shape[1]))
+        logits = self.head(self.ln(self.blocks(x)))
+        return F.cross_entropy(logits.view(-1, VOCABULARY), targets.view(-1))
+
+
+class Convolutional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.GroupNorm(2, 4)
+        self.out = nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        x = F.silu(self.norm(self.conv(x)))
+        x = F.max_pool2d(x, 2) + F.interpolate(x, scale_factor=0.5, mode="nearest")
+        return F.cross_entropy(self.out(x.mean((2, 3))), targets)
+
+
+def joint(model: nn.Module):
+    """Loss and gradients as one function of data and parameters."""
+    names = [name for name, _ in model.named_parameters()]
+
+    def fn(x: torch.Tensor, targets: torch.Tensor, *parameters: torch.Tensor):
+        own = [p.detach().requires_grad_() for p in parameters]
+        loss = functional_call(model, dict(zip(names, own, strict=True)), (x, targets))
+        return [loss.detach(), *torch.autograd.grad(loss, own)]
+
+    return fn
+
+
+# what the real decompositions leave whole and our own will take apart
+NORM_AND_SOFTMAX = [
+    torch.ops.aten.native_layer_norm.default,
+    torch.ops.aten._softmax.default,
+    torch.ops.aten._log_softmax.default,
+]
+
+
+def joint_graph(model: nn.Module, *data: torch.Tensor) -> tuple[Graph, list[torch.Tensor]]:
+    from torch._decomp import get_decompositions
+
+    table = {**core_aten_decompositions(), **get_decompositions(NORM_AND_SOFTMAX)}
+    args = [*data, *(p.detach() for p in model.parameters())]
+    return traced(joint(model), args, table), args
+
+
+def equals_eager(graph: LoopGraph, model: nn.Module, args: list[torch.Tensor]) -> None:
+    verify(graph)
+    record_all(graph)
+    found = run_reference(graph, args)
+    for got, want in zip(found, joint(model)(*args), strict=True):
+        assert_same(got, want, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("inline", ["auto", "never"])
+def test_a_gpts_loss_and_every_gradient_equal_eager(inline) -> None:
+    model = GPT()
+    tokens = torch.randint(0, VOCABULARY, (2, LENGTH))
+    graph, args = joint_graph(model, tokens, tokens.flip(1))
+    found = lower(graph, Options(inline=inline))
+    equals_eager(found, model, args)
+    libraries = {str(kernel.op) for kernel in found.externs}
+    assert libraries == {"aten.mm.default", "aten.bmm.default", "aten.addmm.default"}
+
+
+def test_a_convolutional_network_equals_eager() -> None:
+    model = Convolutional()
+    graph, args = joint_graph(model, torch.randn(2, 3, 8, 8), torch.tensor([1, 4]))
+    equals_eager(lower(graph, Options()), model, args)
+
+
+def test_every_buffer_of_a_model_has_origins() -> None:
+    tokens = torch.randint(0, VOCABULARY, (2, LENGTH))
+    graph, _ = joint_graph(GPT(1), tokens, tokens)
+    found = lower(graph, Options())
+    assert all(operation.origins for operation in found.operations)
+    for body in record_all(found):
+        assert all(value.origins for value in body.values)
+
+
+def test_a_large_joint_graph_lowers_fast() -> None:
+    tokens = torch.randint(0, VOCABULARY, (2, LENGTH))
+    graph, _ = joint_graph(GPT(2), tokens, tokens)
+    assert graph.op_count > 400
+    lower(graph, Options())  # the first fills sympy's caches
+    started = time.process_time()
+    lower(graph, Options())
+    assert time.process_time() - started < 0.5

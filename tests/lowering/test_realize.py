@@ -1,0 +1,162 @@
+"""What gets memory, and why; what is inlined; and that bodies stay small."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from minicompile.lowering.ir import ComputedBuffer, ExternKernel, LoopGraph, Pointwise, Reduction
+from minicompile.options import Options
+from tests.lowering.conftest import check, lowered, record_all
+
+NEVER = Options(inline="never", verify=True)
+
+
+def whys(graph: LoopGraph) -> list[str]:
+    return [op.why for op in graph.operations if isinstance(op, ComputedBuffer)]
+
+
+def test_a_chain_read_once_becomes_one_loop() -> None:
+    graph = check(lambda x: ((x + 1).relu() * 2).sin(), torch.randn(4))
+    assert whys(graph) == ["graph output"]
+
+
+def test_a_producer_is_inlined_into_its_reduction() -> None:
+    graph = check(lambda x: x.exp().sum(1), torch.randn(3, 4))
+    assert whys(graph) == ["reduction"]
+
+
+def test_a_cheap_value_is_computed_again_by_each_reader() -> None:
+    graph = check(lambda x: [(x + 1).sum(0), (x + 1).relu().sum(1)], torch.randn(3, 4))
+    assert whys(graph) == ["reduction", "reduction"]
+
+
+def test_a_costly_value_with_two_readers_is_kept() -> None:
+    def fn(x):
+        y = x.exp().sin()
+        return [y.sum(0), y.sum(1)]
+
+    graph = check(fn, torch.randn(3, 4))
+    assert whys(graph)[0].startswith("2 users")
+    assert len(whys(graph)) == 3
+
+
+def test_a_mask_made_of_indices_is_never_kept() -> None:
+    def fn(x):
+        mask = torch.ones(4, 4).tril() == 0
+        return [x.masked_fill(mask, 0.0).sum(0), x.masked_fill(mask, 1.0).sum(1)]
+
+    assert whys(check(fn, torch.randn(4, 4))) == ["reduction", "reduction"]
+
+
+def test_an_output_with_other_readers_is_computed_once() -> None:
+    def fn(x):
+        y = x + 1
+        return [y, y.sum(0)]
+
+    assert whys(check(fn, torch.randn(3, 4))) == ["graph output with 1 other users", "reduction"]
+
+
+def test_an_extern_operand_names_its_reader() -> None:
+    x = torch.randn(3, 3)
+    graph = check(lambda x: torch.mm(x.sin(), x), x, externs=1)
+    assert whys(graph) == ["read by aten.mm.default"]
+
+
+def test_a_formula_reads_a_bounded_number_of_buffers() -> None:
+    xs = [torch.randn(3) for _ in range(20)]
+    graph = check(lambda *xs: sum(xs), *xs)
+    assert any("reads 9 buffers" in why for why in whys(graph))
+    assert len(whys(graph)) < 5
+
+
+def test_inline_never_keeps_every_intermediate() -> None:
+    graph = check(lambda x: (x.relu() + 1).sum(), torch.randn(4), options=NEVER)
+    kinds = [type(op.loops) for op in graph.operations]
+    assert kinds == [Pointwise, Pointwise, Reduction]
+    assert whys(graph)[0] == 'options.inline = "never"'
+
+
+def test_a_chain_of_diamonds_stays_linear() -> None:
+    def fn(x):
+        for _ in range(40):
+            x = x * x + x
+        return x
+
+    started = time.process_time()
+    graph = check(fn, torch.rand(5) / 100)
+    record_all(graph)
+    assert len(str(graph)) < 20_000
+    assert time.process_time() - started < 3
+
+
+def test_a_chain_of_squares_stays_linear() -> None:
+    def fn(x):
+        for _ in range(40):
+            x = x * x
+        return x
+
+    assert len(str(check(fn, torch.rand(5)))) < 20_000
+
+
+def test_a_long_chain_does_not_exhaust_the_stack() -> None:
+    def fn(x):
+        for _ in range(700):
+            x = x + 1
+        return x
+
+    check(fn, torch.rand(2))
+
+
+def test_a_long_chain_of_views_does_not_exhaust_the_stack() -> None:
+    def fn(x):
+        x = x.sin()
+        for _ in range(400):
+            x = x.flip(0)
+        return x
+
+    check(fn, torch.rand(4))
+
+
+def test_a_value_realized_late_is_still_inlined_into_earlier_bodies() -> None:
+    def fn(x, w):
+        y = x + 1
+        first = y.sum(0)  # y is inlined here
+        return [first, torch.mm(y, w)]  # and needs memory here
+
+    x, w = torch.randn(3, 3), torch.randn(3, 3)
+    graph = check(fn, x, w, externs=1)
+    order = [type(op) for op in graph.operations]
+    assert order.count(ExternKernel) == 1
+
+
+def test_what_nothing_reads_is_dropped_except_random_numbers() -> None:
+    x = torch.randn(3, 4)
+    graph = check(lambda x: x.max(1)[0], x)
+    assert len(graph.operations) == 1
+    graph = lowered(lambda x: [torch.rand(3), x.sin()][1], x)
+    assert [str(kernel.op) for kernel in graph.externs] == ["aten.rand.default"]
+
+
+def test_a_buffers_origins_are_those_of_all_that_it_inlines() -> None:
+    graph = lowered(lambda x: (x.sin() * 2).sum(), torch.randn(3))
+    (buffer,) = graph.operations
+    assert {origin.node for origin in buffer.origins} == {"sin", "mul", "sum_1"}
+
+
+def test_each_operation_of_a_body_keeps_its_own_origins() -> None:
+    graph = lowered(lambda x: x.sin() * 2, torch.randn(3))
+    (body,) = record_all(graph)
+    found = {value.op: {origin.node for origin in value.origins} for value in body.values}
+    assert found["sin"] == {"sin"}
+    assert found["mul"] == {"mul"}
+
+
+def test_lowering_is_deterministic() -> None:
+    def fn(x):
+        y = x.exp().sin()
+        return [y.sum(0), torch.mm(y, y.t()).softmax(0)]
+
+    x = torch.randn(4, 4)
+    assert str(lowered(fn, x)) == str(lowered(fn, x))

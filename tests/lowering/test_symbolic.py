@@ -1,0 +1,117 @@
+"""Symbolic sizes: lowered once, right for every size of the batch."""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+
+from minicompile.lowering.ir import LoopGraph, verify
+from minicompile.lowering.lower import lower
+from minicompile.ops.graph import Graph
+from minicompile.options import Options
+from minicompile.shapes.expr import size_symbol
+from tests.lowering.conftest import assert_same, flat, record_all, run
+
+aten = torch.ops.aten
+
+
+def symbolic(fn, *args: torch.Tensor) -> LoopGraph:
+    """Lower with a symbolic first dimension."""
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    fakes = []
+    for x in args:
+        sizes = [DimDynamic.DYNAMIC, *[DimDynamic.STATIC] * (x.dim() - 1)]
+        context = StatelessSymbolicContext(dynamic_sizes=sizes)
+        fakes.append(mode.from_tensor(x, symbolic_context=context))
+    with mode:
+        gm = make_fx(lambda *a: flat(fn(*a)), tracing_mode="real")(*fakes)
+    gm.graph.eliminate_dead_code()
+    return lower(Graph(gm, "f", "make_fx"), Options(verify=True))
+
+
+PROGRAMS = {
+    "pointwise": lambda x, i: (x + 1).relu() * x.shape[0],
+    "sum over it": lambda x, i: x.sum(0),
+    "sum beside it": lambda x, i: x.sum(-1, keepdim=True) + x,
+    "mean over it": lambda x, i: [x.mean(0), x.mean()],
+    "variance": lambda x, i: torch.var_mean(x, [0, 1]),
+    "split heads": lambda x, i: x.view(x.shape[0], 6, 2, 4).transpose(1, 2) * 2,
+    "merge heads": lambda x, i: x.transpose(1, 2).reshape(x.shape[0], 48) + 1,
+    "merge batch": lambda x, i: x.view(-1, 8).sin(),
+    "split batch": lambda x, i: x.view(-1, 8).exp().view(x.shape[0], 6, 8).sum(1),
+    "flat": lambda x, i: x.reshape(-1) * 2,
+    "matrix product": lambda x, i: torch.mm(x.view(-1, 8), x[0].t()).view(x.shape[0], 6, 6),
+    "slice": lambda x, i: [x[1:] + 1, x[:, 2:4], x[-1], x[: x.shape[0] - 1].cos()],
+    "expand": lambda x, i: x.sum(0).expand(x.shape[0], 6, 8) - x,
+    "cat": lambda x, i: torch.cat([x, x.sin(), x[:1]]),
+    "index": lambda x, i: [x[i], x[:, i % 6]],
+    "embedding": lambda x, i: torch.nn.functional.embedding(i, x[:, 0]),
+    "arange": lambda x, i: torch.arange(x.shape[0]) * 3 + i,
+    "full": lambda x, i: [torch.full((x.shape[0], 2), 1.5), torch.zeros(x.shape[0] * 2)],
+    "causal mask": lambda x, i: torch.ones(x.shape[0], x.shape[0]).tril(),
+    "scatter": lambda x, i: aten.index_put(x, [i], x, True),
+    "flip": lambda x, i: x.flip(0) + x,
+    "slice_scatter": lambda x, i: aten.slice_scatter(x, x[1:] * 2, 0, 1),
+    "size as output": lambda x, i: [x.shape[0] * 3 + 1, x.numel()],
+    "argmax": lambda x, i: [x.argmax(0), *x.max(0)],
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_one_lowering_serves_every_batch_size(name: str) -> None:
+    fn = PROGRAMS[name]
+
+    def inputs(n: int) -> list[torch.Tensor]:
+        return [torch.randn(n, 6, 8), torch.arange(n).flip(0)]
+
+    graph = symbolic(fn, *inputs(5))
+    verify(graph)
+    record_all(graph)
+    for n in (5, 3, 11):
+        args = inputs(n)
+        for got, want in zip(run(graph, *args), flat(fn(*args)), strict=True):
+            assert_same(got, want, 1e-5, 1e-5)
+
+
+def test_size_symbols_keep_their_hints() -> None:
+    graph = symbolic(lambda x: x * 2, torch.randn(7, 3))
+    assert sorted(graph.size_hints.values()) == [7]
+
+
+def test_broadcast_of_a_symbolic_size_prints_as_one_loop() -> None:
+    graph = symbolic(lambda x, y: x.view(-1, 8) + y, torch.randn(5, 6, 8), torch.randn(8))
+    (buffer,) = graph.operations
+    text = str(buffer)
+    assert "//" not in text
+    assert "%" not in text
+
+
+def test_a_size_may_be_an_input_of_its_own() -> None:
+    s0 = size_symbol("s0")
+    graph = fx.Graph()
+    n, x = graph.placeholder("n"), graph.placeholder("x")
+    doubled = graph.call_function(operator.mul, (n, 2))
+    half = graph.call_function(operator.floordiv, (doubled, 2))
+    shifted = graph.call_function(operator.add, (half, -1))
+    scaled = graph.call_function(aten.mul.Tensor, (x, shifted))
+    graph.output((scaled, doubled))
+    n.meta["val"], doubled.meta["val"] = s0, 2 * s0
+    for node in (x, scaled):
+        node.meta["val"] = torch.randn(3)
+    found = lower(Graph(fx.GraphModule({}, graph), "f", "hand"), Options(verify=True))
+    assert found.inputs[0] == s0
+    values = torch.randn(3)
+    for n_now in (4, 9):
+        scaled_now, doubled_now = run(found, n_now, values)
+        assert doubled_now == 2 * n_now
+        assert_same(scaled_now, values * (n_now - 1))

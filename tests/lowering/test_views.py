@@ -1,0 +1,175 @@
+"""Views are index maps: no copies where memory allows, and the right elements always."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import sympy
+import torch
+
+from minicompile.lowering import views
+from minicompile.lowering.ir import ExternKernel, Layout, Pointwise, View
+from minicompile.lowering.reference import evaluate
+from minicompile.shapes.expr import loop_symbol, size_symbol
+from tests.lowering.conftest import check, lowered
+
+VIEWS = {
+    "transpose": lambda x: x.transpose(0, 2),
+    "permute": lambda x: x.permute(2, 0, 1),
+    "merge": lambda x: x.reshape(24, 5),
+    "merge all": lambda x: x.reshape(-1),
+    "split": lambda x: x.view(4, 3, 2, 5),
+    "regroup": lambda x: x.view(8, 15),
+    "slice": lambda x: x[1:3, :, 2:],
+    "steps": lambda x: x[::2, 1::3, :: -1 % 5],
+    "negative bounds": lambda x: x[-3:-1, :-2],
+    "select": lambda x: x[1, :, -2],
+    "unsqueeze": lambda x: x[:, None, :, None],
+    "squeeze": lambda x: x[:, :1].squeeze(1),
+    "expand": lambda x: x[:, :1].expand(4, 7, 5),
+    "expand rank": lambda x: x.expand(2, 4, 6, 5),
+    "flip": lambda x: x.flip(0, 2),
+    "diagonal": lambda x: x.diagonal(1, 0, 1),
+    "unfold": lambda x: x.unfold(1, 3, 2),
+    "unbind": lambda x: x.unbind(1)[2],
+    "split list": lambda x: x.split([1, 3, 2], 1)[1],
+    "chunk": lambda x: x.chunk(4, 1)[-1],
+    "transposed merge": lambda x: x.transpose(0, 1).reshape(24, 5),
+    "deep": lambda x: x.permute(2, 1, 0).reshape(5, 24)[:, 3:9].view(5, 2, 3).transpose(0, 1),
+    "empty": lambda x: x[2:2].reshape(0, 30),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_inputs_and_of_computed_values_equal_eager(name: str) -> None:
+    view = VIEWS[name]
+    x = torch.randn(4, 6, 5)
+    check(lambda x: view(x) * 2, x)
+    check(lambda x: view(x * 2) + 1, x)
+    check(lambda x: [view(x.sin()).sum(), view(x)], x)
+    check(lambda x: view(x), x)
+    check(lambda x: view(x.exp()), x)
+
+
+def random_reshape(rng: random.Random) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    factors = [rng.choice([1, 2, 3, 4]) for _ in range(5)]
+
+    def grouped() -> tuple[int, ...]:
+        out, product = [], 1
+        for factor in factors:
+            product *= factor
+            if rng.random() < 0.6:
+                out.append(product)
+                product = 1
+        return (*out, product)
+
+    return grouped(), grouped()
+
+
+def test_reshape_maps_each_index_to_the_same_row_major_position() -> None:
+    rng = random.Random(0)
+    for _ in range(60):
+        old, new = random_reshape(rng)
+        view = views.reshape(old, new)
+        strides = torch.empty(old).stride()
+        for position, at in enumerate(itertools.product(*map(range, new))):
+            index = view.index([sympy.Integer(i) for i in at])
+            assert sum(int(i) * s for i, s in zip(index, strides, strict=True)) == position
+
+
+def test_reshape_is_strided_exactly_when_torch_can_view() -> None:
+    rng = random.Random(1)
+    found = {True: 0, False: 0}
+    for _ in range(200):
+        old, new = random_reshape(rng)
+        order = rng.sample(range(len(old)), len(old))
+        x = torch.empty([old[d] for d in order]).permute([order.index(d) for d in range(len(old))])
+        assert x.shape == old
+        layout = views.reshape(old, new).over(Layout(x.device, x.dtype, old, x.stride()))
+        try:
+            expected = x.view(new).stride()
+        except RuntimeError:
+            assert layout is None
+            found[False] += 1
+        else:
+            assert layout is not None
+            for n, a, b in zip(new, layout.stride, expected, strict=True):
+                assert n == 1 or a == b
+            found[True] += 1
+    assert min(found.values()) > 20
+
+
+def test_splitting_and_merging_whole_dimensions_needs_no_division() -> None:
+    p = [loop_symbol(f"p{i}") for i in range(4)]
+    s0 = size_symbol("s0")
+    index = views.reshape((s0, 6, 64), (s0, 6, 4, 16)).index(p)
+    assert index == [p[0], p[1], 16 * p[2] + p[3]]
+    merged = views.reshape((s0, 6, 64), (6 * s0, 64)).index(p[:2])
+    assert evaluate(merged[0], {p[0]: 20, p[1]: 1, s0: 9}) == 3
+    assert merged[2] == p[1]
+
+
+def test_a_matrix_product_of_a_transposed_input_copies_nothing() -> None:
+    x, w = torch.randn(3, 4), torch.randn(3, 5)
+    graph = check(lambda x, w: torch.mm(x.t(), w), x, w, externs=1)
+    (kernel,) = graph.operations
+    assert isinstance(kernel, ExternKernel)
+    assert kernel.args[0] == View("arg0_1", Layout(x.device, x.dtype, (4, 3), (1, 4)))
+
+
+def test_a_matrix_product_of_a_transposed_intermediate_copies_nothing() -> None:
+    x, w = torch.randn(2, 3, 4), torch.randn(2, 3, 5)
+    graph = check(lambda x, w: torch.bmm(x.sin().transpose(1, 2), w[:, :, 1:]), x, w, externs=1)
+    assert len(graph.operations) == 2
+
+
+def test_an_output_may_be_a_view_of_a_buffer() -> None:
+    graph = check(lambda x: [x.exp().t(), x.exp()[1:]], torch.randn(3, 4))
+    first = graph.outputs[0]
+    assert isinstance(first, View)
+    assert first.layout.stride == (1, 4)
+    assert all(isinstance(op.loops, Pointwise) for op in graph.operations)
+
+
+def test_computed_values_keep_channels_last() -> None:
+    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    w = torch.randn(6, 3, 1, 1)
+    graph = check(
+        lambda x, w: torch.conv2d(x.relu(), w).sin(), x, w, externs=1, rtol=1e-4, atol=1e-5
+    )
+    assert graph.operations[0].layout.stride == x.stride()
+    assert graph.operations[-1].layout.stride[1] == 1
+
+
+def test_expanded_outputs_keep_stride_zero() -> None:
+    check(lambda x: [x.sin().expand(5, 3, 4), (x + 1)[:1].expand(3, 4)], torch.randn(3, 4))
+
+
+def test_as_strided_sees_the_storage_that_eager_sees() -> None:
+    x = torch.randn(4, 6)
+    check(lambda x: x.as_strided((3, 2), (2, 1), 1) + 1, x)
+    check(lambda x: x.sin().as_strided((4, 4), (6, 1), 2), x)
+    check(lambda x: x.sin().t().as_strided((3, 3), (1, 2)), x)
+    part = torch.randn(30)[6:].view(4, 6)
+    check(lambda x: x.as_strided((3, 2), (2, 1), 8) + 1, part)
+    graph = lowered(lambda x: x.as_strided((3, 2), (2, 1), 0) + 1, part)
+    assert "beyond" in graph.externs[0].reason
+
+
+@pytest.mark.parametrize("start", [None, 0, 2, -2, -9, 9])
+@pytest.mark.parametrize("end", [None, 0, 3, -1, 9, 2**63 - 1])
+@pytest.mark.parametrize("step", [1, 2, 7])
+def test_slice_bounds_are_cut_as_in_eager(start: int | None, end: int | None, step: int) -> None:
+    x = torch.arange(5)
+    view = views.slice_((5,), 0, start, end, step)
+    found = [int(view.index([sympy.Integer(i)])[0]) for i in range(int(view.size[0]))]
+    assert found == torch.ops.aten.slice.Tensor(x, 0, start, end, step).tolist()
+
+
+def test_views_carry_their_origins_to_the_loads_they_shift() -> None:
+    x = torch.randn(6, 4)
+    graph = lowered(lambda x: x[2:] * 2, x)
+    (buffer,) = graph.operations
+    assert len(buffer.origins) == 2  # the slice and the product

@@ -1,0 +1,112 @@
+"""Calling a C kernel from Python, with the extension module and with ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minicompile.codegen.cpp import generate_module
+from minicompile.codegen.plan import KernelPlan
+from minicompile.options import Options
+from minicompile.runtime import fast_call
+from minicompile.runtime.build import Module, start_build
+from minicompile.runtime.cpp import bind, bind_ctypes
+from minicompile.shapes.expr import size_symbol
+from tests.codegen.fusing import Program
+
+I64 = torch.int64
+
+
+def gather() -> KernelPlan:
+    """out[i] = x[index[i]] for s0 indices."""
+    s0 = size_symbol("s0")
+    p = Program(hints={s0: 8})
+    p.input("x", (5,))
+    p.input("index", (s0,), I64)
+    load = lambda ops, i: ops.load("x", ops.indirect_indexing(ops.load("index", i[0]), 5))  # noqa: E731
+    p.pointwise("out", (s0,), load)
+    return p.plan()
+
+
+@pytest.fixture(scope="module", params=[bind, bind_ctypes])
+def kernel(request: Any) -> Callable[..., None]:
+    plan = gather()
+    text, _ = generate_module([plan])
+    found: Callable[..., None] = request.param(start_build(text, Options()).result(), plan)
+    return found
+
+
+X = torch.arange(5.0)
+
+
+def test_tensors_come_first_and_sizes_after(kernel: Any) -> None:
+    out = torch.empty(3)
+    assert kernel(torch.tensor([4, 0, -1]), X, out, 3) is None
+    assert out.tolist() == [4.0, 0.0, 4.0]
+
+
+def test_an_error_code_becomes_an_exception_and_the_next_call_works(kernel: Any) -> None:
+    with pytest.raises(IndexError, match="out of range"):
+        kernel(torch.tensor([9]), X, torch.empty(1), 1)
+    out = torch.empty(1)
+    kernel(torch.tensor([2]), X, out, 1)
+    assert out.item() == 2.0
+
+
+def test_a_wrong_number_of_arguments_is_a_type_error(kernel: Any) -> None:
+    with pytest.raises(TypeError):
+        kernel(X, X)
+
+
+def test_what_is_not_a_tensor_is_an_error(kernel: Any) -> None:
+    with pytest.raises(AttributeError, match="data_ptr"):
+        kernel(torch.tensor([1]), 3.0, torch.empty(1), 1)
+    with pytest.raises((TypeError, ctypes.ArgumentError)):
+        kernel(torch.tensor([1]), X, torch.empty(1), "1")
+
+
+def test_kernels_run_in_several_threads(kernel: Any) -> None:
+    outs = [torch.empty(1000) for _ in range(4)]
+    index = torch.arange(1000) % 5
+    threads = [threading.Thread(target=kernel, args=(index, X, out, 1000)) for out in outs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(out, X[index]) for out in outs)
+
+
+def test_the_extension_is_used_where_python_headers_are() -> None:
+    headers = (Path(sysconfig.get_path("include")) / "Python.h").exists()
+    assert (fast_call.extension(Options()) is not None) == headers
+
+
+def test_without_headers_ctypes_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    options = Options(cache_dir=str(tmp_path))
+    assert fast_call.extension(options) is None
+    plan = gather()
+    text, _ = generate_module([plan])
+    out = torch.empty(1)
+    bind(start_build(text, options).result(), plan)(torch.tensor([3]), X, out, 1)
+    assert out.item() == 3.0
+
+
+def test_a_released_kernel_leaves_nothing_behind() -> None:
+    plan = gather()
+    text, _ = generate_module([plan])
+    module: Module = start_build(text, Options()).result()
+    before = sys.getrefcount(plan)
+    for _ in range(100):
+        bind(module, plan)
+    gc.collect()
+    assert sys.getrefcount(plan) <= before + 1

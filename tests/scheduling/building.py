@@ -1,0 +1,454 @@
+"""Loop graphs written by hand, and random ones: what the scheduler's tests run on."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from minicompile.codegen.plan import KernelArgument, KernelPlan, KernelSource
+from minicompile.codegen.wrapper import generate_wrapper
+from minicompile.lowering.ir import (
+    Buffer,
+    ComputedBuffer,
+    ExternKernel,
+    ExternOutput,
+    InputBuffer,
+    Layout,
+    LoopGraph,
+    Loops,
+    Operation,
+    Pointwise,
+    Reduction,
+    Scatter,
+    View,
+    verify,
+)
+from minicompile.options import Options
+from minicompile.runtime.wrapper import load_wrapper
+from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
+from minicompile.scheduling.reference import evaluate, flat, run_graph, run_kernel, run_schedule
+from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, product, same
+
+CPU = torch.device("cpu")
+F64 = torch.float64
+I64 = torch.int64
+
+
+@dataclass(frozen=True)
+class T:
+    """A strided view of a buffer."""
+
+    buffer: Buffer
+    layout: Layout
+
+    @property
+    def size(self) -> tuple[Size, ...]:
+        return self.layout.size
+
+    def viewed(self, size: Sequence[Size], stride: Sequence[Size], offset: Size = 0) -> T:
+        return T(
+            self.buffer,
+            dataclasses.replace(
+                self.layout,
+                size=tuple(size),
+                stride=tuple(stride),
+                offset=self.layout.offset + offset,
+            ),
+        )
+
+    def permute(self, *order: int) -> T:
+        return self.viewed([self.size[i] for i in order], [self.layout.stride[i] for i in order])
+
+    def t(self) -> T:
+        return self.permute(1, 0)
+
+    def reshape(self, *size: Size) -> T:
+        """Of a contiguous tensor."""
+        assert self.layout.is_contiguous()
+        return self.viewed(size, Layout.contiguous(CPU, F64, size).stride)
+
+    def load(self, ops: Any, index: Sequence[Any]) -> Any:
+        """Broadcasting: leading dimensions may be missing, extents may be 1."""
+        own = index[len(index) - len(self.size) :]
+        where = [0 if n == 1 else i for i, n in zip(own, self.size, strict=True)]
+        return ops.load(self.buffer.name, self.layout.index(where))
+
+
+def broadcast(sizes: Sequence[Sequence[Size]]) -> tuple[Size, ...]:
+    rank = max(map(len, sizes))
+    out: list[Size] = []
+    for axis in range(rank):
+        extents = [s[len(s) - rank + axis] for s in sizes if len(s) - rank + axis >= 0]
+        big = [e for e in extents if e != 1]
+        assert not big or all(same(big[0], e) for e in big)
+        out.append(big[0] if big else 1)
+    return tuple(out)
+
+
+class GraphBuilder:
+    def __init__(self, hints: Mapping[sympy.Symbol, int] | None = None) -> None:
+        self.hints = dict(hints or {})
+        self.inputs: list[InputBuffer | Size] = []
+        self.operations: list[Operation] = []
+
+    def input(
+        self, size: Sequence[Size], dtype: torch.dtype = F64, stride: Sequence[Size] | None = None
+    ) -> T:
+        layout = Layout.contiguous(CPU, dtype, size)
+        if stride is not None:
+            layout = dataclasses.replace(layout, stride=tuple(stride))
+        buffer = InputBuffer(f"in{len(self.inputs)}", layout)
+        self.inputs.append(buffer)
+        return T(buffer, layout)
+
+    def compute(self, loops: Loops, size: Sequence[Size], dtype: torch.dtype = F64) -> T:
+        layout = Layout.contiguous(CPU, dtype, size)
+        buffer = ComputedBuffer(f"buf{len(self.operations)}", layout, loops=loops)
+        self.operations.append(buffer)
+        return T(buffer, layout)
+
+    def pointwise(self, fn: Callable[..., Any], *operands: T) -> T:
+        size = broadcast([o.size for o in operands])
+
+        def inner(ops: Any, index: Sequence[Any]) -> Any:
+            return fn(ops, *[o.load(ops, index) for o in operands])
+
+        return self.compute(Pointwise(size, inner), size)
+
+    def reduce(
+        self, x: T, dims: Sequence[int], kind: Any, keepdim: bool = False, dtype: torch.dtype = F64
+    ) -> T:
+        kept = [d for d in range(len(x.size)) if d not in dims]
+        keep_index = range(len(x.size)) if keepdim else kept
+        size = tuple(1 if d in dims else x.size[d] for d in keep_index)
+
+        def inner(ops: Any, index: Sequence[Any], rindex: Sequence[Any]) -> Any:
+            full: list[Any] = [None] * len(x.size)
+            for d, i in zip(keep_index, index, strict=True):
+                full[d] = i
+            for d, i in zip(dims, rindex, strict=True):
+                full[d] = i
+            return x.load(ops, full)
+
+        ranges = tuple(x.size[d] for d in dims)
+        return self.compute(Reduction(size, ranges, kind, x.layout.dtype, inner), size, dtype)
+
+    def gather(self, table: T, rows: T) -> T:
+        """table[rows], rows one-dimensional."""
+        size = (*rows.size, *table.size[1:])
+
+        def inner(ops: Any, index: Sequence[Any]) -> Any:
+            row = ops.indirect_indexing(rows.load(ops, index[:1]), table.size[0])
+            return table.load(ops, [row, *index[1:]])
+
+        return self.compute(Pointwise(size, inner), size)
+
+    def scatter_add(self, target: T, rows: T, source: T) -> T:
+        """target[rows] += source."""
+
+        def where(ops: Any, index: Sequence[Any]) -> Any:
+            row = ops.indirect_indexing(rows.load(ops, index[:1]), target.size[0])
+            return [row, *index[1:]]
+
+        loops = Scatter(source.size, target.buffer.name, where, source.load, "atomic_add")
+        return self.compute(loops, target.size)
+
+    def fill(self, value: float, size: Sequence[Size]) -> T:
+        return self.compute(Pointwise(tuple(size), lambda ops, _: ops.constant(value, F64)), size)
+
+    def index(self, size: Sequence[Size], axis: int) -> T:
+        def inner(ops: Any, index: Sequence[Any]) -> Any:
+            return ops.to_dtype(ops.index_expr(sympy.sympify(index[axis]), I64), F64)
+
+        return self.compute(Pointwise(tuple(size), inner), size)
+
+    def flip(self, x: T, axis: int) -> T:
+        def inner(ops: Any, index: Sequence[Any]) -> Any:
+            where = [x.size[d] - 1 - i if d == axis else i for d, i in enumerate(index)]
+            return x.load(ops, where)
+
+        return self.compute(Pointwise(x.size, inner), x.size)
+
+    def shift(self, x: T, axis: int) -> T:
+        """x moved one place along an axis, 0 moving in: a masked load at another index."""
+
+        def inner(ops: Any, index: Sequence[Any]) -> Any:
+            place = ops.index_expr(sympy.sympify(index[axis]), I64)
+            inside = ops.gt(place, ops.constant(0, I64))
+            where = [i - 1 if d == axis else i for d, i in enumerate(index)]
+            return ops.masked(inside, lambda o: x.load(o, where), 0.0)
+
+        return self.compute(Pointwise(x.size, inner), x.size)
+
+    def keep_first(self, x: T, axis: int) -> T:
+        """x where the index along an axis is 0, else 7: a masked load at the same index."""
+
+        def inner(ops: Any, index: Sequence[Any]) -> Any:
+            place = ops.index_expr(sympy.sympify(index[axis]), I64)
+            first = ops.eq(place, ops.constant(0, I64))
+            return ops.masked(first, lambda o: x.load(o, index), 7.0)
+
+        return self.compute(Pointwise(x.size, inner), x.size)
+
+    def repeat_rows(self, x: T, times: Size) -> T:
+        """x (n, m) as (n*times, m): row i is x[i // times]: an index with a division."""
+        size = (x.size[0] * times, x.size[1])
+
+        def inner(ops: Any, index: Sequence[Any]) -> Any:
+            return x.load(ops, [FloorDiv(index[0], sympy.sympify(times)), index[1]])
+
+        return self.compute(Pointwise(size, inner), size)
+
+    def tile_rows(self, x: T, times: Size) -> T:
+        """x (n, m) as (times*n, m): row i is x[i % n]."""
+        size = (times * x.size[0], x.size[1])
+
+        def inner(ops: Any, index: Sequence[Any]) -> Any:
+            n = sympy.sympify(x.size[0])
+            return x.load(ops, [ModularIndexing(index[0], sympy.Integer(1), n), index[1]])
+
+        return self.compute(Pointwise(size, inner), size)
+
+    def extern(
+        self, op: Any, args: Sequence[Any], size: Sequence[Size], dtype: torch.dtype = F64
+    ) -> T:
+        name = f"ext{len(self.operations)}"
+        layout = Layout.contiguous(CPU, dtype, size)
+        output = ExternOutput(f"buf{len(self.operations)}", layout, kernel=name)
+        views = tuple(View(a.buffer.name, a.layout) if isinstance(a, T) else a for a in args)
+        self.operations.append(ExternKernel(name, op, views, {}, (output,), "library"))
+        return T(output, layout)
+
+    def finish(self, *outputs: T | Size | None) -> LoopGraph:
+        found = [View(o.buffer.name, o.layout) if isinstance(o, T) else o for o in outputs]
+        graph = LoopGraph("graph", self.inputs, [], self.operations, found, self.hints)
+        verify(graph)
+        return graph
+
+
+def example_inputs(
+    graph: LoopGraph, sizes: Mapping[sympy.Symbol, int] | None = None, seed: int = 0
+) -> list[Any]:
+    """Random tensors for a graph; integer ones hold small indices, some negative."""
+    generator = torch.Generator().manual_seed(seed)
+    numbers = {**graph.size_hints, **(sizes or {})}
+
+    def number(size: Size) -> int:
+        return size if isinstance(size, int) else int(evaluate(size, numbers))
+
+    found: list[Any] = []
+    for buffer in graph.inputs:
+        if not isinstance(buffer, InputBuffer):
+            found.append(number(buffer))
+            continue
+        layout = buffer.layout
+        size, stride = [*map(number, layout.size)], [*map(number, layout.stride)]
+        if layout.dtype.is_floating_point:
+            values = torch.randn(size, generator=generator, dtype=layout.dtype)
+        else:
+            values = torch.randint(-2, 2, size, generator=generator, dtype=layout.dtype)
+        found.append(torch.empty_strided(size, stride, dtype=layout.dtype).copy_(values))
+    return found
+
+
+def check(
+    graph: LoopGraph, result: Schedule, sizes: Mapping[sympy.Symbol, int] | None = None
+) -> list[Any]:
+    """The schedule gives what the graph's loops give one by one; inputs are left alone."""
+    inputs = example_inputs(graph, sizes)
+    kept = [i.clone() if isinstance(i, torch.Tensor) else i for i in inputs]
+    want = run_graph(graph, kept)
+    have = run_schedule(result, inputs)
+    for a, b in zip(have, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    for a, b in zip(inputs, kept, strict=True):
+        if isinstance(a, torch.Tensor):
+            assert torch.equal(a, b), "an input was overwritten"
+    return have
+
+
+# -- random graphs
+
+UNARY = ["neg", "abs", "sigmoid", "tanh"]
+BINARY = ["add", "sub", "mul", "maximum"]
+
+
+def random_graph(seed: int, count: int = 9) -> LoopGraph:
+    """Pointwise chains, transposes, reshapes, broadcasts, reductions, gathers, scatters, products."""
+    rng = random.Random(seed)
+    symbolic = rng.random() < 0.3
+    n = sympy.Symbol("s0", integer=True, positive=True) if symbolic else rng.choice([1, 2, 4, 6])
+    b = GraphBuilder({n: 3} if symbolic else {})  # type: ignore[dict-item]
+    m, k = rng.choice([(4, 2), (4, 4), (6, 3), (1, 4)])
+    shapes: list[tuple[Size, ...]] = [
+        (n, m),
+        (m, n),
+        (n, m, k),
+        (m * k,),
+        (n * m, k),
+        (n, m * k),
+        (n, n),
+        (m, n, m),
+    ]
+    pool = [b.input(s) for s in rng.sample(shapes, 3)]
+    pool.append(b.input((n, m), stride=(1, n)))
+    rows = b.input((n,), I64)
+    made: list[T] = []
+
+    def like(size: Sequence[Size]) -> list[T]:
+        found = [p for p in pool if len(p.size) == len(size) and all(map(same, p.size, size))]
+        if len(size) == 2:
+            flipped = [p.t() for p in pool if len(p.size) == 2 and same(p.size[0], size[1])]
+            found += [p for p in flipped if same(p.size[0], size[0])]
+        small = [p for p in pool if len(p.size) < len(size)]
+        for p in small:
+            tail = size[len(size) - len(p.size) :]
+            if all(same(a, c) or a == 1 for a, c in zip(p.size, tail, strict=True)):
+                found.append(p)
+        for p in pool:  # another shape of the same contiguous memory
+            if p.layout.is_contiguous() and same(product(p.size), product(size)):
+                found.append(p.reshape(*size))
+        return found
+
+    for _ in range(count):
+        kind = rng.choices(
+            [
+                "binary",
+                "unary",
+                "reduce",
+                "permute",
+                "gather",
+                "scatter",
+                "extern",
+                "rows",
+                "index",
+            ],
+            [8, 4, 6, 2, 1, 2, 1, 1, 1],
+        )[0]
+        x = rng.choice(pool[-6:])
+        if kind == "binary":
+            op, y = rng.choice(BINARY), rng.choice(like(x.size))
+            new = b.pointwise(lambda ops, u, v, op=op: getattr(ops, op)(u, v), x, y)
+        elif kind == "unary":
+            op = rng.choice(UNARY)
+            new = b.pointwise(lambda ops, u, op=op: getattr(ops, op)(u), x)
+        elif kind == "reduce" and x.size:
+            dims = sorted(rng.sample(range(len(x.size)), rng.randint(1, len(x.size))))
+            chosen = rng.choice(["sum", "max", "min", "argmax"])
+            keep = rng.random() < 0.6
+            dtype = I64 if chosen == "argmax" else F64
+            new = b.reduce(x, dims, chosen, keep, dtype)
+            if chosen == "argmax":
+                new = b.pointwise(lambda ops, u: ops.to_dtype(u, F64), new)
+        elif kind == "permute" and len(x.size) > 1:
+            order = rng.sample(range(len(x.size)), len(x.size))
+            new = b.pointwise(lambda ops, u: ops.mul(u, u), x.permute(*order))
+        elif kind == "gather" and len(x.size) == 2 and x.size[0] != 1:
+            new = b.gather(x, rows)
+        elif kind == "scatter" and len(x.size) == 2 and same(x.size[0], n):
+            new = b.scatter_add(b.fill(0.5, (5, x.size[1])), rows, x)
+        elif kind == "extern" and len(x.size) == 2:
+            new = b.extern(torch.ops.aten.mm.default, (x, x.t()), (x.size[0], x.size[0]))
+        elif kind == "move" and x.size:
+            axis = rng.randrange(len(x.size))
+            new = rng.choice([b.flip, b.shift, b.keep_first])(x, axis)
+        elif kind == "slice" and x.size and x.size[-1] in (4, 6, 8):
+            half = (*x.size[:-1], int(x.size[-1]) // 2)
+            steps = x.layout.stride
+            every = x.viewed(half, (*steps[:-1], 2 * steps[-1]), rng.randint(0, 1) * steps[-1])
+            new = b.pointwise(lambda ops, u: ops.neg(u), every)
+        elif kind == "rows" and len(x.size) == 2:
+            new = rng.choice([b.repeat_rows, b.tile_rows])(x, 2)
+        else:
+            new = b.index(x.size, rng.randrange(len(x.size))) if x.size else b.fill(2.0, (1,))
+        pool.append(new)
+        made.append(new)
+    kept = rng.sample(made, min(len(made), rng.randint(1, 3)))
+    if made[-1] not in kept:
+        kept.append(made[-1])
+    return b.finish(*kept)
+
+
+# -- kernels without code generation
+
+
+def python_kernels(schedule: Schedule) -> tuple[dict[int, KernelSource], dict[str, Any]]:
+    """A kernel for each fused node that runs its bodies in torch, and the names a wrapper needs."""
+    buffers = schedule.graph.buffers
+    kernels: dict[int, KernelSource] = {}
+    namespace: dict[str, Any] = {}
+    for position, node in enumerate(schedule.nodes):
+        if not isinstance(node, FusedSchedulerNode):
+            continue
+        touched = dict.fromkeys(d.buffer for d in (*node.reads, *node.writes))
+        arguments = tuple(
+            KernelArgument(f"ptr{k}", name, buffers[name].layout.dtype, "inout")
+            for k, name in enumerate(n for n in touched if n not in schedule.memory.internal)
+        )
+        sizes = tuple(sorted(schedule.graph.size_hints, key=str))
+        plan = KernelPlan(
+            name=f"kernel_{position}",
+            language="cpp",
+            device=CPU,
+            node=node,
+            body=node.bodies[0],
+            phases=(),
+            arguments=arguments,
+            sizes=sizes,
+            reduction="none",
+        )
+        kernels[position] = KernelSource(plan.name, "cpp", [], plan)
+        namespace[plan.name] = _python_kernel(plan, schedule)
+    return kernels, namespace
+
+
+def _python_kernel(plan: KernelPlan, schedule: Schedule) -> Callable[..., None]:
+    def kernel(*given: Any) -> None:
+        tensors, numbers = given[: len(plan.arguments)], given[len(plan.arguments) :]
+        memory = {a.buffer: flat(t) for a, t in zip(plan.arguments, tensors, strict=True)}
+        run_kernel(
+            plan.node, memory, dict(zip(plan.sizes, numbers, strict=True)), schedule.memory.internal
+        )
+
+    return kernel
+
+
+def dirty_empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """New memory that doesn't happen to be zero."""
+    found = torch.empty_strided(size, stride, dtype=dtype)
+    return flat(found).fill_(77).as_strided(size, stride)
+
+
+def compiled(schedule: Schedule, options: Options = Options()) -> Callable[[list[Any]], Any]:  # noqa: B008
+    kernels, namespace = python_kernels(schedule)
+    wrapper = generate_wrapper(schedule, kernels, options)
+    return load_wrapper(wrapper, {**namespace, "empty_strided_cpu": dirty_empty})
+
+
+def check_wrapper(
+    call: Callable[[list[Any]], Any],
+    graph: LoopGraph,
+    sizes: Mapping[sympy.Symbol, int] | None = None,
+    seed: int = 0,
+) -> None:
+    """The wrapper's call gives what the graph's loops give one by one; inputs are left alone."""
+    inputs = example_inputs(graph, sizes, seed)
+    kept = [i.clone() if isinstance(i, torch.Tensor) else i for i in inputs]
+    want = run_graph(graph, kept)
+    args = list(inputs)
+    have = call(args)
+    assert args == []
+    assert len(have) == len(want)
+    for a, b in zip(have, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+        if isinstance(b, torch.Tensor):
+            assert a.stride() == b.stride()
+    for a, b in zip(inputs, kept, strict=True):
+        if isinstance(a, torch.Tensor):
+            assert torch.equal(a, b), "an input was overwritten"

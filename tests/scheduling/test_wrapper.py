@@ -1,0 +1,281 @@
+"""The wrapper: readable Python whose call gives the graph's outputs and frees what it can."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+import weakref
+from typing import Any
+
+import pytest
+import sympy
+import torch
+
+from minicompile.codegen.wrapper import OUT_CALLS, generate_wrapper, size_text
+from minicompile.errors import Unsupported
+from minicompile.lowering.ir import ExternKernel, ExternOutput, Layout, View
+from minicompile.ops.origin import Origin, SourceLine
+from minicompile.options import Options
+from minicompile.runtime.wrapper import load_wrapper
+from minicompile.scheduling.memory import WRITES_INTO
+from minicompile.scheduling.schedule import schedule
+from minicompile.shapes.expr import FloorDiv, size_symbol
+from tests.scheduling.building import (
+    CPU,
+    F64,
+    I64,
+    GraphBuilder,
+    T,
+    check_wrapper,
+    compiled,
+    python_kernels,
+    random_graph,
+)
+
+S0 = size_symbol("s0")
+OPTIONS = Options(verify=True)
+aten = torch.ops.aten
+
+
+def step(b: GraphBuilder, x: T) -> T:
+    return b.pointwise(lambda ops, u: ops.add(u, u), x)
+
+
+def text_of(graph: Any, options: Options = Options(fusion=False)) -> str:  # noqa: B008
+    result = schedule(graph, options)
+    return generate_wrapper(result, python_kernels(result)[0], options).text
+
+
+def test_it_reads_as_plain_python() -> None:
+    b = GraphBuilder()
+    x, w = b.input((8, 16)), b.input((16, 4))
+    product = b.extern(aten.mm.default, (step(b, x), w), (8, 4))
+    text = text_of(b.finish(step(b, product)))
+    assert text.splitlines()[-13:] == [
+        "def call(args):",
+        "    in0, in1 = args",
+        "    args.clear()",
+        "    buf0 = empty_strided_cpu((8, 16), (16, 1), torch.float64)",
+        "    kernel_0(in0, buf0)",
+        "    del in0",
+        "    buf1 = empty_strided_cpu((8, 4), (4, 1), torch.float64)",
+        "    torch.mm(buf0, in1, out=buf1)",
+        "    del buf0, in1",
+        "    buf2 = empty_strided_cpu((8, 4), (4, 1), torch.float64)",
+        "    kernel_2(buf1, buf2)",
+        "    del buf1",
+        "    return (buf2,)",
+    ]
+
+
+def test_products_that_take_out_are_those_the_plan_gives_memory() -> None:
+    assert OUT_CALLS.keys() == WRITES_INTO
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_random_graphs_give_their_results(block: int) -> None:
+    for seed in range(1000 + block * 25, 1025 + block * 25):
+        graph = random_graph(seed, 4 + seed % 12)
+        call = compiled(schedule(graph, OPTIONS), OPTIONS)
+        check_wrapper(call, graph)
+        check_wrapper(call, graph, dict.fromkeys(graph.size_hints, 4), seed=1)
+
+
+def test_a_symbolic_size_comes_from_an_input_tensor() -> None:
+    b = GraphBuilder({S0: 3})
+    graph = b.finish(step(b, b.input((S0, 4))), S0 * 2)
+    assert "s0 = in0.size(0)" in text_of(graph)
+    call = compiled(schedule(graph, OPTIONS))
+    check_wrapper(call, graph)
+    check_wrapper(call, graph, {S0: 9})
+
+
+def test_a_symbolic_size_comes_from_an_integer_argument() -> None:
+    b = GraphBuilder({S0: 3})
+    b.inputs.append(S0)
+    graph = b.finish(step(b, b.input((S0, 4))))
+    text = text_of(graph)
+    assert "s0, in1 = args" in text and ".size(0)" not in text
+    call = compiled(schedule(graph, OPTIONS))
+    check_wrapper(call, graph, {S0: 5})
+
+
+def test_a_symbolic_size_can_be_solved_from_a_multiple() -> None:
+    b = GraphBuilder({S0: 3})
+    graph = b.finish(b.pointwise(lambda ops, u: u, b.input((2 * S0,)).reshape(S0, 2)))
+    assert "s0 = in0.size(0) // 2" in text_of(graph)
+
+
+def test_a_size_that_no_input_tells_is_refused() -> None:
+    b = GraphBuilder({S0: 3})
+    x = b.input((4,))
+    graph = b.finish(step(b, x), S0)
+    with pytest.raises(Unsupported, match="no input tells what s0 is"):
+        text_of(graph)
+
+
+def test_inputs_and_intermediates_die_at_their_last_use() -> None:
+    b = GraphBuilder()
+    x, y = b.input((4, 4)), b.input((4, 4))
+    seen = b.extern(aten.relu.default, (step(b, x),), (4, 4))
+    graph = b.finish(b.pointwise(lambda ops, u, v: ops.add(u, v), seen, y))
+    result = schedule(graph, OPTIONS)
+    kernels, namespace = python_kernels(result)
+    alive: list[bool] = []
+    last = f"kernel_{max(kernels)}"
+    inner = namespace[last]
+
+    def spy(*args: Any) -> None:
+        alive.append(watched() is not None)
+        inner(*args)
+
+    namespace[last] = spy
+    call = load_wrapper(generate_wrapper(result, kernels, OPTIONS), namespace)
+    first = torch.randn(4, 4, dtype=F64)
+    watched = weakref.ref(first)
+    args = [first, torch.randn(4, 4, dtype=F64)]
+    del first
+    gc.collect()
+    call(args)
+    assert alive == [False]
+
+
+def test_views_of_buffers_are_reinterpreted_only_where_the_layout_differs() -> None:
+    b = GraphBuilder()
+    u = step(b, b.input((4, 8)))
+    graph = b.finish(u, u.t(), u.viewed((4,), (8,), 3), None, 7)
+    text = text_of(graph)
+    assert (
+        "return (buf0, reinterpret(buf0, (8, 4), (1, 8), 0), reinterpret(buf0, (4,), (8,), 3), None, 7)"
+        in text
+    )
+    check_wrapper(compiled(schedule(graph, OPTIONS)), graph)
+
+
+def test_a_buffer_is_allocated_the_way_a_library_looks_at_it() -> None:
+    b = GraphBuilder()
+    u = step(b, b.input((2, 4, 8)))
+    product = b.extern(aten.mm.default, (u.reshape(8, 8), u.reshape(8, 8).t()), (8, 8))
+    graph = b.finish(step(b, product))
+    text = text_of(graph)
+    assert "buf0 = empty_strided_cpu((8, 8), (8, 1), torch.float64)" in text
+    assert "torch.mm(buf0, reinterpret(buf0, (8, 8), (1, 8), 0), out=buf1)" in text
+    check_wrapper(compiled(schedule(graph, OPTIONS)), graph)
+
+
+def test_an_expanded_input_is_seen_as_it_is() -> None:
+    b = GraphBuilder()
+    x = b.input((4, 8), stride=(0, 1))
+    graph = b.finish(b.extern(aten.mul.Tensor, (x, x), (4, 8)), x)
+    call = compiled(schedule(graph, OPTIONS))
+    row = torch.randn(1, 8, dtype=F64)
+    square, same = call([row.expand(4, 8)])
+    assert torch.equal(square, row.expand(4, 8) ** 2) and same.stride() == (0, 1)
+    assert "reinterpret" not in text_of(graph)
+
+
+def test_a_view_of_an_input_that_begins_inside_its_storage() -> None:
+    b = GraphBuilder()
+    x = b.input((4, 8))
+    graph = b.finish(x.viewed((4,), (8,), 3), step(b, x))
+    call = compiled(schedule(graph, OPTIONS))
+    base = torch.randn(6, 8, dtype=F64)
+    view, doubled = call([base[1:5]])
+    assert torch.equal(view, base[1:5, 3]) and torch.equal(doubled, base[1:5] * 2)
+
+
+def test_a_result_with_other_strides_than_expected_is_copied() -> None:
+    b = GraphBuilder()
+    x = b.input((4, 8))
+    turned = b.extern(aten.t_copy.default, (x,), (8, 4))
+    other = b.extern(aten.add.Tensor, (x.t(), x.t()), (8, 4))  # eager keeps the order of x.t()
+    graph = b.finish(b.pointwise(lambda ops, u, v: ops.sub(u, v), other, turned), other)
+    result = schedule(graph, OPTIONS)
+    have = compiled(result)([(given := torch.randn(4, 8, dtype=F64))])
+    assert torch.equal(have[0], given.t()) and have[1].stride() == (4, 1)
+
+
+def test_several_results_of_one_call_are_unpacked() -> None:
+    b = GraphBuilder()
+    b.input((4, 6))
+    layout = Layout.contiguous(CPU, F64, (4, 6))
+    values = ExternOutput("buf0", layout, kernel="sort", index=0)
+    kernel = ExternKernel(
+        "sort", aten.sort.default, (View("in0", layout), -1), {}, (values, None), "sort"
+    )
+    b.operations.append(kernel)
+    graph = b.finish(step(b, T(values, layout)))
+    text = text_of(graph)
+    assert "results = aten_sort_default(in0, -1)" in text and "buf0 = results[0]" in text
+    check_wrapper(compiled(schedule(graph, OPTIONS)), graph)
+
+
+def test_kernels_without_elements_are_not_called() -> None:
+    b = GraphBuilder()
+    graph = b.finish(step(b, b.input((0, 4))), b.reduce(b.input((3, 0)), (1,), "sum"))
+    text = text_of(graph)
+    assert text.count("kernel_") == 1 and "no elements" in text
+    check_wrapper(compiled(schedule(graph, OPTIONS)), graph)
+
+
+def test_special_arguments_of_library_calls_are_written_out() -> None:
+    b = GraphBuilder()
+    x = b.input((4,))
+    full = b.extern(aten.full.default, ([4], float("-inf")), (4,))
+    kernel = b.operations[-1]
+    kernel.kwargs.update(dtype=torch.float64, device=CPU, pin_memory=False)  # type: ignore[union-attr]
+    graph = b.finish(b.pointwise(lambda ops, u, v: ops.maximum(u, v), x, full))
+    text = text_of(graph)
+    assert (
+        "aten_full_default([4], float('-inf'), dtype=torch.float64, device=cpu, pin_memory=False)"
+        in text
+    )
+    check_wrapper(compiled(schedule(graph, OPTIONS)), graph)
+
+
+def test_names_that_python_or_the_wrapper_needs_are_changed() -> None:
+    b = GraphBuilder()
+    x, y = b.input((4,)), b.input((4,))
+    x.buffer.name, y.buffer.name = "args", "lambda"
+    graph = b.finish(b.pointwise(lambda ops, u, v: ops.add(u, v), x, y))
+    check_wrapper(compiled(schedule(graph, OPTIONS)), graph)
+
+
+def test_checks_of_what_was_assumed_are_written_on_request() -> None:
+    b = GraphBuilder()
+    graph = b.finish(step(b, b.input((4, 8))))
+    call = compiled(schedule(graph, OPTIONS), OPTIONS)
+    with pytest.raises(AssertionError, match=r"in0 must be f64\[4, 8\]"):
+        call([torch.zeros(4, 9, dtype=F64)])
+    with pytest.raises(AssertionError):
+        call([torch.zeros(8, 4, dtype=F64).t()])
+    assert "assert" not in text_of(graph)
+
+
+def test_tracebacks_show_the_generated_line() -> None:
+    b = GraphBuilder()
+    rows = b.input((3,), I64)
+    graph = b.finish(b.gather(b.input((4, 8)), rows))
+    call = compiled(schedule(graph, OPTIONS))
+    with pytest.raises(IndexError) as caught:
+        call([torch.tensor([0, 1, 9]), torch.randn(4, 8, dtype=F64)])
+    lines = [frame.line for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert any("kernel_0(" in (line or "") for line in lines)
+
+
+def test_lines_carry_the_origins_of_what_they_run() -> None:
+    b = GraphBuilder()
+    u = step(b, b.input((4,)))
+    origin = Origin("relu", "torch.relu", (SourceLine("model.py", 3, "forward"),))
+    u.buffer.origins = frozenset({origin})
+    result = schedule(b.finish(u), OPTIONS)
+    wrapper = generate_wrapper(result, python_kernels(result)[0], OPTIONS)
+    (line,) = [line for line in wrapper.lines if "kernel_0(" in line.text]
+    assert line.origins == {origin}
+
+
+def test_sizes_print_as_python() -> None:
+    assert size_text(S0 * 2 + 1) == "2*s0 + 1"
+    assert eval(size_text(FloorDiv(S0 + 3, sympy.Integer(2)) * 4), {"s0": 5}) == 16
+    with pytest.raises(Unsupported):
+        size_text(sympy.sin(S0))

