@@ -1,0 +1,256 @@
+"""A code object as a list of instructions that can be changed, and back.
+
+    Op      := opname, arg | target, handler, position
+    Handler := target, depth, lasti
+
+`assemble(code, disassemble(code))` gives the same bytecode, exception table and line table, bit for bit. Jumps
+and handlers refer to `Op` objects, so instructions can be inserted anywhere: offsets, EXTENDED_ARG prefixes,
+inline caches and both tables are worked out again. An inserted op without `handler` lies outside every
+try-block, also amid one.
+
+Unlike `bytecode.decode`, nothing is normalised: these are the running version's own instructions. Imports
+neither torch nor anything that does. In CPython: Python/assemble.c (3.11: compile.c), Objects/exception_handling_notes.txt,
+Objects/locations.md. The real compiler: torch/_dynamo/bytecode_transformation.py.
+"""
+
+from __future__ import annotations
+
+import dis
+import opcode
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, TypeAlias
+
+VERSION = sys.version_info[:2]
+
+Position: TypeAlias = tuple[int | None, int | None, int | None, int | None]
+"""First line, last line, first column, column past the end; None where the compiler said nothing."""
+
+NOWHERE: Position = (None, None, None, None)
+
+
+@dataclass(slots=True, eq=False)
+class Op:
+    """One instruction. A jump has a `target` and no `arg`; `offset` is where it came from in `co_code`."""
+
+    opname: str
+    arg: int = 0
+    target: Op | None = None
+    handler: Handler | None = None
+    position: Position = NOWHERE
+    offset: int = -1
+
+    def __str__(self) -> str:
+        to = f"to {self.target.opname} at {self.target.offset}" if self.target else ""
+        return f"{self.opname} {to or self.arg}"
+
+
+@dataclass(slots=True, eq=False)
+class Handler:
+    """Where an exception goes: the stack is cut to `depth`, the raising offset pushed if `lasti`."""
+
+    target: Op
+    depth: int
+    lasti: bool
+
+
+JUMPS = frozenset(dis.hasjrel) | frozenset(dis.hasjabs)
+_CACHES: Any = opcode._inline_cache_entries  # type: ignore[attr-defined]
+
+
+def cache_units(opname: str) -> int:
+    """Code units of inline cache that follow an instruction. 3.13 lists them by name, earlier ones by number."""
+    if VERSION >= (3, 13):
+        return int(_CACHES.get(opname, 0))
+    return int(_CACHES[dis.opmap[opname]])
+
+
+# -- from a code object
+
+
+def disassemble(code: CodeType) -> list[Op]:
+    """The instructions of `code`, without EXTENDED_ARG and CACHE."""
+    data, positions = code.co_code, list(code.co_positions())
+    ops: list[Op] = []
+    at: dict[int, Op] = {}
+    jumps: list[tuple[Op, int]] = []
+    start = offset = arg = 0
+    while offset < len(data):
+        opname, arg = dis.opname[data[offset]], arg << 8 | data[offset + 1]
+        after = offset + 2 + 2 * cache_units(opname)
+        if opname != "EXTENDED_ARG":
+            op = Op(opname, arg, position=positions[start // 2], offset=start)
+            ops.append(op)
+            at.update(dict.fromkeys(range(start, offset + 1, 2), op))
+            if data[offset] in JUMPS:
+                jumps.append((op, after + (-2 if "BACKWARD" in opname else 2) * arg))
+                op.arg = 0
+            start, arg = after, 0
+        offset = after
+    for op, target in jumps:
+        op.target = at[target]
+    attach_handlers(ops, at, code.co_exceptiontable)
+    return ops
+
+
+def attach_handlers(ops: list[Op], at: dict[int, Op], table: bytes) -> None:
+    """One Handler object for each entry of the table, on every op that the entry covers."""
+    position = 0
+    for start, length, target, depth_lasti in exception_entries(table):
+        handler = Handler(at[2 * target], depth_lasti >> 1, bool(depth_lasti & 1))
+        while position < len(ops) and ops[position].offset < 2 * (start + length):
+            if ops[position].offset >= 2 * start:
+                ops[position].handler = handler
+            position += 1
+
+
+def exception_entries(table: bytes) -> Iterator[tuple[int, int, int, int]]:
+    """Start, length and target in code units, then `depth << 1 | lasti`, of each entry."""
+    numbers: list[int] = []
+    value = 0
+    for byte in table:
+        value = value << 6 | byte & 63
+        if not byte & 64:
+            numbers.append(value)
+            value = 0
+    yield from zip(*[iter(numbers)] * 4)
+
+
+# -- to a code object
+
+
+def assemble(code: CodeType, ops: list[Op], **fields: Any) -> CodeType:
+    """`code` with other instructions; `fields` are handed to `CodeType.replace`."""
+    args, ends = place(ops)
+    starts = [0, *ends[:-1]]
+    data = bytearray()
+    for op, arg, start, end in zip(ops, args, starts, ends):
+        caches = cache_units(op.opname)
+        for shift in range(8 * (end - start - 1 - caches), 0, -8):
+            data += bytes((dis.opmap["EXTENDED_ARG"], arg >> shift & 255))
+        data += bytes((dis.opmap[op.opname], arg & 255, *[0] * (2 * caches)))
+    first = fields.get("co_firstlineno", code.co_firstlineno)
+    return code.replace(
+        co_code=bytes(data),
+        co_exceptiontable=exception_table(ops, starts, ends),
+        co_linetable=line_table(ops, starts, ends, first),
+        **fields,
+    )
+
+
+def place(ops: list[Op]) -> tuple[list[int], list[int]]:
+    """The argument of each op and where it ends, in code units.
+
+    A far jump needs EXTENDED_ARG prefixes, which move other targets: repeat until nothing grows.
+    """
+    prefixes = [0] * len(ops)
+    while True:
+        starts, ends, end = {}, [], 0
+        for op, count in zip(ops, prefixes):
+            starts[op] = end
+            end += count + 1 + cache_units(op.opname)
+            ends.append(end)
+        args = [
+            op.arg if op.target is None else distance(op, starts, e) for op, e in zip(ops, ends)
+        ]
+        needed = [max(n, (arg.bit_length() - 1) // 8) for n, arg in zip(prefixes, args)]
+        if needed == prefixes:
+            return args, ends
+        prefixes = needed
+
+
+def distance(op: Op, starts: dict[Op, int], end: int) -> int:
+    """How far a jump goes; the opname says in which direction."""
+    assert op.target is not None
+    units = starts[op.target] - end
+    if "BACKWARD" in op.opname:
+        units = -units
+    if units < 0:
+        raise ValueError(f"{op} jumps the wrong way")
+    return units
+
+
+def exception_table(ops: list[Op], starts: list[int], ends: list[int]) -> bytes:
+    """Neighbouring ops with one Handler object make one entry."""
+    where = dict(zip(ops, starts))
+    table = bytearray()
+    first = 0
+    for position, op in enumerate(ops):
+        handler = op.handler
+        last = position + 1 == len(ops) or ops[position + 1].handler is not handler
+        if last and handler is not None:
+            start = starts[first]
+            depth_lasti = handler.depth << 1 | handler.lasti
+            entry = (start, ends[position] - start, where[handler.target], depth_lasti)
+            encoded = [big_endian(number) for number in entry]
+            encoded[0][0] |= 128
+            table += b"".join(encoded)
+        if last:
+            first = position + 1
+    return bytes(table)
+
+
+def line_table(ops: list[Op], starts: list[int], ends: list[int], line: int) -> bytes:
+    """`co_linetable`: locations as runs of at most eight code units, lines as steps from the one before.
+
+    3.11 begins a run with every instruction, later versions only where the location changes.
+    """
+    table = bytearray()
+    begin = 0
+    for position, op in enumerate(ops):
+        if position + 1 < len(ops) and VERSION >= (3, 12):
+            if ops[position + 1].position == op.position:
+                continue
+        while begin < ends[position]:
+            units = min(8, ends[position] - begin)
+            begin += units
+            table += location_entry(op.position, units, line)
+            line = line if op.position[0] is None else op.position[0]
+    return bytes(table)
+
+
+def location_entry(position: Position, units: int, line: int) -> bytes:
+    """One run. The kind in its first byte is the shortest of none, line, short, one-line and long that fits."""
+    first, last, column, end = position
+    if first is None:
+        return head(15, units)
+    step = first - line
+    if column is None or end is None:
+        if last is None or last == first:
+            return head(13, units) + little_endian(signed(step))
+    elif last == first:
+        if step == 0 and column < 80 and 0 <= end - column < 16:
+            return head(column >> 3, units) + bytes([(column & 7) << 4 | end - column])
+        if 0 <= step < 3 and column < 128 and end < 128:
+            return head(10 + step, units) + bytes([column, end])
+    # CPython writes a missing number as -1, a column one higher than it is
+    numbers = (signed(step), (-1 if last is None else last) - first)
+    columns = (0 if column is None else column + 1, 0 if end is None else end + 1)
+    return head(14, units) + b"".join(map(little_endian, numbers + columns))
+
+
+def head(kind: int, units: int) -> bytes:
+    return bytes([128 | kind << 3 | units - 1])
+
+
+def signed(number: int) -> int:
+    return -number << 1 | 1 if number < 0 else number << 1
+
+
+def big_endian(number: int) -> bytearray:
+    """A varint of the exception table: six bits a byte, high ones first; bit 6 says that more follow."""
+    digits = bytearray([number & 63])
+    while number := number >> 6:
+        digits.insert(0, number & 63 | 64)
+    return digits
+
+
+def little_endian(number: int) -> bytes:
+    """A varint of the line table: the same, low bits first."""
+    digits = bytearray()
+    while number > 63:
+        digits.append(number & 63 | 64)
+        number >>= 6
+    return bytes([*digits, number])

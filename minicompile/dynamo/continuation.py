@@ -1,0 +1,361 @@
+"""Cutting a frame in two: leave it before any instruction, go on from there in another function.
+
+    State := point, stack (a kind for each slot), bound names
+    point := index into `units(code)`
+
+A graph break at unit k needs two functions. `break_at(code, state, transfer)` restores the frame, runs unit k
+as CPython does, then calls what `transfer` gives with the new state: the resume function, which is captured
+in its turn. `continuation(code, state)` restores the frame and jumps into the original bytecode.
+
+Both take their parameters by position: the bound names in slot order, then the stack from the bottom without
+its NULLs. For a cell that the frame made itself the parameter is the cell, so nested functions that exist
+already keep sharing it; free variables come from the closure of the frame's function. Loops, with- and
+try-blocks need no special case: iterators and `__exit__` lie on the stack and the exception table still applies.
+
+Raises Unsupported for frames that can't be cut. A trace has no effects, so such a frame runs in eager. The real
+compiler: torch/_dynamo/resume_execution.py. In CPython: Python/bytecodes.c (3.11: ceval.c).
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CellType, CodeType, FunctionType
+from typing import Any, Literal, TypeAlias
+
+from minicompile.dynamo.assembler import VERSION, Op, assemble, disassemble
+from minicompile.errors import Unsupported
+
+Slot: TypeAlias = Literal["value", "null", "handled"]
+"""What a stack slot holds: an object; CPython's NULL; or, below an except-block's stack, what PUSH_EXC_INFO
+saved. For "handled" the parameter is the exception that the except-block handles."""
+
+Transfer: TypeAlias = Callable[[int, tuple[CellType, ...]], Callable[..., Any]]
+"""From the number of a successor and the frame's closure to the function that goes on there."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where a frame stands, without its values: functions made for a state serve every frame in it."""
+
+    point: int
+    stack: tuple[Slot, ...]
+    bound: tuple[str, ...]
+    """Names whose fast slot is filled (locals and own cells, not free variables), in slot order."""
+
+
+# -- code as units: the pieces between which a frame can be cut
+
+_PAIRS = {
+    "LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"),
+    "STORE_FAST_LOAD_FAST": ("STORE_FAST", "LOAD_FAST"),
+    "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST"),
+}
+_SLOT_OPS = {dis.opname[number] for number in (*dis.haslocal, *dis.hasfree)}
+_CALLS = {"CALL", "CALL_KW", "CALL_FUNCTION_EX"}
+_LEAVES = {"RETURN_VALUE", "RERAISE", "RAISE_VARARGS"}
+_JUMPS = {"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"}
+
+
+def units(code: CodeType) -> list[list[Op]]:
+    """The instructions of `code`, those that do two things split, those that act together joined.
+
+    Units agree one to one with the normalised instructions of `bytecode.decode` that have the same offset.
+    """
+    ops = disassemble(code)
+    begin = next((i for i, op in enumerate(ops) if op.opname == "RESUME"), -1)
+    for op in ops[: begin + 1]:  # cells are made and free variables copied before any cut
+        op.opname, op.arg = "NOP", 0
+    out: list[list[Op]] = []
+    joins = False
+    for op in ops:
+        for part in split(op):
+            last = out[-1][-1] if out else part
+            if joins or (part.opname == "CALL_KW" and last.opname == "LOAD_CONST"):
+                out[-1].append(part)
+            else:
+                out.append([part])
+            joins = part.opname in ("KW_NAMES", "PRECALL")
+    return out
+
+
+def split(op: Op) -> list[Op]:
+    """One thing at a time. The first part is the op itself, so that jumps still find it."""
+    arg = op.arg
+    if op.opname in _PAIRS:
+        first, second = _PAIRS[op.opname]
+        return become(op, (first, arg >> 4), (second, arg & 15))
+    if op.opname == "RETURN_CONST":
+        return become(op, ("LOAD_CONST", arg), ("RETURN_VALUE", 0))
+    if op.opname == "LOAD_GLOBAL" and arg & 1:
+        return become(op, *callable_and_null(("LOAD_GLOBAL", arg - 1)))
+    if op.opname == "COMPARE_OP" and VERSION >= (3, 13) and arg & 16:
+        return become(op, ("COMPARE_OP", arg - 16), ("TO_BOOL", 0))
+    if op.opname == "FORMAT_VALUE" and arg & 3:
+        if arg & 4:
+            swap = ("SWAP", 2)
+            return become(op, swap, ("FORMAT_VALUE", arg & 3), swap, ("FORMAT_VALUE", 4))
+        return become(op, ("FORMAT_VALUE", arg), ("FORMAT_VALUE", 0))
+    return [op]
+
+
+def become(op: Op, first: tuple[str, int], *others: tuple[str, int]) -> list[Op]:
+    op.opname, op.arg = first
+    return [op, *(Op(*other, None, op.handler, op.position, op.offset) for other in others)]
+
+
+def callable_and_null(load: tuple[str, int]) -> list[tuple[str, int]]:
+    null = ("PUSH_NULL", 0)
+    return [null, load] if VERSION < (3, 13) else [load, null]
+
+
+def find(code: CodeType, offset: int, part: int = 0) -> int:
+    """The point of the `part`-th unit that comes from the instruction at a byte offset of `co_code`."""
+    places = [i for i, unit in enumerate(units(code)) if any(op.offset == offset for op in unit)]
+    if part >= len(places):
+        raise Unsupported(f"no place to cut {code.co_qualname} at offset {offset}")
+    return places[part]
+
+
+def slot_names(code: CodeType) -> list[str]:
+    """Names of the fast slots; a parameter that is a cell has one slot."""
+    return list(dict.fromkeys((*code.co_varnames, *code.co_cellvars, *code.co_freevars)))
+
+
+def start(code: CodeType) -> State:
+    """A frame before its first unit, its cells made."""
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & 4) + bool(code.co_flags & 8)  # *args, **kwargs
+    own = {*code.co_varnames[:count], *code.co_cellvars}
+    return State(0, (), tuple(name for name in slot_names(code) if name in own))
+
+
+# -- running one unit
+
+
+def natively(unit: list[Op]) -> list[Op]:
+    """A unit's instructions, to run on their own. Loading a method leaves a bound method and a NULL, always."""
+    op = unit[0]
+    if op.opname in _JUMPS or op.opname == "NOP":
+        return []
+    made = [Op(o.opname, o.arg, o.target, o.handler, o.position, o.offset) for o in unit]
+    loads = {"LOAD_ATTR", "LOAD_SUPER_ATTR"} if VERSION >= (3, 12) else set()
+    if op.opname == "LOAD_METHOD" or (op.opname in loads and op.arg & 1):
+        load = ("LOAD_ATTR", op.arg) if op.opname == "LOAD_METHOD" else (op.opname, op.arg - 1)
+        swapped = [("PUSH_NULL", 0), ("SWAP", 2)] if VERSION < (3, 13) else [("PUSH_NULL", 0)]
+        return become(made[0], load, *swapped)
+    return made
+
+
+def successors(code: CodeType, state: State) -> list[State]:
+    """The states that running one unit leads to: the next unit, then the jump's target; none after a return."""
+    return _following(units(code), state, slot_names(code))
+
+
+def _following(all_units: list[list[Op]], state: State, names: list[str]) -> list[State]:
+    last = all_units[state.point][-1]
+    if last.opname in _LEAVES:
+        return []
+    ways = [] if last.opname in _JUMPS else [(state.point + 1, False)]
+    if last.target is not None:
+        point = next(i for i, unit in enumerate(all_units) if unit[0] is last.target)
+        if last.opname == "FOR_ITER":  # the target is END_FOR, 3.13: END_FOR and POP_TOP
+            point += max(0, VERSION[1] - 11)
+        ways.append((point, True))
+    out = []
+    for point, jump in ways:
+        stack, bound = list(state.stack), set(state.bound)
+        for op in natively(all_units[state.point]):
+            apply(op, stack, bound, names, jump)
+        out.append(State(point, tuple(stack), tuple(n for n in names if n in bound)))
+    return out
+
+
+def apply(op: Op, stack: list[Slot], bound: set[str], names: list[str], jump: bool) -> None:
+    """What an instruction does to the kinds of the stack's slots and to the bound names."""
+    opname, arg = op.opname, op.arg
+    name = names[arg] if opname in _SLOT_OPS else ""
+    if opname == "SWAP":
+        stack[-1], stack[-arg] = stack[-arg], stack[-1]
+        return
+    if opname in ("STORE_FAST", "MAKE_CELL") and (opname == "MAKE_CELL" or stack[-1] == "value"):
+        bound.add(name)
+    elif opname in ("STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
+        cleared = name not in bound
+        bound.discard(name)
+        if opname == "LOAD_FAST_AND_CLEAR":
+            stack.append("null" if cleared else "value")
+            return
+    if opname == "PUSH_EXC_INFO":
+        stack.insert(-1, "handled")
+    elif opname == "FOR_ITER":
+        stack[-1:] = [] if jump else ["value", "value"]
+    elif opname in ("PUSH_NULL", "COPY"):
+        stack.append("null" if opname == "PUSH_NULL" else stack[-arg])
+    else:
+        number = dis.opmap[opname]
+        change = dis.stack_effect(number, arg if number >= dis.HAVE_ARGUMENT else None, jump=jump)
+        if change < 0:
+            del stack[change:]
+        stack += ["value"] * change
+        if opname in _CALLS:  # the result took the place of the callable or its NULL
+            stack[-1] = "value"
+
+
+# -- making the functions
+
+
+def continuation(code: CodeType, state: State) -> CodeType:
+    """Code that restores `state` from its parameters and goes on in the original instructions."""
+    writer = _Writer(code, state, len(state.stack))
+    enter = Op("JUMP_FORWARD", 0, writer.units[state.point][0])
+    return writer.finish([*writer.restore(), enter], with_body=True)
+
+
+def break_at(code: CodeType, state: State, transfer: Transfer) -> CodeType:
+    """Code that restores `state`, runs one unit and hands over to `transfer(number, closure)(*values)`.
+
+    `number` counts `successors(code, state)`, whose parameters the values are. When the unit raises, the frame's
+    own handlers run; the transfer lies outside them, so an `__exit__` never runs twice. The code holds
+    `transfer`, and code objects don't take part in garbage collection: let it refer weakly to its owner.
+    """
+    after = successors(code, state)
+    writer = _Writer(code, state, max(len(s.stack) for s in (state, *after)))
+    step = natively(writer.units[state.point])
+    ops = [*writer.restore(), *step]
+    for number, reached in enumerate(after):
+        leave = writer.leave(reached, number, transfer)
+        if number == 1:  # by the jump
+            jump, skipped = step[-1], writer.skipped(step[-1])
+            jump.opname = jump.opname.replace("BACKWARD", "FORWARD")
+            leave[:0] = skipped
+            jump.target = leave[0]
+        ops += leave
+    return writer.finish(ops, with_body=any(op.handler for op in step))
+
+
+class _Writer:
+    """New slots for a code object: parameters first, then the other locals, then free variables."""
+
+    def __init__(self, code: CodeType, state: State, depth: int) -> None:
+        check(code, state)
+        self.code, self.state = code, state
+        self.units = units(code)
+        self.old_names = slot_names(code)
+        self.stack_names = [f".stack{i}" for i in range(depth)]
+        given = [n for n, slot in zip(self.stack_names, state.stack) if slot != "null"]
+        own = (n for n in self.old_names if n not in code.co_freevars)
+        self.varnames = list(dict.fromkeys((*state.bound, *given, *own, *self.stack_names)))
+        self.slots = {n: i for i, n in enumerate((*self.varnames, *code.co_freevars))}
+        self.parameters = len(state.bound) + len(given)
+        self.consts = [*code.co_consts]
+        self.position = self.units[state.point][0].position
+
+    def op(self, opname: str, arg: int | str = 0) -> Op:
+        number = self.slots[arg] if isinstance(arg, str) else arg
+        return Op(opname, number, position=self.position)
+
+    def const(self, value: Any) -> Op:
+        self.consts.append(value)
+        return self.op("LOAD_CONST", len(self.consts) - 1)
+
+    def move(self, name: str) -> list[Op]:
+        """Load a local and unbind it: no second reference stays behind."""
+        if VERSION < (3, 12):
+            return [self.op("LOAD_FAST", name), self.op("DELETE_FAST", name)]
+        return [self.op("LOAD_FAST_AND_CLEAR", name)]
+
+    def call(self, function: list[Op], arguments: list[Op], count: int) -> list[Op]:
+        null = [self.op("PUSH_NULL")]
+        before, after = (null, []) if VERSION < (3, 13) else ([], null)
+        precall = [self.op("PRECALL", count)] if VERSION < (3, 12) else []
+        return [*before, *function, *after, *arguments, *precall, self.op("CALL", count)]
+
+    def restore(self) -> list[Op]:
+        """The prologue: free variables, own cells, and the stack."""
+        out, free = [], len(self.code.co_freevars)
+        if free:
+            out.append(self.op("COPY_FREE_VARS", free))
+        for name in self.code.co_cellvars:
+            if name in self.state.bound:  # MAKE_CELL tells `locals()` that the slot holds a cell
+                opnames = ("LOAD_FAST", "MAKE_CELL", "STORE_FAST")
+                out += [self.op(opname, name) for opname in opnames]
+        out.append(self.op("RESUME"))
+        for name, slot in zip(self.stack_names, self.state.stack):
+            out += [self.op("PUSH_NULL")] if slot == "null" else self.move(name)
+            if slot == "handled":
+                out += [self.op("PUSH_EXC_INFO"), self.op("POP_TOP")]
+        return out
+
+    def skipped(self, jump: Op) -> list[Op]:
+        """What an exhausted FOR_ITER expects at its target and skips: END_FOR, on 3.13 also POP_TOP."""
+        names = ["END_FOR", "POP_TOP"][: max(0, VERSION[1] - 11)]
+        return [self.op(name) for name in names] if jump.opname == "FOR_ITER" else []
+
+    def leave(self, state: State, number: int, transfer: Transfer) -> list[Op]:
+        """The epilogue: take the stack apart, from the top, and return what the resume function gives."""
+        out: list[Op] = []
+        names = self.stack_names[: len(state.stack)]
+        for name, slot in reversed(list(zip(names, state.stack))):
+            if slot == "handled":
+                out += self.call([self.const(sys.exception)], [], 0)
+            out.append(self.op("STORE_FAST", name))
+            if slot == "handled":
+                out.append(self.op("POP_EXCEPT"))
+        load = "LOAD_CLOSURE" if VERSION < (3, 13) else "LOAD_FAST"
+        cells = [self.op(load, name) for name in self.code.co_freevars]
+        closure = [*cells, self.op("BUILD_TUPLE", len(cells))]
+        resume = self.call([self.const(transfer)], [self.const(number), *closure], 2)
+        stack = [name for name, slot in zip(names, state.stack) if slot != "null"]
+        values = [name for name in (*state.bound, *stack)]
+        loads = [op for name in values for op in self.move(name)]
+        return [*out, *self.call(resume, loads, len(values)), self.op("RETURN_VALUE")]
+
+    def finish(self, ops: list[Op], with_body: bool) -> CodeType:
+        own = [op for unit in self.units for op in unit] if with_body else []
+        step = [op for op in ops if op.handler is not None or op.offset >= 0]
+        for op in (*own, *step):
+            if op.opname in _SLOT_OPS:
+                op.arg = self.slots[self.old_names[op.arg]]
+        code = self.code
+        return assemble(
+            code,
+            [*ops, *own],
+            co_consts=tuple(self.consts),
+            co_stacksize=code.co_stacksize + len(self.slots) + len(self.stack_names) + 8,
+            co_argcount=self.parameters,
+            co_posonlyargcount=0,
+            co_kwonlyargcount=0,
+            co_nlocals=len(self.varnames),
+            co_varnames=tuple(self.varnames),
+            co_flags=code.co_flags & ~(4 | 8),
+        )
+
+
+def check(code: CodeType, state: State) -> None:
+    """Raises Unsupported for frames that can't be cut."""
+    if code.co_flags & (0x20 | 0x80 | 0x200):
+        raise Unsupported(f"{code.co_qualname} is a generator or coroutine and can't be cut")
+    if not code.co_flags & 1:
+        raise Unsupported(f"{code.co_qualname} is a class body or module and can't be cut")
+    first = code.co_varnames[:1] if code.co_argcount else ()
+    if "__class__" in code.co_freevars and (not first or first != state.bound[:1]):
+        # super() reads the first parameter from the first slot
+        raise Unsupported(f"{code.co_qualname} may call super() and has no first argument")
+
+
+def bind(code: CodeType, like: FunctionType, closure: tuple[CellType, ...]) -> FunctionType:
+    """A function over `code` with the globals and names of `like`."""
+    made = FunctionType(code, like.__globals__, like.__name__, None, closure)
+    made.__qualname__, made.__module__ = like.__qualname__, like.__module__
+    return made
+
+
+def standing_in(function: Callable[..., Any], *values: Any) -> Callable[..., Any]:
+    """For a break inside an inlined call: put it where the outer frame's stack has the callable.
+
+    The outer frame's native call then runs the callee from where it stood: its arguments are in `values` already.
+    """
+    return lambda *args, **kwargs: function(*values)
