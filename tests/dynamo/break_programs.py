@@ -429,7 +429,7 @@ def context_of_exceptions(n):
 
 @program(())
 def bare_raise_without_exception():
-    LOG.append(sys.exc_info())
+    LOG.append(str(sys.exc_info()))
     raise
 
 
@@ -511,6 +511,8 @@ def outer_variable(n):
         del free
 
     def reads(m):
+        nonlocal free
+        free = 5
         LOG.append(free + m)
         if m:
             drop()
@@ -643,7 +645,8 @@ def iterators(n):
     a = next(it)
     rest = [*it]
     pairs = list(zip("ab", map(lambda v: v + n, [1, 2])))
-    calls = iter(lambda: LOG.append(1) or len(LOG), n)
+    made = []
+    calls = iter(lambda: made.append(1) or len(made), n)
     return a, rest, pairs, [v for v in calls][:4], [*reversed([1, 2])], dict(enumerate("xy"))
 
 
@@ -806,13 +809,15 @@ def conditional_expressions(n):
 
 
 def wide(count: int) -> Any:
-    """A function whose slots, names and jumps need EXTENDED_ARG."""
-    lines = [f"    v{i} = n + {i}; names.n{i} = v{i}" for i in range(count)]
-    body = "\n".join(["def big(n):", "    names = Names()", "    for r in range(2):"])
-    body += "\n" + "\n".join("    " + line for line in lines)
-    body += f"\n        if v{count - 1} == n: break\n    return v0 + v{count - 1}, names.n3"
-    scope: dict[str, Any] = {"Names": type("Names", (), {})}
-    exec(body, scope)
+    """A function whose slots and jumps need EXTENDED_ARG."""
+    names = [f"v{i}" for i in range(count)]
+    text = f"""def big(n):
+    for r in range(2):
+        {', '.join(names)} = range(n, n + {count})
+        if {names[-1]} == n: break
+    return v0 + {names[-1]}, sum([{', '.join(names)}])"""
+    scope: dict[str, Any] = {}
+    exec(text, scope)
     return scope["big"]
 
 
