@@ -224,7 +224,10 @@ def break_at(code: CodeType, state: State, transfer: Transfer) -> CodeType:
     after = successors(code, state)
     writer = _Writer(code, state, max(len(s.stack) for s in (state, *after)))
     step = natively(writer.units[state.point])
-    ops = [*writer.restore(), *step]
+    ops = writer.restore()
+    if step:  # 3.13 looks for the handler of a call one unit ahead of it
+        ops.append(Op("NOP", handler=step[0].handler, position=writer.position))
+    ops += step
     for number, reached in enumerate(after):
         leave = writer.leave(reached, number, transfer)
         if number == 1:  # by the jump
@@ -315,9 +318,8 @@ class _Writer:
 
     def finish(self, ops: list[Op], with_body: bool) -> CodeType:
         own = [op for unit in self.units for op in unit] if with_body else []
-        step = [op for op in ops if op.handler is not None or op.offset >= 0]
-        for op in (*own, *step):
-            if op.opname in _SLOT_OPS:
+        for op in (*ops, *own):
+            if op.opname in _SLOT_OPS and op.offset >= 0:  # not one of ours
                 op.arg = self.slots[self.old_names[op.arg]]
         code = self.code
         return assemble(
