@@ -3,19 +3,19 @@
     Op      := opname, arg | target, handler, position
     Handler := target, depth, lasti
 
-`assemble(code, disassemble(code))` gives the same bytecode, exception table and line table, bit for bit. Jumps
-and handlers refer to `Op` objects, so instructions can be inserted anywhere: offsets, EXTENDED_ARG prefixes,
-inline caches and both tables are worked out again. An inserted op without `handler` lies outside every
-try-block, also amid one.
+`assemble(code, disassemble(code))` gives the same bytecode, exception table and line table, bit for bit. Jumps and
+handlers refer to `Op` objects, so instructions can be inserted anywhere: offsets, EXTENDED_ARG prefixes, inline
+caches and both tables are worked out again. An op without `handler` lies outside every try-block, also amid one.
 
-Unlike `bytecode.decode`, nothing is normalised: these are the running version's own instructions. Imports
-neither torch nor anything that does. In CPython: Python/assemble.c (3.11: compile.c), Objects/exception_handling_notes.txt,
+Unlike `bytecode.decode`, nothing is normalised: these are the running version's own instructions. Imports neither
+torch nor anything that does. In CPython: Python/assemble.c (3.11: compile.c), Objects/exception_handling_notes.txt,
 Objects/locations.md. The real compiler: torch/_dynamo/bytecode_transformation.py.
 """
 
 from __future__ import annotations
 
 import dis
+import itertools
 import opcode
 import sys
 from collections.abc import Iterator
@@ -42,10 +42,6 @@ class Op:
     position: Position = NOWHERE
     offset: int = -1
 
-    def __str__(self) -> str:
-        to = f"to {self.target.opname} at {self.target.offset}" if self.target else ""
-        return f"{self.opname} {to or self.arg}"
-
 
 @dataclass(slots=True, eq=False)
 class Handler:
@@ -61,10 +57,8 @@ _CACHES: Any = opcode._inline_cache_entries  # type: ignore[attr-defined]
 
 
 def cache_units(opname: str) -> int:
-    """Code units of inline cache that follow an instruction. 3.13 lists them by name, earlier ones by number."""
-    if VERSION >= (3, 13):
-        return int(_CACHES.get(opname, 0))
-    return int(_CACHES[dis.opmap[opname]])
+    """Code units of inline cache after an instruction. 3.13 lists them by name, earlier ones by number."""
+    return int(_CACHES.get(opname, 0) if VERSION >= (3, 13) else _CACHES[dis.opmap[opname]])
 
 
 # -- from a code object
@@ -152,43 +146,30 @@ def place(ops: list[Op]) -> tuple[list[int], list[int]]:
             starts[op] = end
             end += count + 1 + cache_units(op.opname)
             ends.append(end)
-        args = [
-            op.arg if op.target is None else distance(op, starts, e) for op, e in zip(ops, ends)
-        ]
+        args = []
+        for op, end in zip(ops, ends):
+            jump = 0 if op.target is None else starts[op.target] - end
+            args.append(op.arg - jump if "BACKWARD" in op.opname else op.arg + jump)
+            if args[-1] < 0:
+                raise ValueError(f"{op.opname} jumps the wrong way")
         needed = [max(n, (arg.bit_length() - 1) // 8) for n, arg in zip(prefixes, args)]
         if needed == prefixes:
             return args, ends
         prefixes = needed
 
 
-def distance(op: Op, starts: dict[Op, int], end: int) -> int:
-    """How far a jump goes; the opname says in which direction."""
-    assert op.target is not None
-    units = starts[op.target] - end
-    if "BACKWARD" in op.opname:
-        units = -units
-    if units < 0:
-        raise ValueError(f"{op} jumps the wrong way")
-    return units
-
-
 def exception_table(ops: list[Op], starts: list[int], ends: list[int]) -> bytes:
     """Neighbouring ops with one Handler object make one entry."""
-    where = dict(zip(ops, starts))
+    where, after = dict(zip(ops, starts)), dict(zip(ops, ends))
     table = bytearray()
-    first = 0
-    for position, op in enumerate(ops):
-        handler = op.handler
-        last = position + 1 == len(ops) or ops[position + 1].handler is not handler
-        if last and handler is not None:
-            start = starts[first]
-            depth_lasti = handler.depth << 1 | handler.lasti
-            entry = (start, ends[position] - start, where[handler.target], depth_lasti)
-            encoded = [big_endian(number) for number in entry]
-            encoded[0][0] |= 128
-            table += b"".join(encoded)
-        if last:
-            first = position + 1
+    for handler, group in itertools.groupby(ops, lambda op: op.handler):
+        covered = list(group)
+        if handler is not None:
+            start = where[covered[0]]
+            length = after[covered[-1]] - start
+            numbers = (start, length, where[handler.target], handler.depth << 1 | handler.lasti)
+            encoded = b"".join(map(big_endian, numbers))
+            table += bytes([encoded[0] | 128]) + encoded[1:]  # bit 7: an entry begins
     return bytes(table)
 
 
@@ -200,9 +181,9 @@ def line_table(ops: list[Op], starts: list[int], ends: list[int], line: int) -> 
     table = bytearray()
     begin = 0
     for position, op in enumerate(ops):
-        if position + 1 < len(ops) and VERSION >= (3, 12):
-            if ops[position + 1].position == op.position:
-                continue
+        same = position + 1 < len(ops) and ops[position + 1].position == op.position
+        if same and VERSION >= (3, 12):
+            continue
         while begin < ends[position]:
             units = min(8, ends[position] - begin)
             begin += units
@@ -212,7 +193,7 @@ def line_table(ops: list[Op], starts: list[int], ends: list[int], line: int) -> 
 
 
 def location_entry(position: Position, units: int, line: int) -> bytes:
-    """One run. The kind in its first byte is the shortest of none, line, short, one-line and long that fits."""
+    """One run, in the shortest form that fits: none, line only, short, one line, long."""
     first, last, column, end = position
     if first is None:
         return head(15, units)
@@ -225,10 +206,9 @@ def location_entry(position: Position, units: int, line: int) -> bytes:
             return head(column >> 3, units) + bytes([(column & 7) << 4 | end - column])
         if 0 <= step < 3 and column < 128 and end < 128:
             return head(10 + step, units) + bytes([column, end])
-    # CPython writes a missing number as -1, a column one higher than it is
-    numbers = (signed(step), (-1 if last is None else last) - first)
     columns = (0 if column is None else column + 1, 0 if end is None else end + 1)
-    return head(14, units) + b"".join(map(little_endian, numbers + columns))
+    numbers = (signed(step), (last or first) - first, *columns)
+    return head(14, units) + b"".join(map(little_endian, numbers))
 
 
 def head(kind: int, units: int) -> bytes:
@@ -239,12 +219,12 @@ def signed(number: int) -> int:
     return -number << 1 | 1 if number < 0 else number << 1
 
 
-def big_endian(number: int) -> bytearray:
+def big_endian(number: int) -> bytes:
     """A varint of the exception table: six bits a byte, high ones first; bit 6 says that more follow."""
     digits = bytearray([number & 63])
     while number := number >> 6:
         digits.insert(0, number & 63 | 64)
-    return digits
+    return bytes(digits)
 
 
 def little_endian(number: int) -> bytes:

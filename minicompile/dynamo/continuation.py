@@ -7,13 +7,13 @@ A graph break at unit k needs two functions. `break_at(code, state, transfer)` r
 as CPython does, then calls what `transfer` gives with the new state: the resume function, which is captured
 in its turn. `continuation(code, state)` restores the frame and jumps into the original bytecode.
 
-Both take their parameters by position: the bound names in slot order, then the stack from the bottom without
-its NULLs. For a cell that the frame made itself the parameter is the cell, so nested functions that exist
-already keep sharing it; free variables come from the closure of the frame's function. Loops, with- and
-try-blocks need no special case: iterators and `__exit__` lie on the stack and the exception table still applies.
+Both take their parameters by position: the bound names in slot order, then the stack from the bottom without its
+NULLs. For a cell that the frame made itself the parameter is the cell, so nested functions that exist already keep
+sharing it; free variables come from the closure of the frame's function. Loops, with- and try-blocks need no
+special case: iterators and `__exit__` lie on the stack and the exception table still applies.
 
-Raises Unsupported for frames that can't be cut. A trace has no effects, so such a frame runs in eager. The real
-compiler: torch/_dynamo/resume_execution.py. In CPython: Python/bytecodes.c (3.11: ceval.c).
+Raises Unsupported for frames that can't be cut. A trace has no effects, so such a frame can run in eager.
+In CPython: Python/bytecodes.c (3.11: ceval.c). The real compiler: torch/_dynamo/resume_execution.py.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def start(code: CodeType) -> State:
 
 
 def natively(unit: list[Op]) -> list[Op]:
-    """A unit's instructions, to run on their own. Loading a method leaves a bound method and a NULL, always."""
+    """A unit's instructions, to run alone. Loading a method always gives a bound method and a NULL."""
     op = unit[0]
     if op.opname in _JUMPS or op.opname == "NOP":
         return []
@@ -150,58 +150,55 @@ def natively(unit: list[Op]) -> list[Op]:
 
 
 def successors(code: CodeType, state: State) -> list[State]:
-    """The states that running one unit leads to: the next unit, then the jump's target; none after a return."""
-    return _following(units(code), state, slot_names(code))
-
-
-def _following(all_units: list[list[Op]], state: State, names: list[str]) -> list[State]:
-    last = all_units[state.point][-1]
-    if last.opname in _LEAVES:
-        return []
-    ways = [] if last.opname in _JUMPS else [(state.point + 1, False)]
+    """The states after one unit: at the next unit, then at the jump's target; none after a return."""
+    all_units, names = units(code), slot_names(code)
+    unit = all_units[state.point]
+    last = unit[-1]
+    ways = [] if last.opname in _JUMPS | _LEAVES else [(state.point + 1, False)]
     if last.target is not None:
-        point = next(i for i, unit in enumerate(all_units) if unit[0] is last.target)
-        if last.opname == "FOR_ITER":  # the target is END_FOR, 3.13: END_FOR and POP_TOP
-            point += max(0, VERSION[1] - 11)
-        ways.append((point, True))
+        point = next(i for i, other in enumerate(all_units) if other[0] is last.target)
+        ways.append((point + len(skipped(last)), True))
     out = []
     for point, jump in ways:
         stack, bound = list(state.stack), set(state.bound)
-        for op in natively(all_units[state.point]):
+        for op in natively(unit):
             apply(op, stack, bound, names, jump)
-        out.append(State(point, tuple(stack), tuple(n for n in names if n in bound)))
+        out.append(State(point, tuple(stack), tuple(name for name in names if name in bound)))
     return out
+
+
+def skipped(jump: Op) -> list[str]:
+    """What FOR_ITER wants at its target and leaps over when it is exhausted."""
+    return ["END_FOR", "POP_TOP"][: max(0, VERSION[1] - 11)] if jump.opname == "FOR_ITER" else []
 
 
 def apply(op: Op, stack: list[Slot], bound: set[str], names: list[str], jump: bool) -> None:
     """What an instruction does to the kinds of the stack's slots and to the bound names."""
-    opname, arg = op.opname, op.arg
+    opname, arg, number = op.opname, op.arg, dis.opmap[op.opname]
     name = names[arg] if opname in _SLOT_OPS else ""
     if opname == "SWAP":
         stack[-1], stack[-arg] = stack[-arg], stack[-1]
-        return
-    if opname in ("STORE_FAST", "MAKE_CELL") and (opname == "MAKE_CELL" or stack[-1] == "value"):
-        bound.add(name)
-    elif opname in ("STORE_FAST", "DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
-        cleared = name not in bound
-        bound.discard(name)
-        if opname == "LOAD_FAST_AND_CLEAR":
-            stack.append("null" if cleared else "value")
-            return
-    if opname == "PUSH_EXC_INFO":
+    elif opname == "COPY":
+        stack.append(stack[-arg])
+    elif opname == "PUSH_NULL":
+        stack.append("null")
+    elif opname == "LOAD_FAST_AND_CLEAR":
+        stack.append("value" if name in bound else "null")
+    elif opname == "PUSH_EXC_INFO":
         stack.insert(-1, "handled")
     elif opname == "FOR_ITER":
         stack[-1:] = [] if jump else ["value", "value"]
-    elif opname in ("PUSH_NULL", "COPY"):
-        stack.append("null" if opname == "PUSH_NULL" else stack[-arg])
+    elif opname == "STORE_FAST":  # of a NULL: unbinds
+        (bound.add if stack.pop() == "value" else bound.discard)(name)
     else:
-        number = dis.opmap[opname]
         change = dis.stack_effect(number, arg if number >= dis.HAVE_ARGUMENT else None, jump=jump)
-        if change < 0:
-            del stack[change:]
-        stack += ["value"] * change
+        stack[len(stack) + min(change, 0) :] = ["value"] * change
         if opname in _CALLS:  # the result took the place of the callable or its NULL
             stack[-1] = "value"
+    if opname == "MAKE_CELL":
+        bound.add(name)
+    elif opname in ("DELETE_FAST", "LOAD_FAST_AND_CLEAR"):
+        bound.discard(name)
 
 
 # -- making the functions
@@ -217,9 +214,9 @@ def continuation(code: CodeType, state: State) -> CodeType:
 def break_at(code: CodeType, state: State, transfer: Transfer) -> CodeType:
     """Code that restores `state`, runs one unit and hands over to `transfer(number, closure)(*values)`.
 
-    `number` counts `successors(code, state)`, whose parameters the values are. When the unit raises, the frame's
-    own handlers run; the transfer lies outside them, so an `__exit__` never runs twice. The code holds
-    `transfer`, and code objects don't take part in garbage collection: let it refer weakly to its owner.
+    `number` counts `successors(code, state)`, whose parameters the values are. When the unit raises, the
+    frame's own handlers run; the transfer lies outside them, so an `__exit__` never runs twice. The code
+    holds `transfer`, and code objects are not garbage-collected in cycles: let it refer weakly to its owner.
     """
     after = successors(code, state)
     writer = _Writer(code, state, max(len(s.stack) for s in (state, *after)))
@@ -231,10 +228,9 @@ def break_at(code: CodeType, state: State, transfer: Transfer) -> CodeType:
     for number, reached in enumerate(after):
         leave = writer.leave(reached, number, transfer)
         if number == 1:  # by the jump
-            jump, skipped = step[-1], writer.skipped(step[-1])
-            jump.opname = jump.opname.replace("BACKWARD", "FORWARD")
-            leave[:0] = skipped
-            jump.target = leave[0]
+            leave[:0] = [writer.op(opname) for opname in skipped(step[-1])]
+            step[-1].opname = step[-1].opname.replace("BACKWARD", "FORWARD")
+            step[-1].target = leave[0]
         ops += leave
     return writer.finish(ops, with_body=any(op.handler for op in step))
 
@@ -292,11 +288,6 @@ class _Writer:
                 out += [self.op("PUSH_EXC_INFO"), self.op("POP_TOP")]
         return out
 
-    def skipped(self, jump: Op) -> list[Op]:
-        """What an exhausted FOR_ITER expects at its target and skips: END_FOR, on 3.13 also POP_TOP."""
-        names = ["END_FOR", "POP_TOP"][: max(0, VERSION[1] - 11)]
-        return [self.op(name) for name in names] if jump.opname == "FOR_ITER" else []
-
     def leave(self, state: State, number: int, transfer: Transfer) -> list[Op]:
         """The epilogue: take the stack apart, from the top, and return what the resume function gives."""
         out: list[Op] = []
@@ -308,13 +299,13 @@ class _Writer:
             if slot == "handled":
                 out.append(self.op("POP_EXCEPT"))
         load = "LOAD_CLOSURE" if VERSION < (3, 13) else "LOAD_FAST"
-        cells = [self.op(load, name) for name in self.code.co_freevars]
-        closure = [*cells, self.op("BUILD_TUPLE", len(cells))]
+        closure = [self.op(load, name) for name in self.code.co_freevars]
+        closure.append(self.op("BUILD_TUPLE", len(closure)))
         resume = self.call([self.const(transfer)], [self.const(number), *closure], 2)
         stack = [name for name, slot in zip(names, state.stack) if slot != "null"]
-        values = [name for name in (*state.bound, *stack)]
-        loads = [op for name in values for op in self.move(name)]
-        return [*out, *self.call(resume, loads, len(values)), self.op("RETURN_VALUE")]
+        loads = [op for name in (*state.bound, *stack) for op in self.move(name)]
+        count = len(state.bound) + len(stack)
+        return [*out, *self.call(resume, loads, count), self.op("RETURN_VALUE")]
 
     def finish(self, ops: list[Op], with_body: bool) -> CodeType:
         own = [op for unit in self.units for op in unit] if with_body else []
@@ -358,6 +349,6 @@ def bind(code: CodeType, like: FunctionType, closure: tuple[CellType, ...]) -> F
 def standing_in(function: Callable[..., Any], *values: Any) -> Callable[..., Any]:
     """For a break inside an inlined call: put it where the outer frame's stack has the callable.
 
-    The outer frame's native call then runs the callee from where it stood: its arguments are in `values` already.
+    The outer frame's native call then runs the callee from where it stood; its arguments are among `values`.
     """
     return lambda *args, **kwargs: function(*values)
