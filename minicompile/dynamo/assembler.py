@@ -3,13 +3,13 @@
     Op      := opname, arg | target, handler, position
     Handler := target, depth, lasti
 
-`assemble(code, disassemble(code))` gives the same bytecode, exception table and line table, bit for bit. Jumps and
-handlers refer to `Op` objects, so instructions can be inserted anywhere: offsets, EXTENDED_ARG prefixes, inline
-caches and both tables are worked out again. An op without `handler` lies outside every try-block, also amid one.
+`assemble(code, disassemble(code))` gives the same bytecode, exception table and line table bit for bit. Jumps
+and handlers refer to `Op` objects, so instructions can be inserted anywhere: offsets, EXTENDED_ARG prefixes,
+inline caches and both tables are worked out again. An op without `handler` lies outside every try-block.
 
-Unlike `bytecode.decode`, nothing is normalised: these are the running version's own instructions. Imports neither
-torch nor anything that does. In CPython: Python/assemble.c (3.11: compile.c), Objects/exception_handling_notes.txt,
-Objects/locations.md. The real compiler: torch/_dynamo/bytecode_transformation.py.
+Unlike `bytecode.decode`, nothing is normalised: these are the running version's own instructions. Imports
+neither torch nor anything that does. In CPython: Python/assemble.c (3.11: compile.c), Objects/locations.md,
+Objects/exception_handling_notes.txt. The real compiler: torch/_dynamo/bytecode_transformation.py.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def disassemble(code: CodeType) -> list[Op]:
         opname, arg = dis.opname[data[offset]], arg << 8 | data[offset + 1]
         after = offset + 2 + 2 * cache_units(opname)
         if opname != "EXTENDED_ARG":
-            op = Op(opname, arg, position=positions[start // 2], offset=start)
+            op = Op(opname, arg, position=positions[start // 2], offset=offset)
             ops.append(op)
             at.update(dict.fromkeys(range(start, offset + 1, 2), op))
             if data[offset] in JUMPS:

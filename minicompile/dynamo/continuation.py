@@ -7,10 +7,10 @@ A graph break at unit k needs two functions. `break_at(code, state, transfer)` r
 as CPython does, then calls what `transfer` gives with the new state: the resume function, which is captured
 in its turn. `continuation(code, state)` restores the frame and jumps into the original bytecode.
 
-Both take their parameters by position: the bound names in slot order, then the stack from the bottom without its
-NULLs. For a cell that the frame made itself the parameter is the cell, so nested functions that exist already keep
-sharing it; free variables come from the closure of the frame's function. Loops, with- and try-blocks need no
-special case: iterators and `__exit__` lie on the stack and the exception table still applies.
+Both take their parameters by position: the bound names in slot order, then the stack from the bottom without
+its NULLs. For a cell that the frame made itself the parameter is the cell, so nested functions that exist
+already keep sharing it; free variables come from the closure of the frame's function. Loops, with- and
+try-blocks need no special case: iterators and `__exit__` lie on the stack, the exception table still applies.
 
 Raises Unsupported for frames that can't be cut. A trace has no effects, so such a frame can run in eager.
 In CPython: Python/bytecodes.c (3.11: ceval.c). The real compiler: torch/_dynamo/resume_execution.py.
@@ -69,15 +69,12 @@ def units(code: CodeType) -> list[list[Op]]:
     for op in ops[: begin + 1]:  # cells are made and free variables copied before any cut
         op.opname, op.arg = "NOP", 0
     out: list[list[Op]] = []
-    joins = False
-    for op in ops:
-        for part in split(op):
-            last = out[-1][-1] if out else part
-            if joins or (part.opname == "CALL_KW" and last.opname == "LOAD_CONST"):
-                out[-1].append(part)
-            else:
-                out.append([part])
-            joins = part.opname in ("KW_NAMES", "PRECALL")
+    for part in (part for op in ops for part in split(op)):
+        before = out[-1][-1].opname if out else ""
+        if before in ("KW_NAMES", "PRECALL") or part.opname == "CALL_KW":  # it follows its names
+            out[-1].append(part)
+        else:
+            out.append([part])
     return out
 
 
@@ -90,7 +87,8 @@ def split(op: Op) -> list[Op]:
     if op.opname == "RETURN_CONST":
         return become(op, ("LOAD_CONST", arg), ("RETURN_VALUE", 0))
     if op.opname == "LOAD_GLOBAL" and arg & 1:
-        return become(op, *callable_and_null(("LOAD_GLOBAL", arg - 1)))
+        load, null = ("LOAD_GLOBAL", arg - 1), ("PUSH_NULL", 0)
+        return become(op, null, load) if VERSION < (3, 13) else become(op, load, null)
     if op.opname == "COMPARE_OP" and VERSION >= (3, 13) and arg & 16:
         return become(op, ("COMPARE_OP", arg - 16), ("TO_BOOL", 0))
     if op.opname == "FORMAT_VALUE" and arg & 3:
@@ -104,11 +102,6 @@ def split(op: Op) -> list[Op]:
 def become(op: Op, first: tuple[str, int], *others: tuple[str, int]) -> list[Op]:
     op.opname, op.arg = first
     return [op, *(Op(*other, None, op.handler, op.position, op.offset) for other in others)]
-
-
-def callable_and_null(load: tuple[str, int]) -> list[tuple[str, int]]:
-    null = ("PUSH_NULL", 0)
-    return [null, load] if VERSION < (3, 13) else [load, null]
 
 
 def find(code: CodeType, offset: int, part: int = 0) -> int:
@@ -154,7 +147,7 @@ def successors(code: CodeType, state: State) -> list[State]:
     all_units, names = units(code), slot_names(code)
     unit = all_units[state.point]
     last = unit[-1]
-    ways = [] if last.opname in _JUMPS | _LEAVES else [(state.point + 1, False)]
+    ways = [] if last.opname in _JUMPS | _LEAVES else [(state.point + 1, False)]  # point, by jump
     if last.target is not None:
         point = next(i for i, other in enumerate(all_units) if other[0] is last.target)
         ways.append((point + len(skipped(last)), True))
@@ -262,9 +255,9 @@ class _Writer:
 
     def move(self, name: str) -> list[Op]:
         """Load a local and unbind it: no second reference stays behind."""
-        if VERSION < (3, 12):
-            return [self.op("LOAD_FAST", name), self.op("DELETE_FAST", name)]
-        return [self.op("LOAD_FAST_AND_CLEAR", name)]
+        old = VERSION < (3, 12)
+        opnames = ("LOAD_FAST", "DELETE_FAST") if old else ("LOAD_FAST_AND_CLEAR",)
+        return [self.op(opname, name) for opname in opnames]
 
     def call(self, function: list[Op], arguments: list[Op], count: int) -> list[Op]:
         null = [self.op("PUSH_NULL")]
@@ -279,8 +272,7 @@ class _Writer:
             out.append(self.op("COPY_FREE_VARS", free))
         for name in self.code.co_cellvars:
             if name in self.state.bound:  # MAKE_CELL tells `locals()` that the slot holds a cell
-                opnames = ("LOAD_FAST", "MAKE_CELL", "STORE_FAST")
-                out += [self.op(opname, name) for opname in opnames]
+                out += [self.op(n, name) for n in ("LOAD_FAST", "MAKE_CELL", "STORE_FAST")]
         out.append(self.op("RESUME"))
         for name, slot in zip(self.stack_names, self.state.stack):
             out += [self.op("PUSH_NULL")] if slot == "null" else self.move(name)

@@ -28,7 +28,6 @@
 #endif
 
 #define SKIP ((void *)1)
-#define ON_THE_STACK 32
 #define MORE_DEPTH 5000 /* a hooked call takes a C call; 3.12 allows those less depth than Python calls */
 
 static Py_ssize_t slot = -1;       /* index of our code extra */
@@ -53,13 +52,10 @@ static PyObject *replace(PyObject *entry, struct _PyInterpreterFrame *frame) {
     PyCodeObject *code = CODE_OF(frame);
     Py_ssize_t count = 1 + code->co_argcount + code->co_kwonlyargcount +
                        !!(code->co_flags & CO_VARARGS) + !!(code->co_flags & CO_VARKEYWORDS);
-    PyObject *small[ON_THE_STACK], **values = small;
-    if (count > ON_THE_STACK && !(values = PyMem_New(PyObject *, count))) return PyErr_NoMemory();
+    PyObject *values[count];
     values[0] = FUNCTION_OF(frame);
     for (Py_ssize_t i = 1; i < count; i++) values[i] = frame->localsplus[i - 1];
-    PyObject *result = PyObject_Vectorcall(entry, values, count, NULL);
-    if (values != small) PyMem_Free(values);
-    return result;
+    return PyObject_Vectorcall(entry, values, count, NULL);
 }
 
 static PyObject *evaluate(PyThreadState *thread, struct _PyInterpreterFrame *frame, int throwflag) {

@@ -26,7 +26,7 @@ from minicompile.dynamo import native
 from minicompile.errors import Unsupported
 
 Entry: TypeAlias = Callable[..., Any]
-"""`entry(function, *parameters)` runs instead of a frame. `*args` and `**kwargs` are one parameter each, last."""
+"""`entry(function, *parameters)` runs instead of a frame; `*args` and `**kwargs` are one parameter each."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class FrameHook:
             self.extension.enable(before)
 
     def redirect(self, code: CodeType, entry: Entry) -> None:
-        """Calls of `code` run `entry`. `code` holds it until `forget`: let it refer weakly to the function."""
+        """Calls of `code` run `entry`. `code` holds it: let it refer weakly to the function."""
         self.leave_alone(entry)
         self.extension.set(code, entry)
 
@@ -69,7 +69,7 @@ class FrameHook:
         self.extension.set(code)
 
     def original(self, function: FunctionType) -> FunctionType:
-        """`function` out of the hook's reach, with an entry's parameters: for entries that fall back to eager.
+        """`function` out of the hook's reach, with an entry's parameters: for a fall back to eager.
 
         Its frame runs as it is; functions that it calls are still caught.
         """

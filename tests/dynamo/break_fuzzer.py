@@ -5,25 +5,34 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import inspect
 import sys
+import warnings
 from collections.abc import Callable, Iterator
+from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
 sys.path[:0] = [sys.argv[1], str(Path(__file__).parent)] if __name__ == "__main__" else []
 
-from break_programs import CANNOT, LOG, PROGRAMS, WIDE, Derived  # noqa: E402
-
-from minicompile.dynamo.continuation import (  # noqa: E402
-    State, bind, break_at, continuation, find, standing_in, start, successors, units,
-)  # fmt: skip
-from minicompile.errors import Unsupported  # noqa: E402
+# ruff: noqa: E402, I001
+from break_programs import LOG, PROGRAMS, Derived
+from break_programs_more import CANNOT, WIDE
+from minicompile.dynamo.bytecode import decode
+from minicompile.dynamo.continuation import State, bind, break_at, continuation, find
+from minicompile.dynamo.continuation import standing_in, start, successors, units
+from minicompile.errors import Unsupported
 
 SKIP_NESTED = {"big"}
+
+
+pieces = functools.cache(units)
+signature_of = functools.cache(functools.partial(inspect.signature, follow_wrapped=False))
 
 
 @dataclass
@@ -42,7 +51,7 @@ class Cut:
 
 def begin(function: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cut:
     """A call's frame before its first unit."""
-    given = inspect.signature(function, follow_wrapped=False).bind(*args, **kwargs)
+    given = signature_of(function).bind(*args, **kwargs)
     given.apply_defaults()
     state, cells = start(function.__code__), function.__code__.co_cellvars
     values = [
@@ -88,7 +97,7 @@ def alone(step: Callable[..., Any], values: tuple[Any, ...]) -> Iterator[tuple[A
 def into_handler(cut: Cut, error: Exception) -> Cut:
     """What CPython does when a unit raises: cut the stack, push the exception, jump."""
     code, state = cut.function.__code__, cut.state
-    all_units = units(code)
+    all_units = pieces(code)
     handler = all_units[state.point][-1].handler
     if handler is None:
         raise error
@@ -153,7 +162,7 @@ def outcome(run: Callable[[], Any]) -> Any:
 def call_of(cut: Cut) -> tuple[int, FunctionType, tuple[Any, ...], dict[str, Any]] | None:
     """If the next unit calls a Python function: which of `values` it is, and the call's arguments."""
     code = cut.function.__code__
-    unit = units(code)[cut.state.point]
+    unit = pieces(code)[cut.state.point]
     last, stack = unit[-1], cut.stack()
     if last.opname not in ("CALL", "CALL_KW"):
         return None
@@ -165,7 +174,7 @@ def call_of(cut: Cut) -> tuple[int, FunctionType, tuple[Any, ...], dict[str, Any
     args = args[: len(args) - len(names)]
     if isinstance(callee, MethodType):
         callee, args = callee.__func__, [callee.__self__, *args]
-    if not isinstance(callee, FunctionType) or callee.__code__.co_flags & 0x20:
+    if not isinstance(callee, FunctionType) or callee.__code__.co_flags & (0x20 | 0x80):
         return None
     below = sum(slot != "null" for slot in cut.state.stack[:at])
     return len(cut.state.bound) + below, callee, tuple(args), kwargs
@@ -250,9 +259,19 @@ def refusals() -> int:
     return wrong
 
 
+def disagreements(code: CodeType) -> int:
+    """Normalised instructions that don't lead to a unit of their own, in order."""
+    places, parts = [], Counter[int]()
+    for instruction in decode(code).instructions:
+        places.append(find(code, instruction.offset, parts[instruction.offset]))
+        parts[instruction.offset] += 1
+    return sum(before >= after for before, after in pairwise(places))
+
+
 def main() -> int:
     sys.setrecursionlimit(10_000)
     fuzzer = Fuzzer()
+    warnings.simplefilter("ignore")  # coroutines that are cut before they start
     gc.disable()  # frames that were cut and left must not finalise in the midst of another run
     for function, cases in PROGRAMS:
         if function in CANNOT:
@@ -262,13 +281,7 @@ def main() -> int:
             gc.collect()
     fuzzer.program(WIDE, (1,), every=97)
     fuzzer.wrong += refusals()
-    for function, _ in PROGRAMS:  # every unit is found again from its offset
-        code = function.__code__
-        parts: dict[int, int] = {}
-        for i, unit in enumerate(units(code)):
-            offset = unit[0].offset
-            fuzzer.wrong += find(code, offset, parts.get(offset, 0)) != i
-            parts[offset] = parts.get(offset, 0) + 1
+    fuzzer.wrong += sum(disagreements(function.__code__) for function, _ in PROGRAMS)
     places = sum(n for name, n in fuzzer.places.items() if name != "big")
     seen = sum(name != "big" for name, _ in fuzzer.seen)
     print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 
 sys.path.insert(0, sys.argv[1])
 
-from minicompile.dynamo.hook import FrameHook, frame_hook  # noqa: E402
+from minicompile.dynamo.hook import FrameHook, frame_hook
 
 
 class Thing:
@@ -131,8 +132,7 @@ def original(hook: FrameHook) -> None:
 def generators(hook: FrameHook) -> None:
     def numbers(n: int) -> Iterator[int]:
         try:
-            for i in range(n):
-                yield i
+            yield from range(n)
         finally:
             seen.append("closed")
 
@@ -268,25 +268,23 @@ def no_leak(hook: FrameHook) -> None:
             a, b = Thing(), Thing()
             alive.extend((weakref.ref(a), weakref.ref(b)))
             assert first(a, b) is b
-            try:
+            with contextlib.suppress(ValueError):
                 fails(a, b)
-            except ValueError:
-                pass
 
     with hook.on():
         calls()
         gc.collect()
+        alive.clear()
         watched = (first, first.__code__, entry, fails, raising, None)
         before = [sys.getrefcount(thing) for thing in watched]
         blocks = sys.getallocatedblocks()
         calls()
-        alive.clear()
         gc.collect()
+        assert not any(reference() for reference in alive)
+        alive.clear()
     after = [sys.getrefcount(thing) for thing in watched]
     assert all(abs(x - y) < 100 for x, y in zip(before, after)), (before, after)
     assert sys.getallocatedblocks() - blocks < 1_000, sys.getallocatedblocks() - blocks
-    calls_refs = [reference() for reference in alive]
-    assert not any(calls_refs)
 
 
 CHECKS: list[Callable[[FrameHook], None]] = [

@@ -1,0 +1,112 @@
+"""A frame can be cut before every instruction, on every CPython that is present, and nothing differs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from types import CellType, FunctionType
+from typing import Any
+
+import pytest
+
+from minicompile.dynamo.continuation import (
+    State,
+    bind,
+    break_at,
+    continuation,
+    find,
+    start,
+    successors,
+)
+from minicompile.errors import Unsupported
+from tests.dynamo.test_bytecode import ROOT, VERSIONS, find_python
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_break_point_of_every_program(version: str) -> None:
+    """Value, exception and order of side effects, also with the break inside an inlined callee."""
+    python = find_python(version)
+    if python is None:
+        pytest.skip(f"no Python {version} here")
+    script = Path(__file__).with_name("break_fuzzer.py")
+    command = [python, "-X", "faulthandler", str(script), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr
+    counts = list(
+        map(int, re.findall(r"(\d+) (?=functions|break|nested|differences)", done.stdout))
+    )
+    functions, points, nested, differences = counts
+    assert functions >= 60 and points >= 3_000 and nested >= 300 and differences == 0
+
+
+def sample(items: list[int], scale: int) -> list[int]:
+    out = []
+    for item in items:
+        out.append(item * scale)
+    return out
+
+
+def test_a_break_hands_over_values_in_the_order_of_the_state() -> None:
+    first = start(sample.__code__)
+    assert first == State(0, (), ("items", "scale"))
+    state: Any = first
+    while not state.stack:
+        (state,) = successors(sample.__code__, state)[:1]
+    assert state.bound == ("items", "scale") and state.stack == ("value",)
+
+    given: list[Any] = []
+
+    def transfer(number: int, closure: tuple[CellType, ...]) -> Any:
+        return lambda *values: given.append((number, closure, values))
+
+    broken = bind(break_at(sample.__code__, first, transfer), sample, ())
+    broken([1, 2], 3)
+    assert given == [(0, (), ([1, 2], 3))]
+
+
+def test_a_continuation_shares_the_cells_of_its_frame() -> None:
+    def counting(step: int) -> Any:
+        total = 0
+
+        def add() -> int:
+            nonlocal total
+            total += step
+            return total
+
+        add()
+        return add, total
+
+    state = start(counting.__code__)
+    assert state.bound[-2:] == ("step", "total") or set(state.bound) == {"step", "total"}
+    cells = {"step": CellType(5), "total": CellType()}
+    code = continuation(counting.__code__, state)
+    add, total = bind(code, counting, ())(*(cells[name] for name in state.bound))
+    assert total == 5 and add() == 10 and cells["total"].cell_contents == 10
+
+
+def test_what_cannot_be_cut_says_so() -> None:
+    def generator() -> Any:
+        yield 1
+
+    with pytest.raises(Unsupported, match="generator"):
+        continuation(generator.__code__, start(generator.__code__))
+    body = compile("x = 1", "<module>", "exec")
+    with pytest.raises(Unsupported, match="class body or module"):
+        continuation(body, start(body))
+    with pytest.raises(Unsupported, match="no place to cut"):
+        find(sample.__code__, 10_000)
+
+
+def test_functions_keep_their_names_and_lines() -> None:
+    def raises(x: int) -> None:
+        x += 1
+        raise ValueError(x)
+
+    made = bind(continuation(raises.__code__, start(raises.__code__)), raises, ())
+    assert isinstance(made, FunctionType) and made.__qualname__ == raises.__qualname__
+    with pytest.raises(ValueError) as caught:
+        made(1)
+    trace = caught.value.__traceback__
+    assert trace is not None and trace.tb_next is not None
+    assert trace.tb_next.tb_lineno == raises.__code__.co_firstlineno + 2
