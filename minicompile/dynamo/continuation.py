@@ -19,6 +19,7 @@ In CPython: Python/bytecodes.c (3.11: ceval.c). The real compiler: torch/_dynamo
 from __future__ import annotations
 
 import dis
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,11 +49,7 @@ class State:
 
 # -- code as units: the pieces between which a frame can be cut
 
-_PAIRS = {
-    "LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"),
-    "STORE_FAST_LOAD_FAST": ("STORE_FAST", "LOAD_FAST"),
-    "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST"),
-}
+_PAIR = re.compile("((?:LOAD|STORE)_FAST)_((?:LOAD|STORE)_FAST)")
 _SLOT_OPS = {dis.opname[number] for number in (*dis.haslocal, *dis.hasfree)}
 _CALLS = {"CALL", "CALL_KW", "CALL_FUNCTION_EX"}
 _LEAVES = {"RETURN_VALUE", "RERAISE", "RAISE_VARARGS"}
@@ -62,14 +59,14 @@ _JUMPS = {"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"}
 def units(code: CodeType) -> list[list[Op]]:
     """The instructions of `code`, those that do two things split, those that act together joined.
 
-    Units agree one to one with the normalised instructions of `bytecode.decode` that have the same offset.
+    They agree with the normalised instructions of `bytecode.decode` that have the same offset, one to one.
     """
     ops = disassemble(code)
     begin = next((i for i, op in enumerate(ops) if op.opname == "RESUME"), -1)
     for op in ops[: begin + 1]:  # cells are made and free variables copied before any cut
         op.opname, op.arg = "NOP", 0
     out: list[list[Op]] = []
-    for part in (part for op in ops for part in split(op)):
+    for part in (part for op in ops for part in split(op, len(code.co_consts))):
         before = out[-1][-1].opname if out else ""
         if before in ("KW_NAMES", "PRECALL") or part.opname == "CALL_KW":  # it follows its names
             out[-1].append(part)
@@ -78,12 +75,14 @@ def units(code: CodeType) -> list[list[Op]]:
     return out
 
 
-def split(op: Op) -> list[Op]:
-    """One thing at a time. The first part is the op itself, so that jumps still find it."""
+def split(op: Op, empty: int) -> list[Op]:
+    """One thing at a time. The first part is the op itself, so that jumps still find it.
+
+    Formatting always gets a specification; `empty` is the number of the constant "".
+    """
     arg = op.arg
-    if op.opname in _PAIRS:
-        first, second = _PAIRS[op.opname]
-        return become(op, (first, arg >> 4), (second, arg & 15))
+    if pair := _PAIR.fullmatch(op.opname):
+        return become(op, (pair[1], arg >> 4), (pair[2], arg & 15))
     if op.opname == "RETURN_CONST":
         return become(op, ("LOAD_CONST", arg), ("RETURN_VALUE", 0))
     if op.opname == "LOAD_GLOBAL" and arg & 1:
@@ -91,17 +90,19 @@ def split(op: Op) -> list[Op]:
         return become(op, null, load) if VERSION < (3, 13) else become(op, load, null)
     if op.opname == "COMPARE_OP" and VERSION >= (3, 13) and arg & 16:
         return become(op, ("COMPARE_OP", arg - 16), ("TO_BOOL", 0))
-    if op.opname == "FORMAT_VALUE" and arg & 3:
-        if arg & 4:
-            swap = ("SWAP", 2)
-            return become(op, swap, ("FORMAT_VALUE", arg & 3), swap, ("FORMAT_VALUE", 4))
-        return become(op, ("FORMAT_VALUE", arg), ("FORMAT_VALUE", 0))
+    if op.opname == "FORMAT_SIMPLE":
+        return become(op, ("LOAD_CONST", empty), ("FORMAT_WITH_SPEC", 0))
+    if op.opname == "FORMAT_VALUE":
+        spec = [] if arg & 4 else [("LOAD_CONST", empty)]
+        swap = ("SWAP", 2)
+        convert = [swap, ("FORMAT_VALUE", arg & 3), swap] if arg & 3 else []
+        return become(op, *spec, *convert, ("FORMAT_VALUE", 4))
     return [op]
 
 
-def become(op: Op, first: tuple[str, int], *others: tuple[str, int]) -> list[Op]:
-    op.opname, op.arg = first
-    return [op, *(Op(*other, None, op.handler, op.position, op.offset) for other in others)]
+def become(op: Op, *parts: tuple[str, int]) -> list[Op]:
+    op.opname, op.arg = parts[0]
+    return [op, *(Op(*part, None, op.handler, op.position, op.offset) for part in parts[1:])]
 
 
 def find(code: CodeType, offset: int, part: int = 0) -> int:
@@ -242,7 +243,7 @@ class _Writer:
         self.varnames = list(dict.fromkeys((*state.bound, *given, *own, *self.stack_names)))
         self.slots = {n: i for i, n in enumerate((*self.varnames, *code.co_freevars))}
         self.parameters = len(state.bound) + len(given)
-        self.consts = [*code.co_consts]
+        self.consts = [*code.co_consts, ""]
         self.position = self.units[state.point][0].position
 
     def op(self, opname: str, arg: int | str = 0) -> Op:

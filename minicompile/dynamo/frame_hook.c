@@ -107,7 +107,8 @@ static PyObject *enable(PyObject *module, PyObject *on) {
     if (now < 0) return NULL;
     enabled = now;
 #if PY_VERSION_HEX >= 0x030C0000 && PY_VERSION_HEX < 0x030D0000
-    PyThreadState_Get()->c_recursion_remaining += (now - before) * MORE_DEPTH;
+    static _Thread_local int deepened = 0; /* never taken back: the stack may be deep at that moment */
+    if (now && !deepened++) PyThreadState_Get()->c_recursion_remaining += MORE_DEPTH;
 #endif
     return PyBool_FromLong(before);
 }

@@ -23,6 +23,7 @@ sys.path[:0] = [sys.argv[1], str(Path(__file__).parent)] if __name__ == "__main_
 # ruff: noqa: E402, I001
 from break_programs import LOG, PROGRAMS, Derived
 from break_programs_more import CANNOT, WIDE
+from minicompile.dynamo.assembler import disassemble
 from minicompile.dynamo.bytecode import decode
 from minicompile.dynamo.continuation import State, bind, break_at, continuation, find
 from minicompile.dynamo.continuation import standing_in, start, successors, units
@@ -260,9 +261,12 @@ def refusals() -> int:
 
 
 def disagreements(code: CodeType) -> int:
-    """Normalised instructions that don't lead to a unit of their own, in order."""
+    """Normalised instructions (but for formatting) that don't lead to a unit of their own, in order."""
     places, parts = [], Counter[int]()
+    formats = {op.offset for op in disassemble(code) if op.opname.startswith("FORMAT")}
     for instruction in decode(code).instructions:
+        if instruction.offset in formats:
+            continue
         places.append(find(code, instruction.offset, parts[instruction.offset]))
         parts[instruction.offset] += 1
     return sum(before >= after for before, after in pairwise(places))
