@@ -41,6 +41,8 @@ class Op:
     handler: Handler | None = None
     position: Position = NOWHERE
     offset: int = -1
+    prefixes: int = 0
+    """EXTENDED_ARGs that it has at least: the compiler leaves one where a jump got shorter later."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,7 +77,7 @@ def disassemble(code: CodeType) -> list[Op]:
         opname, arg = dis.opname[data[offset]], arg << 8 | data[offset + 1]
         after = offset + 2 + 2 * cache_units(opname)
         if opname != "EXTENDED_ARG":
-            op = Op(opname, arg, position=positions[start // 2], offset=offset)
+            op = Op(opname, arg, None, None, positions[start // 2], offset, (offset - start) // 2)
             ops.append(op)
             at.update(dict.fromkeys(range(start, offset + 1, 2), op))
             if data[offset] in JUMPS:
@@ -139,7 +141,7 @@ def place(ops: list[Op]) -> tuple[list[int], list[int]]:
 
     A far jump needs EXTENDED_ARG prefixes, which move other targets: repeat until nothing grows.
     """
-    prefixes = [0] * len(ops)
+    prefixes = [op.prefixes for op in ops]
     while True:
         starts, ends, end = {}, [], 0
         for op, count in zip(ops, prefixes):
