@@ -43,6 +43,8 @@ LOOPS = {
     aten.cat,
     aten.clone,
     aten.index,
+    aten.index_select,
+    aten.embedding,
     aten.gather,
     aten.flip,
     aten.full,

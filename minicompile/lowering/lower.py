@@ -6,6 +6,7 @@ formulas until something needs their memory. The real compiler: GraphLowering in
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import fx
 from minicompile.errors import Unsupported
 from minicompile.lowering import realize as heuristics
 from minicompile.lowering import rules
-from minicompile.lowering.context import LoweringContext, layout_of, plain_number, tensor_layouts
+from minicompile.lowering.context import LoweringContext, layout_of, tensor_layouts
 from minicompile.lowering.ir import (
     ConstantBuffer,
     ExternKernel,
@@ -29,7 +30,7 @@ from minicompile.lowering.ir import (
     verify,
     written_by,
 )
-from minicompile.lowering.registry import Rule, extern_reasons, lowering, register_lowering
+from minicompile.lowering.registry import Rule, extern_reasons, lowering
 from minicompile.lowering.value import BufferValue, LazyValue, TensorValue, base_of, values_in
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.graph import Graph, origins_of, output_node, target_name
@@ -37,7 +38,7 @@ from minicompile.ops.origin import source_lines
 from minicompile.options import Options
 from minicompile.shapes.expr import Size, to_size
 
-__all__ = ["LoweringContext", "lower", "lowering", "register_lowering", "rules"]
+__all__ = ["LoweringContext", "lower", "lowering", "rules"]
 
 STRIDES_DONT_MATTER = frozenset(
     {
@@ -149,13 +150,17 @@ class _Lowering:
     # -- calls
 
     def _call(self, node: fx.Node) -> Any:
-        args, kwargs = self._resolve(node.args), self._resolve(node.kwargs)
-        rule = lowering.get(node.target)
-        op = node.target
+        op, val = node.target, node.meta.get("val")
+        if op is operator.getitem:
+            return self._resolve(node.args[0])[node.args[1]]
+        if isinstance(val, int | torch.SymInt | sympy.Expr):
+            return self._known_size(node, val)
         if not isinstance(op, torch._ops.OpOverload):
-            return self._plain_function(node, rule, args, kwargs)
+            raise Unsupported(f"no lowering for {target_name(op)}", where=_where(node))
         if op._schema.is_mutable:
             raise Unsupported(f"{op} mutates its argument", where=_where(node))
+        rule = lowering.get(op)
+        args, kwargs = self._resolve(node.args), self._resolve(node.kwargs)
         reason = self._why_extern(node, op, rule, args, kwargs)
         if reason is None:
             assert rule is not None
@@ -180,15 +185,6 @@ class _Lowering:
         if isinstance(argument, torch.SymFloat | torch.SymBool):
             raise Unsupported("a symbolic number that is no size")
         return argument
-
-    def _plain_function(self, node: fx.Node, rule: Rule | None, args: Any, kwargs: Any) -> Any:
-        """Arithmetic on sizes, tuple access: Python functions, not operators."""
-        if rule is not None:
-            return rule(self.ctx, *args, **kwargs)
-        val = node.meta.get("val")
-        if isinstance(val, int | torch.SymInt):
-            return plain_number(val)
-        raise Unsupported(f"no lowering for {target_name(node.target)}", where=_where(node))
 
     def _why_extern(
         self, node: fx.Node, op: torch._ops.OpOverload, rule: Rule | None, args: Any, kwargs: Any
@@ -254,7 +250,9 @@ class _Lowering:
         reason: str,
     ) -> Any:
         layouts: list[Layout | None] | None = None
-        self._sizes_known(node)
+        for layout in tensor_layouts(node.meta.get("val")):
+            for size in layout.size if layout is not None else ():
+                self._known_size(node, size)
         if is_view(op):
             # an alias of an argument could be overwritten with it: take the copying variant
             copying = getattr(torch.ops.aten, f"{op.overloadpacket.__name__}_copy", None)
@@ -271,15 +269,15 @@ class _Lowering:
             kwargs = self._with_eager_strides(node.kwargs, kwargs)
         return self.ctx.extern(op, args, kwargs, reason, layouts)
 
-    def _sizes_known(self, node: fx.Node) -> None:
-        """Refuse results whose size only the operator knows, once it has run."""
-        for layout in tensor_layouts(node.meta.get("val")):
-            for size in layout.size if layout is not None else ():
-                if isinstance(size, sympy.Expr) and not size.free_symbols <= self.symbols:
-                    raise Unsupported(
-                        f"{target_name(node.target)}: the size of its result depends on data",
-                        where=_where(node),
-                    )
+    def _known_size(self, node: fx.Node, value: Any) -> Size:
+        """A number as a Size. Refuses one that only the operator knows, once it has run."""
+        size = to_size(value)
+        if isinstance(size, sympy.Expr) and not size.free_symbols <= self.symbols:
+            raise Unsupported(
+                f"{target_name(node.target)}: the size of its result depends on data",
+                where=_where(node),
+            )
+        return size
 
     def _with_eager_strides(self, nodes: Any, values: Any) -> Any:
         """Operands as they lie in eager: operators choose their result's strides by them."""

@@ -190,8 +190,8 @@ def unsqueeze(size: Sequence[Size], dim: int) -> ViewMap:
     return ViewMap(view_size, lambda i: [*i[:dim], *i[dim + 1 :]], relayout)
 
 
-def squeeze(size: Sequence[Size], dims: Sequence[int] | None = None) -> ViewMap:
-    chosen = range(len(size)) if dims is None else [wrap_dim(d, len(size)) for d in dims]
+def squeeze(size: Sequence[Size], dims: int | Sequence[int]) -> ViewMap:
+    chosen = [wrap_dim(d, len(size)) for d in ([dims] if isinstance(dims, int) else dims)]
     gone = {d for d in chosen if d < len(size) and size[d] == 1}
     kept = [d for d in range(len(size)) if d not in gone]
 
@@ -213,7 +213,7 @@ def flip(size: Sequence[Size], dims: Sequence[int]) -> ViewMap:
     return ViewMap(tuple(size), index)
 
 
-def diagonal(size: Sequence[Size], offset: int, dim1: int, dim2: int) -> ViewMap:
+def diagonal(size: Sequence[Size], offset: int = 0, dim1: int = 0, dim2: int = 1) -> ViewMap:
     """The diagonal of two dimensions, as a new last dimension."""
     dim1, dim2 = wrap_dim(dim1, len(size)), wrap_dim(dim2, len(size))
     rows, columns = size[dim1], size[dim2]

@@ -17,17 +17,6 @@ def _at(dim: int, index: Tensor, rank: int) -> list[Tensor | None]:
     return [index if d == dim % max(rank, 1) else None for d in range(dim % max(rank, 1) + 1)]
 
 
-@decompose(aten.embedding.default, to="prims")
-def embedding(
-    weight: Tensor,
-    index: Tensor,
-    padding: int = -1,
-    scale_by_freq: bool = False,
-    sparse: bool = False,
-) -> Tensor:
-    return aten.index.Tensor(weight, [index])
-
-
 @decompose(aten.embedding_dense_backward.default, to="prims")
 def embedding_backward(
     grad: Tensor, index: Tensor, rows: Any, padding: int, scale_by_freq: bool
@@ -41,13 +30,6 @@ def embedding_backward(
         grad = torch.where((index == padding).unsqueeze(-1), 0.0, grad)
     empty = torch.zeros([rows, grad.shape[-1]], dtype=dtype, device=grad.device)
     return aten.index_put.default(empty, [index], grad, True)
-
-
-@decompose(aten.index_select.default, to="prims")
-def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    if x.dim() == 0:
-        return NotImplemented
-    return aten.index.Tensor(x, _at(dim, index.reshape([-1]), x.dim()))
 
 
 @decompose(aten.index_add.default, to="prims")

@@ -36,21 +36,13 @@ def sub_scalar(x: Tensor, y: Number, alpha: Number = 1) -> Tensor:
     return aten.sub.Tensor(x, y, alpha=alpha)
 
 
-@decompose(aten.add.Tensor, to="prims")
-def add(x: Tensor, y: Any, alpha: Number = 1) -> Tensor:
-    return NotImplemented if alpha == 1 else x + y * alpha
-
-
-@decompose(aten.sub.Tensor, to="prims")
-def sub(x: Tensor, y: Any, alpha: Number = 1) -> Tensor:
-    return NotImplemented if alpha == 1 else x - y * alpha
-
-
 @decompose(aten.rsub.Scalar, aten.rsub.Tensor, to="core")
 def rsub(x: Tensor, y: Any, alpha: Number = 1) -> Tensor:
     """y - alpha * x; a number y is added to the negative (`1 - x` would be `rsub` again)."""
-    scaled = x if alpha == 1 else x * alpha
-    return torch.sub(y, scaled) if isinstance(y, Tensor) else torch.add(torch.neg(scaled), y)
+    if isinstance(y, Tensor):
+        return torch.sub(y, x, alpha=alpha)
+    x = x.to(torch.result_type(x, y))
+    return torch.add(torch.neg(x if alpha == 1 else x * alpha), y)
 
 
 @decompose(aten.addcmul.default, to="core")
