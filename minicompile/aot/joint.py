@@ -20,7 +20,7 @@ from minicompile import compat
 from minicompile.aot.layout import empty_like_layout, geometry, is_dense
 from minicompile.aot.result import OutputSpec
 from minicompile.aot.tracer import Tracer
-from minicompile.aot.views import results_of
+from minicompile.aot.views import is_inplace_view, results_of
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine
@@ -118,11 +118,6 @@ class JointTracer(Tracer):
             for handle in handles:
                 handle.remove()
         self.hooks.clear()
-
-
-def is_inplace_view(target: object) -> bool:
-    """`t_`, `unsqueeze_`: same memory, the tensor's own shape changes."""
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.inplace_view in target.tags
 
 
 def user_line(node: fx.Node) -> SourceLine | None:

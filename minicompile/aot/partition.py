@@ -24,7 +24,15 @@ from minicompile import compat
 from minicompile.aot.layout import hint
 from minicompile.aot.maxflow import UNLIMITED, FlowNetwork
 from minicompile.aot.result import Partition, SavedValue
-from minicompile.aot.views import alias_root, is_random, is_view, results_of
+from minicompile.aot.views import (
+    alias_root,
+    is_pointwise,
+    is_random,
+    is_size,
+    is_symbolic,
+    is_view,
+    results_of,
+)
 from minicompile.ops.graph import Graph, origins_of, output_node, placeholders
 
 aten = torch.ops.aten
@@ -63,7 +71,7 @@ def is_heavy(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, OpOverload) or is_view(node):
         return False
-    return target.overloadpacket not in LOOPS and torch.Tag.pointwise not in target.tags
+    return target.overloadpacket not in LOOPS and not is_pointwise(target)
 
 
 SHRINKING = 4
@@ -181,17 +189,6 @@ def ancestors(outputs: Iterable[Any], stop: Any = lambda node: False) -> set[fx.
             if not stop(node):
                 waiting.extend(node.all_input_nodes)
     return found
-
-
-def is_size(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.SymInt)
-
-
-def is_symbolic(node: fx.Node) -> bool:
-    value = node.meta["val"]
-    return isinstance(value, torch.Tensor) and any(
-        isinstance(size, torch.SymInt) for size in value.shape
-    )
 
 
 def bytes_of(node: fx.Node) -> int:
