@@ -19,7 +19,7 @@ from minicompile.aot.decompositions import rule_for
 from minicompile.aot.layout import conform, same_sizes, size_expr
 from minicompile.aot.result import Level
 from minicompile.aot.tracer import Tracer
-from minicompile.aot.views import is_pointwise, results_of
+from minicompile.aot.views import aten_ops, is_pointwise, results_of
 from minicompile.ops.graph import origins_of
 
 aten = torch.ops.aten
@@ -58,10 +58,10 @@ def lower_node(
     return tracer.copy(node, gm, values.__getitem__)
 
 
-COMPARISONS = {aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge}
+COMPARISONS = aten_ops("eq ne lt le gt ge")
 """Compared in the operands' common dtype; the result is bool."""
 
-LOGICAL = {aten.logical_and, aten.logical_or, aten.logical_xor, aten.logical_not}
+LOGICAL = aten_ops("logical_and logical_or logical_xor logical_not")
 """Each operand is taken as a truth value."""
 
 ANY_DTYPE = {aten.isnan, aten.isinf, aten.signbit, prims.convert_element_type}

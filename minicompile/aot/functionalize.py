@@ -92,11 +92,9 @@ class Storage:
     """Other inputs in the same memory."""
 
 
-def functionalize(traced: Traced, mode: Any) -> tuple[fx.GraphModule, tuple[int, ...]]:
-    """A functional graph, and the indices of inputs whose new contents it returns.
-
-    The graph returns (results..., bases..., updated inputs...); when training, the pair of that
-    and (gradients...).
+def functionalize(traced: Traced, mode: Any) -> fx.GraphModule:
+    """A graph that returns (results..., bases..., updated inputs...); when training, the pair of that
+    and (gradients...). Which inputs are updated goes into `traced.metadata`.
     """
     run = Functionalizer(traced, mode)
     with torch.no_grad(), run.tracer.active():
@@ -329,7 +327,7 @@ class Functionalizer:
 
     # The end of the graph
 
-    def finish(self) -> tuple[fx.GraphModule, tuple[int, ...]]:
+    def finish(self) -> fx.GraphModule:
         inputs = placeholders(self.traced.gm.graph)[: self.traced.primals]
         storages = [self.storage(node) for node in inputs]
         mutated = tuple(i for i, s in enumerate(storages) if s is not None and s.version > 0)
@@ -337,11 +335,12 @@ class Functionalizer:
         self.tracer.phase = "forward"
         forward = [self.read_any(value) for value in [*returned, *(inputs[i] for i in mutated)]]
         results: tuple[Any, ...] = tuple(self.own_memory(forward))
-        if self.traced.trains:
+        if self.traced.metadata.trains:
             results = (results, tuple(self.dense(self.read_any(value)) for value in gradients))
+        self.traced.metadata.mutated_inputs = mutated
         gm = self.tracer.finish(results, self.traced.name)
         gm.graph.eliminate_dead_code(has_effect)
-        return gm, mutated
+        return gm
 
     def read_any(self, value: Any) -> Any:
         if not isinstance(value, fx.Node):

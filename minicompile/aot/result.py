@@ -55,7 +55,7 @@ class RuntimeMetadata(Shown):
     """Everything the runtime wrapper must do around the two compiled graphs."""
 
     outputs: tuple[OutputSpec, ...]
-    mutated_inputs: tuple[int, ...]
+    mutated_inputs: tuple[int, ...] = ()
     """Inputs whose new contents the forward returns, to be copied back, in order."""
     differentiable_inputs: tuple[int, ...] = ()
     """Inputs that get a gradient."""

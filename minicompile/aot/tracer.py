@@ -118,6 +118,7 @@ class Tracer(compat.TorchDispatchMode):
         self.sizes = SizeNodes(self.graph)
         self.origins: Origins = NO_ORIGINS
         self.phase: str | None = None
+        self._last_input: fx.Node | None = None
         self._bound: dict[int, tuple[torch.Tensor, fx.Node]] = {}
 
     @contextlib.contextmanager
@@ -157,7 +158,8 @@ class Tracer(compat.TorchDispatchMode):
         return meta
 
     def placeholder(self, name: str, value: Any, meta: Mapping[str, Any]) -> Any:
-        node = self.graph.placeholder(name)
+        with self.graph.inserting_after(self._last_input):
+            node = self._last_input = self.graph.placeholder(name)
         node.meta.update(meta)
         self.sizes.add_input(node, value)
         self.bind(value, node)

@@ -17,6 +17,11 @@ ALIASES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, ate
 """The same elements in the same places: functional graphs do without them."""
 
 
+def aten_ops(names: str) -> set[Any]:
+    """The operators with these names: `add.Tensor` is an overload, `add` the group of them."""
+    return {operator.attrgetter(name)(aten) for name in names.split()}
+
+
 def is_view(node: fx.Node) -> bool:
     """Does the node return (part of) its first argument's memory, by its schema?"""
     target = node.target
