@@ -15,9 +15,17 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from minicompile.aot.explicit import is_pointwise
-from minicompile.aot.layout import same_sizes, same_strides, size_expr
-from minicompile.aot.views import alias_root, argument, has_effect, is_random, returned_nodes
+from minicompile.aot.layout import same_sizes, same_strides
+from minicompile.aot.views import (
+    alias_root,
+    argument,
+    has_effect,
+    is_pointwise,
+    is_random,
+    is_size,
+    is_symbolic,
+    returned_nodes,
+)
 from minicompile.ops.graph import origins_of
 from minicompile.passes.manager import graph_pass
 
@@ -161,10 +169,6 @@ def uniform_value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Te
     return result if isinstance(result, torch.Tensor) and result.dtype == value.dtype else None
 
 
-def is_size(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.SymInt)
-
-
 @graph_pass("fold_constants", stage="prims", order=20)
 def fold_constants(gm: fx.GraphModule, mode: Any) -> int:
     """What is one number everywhere becomes `full`; a binary operator takes such an operand as a number."""
@@ -207,10 +211,6 @@ def same_dtype(node: fx.Node, operand: fx.Node) -> bool:
         return False
     dtypes = {first.meta["val"].dtype, operand.meta["val"].dtype, node.meta["val"].dtype}
     return len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64, torch.int64}
-
-
-def is_symbolic(node: fx.Node) -> bool:
-    return any(not isinstance(size_expr(size), int) for size in node.meta["val"].shape)
 
 
 def make_full(node: fx.Node, value: torch.Tensor) -> int:

@@ -45,13 +45,17 @@ class OutputSpec:
     offset: Any = 0
     requires_grad: bool = False
 
+    @property
+    def is_view(self) -> bool:
+        return self.kind in ("view", "input_view")
+
 
 @dataclass
 class RuntimeMetadata(Shown):
     """Everything the runtime wrapper must do around the two compiled graphs."""
 
     outputs: tuple[OutputSpec, ...]
-    mutated_inputs: tuple[int, ...]
+    mutated_inputs: tuple[int, ...] = ()
     """Inputs whose new contents the forward returns, to be copied back, in order."""
     differentiable_inputs: tuple[int, ...] = ()
     """Inputs that get a gradient."""
@@ -64,6 +68,11 @@ class RuntimeMetadata(Shown):
     trains: bool = False
     result_requires_grad: tuple[bool, ...] = ()
     """For each fresh output, then each base: does a gradient (tangent) come back for it?"""
+
+    @property
+    def returned(self) -> int:
+        """How many results of the forward are outputs or bases: the first ones."""
+        return sum(spec.kind == "fresh" for spec in self.outputs) + self.bases
 
     def __str__(self) -> str:
         lines = [

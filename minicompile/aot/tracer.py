@@ -118,6 +118,7 @@ class Tracer(compat.TorchDispatchMode):
         self.sizes = SizeNodes(self.graph)
         self.origins: Origins = NO_ORIGINS
         self.phase: str | None = None
+        self._last_input: fx.Node | None = None
         self._bound: dict[int, tuple[torch.Tensor, fx.Node]] = {}
 
     @contextlib.contextmanager
@@ -157,7 +158,8 @@ class Tracer(compat.TorchDispatchMode):
         return meta
 
     def placeholder(self, name: str, value: Any, meta: Mapping[str, Any]) -> Any:
-        node = self.graph.placeholder(name)
+        with self.graph.inserting_after(self._last_input):
+            node = self._last_input = self.graph.placeholder(name)
         node.meta.update(meta)
         self.sizes.add_input(node, value)
         self.bind(value, node)
@@ -203,18 +205,20 @@ class Tracer(compat.TorchDispatchMode):
         self._bound[id(value)] = (value, node)
         return node
 
-    def copy(self, node: fx.Node, read: Callable[[fx.Node], Any]) -> Any:
-        """Copy a call of another graph with its value; `read` gives the values here of that graph's nodes."""
+    def copy(self, node: fx.Node, gm: fx.GraphModule, read: Callable[[fx.Node], Any]) -> Any:
+        """Copy a node of `gm` with its value; `read` gives the values here of that graph's nodes."""
+        value = node.meta["val"]
+        if node.op == "placeholder":
+            meta = {key: kept for key, kept in node.meta.items() if key != "val"}
+            return self.placeholder(node.name, value, meta)
+        if node.op == "get_attr":
+            self.constants[str(node.target)] = getattr(gm, str(node.target))
+            new = self.graph.create_node("get_attr", str(node.target))
+            new.meta.update(self.new_meta())
+            self.bind(value, new)
+            return value
         args, kwargs = fx.map_arg((node.args, node.kwargs), read)
-        return self.record(node.target, args, kwargs, node.meta["val"])
-
-    def attribute(self, name: str, constant: torch.Tensor, fake: Any) -> Any:
-        """A tensor constant of another graph."""
-        self.constants[name] = constant
-        node = self.graph.create_node("get_attr", name)
-        node.meta.update(self.new_meta())
-        self.bind(fake, node)
-        return fake
+        return self.record(node.target, args, kwargs, value)
 
     # Recording
 
