@@ -10,7 +10,9 @@ After `legalize`, a printer only prints:
   the operations stay;
 - an `index_expr` is int64, or int32 where its bounds prove that it fits; then it converts, unless it is
   only compared with others that fit;
-- a reduction's source has the accumulator's dtype, and so has its result.
+- a reduction's source has the accumulator's dtype, and so has its result;
+- `check` says whether a kernel must report a value: an index out of range, an integer divided by zero;
+- nothing is read from or written to a dimension of size 0.
 
 What stays a duty of the printers: max/min/argmax/argmin reductions of floats propagate NaN, argmax and
 argmin give the first position, and integers wrap around.
@@ -58,6 +60,7 @@ def legalize(
     for value in body.values:
         legalizer.new[value] = legalizer.visit(value)
     drop_dead(legalizer.body)
+    settle_checks(legalizer.body)
     return legalizer.body, legalizer.new
 
 
@@ -101,6 +104,8 @@ class _Legalizer:
 
     def load(self, ops: Recorder, value: Value) -> Value:
         stored = self.dtypes.get(value.buffer, value.dtype)
+        if any(v.size == 0 for v in value.indirect):
+            return ops.constant(0, computation_dtype(stored))
         raw = ops.emit(
             "load",
             (),
@@ -115,6 +120,8 @@ class _Legalizer:
     def store(self, ops: Recorder, value: Value) -> Value:
         stored = self.dtypes.get(value.buffer, value.dtype)
         source = convert(ops, self.new[value.inputs[0]], stored)
+        if any(v.size == 0 for v in value.indirect):
+            return source
         if stored in HALF:
             source = _narrow(ops, source, stored)
         elif stored is torch.bool:
@@ -192,6 +199,23 @@ _STRUCTURAL: dict[str, Callable[[_Legalizer, Recorder, Value], Value]] = {
     "indirect": _Legalizer.indirect,
     "reduction": _Legalizer.reduction,
 }
+
+
+def settle_checks(body: LoopBody) -> None:
+    """Keep the checks of indices; divisions report a zero divisor, as eager does.
+
+    A divisor that depends on a masked load can be 0 in lanes that nobody looks at: it isn't reported.
+    """
+    masked: set[Value] = set()
+    for value in body.values:
+        if (value.op == "load" and value.mask is not None) or not masked.isdisjoint(value.operands):
+            masked.add(value)
+        if value.op in ("truncdiv", "fmod") and is_int(value.dtype):
+            divisor = value.inputs[1]
+            constant = divisor.op == "constant" and divisor.constant != 0
+            value.check = divisor not in masked and not constant
+        elif value.op != "indirect":
+            value.check = False
 
 
 def index_dtype(index: object, body: LoopBody) -> torch.dtype:
