@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from minicompile.codegen.expressions import INFIX, IndexWords, OpRule, by_kind, form
+from minicompile.codegen.expressions import INFIX, IndexWords, OpRule, by_kind, by_width, form
 
 CTYPES: dict[torch.dtype, str] = {
     torch.float32: "float",
@@ -68,15 +68,10 @@ INDEX_WORDS = IndexWords(
 )
 
 
-def _by_width(single: str, double: str) -> OpRule:
-    """Different words for float32 and for float64."""
-    return lambda dtype, *operands: (single if dtype is torch.float32 else double).format(*operands)
-
-
 def _libm(name: str, arity: int = 1) -> OpRule:
     """The C library's function, which ends in f for float32."""
     operands = ", ".join(f"{{{i}}}" for i in range(arity))
-    return _by_width(f"{name}f({operands})", f"{name}({operands})")
+    return by_width(f"{name}f({operands})", f"{name}({operands})")
 
 
 def _divide(sign: str, helper: str) -> OpRule:
@@ -108,17 +103,17 @@ EXPRESSIONS: dict[str, OpRule] = {
     "abs": by_kind(_libm("fabs"), form("{0} < 0 ? -{0} : {0}")),
     "sign": form("({0} > 0) - ({0} < 0)"),
     "round": _libm("rint"),
-    "rsqrt": _by_width("1.0f / sqrtf({0})", "1.0 / sqrt({0})"),
-    "reciprocal": _by_width("1.0f / {0}", "1.0 / {0}"),
-    "exp": _by_width("mc_exp({0})", "exp({0})"),
-    "log": _by_width("mc_log({0})", "log({0})"),
-    "tanh": _by_width("mc_tanh({0})", "tanh({0})"),
-    "sigmoid": _by_width("mc_sigmoid({0})", "1.0 / (1.0 + exp(-{0}))"),
-    "erf": _by_width("mc_erf({0})", "erf({0})"),
+    "rsqrt": by_width("1.0f / sqrtf({0})", "1.0 / sqrt({0})"),
+    "reciprocal": by_width("1.0f / {0}", "1.0 / {0}"),
+    "exp": by_width("mc_exp({0})", "exp({0})"),
+    "log": by_width("mc_log({0})", "log({0})"),
+    "tanh": by_width("mc_tanh({0})", "tanh({0})"),
+    "sigmoid": by_width("mc_sigmoid({0})", "1.0 / (1.0 + exp(-{0}))"),
+    "erf": by_width("mc_erf({0})", "erf({0})"),
     "isnan": form("{0} != {0}"),
-    "isinf": _by_width("fabsf({0}) == INFINITY", "fabs({0}) == INFINITY"),
+    "isinf": by_width("fabsf({0}) == INFINITY", "fabs({0}) == INFINITY"),
     # not by signbit(): gcc 12 fails on it in vector loops
-    "signbit": _by_width("mc_bits({0}) < 0", "mc_bits64({0}) < 0"),
+    "signbit": by_width("mc_bits({0}) < 0", "mc_bits64({0}) < 0"),
     "logical_not": form("!{0}"),
     "bitwise_not": form("~{0}"),
     "lshift": form("mc_lshift({0}, {1}, {bits})"),

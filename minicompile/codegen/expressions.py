@@ -9,7 +9,6 @@ import sympy
 import torch
 
 from minicompile.errors import Unsupported
-from minicompile.ops.dtypes import is_int
 from minicompile.shapes.expr import (
     Expr,
     FloorDiv,
@@ -31,7 +30,14 @@ def form(text: str) -> OpRule:
 
 def by_kind(on_float: OpRule, on_int: OpRule) -> OpRule:
     """Different words for floats and for integers."""
-    return lambda dtype, *operands: (on_int if is_int(dtype) else on_float)(dtype, *operands)
+    return lambda dtype, *operands: (on_float if dtype.is_floating_point else on_int)(
+        dtype, *operands
+    )
+
+
+def by_width(single: str, double: str) -> OpRule:
+    """Different words for float32 and for float64."""
+    return lambda dtype, *operands: (double if dtype is torch.float64 else single).format(*operands)
 
 
 INFIX: Mapping[str, OpRule] = {
@@ -92,8 +98,13 @@ class IndexPrinter:
         if expr.is_Integer:
             return str(expr), _ATOM if expr >= 0 else _SUM
         if isinstance(expr, sympy.Add):
-            terms = [self.within(term, _QUOTIENT) for term in expr.as_ordered_terms()]
-            return " + ".join(terms).replace("+ (-1)*", "- "), _SUM
+            first, *others = expr.as_ordered_terms()
+            text = self.within(first, _QUOTIENT)
+            for term in others:
+                minus = term.could_extract_minus_sign()
+                sign, size = ("-", -term) if minus else ("+", term)
+                text += f" {sign} {self.within(size, _QUOTIENT)}"
+            return text, _SUM
         if isinstance(expr, sympy.Mul):
             return "*".join(map(self.within, expr.as_ordered_factors())), _PRODUCT
         if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
