@@ -195,6 +195,11 @@ class WrapperSource(Shown):
         return self.text
 
 
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n (and at least 1)."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
 def annotated(lines: list[CodeLine]) -> str:
     """Code with the user's lines beside it, for reading in a terminal."""
     width = max((len(line.text) for line in lines), default=0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from minicompile.codegen.plan import Alternative, KernelPlan
+from minicompile.codegen.plan import Alternative, KernelPlan, power_of_two
 from minicompile.codegen.rules import contiguous_uses, count, plan_rule
 from minicompile.options import Options
 from minicompile.shapes.expr import product
@@ -21,11 +21,6 @@ LONGEST_ROW = 2**14
 
 PROGRAMS = 264
 """Programs that keep a large GPU busy: two for each of 132 multiprocessors."""
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def clamp(n: int, low: int, high: int) -> int:
