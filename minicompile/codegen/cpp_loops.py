@@ -21,9 +21,9 @@ import torch
 
 from minicompile.codegen.cpp_ops import CTYPES
 from minicompile.codegen.cpp_values import ALIGNED, Loop, ValuePrinter, is_positional
-from minicompile.codegen.phases import cone
-from minicompile.codegen.plan import KernelPlan
-from minicompile.codegen.rules import count, is_update, separates, transposed, varying
+from minicompile.codegen.phases import cone, varying
+from minicompile.codegen.plan import KernelPlan, count
+from minicompile.codegen.rules import is_update, separates, transposed
 from minicompile.scheduling.body import Value
 from minicompile.shapes.expr import Size, coefficient_of
 
@@ -150,7 +150,7 @@ class LoopPrinter(ValuePrinter):
             self.compute(values)
             return
         *outer, inner = nest
-        moving = varying(values, inner[0])
+        moving = varying(values, {inner[0]})
         inside = [v for v in values if v in moving or v.op == "store"]
         simd = self._simd(inside, inner[0])
         share_outer = count((s for _, s in outer), self.plan.hints) >= OUTER_ITERATIONS
@@ -207,8 +207,7 @@ class LoopPrinter(ValuePrinter):
         nest = self._x_loops()
         pragma = "" if self._is_split() else self._parallel(len(nest))
         with self.loops(nest, pragma):
-            length = count(self.plan.reduction_ranges.values(), self.plan.hints)
-            self._scratch(self.in_order(self.plan.stashed), "_row", length)
+            self._scratch(self.in_order(self.plan.stashed), "_row", self.plan.row_length)
             for phase in self.plan.phases:
                 if phase.level == "row":
                     self.compute(phase.values)
@@ -256,7 +255,7 @@ class LoopPrinter(ValuePrinter):
         first = self.plan.phases[0]
         if first.level != "row":
             return frozenset()
-        moving = varying(first.values, inner)
+        moving = varying(first.values, {inner})
         return frozenset(v for v in first.values if v not in moving and v.op != "store")
 
     def _carried(self) -> frozenset[Value]:

@@ -25,10 +25,11 @@ from collections.abc import Callable, Mapping
 import sympy
 import torch
 
+from minicompile.codegen.expressions import index_dtype
 from minicompile.ops.dtypes import computation_dtype, is_int
 from minicompile.ops.handler import Index
 from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead
-from minicompile.shapes.expr import FloorDiv, bounds, simplify_index
+from minicompile.shapes.expr import FloorDiv, simplify_index
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
@@ -96,7 +97,7 @@ class _Legalizer:
         for step in _steps(source.index):
             quotient = simplify_index(FloorDiv(source.index, step), self.body.all_ranges)
             if threshold % int(step) == 0 and not quotient.has(FloorDiv):
-                wide = index_dtype(quotient, self.body)
+                wide = index_dtype(quotient, self.body.all_ranges)
                 coarse = ops.emit("index_expr", (), wide, index=quotient)
                 bound = threshold // int(step) - (name in ("gt", "le"))
                 return [coarse, ops.constant(bound, wide)]
@@ -141,7 +142,7 @@ class _Legalizer:
 
     def index_expr(self, ops: Recorder, value: Value) -> Value:
         assert value.index is not None
-        wide = index_dtype(value.index, self.body)
+        wide = index_dtype(value.index, self.body.all_ranges)
         raw = ops.emit("index_expr", (), wide, index=value.index, indirect=self._indirect(value))
         return convert(ops, raw, value.dtype)
 
@@ -216,14 +217,6 @@ def settle_checks(body: LoopBody) -> None:
             value.check = divisor not in masked and not constant
         elif value.op != "indirect":
             value.check = False
-
-
-def index_dtype(index: object, body: LoopBody) -> torch.dtype:
-    """int32 where the expression provably fits for all loop variables, else int64."""
-    found = bounds(index, body.all_ranges)
-    if found is not None and all(b.is_Integer and -(2**31) <= int(b) < 2**31 for b in found):
-        return torch.int32
-    return torch.int64
 
 
 def _steps(index: Index) -> list[sympy.Integer]:
