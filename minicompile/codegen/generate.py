@@ -29,10 +29,7 @@ code_generator: Registry[CodeGenerator] = Registry(
 DEVICE_LANGUAGE: Mapping[str, Language] = {"cpu": "cpp", "cuda": "triton"}
 
 
-@code_generator("cpp")
-def generate_cpp(plans: Sequence[KernelPlan]) -> KernelModule:
-    """All kernels of a graph in one file, or in two where that compiles faster."""
-    return kernel_module(plans)
+generate_cpp = code_generator("cpp")(kernel_module)
 
 
 @code_generator("triton")

@@ -10,7 +10,9 @@ After `legalize`, a printer only prints:
   the operations stay;
 - an `index_expr` is int64, or int32 where its bounds prove that it fits; then it converts, unless it is
   only compared with others that fit;
-- a reduction's source has the accumulator's dtype, and so has its result.
+- a reduction's source has the accumulator's dtype, and so has its result;
+- `check` says whether a kernel must report a value: an index out of range, an integer divided by zero;
+- nothing is read from or written to a dimension of size 0.
 
 What stays a duty of the printers: max/min/argmax/argmin reductions of floats propagate NaN, argmax and
 argmin give the first position, and integers wrap around.
@@ -23,10 +25,11 @@ from collections.abc import Callable, Mapping
 import sympy
 import torch
 
+from minicompile.codegen.expressions import index_dtype
 from minicompile.ops.dtypes import computation_dtype, is_int
 from minicompile.ops.handler import Index
 from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead
-from minicompile.shapes.expr import FloorDiv, bounds, simplify_index
+from minicompile.shapes.expr import FloorDiv, simplify_index
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
@@ -58,6 +61,7 @@ def legalize(
     for value in body.values:
         legalizer.new[value] = legalizer.visit(value)
     drop_dead(legalizer.body)
+    settle_checks(legalizer.body)
     return legalizer.body, legalizer.new
 
 
@@ -93,7 +97,7 @@ class _Legalizer:
         for step in _steps(source.index):
             quotient = simplify_index(FloorDiv(source.index, step), self.body.all_ranges)
             if threshold % int(step) == 0 and not quotient.has(FloorDiv):
-                wide = index_dtype(quotient, self.body)
+                wide = index_dtype(quotient, self.body.all_ranges)
                 coarse = ops.emit("index_expr", (), wide, index=quotient)
                 bound = threshold // int(step) - (name in ("gt", "le"))
                 return [coarse, ops.constant(bound, wide)]
@@ -101,6 +105,8 @@ class _Legalizer:
 
     def load(self, ops: Recorder, value: Value) -> Value:
         stored = self.dtypes.get(value.buffer, value.dtype)
+        if any(v.size == 0 for v in value.indirect):
+            return ops.constant(0, computation_dtype(stored))
         raw = ops.emit(
             "load",
             (),
@@ -115,6 +121,8 @@ class _Legalizer:
     def store(self, ops: Recorder, value: Value) -> Value:
         stored = self.dtypes.get(value.buffer, value.dtype)
         source = convert(ops, self.new[value.inputs[0]], stored)
+        if any(v.size == 0 for v in value.indirect):
+            return source
         if stored in HALF:
             source = _narrow(ops, source, stored)
         elif stored is torch.bool:
@@ -134,7 +142,7 @@ class _Legalizer:
 
     def index_expr(self, ops: Recorder, value: Value) -> Value:
         assert value.index is not None
-        wide = index_dtype(value.index, self.body)
+        wide = index_dtype(value.index, self.body.all_ranges)
         raw = ops.emit("index_expr", (), wide, index=value.index, indirect=self._indirect(value))
         return convert(ops, raw, value.dtype)
 
@@ -194,12 +202,21 @@ _STRUCTURAL: dict[str, Callable[[_Legalizer, Recorder, Value], Value]] = {
 }
 
 
-def index_dtype(index: object, body: LoopBody) -> torch.dtype:
-    """int32 where the expression provably fits for all loop variables, else int64."""
-    found = bounds(index, body.all_ranges)
-    if found is not None and all(b.is_Integer and -(2**31) <= int(b) < 2**31 for b in found):
-        return torch.int32
-    return torch.int64
+def settle_checks(body: LoopBody) -> None:
+    """Keep the checks of indices; divisions report a zero divisor, as eager does.
+
+    A divisor that depends on a masked load can be 0 in lanes that nobody looks at: it isn't reported.
+    """
+    masked: set[Value] = set()
+    for value in body.values:
+        if (value.op == "load" and value.mask is not None) or not masked.isdisjoint(value.operands):
+            masked.add(value)
+        if value.op in ("truncdiv", "fmod") and is_int(value.dtype):
+            divisor = value.inputs[1]
+            constant = divisor.op == "constant" and divisor.constant != 0
+            value.check = divisor not in masked and not constant
+        elif value.op != "indirect":
+            value.check = False
 
 
 def _steps(index: Index) -> list[sympy.Integer]:

@@ -8,6 +8,7 @@ all their uses. What the real compiler does with its CSE and store caches while 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ from minicompile.ops.handler import Index
 from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead
 from minicompile.scheduling.nodes import FusedSchedulerNode
 from minicompile.shapes.expr import loop_symbol, same
+
+_, _, _, _, *COPIED = (field.name for field in dataclasses.fields(Value))
+"""What a value has besides its operation, inputs, dtype and origins."""
 
 
 @dataclass(frozen=True)
@@ -41,22 +45,6 @@ def merge(
         merger.add(body, level == "elem")
     drop_dead(merger.body)
     return Merged(merger.body, frozenset(merger.every))
-
-
-def loop_level(body: LoopBody, every: Collection[Value] = ()) -> frozenset[Value]:
-    """The values that differ for each r: their index has a reduction variable, or an operand does.
-
-    A reduction takes loop level to row level: its result is not in the set.
-    """
-    variables = frozenset(body.reduction_ranges)
-    found: set[Value] = set()
-    for value in body.values:
-        if value.op == "reduction":
-            continue
-        varies = value.index is not None and not variables.isdisjoint(value.index.free_symbols)
-        if varies or value in every or any(v in found for v in value.operands):
-            found.add(value)
-    return frozenset(found)
 
 
 class _Merger:
@@ -96,21 +84,8 @@ class _Merger:
         self, value: Value, copies: Mapping[Value, Value], index: Index | None, **fields: object
     ) -> Value:
         fresh = value.copy(copies, index)
-        return self.ops.at(value.origins).emit(
-            fresh.op,
-            fresh.inputs,
-            fresh.dtype,
-            buffer=fresh.buffer,
-            index=fresh.index,
-            mask=fresh.mask,
-            constant=fresh.constant,
-            kind=fresh.kind,
-            symbol=fields.get("symbol", fresh.symbol),
-            size=fresh.size,
-            check=fresh.check,
-            wrap_negative=fresh.wrap_negative,
-            indirect=fresh.indirect,
-        )
+        copied = {name: getattr(fresh, name) for name in COPIED} | fields
+        return self.ops.at(value.origins).emit(fresh.op, fresh.inputs, fresh.dtype, **copied)
 
     def _load(self, value: Value, copies: Mapping[Value, Value], index: Index | None) -> Value:
         if value.buffer not in self.stored:

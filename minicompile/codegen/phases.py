@@ -15,12 +15,38 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+import sympy
+
 from minicompile.codegen.plan import Phase
 from minicompile.ops.table import POINTWISE
 from minicompile.scheduling.body import LoopBody, Value, users
 
 STASH_COST = 3
 """Values cheaper than this are computed again rather than kept."""
+
+
+def varying(
+    values: Iterable[Value], variables: Collection[sympy.Symbol], more: Collection[Value] = ()
+) -> frozenset[Value]:
+    """The values that differ with the loop variables: their index has one, or an operand differs."""
+    found = set(more)
+    for value in values:
+        moves = value.index is not None and not value.index.free_symbols.isdisjoint(variables)
+        if moves or not found.isdisjoint(value.operands):
+            found.add(value)
+    return frozenset(found)
+
+
+def loop_level(body: LoopBody, every: Collection[Value] = ()) -> frozenset[Value]:
+    """The values that differ for each r, and those in `every`.
+
+    A reduction takes loop level to row level: its result is not in the set.
+    """
+    found = set(every)
+    for value in body.values:
+        if value.op != "reduction":
+            found |= varying([value], body.reduction_ranges, found)
+    return frozenset(found)
 
 
 def stages(body: LoopBody, loop: Collection[Value]) -> dict[Value, int]:

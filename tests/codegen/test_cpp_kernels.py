@@ -8,7 +8,7 @@ import pytest
 import sympy
 import torch
 
-from minicompile.codegen.cpp import generate_module, print_kernel
+from minicompile.codegen.cpp import kernel_module, print_kernel
 from minicompile.codegen.plan import KernelPlan
 from minicompile.options import Options
 from minicompile.runtime.build import processor_features, start_build
@@ -21,7 +21,7 @@ F32, F64, BF16, I64, BOOL = torch.float32, torch.float64, torch.bfloat16, torch.
 
 def run(plan: KernelPlan, tensors: dict[str, torch.Tensor], *sizes: int) -> None:
     """Build one kernel and call it."""
-    text, _ = generate_module([plan])
+    text = kernel_module([plan]).text
     call = bind(start_build(text, Options()).result(), plan)
     call(*(tensors[a.buffer] for a in plan.arguments), *sizes)
 
@@ -115,7 +115,7 @@ def reductions() -> dict[Any, tuple[KernelPlan, Any]]:
         result = I64 if kind.startswith("arg") else dtype
         p = one_reduction(kind, *size, dtype, result, across)
         plans[kind, dtype, across, size] = p.plan(position=i)
-    text, _ = generate_module(list(plans.values()))
+    text = kernel_module(list(plans.values())).text
     module = start_build(text, Options()).result()
     return {key: (plan, bind(module, plan)) for key, plan in plans.items()}
 
@@ -381,7 +381,7 @@ def test_one_kernel_runs_for_many_sizes() -> None:
     s0 = size_symbol("s0")
     plan = softmax(s0, 24, hints={s0: 8}).plan(["amax", "total"])
     assert plan.sizes == (s0,)
-    text, _ = generate_module([plan])
+    text = kernel_module([plan]).text
     call = bind(start_build(text, Options()).result(), plan)
     for rows in (1, 3, 3000):
         x = special(rows, 24)
@@ -396,7 +396,7 @@ def test_reductions_over_a_symbolic_range(hint: int) -> None:
     for across in (False, True):
         size = (s0, 12) if across else (3, s0)
         plan = one_reduction("sum", *size, F32, F32, across, hints={s0: hint}).plan()
-        text, _ = generate_module([plan])
+        text = kernel_module([plan]).text
         call = bind(start_build(text, Options()).result(), plan)
         for n in (1, 77, 20_000, 300_001):
             x = special(n, 12) if across else special(3, n)
@@ -475,7 +475,7 @@ def test_rows_of_any_length_reduce_in_lanes(columns: int) -> None:
 def test_row_reductions_run_on_processors_without_wide_vectors() -> None:
     """The helpers are plain C with vector types: without AVX they give the same."""
     plan = softmax(5, 100).plan(["amax", "total"])
-    text, _ = generate_module([plan])
+    text = kernel_module([plan]).text
     options = Options(cpp_flags=("-mno-avx512f", "-mno-avx", "-mno-fma", "-mno-avx2"))
     x = special(5, 100)
     out = torch.empty_like(x)
