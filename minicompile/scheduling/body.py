@@ -19,7 +19,7 @@ mask, arithmetic happens everywhere, and a `where` picks. The real compiler: tor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -106,27 +106,18 @@ class LoopBody(Shown):
     def origins(self) -> Origins:
         return union(v.origins for v in self.values)
 
+    def indices(self) -> list[Index]:
+        """The distinct index expressions."""
+        return list(dict.fromkeys(v.index for v in self.values if v.index is not None))
+
     def reindexed(
         self,
-        mapping: Mapping[sympy.Symbol, Index],
+        moved: Callable[[Index], Index],
         ranges: dict[sympy.Symbol, Size],
         reduction_ranges: dict[sympy.Symbol, Size],
     ) -> LoopBody:
-        """The same body over other loop variables: `mapping` gives each old one in terms of new ones."""
-        fresh = {**ranges, **reduction_ranges}
-        indices = {
-            index: simplify_index(index.xreplace(dict(mapping)), fresh)
-            for index in dict.fromkeys(iterate_indices(self))
-        }
-        return self.with_indices(indices, ranges, reduction_ranges)
-
-    def with_indices(
-        self,
-        indices: Mapping[Index, Index],
-        ranges: dict[sympy.Symbol, Size],
-        reduction_ranges: dict[sympy.Symbol, Size],
-    ) -> LoopBody:
-        """The same body over other loop variables: `indices` gives the new form of each index."""
+        """The same body over other loop variables: `moved` gives the new form of an index."""
+        indices = {index: moved(index) for index in self.indices()}
         copies: dict[Value, Value] = {}
         out = LoopBody(self.name, ranges, reduction_ranges)
         for value in self.values:
@@ -410,10 +401,3 @@ def users(values: list[Value]) -> dict[Value, list[Value]]:
         for operand in value.operands:
             found[operand].append(value)
     return found
-
-
-def iterate_indices(body: LoopBody) -> Iterator[Index]:
-    """Every index expression of the body."""
-    for value in body.values:
-        if value.index is not None:
-            yield value.index
