@@ -44,7 +44,7 @@ class FusionContext:
 
     graph: LoopGraph
     options: Options
-    readers: Mapping[str, frozenset[str]]
+    readers: Mapping[str, set[str]]
     """Names of the nodes that read each buffer."""
     kept: frozenset[str]
     """Buffers that must reach memory whoever reads them: graph outputs, scatter targets and results."""
