@@ -159,10 +159,17 @@ def is_fixed_name(module: str) -> bool:
 
 def lookup(cls: type, name: str) -> Any:
     """What the class or its bases define under a name, without running descriptors. Raises KeyError."""
+    for owner in cls.__mro__:
+        namespace = owner.__dict__
+        if name in namespace:
+            return namespace[name]
+    raise KeyError(name)
+
+
+def find(cls: type, name: str) -> Any:
+    """`lookup`, but MISSING if nothing is defined."""
     owner = owner_of(cls, name)
-    if owner is None:
-        raise KeyError(name)
-    return owner.__dict__[name]
+    return MISSING if owner is None else owner.__dict__[name]
 
 
 def owner_of(cls: type, name: str) -> type | None:
