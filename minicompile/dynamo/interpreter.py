@@ -13,6 +13,7 @@ The real compiler: torch/_dynamo/symbolic_convert.py.
 from __future__ import annotations
 
 import builtins
+import dis
 import functools
 import operator
 import sys
@@ -60,11 +61,6 @@ bytecode: Registry[Handler] = Registry("bytecode", "normalised opname -> what th
 class Frame:
     """One activation of a Python function inside the interpreter."""
 
-    __slots__ = (
-        *("world", "function", "program", "fast", "stack", "pc", "current", "result", "finished"),
-        *("handled", "parent", "depth", "namespace", "module_path"),
-    )
-
     def __init__(
         self,
         world: Interpreter,
@@ -90,8 +86,7 @@ class Frame:
 
     @property
     def builtins(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.function.__builtins__  # type: ignore[attr-defined]
-        return found
+        return self.function.__builtins__  # type: ignore[attr-defined]
 
     @property
     def line(self) -> SourceLine:
@@ -176,9 +171,9 @@ class TracedGenerator:
 
     def throw(self, error: Any, value: Any = None, traceback: Any = None) -> Any:
         if isinstance(error, type):
-            error = (
-                error() if value is None else value if isinstance(value, error) else error(value)
-            )
+            if not isinstance(value, error):
+                value = error() if value is None else error(value)
+            error = value
         return self._resume(None, error)
 
     def close(self) -> None:
@@ -235,41 +230,20 @@ class TracedGenerator:
         return result
 
 
-BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "&": operator.and_,
-    "//": operator.floordiv,
-    "<<": operator.lshift,
-    "@": operator.matmul,
-    "*": operator.mul,
-    "%": operator.mod,
-    "|": operator.or_,
-    "**": operator.pow,
-    ">>": operator.rshift,
-    "-": operator.sub,
-    "/": operator.truediv,
-    "^": operator.xor,
-    "+=": operator.iadd,
-    "&=": operator.iand,
-    "//=": operator.ifloordiv,
-    "<<=": operator.ilshift,
-    "@=": operator.imatmul,
-    "*=": operator.imul,
-    "%=": operator.imod,
-    "|=": operator.ior,
-    "**=": operator.ipow,
-    ">>=": operator.irshift,
-    "-=": operator.isub,
-    "/=": operator.itruediv,
-    "^=": operator.ixor,
-}
+_OPERATORS = (
+    "+ add, - sub, * mul, / truediv, // floordiv, % mod, ** pow, @ matmul, << lshift, >> rshift, "
+    "& and, | or, ^ xor, < lt, <= le, == eq, != ne, > gt, >= ge"
+)
+METHOD_OF = dict(pair.split() for pair in _OPERATORS.split(", "))
+"""The dunder method behind each operator, without its underscores."""
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    ">=": operator.ge,
+    symbol: getattr(operator, METHOD_OF[symbol]) for symbol in dis.cmp_op
+}
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    f"{symbol}{suffix}": getattr(operator, f"__{prefix}{name}__")
+    for prefix, suffix in (("", ""), ("i", "="))
+    for symbol, name in METHOD_OF.items()
+    if symbol not in COMPARE
 }
 UNARY: dict[str, Callable[[Any], Any]] = {
     "-": operator.neg,
@@ -353,9 +327,8 @@ class Interpreter:
         cls = self.load_cell(frame.fast[frame.program.slots.index("__class__")])
         first = frame.fast[0]
         # The first parameter lives in a cell when a nested function uses it.
-        return super_object(
-            cls, self.load_cell(first) if isinstance(first, types.CellType) else first
-        )
+        instance = self.load_cell(first) if isinstance(first, types.CellType) else first
+        return super(cls, instance)
 
     def build_class(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`class` statements: run the body on a fresh namespace, then call the metaclass."""
@@ -486,69 +459,50 @@ class Interpreter:
         return isinstance(error, kind)
 
 
-def super_object(cls: type, instance: Any) -> Any:
-    return super(cls, instance)
-
-
 def bind(
     world: Interpreter, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Any]:
     """Arguments in fast slots, as CPython binds them. Raises TypeError as CPython would."""
+
+    def wrong(problem: str) -> NoReturn:
+        raise TypeError(f"{function.__qualname__}() {problem}")
+
     code = function.__code__
-    positional, keyword_only = code.co_argcount, code.co_kwonlyargcount
-    names = code.co_varnames
-    fast: list[Any] = [UNBOUND] * len(slots_of(code))
+    names, positional = code.co_varnames, code.co_argcount
+    after = positional + code.co_kwonlyargcount
+    fast: list[Any] = [UNBOUND] * len(world.program(code).slots)
     given = len(args)
     fast[: min(given, positional)] = args[:positional]
-    after = positional + keyword_only
     if code.co_flags & 0x04:  # *args
-        fast[after] = tuple(args[positional:])
-        after += 1
+        fast[after] = args[positional:]
     elif given > positional:
-        raise TypeError(
-            f"{function.__qualname__}() takes {positional} positional arguments but {given} were given"
-        )
+        wrong(f"takes {positional} positional arguments but {given} were given")
     extra: dict[str, Any] | None = None
     if code.co_flags & 0x08:  # **kwargs
-        extra = fast[after] = {}
-    if kwargs:
-        by_name = parameter_slots(code)
-        for name, value in kwargs.items():
-            slot = by_name.get(name)
-            if slot is None:
-                if extra is None:
-                    raise TypeError(
-                        f"{function.__qualname__}() got an unexpected keyword argument {name!r}"
-                    )
-                extra[name] = value
-            elif fast[slot] is not UNBOUND:
-                raise TypeError(
-                    f"{function.__qualname__}() got multiple values for argument {name!r}"
-                )
-            else:
-                fast[slot] = value
-    if given < positional:
-        defaults = len(function.__defaults__ or ())
-        for slot in range(given, positional):
-            if fast[slot] is UNBOUND:
-                if slot < positional - defaults:
-                    raise TypeError(
-                        f"{function.__qualname__}() missing required argument {names[slot]!r}"
-                    )
-                fast[slot] = world.default(function, slot - (positional - defaults))
-    for slot in range(positional, positional + keyword_only):
+        extra = fast[after + bool(code.co_flags & 0x04)] = {}
+    by_name = parameter_slots(code) if kwargs else {}
+    for name, value in kwargs.items():
+        slot = by_name.get(name)
+        if slot is not None and fast[slot] is not UNBOUND:
+            wrong(f"got multiple values for argument {name!r}")
+        elif slot is not None:
+            fast[slot] = value
+        elif extra is not None:
+            extra[name] = value
+        else:
+            wrong(f"got an unexpected keyword argument {name!r}")
+    first_default = positional - len(function.__defaults__ or ())
+    for slot in range(given, positional):
+        if fast[slot] is UNBOUND:
+            if slot < first_default:
+                wrong(f"missing required argument {names[slot]!r}")
+            fast[slot] = world.default(function, slot - first_default)
+    for slot in range(positional, after):
         if fast[slot] is UNBOUND:
             fast[slot] = world.keyword_default(function, names[slot])
             if fast[slot] is UNBOUND:
-                raise TypeError(
-                    f"{function.__qualname__}() missing required keyword-only argument {names[slot]!r}"
-                )
+                wrong(f"missing required keyword-only argument {names[slot]!r}")
     return fast
-
-
-@functools.lru_cache(maxsize=4096)
-def slots_of(code: types.CodeType) -> tuple[str, ...]:
-    return decode(code).slots
 
 
 @functools.lru_cache(maxsize=4096)

@@ -10,20 +10,10 @@ from minicompile.dynamo.interpreter import NULL, UNBOUND, Frame, bytecode
 # -- generators
 
 
-@bytecode("RETURN_GENERATOR")
-def return_generator(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(None)
-
-
 @bytecode("YIELD_VALUE")
 def yield_value(frame: Frame, ins: Instruction) -> bool:
     frame.result = frame.stack.pop()
     return True
-
-
-@bytecode("GET_YIELD_FROM_ITER")
-def get_yield_from_iter(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(frame.world.iterate(frame.stack.pop()))
 
 
 @bytecode("SEND")
@@ -108,11 +98,6 @@ def check_exc_match(frame: Frame, ins: Instruction) -> None:
     frame.stack.append(frame.world.exception_matches(frame.stack[-1], kind))
 
 
-@bytecode("LOAD_ASSERTION_ERROR")
-def load_assertion_error(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(AssertionError)
-
-
 @bytecode("BEFORE_WITH")
 def before_with(frame: Frame, ins: Instruction) -> None:
     world, manager = frame.world, frame.stack.pop()
@@ -121,8 +106,7 @@ def before_with(frame: Frame, ins: Instruction) -> None:
         raise TypeError(
             f"{type(manager).__name__!r} object does not support the context manager protocol"
         )
-    frame.stack.append(leave)
-    frame.stack.append(world.call(enter, (), {}))
+    frame.stack.extend((leave, world.call(enter, (), {})))
 
 
 @bytecode("WITH_EXCEPT_START")
@@ -132,12 +116,6 @@ def with_except_start(frame: Frame, ins: Instruction) -> None:
 
 
 # -- imports and pattern matching
-
-
-@bytecode("IMPORT_NAME")
-def import_name(frame: Frame, ins: Instruction) -> None:
-    level, fromlist = frame.popn(2)
-    frame.stack.append(frame.world.import_name(frame, ins.value, fromlist, level))
 
 
 @bytecode("IMPORT_FROM")
@@ -150,16 +128,13 @@ def get_len(frame: Frame, ins: Instruction) -> None:
     frame.stack.append(frame.world.call(len, (frame.stack[-1],), {}))
 
 
-@bytecode("MATCH_SEQUENCE")
-def match_sequence(frame: Frame, ins: Instruction) -> None:
-    flags = type(frame.stack[-1]).__flags__
-    frame.stack.append(bool(flags & (1 << 5)))  # Py_TPFLAGS_SEQUENCE
+PATTERN_FLAGS = {"MATCH_SEQUENCE": 1 << 5, "MATCH_MAPPING": 1 << 6, "MATCH_SELF": 1 << 22}
+"""Py_TPFLAGS_SEQUENCE, Py_TPFLAGS_MAPPING, and the flag of classes like int that match the subject itself."""
 
 
-@bytecode("MATCH_MAPPING")
-def match_mapping(frame: Frame, ins: Instruction) -> None:
-    flags = type(frame.stack[-1]).__flags__
-    frame.stack.append(bool(flags & (1 << 6)))  # Py_TPFLAGS_MAPPING
+@bytecode("MATCH_SEQUENCE", "MATCH_MAPPING")
+def match_kind(frame: Frame, ins: Instruction) -> None:
+    frame.stack.append(bool(type(frame.stack[-1]).__flags__ & PATTERN_FLAGS[ins.opname]))
 
 
 @bytecode("MATCH_KEYS")
@@ -185,9 +160,7 @@ def _match_class(
         return None
     if positional:
         own = getattr(cls, "__match_args__", None)
-        if (
-            own is None and positional == 1 and cls.__flags__ & (1 << 22)
-        ):  # Py_TPFLAGS match on the subject itself
+        if own is None and positional == 1 and cls.__flags__ & PATTERN_FLAGS["MATCH_SELF"]:
             return (subject, *(world.load_attr(subject, name) for name in names))
         if own is None or len(own) < positional:
             raise TypeError(
