@@ -41,8 +41,8 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 LOOPS = {prims.iota, prims.convert_element_type} | aten_ops(
-    "sum prod mean amax amin any all argmax argmin var_mean cat clone index index_select embedding gather flip full "
-    "constant_pad_nd select_scatter slice_scatter sym_size"
+    "sum prod mean amax amin any all argmax argmin var_mean cat clone index index_select "
+    "embedding gather flip full constant_pad_nd select_scatter slice_scatter sym_size"
 )
 """Operators besides views and pointwise ones that become loops of our own, which fusion can merge
 with others.

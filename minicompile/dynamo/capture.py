@@ -10,7 +10,7 @@ import gc
 import inspect
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,7 @@ from minicompile.dynamo.outside import MODULE_TABLES
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import Capture, Guard, Source
-from minicompile.dynamo.sizes import Sizes, any_marked
+from minicompile.dynamo.sizes import any_marked, free_dims
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import CONTAINERS, IDENTITY_TYPES, UserError, VariableTracker
 from minicompile.errors import Unsupported
@@ -31,18 +31,21 @@ from minicompile.ops.origin import SourceLine
 
 @dataclass
 class CapturedFrame:
-    """A Capture, and the code that runs it again: fetch inputs, rebuild the result, replay writes."""
+    """A Capture, and the code that runs it again."""
 
     capture: Capture
     code: SourceCode
+    """The names that generated code uses; `code.held`: objects that the cache entry holds."""
+    own_inputs: int
+    """So many inputs come from the call's arguments; the others from objects that the entry holds."""
+    tensors_hold: Callable[..., bool]
+    """Guards on all inputs together."""
     before: list[str]
-    kept_inputs: dict[int, str]
-    lines: list[str]
-    result: str
-    effects: list[str]
-    reals: list[torch.Tensor]
-    """The inputs of the call that was captured, in placeholder order."""
+    """Lines that run before the graph: they read outside objects."""
+    after: list[str]
+    """Lines that rebuild the result from `out`, replay writes, and return."""
     changes_state: bool
+    """Whether the graph sets grad mode or autocast."""
 
 
 def capture_frame(
@@ -58,13 +61,8 @@ def capture_frame(
     """
     if compat.active_modes():
         raise Unsupported("a torch function mode or dispatch mode is active")
-    recorder = Recorder(
-        symbolic=bool(dynamic) or (dynamic is None and any_marked(list(values.values())))
-    )
-    if recorder.symbolic:
-        from minicompile.shapes.env import ShapeEnv
-
-        recorder.sizes = Sizes(ShapeEnv(), recorder.mode, bool(dynamic))
+    marked = dynamic is None and any_marked(values)
+    recorder = Recorder(marked or bool(dynamic), bool(dynamic))
     tracer = Tracer(recorder, function)
     tracer.definition = definition_of(values.get("self"))
     facts = compat.global_facts()
@@ -112,13 +110,11 @@ def deep_stack() -> Iterator[None]:
 @contextlib.contextmanager
 def restored_state() -> Iterator[None]:
     """Grad mode and autocast as before, whatever the captured frame set."""
-    grad = torch.is_grad_enabled()
-    devices = ("cpu", "cuda")
+    grad, cache = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
     cast = [
         (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-        for device in devices
+        for device in ("cpu", "cuda")
     ]
-    cache = torch.is_autocast_cache_enabled()
     try:
         yield
     finally:
@@ -130,24 +126,18 @@ def restored_state() -> Iterator[None]:
 
 
 def finish(tracer: Tracer, returned: Any, name: str) -> CapturedFrame:
-    recorder = tracer.recorder
+    recorder, sizes = tracer.recorder, tracer.recorder.sizes
     check_memory(tracer)
-    if tracer.written:
-        guard_aliases(tracer)
-    sizes = recorder.sizes
+    guard_aliases(tracer)
     guards = (*tracer.guards.values(), *(sizes.guards() if sizes is not None else ()))
-    code = SourceCode(tracer.held, types_from(guards))
-    held = held_sources(guards)
-    rebuild = Rebuild(tracer, code)
+    code = SourceCode({**tracer.held, **identical_arguments(guards)}, types_from(guards))
+    inputs = recorder.input_trackers
+    inputs.sort(key=lambda tracker: is_held(tracker.source, code.held))
+    rebuild = Rebuild(tracer, code.part("o"))
     result = rebuild.expression(returned)
-    effects = rebuild.side_effects()
-    before_order = [graph_input.source for graph_input in recorder.inputs]
-    graph = recorder.build(
-        rebuild.outputs, "graph", lambda graph_input: not is_held(graph_input.source, held)
-    )
-    order = [before_order.index(graph_input.source) for graph_input in recorder.inputs]
-    kept = {order.index(position): variable for position, variable in rebuild.kept_inputs.items()}
-    tracer.log.freeze()
+    stores = rebuild.side_effects()
+    graph = recorder.build(rebuild.outputs, "graph")
+    tracer.log.names = [node.name for node in recorder.calls]
     capture = Capture(
         name=name,
         graph=graph,
@@ -160,56 +150,51 @@ def finish(tracer: Tracer, returned: Any, name: str) -> CapturedFrame:
         grad_enabled=torch.is_grad_enabled(),
         shape_env=sizes.env if sizes is not None and sizes.first else None,
     )
-    reals = [tracker.real for tracker in recorder.input_trackers if tracker.real is not None]
+    kept = [f"{name} = inputs[{position}]" for position, name in rebuild.kept_inputs.items()]
+    free = {i: dims for i, tracker in enumerate(inputs) if (dims := free_dims(tracker.value))}
     return CapturedFrame(
         capture,
         code,
-        rebuild.before,
-        kept,
-        rebuild.lines,
-        result,
-        effects,
-        reals,
-        recorder.changes_state,
+        own_inputs=sum(not is_held(tracker.source, code.held) for tracker in inputs),
+        tensors_hold=compat.tensor_guards([*map(real_of, inputs)], free),
+        before=[*rebuild.code.lines, *kept],
+        after=[*rebuild.lines, f"result = {result}", *stores, "return result"],
+        changes_state=recorder.changes_state,
     )
 
 
-def held_sources(guards: tuple[Guard, ...]) -> set[Source]:
+def identical_arguments(guards: Iterable[Guard]) -> dict[Source, Any]:
     """Arguments guarded to be one particular object: what lies below them is reached without them."""
     return {
-        guard.sources[0] for guard in guards if guard.kind == "identity" and guard.sources[0].kind == "local"
-    }  # fmt: skip
+        guard.sources[0]: guard.expected
+        for guard in guards
+        if guard.kind == "identity" and guard.sources[0].kind == "local"
+    }
 
 
-def is_held(source: Source, identical: set[Source]) -> bool:
+def is_held(source: Source | None, held: dict[Source, Any]) -> bool:
     """Whether a path starts at an object that the cache entry holds."""
-    step: Source | None = source
-    while step is not None:
-        if step.kind == "held" or step in identical:
-            return True
-        step = step.base
-    return False
+    while source is not None and source not in held:
+        source = source.base
+    return source is not None
 
 
 def check_memory(tracer: Tracer) -> None:
     """Inputs that the graph changes must share memory with no other input, now and later."""
-    inputs, mutated = tracer.recorder.inputs, tracer.recorder.mutated_inputs()
-    reals = [tracker.real for tracker in tracer.recorder.input_trackers]
-    for number in mutated:
-        real = reals[number]
-        if real is None:
-            continue
-        others = [i for i, other in enumerate(reals) if other is not None and i != number]
-        own = compat.storage_id(real)
-        shared = [i for i in others if compat.storage_id(reals[i]) == own]  # type: ignore[arg-type]
-        if shared:
-            raise Unsupported(
-                f"{inputs[number].source} is changed and shares memory with {inputs[shared[0]].source}",
-                hint="clone one of them",
-            )
+    for mutated in tracer.recorder.mutated_inputs():
+        others = [other for other in tracer.recorder.input_trackers if other is not mutated]
+        for other in others:
+            if compat.storage_id(real_of(other)) == compat.storage_id(real_of(mutated)):
+                reason = f"{mutated.source} is changed and shares memory with {other.source}"
+                raise Unsupported(reason, hint="clone one of them")
         if others:
-            sources = (inputs[number].source, *(inputs[i].source for i in others))
+            sources = (mutated.source, *(other.source for other in others))
             tracer.relate("no_overlap", sources, "changed by the graph")
+
+
+def real_of(tracker: VariableTracker) -> torch.Tensor:
+    assert tracker.real is not None
+    return tracker.real
 
 
 def guard_aliases(tracer: Tracer) -> None:
@@ -217,29 +202,22 @@ def guard_aliases(tracer: Tracer) -> None:
     for written in tracer.written:
         kind = family(tracer, written)
         others = [
-            tracker.source for tracker in tracer.trackers.values()
+            tracker.source
+            for tracker in tracer.trackers.values()
             if tracker is not written and kind is not None and family(tracer, tracker) is kind
-        ]  # fmt: skip
+        ]
         if others:
-            tracer.relate(
-                "distinct",
-                tuple(dict.fromkeys((written.source, *others))),
-                "one of them is changed",
-            )
+            sources = tuple(dict.fromkeys((written.source, *others)))
+            tracer.relate("distinct", sources, "one of them is changed")
 
 
 def family(tracer: Tracer, tracker: VariableTracker) -> type | None:
     """Outside objects of one family could become one object; None for those whose identity is guarded."""
     source, value = tracker.source, tracker.value
-    if source.kind == "held" or tracker.real is not None or isinstance(value, IDENTITY_TYPES):
-        return None
     if source.kind == "namespace":
-        owner = next(
-            (other for other in tracer.trackers.values() if other.source is source.base), None
-        )
-        return (
-            None if owner is None or isinstance(owner.value, IDENTITY_TYPES) else type(owner.value)
-        )
-    if source.kind == "attribute" and source.key in MODULE_TABLES:
-        return None
-    return type(value) if isinstance(value, CONTAINERS) else None
+        owners = (other for other in tracer.trackers.values() if other.source is source.base)
+        value = next((owner.value for owner in owners), None)
+        return None if value is None or isinstance(value, IDENTITY_TYPES) else type(value)
+    module_table = source.kind == "attribute" and source.key in MODULE_TABLES
+    guarded = source.kind == "held" or module_table or isinstance(value, IDENTITY_TYPES)
+    return type(value) if isinstance(value, CONTAINERS) and not guarded else None

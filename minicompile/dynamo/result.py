@@ -25,29 +25,38 @@ if TYPE_CHECKING:
     from minicompile.ops.graph import Graph
 
 
+SOURCE_KINDS: dict[str, tuple[str, str]] = {
+    # the base is a function
+    "cell": ("{base}.<cell {key}>", "closure_cell({base}, {key!r}).cell_contents"),
+    "default": ("{base}.<default {key}>", "{base}.__defaults__[{key}]"),
+    "keyword_default": ("{base}.<default {key}>", "{base}.__kwdefaults__[{key!r}]"),
+    # the base is an object with a `__dict__`; the tables are nn.Module's
+    "attribute": ("{base}.{key}", "{namespace}[{key!r}]"),
+    "namespace": ("{base}.__dict__", "{namespace}"),
+    "parameter": ("{base}.{key}", "member({namespace}, '_parameters', {key!r})"),
+    "buffer": ("{base}.{key}", "member({namespace}, '_buffers', {key!r})"),
+    "submodule": ("{base}.{key}", "member({namespace}, '_modules', {key!r})"),
+    # the base is a module's globals, a container, a class, an object of a C type, a ContextVar, a weak
+    # reference, a tensor
+    "global": ("{base}.{key}", "{base}[{key!r}]"),
+    "item": ("{base}[{key}]", "{base}[{key!r}]"),
+    "class_attribute": ("{base}.{key}", "lookup({base}, {key!r})"),
+    "slot": ("{base}.{key}", "{base}.{key}"),
+    "context": ("{base}.get()", "{base}.get()"),
+    "referent": ("{base}()", "{base}()"),
+    "size": ("{base}.shape[{key}]", "{base}.shape[{key}]"),
+    # no base: an argument; an object that the cache entry holds (a module's globals, a class)
+    "local": ("{key}", "L_{key}"),
+    "held": ("{key}", "{key}"),
+}
+"""Each kind of source: how it reads, and the Python that fetches it (`guards.SourceCode`)."""
+
+
 @dataclass(frozen=True, eq=False)
 class Source(Shown):
     """Where a value lives at run time, as a path from the frame: `self.blocks[0].weight`.
 
-    `base` is the value it is reached from (None for a local, or a cell or global of the frame itself).
-
-    | kind | key | fetched as |
-    | --- | --- | --- |
-    | local | name | the argument |
-    | held | label | an object that the cache entry holds: a module's globals, a class |
-    | cell | name | contents of a closure cell (`base` is the function) |
-    | attribute | name | `base.__dict__[name]` |
-    | namespace | | `base.__dict__` |
-    | item | index or key | `base[key]` |
-    | global | name | `base[name]`, base being a module's globals |
-    | parameter, buffer, submodule | name | an nn.Module's own tables |
-    | class_attribute | name | found on the class `base`, or on a class it inherits from |
-    | type | | `type(base)` |
-    | slot | name | an attribute stored by C code: `base.__func__`, `__slots__` |
-    | default, keyword_default | number, name | a function's defaults |
-    | context | | `base.get()` of a ContextVar |
-    | referent | | `base()` of a weak reference |
-    | size | dimension | `base.shape[dimension]` |
+    `base` is what it is reached from, `key` the name, number or dict key there.
     """
 
     kind: str
@@ -72,30 +81,13 @@ class Source(Shown):
     def name(self) -> str:
         """Readable path, valid Python for the plain kinds."""
         base = self.base.name if self.base is not None else ""
-        match self.kind:
-            case "local" | "held":
-                return str(self.key)
-            case "global":
-                return str(self.key) if not base or base == "globals" else f"{base}.{self.key}"
-            case "cell":
-                return f"{base}.<cell {self.key}>" if base else str(self.key)
-            case "item":
-                return f"{base}[{describe(self.key)}]"
-            case "submodule" if str(self.key).isdecimal():
-                return f"{base}[{self.key}]"
-            case "namespace":
-                return f"{base}.__dict__"
-            case "type":
-                return f"type({base})"
-            case "default" | "keyword_default":
-                return f"{base}.<default {self.key}>"
-            case "context":
-                return f"{base}.get()"
-            case "referent":
-                return f"{base}()"
-            case "size":
-                return f"{base}.shape[{self.key}]"
-        return f"{base}.{self.key}"
+        kind = self.kind
+        if kind == "global" and base in ("", "globals"):
+            kind = "local"
+        elif kind == "submodule" and str(self.key).isdecimal():
+            kind = "item"
+        key = describe(self.key) if self.kind == "item" else self.key
+        return SOURCE_KINDS[kind][0].format(base=base, key=key)
 
     def __str__(self) -> str:
         return self.name
@@ -259,11 +251,8 @@ class Capture(Shown):
         lines = [
             f"capture of {self.name}: {self.graph.op_count} operations, {len(self.inputs)} inputs, "
             f"{len(self.guards)} guards, {len(self.inlined)} calls inlined",
-            "",
+            *("", str(self.graph), "", "guards:", *(f"  {guard}" for guard in self.guards)),
         ]
-        lines.append(str(self.graph))
-        lines += ["", "guards:"]
-        lines += [f"  {guard}" for guard in self.guards]
         if self.side_effects:
             lines += ["", "afterwards:", *(f"  {effect}" for effect in self.side_effects)]
         lines += ["", f"returns {self.result}"]
@@ -315,10 +304,7 @@ class Explanation(Shown):
             f"calls: {self.compiled_calls} compiled, {self.eager_calls} in eager"
             + (" (recompile limit reached)" if self.limit_reached else ""),
         ]
-        for number, graph_break in enumerate(self.breaks, 1):
-            lines.append(f"break {number}: {graph_break}")
-        for number, failure in enumerate(self.failures, 1):
-            lines.append(f"recompile {number}: {failure}")
-        for text in self.code:
-            lines += ["", text]
+        lines += [f"break {number}: {found}" for number, found in enumerate(self.breaks, 1)]
+        lines += [f"recompile {number}: {why}" for number, why in enumerate(self.failures, 1)]
+        lines += [f"\n{text}" for text in self.code]
         return "\n".join(lines)

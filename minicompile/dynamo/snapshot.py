@@ -54,10 +54,8 @@ ABSENT = ...
 class Facts:
     """Pointer facts under collection, and the objects that paths lead to."""
 
-    def __init__(
-        self, held: dict[Source, Any], roots: dict[Source, Any], volatile: Collection[int] = ()
-    ) -> None:
-        self.held, self.roots = held, roots
+    def __init__(self, held: dict[Source, Any], volatile: Collection[int] = ()) -> None:
+        self.held = held
         self.volatile = volatile
         """Dicts (by id) that change between calls: only what was read of them counts."""
         self.recorded: dict[int, tuple[dict[Any, Any], tuple[Any, ...]]] = {}
@@ -102,10 +100,8 @@ class Facts:
         return self.objects[source]
 
     def step(self, source: Source) -> Any:
-        if source.kind == "held":
+        if source in self.held:
             return self.held[source]
-        if source in self.roots:
-            return self.roots[source]
         if source.base is None:
             raise NotCoveredError
         base, key = self.resolve(source.base), source.key
@@ -123,9 +119,6 @@ class Facts:
                 return self.item(self.item(namespace, table), key)
             case "class_attribute":
                 return self.class_attribute(base, key)
-            case "type":
-                self.kind(base)
-                return type(base)
             case "cell":
                 self.function(base)
                 cell = closure_cell(base, key)

@@ -7,10 +7,11 @@ The real compiler: torch/_dynamo/symbolic_convert.py (InstructionTranslator).
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import types
-from collections.abc import Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Sequence
+from typing import Any
 
 from minicompile.dynamo import builtins as _builtins
 from minicompile.dynamo import opcodes as _opcodes
@@ -32,40 +33,23 @@ RULES = (_builtins, _stdlib, _opcodes, _control, _torch_rules)
 class InstructionLog(Sequence[InstructionRecord]):
     """Every executed instruction, made readable when somebody looks."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
+    def __init__(self) -> None:
         self.steps: list[tuple[Program, Instruction, int, int, int]] = []
+        """Instructions with call depth, stack height and the number of graph calls after it."""
         self.names: list[str] = []
+        """Names of the graph's calls, once it is complete."""
 
     def __len__(self) -> int:
         return len(self.steps)
 
-    def freeze(self) -> None:
-        """The names of the graph's calls, once it is complete."""
-        self.names = [node.name for node in self.recorder.calls]
-
-    def record(self, index: int) -> InstructionRecord:
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        index = range(len(self))[index]
         program, ins, depth, height, count = self.steps[index]
         before = self.steps[index - 1][4] if index else 0
         line, nodes = program.line_of(ins), tuple(self.names[before:count])
         return InstructionRecord(ins.offset, ins.opname, ins.argument, line, depth, height, nodes)
-
-    @overload
-    def __getitem__(self, index: int) -> InstructionRecord: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[InstructionRecord]: ...
-
-    def __getitem__(self, index: int | slice) -> InstructionRecord | Sequence[InstructionRecord]:
-        positions = range(len(self.steps))[index]
-        return (
-            self.record(positions)
-            if isinstance(positions, int)
-            else [self.record(i) for i in positions]
-        )
-
-    def __iter__(self) -> Iterator[InstructionRecord]:
-        return map(self.record, range(len(self.steps)))
 
 
 class Tracer(Calls):
@@ -76,7 +60,7 @@ class Tracer(Calls):
         self.root = function
         self.own_globals = function.__globals__
         self.inlined: dict[str, None] = {}
-        self.log = InstructionLog(recorder)
+        self.log = InstructionLog()
         self.definition: SourceLine | None = None
         """Stands for the user's line while none of the user's code is running."""
         self.fixed_files: set[str] = set()
@@ -89,12 +73,8 @@ class Tracer(Calls):
         """Interpret the frame with these arguments; each is read, and guarded, at its first use."""
         program = self.program(self.root.__code__)
         lazy = {name: Lazy(value, Source("local", name)) for name, value in values.items()}
-        fast = [lazy.get(name) for name in program.slots]
-        missing = len(values)
-        frame = Frame(
-            self, self.root, [*fast[:missing], *[UNBOUND] * (len(fast) - missing)], None, program
-        )
-        return frame.run()
+        fast = [lazy.get(name, UNBOUND) for name in program.slots]
+        return Frame(self, self.root, fast, None, program).run()
 
     def program(self, code: types.CodeType) -> Program:
         found = self.programs.get(id(code))
@@ -147,12 +127,10 @@ class Tracer(Calls):
     # -- imports
 
     def import_name(self, frame: Frame, name: str, fromlist: Any, level: int) -> Any:
-        namespace = frame.function.__globals__
-        full = name
+        namespace, full = frame.function.__globals__, name
         if level:
             package = namespace.get("__package__") or namespace["__name__"].rpartition(".")[0]
-            parts = package.split(".")
-            full = ".".join(parts[: len(parts) - level + 1] + ([name] if name else []))
+            full = importlib.util.resolve_name("." * level + name, package)
         if full not in sys.modules:
             self.unsupported(
                 f"the module {full} is imported for the first time",

@@ -63,6 +63,8 @@ class FloorDiv(sympy.Function):  # type: ignore[misc]
         base, divisor = (printer.parenthesize(a, 60) for a in self.args)
         return f"({base} // {divisor})"
 
+    _pythoncode = _sympystr
+
 
 class ModularIndexing(sympy.Function):  # type: ignore[misc]
     """`(base // divisor) % modulus`, the digit of `base` that a reshape picks out."""
@@ -87,6 +89,8 @@ class ModularIndexing(sympy.Function):  # type: ignore[misc]
         if divisor != 1:
             inner = f"({inner} // {printer.parenthesize(divisor, 60)})"
         return f"({inner} % {printer.parenthesize(modulus, 60)})"
+
+    _pythoncode = _sympystr
 
 
 def exact_quotient(base: Expr, divisor: Expr) -> Expr | None:

@@ -30,7 +30,7 @@ def facts_about(thing: Any) -> Facts:
     root = Source("held", "thing")
     cls = Source("held", "Thing")
     function = Source("class_attribute", "method", cls)
-    facts = Facts({root: thing, cls: Thing}, {})
+    facts = Facts({root: thing, cls: Thing})
     attribute = Source("attribute", "items", root)
     for kind, source, expected in [
         ("type", root, Thing),
