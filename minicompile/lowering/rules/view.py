@@ -35,6 +35,11 @@ lowering(aten.unfold.default)(through(views.unfold))
 lowering(aten.flip.default)(through(views.flip))
 
 
+@lowering(aten.detach.default, aten.alias.default)
+def alias(ctx: LoweringContext, x: TensorValue) -> TensorValue:
+    return x
+
+
 @lowering(aten.slice.Tensor)
 def slice_(
     ctx: LoweringContext,
