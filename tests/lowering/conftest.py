@@ -29,8 +29,13 @@ def flat(value: Any) -> list[Any]:
     return [value]
 
 
-COMPOSITE = {op: op.decompose for op in [torch.ops.aten.silu_backward.default]}
-"""Operators that the AOT room takes apart while it traces (aot/tracer.py)."""
+def silu_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    sigmoid = x.sigmoid()
+    return grad * sigmoid * (1 + x * (1 - sigmoid))
+
+
+COMPOSITE = {torch.ops.aten.silu_backward.default: silu_backward}
+"""Operators that the AOT room takes apart while it traces, before any decomposition (aot/tracer.py)."""
 
 
 def traced(fn: Callable[..., Any], args: Sequence[torch.Tensor]) -> Graph:
