@@ -7,7 +7,7 @@ The real compiler: StorageBox.realize_hint, should_realize_on_reuse in torch/_in
 
 from __future__ import annotations
 
-from minicompile.lowering.value import LazyValue
+from minicompile.lowering.value import Storage
 from minicompile.ops.table import POINTWISE
 
 MAX_READS = 8
@@ -22,7 +22,7 @@ FREE_FLOPS = 32
 """Most arithmetic worth repeating for a value that reads nothing (masks from indices, constants)."""
 
 
-def too_large(value: LazyValue) -> str | None:
+def too_large(value: Storage) -> str | None:
     """Why one formula has grown enough, or None."""
     reads = len(value.inputs.reached()[0])
     if reads > MAX_READS:
@@ -34,7 +34,7 @@ def too_large(value: LazyValue) -> str | None:
     return None
 
 
-def worth_keeping(value: LazyValue, users: int) -> str | None:
+def worth_keeping(value: Storage, users: int) -> str | None:
     """Why a value with several readers should be computed once, or None."""
     if users < 2:
         return None

@@ -29,9 +29,23 @@ def flat(value: Any) -> list[Any]:
     return [value]
 
 
+def silu_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    sigmoid = x.sigmoid()
+    return grad * sigmoid * (1 + x * (1 - sigmoid))
+
+
+COMPOSITE = {torch.ops.aten.silu_backward.default: silu_backward}
+"""Operators that the AOT room takes apart while it traces, before any decomposition (aot/tracer.py)."""
+
+
 def traced(fn: Callable[..., Any], args: Sequence[torch.Tensor]) -> Graph:
     """The functional ATen graph of `fn`, as the AOT room hands graphs on; an origin for each call in `fn`."""
-    gm = make_fx(lambda *a: flat(fn(*a)), tracing_mode="fake", _allow_non_fake_inputs=True)(*args)
+    gm = make_fx(
+        lambda *a: flat(fn(*a)),
+        decomposition_table=COMPOSITE,
+        tracing_mode="fake",
+        _allow_non_fake_inputs=True,
+    )(*args)
     gm.graph.eliminate_dead_code()
     for number, node in enumerate(gm.graph.nodes):
         line = SourceLine("user.py", number, "f")

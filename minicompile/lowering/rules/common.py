@@ -11,7 +11,7 @@ import torch
 from minicompile.errors import Unsupported
 from minicompile.lowering import views
 from minicompile.lowering.context import LoweringContext
-from minicompile.lowering.value import LazyValue, TensorValue
+from minicompile.lowering.value import TensorValue
 from minicompile.ops.dtypes import computation_dtype
 from minicompile.ops.handler import Index, Ops, V
 from minicompile.shapes.expr import ZERO, Size
@@ -101,7 +101,7 @@ def elementwise(
     formula: Formula,
     *operands: Operand,
     dtypes: Sequence[torch.dtype] | None = None,
-) -> LazyValue:
+) -> TensorValue:
     """`formula` over broadcast operands, each converted to its own of `dtypes` (default: the common one)."""
     chosen = dtypes if dtypes is not None else [common_dtype(*operands)] * len(operands)
     size, device = broadcast_size(*operands), common_device(*operands)

@@ -65,7 +65,7 @@ def iota(
     )
     last = to_size(start + step * (length - 1))
     low, high = (last, start) if isinstance(step, int) and step < 0 else (start, last)
-    found.positions = Positions(lambda i: i[0] * step + start, low, high)
+    found.storage.positions = Positions(lambda i: i[0] * step + start, low, high)
     return found
 
 

@@ -24,7 +24,7 @@ from minicompile.lowering.rules.common import (
     common_device,
     constant,
 )
-from minicompile.lowering.value import Scope, TensorValue, positions_of
+from minicompile.lowering.value import Scope, TensorValue
 from minicompile.ops.dtypes import is_int
 from minicompile.ops.handler import Index, InnerFn, Ops, StoreMode, V
 from minicompile.ops.origin import union
@@ -44,7 +44,7 @@ def loaded_index(
     ops: Ops, tensor: TensorValue, at: Sequence[Index], extent: Size, wrap: bool
 ) -> Index:
     """The integer at `at` as a checked index into a dimension; no load where it is known to fit."""
-    known = positions_of(tensor)
+    known = tensor.known_positions
     if known is not None and is_nonnegative(known.low) and is_nonnegative(extent - 1 - known.high):
         return known.formula(at)
     value = tensor.load(ops, at)
@@ -54,7 +54,8 @@ def loaded_index(
 
 def load_through(ops: Ops, x: TensorValue, at: Sequence[Index], *indices: TensorValue) -> V:
     """x's element at an index that tensors gave: the load carries their origins too."""
-    return x.load(Scope.over(ops).through(union(i.origins for i in indices)), at)
+    origins = union(i.storage.origins | i.origins for i in indices)
+    return x.load(Scope.over(ops).through(origins), at)
 
 
 @dataclass(frozen=True)

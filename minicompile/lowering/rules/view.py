@@ -8,10 +8,10 @@ from typing import Any
 from minicompile.errors import Unsupported
 from minicompile.lowering import views
 from minicompile.lowering.context import LoweringContext
-from minicompile.lowering.ir import Layout
+from minicompile.lowering.ir import Buffer, Layout
 from minicompile.lowering.registry import Rule, lowering
 from minicompile.lowering.rules.common import aten
-from minicompile.lowering.value import BufferValue, TensorValue
+from minicompile.lowering.value import TensorValue
 from minicompile.shapes.expr import Size, to_size
 
 
@@ -35,6 +35,11 @@ lowering(aten.unfold.default)(through(views.unfold))
 lowering(aten.flip.default)(through(views.flip))
 
 
+@lowering(aten.detach.default, aten.alias.default)
+def alias(ctx: LoweringContext, x: TensorValue) -> TensorValue:
+    return x
+
+
 @lowering(aten.slice.Tensor)
 def slice_(
     ctx: LoweringContext,
@@ -44,8 +49,8 @@ def slice_(
     end: Size | None = None,
     step: int = 1,
 ) -> TensorValue:
-    known = ctx.result_size()
-    length = known[views.wrap_dim(dim, x.dim)] if known is not None else None
+    (result,) = ctx.layouts
+    length = result.size[views.wrap_dim(dim, x.dim)] if result is not None else None
     return ctx.view(x, views.slice_(x.size, dim, start, end, step, length))
 
 
@@ -59,13 +64,12 @@ def as_strided(
 ) -> TensorValue:
     """Any elements of the storage. Only where the storage is the very one that eager sees."""
     memory = ctx.realize(x, "seen through as_strided")
-    whole = memory.buffer.layout
-    if storage_offset is None:
-        offset = memory.layout.offset
-    else:
-        offset = to_size(storage_offset - ctx.input_offsets.get(memory.buffer.name, 0))
+    buffer = ctx.settle(x.storage, "")
+    offset = memory.layout.offset
+    if storage_offset is not None:
+        offset = to_size(storage_offset - ctx.input_offsets.get(buffer.name, 0))
     layout = Layout(x.device, x.dtype, tuple(size), tuple(stride), offset)
-    ends = (offset, layout.storage_size, whole.storage_size)
+    ends = (offset, layout.storage_size, buffer.layout.storage_size)
     if not all(isinstance(e, int) for e in ends) or offset < 0 or ends[1] > ends[2]:
         raise Unsupported("as_strided beyond its tensor's own elements")
-    return BufferValue(memory.buffer, layout, memory.origins | ctx.origins)
+    return ctx.in_memory(Buffer(buffer.name, layout), x.origins | ctx.origins)
