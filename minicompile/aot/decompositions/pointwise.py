@@ -30,16 +30,6 @@ def constant(value: Any, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.full([], value, dtype=dtype, device=device)
 
 
-@decompose(aten.add.Tensor, to="prims")
-def add(x: Tensor, y: Any, alpha: Number = 1) -> Tensor:
-    return NotImplemented if alpha == 1 else x + y * alpha
-
-
-@decompose(aten.sub.Tensor, to="prims")
-def sub(x: Tensor, y: Any, alpha: Number = 1) -> Tensor:
-    return NotImplemented if alpha == 1 else x - y * alpha
-
-
 @decompose(aten.rsub.Scalar, aten.rsub.Tensor, to="core")
 def rsub(x: Tensor, y: Any, alpha: Number = 1) -> Tensor:
     """y - alpha * x; a number y is added to the negative (`1 - x` would be `rsub` again)."""
@@ -121,11 +111,6 @@ def logaddexp(x: Tensor, y: Tensor) -> Tensor:
     return where((x == y) & (torch.abs(x) == INF), x, total)
 
 
-@decompose(torch.ops.prims.convert_element_type.default, to="prims")
-def convert_element_type(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x if x.dtype == dtype else NotImplemented
-
-
 formulas(
     {
         aten.addcmul.default: lambda x, a, b, *, value=1: x + scaled(a * b, value),
@@ -138,6 +123,17 @@ formulas(
         aten.isposinf.default: lambda x: x == INF,
         aten.isneginf.default: lambda x: x == -INF,
     }
+)
+formulas(
+    {
+        aten.add.Tensor: lambda x, y, alpha=1: NotImplemented if alpha == 1 else x + y * alpha,
+        aten.sub.Tensor: lambda x, y, alpha=1: NotImplemented if alpha == 1 else x - y * alpha,
+        torch.ops.prims.convert_element_type.default: lambda x, dtype: (
+            x if x.dtype == dtype else NotImplemented
+        ),
+    },
+    to="prims",
+    wide=False,
 )
 formulas(
     {
