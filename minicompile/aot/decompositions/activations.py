@@ -36,12 +36,6 @@ def gelu_backward(grad: Tensor, x: Tensor, approximate: str = "none") -> Tensor:
     return grad * (cdf + x * pdf)
 
 
-@decompose(aten.silu_backward.default, to="core", wide=True)
-def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    s = sigmoid(x)
-    return grad * s * (1 + x * (1 - s))
-
-
 @decompose(aten.elu_backward.default, to="core", wide=True)
 def elu_backward(
     grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, value: Tensor
@@ -78,14 +72,6 @@ def glu_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
     value, gate = x.chunk(2, dim)
     s = sigmoid(gate)
     return torch.cat([grad * s, grad * value * s * (1 - s)], dim)
-
-
-@decompose(aten.native_dropout.default, to="prims")
-def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Without effect when p is 0 or outside training; otherwise the random operator stays."""
-    if train is False or p == 0:
-        return x.clone(), torch.ones_like(x, dtype=torch.bool)
-    return NotImplemented
 
 
 formulas(

@@ -52,12 +52,6 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     return where(mask, constant(value, x.dtype, x.device).to(x.dtype), x)
 
 
-@decompose(aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar, to="core")
-def where_scalar(condition: Tensor, x: Any, y: Any) -> Tensor:
-    dtype, device = torch.result_type(x, y), condition.device
-    return where(condition, constant(x, dtype, device), constant(y, dtype, device))
-
-
 POWERS: dict[float, Callable[[Tensor], Tensor]] = {
     2: lambda x: x * x,
     3: lambda x: x * x * x,
@@ -141,7 +135,6 @@ formulas(
         aten.sub.Scalar: lambda x, y, alpha=1: aten.sub.Tensor(x, y, alpha=alpha),
         aten.mul.Scalar: lambda x, y: aten.mul.Tensor(x, y),
         aten.div.Scalar: lambda x, y: aten.div.Tensor(x, y),
-        aten.square.default: lambda x: x * x,
         aten.frac.default: lambda x: x - torch.trunc(x),
         aten.deg2rad.default: lambda x: x * (math.pi / 180),
         aten.rad2deg.default: lambda x: x * (180 / math.pi),

@@ -101,9 +101,6 @@ formulas(
             x.amin(all_dims(x, dim), keepdim),
             x.amax(all_dims(x, dim), keepdim),
         ),
-        aten.norm.ScalarOpt_dim: lambda x, order, dim, keepdim=False: (
-            aten.linalg_vector_norm.default(x, 2 if order is None else order, dim, keepdim)
-        ),
     },
     wide=False,
 )
