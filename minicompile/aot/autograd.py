@@ -41,11 +41,10 @@ def ahead_of_time(
     levels = {"full": full, "core": core, "prims": prims}
     if not metadata.trains:
         return AotResult(full, prims, None, None, None, metadata, levels, records)
-    split = partition(prims, traced.primals, metadata.mutated_inputs, options.partitioner)
-    forward = run_passes("forward", split.forward, mode, records)
-    backward = run_passes("backward", split.backward, mode, records)
-    metadata.saved, metadata.saved_sizes = split.saved, split.saved_sizes
-    return AotResult(full, forward, backward, prims, split.partition, metadata, levels, records)
+    forward, backward, split = partition(prims, traced.primals, metadata, options.partitioner)
+    run_passes("forward", forward, mode, records)
+    run_passes("backward", backward, mode, records)
+    return AotResult(full, forward, backward, prims, split, metadata, levels, records)
 
 
 def fake_mode_of(graph: Graph, fakes: list[Any], shape_env: Any) -> Any:

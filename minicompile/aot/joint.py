@@ -127,7 +127,10 @@ def trace(gm: fx.GraphModule, fakes: list[Any], mode: Any, *, training: bool) ->
             torch.autograd.set_multithreading_enabled(False),
         ):
             outputs = run_forward(gm, dict(zip(nodes, inputs)), tracer)
-            refuse_changed_inputs(nodes, inputs, before)
+            for node, value, state in zip(nodes, inputs, before):
+                if input_state(value) != state:
+                    reason = f"input {node.name} changes shape, layout or gradient history in place"
+                    raise Unsupported(reason, user_line(node))
             specs, results, bases = classify(outputs, inputs, tracer)
             returned = [*results, *bases]
             gradients = run_backward(returned, inputs, tracer) if training else []
@@ -153,13 +156,11 @@ def requires_grad(value: Any) -> bool:
 def refuse_inputs(fakes: Iterable[Any]) -> None:
     """Sparse tensors have no strides; autograd on fake CUDA tensors ends a process without CUDA."""
     for fake in fakes:
-        if isinstance(fake, torch.Tensor) and fake.layout is not torch.strided:
+        if not isinstance(fake, torch.Tensor):
+            continue
+        if fake.layout is not torch.strided:
             raise Unsupported(f"an input has layout {fake.layout}")
-        if (
-            isinstance(fake, torch.Tensor)
-            and fake.device.type == "cuda"
-            and not torch.backends.cuda.is_built()
-        ):
+        if fake.device.type == "cuda" and not torch.backends.cuda.is_built():
             raise Unsupported("CUDA tensors can't be traced with a build of torch without CUDA")
 
 
@@ -180,15 +181,6 @@ def private_inputs(fakes: list[Any], mode: Any, training: bool) -> list[Any]:
 def input_state(value: Any) -> Any:
     """What an input must keep: its contents may change in place, these may not."""
     return (geometry(value), value.requires_grad) if isinstance(value, torch.Tensor) else None
-
-
-def refuse_changed_inputs(nodes: list[fx.Node], inputs: list[Any], before: list[Any]) -> None:
-    for node, value, old in zip(nodes, inputs, before):
-        if input_state(value) != old:
-            raise Unsupported(
-                f"input {node.name} changes shape, layout or gradient history in place",
-                user_line(node),
-            )
 
 
 def run_forward(

@@ -7,28 +7,24 @@ from typing import Any
 import torch
 from torch import fx
 
-from minicompile import compat
-from minicompile.aot.layout import conform
+from minicompile.aot.layout import conform, empty_like_layout
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import alias_root, has_effect, returned_nodes
 from minicompile.ops.graph import origins_of
 from minicompile.ops.origin import union
 from minicompile.passes.manager import graph_pass
-from minicompile.passes.patterns import Match, Pattern, matchers, pattern
+from minicompile.passes.patterns import Match, Matcher, Pattern, pattern, patterns
 
 
 def trace_pattern(entry: Pattern, mode: Any) -> fx.Graph:
     """The search function as a graph of ATen operators on fakes like the examples."""
     tracer = Tracer(mode)
-    arguments = []
-    for index, example in enumerate(entry.examples):
-        if isinstance(example, torch.Tensor):
-            fake = compat.new_fake(
-                mode, example.shape, example.stride(), example.dtype, example.device
-            )
-            arguments.append(tracer.placeholder(f"x{index}", fake, {}))
-        else:
-            arguments.append(example)
+    arguments = [
+        tracer.placeholder(f"x{index}", empty_like_layout(mode, example), {})
+        if isinstance(example, torch.Tensor)
+        else example
+        for index, example in enumerate(entry.examples)
+    ]
     with torch.no_grad(), tracer.active():
         result = entry.search(*arguments)
     return tracer.finish((result,)).graph
@@ -62,16 +58,18 @@ def replace_match(gm: fx.GraphModule, match: Match, entry: Pattern, mode: Any) -
 def apply_patterns(gm: fx.GraphModule, mode: Any, stage: str) -> int:
     """Rewrite every occurrence of every pattern of the stage, once through the graph."""
     found = 0
-    with torch.no_grad():
-        searchers = matchers(stage, lambda entry: trace_pattern(entry, mode))
-        for searcher in searchers:
-            for node in list(gm.graph.nodes):
-                match = searcher.match(node) if node.op == "call_function" and node.users else None
-                if match is not None:
-                    replace_match(gm, match, searcher.entry, mode)
-                    found += 1
-        if found:
-            gm.graph.eliminate_dead_code(has_effect)
+    for name in patterns:
+        entry = patterns[name]
+        if entry.stage != stage:
+            continue
+        matcher = Matcher(entry, trace_pattern(entry, mode))
+        for node in list(gm.graph.nodes):
+            match = matcher.match(node) if node.op == "call_function" and node.users else None
+            if match is not None:
+                replace_match(gm, match, entry, mode)
+                found += 1
+    if found:
+        gm.graph.eliminate_dead_code(has_effect)
     return found
 
 
@@ -85,20 +83,17 @@ def prims_patterns(gm: fx.GraphModule, mode: Any) -> int:
     return apply_patterns(gm, mode, "prims")
 
 
-def _relu_of_relu(x: torch.Tensor) -> torch.Tensor:
-    return torch.relu(torch.relu(x))
+EXAMPLE = torch.empty(2, 2)
 
 
-@pattern("relu_of_relu", search=_relu_of_relu, examples=[torch.empty(2, 2)])
+@pattern("relu_of_relu", search=lambda x: torch.relu(torch.relu(x)), examples=[EXAMPLE])
 def _relu(x: torch.Tensor) -> torch.Tensor:
     """The second one changes nothing."""
     return torch.relu(x)
 
 
-def _negated_twice(x: torch.Tensor) -> torch.Tensor:
-    return torch.neg(torch.neg(x))
-
-
-@pattern("double_negation", search=_negated_twice, examples=[torch.empty(2, 2)], stage="prims")
+@pattern(
+    "double_negation", search=lambda x: torch.neg(torch.neg(x)), examples=[EXAMPLE], stage="prims"
+)
 def _itself(x: torch.Tensor) -> torch.Tensor:
     return x
