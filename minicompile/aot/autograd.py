@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from minicompile import compat
-from minicompile.aot import passes, rewrites
+from minicompile.aot import passes  # noqa: F401  registers the built-in passes and patterns
 from minicompile.aot.decompose import lower_to
 from minicompile.aot.functionalize import functionalize
 from minicompile.aot.joint import trace
@@ -17,9 +17,6 @@ from minicompile.aot.result import AotResult
 from minicompile.ops.graph import Graph, PassRecord
 from minicompile.options import Options
 from minicompile.passes.manager import run_passes
-
-BUILT_IN = (passes, rewrites)
-"""Importing them registers the built-in passes and patterns."""
 
 
 def ahead_of_time(

@@ -71,6 +71,9 @@ def kept(x: Tensor, where: Tensor) -> Tensor:
 formulas(
     {
         aten.t.default: lambda x: x.permute([1, 0]) if x.dim() == 2 else x,
+        aten.detach.default: lambda x: x,
+        aten.alias.default: lambda x: x,
+        aten.lift_fresh.default: lambda x: x,
         aten._unsafe_view.default: lambda x, size: x.view(size),
         aten._reshape_alias.default: lambda x, size, stride: x.view(size),
         aten.squeeze.default: lambda x: x.squeeze([d for d, n in enumerate(x.shape) if n == 1]),
