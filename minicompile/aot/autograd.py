@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from minicompile import compat
-from minicompile.aot import passes, rewrites
+from minicompile.aot import passes  # noqa: F401  registers the built-in passes and patterns
 from minicompile.aot.decompose import lower_to
 from minicompile.aot.functionalize import functionalize
 from minicompile.aot.joint import trace
@@ -17,9 +17,6 @@ from minicompile.aot.result import AotResult
 from minicompile.ops.graph import Graph, PassRecord
 from minicompile.options import Options
 from minicompile.passes.manager import run_passes
-
-BUILT_IN = (passes, rewrites)
-"""Importing them registers the built-in passes and patterns."""
 
 
 def ahead_of_time(
@@ -41,11 +38,10 @@ def ahead_of_time(
     levels = {"full": full, "core": core, "prims": prims}
     if not metadata.trains:
         return AotResult(full, prims, None, None, None, metadata, levels, records)
-    split = partition(prims, traced.primals, metadata.mutated_inputs, options.partitioner)
-    forward = run_passes("forward", split.forward, mode, records)
-    backward = run_passes("backward", split.backward, mode, records)
-    metadata.saved, metadata.saved_sizes = split.saved, split.saved_sizes
-    return AotResult(full, forward, backward, prims, split.partition, metadata, levels, records)
+    forward, backward, split = partition(prims, traced.primals, metadata, options.partitioner)
+    run_passes("forward", forward, mode, records)
+    run_passes("backward", backward, mode, records)
+    return AotResult(full, forward, backward, prims, split, metadata, levels, records)
 
 
 def fake_mode_of(graph: Graph, fakes: list[Any], shape_env: Any) -> Any:

@@ -184,12 +184,8 @@ class Functionalizer:
         target, args, kwargs = self.view_call(node)
         if target in INVERSES:
             return INVERSES[target](base, new, *args, **kwargs)
-        view, whole = node.meta["val"], self.canonical(self.view_of[node]).meta["val"]
-        if not covers(whole, view) or not distinct_places(view):
-            reason = f"a write through {target} can't be carried to the memory it views"
-            raise Unsupported(reason, user_line(node))
-        place = (list(view.shape), list(view.stride()), view.storage_offset())
-        return aten.as_strided_scatter.default(base, new, *place)
+        reason = f"a write through {target} can't be carried to the memory it views"
+        raise Unsupported(reason, user_line(node))
 
     def undo_split(self, node: fx.Node, base: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """A write to one result of `unbind` or `split`."""
@@ -386,14 +382,3 @@ def covers(base: torch.Tensor, view: torch.Tensor) -> bool:
         return False
     reach = sum((size - 1) * stride for size, stride in zip(view.shape, view.stride()))
     return view.numel() == 0 or bool(view.storage_offset() + reach < base.numel())
-
-
-def distinct_places(view: torch.Tensor) -> bool:
-    """No two elements of the view share an address (expanded and overlapping views do)."""
-    span = 1
-    sizes = ((int(s), int(n)) for s, n in zip(view.stride(), view.shape) if n != 1)
-    for stride, size in sorted(sizes):
-        if stride < span:
-            return False
-        span = stride * (size - 1) + span
-    return True

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -111,7 +110,6 @@ def user_line(node: fx.Node) -> SourceLine | None:
 
 def trace(gm: fx.GraphModule, fakes: list[Any], mode: Any, *, training: bool) -> Traced:
     """Record the captured graph `gm` on inputs like `fakes`; with its backward pass when training."""
-    refuse_inputs(fakes)
     tracer = JointTracer(mode)
     inputs = private_inputs(fakes, mode, training)
     nodes = placeholders(gm.graph)
@@ -127,7 +125,10 @@ def trace(gm: fx.GraphModule, fakes: list[Any], mode: Any, *, training: bool) ->
             torch.autograd.set_multithreading_enabled(False),
         ):
             outputs = run_forward(gm, dict(zip(nodes, inputs)), tracer)
-            refuse_changed_inputs(nodes, inputs, before)
+            for node, value, state in zip(nodes, inputs, before):
+                if input_state(value) != state:
+                    reason = f"input {node.name} changes shape, layout or gradient history in place"
+                    raise Unsupported(reason, user_line(node))
             specs, results, bases = classify(outputs, inputs, tracer)
             returned = [*results, *bases]
             gradients = run_backward(returned, inputs, tracer) if training else []
@@ -150,45 +151,34 @@ def requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def refuse_inputs(fakes: Iterable[Any]) -> None:
-    """Sparse tensors have no strides; autograd on fake CUDA tensors ends a process without CUDA."""
-    for fake in fakes:
-        if isinstance(fake, torch.Tensor) and fake.layout is not torch.strided:
-            raise Unsupported(f"an input has layout {fake.layout}")
-        if (
-            isinstance(fake, torch.Tensor)
-            and fake.device.type == "cuda"
-            and not torch.backends.cuda.is_built()
-        ):
-            raise Unsupported("CUDA tensors can't be traced with a build of torch without CUDA")
-
-
 def private_inputs(fakes: list[Any], mode: Any, training: bool) -> list[Any]:
-    """Stand-ins for the captured fakes, which tracing may mutate; inputs that share memory still do."""
-    sharers = Counter(compat.storage_id(fake) for fake in fakes if isinstance(fake, torch.Tensor))
+    """Stand-ins for the captured fakes, which tracing may mutate; inputs that share memory still do.
+
+    Refused: sparse tensors, which have no strides; CUDA without CUDA, where autograd ends the process.
+    """
+    sharers = Counter(compat.storage_id(fake) for fake in fakes if is_strided(fake))
     inputs: list[Any] = []
-    for fake in fakes:
-        if not isinstance(fake, torch.Tensor):
-            inputs.append(fake)
-            continue
-        alone = sharers[compat.storage_id(fake)] == 1
-        value = empty_like_layout(mode, fake) if alone else fake.detach()
-        inputs.append(value.requires_grad_(training and fake.requires_grad))
+    for value in fakes:
+        if isinstance(value, torch.Tensor):
+            if not is_strided(value):
+                raise Unsupported(f"an input has layout {value.layout}")
+            if value.device.type == "cuda" and not torch.backends.cuda.is_built():
+                raise Unsupported("CUDA tensors can't be traced with a build of torch without CUDA")
+            alone = sharers[compat.storage_id(value)] == 1
+            private = empty_like_layout(mode, value) if alone else value.detach()
+            inputs.append(private.requires_grad_(training and value.requires_grad))
+        else:
+            inputs.append(value)
     return inputs
+
+
+def is_strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def input_state(value: Any) -> Any:
     """What an input must keep: its contents may change in place, these may not."""
     return (geometry(value), value.requires_grad) if isinstance(value, torch.Tensor) else None
-
-
-def refuse_changed_inputs(nodes: list[fx.Node], inputs: list[Any], before: list[Any]) -> None:
-    for node, value, old in zip(nodes, inputs, before):
-        if input_state(value) != old:
-            raise Unsupported(
-                f"input {node.name} changes shape, layout or gradient history in place",
-                user_line(node),
-            )
 
 
 def run_forward(

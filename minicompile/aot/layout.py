@@ -88,6 +88,17 @@ def same_sizes(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
+def same_value(one: Any, other: Any) -> bool:
+    """Tensors of the same type, shape and layout?"""
+    return (
+        isinstance(one, torch.Tensor)
+        and isinstance(other, torch.Tensor)
+        and (one.dtype, one.device) == (other.dtype, other.device)
+        and same_sizes(one, other)
+        and same_strides(one, other)
+    )
+
+
 def conform(op: object, result: Any, expected: Any) -> Any:
     """Give a rule's results the dtype and strides of the operator's. Raises VerifyError for another shape."""
     if isinstance(expected, tuple | list):

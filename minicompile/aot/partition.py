@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from torch._ops import OpOverload
 from minicompile import compat
 from minicompile.aot.layout import hint
 from minicompile.aot.maxflow import UNLIMITED, FlowNetwork
-from minicompile.aot.result import Partition, SavedValue
+from minicompile.aot.result import Partition, RuntimeMetadata, SavedValue
 from minicompile.aot.views import (
     alias_root,
     aten_ops,
@@ -62,25 +61,21 @@ Saved = dict[fx.Node, str]
 """Values to keep, and the reason for each."""
 
 
-@dataclass
-class Split:
-    """Forward and backward graphs, and how many values pass between them."""
+def partition(
+    joint: Graph, primals: int, metadata: RuntimeMetadata, method: str
+) -> tuple[Graph, Graph, Partition]:
+    """(forward, backward, report) of a joint graph with output ((forward results...), (gradients...)).
 
-    forward: Graph
-    backward: Graph
-    partition: Partition
-    saved: int
-    saved_sizes: int
-
-
-def partition(joint: Graph, primals: int, mutated: tuple[int, ...], method: str) -> Split:
-    """Split the joint graph, whose output is ((forward results...), (gradients...))."""
-    copy_mutated_inputs(joint.gm, [placeholders(joint.gm.graph)[i] for i in mutated])
+    How many values pass between the two goes into `metadata`.
+    """
+    inputs = placeholders(joint.gm.graph)
+    copy_mutated_inputs(joint.gm, [inputs[i] for i in metadata.mutated_inputs])
     parts = JointParts(joint.gm, primals)
     naive = save_all(parts)
     reasons = min_cut(parts) if method == "min_cut" else naive
     saved = [node for node in parts.nodes if node in reasons]
     sizes = parts.sizes_read_by_backward(reasons)
+    metadata.saved, metadata.saved_sizes = len(saved) + len(sizes), len(sizes)
     forward = extract(joint, "forward", parts.primals, [*parts.results, *saved, *sizes])
     backward = extract(joint, "backward", [*saved, *sizes, *parts.tangents], parts.gradients)
     twice = computed_names(forward) & computed_names(backward)
@@ -93,7 +88,7 @@ def partition(joint: Graph, primals: int, mutated: tuple[int, ...], method: str)
         sum(map(bytes_of, naive)),
         method,
     )
-    return Split(forward, backward, report, len(saved) + len(sizes), len(sizes))
+    return forward, backward, report
 
 
 def computed_names(graph: Graph) -> set[str]:

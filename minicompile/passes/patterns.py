@@ -169,12 +169,3 @@ class Matcher:
                 yield {**bound, wanted: given}
         elif type(wanted) is type(given) and wanted == given:
             yield bound
-
-
-def matchers(stage: str, trace: Callable[[Pattern], fx.Graph]) -> list[Matcher]:
-    """The registered patterns of a stage, traced."""
-    return [
-        Matcher(patterns[name], trace(patterns[name]))
-        for name in patterns
-        if patterns[name].stage == stage
-    ]

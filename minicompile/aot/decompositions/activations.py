@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, clamp, exp, log1p, sigmoid, tanh, where
+from torch import Tensor, clamp, erf, exp, expm1, log1p, sigmoid, tanh, where
 
 from minicompile.aot.decompositions.registry import decompose, formulas
 
@@ -22,7 +22,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     if approximate == "tanh":
         inner = SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x)
         return 0.5 * x * (1 + tanh(inner))
-    return 0.5 * x * (1 + torch.erf(x * SQRT_HALF))
+    return 0.5 * x * (1 + erf(x * SQRT_HALF))
 
 
 @decompose(aten.gelu_backward.default, to="core", wide=True)
@@ -31,26 +31,9 @@ def gelu_backward(grad: Tensor, x: Tensor, approximate: str = "none") -> Tensor:
         inner = tanh(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x))
         slope = SQRT_2_OVER_PI * (1 + 3 * GELU_CUBIC * x * x)
         return grad * (0.5 * (1 + inner) + 0.5 * x * (1 - inner * inner) * slope)
-    cdf = 0.5 * (1 + torch.erf(x * SQRT_HALF))
+    cdf = 0.5 * (1 + erf(x * SQRT_HALF))
     pdf = exp(-0.5 * x * x) * INVERSE_SQRT_2PI
     return grad * (cdf + x * pdf)
-
-
-@decompose(aten.silu_backward.default, to="core", wide=True)
-def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    s = sigmoid(x)
-    return grad * s * (1 + x * (1 - s))
-
-
-@decompose(aten.mish_backward.default, to="core", wide=True)
-def mish_backward(grad: Tensor, x: Tensor) -> Tensor:
-    s, inner = sigmoid(x), tanh(softplus(x))
-    return grad * (inner + x * s * (1 - inner * inner))
-
-
-@decompose(aten.elu.default, to="core", wide=True)
-def elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
-    return where(x > 0, x * scale, torch.expm1(x * input_scale) * (alpha * scale))
 
 
 @decompose(aten.elu_backward.default, to="core", wide=True)
@@ -63,11 +46,6 @@ def elu_backward(
     else:
         falling = grad * (input_scale * alpha * scale) * exp(value * input_scale)
     return where(value <= 0, falling, grad * scale)
-
-
-@decompose(aten.softplus.default, to="core", wide=True)
-def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-    return where(x * beta > threshold, x, log1p(exp(x * beta)) / beta)
 
 
 @decompose(aten.softplus_backward.default, to="core", wide=True)
@@ -96,34 +74,20 @@ def glu_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
     return torch.cat([grad * s, grad * value * s * (1 - s)], dim)
 
 
-@decompose(aten.softshrink.default, to="core", wide=True)
-def softshrink(x: Tensor, limit: float = 0.5) -> Tensor:
-    shrunk = where(x > limit, x - limit, where(x < -limit, x + limit, 0.0))
-    return where(torch.isnan(x), x, shrunk)
-
-
-@decompose(aten.hardshrink_backward.default, aten.softshrink_backward.default, to="core")
-def shrink_backward(grad: Tensor, x: Tensor, limit: float) -> Tensor:
-    return where((x >= -limit) & (x <= limit), 0.0, grad)
-
-
-@decompose(aten.native_dropout.default, to="prims")
-def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Without effect when p is 0 or outside training; otherwise the random operator stays."""
-    if train is False or p == 0:
-        return x.clone(), torch.ones_like(x, dtype=torch.bool)
-    return NotImplemented
-
-
 formulas(
     {
         aten.silu.default: lambda x: x * sigmoid(x),
-        aten.mish.default: lambda x: x * tanh(softplus(x)),
         aten.sigmoid_backward.default: lambda grad, y: grad * (1 - y) * y,
         aten.tanh_backward.default: lambda grad, y: grad * (1 - y * y),
         aten.log_sigmoid_backward.default: lambda grad, x, scratch: grad * sigmoid(-x),
+        aten.softplus.default: lambda x, beta=1.0, limit=20.0: where(
+            x * beta > limit, x, log1p(exp(x * beta)) / beta
+        ),
+        aten.elu.default: lambda x, alpha=1.0, scale=1.0, input_scale=1.0: where(
+            x > 0, x * scale, expm1(x * input_scale) * (alpha * scale)
+        ),
         aten.hardsigmoid.default: lambda x: clamp(x + 3, 0, 6) / 6,
-        aten.hardsigmoid_backward.default: lambda grad, x: where((x > -3) & (x < 3), grad / 6, 0.0),
+        aten.hardsigmoid_backward.default: lambda grad, x: where(x.abs() < 3, grad / 6, 0.0),
         aten.hardswish.default: lambda x: x * clamp(x + 3, 0, 6) / 6,
         aten.hardswish_backward.default: lambda grad, x: where(
             x <= -3, 0.0, where(x < 3, grad * (x / 3 + 0.5), grad)
@@ -149,7 +113,6 @@ formulas(
         aten.hardtanh_backward.default: lambda grad, x, low, high: where(
             (x <= low) | (x >= high), 0.0, grad
         ),
-        aten.hardshrink.default: lambda x, limit=0.5: where((x >= -limit) & (x <= limit), 0.0, x),
     },
     wide=False,
 )

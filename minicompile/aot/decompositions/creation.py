@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minicompile.aot.decompositions.registry import Rule, decompose, formulas
+from minicompile.aot.decompositions.registry import Dtype, Rule, decompose, formulas
 
 aten = torch.ops.aten
 prims = torch.ops.prims
-Dtype = torch.dtype | None
 
 
 def filled(size: Any, value: Any, dtype: Dtype, device: Any) -> Tensor:

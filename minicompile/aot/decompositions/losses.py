@@ -52,11 +52,6 @@ def softmax_backward(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype
     return product - y * product.sum(dim, keepdim=True)
 
 
-@decompose(aten._log_softmax_backward_data.default, to="core", wide=True)
-def log_softmax_backward(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    return grad - exp(y) * grad.sum(dim, keepdim=True)
-
-
 @decompose(aten.logsumexp.default, to="core", wide=True)
 def logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     if x.numel() == 0 or not x.is_floating_point():
@@ -138,32 +133,6 @@ def slope(grad: Tensor, x: Tensor, reduction: int) -> Tensor:
     return grad / x.numel() if reduction == MEAN else grad
 
 
-@decompose(aten.smooth_l1_loss.default, to="core", wide=True)
-def smooth_l1_loss(x: Tensor, y: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
-    distance = (x - y).abs()
-    if beta == 0:
-        return reduce(distance, reduction)
-    near, far = 0.5 * distance * distance / beta, distance - 0.5 * beta
-    return reduce(where(distance < beta, near, far), reduction)
-
-
-@decompose(aten.smooth_l1_loss_backward.default, to="core", wide=True)
-def smooth_l1_loss_backward(
-    grad: Tensor, x: Tensor, y: Tensor, reduction: int, beta: float
-) -> Tensor:
-    difference, step = x - y, slope(grad, x, reduction)
-    if beta == 0:
-        return torch.sign(difference) * step
-    return where(difference.abs() < beta, difference / beta, torch.sign(difference)) * step
-
-
-@decompose(aten.huber_loss.default, to="core", wide=True)
-def huber_loss(x: Tensor, y: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
-    distance = (x - y).abs()
-    near, far = 0.5 * distance * distance, delta * (distance - 0.5 * delta)
-    return reduce(where(distance <= delta, near, far), reduction)
-
-
 @decompose(aten.binary_cross_entropy.default, to="core", wide=True)
 def binary_cross_entropy(
     x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = MEAN
@@ -198,12 +167,12 @@ def binary_cross_entropy_with_logits(
 
 formulas(
     {
+        aten._log_softmax_backward_data.default: lambda grad, y, dim, dtype: (
+            grad - exp(y) * grad.sum(dim, keepdim=True)
+        ),
         aten.mse_loss.default: lambda x, y, reduction=MEAN: reduce(torch.square(x - y), reduction),
         aten.mse_loss_backward.default: lambda grad, x, y, reduction: (
             (x - y) * (slope(grad, x, reduction) * 2)
-        ),
-        aten.huber_loss_backward.default: lambda grad, x, y, reduction, delta: (
-            clamp(x - y, -delta, delta) * slope(grad, x, reduction)
         ),
     }
 )

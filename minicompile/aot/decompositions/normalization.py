@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from minicompile.aot.decompositions.reductions import count, deviations
-from minicompile.aot.decompositions.registry import decompose, formulas, wide
+from minicompile.aot.decompositions.registry import decompose, formulas
 
 aten = torch.ops.aten
 Optional3 = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -78,16 +78,6 @@ def layer_norm_backward(
         total(grad * normal, outer) if mask[1] and weight is not None else None,
         total(grad, outer) if mask[2] and bias is not None else None,
     )
-
-
-@decompose(aten._fused_rms_norm.default, to="prims")
-def rms_norm(
-    x: Tensor, shape: list[Any], weight: Tensor | None, eps: float | None
-) -> tuple[Tensor, Tensor]:
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
-    x = wide(x)
-    rstd = torch.rsqrt((x * x).mean(outer_and_inner(x, shape)[1], keepdim=True) + eps)
-    return affine(x * rstd, wide(weight), None), rstd
 
 
 @decompose(aten._fused_rms_norm_backward.default, to="core", wide=True)

@@ -54,12 +54,6 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     return where(mask, constant(value, x.dtype, x.device).to(x.dtype), x)
 
 
-@decompose(aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar, to="core")
-def where_scalar(condition: Tensor, x: Any, y: Any) -> Tensor:
-    dtype, device = torch.result_type(x, y), condition.device
-    return where(condition, constant(x, dtype, device), constant(y, dtype, device))
-
-
 POWERS: dict[float, Callable[[Tensor], Tensor]] = {
     2: lambda x: x * x,
     3: lambda x: x * x * x,
@@ -113,11 +107,6 @@ def logaddexp(x: Tensor, y: Tensor) -> Tensor:
     return where((x == y) & (torch.abs(x) == INF), x, total)
 
 
-@decompose(torch.ops.prims.convert_element_type.default, to="prims")
-def convert_element_type(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x if x.dtype == dtype else NotImplemented
-
-
 formulas(
     {
         aten.addcmul.default: lambda x, a, b, *, value=1: x + scaled(a * b, value),
@@ -133,11 +122,21 @@ formulas(
 )
 formulas(
     {
+        aten.add.Tensor: lambda x, y, alpha=1: NotImplemented if alpha == 1 else x + y * alpha,
+        aten.sub.Tensor: lambda x, y, alpha=1: NotImplemented if alpha == 1 else x - y * alpha,
+        torch.ops.prims.convert_element_type.default: lambda x, dtype: (
+            x if x.dtype == dtype else NotImplemented
+        ),
+    },
+    to="prims",
+    wide=False,
+)
+formulas(
+    {
         aten.add.Scalar: lambda x, y, alpha=1: aten.add.Tensor(x, y, alpha=alpha),
         aten.sub.Scalar: lambda x, y, alpha=1: aten.sub.Tensor(x, y, alpha=alpha),
         aten.mul.Scalar: lambda x, y: aten.mul.Tensor(x, y),
         aten.div.Scalar: lambda x, y: aten.div.Tensor(x, y),
-        aten.square.default: lambda x: x * x,
         aten.frac.default: lambda x: x - torch.trunc(x),
         aten.deg2rad.default: lambda x: x * (math.pi / 180),
         aten.rad2deg.default: lambda x: x * (180 / math.pi),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minicompile.aot.decompositions.registry import decompose, formulas, wide
+from minicompile.aot.decompositions.registry import Dtype, decompose, formulas, wide
 
 aten = torch.ops.aten
 
@@ -39,9 +39,7 @@ def deviations(x: Tensor, dims: list[int], correction: float | None) -> tuple[Te
 
 
 @decompose(aten.sum.dim_IntList, to="prims")
-def sum_dims(
-    x: Tensor, dims: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Tensor:
+def sum_dims(x: Tensor, dims: Any, keepdim: bool = False, *, dtype: Dtype = None) -> Tensor:
     """Explicit about the dtype (integers are added as int64) and the dimensions."""
     wanted = dtype or (x.dtype if x.is_floating_point() or x.is_complex() else torch.int64)
     if x.dtype == wanted and dtype is None and dims:
@@ -52,9 +50,7 @@ def sum_dims(
 
 
 @decompose(aten.mean.dim, to="prims")
-def mean(
-    x: Tensor, dims: Any, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Tensor:
+def mean(x: Tensor, dims: Any, keepdim: bool = False, *, dtype: Dtype = None) -> Tensor:
     dims = all_dims(x, dims)
     return wide(x.to(dtype or x.dtype)).sum(dims, keepdim) / count(x, dims)
 
@@ -78,12 +74,7 @@ def std_mean(x: Tensor, dim: Any = None, **options: Any) -> tuple[Tensor, Tensor
 
 @decompose(aten.linalg_vector_norm.default, to="core", wide=True)
 def vector_norm(
-    x: Tensor,
-    order: float = 2,
-    dim: Any = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
+    x: Tensor, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Dtype = None
 ) -> Tensor:
     dims = all_dims(x, dim)
     if not x.is_floating_point() or dtype not in (None, x.dtype) or x.numel() == 0:
@@ -102,18 +93,13 @@ def numbers(x: Tensor) -> Tensor:
 
 formulas(
     {
-        aten.sum.default: lambda x, **options: aten.sum.dim_IntList(
-            x, all_dims(x, None), **options
-        ),
-        aten.mean.default: lambda x, **options: aten.mean.dim(x, all_dims(x, None), **options),
+        aten.sum.default: lambda x, **kw: aten.sum.dim_IntList(x, all_dims(x, None), **kw),
+        aten.mean.default: lambda x, **kw: aten.mean.dim(x, all_dims(x, None), **kw),
         aten.max.default: lambda x: x.amax(all_dims(x, None)),
         aten.min.default: lambda x: x.amin(all_dims(x, None)),
         aten.aminmax.default: lambda x, *, dim=None, keepdim=False: (
             x.amin(all_dims(x, dim), keepdim),
             x.amax(all_dims(x, dim), keepdim),
-        ),
-        aten.norm.ScalarOpt_dim: lambda x, order, dim, keepdim=False: (
-            aten.linalg_vector_norm.default(x, 2 if order is None else order, dim, keepdim)
         ),
     },
     wide=False,
@@ -132,11 +118,5 @@ formulas(
     to="prims",
     wide=False,
 )
-formulas({aten.var.correction: lambda *args, **options: var_mean(*args, **options)[0]}, to="prims")
-formulas(
-    {
-        aten.std.correction: lambda *args, **options: torch.sqrt(
-            aten.var.correction(*args, **options)
-        )
-    }
-)
+formulas({aten.var.correction: lambda *args, **kw: var_mean(*args, **kw)[0]}, to="prims")
+formulas({aten.std.correction: lambda *args, **kw: aten.var.correction(*args, **kw).sqrt()})

@@ -29,6 +29,7 @@ from torch._ops import OpOverload
 from minicompile.ops.registry import Registry
 
 Rule = Callable[..., Any]
+Dtype = torch.dtype | None
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 

@@ -68,22 +68,6 @@ def kept(x: Tensor, where: Tensor) -> Tensor:
     return torch.where(where, x, torch.zeros([], dtype=x.dtype, device=x.device))
 
 
-@decompose(aten.pixel_shuffle.default, to="prims")
-def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
-    *batch, channels, height, width = x.shape
-    fewer = channels // (factor * factor)
-    blocks = x.reshape([-1, fewer, factor, factor, height, width]).permute(0, 1, 4, 2, 5, 3)
-    return blocks.reshape([*batch, fewer, height * factor, width * factor])
-
-
-@decompose(aten.pixel_unshuffle.default, to="prims")
-def pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
-    *batch, channels, height, width = x.shape
-    rows, columns = height // factor, width // factor
-    blocks = x.reshape([-1, channels, rows, factor, columns, factor]).permute(0, 1, 3, 5, 2, 4)
-    return blocks.reshape([*batch, channels * factor * factor, rows, columns])
-
-
 formulas(
     {
         aten.t.default: lambda x: x.permute([1, 0]) if x.dim() == 2 else x,
