@@ -26,27 +26,23 @@ STASH_COST = 3
 
 
 def varying(
-    values: Iterable[Value], variables: Collection[sympy.Symbol], more: Collection[Value] = ()
+    values: Iterable[Value],
+    variables: Collection[sympy.Symbol],
+    always: Collection[Value] = (),
+    never: Collection[Value] = (),
 ) -> frozenset[Value]:
     """The values that differ with the loop variables: their index has one, or an operand differs."""
-    found = set(more)
+    found = set(always)
     for value in values:
         moves = value.index is not None and not value.index.free_symbols.isdisjoint(variables)
-        if moves or not found.isdisjoint(value.operands):
+        if (moves or not found.isdisjoint(value.operands)) and value not in never:
             found.add(value)
     return frozenset(found)
 
 
 def loop_level(body: LoopBody, every: Collection[Value] = ()) -> frozenset[Value]:
-    """The values that differ for each r, and those in `every`.
-
-    A reduction takes loop level to row level: its result is not in the set.
-    """
-    found = set(every)
-    for value in body.values:
-        if value.op != "reduction":
-            found |= varying([value], body.reduction_ranges, found)
-    return frozenset(found)
+    """The values that differ for each r, and those in `every`; a reduction gives row level."""
+    return varying(body.values, body.reduction_ranges, every, set(body.reductions))
 
 
 def stages(body: LoopBody, loop: Collection[Value]) -> dict[Value, int]:
