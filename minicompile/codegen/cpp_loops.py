@@ -407,7 +407,8 @@ class LoopPrinter(ValuePrinter):
 
     def _by_row(self, value: Value) -> bool:
         """A helper reduces a row of floats in memory; other reductions ride along in the loop."""
-        known = value.kind in ("sum", "max", "min") and value.dtype is torch.float32
+        extremum = value.kind in ("max", "min") and value.dtype.is_floating_point
+        known = extremum or (value.kind == "sum" and value.dtype is torch.float32)
         in_memory = value.inputs[0] in self.plan.loop and self.plan.vector_width > 1
         return known and in_memory and not self.tile
 
@@ -433,11 +434,13 @@ class LoopPrinter(ValuePrinter):
             self._inner(loop, inside, simd, scratch, stretch.start, stretch.stop)
         for value in by_row:
             name, row = self.names[value], self._row_address(value.inputs[0], stretch)
-            found = f"mc_row_{value.kind}({row}, {stretch.count(self.index(stretch.size))})"
+            ctype = CTYPES[value.dtype]
+            helper = f"mc_row_{value.kind}" + ("_double" if ctype == "double" else "")
+            found = f"{helper}({row}, {stretch.count(self.index(stretch.size))})"
             if stretch.at_once:
-                self.line(f"float {name} = {found};", value.origins)
+                self.line(f"{ctype} {name} = {found};", value.origins)
             else:
-                self.line(f"float {name}_part = {found};", value.origins)
+                self.line(f"{ctype} {name}_part = {found};", value.origins)
                 self.line(f"{name} = {self.combine(value, name, f'{name}_part')};", value.origins)
 
     def _lies_in_memory(self, value: Value) -> bool:
