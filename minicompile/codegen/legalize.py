@@ -27,7 +27,6 @@ import torch
 
 from minicompile.codegen.expressions import index_dtype
 from minicompile.ops.dtypes import computation_dtype, is_int
-from minicompile.ops.handler import Index
 from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead
 from minicompile.shapes.expr import FloorDiv, simplify_index
 
@@ -94,7 +93,9 @@ class _Legalizer:
         assert source.index is not None
         beyond = name in ("gt", "le")
         threshold = int(limit.constant) + beyond  # the first index for which the answer changes
-        for step in _steps(source.index):
+        terms = sympy.Add.make_args(source.index)
+        steps = {c for c, _ in (term.as_coeff_Mul() for term in terms) if c.is_Integer and c > 1}
+        for step in sorted(steps, reverse=True):
             quotient = simplify_index(FloorDiv(source.index, step), self.body.all_ranges)
             if threshold % int(step) == 0 and not quotient.has(FloorDiv):
                 wide = index_dtype(quotient, self.body.all_ranges)
@@ -206,12 +207,6 @@ def settle_checks(body: LoopBody) -> None:
             value.check = False
 
 
-def _steps(index: Index) -> list[sympy.Integer]:
-    """The whole coefficients above 1 of an index, the largest first."""
-    found = {term.as_coeff_Mul()[0] for term in sympy.Add.make_args(index)}
-    return sorted((c for c in found if c.is_Integer and c > 1), reverse=True)
-
-
 def convert(ops: Recorder, value: Value, dtype: torch.dtype) -> Value:
     """A legal value as `dtype`; a half type rounds and stays float32."""
     if dtype not in HALF:
@@ -247,8 +242,10 @@ def pointwise(ops: Recorder, name: str, values: list[Value]) -> Value:
         return _floor_divide_int(ops, *values)
     if name == "remainder":
         return _remainder(ops, *values)
-    if name in COMPARISONS and dtype is torch.int64 and all(map(_fits_int32, values)):
-        return ops.pointwise(name, *(_as_int32(ops, v) for v in values))
+    if name in COMPARISONS and dtype is torch.int64:
+        a, b = (_as_int32(ops, v) for v in values)
+        if a is not None and b is not None:
+            return ops.pointwise(name, a, b)
     if is_int(dtype):
         if name in ROUNDING:
             return values[0]
@@ -277,15 +274,12 @@ def _extremum(ops: Recorder, better: str, a: Value, b: Value) -> Value:
     return ops.pointwise("where", keep, a, b)
 
 
-def _fits_int32(value: Value) -> bool:
+def _as_int32(ops: Recorder, value: Value) -> Value | None:
     """An int64 that was just widened from int32, or a small constant: vectors of int32 are twice as long."""
-    if value.op == "constant":
-        return -(2**31) <= value.constant < 2**31
-    return value.op == "to_dtype" and value.inputs[0].dtype is torch.int32
-
-
-def _as_int32(ops: Recorder, value: Value) -> Value:
-    return ops.constant(value.constant, torch.int32) if value.op == "constant" else value.inputs[0]
+    if value.op == "constant" and -(2**31) <= value.constant < 2**31:
+        return ops.constant(value.constant, torch.int32)
+    widened = value.op == "to_dtype" and value.inputs[0].dtype is torch.int32
+    return value.inputs[0] if widened else None
 
 
 def _is_number(value: Value) -> bool:
