@@ -336,7 +336,9 @@ class LoopPrinter(ValuePrinter):
                 self._end(inner, block, BLOCK, stop or self.index(size))
                 self._for_each(totals, "{0} = 0;")
                 start, stop = block, f"{inner}_end"
-            innermost(values, Stretch(inner, size, start, stop, in_blocks, at_once))
+            most = BLOCK if in_blocks or not isinstance(size, int) else size
+            stop = stop or self.index(size)
+            innermost(values, Stretch(inner, size, start, stop, most, at_once))
             self._for_each(totals, "{1} += {0};")
         self._for_each(totals, "{0} = {1};")
 
@@ -422,8 +424,9 @@ class LoopPrinter(ValuePrinter):
             for v in by_row
             if v.inputs[0] not in stashed and not self._lies_in_memory(v.inputs[0])
         }
+        before = "" if stretch.start == "0" else f" - {stretch.start}"
         for value in self.in_order(filled):
-            scratch[value] = f"{self.names[value]}_part[{stretch.place}]"
+            scratch[value] = f"{self.names[value]}_part[{stretch.var}{before}]"
         wanted = [v for v in values if v.op in ("store", "reduction") or v.check or v in scratch]
         needed = cone((v for v in wanted if v not in by_row), values, ())
         if needed:
@@ -436,7 +439,7 @@ class LoopPrinter(ValuePrinter):
             name, row = self.names[value], self._row_address(value.inputs[0], stretch)
             ctype = CTYPES[value.dtype]
             helper = f"mc_row_{value.kind}" + ("_double" if ctype == "double" else "")
-            found = f"{helper}({row}, {stretch.count(self.index(stretch.size))})"
+            found = f"{helper}({row}, {stretch.stop}{before})"
             if stretch.at_once:
                 self.line(f"{ctype} {name} = {found};", value.origins)
             else:
@@ -470,24 +473,10 @@ class Stretch:
     size: Size
     start: str
     stop: str
-    is_block: bool
+    most: int
+    """Most elements it can have, where that is known."""
     at_once: bool
     """It is the whole reduction: nothing has been accumulated before."""
-
-    @property
-    def most(self) -> int:
-        """Most elements it can have."""
-        return BLOCK if self.is_block or not isinstance(self.size, int) else self.size
-
-    @property
-    def place(self) -> str:
-        """Where an element stands in scratch that covers this stretch."""
-        return str(self.var) if self.start == "0" else f"{self.var} - {self.start}"
-
-    def count(self, size: str) -> str:
-        """How many elements it has; `size` is the text of the whole loop's."""
-        end = self.stop or size
-        return end if self.start == "0" else f"{end} - {self.start}"
 
 
 Innermost = Callable[[Sequence[Value], Stretch], None]

@@ -63,24 +63,21 @@ def cut(
     """
     stage = stages(body, loop)
     needs = loop_needs(body, loop, stashed)
+    # constants are written in place, reductions belong to their loop
+    rows = [v for v in body.values if v not in loop and v.op not in ("constant", "reduction")]
     phases: list[Phase] = []
     done: set[Value] = set()
     for k in range(max(stage.values(), default=0) + 1):
-        row = [v for v in body.values if is_row(v, loop) and stage[v] == k]
+        row = [v for v in rows if stage[v] == k]
         if row:
             phases.append(Phase("row", tuple(row)))
         inside = needs.get(k, frozenset())
-        kept = done if not recompute else {v for v in done if v in stashed}
+        kept = done.intersection(stashed) if recompute else done
         again = [v for v in body.values if v in inside and v not in kept]
         if again:
             phases.append(Phase("loop", tuple(again)))
             done.update(again)
     return tuple(phases)
-
-
-def is_row(value: Value, loop: Collection[Value]) -> bool:
-    """Computed once per x (constants are written in place, reductions belong to their loop)."""
-    return value not in loop and value.op not in ("constant", "reduction")
 
 
 def loop_needs(
