@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import sympy
-
 from minicompile.codegen.cpp_loops import LoopPrinter
 from minicompile.codegen.cpp_math import prelude
 from minicompile.codegen.cpp_ops import STORAGE
-from minicompile.codegen.plan import CodeLine, KernelModule, KernelPlan, KernelSource
+from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource
 
 KERNELS_PER_UNIT = 8
 """With more distinct kernels than this, two compilers at work are faster than one."""
@@ -23,9 +21,17 @@ KERNELS_PER_UNIT = 8
 
 def print_kernel(plan: KernelPlan) -> KernelSource:
     """The C function of one plan."""
-    plan_lines = KernelPrinter(plan).print()
-    text = "\n".join(line.text for line in plan_lines)
-    return KernelSource(plan.name, "cpp", plan_lines, plan, prelude(text))
+    printer = LoopPrinter(plan)
+    *first, last = _head(plan).split("\n")
+    for text in first:
+        printer.line(text)
+    with printer.block(last):
+        if printer.checks:
+            printer.line("int32_t error = 0;")
+        printer.body()
+        printer.line("return error;" if printer.checks else "return 0;")
+    text = "\n".join(line.text for line in printer.lines)
+    return KernelSource(plan.name, "cpp", printer.lines, plan, prelude(text))
 
 
 def kernel_module(plans: Sequence[KernelPlan], most_units: int = 2) -> KernelModule:
@@ -71,29 +77,3 @@ def _head(plan: KernelPlan) -> str:
     if len(head) <= 100:
         return head
     return f"int64_t {plan.name}(\n    " + ",\n    ".join(parameters) + ")"
-
-
-class KernelPrinter(LoopPrinter):
-    """One kernel: its head, and the loops of its plan."""
-
-    def print(self) -> list[CodeLine]:
-        *first, last = _head(self.plan).split("\n")
-        for text in first:
-            self.line(text)
-        with self.block(last):
-            if self.checks:
-                self.line("int32_t error = 0;")
-            self._units()
-            self.body()
-            self.line("return error;" if self.checks else "return 0;")
-        return self.lines
-
-    def _units(self) -> None:
-        """Loops of one iteration are not loops."""
-        used: set[sympy.Symbol] = set()
-        for value in self.plan.body.values:
-            if value.index is not None:
-                used |= value.index.free_symbols
-        for var, size in self.plan.body.all_ranges.items():
-            if size == 1 and var in used:
-                self.line(f"const int64_t {var} = 0;")

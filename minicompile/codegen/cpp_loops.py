@@ -24,7 +24,7 @@ from minicompile.codegen.cpp_values import ALIGNED, Loop, ValuePrinter, is_posit
 from minicompile.codegen.phases import cone, varying
 from minicompile.codegen.plan import KernelPlan, count
 from minicompile.codegen.rules import is_update, separates, transposed
-from minicompile.scheduling.body import Value
+from minicompile.scheduling.body import Value, iterate_indices
 from minicompile.shapes.expr import Size, coefficient_of
 
 OUTER_ITERATIONS = 8
@@ -50,7 +50,11 @@ class LoopPrinter(ValuePrinter):
         """The column at hand: its place in the tile."""
 
     def body(self) -> None:
-        """The loops that the plan asks for."""
+        """The loops that the plan asks for. Those of one iteration are no loops."""
+        used = set().union(*(index.free_symbols for index in iterate_indices(self.plan.body)))
+        for var, size in self.plan.body.all_ranges.items():
+            if size == 1 and var in used:
+                self.line(f"const int64_t {var} = 0;")
         if self._is_split():
             self._chunks()
         if not self.plan.reduction_ranges:
@@ -100,7 +104,8 @@ class LoopPrinter(ValuePrinter):
         clauses: dict[str, list[str]] = {}
         for value in values:
             if value.op == "reduction" and riding:
-                if is_positional(value) or self._keeps_nan(value):
+                extremum = value.kind in ("max", "min") and value.dtype.is_floating_point
+                if extremum or is_positional(value):  # OpenMP's own max and min may drop a NaN
                     return ""
                 clauses.setdefault(_CLAUSE[value.kind], []).append(self.names[value])
         if any(v.check for v in values):
@@ -108,10 +113,6 @@ class LoopPrinter(ValuePrinter):
         found = ["simd" if plan.vector_width >= 8 else f"simd simdlen({plan.vector_width})"]
         found += [f"reduction({sign}:{', '.join(names)})" for sign, names in clauses.items()]
         return " ".join(found)
-
-    def _keeps_nan(self, value: Value) -> bool:
-        """OpenMP's own max and min may drop a NaN."""
-        return value.kind in ("max", "min") and value.dtype.is_floating_point
 
     def _inner(
         self,
@@ -318,11 +319,12 @@ class LoopPrinter(ValuePrinter):
         reductions = [v for v in values if v.op == "reduction"]
         sums = [v for v in reductions if v.kind == "sum" and v.dtype.is_floating_point]
         in_blocks = is_long(size) and bool(sums or any(map(self._by_row, reductions)))
+        totals = sums if in_blocks else []
         at_once = not outer and not in_blocks
         for value in reductions:
             if not (at_once and self._by_row(value)):
                 self._start(value)
-            if in_blocks and value in sums:
+            if value in totals:
                 self._declare_accumulator(value, "_total", "double", "0.0")
         with contextlib.ExitStack() as stack:
             for var, extent in outer:
@@ -332,13 +334,13 @@ class LoopPrinter(ValuePrinter):
                 block = f"{inner}_block"
                 stack.enter_context(self.loop(block, size, "", start, stop, BLOCK))
                 self._end(inner, block, BLOCK, stop or self.index(size))
-                self._for_each(sums, "{0} = 0;")
+                self._for_each(totals, "{0} = 0;")
                 start, stop = block, f"{inner}_end"
-            innermost(values, Stretch(inner, size, start, stop, in_blocks, at_once))
-            if in_blocks:
-                self._for_each(sums, "{1} += {0};")
-        if in_blocks:
-            self._for_each(sums, "{0} = {1};")
+            most = BLOCK if in_blocks or not isinstance(size, int) else size
+            stop = stop or self.index(size)
+            innermost(values, Stretch(inner, size, start, stop, most, at_once))
+            self._for_each(totals, "{1} += {0};")
+        self._for_each(totals, "{0} = {1};")
 
     # ---- accumulators
 
@@ -407,7 +409,8 @@ class LoopPrinter(ValuePrinter):
 
     def _by_row(self, value: Value) -> bool:
         """A helper reduces a row of floats in memory; other reductions ride along in the loop."""
-        known = value.kind in ("sum", "max", "min") and value.dtype is torch.float32
+        extremum = value.kind in ("max", "min") and value.dtype.is_floating_point
+        known = extremum or (value.kind == "sum" and value.dtype is torch.float32)
         in_memory = value.inputs[0] in self.plan.loop and self.plan.vector_width > 1
         return known and in_memory and not self.tile
 
@@ -421,8 +424,9 @@ class LoopPrinter(ValuePrinter):
             for v in by_row
             if v.inputs[0] not in stashed and not self._lies_in_memory(v.inputs[0])
         }
+        before = "" if stretch.start == "0" else f" - {stretch.start}"
         for value in self.in_order(filled):
-            scratch[value] = f"{self.names[value]}_part[{stretch.place}]"
+            scratch[value] = f"{self.names[value]}_part[{stretch.var}{before}]"
         wanted = [v for v in values if v.op in ("store", "reduction") or v.check or v in scratch]
         needed = cone((v for v in wanted if v not in by_row), values, ())
         if needed:
@@ -433,11 +437,13 @@ class LoopPrinter(ValuePrinter):
             self._inner(loop, inside, simd, scratch, stretch.start, stretch.stop)
         for value in by_row:
             name, row = self.names[value], self._row_address(value.inputs[0], stretch)
-            found = f"mc_row_{value.kind}({row}, {stretch.count(self.index(stretch.size))})"
+            ctype = CTYPES[value.dtype]
+            helper = f"mc_row_{value.kind}" + ("_double" if ctype == "double" else "")
+            found = f"{helper}({row}, {stretch.stop}{before})"
             if stretch.at_once:
-                self.line(f"float {name} = {found};", value.origins)
+                self.line(f"{ctype} {name} = {found};", value.origins)
             else:
-                self.line(f"float {name}_part = {found};", value.origins)
+                self.line(f"{ctype} {name}_part = {found};", value.origins)
                 self.line(f"{name} = {self.combine(value, name, f'{name}_part')};", value.origins)
 
     def _lies_in_memory(self, value: Value) -> bool:
@@ -467,24 +473,10 @@ class Stretch:
     size: Size
     start: str
     stop: str
-    is_block: bool
+    most: int
+    """Most elements it can have, where that is known."""
     at_once: bool
     """It is the whole reduction: nothing has been accumulated before."""
-
-    @property
-    def most(self) -> int:
-        """Most elements it can have."""
-        return BLOCK if self.is_block or not isinstance(self.size, int) else self.size
-
-    @property
-    def place(self) -> str:
-        """Where an element stands in scratch that covers this stretch."""
-        return str(self.var) if self.start == "0" else f"{self.var} - {self.start}"
-
-    def count(self, size: str) -> str:
-        """How many elements it has; `size` is the text of the whole loop's."""
-        end = self.stop or size
-        return end if self.start == "0" else f"{end} - {self.start}"
 
 
 Innermost = Callable[[Sequence[Value], Stretch], None]

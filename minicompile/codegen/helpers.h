@@ -222,6 +222,28 @@ static inline float mc_row_min(const float* x, int64_t n) {
     MC_ROW(INFINITY, mc_lanes_min, (x[i] < found) | (x[i] != x[i]) ? x[i] : found)
 }
 
+// the same for doubles: OpenMP's max and min may drop a NaN, so that is noted apart
+static inline double mc_row_max_double(const double* x, int64_t n) {
+    double found = -INFINITY;
+    int32_t nan = 0;
+    #pragma omp simd reduction(max:found) reduction(|:nan)
+    for (int64_t i = 0; i < n; i++) {
+        found = x[i] > found ? x[i] : found;
+        nan |= x[i] != x[i];
+    }
+    return nan ? NAN : found;
+}
+static inline double mc_row_min_double(const double* x, int64_t n) {
+    double found = INFINITY;
+    int32_t nan = 0;
+    #pragma omp simd reduction(min:found) reduction(|:nan)
+    for (int64_t i = 0; i < n; i++) {
+        found = x[i] < found ? x[i] : found;
+        nan |= x[i] != x[i];
+    }
+    return nan ? NAN : found;
+}
+
 // a square of a matrix, turned: target[j][i] = source[i][j], in blocks of 16 x 16 by four rounds of shuffles
 #ifdef MC_SHUFFLES
 #define MC_ROUND(from, to, step, low, high) \

@@ -158,8 +158,21 @@ class CodeLine:
     origins: Origins = NO_ORIGINS
 
 
+class Code(Shown):
+    """Generated code, line by line."""
+
+    lines: list[CodeLine]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(line.text for line in self.lines) + "\n"
+
+    def __str__(self) -> str:
+        return self.text
+
+
 @dataclass(eq=False)
-class KernelSource(Shown):
+class KernelSource(Code):
     """A generated kernel. After its prelude, the joined lines compile."""
 
     name: str
@@ -170,15 +183,8 @@ class KernelSource(Shown):
     """Helper functions that the lines call: source text that goes before them."""
 
     @property
-    def text(self) -> str:
-        return "\n".join(line.text for line in self.lines) + "\n"
-
-    @property
     def origins(self) -> Origins:
         return union(line.origins for line in self.lines)
-
-    def __str__(self) -> str:
-        return self.text
 
 
 @dataclass(eq=False)
@@ -196,19 +202,12 @@ class KernelModule(Shown):
 
 
 @dataclass(eq=False)
-class WrapperSource(Shown):
+class WrapperSource(Code):
     """Python that runs a graph: `call(args)` takes a list, which it empties, and returns the outputs."""
 
     name: str
     lines: list[CodeLine]
     kernels: list[KernelSource]
-
-    @property
-    def text(self) -> str:
-        return "\n".join(line.text for line in self.lines) + "\n"
-
-    def __str__(self) -> str:
-        return self.text
 
 
 def count(sizes: Iterable[Size], hints: Mapping[sympy.Symbol, int]) -> int:

@@ -23,7 +23,7 @@ import sympy
 import torch
 
 from minicompile.codegen.expressions import IndexPrinter
-from minicompile.codegen.plan import CodeLine, KernelPlan, KernelSource, Phase
+from minicompile.codegen.plan import CodeLine, KernelPlan, KernelSource, Phase, power_of_two
 from minicompile.codegen.triton_ops import (
     INDEX_WORDS,
     TRITON_DTYPES,
@@ -36,7 +36,7 @@ from minicompile.codegen.triton_ops import (
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import Origins
 from minicompile.ops.table import reduction_identity
-from minicompile.scheduling.body import Value, names
+from minicompile.scheduling.body import Value, iterate_indices, names
 from minicompile.shapes.expr import Size, product
 
 Axes = frozenset[str]
@@ -45,7 +45,6 @@ Axes = frozenset[str]
 ATOMIC_DTYPES = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64}
 )
-
 
 ACCUMULATED = {
     "sum": "{0} + {1}",
@@ -96,7 +95,9 @@ class _Printer:
             across = (self.axes[operand] for operand in value.operands)
             varies = self._index_axes(value).union(*across)
             self.axes[value] = frozenset({"x"}) if value.op == "reduction" else varies
-        self.full_row = self._row_fills_tile()
+        length = product(plan.reduction_ranges.values())
+        self.full_row = plan.reduction == "persistent" and length == power_of_two(plan.row_length)
+        """No lane is left over."""
         self.unsynced: set[str] = set()
         """Buffers stored since the last barrier."""
         self.stored_before: set[str] = set()
@@ -107,8 +108,8 @@ class _Printer:
     def kernel(self) -> list[CodeLine]:
         """All lines of the function."""
         plan = self.plan
-        known = isinstance(product(plan.reduction_ranges.values()), int)
-        if plan.reduction == "persistent" and not known:
+        length = product(plan.reduction_ranges.values())
+        if plan.reduction == "persistent" and not isinstance(length, int):
             raise Unsupported(f"{plan.name}: a persistent reduction needs a row of known length")
         self._header()
         for phase in plan.phases:
@@ -132,8 +133,7 @@ class _Printer:
         self.emit("@triton.jit")
         self.emit(f"def {plan.name}({', '.join(parameters)}):")
         self.indent = 1
-        xnumel = product(plan.ranges.values())
-        self.emit(f"xnumel = {self.sizes(xnumel)}")
+        self.emit(f"xnumel = {self.sizes(product(plan.ranges.values()))}")
         start = "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
         lanes = "tl.arange(0, XBLOCK)" + ("[:, None]" if self.tiled else "")
         self.emit(f"xindex = {start} * XBLOCK + {lanes}")
@@ -143,22 +143,19 @@ class _Printer:
             return
         self.emit(f"rnumel = {self.sizes(product(plan.reduction_ranges.values()))}")
         if plan.reduction == "persistent":
-            self.emit(f"rindex = {self._row_lanes()}")
-            self._row_index()
+            self._row_index("")
 
-    def _row_lanes(self) -> str:
-        return "tl.arange(0, RBLOCK)[None, :]" + (".to(tl.int64)" if self.wide else "")
-
-    def _row_index(self) -> None:
-        """What follows from `rindex`."""
+    def _row_index(self, start: str) -> None:
+        """Which r the tile holds."""
+        wide = ".to(tl.int64)" if self.wide else ""
+        self.emit(f"rindex = {start}tl.arange(0, RBLOCK)[None, :]{wide}")
         if not self.full_row:
             self.emit("rmask = rindex < rnumel")
         self._digits(self.plan.reduction_ranges, "rindex")
 
     def _digits(self, ranges: dict[sympy.Symbol, Size], linear: str) -> None:
         """Each loop variable that an index mentions, as a digit of the flattened index."""
-        indices = [v.index for v in self.plan.body.values if v.index is not None]
-        used = {symbol for index in indices for symbol in index.free_symbols}
+        used = set().union(*(index.free_symbols for index in iterate_indices(self.plan.body)))
         below: Size = 1
         digits = []
         for position, (var, size) in reversed(list(enumerate(ranges.items()))):
@@ -182,8 +179,7 @@ class _Printer:
             self._barrier()
         self.emit("for roffset in range(0, rnumel, RBLOCK):")
         self.indent += 1
-        self.emit(f"rindex = roffset + {self._row_lanes()}")
-        self._row_index()
+        self._row_index("roffset + ")
         for value in phase.values:
             if value.op == "reduction":
                 self._accumulate(value)
@@ -212,7 +208,8 @@ class _Printer:
                 self.emit(self._store(value, level), value.origins)
                 return
             case "index_expr":
-                text = self._index_expr(value)
+                index = self._index(value, wide=value.dtype is torch.int64)
+                text = f"({index}).to({TRITON_DTYPES[value.dtype]})"
             case "indirect":
                 self._indirect(value)
                 return
@@ -357,12 +354,6 @@ class _Printer:
     def _position(self) -> str:
         return "rindex" if self.wide else "rindex.to(tl.int64)"
 
-    def _row_fills_tile(self) -> bool:
-        """A persistent row whose length is a power of two leaves no lane over."""
-        length = product(self.plan.reduction_ranges.values())
-        persistent = self.plan.reduction == "persistent" and isinstance(length, int)
-        return persistent and length > 0 and length & (length - 1) == 0
-
     # Indices -----------------------------------------------------------------------------------------
 
     def _index(self, value: Value, wide: bool = False) -> str:
@@ -376,7 +367,3 @@ class _Printer:
             return f"{s}.to(tl.int64)" if wide and not self.wide else str(s)
 
         return IndexPrinter(INDEX_WORDS, self.plan.body.all_ranges, symbol)(value.index)
-
-    def _index_expr(self, value: Value) -> str:
-        text = self._index(value, wide=value.dtype is torch.int64)
-        return f"({text}).to({TRITON_DTYPES[value.dtype]})"

@@ -128,8 +128,6 @@ def typed_constant(value: float | int | bool, dtype: torch.dtype) -> str:
     """A scalar of exactly this dtype."""
     if _is_minus_zero(value):  # the front end reads -0.0 as 0
         return f"({typed_constant(0.0, dtype)} * -1.0)"
-    if dtype in (torch.float16, torch.bfloat16):
-        return f"{typed_constant(value, torch.float32)}.to({TRITON_DTYPES[dtype]})"
     return f"tl.full([], {literal(value)}, {TRITON_DTYPES[dtype]})"
 
 
@@ -158,13 +156,11 @@ def _operand_texts(value: Value, name_of: Callable[[Value], str]) -> list[str]:
 
 
 def convert(text: str, source: torch.dtype, target: torch.dtype) -> str:
-    """`ops.to_dtype`: what eager's `.to` does."""
+    """`ops.to_dtype`: what eager's `.to` does. Half types meet float32 only."""
     if target is torch.bool:
         return f"{text} != 0"
     if source.is_floating_point and target in (torch.uint8, torch.int8, torch.int16):
         text = f"{text}.to(tl.int64)"  # as eager: negative and large values wrap
-    if torch.bfloat16 in (source, target) and torch.float32 not in (source, target):
-        text = f"{text}.to(tl.float32)"  # the interpreter knows no other way
     return f"{text}.to({TRITON_DTYPES[target]})"
 
 

@@ -105,15 +105,11 @@ def interpreting() -> Iterator[None]:
         (JITFunction, "__call__", call_interpreted),
         (builder, "options", checked),
     ]
-    with _LOCK:
-        before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
+    with _LOCK, contextlib.ExitStack() as after:
         for owner, name, value in changes:
+            after.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
-        try:
-            yield
-        finally:
-            for owner, name, value in before:
-                setattr(owner, name, value)
+        yield
 
 
 def call_interpreted(function: Any, *args: Any, **kwargs: Any) -> Any:

@@ -30,7 +30,6 @@ import torch
 from minicompile import compat
 from minicompile.codegen.plan import KernelPlan, KernelSource, power_of_two
 from minicompile.errors import BackendError
-from minicompile.options import Options
 from minicompile.shapes.expr import Size, product, size_hint
 
 Launcher = Callable[..., None]
@@ -61,7 +60,7 @@ class Tiles:
     num_warps: int = 4
 
 
-def load_kernel(source: KernelSource, options: Options, tiles: Tiles | None = None) -> Launcher:
+def load_kernel(source: KernelSource, tiles: Tiles | None = None) -> Launcher:
     """A callable kernel. `tiles` overrides the plan's.
 
     CUDA kernels compile now; kernels for CPU tensors run in Triton's interpreter. Raises BackendError when

@@ -450,22 +450,23 @@ def test_comparisons_of_indices_hold_at_every_threshold() -> None:
     assert any(v.op == "index_expr" and str(v.index) == "x0" for v in plan.body.values)
 
 
-@pytest.mark.parametrize("columns", [1, 5, 16, 63, 200, 1100])
-def test_rows_of_any_length_reduce_in_lanes(columns: int) -> None:
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("columns", [1, 5, 16, 63, 200, 1100, 9000])
+def test_rows_of_any_length_reduce_in_lanes(columns: int, dtype: torch.dtype) -> None:
     """Sum, largest and smallest of computed values in one kernel: NaN and infinities included."""
     p = Program()
     size = (7, columns)
-    p.input("x", size)
+    p.input("x", size, dtype)
 
     def doubled(ops: Any, i: Any, r: Any) -> Any:
         value = ops.load("x", p.at(*i, *r, size=size))
         return ops.add(value, value)
 
     for name, kind in (("s", "sum"), ("a", "max"), ("b", "min")):
-        p.reduce(name, (7,), (columns,), kind, doubled)
-    x = special(*size)
+        p.reduce(name, (7,), (columns,), kind, doubled, dtype)
+    x = special(*size, dtype=dtype)
     x[1, columns // 2], x[2, -1], x[3, 0] = float("nan"), float("inf"), float("-inf")
-    outs = {name: torch.empty(7) for name in "sab"}
+    outs = {name: torch.empty(7, dtype=dtype) for name in "sab"}
     run(p.plan(), {"x": x, **outs})
     torch.testing.assert_close(outs["s"], (2 * x).sum(1), equal_nan=True)
     torch.testing.assert_close(outs["a"], (2 * x).amax(1), rtol=0, atol=0, equal_nan=True)
