@@ -19,7 +19,7 @@ mask, arithmetic happens everywhere, and a `where` picks. The real compiler: tor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -114,10 +114,6 @@ class LoopBody(Shown):
     def origins(self) -> Origins:
         return union(v.origins for v in self.values)
 
-    def indices(self) -> list[Index]:
-        """The distinct index expressions."""
-        return list(dict.fromkeys(v.index for v in self.values if v.index is not None))
-
     def reindexed(
         self,
         moved: Callable[[Index], Index],
@@ -125,7 +121,7 @@ class LoopBody(Shown):
         reduction_ranges: dict[sympy.Symbol, Size],
     ) -> LoopBody:
         """The same body over other loop variables: `moved` gives the new form of an index."""
-        indices = {index: moved(index) for index in self.indices()}
+        indices = {index: moved(index) for index in iterate_indices(self)}
         copies: dict[Value, Value] = {}
         out = LoopBody(self.name, ranges, reduction_ranges)
         for value in self.values:
@@ -280,7 +276,7 @@ def ranges_text(ranges: Ranges) -> str:
 def body_text(body: LoopBody) -> str:
     """The body as a Python class: ranges, named index formulas, then one operation a line."""
     named = names(body.values)
-    indices = {index: f"index{k}" for k, index in enumerate(body.indices())}
+    indices = {index: f"index{k}" for k, index in enumerate(iterate_indices(body))}
     lines = [f"class {body.name}_loop_body:"]
     lines.append(f"    var_ranges = {ranges_text(body.ranges)}")
     if body.reduction_ranges:
@@ -351,3 +347,8 @@ def users(values: list[Value]) -> dict[Value, list[Value]]:
         for operand in value.operands:
             found[operand].append(value)
     return found
+
+
+def iterate_indices(body: LoopBody) -> Iterator[Index]:
+    """The distinct index expressions of the body."""
+    yield from dict.fromkeys(v.index for v in body.values if v.index is not None)

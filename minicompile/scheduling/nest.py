@@ -16,6 +16,7 @@ from typing import Literal
 import sympy
 
 from minicompile.ops.handler import Index
+from minicompile.scheduling.body import iterate_indices
 from minicompile.scheduling.dependencies import (
     Footprint,
     Hints,
@@ -134,7 +135,7 @@ class LoopNest:
 def nest_of(node: SchedulerNode, order: int, hints: Hints) -> LoopNest:
     """A node alone: loops of size 1 dropped, split where an index divides, merged where all allow it."""
     body, own = node.body, node.body.all_ranges
-    indices = {(order, index): StridedIndex.of(index, own) for index in body.indices()}
+    indices = {(order, index): StridedIndex.of(index, own) for index in iterate_indices(body)}
 
     def access(place: Dependency) -> Access:
         if place.index is None:
