@@ -19,8 +19,7 @@ mask, arithmetic happens everywhere, and a `where` picks. The real compiler: tor
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,7 +33,7 @@ from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.handler import Index, Ops, StoreMode
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.ops.table import POINTWISE, ReductionKind, result_dtype
-from minicompile.shapes.expr import Size, loop_symbol, simplify_index
+from minicompile.shapes.expr import Ranges, Size, loop_symbol, simplify_index
 
 
 @dataclass(eq=False, slots=True)
@@ -71,17 +70,9 @@ class Value:
     def key(self) -> object:
         """Equal for values that are computed alike, whatever symbol stands for an indirect index."""
         constant = repr(self.constant)  # tells 0.0 from -0.0 and 1 from True; NaN equals itself
-        index = (self.index, self.size, self.check, self.wrap_negative, self.indirect)
-        return (
-            self.op,
-            self.inputs,
-            self.dtype,
-            self.buffer,
-            self.mask,
-            constant,
-            self.kind,
-            *index,
-        )
+        what = (self.op, self.inputs, self.dtype, self.kind, constant, self.mask)
+        where = (self.buffer, self.index, self.size, self.check, self.wrap_negative, self.indirect)
+        return what, where
 
     def copy(self, mapping: Mapping[Value, Value], index: Index | None = None) -> Value:
         """The same operation on other operands."""
@@ -123,10 +114,6 @@ class LoopBody(Shown):
     def origins(self) -> Origins:
         return union(v.origins for v in self.values)
 
-    def indices(self) -> list[Index]:
-        """The distinct index expressions."""
-        return list(dict.fromkeys(v.index for v in self.values if v.index is not None))
-
     def reindexed(
         self,
         moved: Callable[[Index], Index],
@@ -134,7 +121,7 @@ class LoopBody(Shown):
         reduction_ranges: dict[sympy.Symbol, Size],
     ) -> LoopBody:
         """The same body over other loop variables: `moved` gives the new form of an index."""
-        indices = {index: moved(index) for index in self.indices()}
+        indices = {index: moved(index) for index in iterate_indices(self)}
         copies: dict[Value, Value] = {}
         out = LoopBody(self.name, ranges, reduction_ranges)
         for value in self.values:
@@ -166,8 +153,8 @@ class Recorder(Ops):
 
     def _changed(self, **fields: Any) -> Recorder:
         """A handler of the same recording that differs in origins or mask."""
-        other = copy.copy(self)
-        other.__dict__.update(fields)
+        other = object.__new__(Recorder)
+        other.__dict__.update(self.__dict__, **fields)
         return other
 
     def emit(self, op: str, inputs: tuple[Value, ...], dtype: torch.dtype, **fields: Any) -> Value:
@@ -281,15 +268,19 @@ def names(values: list[Value]) -> dict[Value, str]:
     return found
 
 
+def ranges_text(ranges: Ranges) -> str:
+    """`{p0: 64, p1: 8}`."""
+    return f"{{{', '.join(f'{loop}: {size}' for loop, size in ranges.items())}}}"
+
+
 def body_text(body: LoopBody) -> str:
     """The body as a Python class: ranges, named index formulas, then one operation a line."""
     named = names(body.values)
-    indices = {index: f"index{k}" for k, index in enumerate(body.indices())}
+    indices = {index: f"index{k}" for k, index in enumerate(iterate_indices(body))}
     lines = [f"class {body.name}_loop_body:"]
-    groups = {"var_ranges": body.ranges, "reduction_ranges": body.reduction_ranges}
-    for title, ranges in groups.items():
-        if ranges or title == "var_ranges":
-            lines.append(f"    {title} = {{{', '.join(f'{v}: {s}' for v, s in ranges.items())}}}")
+    lines.append(f"    var_ranges = {ranges_text(body.ranges)}")
+    if body.reduction_ranges:
+        lines.append(f"    reduction_ranges = {ranges_text(body.reduction_ranges)}")
     lines += [f"    {name} = {index}" for index, name in indices.items()]
     lines.append("    def body(self, ops):")
     for value in body.values:
@@ -356,3 +347,8 @@ def users(values: list[Value]) -> dict[Value, list[Value]]:
         for operand in value.operands:
             found[operand].append(value)
     return found
+
+
+def iterate_indices(body: LoopBody) -> Iterator[Index]:
+    """The distinct index expressions of the body."""
+    yield from dict.fromkeys(v.index for v in body.values if v.index is not None)

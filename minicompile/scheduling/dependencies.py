@@ -52,7 +52,7 @@ class StridedIndex:
             if not loops:
                 offset.append(term)
             elif len(loops) == 1 and (stride := _stride(term, loops[0])) is not None:
-                strides[loops[0]] = stride
+                strides[loops[0]] = to_size(strides.get(loops[0], 0) + stride)
             else:
                 rest.append(term)
         return StridedIndex(sympy.Add(*offset), strides, sympy.Add(*rest))
@@ -76,9 +76,7 @@ class StridedIndex:
         strides: dict[sympy.Symbol, Size] = {}
         for loop, stride in self.strides.items():
             for new, weight in parts.get(loop, ((loop, 1),)):
-                strides[new] = to_size(stride * weight)
-        if self.rest is ZERO:
-            return StridedIndex(self.offset, strides, ZERO)
+                strides[new] = times(stride, weight)
         sums = {
             loop: sympy.Add(*[sympy.sympify(weight) * new for new, weight in parts[loop]])
             for loop in self.rest.free_symbols & parts.keys()

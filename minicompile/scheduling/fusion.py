@@ -114,6 +114,11 @@ class Fuser:
             for i, node in enumerate(nodes)
             if isinstance(node, SchedulerNode)
         }
+        self.users: dict[str, set[int]] = {}
+        """The groups that touch each buffer."""
+        for i, nest in self.nests.items():
+            for buffer in nest.touched:
+                self.users.setdefault(buffer, set()).add(i)
         self.mask = {i: 1 << i for i in range(len(nodes))}
         """The nodes of each group, as bits. A group is known by its first node's number."""
         self.ancestors = _transitive(before)
@@ -155,12 +160,8 @@ class Fuser:
     def _neighbours(self, group: int) -> list[int]:
         """Groups that share a buffer, nobody else saves anything: all that hand one over, and the nearest."""
         nest = self.nests[group]
-        near = [
-            i
-            for i, other in self.nests.items()
-            if i != group and not other.touched.isdisjoint(nest.touched)
-        ]
-        near.sort(key=lambda i: abs(i - group))
+        sharing = {i for buffer in nest.touched for i in self.users[buffer]} - {group}
+        near = sorted(sharing, key=lambda i: (abs(i - group), i))
         tied = [i for i in near if self.context.flows(nest, self.nests[i])]
         return tied + [i for i in near if i not in tied][:MAX_NEIGHBOURS]
 
@@ -247,11 +248,8 @@ class Fuser:
 
     def _cycle(self, a: int, b: int) -> Refusal | None:
         """Is there a third node that must run after one and before the other?"""
-        between = [
-            i
-            for i, mask in self.mask.items()
-            if i not in (a, b) and mask & self.ancestors[b] and self.ancestors[i] & self.mask[a]
-        ]
+        first, earlier = self.mask[a], self.ancestors[b] & ~(self.mask[a] | self.mask[b])
+        between = [i for i, m in self.mask.items() if m & earlier and self.ancestors[i] & first]
         for i in between:
             node = self.nodes[i]
             if isinstance(node, ExternKernelSchedulerNode):
@@ -276,6 +274,9 @@ class Fuser:
         keep, drop = sorted((a, b))
         del self.nests[drop], self.mask[drop], self.ancestors[drop]
         self.nests[keep], self.mask[keep], self.ancestors[keep] = joined, merged, before
+        for buffer in joined.touched:
+            self.users[buffer].add(keep)
+            self.users[buffer].discard(drop)
         for i, ancestors in self.ancestors.items():
             if ancestors & merged:
                 self.ancestors[i] = ancestors | merged | before

@@ -16,6 +16,7 @@ from typing import Literal
 import sympy
 
 from minicompile.ops.handler import Index
+from minicompile.scheduling.body import iterate_indices
 from minicompile.scheduling.dependencies import (
     Footprint,
     Hints,
@@ -134,36 +135,29 @@ class LoopNest:
 def nest_of(node: SchedulerNode, order: int, hints: Hints) -> LoopNest:
     """A node alone: loops of size 1 dropped, split where an index divides, merged where all allow it."""
     body, own = node.body, node.body.all_ranges
-    plain = {index: StridedIndex.of(index, own) for index in body.indices()}
+    indices = {(order, index): StridedIndex.of(index, own) for index in iterate_indices(body)}
 
     def access(place: Dependency) -> Access:
         if place.index is None:
             return Access(node.name, place.buffer, None, None)
-        where = footprint(plain[place.index], own, hints)
-        return Access(node.name, place.buffer, (order, place.index), where)
+        key = (order, place.index)
+        return Access(node.name, place.buffer, key, footprint(indices[key], own, hints))
 
-    level: Level = "elem" if body.reduction_ranges else "row"
     reads, writes = (tuple(map(access, places)) for places in (node.reads, node.writes))
     if any(v.kind in ("argmax", "argmin") for v in body.reductions):
         strides = contiguous_strides(tuple(body.reduction_ranges.values()))
-        plain[POSITION] = StridedIndex(ZERO, dict(zip(body.reduction_ranges, strides, strict=True)))
+        counted = dict(zip(body.reduction_ranges, strides, strict=True))
+        indices[order, POSITION] = StridedIndex(ZERO, counted)
+    names = {v: loop_symbol(f"{v}_{order}") for v, size in own.items() if size != 1}
+    if body.reduction_ranges.keys().isdisjoint(names):  # a reduction stays one
+        names.update({v: loop_symbol(f"{v}_{order}") for v in [*body.reduction_ranges][:1]})
     x, r = (
-        {v: size for v, size in loops.items() if size != 1}
+        {names[v]: size for v, size in loops.items() if v in names}
         for loops in (body.ranges, body.reduction_ranges)
     )
-    r = r or dict(list(body.reduction_ranges.items())[:1])  # a reduction stays one
-    names = {v: loop_symbol(f"{v}_{order}") for v in (*x, *r)}
-    nest = LoopNest(
-        [Member(node, order, level, reads, writes)],
-        dict(body.ranges),
-        dict(body.reduction_ranges),
-        {(order, formula): index for formula, index in plain.items()},
-        hints,
-    ).substituted(
-        {v: [(names[v], 1)] if v in names else [] for v in own},
-        {names[v]: size for v, size in x.items()},
-        {names[v]: size for v, size in r.items()},
-    )
+    member = Member(node, order, "elem" if r else "row", reads, writes)
+    nest = LoopNest([member], body.ranges, body.reduction_ranges, indices, hints)
+    nest = nest.substituted({v: [(names[v], 1)] if v in names else [] for v in own}, x, r)
     return merged(_split_at_divisions(nest))
 
 
