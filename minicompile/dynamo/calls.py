@@ -26,8 +26,8 @@ from torch.overrides import TorchFunctionMode
 
 from minicompile import compat
 from minicompile.dynamo.attributes import CACHED, HINTS, TENSOR_FACTS, TENSOR_REFUSED
-from minicompile.dynamo.containers import METHOD_OF, Containers, python_method
-from minicompile.dynamo.interpreter import BINARY, COMPARE
+from minicompile.dynamo.containers import Containers, python_method
+from minicompile.dynamo.interpreter import BINARY, COMPARE, METHOD_OF
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     OBJECT_HASH,
