@@ -290,7 +290,7 @@ class Outside(Interpreter):
         if isinstance(value, list | tuple | collections.deque):
             return self.imported_sequence(value, tracker)
         if isinstance(value, set | frozenset):
-            base = set if isinstance(value, set) else frozenset
+            base: Any = set if isinstance(value, set) else frozenset
             members = frozenset(base.__iter__(value))
             for member in members:
                 self.check_key(member)
