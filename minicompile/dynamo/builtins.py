@@ -20,10 +20,10 @@ from typing import Any
 
 import torch
 
-from minicompile.dynamo.calls import OPERATOR_SYMBOLS, CallRule, Calls, call_rules
+from minicompile.dynamo.calls import CallRule, Calls, call_rules
 from minicompile.dynamo.containers import SYMBOLIC, python_method
-from minicompile.dynamo.interpreter import UNARY, TracedGenerator
-from minicompile.dynamo.variables import MISSING, is_constant
+from minicompile.dynamo.interpreter import BINARY, COMPARE, UNARY, TracedGenerator
+from minicompile.dynamo.variables import MISSING, VariableTracker, is_constant
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -43,28 +43,58 @@ refuse("a warning is issued", "warn outside of the compiled function", warnings.
 refuse("a file is opened", "read it before the call", open)
 refuse("input() asks the user", "", input)
 refuse("code is evaluated from text", "", exec, eval, compile)
+refuse("id() depends on memory addresses", "compare with `is` instead", id)
 refuse(
     "the frame's variables are inspected",
     "",
-    locals,
-    vars,
-    sys._getframe,
-    inspect.currentframe,
-    inspect.stack,
+    *(locals, vars, sys._getframe, inspect.currentframe, inspect.stack),
 )
-refuse("id() depends on memory addresses", "compare with `is` instead", id)
 refuse(
     "a log message is written",
     "log outside of the compiled function",
-    *(
-        logging.Logger.debug,
-        logging.Logger.info,
-        logging.Logger.warning,
-        logging.Logger.error,
-        logging.Logger.critical,
-    ),
-    *(logging.Logger.log, logging.Logger.exception),
+    *(logging.Logger.debug, logging.Logger.info, logging.Logger.warning, logging.Logger.error),
+    *(logging.Logger.critical, logging.Logger.log, logging.Logger.exception),
 )
+
+
+# -- functions that are operations of the interpreter
+
+OPERATIONS: dict[Any, tuple[Any, ...]] = {
+    setattr: ("store_attr",),
+    delattr: ("delete_attr",),
+    object.__getattribute__: ("generic_attribute",),
+    object.__setattr__: ("generic_store",),
+    object.__delattr__: ("generic_delete",),
+    len: ("length",),
+    repr: ("convert", 2),
+    ascii: ("convert", 3),
+    dict.__getitem__: ("dict_item",),
+    dict.__setitem__: ("store_dict_item",),
+    collections.OrderedDict.__setitem__: ("store_dict_item",),
+    list.__iadd__: ("binary", "+="),
+    operator.getitem: ("subscript",),
+    operator.setitem: ("store_subscript",),
+    operator.delitem: ("delete_subscript",),
+    operator.contains: ("contains",),
+    operator.truth: ("truth",),
+    operator.is_: ("same",),
+    **{function: ("binary", symbol) for symbol, function in BINARY.items()},
+    **{function: ("compare", symbol) for symbol, function in COMPARE.items()},
+    **{function: ("unary", symbol) for symbol, function in UNARY.items()},
+}
+"""`len(x)` is `tracer.length(x)`, `operator.add(x, y)` is `tracer.binary("+", x, y)`."""
+
+
+def operation(name: str, *first: Any) -> CallRule:
+    return lambda tracer, args, kwargs: getattr(tracer, name)(*first, *args, **kwargs)
+
+
+for _function, _operation in OPERATIONS.items():
+    call_rules(_function)(operation(*_operation))
+
+call_rules(operator.not_)(lambda tracer, args, kwargs: not tracer.truth(args[0]))
+call_rules(operator.is_not)(lambda tracer, args, kwargs: not tracer.same(*args))
+call_rules(bool)(lambda tracer, args, kwargs: bool(args) and tracer.truth(args[0]))
 
 
 # -- attributes and types
@@ -88,34 +118,9 @@ def builtin_hasattr(tracer: Calls, args: Args, kwargs: Kwargs) -> bool:
     return builtin_getattr(tracer, (*args, MISSING), {}) is not MISSING
 
 
-@call_rules(setattr)
-def builtin_setattr(tracer: Calls, args: Args, kwargs: Kwargs) -> None:
-    tracer.store_attr(*args)
-
-
-@call_rules(delattr)
-def builtin_delattr(tracer: Calls, args: Args, kwargs: Kwargs) -> None:
-    tracer.delete_attr(*args)
-
-
-@call_rules(object.__getattribute__)
-def object_getattribute(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    return tracer.generic_attribute(*args)
-
-
-@call_rules(object.__setattr__)
-def object_setattr(tracer: Calls, args: Args, kwargs: Kwargs) -> None:
-    tracer.generic_store(*args)
-
-
-@call_rules(object.__delattr__)
-def object_delattr(tracer: Calls, args: Args, kwargs: Kwargs) -> None:
-    tracer.generic_delete(*args)
-
-
-@call_rules(object.__init__, object.__init_subclass__)
-def object_init(tracer: Calls, args: Args, kwargs: Kwargs) -> None:
-    return None
+call_rules(object.__init__, object.__init_subclass__)(lambda tracer, args, kwargs: None)
+call_rules(builtins.__build_class__)(lambda tracer, args, kwargs: tracer.build_class(args, kwargs))
+call_rules(callable)(lambda tracer, args, kwargs: callable(args[0]))
 
 
 @call_rules(type)
@@ -128,11 +133,6 @@ def builtin_type(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
 @call_rules(super)
 def builtin_super(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
     return super(*args) if args else tracer.zero_argument_super()
-
-
-@call_rules(builtins.__build_class__)
-def build_class(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    return tracer.build_class(args, kwargs)
 
 
 def class_list(tracer: Calls, classes: Any) -> Any:
@@ -157,17 +157,7 @@ def builtin_issubclass(tracer: Calls, args: Args, kwargs: Kwargs) -> bool:
     return issubclass(args[0], class_list(tracer, args[1]))
 
 
-@call_rules(callable)
-def builtin_callable(tracer: Calls, args: Args, kwargs: Kwargs) -> bool:
-    return callable(args[0])
-
-
 # -- iteration
-
-
-@call_rules(len)
-def builtin_len(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    return tracer.length(args[0])
 
 
 @call_rules(iter)
@@ -207,53 +197,35 @@ def lazily(tracer: Calls, value: Any) -> Iterator[Any]:
         yield item
 
 
-@call_rules(zip)
-def builtin_zip(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    return zip(*[lazily(tracer, arg) for arg in args], **kwargs)
-
-
-@call_rules(enumerate)
-def builtin_enumerate(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    return enumerate(lazily(tracer, args[0]), *args[1:], **kwargs)
+call_rules(zip)(lambda tracer, args, kwargs: zip(*[lazily(tracer, a) for a in args], **kwargs))
+call_rules(enumerate)(
+    lambda tracer, args, kwargs: enumerate(lazily(tracer, args[0]), *args[1:], **kwargs)
+)
+call_rules(any)(lambda tracer, args, kwargs: any(map(tracer.truth, lazily(tracer, args[0]))))
+call_rules(all)(lambda tracer, args, kwargs: all(map(tracer.truth, lazily(tracer, args[0]))))
 
 
 @call_rules(map)
 def builtin_map(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    return (
-        tracer.call(args[0], items, {}) for items in zip(*[lazily(tracer, a) for a in args[1:]])
-    )
+    rows = zip(*[lazily(tracer, arg) for arg in args[1:]])
+    return (tracer.call(args[0], row, {}) for row in rows)
 
 
 @call_rules(filter)
 def builtin_filter(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    function, items = args
-    if function is None:
-        return (item for item in lazily(tracer, items) if tracer.truth(item))
-    return (
-        item for item in lazily(tracer, items) if tracer.truth(tracer.call(function, (item,), {}))
-    )
+    function = bool if args[0] is None else args[0]
+    items = lazily(tracer, args[1])
+    return (item for item in items if tracer.truth(tracer.call(function, (item,), {})))
 
 
 @call_rules(reversed)
 def builtin_reversed(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    if python_method(args[0], "__reversed__") is not None:
-        return tracer.call(tracer.special(args[0], "__reversed__"), (), {})
-    if isinstance(args[0], dict):
-        return iter(tracer.items(args[0])[::-1])
-    if python_method(args[0], "__getitem__") is not None:
-        size = tracer.length(args[0])
-        return (tracer.subscript(args[0], i) for i in range(size - 1, -1, -1))
-    return iter(tracer.items(args[0])[::-1])
-
-
-@call_rules(any)
-def builtin_any(tracer: Calls, args: Args, kwargs: Kwargs) -> bool:
-    return any(tracer.truth(item) for item in lazily(tracer, args[0]))
-
-
-@call_rules(all)
-def builtin_all(tracer: Calls, args: Args, kwargs: Kwargs) -> bool:
-    return all(tracer.truth(item) for item in lazily(tracer, args[0]))
+    value = args[0]
+    if python_method(value, "__reversed__") is not None:
+        return tracer.call(tracer.special(value, "__reversed__"), (), {})
+    if python_method(value, "__getitem__") is not None and not isinstance(value, dict):
+        return (tracer.subscript(value, i) for i in range(tracer.length(value) - 1, -1, -1))
+    return iter(tracer.items(value)[::-1])
 
 
 @call_rules(sum)
@@ -289,9 +261,8 @@ def list_sort(tracer: Calls, args: Args, kwargs: Kwargs) -> None:
     keys = target if key is None else [tracer.call(key, (item,), {}) for item in target]
     if not all(map(is_constant, keys)):
         tracer.unsupported("values without a built-in order are sorted")
-    order = sorted(
-        range(len(keys)), key=lambda i: keys[i], reverse=bool(kwargs.get("reverse", False))
-    )
+    descending = bool(kwargs.get("reverse", False))
+    order = sorted(range(len(keys)), key=lambda i: keys[i], reverse=descending)
     target[:] = [target[i] for i in order]
 
 
@@ -305,12 +276,12 @@ def extreme(symbol: str, name: str) -> CallRule:
                 return kwargs["default"]
             raise ValueError(f"{name}() arg is an empty sequence")
         key = kwargs.get("key")
-        best, best_key = items[0], items[0] if key is None else tracer.call(key, (items[0],), {})
-        for item in items[1:]:
-            item_key = item if key is None else tracer.call(key, (item,), {})
-            if tracer.truth(tracer.compare(symbol, item_key, best_key)):
-                best, best_key = item, item_key
-        return best
+        keys = items if key is None else [tracer.call(key, (item,), {}) for item in items]
+        best = 0
+        for index in range(1, len(items)):
+            if tracer.truth(tracer.compare(symbol, keys[index], keys[best])):
+                best = index
+        return items[best]
 
     return rule
 
@@ -322,14 +293,12 @@ call_rules(max)(extreme(">", "max"))
 # -- making containers
 
 
-@call_rules(list)
-def builtin_list(tracer: Calls, args: Args, kwargs: Kwargs) -> list[Any]:
-    return tracer.items(args[0]) if args else []
+def container(kind: Callable[..., Any]) -> CallRule:
+    return lambda tracer, args, kwargs: kind(tracer.items(args[0])) if args else kind()
 
 
-@call_rules(tuple)
-def builtin_tuple(tracer: Calls, args: Args, kwargs: Kwargs) -> tuple[Any, ...]:
-    return tuple(tracer.items(args[0])) if args else ()
+for _kind in (list, tuple, set, frozenset):
+    call_rules(_kind)(container(_kind))
 
 
 @call_rules(tuple.__new__)
@@ -337,26 +306,12 @@ def tuple_new(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
     return tuple.__new__(args[0], tracer.items(args[1]) if len(args) > 1 else ())
 
 
-@call_rules(set)
-def builtin_set(tracer: Calls, args: Args, kwargs: Kwargs) -> set[Any]:
-    return set(tracer.items(args[0])) if args else set()
-
-
-@call_rules(frozenset)
-def builtin_frozenset(tracer: Calls, args: Args, kwargs: Kwargs) -> frozenset[Any]:
-    return frozenset(tracer.items(args[0])) if args else frozenset()
-
-
 def pairs(tracer: Calls, args: Args, kwargs: Kwargs) -> dict[Any, Any]:
     """The items that `dict(...)` or `dict.update(...)` were given."""
     found: dict[Any, Any] = {}
     if args:
         source = args[0]
-        if (
-            isinstance(source, dict)
-            or python_method(source, "keys") is not None
-            or hasattr(type(source), "keys")
-        ):
+        if hasattr(type(source), "keys"):
             found.update(tracer.mapping(source))
         else:
             for pair in lazily(tracer, source):
@@ -366,14 +321,10 @@ def pairs(tracer: Calls, args: Args, kwargs: Kwargs) -> dict[Any, Any]:
     return found
 
 
-@call_rules(dict)
-def builtin_dict(tracer: Calls, args: Args, kwargs: Kwargs) -> dict[Any, Any]:
-    return pairs(tracer, args, kwargs)
-
-
-@call_rules(collections.OrderedDict)
-def ordered_dict(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    return collections.OrderedDict(pairs(tracer, args, kwargs))
+call_rules(dict)(pairs)
+call_rules(collections.OrderedDict)(
+    lambda tracer, args, kwargs: collections.OrderedDict(pairs(tracer, args, kwargs))
+)
 
 
 @call_rules(collections.defaultdict)
@@ -389,78 +340,65 @@ def dict_update(tracer: Calls, args: Args, kwargs: Kwargs) -> None:
         tracer.store_dict_item(args[0], key, value)
 
 
-@call_rules(dict.__getitem__, collections.OrderedDict.__getitem__)
-def dict_getitem(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    return tracer.dict_item(*args)
+def dict_method(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A method of dict by what it does to an outside dict; on the frame's own it is Python's."""
+
+    def register(outside: Callable[..., Any]) -> Callable[..., Any]:
+        for cls in (dict, collections.OrderedDict):
+            native = getattr(cls, name)
+
+            def rule(tracer: Calls, args: Args, kwargs: Kwargs, native: Any = native) -> Any:
+                tracker = tracer.tracker(args[0])
+                if tracker is None:
+                    return native(*args, **kwargs)
+                return outside(tracer, tracker, *args[1:], **kwargs)
+
+            call_rules(native)(rule)
+        return outside
+
+    return register
 
 
-@call_rules(dict.__setitem__, collections.OrderedDict.__setitem__)
-def dict_setitem(tracer: Calls, args: Args, kwargs: Kwargs) -> None:
-    tracer.store_dict_item(*args)
+@dict_method("__contains__")
+def dict_contains(tracer: Calls, owner: VariableTracker, key: Any) -> bool:
+    return tracer.dict_get(owner, key) is not MISSING
 
 
-@call_rules(dict.__contains__, collections.OrderedDict.__contains__)
-def dict_contains(tracer: Calls, args: Args, kwargs: Kwargs) -> bool:
-    tracker = tracer.tracker(args[0])
-    return (
-        dict.__contains__(*args)
-        if tracker is None
-        else tracer.dict_get(tracker, args[1]) is not MISSING
-    )
+@dict_method("get")
+def dict_get(tracer: Calls, owner: VariableTracker, key: Any, default: Any = None) -> Any:
+    found = tracer.dict_get(owner, key)
+    return default if found is MISSING else found
 
 
-@call_rules(dict.get, collections.OrderedDict.get)
-def dict_get(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    owner, key, *default = args
-    tracker = tracer.tracker(owner)
-    found = tracer.dict_get(tracker, key) if tracker is not None else dict.get(owner, key, MISSING)
-    return found if found is not MISSING else default[0] if default else None
+@dict_method("pop")
+def dict_pop(tracer: Calls, owner: VariableTracker, key: Any, default: Any = MISSING) -> Any:
+    found = tracer.dict_get(owner, key)
+    if found is not MISSING or default is MISSING:
+        tracer.dict_delete(owner, key)
+        return found
+    return default
 
 
-@call_rules(dict.pop, collections.OrderedDict.pop)
-def dict_pop(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    owner, key, *default = args
-    tracker = tracer.tracker(owner)
-    if tracker is None:
-        return dict.pop(owner, key, *default) if type(owner) is dict else owner.pop(key, *default)
-    found = tracer.dict_get(tracker, key)
+@dict_method("setdefault")
+def dict_setdefault(tracer: Calls, owner: VariableTracker, key: Any, default: Any = None) -> Any:
+    found = tracer.dict_get(owner, key)
     if found is MISSING:
-        if default:
-            return default[0]
-        raise KeyError(key)
-    tracer.dict_delete(tracker, key)
+        tracer.dict_set(owner, key, default)
+        return default
     return found
 
 
-@call_rules(dict.setdefault, collections.OrderedDict.setdefault)
-def dict_setdefault(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    owner, key, *default = args
-    found = dict_get(tracer, (owner, key, MISSING), {})
-    if found is MISSING:
-        found = default[0] if default else None
-        tracer.store_dict_item(owner, key, found)
-    return found
-
-
-@call_rules(
-    dict.clear, dict.popitem, collections.OrderedDict.clear, collections.OrderedDict.popitem
-)
-def dict_clear(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    if tracer.tracker(args[0]) is None:
-        return (
-            tracer.unsupported("a dict subclass is cleared")
-            if type(args[0]).__flags__ & 512 == 0
-            else args[0].clear()
-        )
+@dict_method("clear")
+@dict_method("popitem")
+def dict_clear(tracer: Calls, owner: VariableTracker, last: bool = True) -> Any:
     return tracer.unsupported(
         "a dict from outside is cleared", "assign its keys one by one, or make the change outside"
     )
 
 
-@call_rules(list.__iadd__, list.extend)
-def list_extend(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
+@call_rules(list.extend)
+def list_extend(tracer: Calls, args: Args, kwargs: Kwargs) -> None:
     tracer.mutable(args[0]).extend(tracer.items(args[1]))
-    return None
 
 
 @call_rules(set.update)
@@ -495,19 +433,9 @@ call_rules(float)(number(float, "__float__"))
 call_rules(complex)(number(complex, "__complex__"))
 
 
-@call_rules(bool)
-def builtin_bool(tracer: Calls, args: Args, kwargs: Kwargs) -> bool:
-    return tracer.truth(args[0]) if args else False
-
-
 @call_rules(str)
 def builtin_str(tracer: Calls, args: Args, kwargs: Kwargs) -> str:
     return tracer.convert(1, args[0]) if len(args) == 1 and not kwargs else str(*args, **kwargs)
-
-
-@call_rules(repr)
-def builtin_repr(tracer: Calls, args: Args, kwargs: Kwargs) -> str:
-    return tracer.convert(2, args[0])
 
 
 @call_rules(format)
@@ -538,46 +466,14 @@ def builtin_abs(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
 @call_rules(round)
 def builtin_round(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
     if isinstance(args[0], torch.Tensor):
-        return tracer.torch_call(
-            torch.round, (args[0],), {"decimals": args[1]} if len(args) > 1 else {}
-        )
+        decimals = {"decimals": args[1]} if len(args) > 1 else {}
+        return tracer.torch_call(torch.round, args[:1], decimals)
     return round(*map(tracer.operand, args), **kwargs)
 
 
-@call_rules(divmod)
-def builtin_divmod(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    return tracer.binary("//", *args), tracer.binary("%", *args)
-
-
-@call_rules(pow)
-def builtin_pow(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    return tracer.binary("**", *args) if len(args) == 2 else pow(*args)
-
-
-def operator_rule(symbol: str) -> CallRule:
-    def rule(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-        compares = symbol in ("<", "<=", "==", "!=", ">", ">=")
-        return tracer.compare(symbol, *args) if compares else tracer.binary(symbol, *args)
-
-    return rule
-
-
-for _function, _symbol in OPERATOR_SYMBOLS.items():
-    call_rules(_function)(operator_rule(_symbol))
-
-
-def unary_rule(symbol: str) -> CallRule:
-    return lambda tracer, args, kwargs: tracer.unary(symbol, args[0])
-
-
-for _symbol, _unary in UNARY.items():
-    call_rules(_unary)(unary_rule(_symbol))
-
-call_rules(operator.getitem)(lambda tracer, args, kwargs: tracer.subscript(*args))
-call_rules(operator.setitem)(lambda tracer, args, kwargs: tracer.store_subscript(*args))
-call_rules(operator.delitem)(lambda tracer, args, kwargs: tracer.delete_subscript(*args))
-call_rules(operator.contains)(lambda tracer, args, kwargs: tracer.contains(*args))
-call_rules(operator.truth)(lambda tracer, args, kwargs: tracer.truth(args[0]))
-call_rules(operator.not_)(lambda tracer, args, kwargs: not tracer.truth(args[0]))
-call_rules(operator.is_)(lambda tracer, args, kwargs: tracer.same(*args))
-call_rules(operator.is_not)(lambda tracer, args, kwargs: not tracer.same(*args))
+call_rules(divmod)(
+    lambda tracer, args, kwargs: (tracer.binary("//", *args), tracer.binary("%", *args))
+)
+call_rules(pow)(
+    lambda tracer, args, kwargs: tracer.binary("**", *args) if len(args) == 2 else pow(*args)
+)

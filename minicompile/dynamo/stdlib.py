@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from minicompile.dynamo.builtins import Args, Kwargs, lazily, refuse
-from minicompile.dynamo.calls import Calls, call_rules
+from minicompile.dynamo.calls import FIXED_TYPES, Calls, call_rules
 from minicompile.dynamo.containers import python_method
 from minicompile.dynamo.result import Source
-from minicompile.dynamo.variables import OBJECT_NEW, builtin_base, is_constant, plain_dict
+from minicompile.dynamo.variables import OBJECT_NEW, builtin_base, is_constant, plain_dict, words
 
 call_rules(functools.cached_property)(lambda tracer, args, kwargs: functools.cached_property(*args))
 
@@ -39,10 +39,8 @@ call_rules(itertools.chain.from_iterable)(
 call_rules(typing.cast)(lambda tracer, args, kwargs: args[1])
 
 
-@call_rules(dataclasses.fields)
-def dataclass_fields(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    """The fields of a dataclass are fixed when the class is made."""
-    return dataclasses.fields(args[0])
+# The fields of a dataclass are fixed when the class is made.
+call_rules(dataclasses.fields)(lambda tracer, args, kwargs: dataclasses.fields(args[0]))
 
 
 @call_rules(sys.exc_info)
@@ -66,13 +64,11 @@ def signature(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
     inner = function.__func__ if isinstance(function, types.MethodType) else function
     if not isinstance(inner, types.FunctionType | type) or kwargs:
         tracer.unsupported(f"inspect.signature of a {type(function).__name__}")
-    for value in [
-        *(getattr(inner, "__defaults__", None) or ()),
-        *(getattr(inner, "__kwdefaults__", None) or {}).values(),
-    ]:
-        if not is_constant(value):
+    found = inspect.signature(function)
+    for parameter in found.parameters.values():
+        if parameter.default is not parameter.empty and not is_constant(parameter.default):
             tracer.unsupported("inspect.signature of a function with a mutable default")
-    return inspect.signature(function)
+    return found
 
 
 PYTHON_COPY: Any = copy.copy
@@ -97,64 +93,41 @@ def duplicate(tracer: Calls, value: Any, memo: dict[int, Any] | None) -> Any:
     """A copy of plain data: containers and objects that only have a `__dict__`. With a memo, deep."""
     if isinstance(value, torch.Tensor):
         tracer.unsupported("a tensor is copied by copy.copy or copy.deepcopy", "use clone()")
-    if is_constant(value) or isinstance(
-        value, type | types.FunctionType | types.ModuleType | types.BuiltinFunctionType
-    ):
+    if is_constant(value) or isinstance(value, FIXED_TYPES):
         return value
     if memo is not None and id(value) in memo:
         return memo[id(value)]
-    base = builtin_base(value)
 
     def again(item: Any) -> Any:
         return item if memo is None else duplicate(tracer, item, memo)
 
-    if base is not None and type(value) in (
-        list,
-        tuple,
-        dict,
-        set,
-        frozenset,
-        collections.OrderedDict,
-    ):
-        inside = tracer.imported(value)
-        if isinstance(value, dict):
-            made: Any = type(value)((key, again(item)) for key, item in inside.items())
-        else:
-            made = type(value)([again(item) for item in inside])
-    elif base is None and plain_copy(value):
-        made = object.__new__(type(value))
+    cls = type(value)
+    if cls is dict or cls is collections.OrderedDict:
+        made: Any = cls((key, again(item)) for key, item in tracer.imported(value).items())
+    elif cls in (list, tuple, set, frozenset):
+        made = cls([again(item) for item in tracer.imported(value)])
+    elif builtin_base(value) is None and plain_copy(value):
+        made = object.__new__(cls)
         if memo is not None:
             memo[id(value)] = made
-        owner = tracer.tracker(value)
-        if owner is None:
-            made.__dict__.update(
-                {key: again(item) for key, item in (plain_dict(value) or {}).items()}
-            )
-        else:
-            namespace = tracer.namespace_tracker(owner)
-            assert namespace is not None
-            for key in tracer.dict_keys(namespace):
-                made.__dict__[key] = again(tracer.dict_get(namespace, key))
+        namespace = tracer.imported(tracer.generic_attribute(value, "__dict__"))
+        made.__dict__.update({key: again(item) for key, item in namespace.items()})
     else:
-        tracer.unsupported(f"a {type(value).__name__} is copied")
+        tracer.unsupported(f"a {cls.__name__} is copied")
     if memo is not None:
         memo[id(value)] = made
     return made
 
 
+COPY_HOOKS = words(
+    "__deepcopy__ __copy__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __getnewargs__"
+)
+
+
 def plain_copy(value: Any) -> bool:
     """Whether copying the `__dict__` is all that `copy` would do."""
     cls = type(value)
-    own = (
-        "__deepcopy__",
-        "__copy__",
-        "__reduce__",
-        "__reduce_ex__",
-        "__getstate__",
-        "__setstate__",
-        "__getnewargs__",
-    )
-    defined = any(name in owner.__dict__ for owner in cls.__mro__[:-1] for name in own)
+    defined = any(COPY_HOOKS & owner.__dict__.keys() for owner in cls.__mro__[:-1])
     return plain_dict(value) is not None and not defined and cls.__new__ is OBJECT_NEW
 
 
@@ -164,16 +137,10 @@ def context_get(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
     owner = tracer.tracker(variable)
     if owner is None:
         return variable.get(*default)
-    if "value" in owner.writes:
-        return owner.writes["value"]
     try:
         found = variable.get()
     except LookupError:
-        return (
-            tracer.unsupported("a ContextVar without a value is read")
-            if not default
-            else default[0]
-        )
+        return default[0] if default else tracer.unsupported("a ContextVar has no value")
     return tracer.wrap(found, Source("context", None, owner.source))
 
 

@@ -5,7 +5,6 @@ The real compiler: torch/_dynamo/variables/torch.py, nn_module.py, ctx_manager.p
 
 from __future__ import annotations
 
-import types
 from typing import Any
 
 import torch
@@ -13,8 +12,7 @@ from torch.utils import checkpoint
 
 from minicompile import compat
 from minicompile.dynamo.builtins import Args, Kwargs, refuse
-from minicompile.dynamo.calls import Calls, call_rules
-from minicompile.dynamo.interpreter import Frame
+from minicompile.dynamo.calls import CallRule, Calls, call_rules
 from minicompile.dynamo.result import Source
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -32,12 +30,12 @@ def module_call(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
     before = frame.module_path
     frame.module_path = module_path(tracer, module)
     try:
-        if any(compat.global_hook_tables()):
-            return tracer.call_function(compat.module_call_impl(), args, kwargs)
-        if has_hooks(tracer, module):
+        hooked = any(compat.global_hook_tables())
+        if not hooked:
             guard_no_global_hooks(tracer)
+            hooked = has_hooks(tracer, module)
+        if hooked:
             return tracer.call_function(compat.module_call_impl(), args, kwargs)
-        guard_no_global_hooks(tracer)
         return tracer.call(tracer.load_attr(module, "forward"), tuple(rest), kwargs)
     finally:
         frame.module_path = before
@@ -69,10 +67,7 @@ def module_path(tracer: Calls, module: torch.nn.Module) -> str:
     parts: list[str] = []
     source: Source | None = owner.source
     while source is not None:
-        if source.kind in ("submodule", "attribute", "item") or source.key not in (
-            "self",
-            "globals",
-        ):
+        if source.key not in ("self", "globals"):
             parts.append(str(source.key))
         source = source.base
     return ".".join(reversed(parts))
@@ -81,21 +76,25 @@ def module_path(tracer: Calls, module: torch.nn.Module) -> str:
 # -- global state
 
 
-for _setter in compat.state_setters():
+def state_setter(setter: Any) -> CallRule:
+    """Sets the state now, and again when the graph runs."""
 
-    def _set(tracer: Calls, args: Args, kwargs: Kwargs, setter: Any = _setter) -> None:
-        setter(*args, **kwargs)
+    def rule(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
+        found = setter(*args, **kwargs)
         tracer.recorder.statement(setter, (*args, *kwargs.values()))
+        return found
 
-    call_rules(_setter)(_set)
+    return rule
 
-for _counter in compat.nesting_counters():
 
-    def _count(tracer: Calls, args: Args, kwargs: Kwargs, counter: Any = _counter) -> Any:
-        tracer.recorder.statement(counter, ())
-        return counter()
+def state_reader(reader: Any) -> CallRule:
+    return lambda tracer, args, kwargs: reader(*map(tracer.deep, args), **kwargs)
 
-    call_rules(_counter)(_count)
+
+for _setter in (*compat.state_setters(), *compat.nesting_counters()):
+    call_rules(_setter)(state_setter(_setter))
+for _reader in compat.state_readers():
+    call_rules(_reader)(state_reader(_reader))
 
 
 @call_rules(torch.set_grad_enabled)
@@ -105,38 +104,13 @@ def set_grad_enabled(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
     return made
 
 
-for _reader in compat.state_readers():
-
-    def _read(tracer: Calls, args: Args, kwargs: Kwargs, reader: Any = _reader) -> Any:
-        return reader(*map(tracer.deep, args), **kwargs)
-
-    call_rules(_reader)(_read)
-
-
-for _predicate in compat.compiling_predicates():
-    call_rules(_predicate)(lambda tracer, args, kwargs: True)
-
-call_rules(*compat.tracing_predicates())(lambda tracer, args, kwargs: False)
-
-
-@call_rules(torch.is_tensor)
-def is_tensor(tracer: Calls, args: Args, kwargs: Kwargs) -> bool:
-    return isinstance(args[0], torch.Tensor)
-
-
-@call_rules(torch.overrides.has_torch_function, torch.overrides.is_tensor_like)
-def overrides(tracer: Calls, args: Args, kwargs: Kwargs) -> bool:
-    return False
-
-
-@call_rules(torch.overrides.is_tensor_like)
-def is_tensor_like(tracer: Calls, args: Args, kwargs: Kwargs) -> bool:
-    return isinstance(args[0], torch.Tensor)
-
-
-@call_rules(torch.compiler.disable)
-def compiler_disable(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    return tracer.unsupported("torch.compiler.disable is called inside the captured function")
+call_rules(*compat.compiling_predicates())(lambda tracer, args, kwargs: True)
+call_rules(*compat.tracing_predicates(), torch.overrides.has_torch_function)(
+    lambda tracer, args, kwargs: False
+)
+call_rules(torch.is_tensor, torch.overrides.is_tensor_like)(
+    lambda tracer, args, kwargs: isinstance(args[0], torch.Tensor)
+)
 
 
 @call_rules(torch._assert, torch._check)
@@ -148,14 +122,10 @@ def check(tracer: Calls, args: Args, kwargs: Kwargs) -> None:
             "torch._check on a tensor's data", "check it outside of the compiled function"
         )
     if not condition:
-        text = (
-            tracer.call(message[0], (), {})
-            if message and callable(message[0])
-            else message[0]
-            if message
-            else ""
-        )
-        raise (RuntimeError if not isinstance(text, BaseException) else type(text))(str(text))
+        text = message[0] if message else ""
+        if callable(text):
+            text = tracer.call(text, (), {})
+        raise (type(text) if isinstance(text, BaseException) else RuntimeError)(str(text))
 
 
 refuse(
@@ -163,32 +133,19 @@ refuse(
     "compile the function without checkpoint",
     *(checkpoint.checkpoint, checkpoint.checkpoint_sequential),
 )
+refuse("torch.compiler.disable is called inside the captured function", "", torch.compiler.disable)
 refuse(
     "gradients are computed inside the captured function",
     "call backward outside",
-    torch.autograd.grad,
-    torch.autograd.backward,
+    *(torch.autograd.grad, torch.autograd.backward),
 )
 refuse(
     "the random state is changed",
     "seed outside of the compiled function",
-    torch.manual_seed,
-    torch.seed,
-    torch.set_rng_state,
+    *(torch.manual_seed, torch.seed, torch.set_rng_state),
 )
 refuse(
     "torch.func transforms",
     "",
-    torch.vmap,
-    torch.func.grad,
-    torch.func.vjp,
-    torch.func.jvp,
-    torch.func.functional_call,
+    *(torch.vmap, torch.func.grad, torch.func.vjp, torch.func.jvp, torch.func.functional_call),
 )
-
-
-def module_of(frame: Frame) -> str:
-    return frame.module_path
-
-
-__all__ = ["has_hooks", "module_call", "types"]
