@@ -24,7 +24,7 @@ from minicompile.dynamo.guards import (
 )
 from minicompile.dynamo.interpreter import Marker
 from minicompile.dynamo.result import Guard, GuardFailure, Source
-from minicompile.dynamo.snapshot import Facts, NotCoveredError, Snapshot, take_snapshot
+from minicompile.dynamo.snapshot import Facts, NotCoveredError
 
 MISS = Marker("MISS")
 """What an entry gives when a guard does not hold."""
@@ -42,7 +42,7 @@ class HeldCheck:
         self.always: Callable[[], Any] | None = None
         """Checks the guards that a snapshot can't cover."""
         self.facts: Facts | None = None
-        self.snapshot: Snapshot | None = None
+        self.snapshot: Any = None
         self.volatile: set[int] = set()
         self.tensors: list[Any] = []
 
@@ -83,7 +83,7 @@ class HeldCheck:
         except (NotCoveredError, *FETCH_ERRORS):
             return  # some tensor's path is beyond facts: evaluate the guards on every call
         self.always = self.generate(uncovered, []) if uncovered else None
-        self.snapshot = take_snapshot(facts)
+        self.snapshot = facts.snapshot()
 
 
 class Entry:
