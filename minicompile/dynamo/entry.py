@@ -53,7 +53,7 @@ class HeldCheck:
         for guard in guards:
             code.require(guard)
         tensors = ", ".join(code.expression(source) for source in fetched)
-        return function("check_held()", [*code.lines, f"return [{tensors}]"], code.names)
+        return generate("check_held()", [*code.lines, f"return [{tensors}]"], code.names)
 
     def __call__(self) -> Any:
         """The tensors, or MISS."""
@@ -104,7 +104,7 @@ class Entry:
             tensors_hold=captured.tensors_hold,
         )
         head = f"run_entry({', '.join(f'L_{name}' for name in parameters)})"
-        self.call: Callable[..., Any] = function(head, self.lines(), captured.code.names)
+        self.call: Callable[..., Any] = generate(head, self.lines(), captured.code.names)
 
     def lines(self) -> list[str]:
         """Check the guards, run the graph, rebuild the result."""
@@ -148,12 +148,6 @@ def on_argument(guard: Guard) -> bool:
 def is_live(guard: Guard, code: SourceCode) -> bool:
     """Is it about the call's arguments, not only about what the entry holds?"""
     return on_argument(guard) or not all(is_held(source, code.held) for source in guard.sources)
-
-
-def function(head: str, lines: list[str], names: dict[str, Any]) -> Any:
-    """A generated function."""
-    text = f"def {head}:\n" + "".join(f"    {line}\n" for line in lines)
-    return generate(text, names, head.partition("(")[0])
 
 
 def state_keeping(compiled: BoxedGraph) -> BoxedGraph:

@@ -264,12 +264,14 @@ def types_from(guards: Iterable[Guard]) -> dict[Source, type]:
     return found
 
 
-def generate(text: str, names: dict[str, Any], function: str) -> Any:
-    """Compile generated code; its text can be shown, and appears in tracebacks."""
-    filename = f"<minicompile {function} {len(linecache.cache)}>"
+def generate(head: str, lines: list[str], names: dict[str, Any]) -> Any:
+    """Compile a function from its head and lines; its text can be shown, and appears in tracebacks."""
+    name = head.partition("(")[0]
+    text = f"def {head}:\n" + "".join(f"    {line}\n" for line in lines)
+    filename = f"<minicompile {name} {len(linecache.cache)}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     exec(compile(text, filename, "exec"), names)
-    return names[function]
+    return names[name]
 
 
 # -- failures

@@ -7,6 +7,7 @@ The real compiler keeps the original as a submodule: torch/_dynamo/eval_frame.py
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -44,8 +45,6 @@ class CompiledModule(torch.nn.Module):
         return self._recompile, (self._orig_mod,)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Module:
-        import copy
-
         return self._recompile(copy.deepcopy(self._orig_mod, memo))
 
     def __repr__(self) -> str:
@@ -55,12 +54,8 @@ class CompiledModule(torch.nn.Module):
 @functools.cache
 def wrapper_class(cls: Any) -> type[CompiledModule]:
     """`CompiledModule` for modules of a class; `isinstance(wrapper, cls)` holds."""
-    body = {
-        "__slots__": (),
-        "__module__": cls.__module__,
-        "__qualname__": f"Compiled{cls.__qualname__}",
-    }
-    metaclass: Any = type(cls)
+    name, metaclass = f"Compiled{cls.__qualname__}", type(cls)
+    body = {"__slots__": (), "__module__": cls.__module__, "__qualname__": name}
     made: type[CompiledModule] = metaclass(f"Compiled{cls.__name__}", (CompiledModule, cls), body)
     return made
 

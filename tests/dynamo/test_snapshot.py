@@ -104,6 +104,29 @@ def test_changes_of_functions_and_classes_are_noticed() -> None:
 
 
 @needs_compiler
+def test_a_write_by_specialised_bytecode_is_noticed() -> None:
+    """CPython 3.13 stores an attribute that way without a new version of the object's dict."""
+
+    class Plain:
+        number: int
+
+    def write(value: int) -> None:
+        plain.number = value
+
+    plain, root = Plain(), Source("held", "plain")
+    for _ in range(100):
+        write(1)
+    facts = Facts({root: plain})
+    facts.cover(Guard((Source("attribute", "number", root),), "equals", 1, ""))
+    snapshot = facts.snapshot()
+    assert snapshot.unchanged()
+    write(2)
+    assert not snapshot.unchanged()
+    write(1)
+    assert snapshot.unchanged()
+
+
+@needs_compiler
 def test_writing_back_the_same_value_is_no_change() -> None:
     thing = Thing()
     thing.number, thing.items, thing.table, thing.slot = 1, [4, 5], {"a": 1}, 3
