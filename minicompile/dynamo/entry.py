@@ -41,9 +41,7 @@ class HeldCheck:
         self.evaluate = self.generate(guards, fetched)
         self.always: Callable[[], Any] | None = None
         """Checks the guards that a snapshot can't cover."""
-        self.facts: Facts | None = None
         self.snapshot: Any = None
-        self.volatile: set[int] = set()
         self.tensors: list[Any] = []
 
     def generate(self, guards: list[Guard], fetched: list[Source]) -> Callable[[], Any]:
@@ -68,9 +66,7 @@ class HeldCheck:
 
     def renew(self) -> None:
         """Note the facts under which the guards, just checked, hold."""
-        if self.facts is not None:
-            self.volatile |= self.facts.changed()
-        facts = self.facts = Facts(self.code.held, self.volatile)
+        facts = Facts(self.code.held)
         uncovered: list[Guard] = []
         for guard in self.guards:
             try:
@@ -94,12 +90,12 @@ class Entry:
     ) -> None:
         self.captured, self.capture = captured, captured.capture
         self.hits = 0
-        run = state_keeping(compiled) if captured.changes_state else compiled
         captured.code.names.update(
             MISS=MISS,
             ERRORS=FETCH_ERRORS,
             entry=self,
-            graph=run,
+            graph=compiled,
+            restored_state=restored_state,
             state_holds=compat.global_state_check(),
             tensors_hold=captured.tensors_hold,
         )
@@ -125,6 +121,9 @@ class Entry:
             code.lines += ["found = held()", "if found is MISS: return MISS"]
         inputs = "".join(f"{code.expression(source)}, " for source in own)
         code.lines.append(f"inputs = [{inputs}{'*found' if fetched else ''}]")
+        run = ["out = graph(inputs)"]
+        if captured.changes_state:
+            run = ["with restored_state():", "    out = graph(inputs)"]
         return [
             *(["if not state_holds(): return MISS"] if "global_state" in guard_rules else []),
             "try:",
@@ -132,7 +131,7 @@ class Entry:
             "except ERRORS:",
             "    return MISS",
             *(["if not tensors_hold(*inputs): return MISS"] if "tensor" in guard_rules else []),
-            *("entry.hits += 1", *captured.before, "out = graph(inputs)", *captured.after),
+            *("entry.hits += 1", *captured.before, *run, *captured.after),
         ]
 
     def failure(self, values: dict[str, Any]) -> GuardFailure | None:
@@ -148,13 +147,3 @@ def on_argument(guard: Guard) -> bool:
 def is_live(guard: Guard, code: SourceCode) -> bool:
     """Is it about the call's arguments, not only about what the entry holds?"""
     return on_argument(guard) or not all(is_held(source, code.held) for source in guard.sources)
-
-
-def state_keeping(compiled: BoxedGraph) -> BoxedGraph:
-    """A graph that sets grad mode or autocast leaves them as they were, even if it raises."""
-
-    def run(inputs: list[Any]) -> Sequence[Any]:
-        with restored_state():
-            return compiled(inputs)
-
-    return run

@@ -61,11 +61,8 @@ def base_length(value: Any) -> int:
     return len(value)
 
 
-def base_keys(value: Any) -> tuple[Any, ...]:
-    return tuple(dict.keys(value))
-
-
-def same_keys(found: tuple[Any, ...], expected: tuple[Any, ...]) -> bool:
+def same_keys(value: dict[Any, Any], expected: tuple[Any, ...]) -> bool:
+    found = tuple(dict.keys(value))
     return len(found) == len(expected) and all(
         a is b or same_constant(a, b) for a, b in zip(found, expected, strict=True)
     )
@@ -91,7 +88,7 @@ def apart(mutated: torch.Tensor, *others: torch.Tensor) -> bool:
 HELPERS: dict[str, Any] = {
     helper.__name__: helper
     for helper in (
-        *(member, closure_cell, namespace_of, base_length, base_keys, same_keys),
+        *(member, closure_cell, namespace_of, base_length, same_keys),
         *(hook_free, class_has, apart, lookup, same_constant),
     )
 }
@@ -222,7 +219,7 @@ def length_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
 def keys_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     if guard.sources[0].kind == "local" and code.types_of.get(guard.sources[0]) is dict:
         return f"tuple({values[0]}) == {code.constant(guard.expected)}"  # **kwargs: all keys are strings
-    return f"same_keys(base_keys({values[0]}), {code.constant(guard.expected)})"
+    return f"same_keys({values[0]}, {code.constant(guard.expected)})"
 
 
 @guard_rules("members")
@@ -319,7 +316,7 @@ def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[boo
 FACTS: dict[str, Callable[[Any], Any]] = {
     "type": type,
     "length": base_length,
-    "keys": base_keys,
+    "keys": lambda value: tuple(dict.keys(value)),
     "code": lambda function: function.__code__,
 }
 """What to show of a value that was found, where a guard is about less than all of it."""

@@ -1,24 +1,24 @@
-/* Snapshot(gets, parts, lists, wholes, classes): facts about objects, by pointer.
+/* Snapshot(gets, enumerated, parts, lists, classes): facts about objects, by pointer.
    unchanged() is true while all of them hold. Nothing here runs Python code. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 typedef struct {
     PyObject_HEAD
-    uint64_t *versions; /* of the dicts in wholes */
-    PyObject *gets, *parts, *lists, *wholes, *classes;
+    uint64_t *versions; /* of the dicts in gets and enumerated, when last found as noted */
+    PyObject *gets, *enumerated, *parts, *lists, *classes;
 } Snapshot;
 
-#define FIELDS(X) X(gets) X(parts) X(lists) X(wholes) X(classes)
+#define FIELDS(X) X(gets) X(enumerated) X(parts) X(lists) X(classes)
 #define AT(row, i) PyTuple_GET_ITEM(row, i)
 
 static PyObject *snapshot_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"gets", "parts", "lists", "wholes", "classes", NULL};
+    static char *names[] = {"gets", "enumerated", "parts", "lists", "classes", NULL};
     Snapshot *self = (Snapshot *)type->tp_alloc(type, 0);
     if (!self) return NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!O!O!", names,
-            &PyTuple_Type, &self->gets, &PyTuple_Type, &self->parts, &PyTuple_Type, &self->lists,
-            &PyTuple_Type, &self->wholes, &PyTuple_Type, &self->classes)) {
+            &PyTuple_Type, &self->gets, &PyTuple_Type, &self->enumerated, &PyTuple_Type, &self->parts,
+            &PyTuple_Type, &self->lists, &PyTuple_Type, &self->classes)) {
 #define CLEAR_BORROWED(f) self->f = NULL;
         FIELDS(CLEAR_BORROWED)
         Py_DECREF(self);
@@ -26,7 +26,8 @@ static PyObject *snapshot_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     }
 #define OWN(f) Py_INCREF(self->f);
     FIELDS(OWN)
-    self->versions = PyMem_Calloc(PyTuple_GET_SIZE(self->wholes) + 1, sizeof(uint64_t));
+    Py_ssize_t dicts = PyTuple_GET_SIZE(self->gets) + PyTuple_GET_SIZE(self->enumerated);
+    self->versions = PyMem_Calloc(dicts + 1, sizeof(uint64_t));
     if (!self->versions) { Py_DECREF(self); return PyErr_NoMemory(); }
     return (PyObject *)self;
 }
@@ -55,7 +56,7 @@ static void snapshot_dealloc(Snapshot *self) {
         PyObject *row = AT(self->field, i);
 #define END }
 
-/* The version of a dict, which every write changes; 0 from 3.13 on, where it is no longer kept reliably. */
+/* The version of a dict, which every write changes; 0 from 3.13 on: attributes are stored there without a new one. */
 static uint64_t version_of(PyObject *dict) {
 #if PY_VERSION_HEX < 0x030D0000
     return ((PyDictObject *)dict)->ma_version_tag;
@@ -64,27 +65,34 @@ static uint64_t version_of(PyObject *dict) {
 #endif
 }
 
-/* (dict, key, value or Ellipsis for none), (dict, keys and values in order) */
+static int items_hold(PyObject *dict, PyObject *keys, PyObject *values) {
+    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(keys); k++) {
+        PyObject *found = PyDict_GetItemWithError(dict, AT(keys, k));
+        if (!found && PyErr_Occurred()) { PyErr_Clear(); return 0; }
+        if ((found ? found : Py_Ellipsis) != AT(values, k)) return 0;
+    }
+    return 1;
+}
+
+static int keys_hold(PyObject *dict, PyObject *keys) {
+    PyObject *key, *value;
+    Py_ssize_t at = 0, k = 0, size = PyTuple_GET_SIZE(keys);
+    while (PyDict_Next(dict, &at, &key, &value)) if (k >= size || AT(keys, k++) != key) return 0;
+    return k == size;
+}
+
+/* (dict, keys, values or Ellipsis for none), (dict, all keys in order) */
 static int dicts_hold(Snapshot *self) {
+    uint64_t *known = self->versions, version;
     EACH(gets)
-        PyObject *found = PyDict_GetItemWithError(AT(row, 0), AT(row, 1));
-        if (!found) {
-            if (PyErr_Occurred()) { PyErr_Clear(); return 0; }
-            found = Py_Ellipsis;
-        }
-        if (found != AT(row, 2)) return 0;
+        version = version_of(AT(row, 0));
+        if ((version == 0 || version != *known) && !items_hold(AT(row, 0), AT(row, 1), AT(row, 2))) return 0;
+        *known++ = version; /* written perhaps, but with what was there */
     END
-    EACH(wholes)
-        uint64_t version = version_of(AT(row, 0));
-        if (version != 0 && version == self->versions[i]) continue;
-        PyObject *flat = AT(row, 1), *key, *value;
-        Py_ssize_t at = 0, k = 0, size = PyTuple_GET_SIZE(flat);
-        while (PyDict_Next(AT(row, 0), &at, &key, &value)) {
-            if (k >= size || AT(flat, k) != key || AT(flat, k + 1) != value) return 0;
-            k += 2;
-        }
-        if (k != size) return 0;
-        self->versions[i] = version; /* written, but with what was there */
+    EACH(enumerated)
+        version = version_of(AT(row, 0));
+        if ((version == 0 || version != *known) && !keys_hold(AT(row, 0), AT(row, 1))) return 0;
+        *known++ = version;
     END
     return 1;
 }

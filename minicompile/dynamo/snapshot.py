@@ -12,11 +12,7 @@ The real compiler walks its guard tree on every call: torch/csrc/dynamo/guards.c
 from __future__ import annotations
 
 import functools
-import itertools
-import operator
-import sys
 import types
-from collections.abc import Collection
 from typing import Any
 
 from minicompile.dynamo import native
@@ -42,24 +38,20 @@ KEYWORD_DEFAULTS, CONTENTS = types.FunctionType.__kwdefaults__, types.CellType.c
 TABLES = {kind: table for table, kind in MODULE_TABLES.items()}
 ABSENT = ...
 """Stands for "no such key" in facts."""
-WORTH = 16 if sys.version_info < (3, 13) else 1
-"""Items of a dict that cost as much as one look-up, if all are compared: up to 3.12 a dict has a version."""
 
 
 class Facts:
     """Pointer facts under collection, and the objects that paths lead to."""
 
-    def __init__(self, held: dict[Source, Any], volatile: Collection[int] = ()) -> None:
-        self.held, self.volatile = held, volatile
-        """`volatile`: dicts (by id) that change between calls: only what was read of them counts."""
+    def __init__(self, held: dict[Source, Any]) -> None:
+        self.held = held
         self.objects: dict[Source, Any] = {}
-        self.gets: dict[tuple[int, Any], tuple[dict[Any, Any], Any, Any]] = {}
-        """(dict, key, value)"""
+        self.gets: dict[int, tuple[dict[Any, Any], dict[Any, Any]]] = {}
+        """(dict, the keys that were looked up with their values)"""
+        self.enumerated: dict[int, dict[Any, Any]] = {}
+        """Dicts whose keys count, in order."""
         self.parts: dict[tuple[int, int], tuple[Any, Any, Any]] = {}
         """(reader, object, what it reads): a descriptor, `type`, or None for the `__dict__`."""
-        self.wholes: dict[int, dict[Any, Any]] = {}
-        self.recorded: dict[int, tuple[dict[Any, Any], tuple[Any, ...]]] = {}
-        """(dict, its keys and values)"""
         self.lists: dict[int, list[Any]] = {}
         self.classes: dict[int, type] = {}
 
@@ -68,9 +60,9 @@ class Facts:
     def item(self, container: Any, key: Any) -> Any:
         """`container[key]`; ABSENT if a dict has no such key."""
         if isinstance(container, dict):
-            found = dict.get(container, key, ABSENT)
-            self.gets[id(container), key] = (container, key, found)
-            return found
+            _, known = self.gets.setdefault(id(container), (container, {}))
+            known[key] = dict.get(container, key, ABSENT)
+            return known[key]
         if type(container) is list:
             self.lists[id(container)] = container
             return container[key]
@@ -168,7 +160,7 @@ class Facts:
             case "type":
                 self.kind(value)
             case "length" | "keys" if isinstance(value, dict):
-                self.wholes[id(value)] = value
+                self.enumerated[id(value)] = value
             case "length" if type(value) is list:
                 self.lists[id(value)] = value
             case "absent" if isinstance(value, dict):
@@ -184,46 +176,19 @@ class Facts:
                 self.item(namespace, "_compiled_call_impl")
                 for name in HOOKS:
                     hooks = self.item(namespace, name)
-                    self.wholes[id(hooks)] = hooks
+                    self.enumerated[id(hooks)] = hooks
             case _:
                 raise NotCoveredError
 
-    # -- asking
-
     def snapshot(self) -> Any:
-        """An object whose `unchanged()` says whether all facts still hold; None without a C compiler.
-
-        Dicts with many reads are compared as a whole.
-        """
+        """An object whose `unchanged()` says whether all facts still hold; None without a C compiler."""
         extension = native.load("snapshot")
         if extension is None:
             return None
-        reads: dict[int, int] = {}
-        for index, _ in self.gets:
-            reads[index] = reads.get(index, 0) + 1
-        wholes = dict(self.wholes)
-        for container, _, _ in self.gets.values():
-            index = id(container)
-            if len(container) <= WORTH * reads[index] and index not in self.volatile:
-                wholes[index] = container
-        self.recorded = {index: (found, flat_items(found)) for index, found in wholes.items()}
         return extension.Snapshot(
-            gets=tuple(get for (index, _), get in self.gets.items() if index not in wholes),
+            gets=tuple((d, tuple(known), tuple(known.values())) for d, known in self.gets.values()),
+            enumerated=tuple((d, tuple(dict.keys(d))) for d in self.enumerated.values()),
             parts=tuple(self.parts.values()),
             lists=tuple((items, tuple(items)) for items in self.lists.values()),
-            wholes=tuple(self.recorded.values()),
             classes=tuple((cls, extension.class_version(cls)) for cls in self.classes.values()),
         )
-
-    def changed(self) -> set[int]:
-        """The recorded dicts that are no longer as they were."""
-        return {
-            index
-            for index, (container, flat) in self.recorded.items()
-            if len(container) * 2 != len(flat)
-            or not all(map(operator.is_, flat_items(container), flat))
-        }
-
-
-def flat_items(container: dict[Any, Any]) -> tuple[Any, ...]:
-    return tuple(itertools.chain.from_iterable(dict.items(container)))

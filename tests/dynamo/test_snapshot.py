@@ -32,13 +32,14 @@ def facts_about(thing: Any) -> Facts:
     cls = Source("held", "Thing")
     function = Source("class_attribute", "method", cls)
     facts = Facts({root: thing, cls: Thing})
-    attribute = Source("attribute", "items", root)
+    attribute, table = Source("attribute", "items", root), Source("attribute", "table", root)
     for kind, source, expected in [
         ("type", root, Thing),
         ("equals", Source("attribute", "number", root), 1),
         ("length", attribute, 2),
         ("equals", Source("item", 1, attribute), 5),
-        ("keys", Source("attribute", "table", root), ("a",)),
+        ("keys", table, ("a",)),
+        ("equals", Source("item", "a", table), 1),
         ("absent", Source("namespace", None, root), "missing"),
         ("equals", Source("slot", "slot", root), 3),
         ("code", function, None),
