@@ -16,14 +16,13 @@ from minicompile import compat
 from minicompile.dynamo.capture import CapturedFrame, is_held, restored_state
 from minicompile.dynamo.guards import (
     FETCH_ERRORS,
-    WHOLE,
     SourceCode,
     find_failure,
     generate,
     guard_rules,
 )
 from minicompile.dynamo.interpreter import Marker
-from minicompile.dynamo.result import Guard, GuardFailure, Source
+from minicompile.dynamo.result import WHOLE, Guard, GuardFailure, Source
 from minicompile.dynamo.snapshot import Facts, NotCoveredError
 
 MISS = Marker("MISS")

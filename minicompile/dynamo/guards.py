@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from minicompile import compat
-from minicompile.dynamo.result import SOURCE_KINDS, Guard, GuardFailure, Source
+from minicompile.dynamo.result import GUARD_KINDS, SOURCE_KINDS, Guard, GuardFailure, Source
 from minicompile.dynamo.sizes import free_dims, python_text
 from minicompile.dynamo.torch_rules import HOOKS
 from minicompile.dynamo.variables import CONTAINERS, IDENTITY_TYPES, lookup, same_constant
@@ -169,34 +169,17 @@ class SourceCode:
 
 # -- kinds
 
-CONDITIONS = {
-    "type": "type({0}) is {expected}",
-    "identity": "{0} is {expected}",
-    "absent": "not dict.__contains__({0}, {expected})",
-    "class_absent": "not class_has({0}, {expected})",
-    "code": "{0}.__code__ is {expected}",
-    "defaults": "len({0}.__defaults__ or ()) == {expected}",
-    "hooks": "hook_free({0})",
-    "same": "{0} is {1}",
-    "same_size": "{0} == {1}",
-    "no_overlap": "apart({all})",
-    # checked all at once, in C++ where torch has it
-    "tensor": "True",
-    "global_state": "True",
-}
-"""Kinds whose condition is a form to fill in: {0}, {1}, {all} its sources, {expected} what it expects."""
-WHOLE = ("tensor", "global_state")
-
 
 def form_rule(form: str) -> GuardRule:
     def rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-        return form.format(*values, all=", ".join(values), expected=code.literal(guard.expected))
+        return form.format(*values, all=", ".join(values), c=code.literal(guard.expected))
 
     return rule
 
 
-for _kind, _form in CONDITIONS.items():
-    guard_rules(_kind)(form_rule(_form))
+for _kind, (_, _form) in GUARD_KINDS.items():
+    if _form:
+        guard_rules(_kind)(form_rule(_form))
 
 
 @guard_rules("equals")

@@ -7,7 +7,6 @@ The real compiler keeps the original as a submodule: torch/_dynamo/eval_frame.py
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -43,9 +42,6 @@ class CompiledModule(torch.nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._recompile, (self._orig_mod,)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Module:
-        return self._recompile(copy.deepcopy(self._orig_mod, memo))
 
     def __repr__(self) -> str:
         return f"compiled {self._orig_mod!r}"
