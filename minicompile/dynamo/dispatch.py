@@ -28,7 +28,7 @@ from minicompile.dynamo.guards import generate
 from minicompile.dynamo.interpreter import Marker
 from minicompile.dynamo.result import Capture, Explanation, GraphBreak, GuardFailure
 from minicompile.dynamo.variables import UserError, is_constant
-from minicompile.errors import BackendError, Unsupported
+from minicompile.errors import BackendError, MinicompileError, Unsupported
 from minicompile.options import Options
 
 Backend = Callable[[Capture], BoxedGraph]
@@ -79,27 +79,26 @@ class Dispatcher:
         self.breaks: dict[GraphBreak, None] = {}
         self.failures: list[GuardFailure] = []
         self.eager_calls = 0
-        self.limit_reached = False
-        self.broken = False
-        """No backend on this machine: everything runs in eager."""
+        self.stopped = self.limit_reached = False
+        """Stopped: everything new runs in eager."""
 
     # -- calls
 
     def miss(self, *arguments: Any) -> Any:
         """A call that no entry answered: capture it, or run it in eager."""
-        if getattr(_thread, "capturing", False) or self.broken:
+        if getattr(_thread, "capturing", False):
             return self.eager(arguments)
         with _lock:
             for entry in list(self.entries):
                 found = entry.call(*arguments)
                 if found is not MISS:
                     return found
-            entry_made = self.compile(arguments)
-        if entry_made is not None:
-            found = entry_made.call(*arguments)
+            made = self.compile(arguments)
+        if made is not None:
+            found = made.call(*arguments)
             if found is not MISS:
                 return found
-            self.disown(entry_made, arguments)
+            self.disown(made, arguments)
         self.eager_calls += 1
         return self.eager(arguments)
 
@@ -114,17 +113,18 @@ class Dispatcher:
 
     def compile(self, arguments: tuple[Any, ...]) -> Entry | None:
         """A new entry for these arguments; None if the call must run in eager. Raises under `fullgraph`."""
-        if self.limit_reached and not self.fullgraph:
-            return None
         key = fingerprint(arguments)
-        if key in self.refused and not self.fullgraph:
+        if not self.fullgraph and (self.stopped or key in self.refused):
             return None
         values = self.values(arguments)
         found = [entry.failure(values) for entry in self.entries]
         self.failures += [failure for failure in found if failure is not None]
         del self.failures[:-MAX_FAILURES]
         if len(self.entries) >= self.options.recompile_limit or len(self.refused) >= MAX_REFUSED:
-            self.reach_limit()
+            self.limit_reached = True
+            limit = f"compiled {len(self.entries)} times already (options.recompile_limit)"
+            hint = "make what changes a tensor, or raise the limit; mc.explain shows what changes"
+            self.stop(Unsupported(limit, hint=hint))
             return None
         try:
             check_kind(self.function)
@@ -134,20 +134,13 @@ class Dispatcher:
             finally:
                 _thread.capturing = False
             compiled = self.backend(captured.capture)
-        except UserError as error:
-            if self.fullgraph:
+        except Unsupported as error:
+            if self.fullgraph and isinstance(error, UserError):
                 self.eager(arguments)  # raises what the user should see
             self.refuse(key, error)
             return None
-        except Unsupported as error:
-            self.refuse(key, error)
-            return None
-        except BackendError as error:
-            if self.fullgraph:
-                raise
-            self.broken = True
-            self.breaks[GraphBreak(str(error), None)] = None
-            warnings.warn(f"minicompile runs {self.name} in eager: {error}", stacklevel=4)
+        except BackendError as error:  # this machine lacks something
+            self.stop(error)
             return None
         entry = Entry(captured, compiled, tuple(values))
         self.entries.append(entry)
@@ -159,17 +152,16 @@ class Dispatcher:
         self.refused.add(key)
         self.breaks[GraphBreak(error.reason, error.where, error.hint)] = None
 
-    def reach_limit(self) -> None:
-        reason = f"compiled {len(self.entries)} times already (options.recompile_limit)"
+    def stop(self, error: MinicompileError) -> None:
+        """Compile nothing more, and say so once."""
         if self.fullgraph:
-            raise Unsupported(reason, hint="look at mc.explain for what keeps changing")
-        if not self.limit_reached:
-            self.limit_reached = True
-            hint = "make what changes a tensor, or raise the limit"
-            self.breaks[GraphBreak(reason, None, hint)] = None
-            last = f"; last reason: {self.failures[-1]}" if self.failures else ""
-            text = f"minicompile runs {self.name} in eager from here on: {reason}{last}"
-            warnings.warn(text, stacklevel=5)
+            raise error
+        self.stopped = True
+        last = f"; last reason: {self.failures[-1]}" if self.failures else ""
+        hint = getattr(error, "hint", "")
+        self.breaks[GraphBreak(getattr(error, "reason", str(error)), None, hint)] = None
+        text = f"minicompile runs {self.name} in eager from here on: {error}{last}"
+        warnings.warn(text, stacklevel=5)
 
     def disown(self, entry: Entry, arguments: tuple[Any, ...]) -> None:
         """An entry whose guards do not even hold for the call it was made for: never use it."""
