@@ -66,7 +66,8 @@ def capture_frame(
     tracer = Tracer(recorder, function)
     tracer.definition = definition_of(values.get("self"))
     facts = compat.global_facts()
-    tracer.relate_state(facts)
+    reason = "settings that torch functions read"
+    tracer.guards["global_state",] = Guard((), "global_state", facts, reason)
     with restored_state(), deep_stack(), compat.quiet_fakes():
         try:
             returned = tracer.run_root(values)
@@ -76,9 +77,8 @@ def capture_frame(
             if tracer.abort is not None:
                 raise tracer.abort from None
             text = str(error).partition("\n")[0]
-            raise UserError(
-                f"the frame raises {type(error).__name__}: {text}", tracer.last_line
-            ) from error
+            reason = f"the frame raises {type(error).__name__}: {text}"
+            raise UserError(reason, tracer.raised_at) from error
         if compat.global_facts() != facts:
             raise Unsupported("the frame leaves grad mode or autocast changed")
     return finish(tracer, returned, name or function.__qualname__)

@@ -16,15 +16,14 @@ from minicompile import compat
 from minicompile.dynamo.capture import CapturedFrame, is_held, restored_state
 from minicompile.dynamo.guards import (
     FETCH_ERRORS,
-    WHOLE,
     SourceCode,
     find_failure,
     generate,
     guard_rules,
 )
 from minicompile.dynamo.interpreter import Marker
-from minicompile.dynamo.result import Guard, GuardFailure, Source
-from minicompile.dynamo.snapshot import Facts, NotCoveredError, Snapshot, take_snapshot
+from minicompile.dynamo.result import WHOLE, Guard, GuardFailure, Source
+from minicompile.dynamo.snapshot import Facts, NotCoveredError
 
 MISS = Marker("MISS")
 """What an entry gives when a guard does not hold."""
@@ -41,9 +40,7 @@ class HeldCheck:
         self.evaluate = self.generate(guards, fetched)
         self.always: Callable[[], Any] | None = None
         """Checks the guards that a snapshot can't cover."""
-        self.facts: Facts | None = None
-        self.snapshot: Snapshot | None = None
-        self.volatile: set[int] = set()
+        self.snapshot: Any = None
         self.tensors: list[Any] = []
 
     def generate(self, guards: list[Guard], fetched: list[Source]) -> Callable[[], Any]:
@@ -53,7 +50,7 @@ class HeldCheck:
         for guard in guards:
             code.require(guard)
         tensors = ", ".join(code.expression(source) for source in fetched)
-        return function("check_held()", [*code.lines, f"return [{tensors}]"], code.names)
+        return generate("check_held()", [*code.lines, f"return [{tensors}]"], code.names)
 
     def __call__(self) -> Any:
         """The tensors, or MISS."""
@@ -68,9 +65,7 @@ class HeldCheck:
 
     def renew(self) -> None:
         """Note the facts under which the guards, just checked, hold."""
-        if self.facts is not None:
-            self.volatile |= self.facts.changed()
-        facts = self.facts = Facts(self.code.held, self.volatile)
+        facts = Facts(self.code.held)
         uncovered: list[Guard] = []
         for guard in self.guards:
             try:
@@ -83,7 +78,7 @@ class HeldCheck:
         except (NotCoveredError, *FETCH_ERRORS):
             return  # some tensor's path is beyond facts: evaluate the guards on every call
         self.always = self.generate(uncovered, []) if uncovered else None
-        self.snapshot = take_snapshot(facts)
+        self.snapshot = facts.snapshot()
 
 
 class Entry:
@@ -94,17 +89,17 @@ class Entry:
     ) -> None:
         self.captured, self.capture = captured, captured.capture
         self.hits = 0
-        run = state_keeping(compiled) if captured.changes_state else compiled
         captured.code.names.update(
             MISS=MISS,
             ERRORS=FETCH_ERRORS,
             entry=self,
-            graph=run,
+            graph=compiled,
+            restored_state=restored_state,
             state_holds=compat.global_state_check(),
             tensors_hold=captured.tensors_hold,
         )
         head = f"run_entry({', '.join(f'L_{name}' for name in parameters)})"
-        self.call: Callable[..., Any] = function(head, self.lines(), captured.code.names)
+        self.call: Callable[..., Any] = generate(head, self.lines(), captured.code.names)
 
     def lines(self) -> list[str]:
         """Check the guards, run the graph, rebuild the result."""
@@ -125,6 +120,9 @@ class Entry:
             code.lines += ["found = held()", "if found is MISS: return MISS"]
         inputs = "".join(f"{code.expression(source)}, " for source in own)
         code.lines.append(f"inputs = [{inputs}{'*found' if fetched else ''}]")
+        run = ["out = graph(inputs)"]
+        if captured.changes_state:
+            run = ["with restored_state():", "    out = graph(inputs)"]
         return [
             *(["if not state_holds(): return MISS"] if "global_state" in guard_rules else []),
             "try:",
@@ -132,7 +130,7 @@ class Entry:
             "except ERRORS:",
             "    return MISS",
             *(["if not tensors_hold(*inputs): return MISS"] if "tensor" in guard_rules else []),
-            *("entry.hits += 1", *captured.before, "out = graph(inputs)", *captured.after),
+            *("entry.hits += 1", *captured.before, *run, *captured.after),
         ]
 
     def failure(self, values: dict[str, Any]) -> GuardFailure | None:
@@ -148,19 +146,3 @@ def on_argument(guard: Guard) -> bool:
 def is_live(guard: Guard, code: SourceCode) -> bool:
     """Is it about the call's arguments, not only about what the entry holds?"""
     return on_argument(guard) or not all(is_held(source, code.held) for source in guard.sources)
-
-
-def function(head: str, lines: list[str], names: dict[str, Any]) -> Any:
-    """A generated function."""
-    text = f"def {head}:\n" + "".join(f"    {line}\n" for line in lines)
-    return generate(text, names, head.partition("(")[0])
-
-
-def state_keeping(compiled: BoxedGraph) -> BoxedGraph:
-    """A graph that sets grad mode or autocast leaves them as they were, even if it raises."""
-
-    def run(inputs: list[Any]) -> Sequence[Any]:
-        with restored_state():
-            return compiled(inputs)
-
-    return run

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from minicompile import compat
-from minicompile.dynamo.result import SOURCE_KINDS, Guard, GuardFailure, Source
+from minicompile.dynamo.result import GUARD_KINDS, SOURCE_KINDS, Guard, GuardFailure, Source
 from minicompile.dynamo.sizes import free_dims, python_text
 from minicompile.dynamo.torch_rules import HOOKS
 from minicompile.dynamo.variables import CONTAINERS, IDENTITY_TYPES, lookup, same_constant
@@ -61,11 +61,8 @@ def base_length(value: Any) -> int:
     return len(value)
 
 
-def base_keys(value: Any) -> tuple[Any, ...]:
-    return tuple(dict.keys(value))
-
-
-def same_keys(found: tuple[Any, ...], expected: tuple[Any, ...]) -> bool:
+def same_keys(value: dict[Any, Any], expected: tuple[Any, ...]) -> bool:
+    found = tuple(dict.keys(value))
     return len(found) == len(expected) and all(
         a is b or same_constant(a, b) for a, b in zip(found, expected, strict=True)
     )
@@ -91,7 +88,7 @@ def apart(mutated: torch.Tensor, *others: torch.Tensor) -> bool:
 HELPERS: dict[str, Any] = {
     helper.__name__: helper
     for helper in (
-        *(member, closure_cell, namespace_of, base_length, base_keys, same_keys),
+        *(member, closure_cell, namespace_of, base_length, same_keys),
         *(hook_free, class_has, apart, lookup, same_constant),
     )
 }
@@ -172,34 +169,17 @@ class SourceCode:
 
 # -- kinds
 
-CONDITIONS = {
-    "type": "type({0}) is {expected}",
-    "identity": "{0} is {expected}",
-    "absent": "not dict.__contains__({0}, {expected})",
-    "class_absent": "not class_has({0}, {expected})",
-    "code": "{0}.__code__ is {expected}",
-    "defaults": "len({0}.__defaults__ or ()) == {expected}",
-    "hooks": "hook_free({0})",
-    "same": "{0} is {1}",
-    "same_size": "{0} == {1}",
-    "no_overlap": "apart({all})",
-    # checked all at once, in C++ where torch has it
-    "tensor": "True",
-    "global_state": "True",
-}
-"""Kinds whose condition is a form to fill in: {0}, {1}, {all} its sources, {expected} what it expects."""
-WHOLE = ("tensor", "global_state")
-
 
 def form_rule(form: str) -> GuardRule:
     def rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-        return form.format(*values, all=", ".join(values), expected=code.literal(guard.expected))
+        return form.format(*values, all=", ".join(values), c=code.literal(guard.expected))
 
     return rule
 
 
-for _kind, _form in CONDITIONS.items():
-    guard_rules(_kind)(form_rule(_form))
+for _kind, (_, _form) in GUARD_KINDS.items():
+    if _form:
+        guard_rules(_kind)(form_rule(_form))
 
 
 @guard_rules("equals")
@@ -222,7 +202,7 @@ def length_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
 def keys_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     if guard.sources[0].kind == "local" and code.types_of.get(guard.sources[0]) is dict:
         return f"tuple({values[0]}) == {code.constant(guard.expected)}"  # **kwargs: all keys are strings
-    return f"same_keys(base_keys({values[0]}), {code.constant(guard.expected)})"
+    return f"same_keys({values[0]}, {code.constant(guard.expected)})"
 
 
 @guard_rules("members")
@@ -264,12 +244,14 @@ def types_from(guards: Iterable[Guard]) -> dict[Source, type]:
     return found
 
 
-def generate(text: str, names: dict[str, Any], function: str) -> Any:
-    """Compile generated code; its text can be shown, and appears in tracebacks."""
-    filename = f"<minicompile {function} {len(linecache.cache)}>"
+def generate(head: str, lines: list[str], names: dict[str, Any]) -> Any:
+    """Compile a function from its head and lines; its text can be shown, and appears in tracebacks."""
+    name = head.partition("(")[0]
+    text = f"def {head}:\n" + "".join(f"    {line}\n" for line in lines)
+    filename = f"<minicompile {name} {len(linecache.cache)}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     exec(compile(text, filename, "exec"), names)
-    return names[function]
+    return names[name]
 
 
 # -- failures
@@ -317,7 +299,7 @@ def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[boo
 FACTS: dict[str, Callable[[Any], Any]] = {
     "type": type,
     "length": base_length,
-    "keys": base_keys,
+    "keys": lambda value: tuple(dict.keys(value)),
     "code": lambda function: function.__code__,
 }
 """What to show of a value that was found, where a guard is about less than all of it."""

@@ -24,6 +24,7 @@ from minicompile.dynamo.result import Source, describe
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import (
     DELETED,
+    HEAP_TYPE,
     IDENTITY_TYPES,
     VariableTracker,
     is_constant,
@@ -41,8 +42,6 @@ TYPES: dict[str, Any] = {
     "CellType": types.CellType,
 }
 """Names that the lines use."""
-HEAP_TYPE = 1 << 9
-"""Flag of classes that are not static C data: those that Python code made, mostly."""
 
 
 class Rebuild:

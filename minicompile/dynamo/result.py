@@ -113,29 +113,31 @@ def describe(value: Any) -> str:
 
 OBJECT_REPR: Any = object.__repr__
 
-GUARD_TEXT: dict[str, str] = {
-    "type": "type({0}) is {e}",
-    "identity": "{0} is {e}",
-    "equals": "{0} == {e}",
-    "length": "len({0}) == {e}",
-    "keys": "list({0}) == {e}",
-    "absent": "{e} not in {0}",
-    "class_absent": "{0} has no {e}",
-    "code": "{0}.__code__ is {e}",
-    "hooks": "{0} has no hooks",
-    "defaults": "{0} has {e} defaults",
-    "same": "{0} is {1}",
-    "distinct": "all different: {all}",
-    "no_overlap": "{0} shares no memory with other inputs",
-    "tensor": "{0} is {e}",
-    "global_state": "global state: {e}",
-    "shape": "{e}",
-    "same_size": "{0} == {1}",
-    "strides": "{0}.stride() == {e}",
+GUARD_KINDS: dict[str, tuple[str, str]] = {
+    "type": ("type({0}) is {e}", "type({0}) is {c}"),
+    "identity": ("{0} is {e}", "{0} is {c}"),
+    "absent": ("{e} not in {0}", "not dict.__contains__({0}, {c})"),
+    "class_absent": ("{0} has no {e}", "not class_has({0}, {c})"),
+    "code": ("{0}.__code__ is {e}", "{0}.__code__ is {c}"),
+    "defaults": ("{0} has {e} defaults", "len({0}.__defaults__ or ()) == {c}"),
+    "hooks": ("{0} has no hooks", "hook_free({0})"),
+    "same": ("{0} is {1}", "{0} is {1}"),
+    "same_size": ("{0} == {1}", "{0} == {1}"),
+    "no_overlap": ("{0} shares no memory with other inputs", "apart({all})"),
+    # whose condition depends on what is expected (rules in guards.py)
+    "equals": ("{0} == {e}", ""),
+    "length": ("len({0}) == {e}", ""),
+    "keys": ("list({0}) == {e}", ""),
+    "distinct": ("all different: {all}", ""),
+    "shape": ("{e}", ""),
+    "strides": ("{0}.stride() == {e}", ""),
+    # checked all at once, in C++ where torch has it
+    "tensor": ("{0} is {e}", "True"),
+    "global_state": ("global state: {e}", "True"),
 }
-"""How each kind of guard is written for a reader: {0}, {1} its sources, {e} what it expects."""
-
-
+"""How each kind of guard is written for a reader, and as Python: {0}, {1}, {all} its sources, {e} what it
+expects, {c} a name of that in generated code."""
+WHOLE = ("tensor", "global_state")
 SHAPE_KINDS = ("shape", "same_size", "strides")
 """Guards on symbolic sizes."""
 
@@ -154,7 +156,7 @@ class Guard(Shown):
     def expression(self) -> str:
         """The check as one readable line."""
         names = [source.name for source in self.sources]
-        form = GUARD_TEXT.get(self.kind, "{all}: " + self.kind + " {e}")
+        form, _ = GUARD_KINDS.get(self.kind, ("{all}: " + self.kind + " {e}", ""))
         text = form.format(*names, e=describe(self.expected), all=", ".join(names))
         if self.kind == "shape":
             symbols = sorted(map(str, self.expected.free_symbols))

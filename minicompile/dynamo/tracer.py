@@ -22,7 +22,7 @@ from minicompile.dynamo.bytecode import Instruction, Program, decode
 from minicompile.dynamo.calls import Calls
 from minicompile.dynamo.interpreter import UNBOUND, Frame, Lazy
 from minicompile.dynamo.recorder import Recorder
-from minicompile.dynamo.result import Guard, InstructionRecord, Source
+from minicompile.dynamo.result import InstructionRecord, Source
 from minicompile.dynamo.variables import is_fixed
 from minicompile.ops.origin import SourceLine
 
@@ -63,9 +63,9 @@ class Tracer(Calls):
         self.log = InstructionLog()
         self.definition: SourceLine | None = None
         """Stands for the user's line while none of the user's code is running."""
-        self.fixed_files: set[str] = set()
-        """Files of torch and of the standard library that were run."""
-        self.stacks: dict[tuple[int, ...], tuple[SourceLine, ...]] = {}
+        self.raised: BaseException | None = None
+        self.raised_at: SourceLine | None = None
+        """The last exception, and the user's line where it came up."""
         recorder.stack = self.provenance
         self.hold(function, function.__qualname__)
 
@@ -82,13 +82,6 @@ class Tracer(Calls):
             found = self.programs[id(code)] = decode(code)
         assert isinstance(found, Program)
         return found
-
-    def call_function(
-        self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if is_fixed(function.__globals__.get("__name__") or ""):
-            self.fixed_files.add(function.__code__.co_filename)
-        return super().call_function(function, args, kwargs)
 
     def step(self, frame: Frame, instruction: Instruction) -> None:
         self.log.steps.append(
@@ -110,19 +103,10 @@ class Tracer(Calls):
             return (self.definition,), path
         return tuple(reversed(lines or every)), path
 
-    @property
-    def last_line(self) -> SourceLine | None:
-        """The user's line of the last executed instruction."""
-        for program, instruction, *_ in reversed(self.log.steps):
-            if program.code.co_filename not in self.fixed_files:
-                return program.line_of(instruction)
-        return None
-
-    def relate_state(self, facts: dict[str, Any]) -> None:
-        """Rely on the process-wide settings being as they are."""
-        self.guards["global_state",] = Guard(
-            (), "global_state", facts, "settings that torch functions read"
-        )
+    def catches(self, error: BaseException) -> bool:
+        if error is not self.raised:
+            self.raised, self.raised_at = error, self.user_line()
+        return super().catches(error)
 
     # -- imports
 

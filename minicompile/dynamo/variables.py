@@ -31,6 +31,9 @@ OBJECT_NEW: Any = object.__new__
 OBJECT_REPR: Any = object.__repr__
 """What a class has when it defines none of its own."""
 
+HEAP_TYPE = 1 << 9
+"""Flag of classes that are not static C data: those that Python code made, mostly."""
+
 MISSING = Marker("MISSING")
 """No such key."""
 DELETED = Marker("DELETED")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import minicompile as mc
+from minicompile import compat
 from minicompile.errors import OptionError
 from tests.dynamo.helpers import compiled, equal, explained, graphs
 
@@ -83,6 +86,22 @@ def test_a_batch_dimension_of_a_module() -> None:
         mc.mark_dynamic(a, 0)
         assert torch.allclose(run(a), model(a), atol=1e-6)
     assert graphs(run) == 1
+
+
+def test_symbolic_sizes_meet_torchs_python_composites(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before torch 2.13 composites in C++ refuse symbolic sizes."""
+    uses: list[bool] = []
+    enabled = compat.python_dispatcher
+
+    def noted() -> Any:
+        uses.append(True)
+        return enabled()
+
+    monkeypatch.setattr(compat, "python_dispatcher", noted)
+    compiled(arithmetic)(torch.randn(5, 4))
+    assert not uses
+    compiled(arithmetic, dynamic=True)(torch.randn(5, 4))
+    assert uses
 
 
 def test_without_a_request_sizes_are_numbers() -> None:
