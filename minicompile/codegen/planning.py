@@ -29,7 +29,7 @@ from minicompile.codegen.plan import Cost, KernelArgument, KernelPlan, Language,
 from minicompile.codegen.rules import is_update, plan_rule
 from minicompile.lowering.ir import Buffer
 from minicompile.options import Options
-from minicompile.scheduling.body import LoopBody
+from minicompile.scheduling.body import LoopBody, iterate_indices
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import size_hint
 
@@ -103,7 +103,7 @@ def arguments_of(
 def size_symbols(body: LoopBody) -> tuple[sympy.Symbol, ...]:
     """The size symbols in ranges, indices and bounds, sorted by name."""
     own = set(body.all_ranges) | {v.symbol for v in body.values}
-    sizes = [*body.all_ranges.values(), *(v.size for v in body.values), *body.indices()]
+    sizes = [*body.all_ranges.values(), *(v.size for v in body.values), *iterate_indices(body)]
     found: set[sympy.Symbol] = set().union(*(sympy.sympify(size).free_symbols for size in sizes))
     return tuple(sorted(found - own, key=str))
 

@@ -12,6 +12,7 @@ from minicompile.codegen.expressions import index_dtype
 from minicompile.codegen.plan import KernelPlan, power_of_two
 from minicompile.codegen.rules import contiguous_uses, plan_rule
 from minicompile.options import Options
+from minicompile.scheduling.body import iterate_indices
 from minicompile.shapes.expr import product
 
 ROW_REGISTERS = 2**15
@@ -53,7 +54,7 @@ def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
         return
     body = plan.body
     ranges = body.all_ranges | {v.symbol: v.size for v in body.values if v.symbol is not None}
-    for index in body.indices():
+    for index in iterate_indices(body):
         if index_dtype(index, ranges) is not torch.int32:
             plan.reject("int32 indices", f"{index} may not fit")
             return
