@@ -158,7 +158,7 @@ class CodeLine:
     origins: Origins = NO_ORIGINS
 
 
-class Code(Shown):
+class Code:
     """Generated code, line by line."""
 
     lines: list[CodeLine]
@@ -172,7 +172,7 @@ class Code(Shown):
 
 
 @dataclass(eq=False)
-class KernelSource(Code):
+class KernelSource(Code, Shown):
     """A generated kernel. After its prelude, the joined lines compile."""
 
     name: str
@@ -202,7 +202,7 @@ class KernelModule(Shown):
 
 
 @dataclass(eq=False)
-class WrapperSource(Code):
+class WrapperSource(Code, Shown):
     """Python that runs a graph: `call(args)` takes a list, which it empties, and returns the outputs."""
 
     name: str
