@@ -284,7 +284,7 @@ class LoopPrinter(ValuePrinter):
             length = most * max(self.tile, 1)
             self.line(f"{ctype} {self.names[value]}{suffix}_parts[{length}];", value.origins)
         self.pragma(self._parallel())
-        with self.block("for (int64_t c = 0; c < chunks; c++)"):
+        with self.braces("for (int64_t c = 0; c < chunks; c++)"):
             self.line(f"const int64_t end = {least('(c + 1) * chunk', size)};")
             self._sweep(values, innermost, "c * chunk", "end")
             for value, suffix, _, _ in parts:
@@ -293,7 +293,7 @@ class LoopPrinter(ValuePrinter):
                     self.line(f"{self._part(value, suffix)} = {result};", value.origins)
         for value in reductions:
             self._start(value)
-            with self.block("for (int64_t c = 0; c < chunks; c++)"), self.each_lane():
+            with self.braces("for (int64_t c = 0; c < chunks; c++)"), self.each_lane():
                 best = self._part(value, "_best" if is_positional(value) else "")
                 self._take(value, best, self._part(value))
 
@@ -396,7 +396,7 @@ class LoopPrinter(ValuePrinter):
             return
         better = self.better(value, source, best)
         if not self.tile:
-            with self.block(f"if ({better})"):
+            with self.braces(f"if ({better})"):
                 self.line(f"{best} = {source};", value.origins)
                 self.line(f"{total} = {position};", value.origins)
             return
