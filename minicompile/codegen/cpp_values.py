@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import sympy
 import torch
@@ -27,7 +28,16 @@ INDEX_ERROR = 1
 ZERO_DIVISION = 2
 """Bits that a kernel returns; runtime/cpp.py raises what they stand for."""
 
-Loop = tuple[sympy.Symbol, Size]
+
+class Loop(NamedTuple):
+    """`for (var = start; var < stop; var += step)`; without `stop` it ends at `size`."""
+
+    var: sympy.Symbol | str
+    size: Size
+    start: str = "0"
+    stop: str = ""
+    step: int = 1
+
 
 ALIGNED = "__attribute__((aligned(64)))"
 
@@ -53,27 +63,21 @@ class ValuePrinter(LinePrinter):
         return self.block(f"{head} {{", "}")
 
     @contextlib.contextmanager
-    def loop(
-        self,
-        var: sympy.Symbol | str,
-        size: Size,
-        pragma: str = "",
-        start: str = "0",
-        stop: str = "",
-        step: int = 1,
-    ) -> Iterator[None]:
+    def loop(self, loop: Loop, pragma: str = "") -> Iterator[None]:
+        var, size, start, stop, step = loop
         self.pragma(pragma)
         advance = f"{var}++" if step == 1 else f"{var} += {step}"
-        end = stop or self.index(size)
-        with self.braces(f"for (int64_t {var} = {start}; {var} < {end}; {advance})"):
+        with self.braces(
+            f"for (int64_t {var} = {start}; {var} < {stop or self.index(size)}; {advance})"
+        ):
             yield
 
     @contextlib.contextmanager
     def loops(self, nest: Sequence[Loop], pragma: str = "") -> Iterator[None]:
         """A nest of loops; `pragma` stands before the outermost."""
         with contextlib.ExitStack() as stack:
-            for i, (var, size) in enumerate(nest):
-                stack.enter_context(self.loop(var, size, pragma if i == 0 else ""))
+            for i, loop in enumerate(nest):
+                stack.enter_context(self.loop(loop, "" if i else pragma))
             yield
 
     # ---- values
