@@ -25,13 +25,12 @@ def print_kernel(plan: KernelPlan) -> KernelSource:
     *first, last = _head(plan).split("\n")
     for text in first:
         printer.line(text)
-    with printer.block(last):
+    with printer.braces(last):
         if printer.checks:
             printer.line("int32_t error = 0;")
         printer.body()
         printer.line("return error;" if printer.checks else "return 0;")
-    text = "\n".join(line.text for line in printer.lines)
-    return KernelSource(plan.name, "cpp", printer.lines, plan, prelude(text))
+    return printer.source("cpp", prelude)
 
 
 def kernel_module(plans: Sequence[KernelPlan], most_units: int = 2) -> KernelModule:

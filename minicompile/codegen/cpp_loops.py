@@ -71,11 +71,11 @@ class LoopPrinter(ValuePrinter):
     # ---- what the shapes have in common
 
     def _x_loops(self) -> list[Loop]:
-        return [(var, size) for var, size in self.plan.ranges.items() if size != 1]
+        return [Loop(var, size) for var, size in self.plan.ranges.items() if size != 1]
 
     def _r_loops(self) -> list[Loop]:
-        found = [(var, size) for var, size in self.plan.reduction_ranges.items() if size != 1]
-        return found or [next(iter(self.plan.reduction_ranges.items()))]
+        found = [Loop(var, size) for var, size in self.plan.reduction_ranges.items()]
+        return [loop for loop in found if loop.size != 1] or found[:1]
 
     def _parallel(self, nest: int = 1, simd: bool = False) -> str:
         """`parallel for`, or nothing where one thread does it all."""
@@ -120,12 +120,10 @@ class LoopPrinter(ValuePrinter):
         values: Collection[Value],
         pragma: str,
         scratch: Mapping[Value, str] | None = None,
-        start: str = "0",
-        stop: str = "",
     ) -> None:
         """The innermost loop. `scratch`: where values stand that other loops compute or need."""
         places = scratch or {}
-        with self.loop(*loop, pragma, start, stop):
+        with self.loop(loop, pragma):
             for value in self.in_order(operands(values) - set(values)):
                 if value in places:
                     self.declare(value, places[value])
@@ -151,10 +149,10 @@ class LoopPrinter(ValuePrinter):
             self.compute(values)
             return
         *outer, inner = nest
-        moving = varying(values, {inner[0]})
+        moving = varying(values, {inner.var})
         inside = [v for v in values if v in moving or v.op == "store"]
-        simd = self._simd(inside, inner[0])
-        share_outer = count((s for _, s in outer), self.plan.hints) >= OUTER_ITERATIONS
+        simd = self._simd(inside, inner.var)
+        share_outer = count((loop.size for loop in outer), self.plan.hints) >= OUTER_ITERATIONS
         if not share_outer and self._parallel():
             around, simd = "", self._parallel(simd=bool(simd))
         else:
@@ -166,26 +164,24 @@ class LoopPrinter(ValuePrinter):
     def _squares(self, values: Sequence[Value]) -> None:
         """Loads that jump along the inner loop fill squares of scratch first."""
         nest = self._x_loops()
-        sides = [(var, size) for var, size in nest if str(var) in self.plan.tiles]
+        sides = [loop for loop in nest if str(loop.var) in self.plan.tiles]
         outer = [loop for loop in nest if loop not in sides]
-        (across, _), (inner, _) = sides
+        across, inner = (loop.var for loop in sides)
         tile = self.plan.tiles[str(inner)]
-        with self.loops(outer, self._parallel(len(nest))), contextlib.ExitStack() as stack:
-            for i, (var, extent) in enumerate(sides):
-                first = "" if outer or i else self._parallel(len(nest))
-                stack.enter_context(self.loop(f"{var}_start", extent, first, step=tile))
-            for var, extent in sides:
-                self._end(var, f"{var}_start", tile, self.index(extent))
+        starts = [Loop(f"{var}_start", size, step=tile) for var, size, *_ in sides]
+        with self.loops([*outer, *starts], self._parallel(len(nest))):
+            for var, size, *_ in sides:
+                self._end(var, f"{var}_start", tile, self.index(size))
             place = f"{tile}*({across} - {across}_start) + {inner} - {inner}_start"
             squares: dict[Value, str] = {}
             for value in values:
                 if transposed(value, inner, across):
                     self._turn(value, across, inner, tile)
                     squares[value] = f"{self.names[value]}_square[{place}]"
+            rows, columns = (Loop(v, 0, f"{v}_start", f"{v}_end") for v in (across, inner))
             simd = self._simd(values, inner)
-            inside = [v for v in values if v not in squares]
-            with self.loop(across, 0, "", f"{across}_start", f"{across}_end"):
-                self._inner(sides[1], inside, simd, squares, f"{inner}_start", f"{inner}_end")
+            with self.loop(rows):
+                self._inner(columns, [v for v in values if v not in squares], simd, squares)
 
     def _turn(self, value: Value, across: sympy.Symbol, inner: sympy.Symbol, tile: int) -> None:
         """Copy the square of a load, turned, into scratch."""
@@ -216,7 +212,8 @@ class LoopPrinter(ValuePrinter):
                     self._loop_phase(phase.values, self._row)
 
     def _columns(self) -> None:
-        *outer, (inner, size) = self._x_loops()
+        *outer, last = self._x_loops()
+        inner, size = last.var, last.size
         tiled = not isinstance(size, int) or size > self.tile
         fixed = self._fixed(inner)
         together = len(outer) + (tiled and not fixed)  # loops without anything in between
@@ -225,23 +222,22 @@ class LoopPrinter(ValuePrinter):
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.loops(outer, pragma))
             self.compute(self.in_order(fixed))
-            start, stop = "0", self.index(size)
+            columns, self.lane = last, str(inner)
             if tiled:
-                start, stop = f"{inner}_start", f"{inner}_end"
-                first = "" if outer else pragma
-                stack.enter_context(self.loop(start, size, first, step=self.tile))
+                start = f"{inner}_start"
+                tiles = Loop(start, size, step=self.tile)
+                stack.enter_context(self.loop(tiles, "" if outer else pragma))
                 self._end(inner, start, self.tile, self.index(size))
-            self.lane = f"{inner} - {start}" if tiled else str(inner)
+                columns, self.lane = Loop(inner, size, start, f"{inner}_end"), f"{inner} - {start}"
             carried = self.in_order(self._carried() - fixed)
             self._scratch([v for v in carried if v.op != "reduction"], "_tile", self.tile)
             arrays = {v: self.accumulator(v) for v in carried}
 
             def lanes(values: Sequence[Value]) -> None:
-                simd = self._simd(values, inner)
-                self._inner((inner, size), values, simd, arrays, start, stop)
+                self._inner(columns, values, self._simd(values, inner), arrays)
 
             def one_row(values: Sequence[Value], stretch: Stretch) -> None:
-                with self.loop(stretch.var, stretch.size, "", stretch.start, stretch.stop):
+                with self.loop(stretch.loop):
                     lanes(values)
 
             for phase in self.plan.phases:
@@ -278,13 +274,13 @@ class LoopPrinter(ValuePrinter):
             return
         reductions = [v for v in values if v.op == "reduction"]
         parts = [(v, *found) for v in reductions for found in self.accumulators(v)]
-        size = self.index(self._r_loops()[0][1])
+        size = self.index(self._r_loops()[0].size)
         most = self.plan.tiles["chunks"]
         for value, suffix, ctype, _ in parts:
             length = most * max(self.tile, 1)
             self.line(f"{ctype} {self.names[value]}{suffix}_parts[{length}];", value.origins)
         self.pragma(self._parallel())
-        with self.block("for (int64_t c = 0; c < chunks; c++)"):
+        with self.braces("for (int64_t c = 0; c < chunks; c++)"):
             self.line(f"const int64_t end = {least('(c + 1) * chunk', size)};")
             self._sweep(values, innermost, "c * chunk", "end")
             for value, suffix, _, _ in parts:
@@ -293,13 +289,13 @@ class LoopPrinter(ValuePrinter):
                     self.line(f"{self._part(value, suffix)} = {result};", value.origins)
         for value in reductions:
             self._start(value)
-            with self.block("for (int64_t c = 0; c < chunks; c++)"), self.each_lane():
+            with self.braces("for (int64_t c = 0; c < chunks; c++)"), self.each_lane():
                 best = self._part(value, "_best" if is_positional(value) else "")
                 self._take(value, best, self._part(value))
 
     def _chunks(self) -> None:
         """Declare how many chunks the outermost r has, and how long they are."""
-        _, size = self._r_loops()[0]
+        size = self._r_loops()[0].size
         chunk, most, text = self.plan.tiles["r"], self.plan.tiles["chunks"], self.index(size)
         if isinstance(size, int):
             self.line(f"const int64_t chunk = {chunk}, chunks = {-(-size // chunk)};")
@@ -315,7 +311,8 @@ class LoopPrinter(ValuePrinter):
 
         Long float sums go in blocks: each block sums for itself, and the sums are added up as doubles.
         """
-        *outer, (inner, size) = self._r_loops()
+        *outer, last = self._r_loops()
+        inner, size = last.var, last.size
         reductions = [v for v in values if v.op == "reduction"]
         sums = [v for v in reductions if v.kind == "sum" and v.dtype.is_floating_point]
         in_blocks = is_long(size) and bool(sums or any(map(self._by_row, reductions)))
@@ -327,18 +324,18 @@ class LoopPrinter(ValuePrinter):
             if value in totals:
                 self._declare_accumulator(value, "_total", "double", "0.0")
         with contextlib.ExitStack() as stack:
-            for var, extent in outer:
-                stack.enter_context(self.loop(var, extent, "", start, stop))
+            for loop in outer:
+                stack.enter_context(self.loop(loop._replace(start=start, stop=stop)))
                 start, stop = "0", ""
             if in_blocks:
                 block = f"{inner}_block"
-                stack.enter_context(self.loop(block, size, "", start, stop, BLOCK))
+                stack.enter_context(self.loop(Loop(block, size, start, stop, BLOCK)))
                 self._end(inner, block, BLOCK, stop or self.index(size))
                 self._for_each(totals, "{0} = 0;")
                 start, stop = block, f"{inner}_end"
             most = BLOCK if in_blocks or not isinstance(size, int) else size
-            stop = stop or self.index(size)
-            innermost(values, Stretch(inner, size, start, stop, most, at_once))
+            loop = Loop(inner, size, start, stop or self.index(size))
+            innermost(values, Stretch(loop, most, at_once))
             self._for_each(totals, "{1} += {0};")
         self._for_each(totals, "{0} = {1};")
 
@@ -356,7 +353,7 @@ class LoopPrinter(ValuePrinter):
             yield
             return
         outside, self.lane = self.lane, "j"
-        with self.loop("j", self.tile, "simd"):
+        with self.loop(Loop("j", self.tile), "simd"):
             yield
         self.lane = outside
 
@@ -396,7 +393,7 @@ class LoopPrinter(ValuePrinter):
             return
         better = self.better(value, source, best)
         if not self.tile:
-            with self.block(f"if ({better})"):
+            with self.braces(f"if ({better})"):
                 self.line(f"{best} = {source};", value.origins)
                 self.line(f"{total} = {position};", value.origins)
             return
@@ -424,22 +421,21 @@ class LoopPrinter(ValuePrinter):
             for v in by_row
             if v.inputs[0] not in stashed and not self._lies_in_memory(v.inputs[0])
         }
-        before = "" if stretch.start == "0" else f" - {stretch.start}"
+        inner, _, start, stop, _ = stretch.loop
+        before = "" if start == "0" else f" - {start}"
         for value in self.in_order(filled):
-            scratch[value] = f"{self.names[value]}_part[{stretch.var}{before}]"
+            scratch[value] = f"{self.names[value]}_part[{inner}{before}]"
         wanted = [v for v in values if v.op in ("store", "reduction") or v.check or v in scratch]
         needed = cone((v for v in wanted if v not in by_row), values, ())
         if needed:
             inside = [v for v in values if v in needed]
             self._scratch(self.in_order(filled), "_part", stretch.most)
-            simd = self._simd(inside, stretch.var, riding=True)
-            loop = (stretch.var, stretch.size)
-            self._inner(loop, inside, simd, scratch, stretch.start, stretch.stop)
+            self._inner(stretch.loop, inside, self._simd(inside, inner, riding=True), scratch)
         for value in by_row:
-            name, row = self.names[value], self._row_address(value.inputs[0], stretch)
+            name, row = self.names[value], self._row_address(value.inputs[0], stretch.loop)
             ctype = CTYPES[value.dtype]
             helper = f"mc_row_{value.kind}" + ("_double" if ctype == "double" else "")
-            found = f"{helper}({row}, {stretch.stop}{before})"
+            found = f"{helper}({row}, {stop}{before})"
             if stretch.at_once:
                 self.line(f"{ctype} {name} = {found};", value.origins)
             else:
@@ -448,12 +444,12 @@ class LoopPrinter(ValuePrinter):
 
     def _lies_in_memory(self, value: Value) -> bool:
         """A plain load whose elements stand side by side along the inner r."""
-        inner, _ = self._r_loops()[-1]
+        inner = self._r_loops()[-1].var
         plain = value.op == "load" and value.mask is None and not value.indirect
         return plain and value.index is not None and coefficient_of(value.index, inner) == 1
 
-    def _row_address(self, source: Value, stretch: Stretch) -> str:
-        start = sympy.Symbol(stretch.start) if stretch.start != "0" else sympy.Integer(0)
+    def _row_address(self, source: Value, loop: Loop) -> str:
+        start = sympy.Symbol(loop.start) if loop.start != "0" else sympy.Integer(0)
         if self._lies_in_memory(source):
             assert source.index is not None
             base, place = self.arguments[source.buffer].name, source.index
@@ -461,7 +457,7 @@ class LoopPrinter(ValuePrinter):
             base, place = f"{self.names[source]}_row", self.place()
         else:
             return f"{self.names[source]}_part"
-        offset = self.index(place.xreplace({stretch.var: start}))
+        offset = self.index(place.xreplace({loop.var: start}))
         return base if offset == "0" else f"{base} + {offset}"
 
 
@@ -469,10 +465,7 @@ class LoopPrinter(ValuePrinter):
 class Stretch:
     """The part of the innermost loop over r that is at hand: all of it, or a block."""
 
-    var: sympy.Symbol
-    size: Size
-    start: str
-    stop: str
+    loop: Loop
     most: int
     """Most elements it can have, where that is known."""
     at_once: bool

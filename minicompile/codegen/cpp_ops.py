@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from minicompile.codegen.expressions import INFIX, IndexWords, OpRule, by_kind, by_width, form
+from minicompile.codegen.printing import INFIX, IndexWords, OpRule, by_kind, by_width, form
 
 CTYPES: dict[torch.dtype, str] = {
     torch.float32: "float",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import sympy
 import torch
@@ -17,81 +18,66 @@ from minicompile.codegen.cpp_ops import (
     conversion,
     literal,
 )
-from minicompile.codegen.expressions import IndexPrinter
-from minicompile.codegen.plan import CodeLine, KernelPlan
-from minicompile.ops.origin import Origins
+from minicompile.codegen.plan import KernelPlan
+from minicompile.codegen.printing import IndexPrinter, LinePrinter
 from minicompile.ops.table import reduction_identity
-from minicompile.scheduling.body import Value, names
+from minicompile.scheduling.body import Value
 from minicompile.shapes.expr import Size
 
 INDEX_ERROR = 1
 ZERO_DIVISION = 2
 """Bits that a kernel returns; runtime/cpp.py raises what they stand for."""
 
-Loop = tuple[sympy.Symbol, Size]
+
+class Loop(NamedTuple):
+    """`for (var = start; var < stop; var += step)`; without `stop` it ends at `size`."""
+
+    var: sympy.Symbol | str
+    size: Size
+    start: str = "0"
+    stop: str = ""
+    step: int = 1
+
 
 ALIGNED = "__attribute__((aligned(64)))"
 
 _SIGN = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
 
 
-class ValuePrinter:
-    """Collects lines with origins; prints values as one declaration each."""
+class ValuePrinter(LinePrinter):
+    """Prints values as one declaration each."""
 
     def __init__(self, plan: KernelPlan) -> None:
-        self.plan = plan
-        self.whole = plan.origins
-        self.lines: list[CodeLine] = []
-        self.depth = 0
+        super().__init__(plan)
         self.index = IndexPrinter(INDEX_WORDS, {})
-        self.arguments = {a.buffer: a for a in plan.arguments}
-        self.names = names(plan.body.values)
         self.names.update({v: str(v.symbol) for v in self.names if v.symbol is not None})
-        self.order = {v: i for i, v in enumerate(plan.body.values)}
         self.checks = any(v.check for v in plan.body.values)
 
     # ---- lines and blocks
-
-    def line(self, text: str, origins: Origins | None = None) -> None:
-        """A line; without origins of its own it belongs to everything the kernel does."""
-        self.lines.append(
-            CodeLine("    " * self.depth + text, self.whole if origins is None else origins)
-        )
 
     def pragma(self, text: str) -> None:
         if text:
             self.line(f"#pragma omp {text}")
 
-    @contextlib.contextmanager
-    def block(self, header: str) -> Iterator[None]:
-        self.line(header + " {")
-        self.depth += 1
-        yield
-        self.depth -= 1
-        self.line("}")
+    def braces(self, head: str) -> contextlib.AbstractContextManager[None]:
+        return self.block(f"{head} {{", "}")
 
     @contextlib.contextmanager
-    def loop(
-        self,
-        var: sympy.Symbol | str,
-        size: Size,
-        pragma: str = "",
-        start: str = "0",
-        stop: str = "",
-        step: int = 1,
-    ) -> Iterator[None]:
+    def loop(self, loop: Loop, pragma: str = "") -> Iterator[None]:
+        var, size, start, stop, step = loop
         self.pragma(pragma)
         advance = f"{var}++" if step == 1 else f"{var} += {step}"
-        end = stop or self.index(size)
-        with self.block(f"for (int64_t {var} = {start}; {var} < {end}; {advance})"):
+        with self.braces(
+            f"for (int64_t {var} = {start}; {var} < {stop or self.index(size)}; {advance})"
+        ):
             yield
 
     @contextlib.contextmanager
     def loops(self, nest: Sequence[Loop], pragma: str = "") -> Iterator[None]:
         """A nest of loops; `pragma` stands before the outermost."""
         with contextlib.ExitStack() as stack:
-            for i, (var, size) in enumerate(nest):
-                stack.enter_context(self.loop(var, size, pragma if i == 0 else ""))
+            for i, loop in enumerate(nest):
+                stack.enter_context(self.loop(loop, "" if i else pragma))
             yield
 
     # ---- values

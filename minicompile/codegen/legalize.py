@@ -25,7 +25,7 @@ from collections.abc import Mapping
 import sympy
 import torch
 
-from minicompile.codegen.expressions import index_dtype
+from minicompile.codegen.printing import index_dtype
 from minicompile.ops.dtypes import computation_dtype, is_int
 from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead
 from minicompile.shapes.expr import FloorDiv, simplify_index

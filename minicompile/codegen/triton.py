@@ -22,8 +22,8 @@ from __future__ import annotations
 import sympy
 import torch
 
-from minicompile.codegen.expressions import IndexPrinter
-from minicompile.codegen.plan import CodeLine, KernelPlan, KernelSource, Phase, power_of_two
+from minicompile.codegen.plan import KernelPlan, KernelSource, Phase, power_of_two
+from minicompile.codegen.printing import IndexPrinter, LinePrinter
 from minicompile.codegen.triton_ops import (
     INDEX_WORDS,
     TRITON_DTYPES,
@@ -34,9 +34,8 @@ from minicompile.codegen.triton_ops import (
     typed_constant,
 )
 from minicompile.errors import Unsupported
-from minicompile.ops.origin import Origins
 from minicompile.ops.table import reduction_identity
-from minicompile.scheduling.body import Value, iterate_indices, names
+from minicompile.scheduling.body import Value, iterate_indices
 from minicompile.shapes.expr import Size, product
 
 Axes = frozenset[str]
@@ -73,20 +72,14 @@ TILE = "[XBLOCK, RBLOCK]"
 
 def print_triton(plan: KernelPlan) -> KernelSource:
     """The kernel's source. Raises Unsupported for what Triton or this printer can't express."""
-    lines = _Printer(plan).kernel()
-    text = "\n".join(line.text for line in lines)
-    return KernelSource(plan.name, "triton", lines, plan, prelude(text))
+    printer = _Printer(plan)
+    printer.kernel()
+    return printer.source("triton", prelude)
 
 
-class _Printer:
+class _Printer(LinePrinter):
     def __init__(self, plan: KernelPlan) -> None:
-        self.plan = plan
-        self.origins = plan.origins
-        self.lines: list[CodeLine] = []
-        self.indent = 1
-        self.names = names(plan.body.values)
-        self.order = {value: i for i, value in enumerate(plan.body.values)}
-        self.arguments = {a.buffer: a for a in plan.arguments}
+        super().__init__(plan)
         self.tiled = bool(plan.reduction_ranges)
         self.wide = plan.index_dtype is torch.int64
         self.sizes = IndexPrinter(INDEX_WORDS, {})
@@ -105,52 +98,45 @@ class _Printer:
 
     # Structure ---------------------------------------------------------------------------------------
 
-    def kernel(self) -> list[CodeLine]:
+    def kernel(self) -> None:
         """All lines of the function."""
         plan = self.plan
         length = product(plan.reduction_ranges.values())
         if plan.reduction == "persistent" and not isinstance(length, int):
             raise Unsupported(f"{plan.name}: a persistent reduction needs a row of known length")
-        self._header()
-        for phase in plan.phases:
-            if phase.level == "loop" and plan.reduction == "looped":
-                self._loop(phase)
-            else:
-                for value in phase.values:
-                    self.value(value, phase.level)
-        return self.lines
-
-    def emit(self, text: str, origins: Origins | None = None) -> None:
-        """A line; without origins of its own it belongs to the whole kernel."""
-        self.lines.append(CodeLine("    " * self.indent + text, origins or self.origins))
-
-    def _header(self) -> None:
-        plan = self.plan
-        blocks = ["XBLOCK"] + (["RBLOCK"] if self.tiled else [])
         parameters = [a.name for a in plan.arguments] + [str(s) for s in plan.sizes]
-        parameters += [f"{block}: tl.constexpr" for block in blocks]
-        self.indent = 0
-        self.emit("@triton.jit")
-        self.emit(f"def {plan.name}({', '.join(parameters)}):")
-        self.indent = 1
-        self.emit(f"xnumel = {self.sizes(product(plan.ranges.values()))}")
+        parameters += ["XBLOCK: tl.constexpr"] + ["RBLOCK: tl.constexpr"] * self.tiled
+        self.line("@triton.jit")
+        with self.block(f"def {plan.name}({', '.join(parameters)}):"):
+            self._indices()
+            for phase in plan.phases:
+                if phase.level == "loop" and plan.reduction == "looped":
+                    self._loop(phase)
+                else:
+                    for value in phase.values:
+                        self.value(value, phase.level)
+
+    def _indices(self) -> None:
+        """Which elements the program computes."""
+        plan = self.plan
+        self.line(f"xnumel = {self.sizes(product(plan.ranges.values()))}")
         start = "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
         lanes = "tl.arange(0, XBLOCK)" + ("[:, None]" if self.tiled else "")
-        self.emit(f"xindex = {start} * XBLOCK + {lanes}")
-        self.emit("xmask = xindex < xnumel")
+        self.line(f"xindex = {start} * XBLOCK + {lanes}")
+        self.line("xmask = xindex < xnumel")
         self._digits(plan.ranges, "xindex")
         if not self.tiled:
             return
-        self.emit(f"rnumel = {self.sizes(product(plan.reduction_ranges.values()))}")
+        self.line(f"rnumel = {self.sizes(product(plan.reduction_ranges.values()))}")
         if plan.reduction == "persistent":
             self._row_index("")
 
     def _row_index(self, start: str) -> None:
         """Which r the tile holds."""
         wide = ".to(tl.int64)" if self.wide else ""
-        self.emit(f"rindex = {start}tl.arange(0, RBLOCK)[None, :]{wide}")
+        self.line(f"rindex = {start}tl.arange(0, RBLOCK)[None, :]{wide}")
         if not self.full_row:
-            self.emit("rmask = rindex < rnumel")
+            self.line("rmask = rindex < rnumel")
         self._digits(self.plan.reduction_ranges, "rindex")
 
     def _digits(self, ranges: dict[sympy.Symbol, Size], linear: str) -> None:
@@ -168,7 +154,7 @@ class _Printer:
                 digits.append(f"{var} = {text}")
             below = below * size
         for line in reversed(digits):
-            self.emit(line)
+            self.line(line)
 
     def _loop(self, phase: Phase) -> None:
         """One sweep over the row: accumulators before, their reduction to one value after."""
@@ -177,24 +163,22 @@ class _Printer:
             self._accumulator(reduction)
         if self.unsynced & {v.buffer for v in phase.values if v.op == "load"}:
             self._barrier()
-        self.emit("for roffset in range(0, rnumel, RBLOCK):")
-        self.indent += 1
-        self._row_index("roffset + ")
-        for value in phase.values:
-            if value.op == "reduction":
-                self._accumulate(value)
-            else:
-                self.value(value, "loop")
-        self.indent -= 1
+        with self.block("for roffset in range(0, rnumel, RBLOCK):"):
+            self._row_index("roffset + ")
+            for value in phase.values:
+                if value.op == "reduction":
+                    self._accumulate(value)
+                else:
+                    self.value(value, "loop")
         self.stored_before |= {v.buffer for v in phase.values if v.op == "store"}
         for value in reductions:
             name = f"_{self.names[value]}"
             reduced = self._reduce(value, name, f"{name}_at")
-            self.emit(f"{self.names[value]} = {reduced}", value.origins)
+            self.line(f"{self.names[value]} = {reduced}", value.origins)
 
     def _barrier(self) -> None:
         """Make what the program's other threads have stored visible."""
-        self.emit("tl.debug_barrier()")
+        self.line("tl.debug_barrier()")
         self.unsynced.clear()
 
     # Values ------------------------------------------------------------------------------------------
@@ -205,7 +189,7 @@ class _Printer:
             case "load":
                 text = self._load(value)
             case "store":
-                self.emit(self._store(value, level), value.origins)
+                self.line(self._store(value, level), value.origins)
                 return
             case "index_expr":
                 index = self._index(value, wide=value.dtype is torch.int64)
@@ -222,7 +206,7 @@ class _Printer:
                 text = self._persistent(value)
             case _:
                 text = pointwise_text(value, self.ref)
-        self.emit(f"{self.names[value]} = {text}", value.origins)
+        self.line(f"{self.names[value]} = {text}", value.origins)
 
     def ref(self, value: Value) -> str:
         """A value's name, or a constant of its dtype."""
@@ -300,14 +284,14 @@ class _Printer:
         size = self.sizes(value.size)
         if value.wrap_negative:
             source = f"tl.where({source} < 0, {source} + {size}, {source})"
-        self.emit(f"{name} = {source}", value.origins)
+        self.line(f"{name} = {source}", value.origins)
         if not value.check:
             return
         mask = self._masks(self.axes[value], value.mask)
         inside = f"({name} >= 0) & ({name} < {size})"
         message = f"index out of bounds: 0 <= {name} < {size}"
         check = f'tl.device_assert({inside}, "{message}"{f", {mask}" if mask else ""})'
-        self.emit(check, value.origins)
+        self.line(check, value.origins)
 
     # Reductions --------------------------------------------------------------------------------------
 
@@ -324,22 +308,22 @@ class _Printer:
     def _accumulator(self, value: Value) -> None:
         name = f"_{self.names[value]}"
         dtype = TRITON_DTYPES[value.inputs[0].dtype]
-        self.emit(f"{name} = tl.full({TILE}, {self._identity(value)}, {dtype})", value.origins)
+        self.line(f"{name} = tl.full({TILE}, {self._identity(value)}, {dtype})", value.origins)
         if value.kind not in ACCUMULATED:
-            self.emit(f"{name}_at = tl.full({TILE}, {2**63 - 1}, tl.int64)", value.origins)
+            self.line(f"{name}_at = tl.full({TILE}, {2**63 - 1}, tl.int64)", value.origins)
 
     def _accumulate(self, value: Value) -> None:
         """Take this tile into the accumulator, lane by lane."""
         name, source = f"_{self.names[value]}", self.ref(value.inputs[0])
         if value.kind in ACCUMULATED:
             combined = ACCUMULATED[value.kind].format(name, source)
-            self.emit(f"{name} = tl.where(rmask, {combined}, {name})", value.origins)
+            self.line(f"{name} = tl.where(rmask, {combined}, {name})", value.origins)
             return
         combined = f"{value.kind}_combine({name}, {name}_at, {source}, {self._position()})"
-        self.emit(f"{name}_new, {name}_new_at = {combined}", value.origins)
+        self.line(f"{name}_new, {name}_new_at = {combined}", value.origins)
         for part in ("", "_at"):
             text = f"{name}{part} = tl.where(rmask, {name}_new{part}, {name}{part})"
-            self.emit(text, value.origins)
+            self.line(text, value.origins)
 
     def _reduce(self, value: Value, tile: str, position: str) -> str:
         """One value per row from a tile."""

@@ -24,8 +24,8 @@ from collections.abc import Callable
 
 import torch
 
-from minicompile.codegen.expressions import INFIX, IndexWords, OpRule, by_kind, by_width, form
 from minicompile.codegen.legalize import COMPARISONS
+from minicompile.codegen.printing import INFIX, IndexWords, OpRule, by_kind, by_width, form
 from minicompile.errors import Unsupported
 from minicompile.ops.dtypes import LOOP_DTYPES
 from minicompile.ops.registry import Registry

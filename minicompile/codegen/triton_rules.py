@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from minicompile.codegen.expressions import index_dtype
 from minicompile.codegen.plan import KernelPlan, power_of_two
+from minicompile.codegen.printing import index_dtype
 from minicompile.codegen.rules import contiguous_uses, plan_rule
 from minicompile.options import Options
 from minicompile.scheduling.body import iterate_indices

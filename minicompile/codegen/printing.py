@@ -1,14 +1,18 @@
-"""What C and Triton write alike: tables of operations, and index formulas."""
+"""What the printers of C and Triton share: lines, tables of operations, index formulas."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import sympy
 import torch
 
+from minicompile.codegen.plan import CodeLine, KernelPlan, KernelSource, Language
 from minicompile.errors import Unsupported
+from minicompile.ops.origin import Origins
+from minicompile.scheduling.body import names
 from minicompile.shapes.expr import (
     Expr,
     FloorDiv,
@@ -18,6 +22,39 @@ from minicompile.shapes.expr import (
     bounds,
     is_nonnegative,
 )
+
+
+class LinePrinter:
+    """Collects the lines of a kernel, each with its origins."""
+
+    def __init__(self, plan: KernelPlan) -> None:
+        self.plan = plan
+        self.whole = plan.origins
+        self.lines: list[CodeLine] = []
+        self.depth = 0
+        self.names = names(plan.body.values)
+        self.order = {value: i for i, value in enumerate(plan.body.values)}
+        self.arguments = {a.buffer: a for a in plan.arguments}
+
+    def line(self, text: str, origins: Origins | None = None) -> None:
+        """A line; without origins of its own it belongs to everything the kernel does."""
+        self.lines.append(CodeLine("    " * self.depth + text, origins or self.whole))
+
+    @contextlib.contextmanager
+    def block(self, first: str, last: str = "") -> Iterator[None]:
+        """A head, indented lines, and perhaps an end."""
+        self.line(first)
+        self.depth += 1
+        yield
+        self.depth -= 1
+        if last:
+            self.line(last)
+
+    def source(self, language: Language, prelude: Callable[[str], str]) -> KernelSource:
+        """The lines as a kernel; `prelude` finds what its text needs."""
+        text = "\n".join(line.text for line in self.lines)
+        return KernelSource(self.plan.name, language, self.lines, self.plan, prelude(text))
+
 
 OpRule = Callable[..., str]
 """`rule(dtype, *operands) -> expression`; `dtype` is the operands', which are names or literals."""
