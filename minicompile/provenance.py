@@ -156,6 +156,7 @@ def operation_line(operation: Operation) -> str:
 
 
 def operation_kind(operation: Operation) -> str:
+    """`Pointwise`, `Reduction`, `Scatter`, `extern`."""
     return "extern" if isinstance(operation, ExternKernel) else type(operation.loops).__name__
 
 

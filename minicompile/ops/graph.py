@@ -42,15 +42,12 @@ def target_name(target: object) -> str:
         return str(target)
     if isinstance(target, str):
         return target
-    name = (
-        getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or repr(target)
-    )
-    module = getattr(target, "__module__", None) or ""
-    if module == "_operator":
-        module = "operator"
+    named = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
+    name, module = str(named or repr(target)), getattr(target, "__module__", None) or ""
     if module.startswith("torch._C") or name.startswith("_VariableFunctionsClass."):
         module, name = "torch", name.rsplit(".", 1)[-1]
-    return f"{module}.{name}" if module and module != "builtins" else str(name)
+    module = {"_operator": "operator", "builtins": ""}.get(module, module)
+    return f"{module}.{name}" if module else name
 
 
 @dataclass
@@ -68,9 +65,8 @@ class Graph(Shown):
     @property
     def op_count(self) -> int:
         """Calls, without the tuple accesses that only unpack results."""
-        return sum(
-            1 for n in self.nodes if n.op.startswith("call") and n.target is not operator.getitem
-        )
+        calls = [n.target for n in self.nodes if n.op.startswith("call")]
+        return sum(target is not operator.getitem for target in calls)
 
     def __str__(self) -> str:
         return graph_text(self)

@@ -9,11 +9,11 @@ The real compiler does part of this in torch/_inductor/scheduler.py (reorder_loo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-import sympy
+from sympy import Symbol
 
 from minicompile.scheduling.dependencies import Hints, divide, elements
 from minicompile.scheduling.nest import POSITION, Access, Level, LoopNest, Loops, split
@@ -34,22 +34,16 @@ class Refusal:
 class Matching:
     """Which loops of nest a are which loops of nest b. Both nests are split on the way."""
 
-    def __init__(
-        self, a: LoopNest, b: LoopNest, partners: dict[sympy.Symbol, sympy.Symbol] | None = None
-    ) -> None:
+    def __init__(self, a: LoopNest, b: LoopNest, partners: Mapping[Symbol, Symbol]) -> None:
         self.a, self.b = a, b
-        self.partners = dict(partners or {})
+        self.partners = dict(partners)
         """Each matched loop's partner, both ways."""
 
-    def copy(self) -> Matching:
-        """For trying something that may fail."""
-        return Matching(self.a, self.b, self.partners)
-
-    def free(self, loops: Iterable[sympy.Symbol]) -> list[sympy.Symbol]:
+    def free(self, loops: Iterable[Symbol]) -> list[Symbol]:
         """Loops without a partner, outermost first."""
         return [v for v in loops if v not in self.partners]
 
-    def pair(self, mine: sympy.Symbol, theirs: sympy.Symbol) -> bool:
+    def pair(self, mine: Symbol, theirs: Symbol) -> bool:
         """Make two loops one, splitting the larger one where the smaller ends."""
         a, b = self.a, self.b
         if a.is_reduction and b.is_reduction and (mine in a.x) != (theirs in b.x):
@@ -110,7 +104,7 @@ def align(a: LoopNest, b: LoopNest) -> LoopNest | Refusal:
 
     Right by construction: whatever one nest reads of the other's, it reads at the point where it is written.
     """
-    matching = Matching(a, b)
+    matching = Matching(a, b, {})
     for write, read, forwards in flows(a, b):
         if write.key is None or read.key is None:
             return Refusal(
@@ -149,7 +143,7 @@ def _with_shared_reads(matching: Matching) -> Matching:
         for other in theirs.get((mine.buffer, mine.footprint), ())
     ]
     for _, mine, other in sorted(shared, key=lambda found: -found[0])[:MAX_HINTS]:
-        trial = matching.copy()
+        trial = Matching(matching.a, matching.b, matching.partners)
         if trial.match(mine, other):
             matching = trial
     return matching

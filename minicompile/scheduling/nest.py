@@ -8,9 +8,9 @@ fusion costs little. The real compiler: SchedulerNode.apply_new_loop_order in to
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Literal
 
 import sympy
@@ -82,19 +82,19 @@ class LoopNest:
     indices: dict[Key, StridedIndex]
     hints: Hints
 
-    @functools.cached_property
+    @cached_property
     def reads(self) -> list[Access]:
         return [a for m in self.members for a in m.reads]
 
-    @functools.cached_property
+    @cached_property
     def writes(self) -> list[Access]:
         return [a for m in self.members for a in m.writes]
 
-    @functools.cached_property
+    @cached_property
     def written(self) -> frozenset[str]:
         return frozenset(a.buffer for a in self.writes)
 
-    @functools.cached_property
+    @cached_property
     def touched(self) -> frozenset[str]:
         return self.written | {a.buffer for a in self.reads}
 
@@ -148,9 +148,10 @@ def nest_of(node: SchedulerNode, order: int, hints: Hints) -> LoopNest:
         strides = contiguous_strides(tuple(body.reduction_ranges.values()))
         counted = dict(zip(body.reduction_ranges, strides, strict=True))
         indices[order, POSITION] = StridedIndex(ZERO, counted)
-    names = {v: loop_symbol(f"{v}_{order}") for v, size in own.items() if size != 1}
-    if body.reduction_ranges.keys().isdisjoint(names):  # a reduction stays one
-        names.update({v: loop_symbol(f"{v}_{order}") for v in [*body.reduction_ranges][:1]})
+    long = [v for v, size in own.items() if size != 1]
+    if body.reduction_ranges.keys().isdisjoint(long):  # a reduction stays one
+        long += [*body.reduction_ranges][:1]
+    names = {v: loop_symbol(f"{v}_{order}") for v in long}
     x, r = (
         {names[v]: size for v, size in loops.items() if v in names}
         for loops in (body.ranges, body.reduction_ranges)
@@ -257,15 +258,14 @@ def finished(nest: LoopNest) -> FusedSchedulerNode:
     r = {name: nest.r[v] for v, name in names.items() if v in nest.r}
     nest = nest.substituted({v: [(name, 1)] for v, name in names.items()}, x, r)
     every = nest.loops
-    bodies = []
-    for m in nest.members:
 
-        def rewritten(index: Index, order: int = m.order) -> Index:
-            return simplify_index(nest.indices[order, index].expr, every)
+    def rewritten(order: int, index: Index) -> Index:
+        return simplify_index(nest.indices[order, index].expr, every)
 
-        bodies.append(
-            m.node.body.reindexed(rewritten, dict(x), dict(r) if m.level == "elem" else {})
-        )
+    bodies = [
+        m.node.body.reindexed(partial(rewritten, m.order), x, r if m.level == "elem" else {})
+        for m in nest.members
+    ]
     return FusedSchedulerNode(nest.nodes, bodies, [m.level for m in nest.members], x, r)
 
 
@@ -286,14 +286,11 @@ def loop_order(nest: LoopNest, loops: Iterable[sympy.Symbol]) -> list[sympy.Symb
     def walked(strides: dict[sympy.Symbol, Size]) -> int:
         return size_hint(product(sizes[v] for v in strides), nest.hints)
 
-    writes, reads = (
-        sorted(
-            [i.strides for i in map(nest.at, accesses) if i is not None and i.rest is ZERO],
-            key=walked,
-            reverse=True,
-        )
-        for accesses in (nest.writes, nest.reads)
-    )
+    def linear(accesses: list[Access]) -> list[dict[sympy.Symbol, Size]]:
+        found = [i.strides for i in map(nest.at, accesses) if i is not None and i.rest is ZERO]
+        return sorted(found, key=walked, reverse=True)
+
+    writes, reads = linear(nest.writes), linear(nest.reads)
 
     def stride(v: sympy.Symbol) -> int:
         return size_hint(next((s[v] for s in (*writes, *reads) if v in s), 0), nest.hints)

@@ -331,8 +331,10 @@ def random_graph(seed: int, count: int = 9) -> LoopGraph:
                 "extern",
                 "rows",
                 "index",
+                "move",
+                "slice",
             ],
-            [8, 4, 6, 2, 1, 2, 1, 1, 1],
+            [8, 4, 6, 2, 1, 2, 1, 1, 1, 1, 1],
         )[0]
         x = rng.choice(pool[-6:])
         if kind == "binary":
