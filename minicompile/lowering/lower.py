@@ -189,7 +189,7 @@ class _Lowering:
 
     def _realize_if_better(self, node: fx.Node, value: TensorValue) -> None:
         """Write a node's result to memory where that is better than inlining it."""
-        storage, users = value.storage, len(node.users)
+        storage, users = value.storage, heuristics.readers(node)
         if storage.buffer is not None:
             return
         why = heuristics.too_large(storage)

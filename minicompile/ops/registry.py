@@ -1,7 +1,7 @@
 """Registries: the extension points of the compiler.
 
 A registry maps keys (operators, opcodes, names) to rules. Built-in rules and a user's own enter through the
-same decorator. `without("lowering:aten.silu")` takes a rule away for a while; `scoped()` undoes whatever was
+same decorator. `without("lowering:aten.erf")` takes a rule away for a while; `scoped()` undoes whatever was
 registered inside it, which is how tests and exercises leave no trace.
 """
 
@@ -80,7 +80,7 @@ class Registry(Mapping[Any, V]):
 
 @contextlib.contextmanager
 def without(*names: str) -> Iterator[None]:
-    """Take built-in rules away inside a `with` block: `without("lowering:aten.silu")`.
+    """Take built-in rules away inside a `with` block: `without("lowering:aten.erf")`.
 
     Raises KeyError naming the known registries, or the rule that does not exist.
     """

@@ -53,7 +53,10 @@ def common_dtype(*operands: Operand) -> torch.dtype:
 
 
 def common_device(*operands: Operand) -> torch.device:
-    found = {o.device for o in operands if isinstance(o, TensorValue)}
+    """Where the operands lie; formulas that read nothing can be computed anywhere."""
+    tensors = [o for o in operands if isinstance(o, TensorValue)]
+    reading = [o for o in tensors if o.storage.buffer is not None or o.storage.inputs.storages]
+    found = {o.device for o in reading or tensors}
     if len(found) != 1:
         raise Unsupported("operands on several devices")
     return found.pop()

@@ -58,17 +58,17 @@ BOOL_AS_LOGIC = {
 """Arithmetic on bools is logic: said here, so that code generators need no bool arithmetic."""
 
 
-def apply(ops: Ops, name: str, dtype: torch.dtype, *values: V) -> V:
-    """An operation of the table on operands of `dtype`."""
-    return ops.pointwise(BOOL_AS_LOGIC.get(name, name) if dtype is torch.bool else name, *values)
+def operation(name: str, dtype: torch.dtype) -> Formula:
+    """A loop operation on operands of `dtype`."""
+    chosen = BOOL_AS_LOGIC.get(name, name) if dtype is torch.bool else name
+    return lambda ops, *values: ops.pointwise(chosen, *values)
 
 
 def one_operation(name: str) -> Rule:
     """The rule of an operator that is one loop operation."""
 
     def rule(ctx: LoweringContext, *operands: Operand) -> TensorValue:
-        dtype = common_dtype(*operands)
-        return elementwise(ctx, lambda ops, *values: apply(ops, name, dtype, *values), *operands)
+        return elementwise(ctx, operation(name, common_dtype(*operands)), *operands)
 
     return rule
 
@@ -77,7 +77,7 @@ for _name in OPERATORS.split():
     lowering(*overloads(getattr(aten, _name)))(one_operation(_name))
 
 
-def whole_number(name: str, unchanged: frozenset[torch.dtype]) -> Rule:
+def partly_unchanged(name: str, unchanged: frozenset[torch.dtype]) -> Rule:
     """The rule of an operator that gives some dtypes back as they are."""
 
     def rule(ctx: LoweringContext, x: TensorValue) -> TensorValue:
@@ -85,63 +85,65 @@ def whole_number(name: str, unchanged: frozenset[torch.dtype]) -> Rule:
             return x
         if x.dtype is torch.bool:
             raise Unsupported(f"{name} of bools")
-        return elementwise(ctx, lambda ops, v: ops.pointwise(name, v), x)
+        return elementwise(ctx, operation(name, x.dtype), x)
 
     return rule
 
 
 INTS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
-lowering(aten.abs.default)(whole_number("abs", frozenset({torch.bool, torch.uint8})))
-lowering(aten.sign.default)(whole_number("sign", frozenset({torch.bool})))
+lowering(aten.abs.default)(partly_unchanged("abs", frozenset({torch.bool, torch.uint8})))
+lowering(aten.sign.default)(partly_unchanged("sign", frozenset({torch.bool})))
 for _name in ("floor", "ceil", "trunc", "round"):
-    lowering(getattr(aten, _name).default)(whole_number(_name, INTS))
+    lowering(getattr(aten, _name).default)(partly_unchanged(_name, INTS))
 
 
 @lowering(aten.isnan.default)
 def isnan(ctx: LoweringContext, x: TensorValue) -> TensorValue:
-    never = not x.dtype.is_floating_point
-    return elementwise(
-        ctx, lambda ops, v: ops.constant(False, torch.bool) if never else ops.isnan(v), x
-    )
+    if x.dtype.is_floating_point:
+        return elementwise(ctx, operation("isnan", x.dtype), x)
+    return elementwise(ctx, lambda ops, _: ops.constant(False, torch.bool), x)
 
 
 @lowering(aten.signbit.default)
 def signbit(ctx: LoweringContext, x: TensorValue) -> TensorValue:
     if x.dtype.is_floating_point:
-        return elementwise(ctx, lambda ops, v: ops.signbit(v), x)
-    return elementwise(ctx, lambda ops, v, zero: ops.lt(v, zero), x, 0)
+        return elementwise(ctx, operation("signbit", x.dtype), x)
+    return elementwise(ctx, operation("lt", x.dtype), x, 0)
 
 
 @lowering(aten.relu.default)
 def relu(ctx: LoweringContext, x: TensorValue) -> TensorValue:
     if x.dtype is torch.bool:
         raise Unsupported("relu of bools")
-    return elementwise(ctx, lambda ops, v, zero: ops.maximum(v, zero), x, 0)
+    return elementwise(ctx, operation("maximum", x.dtype), x, 0)
 
 
 # -- sums, products, quotients
 
 
 def arithmetic(
-    ctx: LoweringContext, formula: Formula, a: Operand, b: Operand, exact_second: bool
+    ctx: LoweringContext, formula: Formula, *operands: Operand, exact: bool
 ) -> TensorValue:
-    """A formula of two operands; half types with a Python number are computed in float32 and rounded once.
+    """A formula of tensors and numbers. Half types with a number are computed in float32 and rounded once.
 
-    Eager's kernels take the number unrounded: on CUDA always, on CPU with `exact_second` (the second operand
-    of a product or quotient).
+    Eager's kernels on CUDA take the number unrounded; those on CPU only if `exact`.
     """
-    dtype = common_dtype(a, b)
+    dtype = common_dtype(*operands)
     wide = computation_dtype(dtype)
-    if wide is dtype or (isinstance(a, TensorValue) and isinstance(b, TensorValue)):
-        return elementwise(ctx, formula, a, b)
-    if not isinstance(b, TensorValue | sympy.Expr) and not exact_second:
-        b = b if common_device(a, b).type != "cpu" else number(b, dtype)
+    if wide is dtype or all(isinstance(o, TensorValue) for o in operands):
+        return elementwise(ctx, formula, *operands)
+    rounds = not exact and common_device(*operands).type == "cpu"
+
+    def as_eager(operand: Operand) -> Operand:
+        if isinstance(operand, TensorValue | sympy.Expr) or not rounds:
+            return operand
+        return number(operand, dtype)
 
     def rounded_once(ops: Ops, *values: V) -> V:
         return ops.to_dtype(formula(ops, *values), dtype)
 
-    return elementwise(ctx, rounded_once, a, b, dtypes=(wide, wide))
+    return elementwise(ctx, rounded_once, *map(as_eager, operands), dtypes=[wide] * len(operands))
 
 
 def scaled_sum(name: str) -> Rule:
@@ -149,24 +151,19 @@ def scaled_sum(name: str) -> Rule:
 
     def rule(ctx: LoweringContext, a: Operand, b: Operand, alpha: Scalar = 1) -> TensorValue:
         dtype = common_dtype(a, b)
-        if alpha == 1:
-            plain = lambda ops, x, y: apply(ops, name, dtype, x, y)  # noqa: E731
-            return arithmetic(ctx, plain, a, b, exact_second=False)
-        if dtype.is_floating_point:  # eager's kernels fuse the product into the sum
+        if alpha != 1 and dtype.is_floating_point:  # eager's kernels fuse the product into the sum
             factor = alpha if name == "add" else -alpha
-            scaled = lambda ops, x, y, f: ops.fma(f, y, x)  # noqa: E731
-            return elementwise(ctx, scaled, a, b, factor)
-        scaled = lambda ops, x, y, f: apply(ops, name, dtype, x, apply(ops, "mul", dtype, y, f))  # noqa: E731
-        return elementwise(ctx, scaled, a, b, alpha)
+            return arithmetic(ctx, lambda ops, x, y, f: ops.fma(f, y, x), a, b, factor, exact=False)
+        if alpha != 1:
+            b = elementwise(ctx, operation("mul", dtype), b, alpha)
+        return arithmetic(ctx, operation(name, dtype), a, b, exact=False)
 
     return rule
 
 
 def product(name: str) -> Rule:
     def rule(ctx: LoweringContext, a: Operand, b: Operand) -> TensorValue:
-        dtype = common_dtype(a, b)
-        formula = lambda ops, x, y: apply(ops, name, dtype, x, y)  # noqa: E731
-        return arithmetic(ctx, formula, a, b, exact_second=True)
+        return arithmetic(ctx, operation(name, common_dtype(a, b)), a, b, exact=True)
 
     return rule
 
@@ -188,7 +185,7 @@ def division(name: str) -> Rule:
         known |= isinstance(b, sympy.Expr) and bool(b.is_positive)
         if not known and not dtype.is_floating_point:
             raise Unsupported("an integer division whose divisor may be zero (eager raises)")
-        return elementwise(ctx, lambda ops, x, y: ops.pointwise(name, x, y), a, b)
+        return elementwise(ctx, operation(name, dtype), a, b)
 
     return rule
 
@@ -209,9 +206,10 @@ def div_mode(
 
 def shift(name: str) -> Rule:
     def rule(ctx: LoweringContext, a: Operand, b: Operand) -> TensorValue:
-        if not is_int(common_dtype(a, b)):
-            raise Unsupported("a shift of what isn't integers")
-        return elementwise(ctx, lambda ops, x, y: ops.pointwise(name, x, y), a, b)
+        dtype = common_dtype(a, b)
+        if not is_int(dtype):
+            raise Unsupported(f"a shift of {dtype}")
+        return elementwise(ctx, operation(name, dtype), a, b)
 
     return rule
 
@@ -247,7 +245,7 @@ def repeated_product(ops: Ops, value: V, exponent: int, dtype: torch.dtype) -> V
 def power(ctx: LoweringContext, base: TensorValue, exponent: Operand) -> TensorValue:
     if not common_dtype(base, exponent).is_floating_point:
         raise Unsupported("a power of integers with a tensor as exponent")
-    return elementwise(ctx, lambda ops, b, e: ops.pow(b, e), base, exponent)
+    return elementwise(ctx, operation("pow", base.dtype), base, exponent)
 
 
 # -- choosing
@@ -258,14 +256,8 @@ def where(
     ctx: LoweringContext, condition: TensorValue, a: TensorValue, b: TensorValue
 ) -> TensorValue:
     dtype = common_dtype(a, b)
-    return elementwise(
-        ctx,
-        lambda ops, *values: ops.where(*values),
-        condition,
-        a,
-        b,
-        dtypes=(torch.bool, dtype, dtype),
-    )
+    kinds = (torch.bool, dtype, dtype)
+    return elementwise(ctx, operation("where", dtype), condition, a, b, dtypes=kinds)
 
 
 @lowering(aten.clamp.default)
@@ -274,9 +266,9 @@ def clamp(
 ) -> TensorValue:
     """min(max(x, low), high): NaN stays NaN, and `high` wins where the bounds cross."""
     if min is not None:
-        x = elementwise(ctx, lambda ops, v, low: apply(ops, "maximum", x.dtype, v, low), x, min)
+        x = elementwise(ctx, operation("maximum", x.dtype), x, min)
     if max is not None:
-        x = elementwise(ctx, lambda ops, v, high: apply(ops, "minimum", x.dtype, v, high), x, max)
+        x = elementwise(ctx, operation("minimum", x.dtype), x, max)
     return x
 
 
