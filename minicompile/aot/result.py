@@ -92,6 +92,8 @@ class SavedValue:
     name: str
     bytes: int | None
     reason: str
+    is_input: bool = False
+    """It exists anyway: keeping it writes nothing."""
 
 
 @dataclass
@@ -111,6 +113,11 @@ class Partition(Shown):
             f"(saving all that backward reads: {self.default_bytes}), "
             f"recomputes {len(self.recomputed)} operations"
         ]
+        inputs = [v.bytes or 0 for v in self.saved if v.is_input]
+        if inputs:
+            lines.append(
+                f"  {sum(inputs)} of the bytes are {len(inputs)} inputs, which exist anyway"
+            )
         for v in self.saved:
             size = v.bytes if v.bytes is not None else "symbolic"
             lines.append(f"  saved {v.name}: {size} bytes, {v.reason}")
