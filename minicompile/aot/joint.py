@@ -75,10 +75,12 @@ class JointTracer(Tracer):
         if func._schema.name in STORAGE_SURGERY:
             raise Unsupported(f"{func} changes a tensor's storage")
         if self.phase == "backward":
-            leaves = compat.tree_leaves((args, kwargs))
-            read = [self._bound[id(leaf)][1] for leaf in leaves if self.knows(leaf)]
-            self.origins = self.running or union(map(origins_of, read))
+            self.origins = self.running or self._origins_of_tensors((args, kwargs))
         return super().record(func, args, kwargs, value)
+
+    def _origins_of_tensors(self, values: Any) -> Origins:
+        known = filter(self.knows, compat.tree_leaves(values))
+        return union(origins_of(self._bound[id(value)][1]) for value in known)
 
     def remember_autograd(self, values: Any, origins: Origins) -> None:
         """The autograd nodes that were made since the last call came from `origins`."""

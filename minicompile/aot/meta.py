@@ -116,15 +116,13 @@ def matrix_product(mode: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor 
     return new(mode, [*a.shape[:-1], b.shape[-1]], a.dtype, a)
 
 
-def convert(mode: Any, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    return new(mode, list(x.shape), dtype, x) if plain(x) else None
-
-
 RULES: dict[OpOverload, Callable[..., torch.Tensor | None]] = {
     aten.sum.dim_IntList: reduction,
     aten.amax.default: reduction,
     aten.amin.default: reduction,
     aten.mm.default: matrix_product,
     aten.bmm.default: matrix_product,
-    torch.ops.prims.convert_element_type.default: convert,
+    torch.ops.prims.convert_element_type.default: lambda mode, x, dtype: (
+        new(mode, list(x.shape), dtype, x) if plain(x) else None
+    ),
 }

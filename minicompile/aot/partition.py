@@ -80,15 +80,18 @@ def partition(
     backward = extract(joint, "backward", [*saved, *sizes, *parts.tangents], parts.gradients)
     twice = computed_names(forward) & computed_names(backward)
     report = Partition(
-        tuple(
-            SavedValue(n.name, None if is_symbolic(n) else bytes_of(n), reasons[n]) for n in saved
-        ),
+        tuple(saved_value(node, reasons[node]) for node in saved),
         tuple(node.name for node in parts.nodes if node.name in twice and not is_view(node)),
         sum(map(bytes_of, saved)),
         sum(map(bytes_of, naive)),
         method,
     )
     return forward, backward, report
+
+
+def saved_value(node: fx.Node, reason: str) -> SavedValue:
+    size = None if is_symbolic(node) else bytes_of(node)
+    return SavedValue(node.name, size, reason, is_input=node.op == "placeholder")
 
 
 def computed_names(graph: Graph) -> set[str]:
@@ -220,11 +223,11 @@ def min_cut(parts: JointParts) -> Saved:
     """The cheapest set of values to keep."""
     candidates = list(filter(parts.can_be_kept, parts.nodes))
     distance = distances(parts)
-    materialized: dict[fx.Node, bool] = {}
+    in_memory = read_by_library_calls(parts)
     network = FlowNetwork()
     bans: dict[fx.Node, str] = {}
     for node in candidates:
-        bans[node] = why_not_recomputed(node, parts, materialized)
+        bans[node] = why_not_recomputed(node, in_memory)
         if bans[node]:
             network.add_edge("source", (node, "in"), UNLIMITED)
         if parts.read_by_backward(node):
@@ -246,7 +249,7 @@ def distances(parts: JointParts) -> dict[fx.Node, int]:
     return distance
 
 
-def why_not_recomputed(node: fx.Node, parts: JointParts, materialized: dict[fx.Node, bool]) -> str:
+def why_not_recomputed(node: fx.Node, in_memory: set[fx.Node]) -> str:
     """The reason why a value can't or shouldn't be computed again in the backward; "" if it may be."""
     if node.op == "placeholder":
         return "an input of the graph"
@@ -255,7 +258,7 @@ def why_not_recomputed(node: fx.Node, parts: JointParts, materialized: dict[fx.N
     if node.target is operator.getitem:
         whole = node.args[0]
         assert isinstance(whole, fx.Node)
-        return "" if is_view(node) else why_not_recomputed(whole, parts, materialized)
+        return "" if is_view(node) else why_not_recomputed(whole, in_memory)
     if is_random(node):
         return "random: a second call would draw other numbers"
     if is_view(node):
@@ -267,20 +270,20 @@ def why_not_recomputed(node: fx.Node, parts: JointParts, materialized: dict[fx.N
     read = bytes_read(node)
     if isinstance(node.meta["val"], torch.Tensor) and bytes_of(node) * SHRINKING < read:
         return f"small result ({bytes_of(node)} bytes) of much input ({read} bytes)"
-    if read_by_heavy(node, parts, materialized):
+    if node in in_memory:
         return "the backward needs it in memory for a library call"
     return ""
 
 
-def read_by_heavy(node: fx.Node, parts: JointParts, known: dict[fx.Node, bool]) -> bool:
-    """Does an expensive backward operator read the value, perhaps through views?"""
-    if node not in known:
-        known[node] = any(
-            (user in parts.after_tangents and is_heavy(user))
-            or (is_view(user) and read_by_heavy(user, parts, known))
-            for user in node.users
-        )
-    return known[node]
+def read_by_library_calls(parts: JointParts) -> set[fx.Node]:
+    """Values that an expensive backward operator reads, perhaps through views."""
+    found: set[fx.Node] = set()
+    for node in reversed(parts.nodes):
+        for user in node.users:
+            heavy = user in parts.after_tangents and is_heavy(user)
+            if heavy or (user in found and is_view(user)):
+                found.add(node)
+    return found
 
 
 def weight(node: fx.Node, distance: int) -> int:

@@ -75,13 +75,11 @@ class RuntimeMetadata(Shown):
         return sum(spec.kind == "fresh" for spec in self.outputs) + self.bases
 
     def __str__(self) -> str:
-        lines = [
-            f"runtime metadata: {len(self.outputs)} outputs, {self.saved} saved, trains={self.trains}"
-        ]
-        lines += [
-            f"  output {i}: {spec.kind}" + (f" of {spec.base}" if spec.base >= 0 else "")
-            for i, spec in enumerate(self.outputs)
-        ]
+        counts = f"{len(self.outputs)} outputs, {self.saved} saved, trains={self.trains}"
+        lines = [f"runtime metadata: {counts}"]
+        for i, spec in enumerate(self.outputs):
+            of = f" of {spec.base}" if spec.base >= 0 else ""
+            lines.append(f"  output {i}: {spec.kind}{of}")
         if self.mutated_inputs:
             lines.append(f"  copied back into inputs: {list(self.mutated_inputs)}")
         return "\n".join(lines)
@@ -94,6 +92,8 @@ class SavedValue:
     name: str
     bytes: int | None
     reason: str
+    is_input: bool = False
+    """It exists anyway: keeping it writes nothing."""
 
 
 @dataclass
@@ -113,6 +113,11 @@ class Partition(Shown):
             f"(saving all that backward reads: {self.default_bytes}), "
             f"recomputes {len(self.recomputed)} operations"
         ]
+        inputs = [v.bytes or 0 for v in self.saved if v.is_input]
+        if inputs:
+            lines.append(
+                f"  {sum(inputs)} of the bytes are {len(inputs)} inputs, which exist anyway"
+            )
         for v in self.saved:
             size = v.bytes if v.bytes is not None else "symbolic"
             lines.append(f"  saved {v.name}: {size} bytes, {v.reason}")
@@ -144,10 +149,6 @@ class AotResult(Shown):
 
     def __str__(self) -> str:
         counts = ", ".join(f"{name} {graph.op_count}" for name, graph in self.levels.items())
-        parts = [f"ahead-of-time autograd: operations by level: {counts}", str(self.metadata)]
-        if self.partition is not None:
-            parts.append(str(self.partition))
-        parts.append(str(self.forward))
-        if self.backward is not None:
-            parts.append(str(self.backward))
-        return "\n\n".join(parts)
+        headline = f"ahead-of-time autograd: operations by level: {counts}"
+        shown = (self.metadata, self.partition, self.forward, self.backward)
+        return "\n\n".join([headline, *(str(part) for part in shown if part is not None)])

@@ -136,16 +136,14 @@ class Tracer(compat.TorchDispatchMode):
         elif isinstance(value, torch.SymInt):
             self.sizes.nodes.setdefault(value.node.expr, node)
         elif isinstance(value, tuple | list):
-            kept = tuple(
-                None
-                if part is None
-                else self.bind(
-                    part, self.new_node("call_function", operator.getitem, (node, index))
-                )
-                for index, part in enumerate(value)
-            )
+            kept = tuple(self._bind_part(part, node, index) for index, part in enumerate(value))
         node.meta["val"] = kept
         return kept
+
+    def _bind_part(self, value: Any, whole: fx.Node, index: int) -> Any:
+        if value is None:
+            return None
+        return self.bind(value, self.new_node("call_function", operator.getitem, (whole, index)))
 
     @property
     def meta(self) -> dict[str, Any]:

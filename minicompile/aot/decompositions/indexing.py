@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minicompile.aot.decompositions.pointwise import constant, scaled
+from minicompile.aot.decompositions.pointwise import scaled
 from minicompile.aot.decompositions.registry import Rule, decompose, formulas
 
 aten = torch.ops.aten
@@ -39,18 +39,12 @@ def embedding_backward(
     return index_put(empty, [at], grad, True)
 
 
-def index_fill(x: Tensor, at: list[Tensor | None], value: Any) -> Tensor:
-    return index_put(x, at, constant(value, x.dtype, x.device).to(x.dtype))
-
-
 formulas(
     {
         aten.index_add.default: along(
             lambda x, at, source, *, alpha=1: index_put(x, at, scaled(source, alpha), True)
         ),
         aten.index_copy.default: along(index_put),
-        aten.index_fill.int_Scalar: along(index_fill),
-        aten.index_fill.int_Tensor: along(index_fill),
     },
     to="prims",
     wide=False,

@@ -155,43 +155,38 @@ def batch_norm(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     training: bool,
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, ...]:
-    """(result, saved mean, saved rstd, new running mean, new running variance)."""
+    """(result, saved mean, saved rstd, new running mean, new running variance, as far as there are old)."""
+    scale, shift = channels(weight, x), channels(bias, x)
     if not training:
+        assert running_mean is not None and running_var is not None
         nothing = x.new_zeros([0])
         normal = (x - channels(running_mean, x)) * channels(torch.rsqrt(running_var + eps), x)
-        result = affine(normal, channels(weight, x), channels(bias, x))
-        return result, nothing, nothing, running_mean.clone(), running_var.clone()
-    result, mean, rstd, variance = batch_norm_training(x, weight, bias, eps)
-    n = count(x, batch_dims(x))
+        updated = (running_mean.clone(), running_var.clone())
+        return affine(normal, scale, shift), nothing, nothing, *updated
+    dims = batch_dims(x)
+    normal, *statistics = normalize(x, dims, eps)
+    mean, rstd, variance = (value.squeeze(dims) for value in statistics)
+    results = (affine(normal, scale, shift), mean, rstd)
+    if running_mean is None or running_var is None:
+        return results
+    n = count(x, dims)
     return (
-        result,
-        mean,
-        rstd,
+        *results,
         running_mean * (1 - momentum) + mean * momentum,
         running_var * (1 - momentum) + variance * (n / (n - 1)) * momentum,
     )
 
 
-def batch_norm_training(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, ...]:
-    """(result, mean, rstd, variance) by the statistics of the batch."""
-    dims = batch_dims(x)
-    normal, *statistics = normalize(x, dims, eps)
-    result = affine(normal, channels(weight, x), channels(bias, x))
-    return result, *(value.squeeze(dims) for value in statistics)
-
-
 formulas(
     {
-        aten._native_batch_norm_legit.no_stats: lambda x, weight, bias, training, momentum, eps: (
-            batch_norm_training(x, weight, bias, eps)[:3]
+        aten._native_batch_norm_legit.no_stats: lambda x, weight, bias, *rest: batch_norm(
+            x, weight, bias, None, None, *rest
         ),
         aten._native_batch_norm_legit_no_training.default: lambda *args: batch_norm(
             *args[:5], False, *args[5:]

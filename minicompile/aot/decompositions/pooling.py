@@ -40,17 +40,9 @@ def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 
 @decompose(aten.max_pool2d_with_indices_backward.default, to="prims", wide=True)
-def max_pool2d_backward(
-    grad: Tensor,
-    x: Tensor,
-    kernel: Any,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
-    ceil_mode: bool,
-    indices: Tensor,
-) -> Tensor:
+def max_pool2d_backward(grad: Tensor, x: Tensor, *window_and_indices: Any) -> Tensor:
     """Add each gradient to the pixel that was the largest of its window."""
+    indices = window_and_indices[-1]
     planes = list(x.shape[:-2])
     empty = torch.zeros([*planes, x.shape[-2] * x.shape[-1]], dtype=grad.dtype, device=grad.device)
     at = indices.reshape([*planes, -1])
