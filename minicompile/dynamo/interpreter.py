@@ -171,9 +171,7 @@ class TracedGenerator:
 
     def throw(self, error: Any, value: Any = None, traceback: Any = None) -> Any:
         if isinstance(error, type):
-            if not isinstance(value, error):
-                value = error() if value is None else error(value)
-            error = value
+            error = error() if value is None else value
         return self._resume(None, error)
 
     def close(self) -> None:
@@ -440,6 +438,9 @@ class Interpreter:
     def advance(self, iterator: Any) -> Any:
         """The next item. Raises StopIteration."""
         return next(iterator)
+
+    def length(self, value: Any) -> int:
+        return len(value)
 
     def items(self, value: Any) -> list[Any]:
         """Everything an iterable gives, as unpacking, `*args` and `list.extend` want it."""
