@@ -198,7 +198,7 @@ class Containers(Attributes):
                 raise TypeError("iteration over a 0-d tensor")
             return iter(self.torch_call(torch.Tensor.unbind, (value,), {}))
         if self.tracker(value) is not None:
-            if builtin_base(value) is None and not isinstance(value, collections.deque):
+            if builtin_base(value) is None:
                 self.unsupported(f"iteration over a {type(value).__name__} from outside")
             return iter(self.imported(value))
         if python_method(value, "__getitem__") is not None:
@@ -262,8 +262,12 @@ class Containers(Attributes):
             return item in container
         return self.unsupported(f"`in` on a {type(container).__name__} from outside")
 
+    def equal(self, left: Any, right: Any) -> bool:
+        """Whether a container takes two items for the same."""
+        return left is right or self.truth(self.compare("==", left, right))
+
     def member(self, items: list[Any] | tuple[Any, ...], item: Any) -> bool:
-        return any(other is item or self.truth(self.compare("==", other, item)) for other in items)
+        return any(self.equal(other, item) for other in items)
 
     @unless_defined("__len__")
     def length(self, value: Any) -> Any:
@@ -279,10 +283,9 @@ class Containers(Attributes):
         base = builtin_base(value)
         if tracker.writes:
             return len(self.dict_keys(tracker))
-        if base is None and not isinstance(value, collections.deque):
+        if base is None:
             return self.unsupported(f"len() of a {type(value).__name__} from outside")
-        plain = base is None or base is types.MappingProxyType
-        size = len(value) if plain else base.__len__(value)  # type: ignore[union-attr]
+        size = base.__len__(value)  # type: ignore[attr-defined]
         self.guard("length", tracker.source, size, "its length is read")
         return size
 
@@ -298,8 +301,7 @@ class Containers(Attributes):
             return bool(value)
         if python_method(value, "__bool__") is not None:
             return bool(self.call(self.special(value, "__bool__"), (), {}))
-        sized = builtin_base(value) is not None or isinstance(value, collections.deque)
-        if sized or python_method(value, "__len__") is not None:
+        if builtin_base(value) is not None or python_method(value, "__len__") is not None:
             return bool(self.length(value))
         cls = type(value)
         always_true = not hasattr(cls, "__bool__") and not hasattr(cls, "__len__")
@@ -383,9 +385,7 @@ class Containers(Attributes):
         if isinstance(left, list) != isinstance(right, list):
             return False
         ours, theirs = self.items(left), self.items(right)
-        return len(ours) == len(theirs) and all(
-            self.member([a], b) for a, b in zip(ours, theirs, strict=True)
-        )
+        return len(ours) == len(theirs) and all(map(self.equal, ours, theirs))
 
     def unary(self, symbol: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -89,12 +89,10 @@ class Tracer(Calls):
         """Interpret the frame with these arguments; each is read, and guarded, at its first use."""
         program = self.program(self.root.__code__)
         lazy = {name: Lazy(value, Source("local", name)) for name, value in values.items()}
-        fast = [lazy.get(name) for name in program.slots]
+        fast: list[Any] = [lazy.get(name) for name in program.slots]
         missing = len(values)
-        frame = Frame(
-            self, self.root, [*fast[:missing], *[UNBOUND] * (len(fast) - missing)], None, program
-        )
-        return frame.run()
+        fast[missing:] = [UNBOUND] * (len(fast) - missing)
+        return Frame(self, self.root, fast).run()
 
     def program(self, code: types.CodeType) -> Program:
         found = self.programs.get(id(code))

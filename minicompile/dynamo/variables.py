@@ -12,6 +12,7 @@ The real compiler wraps every value instead: torch/_dynamo/variables/base.py.
 
 from __future__ import annotations
 
+import collections
 import enum
 import functools
 import sys
@@ -28,7 +29,6 @@ from minicompile.errors import Unsupported
 OBJECT_HASH: Any = object.__hash__
 OBJECT_EQ: Any = object.__eq__
 OBJECT_NEW: Any = object.__new__
-OBJECT_REPR: Any = object.__repr__
 """What a class has when it defines none of its own."""
 
 MISSING = Marker("MISSING")
@@ -128,10 +128,10 @@ CONTAINERS: tuple[type, ...] = (list, tuple, dict, set, frozenset)
 
 def builtin_base(value: object) -> type | None:
     """The built-in container that a value is, or inherits from."""
-    for base in CONTAINERS:
+    for base in (*CONTAINERS, collections.deque, types.MappingProxyType):
         if isinstance(value, base):
             return base
-    return types.MappingProxyType if isinstance(value, types.MappingProxyType) else None
+    return None
 
 
 def library_of(module: str | None) -> str:
