@@ -87,10 +87,9 @@ class Frame:
 
     def popn(self, count: int) -> list[Any]:
         """The top `count` values, lowest first."""
-        if count == 0:
-            return []
-        values = self.stack[-count:]
-        del self.stack[-count:]
+        bottom = len(self.stack) - count
+        values = self.stack[bottom:]
+        del self.stack[bottom:]
         return values
 
     def run(self, error: BaseException | None = None) -> Any:

@@ -129,17 +129,21 @@ def find_name(frame: Frame, ins: Instruction, namespace: Any) -> Any:
 
 def merge(frame: Frame, target: dict[Any, Any], items: Any) -> None:
     other = frame.world.mapping(items)
-    for key in target.keys() & other.keys():
-        raise TypeError(f"got multiple values for keyword argument {key!r}")
+    for key in other:
+        if key in target:
+            raise TypeError(f"got multiple values for keyword argument {key!r}")
     target.update(other)
 
 
 def register(opname: str, count: int | None, operation: Operation, gives: bool) -> None:
     def handler(frame: Frame, ins: Instruction) -> None:
-        values = frame.popn(ins.arg if count is None else count)
+        stack = frame.stack
+        bottom = len(stack) - (ins.arg if count is None else count)
+        values = stack[bottom:]
+        del stack[bottom:]
         found = operation(frame, ins, *values)
         if gives:
-            frame.stack.append(found)
+            stack.append(found)
 
     bytecode(opname)(handler)
 

@@ -24,7 +24,14 @@ from minicompile.dynamo.builtins import means, refuse
 from minicompile.dynamo.calls import FIXED_TYPES, Calls
 from minicompile.dynamo.containers import python_method
 from minicompile.dynamo.result import Source
-from minicompile.dynamo.variables import OBJECT_NEW, builtin_base, is_constant, plain_dict, words
+from minicompile.dynamo.variables import (
+    MISSING,
+    OBJECT_NEW,
+    builtin_base,
+    is_constant,
+    plain_dict,
+    words,
+)
 
 means(functools.cached_property)(lambda tracer, function: functools.cached_property(function))
 means(itertools.chain)(
@@ -125,10 +132,9 @@ def context_get(tracer: Calls, variable: Any, *default: Any) -> Any:
     owner = tracer.tracker(variable)
     if owner is None:
         return variable.get(*default)
-    try:
-        found = variable.get()
-    except LookupError:
-        return default[0] if default else tracer.unsupported("a ContextVar has no value")
+    found = variable.get(MISSING)
+    if found is MISSING:
+        tracer.unsupported("a ContextVar without a value is read")
     return tracer.wrap(found, Source("context", None, owner.source))
 
 

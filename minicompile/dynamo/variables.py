@@ -168,8 +168,10 @@ def lookup(cls: type, name: str) -> Any:
 
 def find(cls: type, name: str) -> Any:
     """`lookup`, but MISSING if nothing is defined."""
-    owner = owner_of(cls, name)
-    return MISSING if owner is None else owner.__dict__[name]
+    for owner in cls.__mro__:
+        if name in owner.__dict__:
+            return owner.__dict__[name]
+    return MISSING
 
 
 def owner_of(cls: type, name: str) -> type | None:
