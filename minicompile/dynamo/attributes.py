@@ -22,7 +22,6 @@ from minicompile.dynamo.outside import MODULE_TABLES, Outside
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     MISSING,
-    VariableTracker,
     find,
     is_constant,
     is_fixed,
@@ -86,11 +85,12 @@ class Attributes(Outside):
         except AttributeError:
             return self.missing_attribute(value, name)
 
-    def call_defined(self, value: Any, method: str, function: Any, *args: Any) -> Any:
+    def call_defined(
+        self, value: Any, method: str, function: Any, /, *args: Any, **kwargs: Any
+    ) -> Any:
         """Call a method that the value's class defines in Python."""
-        return self.call(
-            self.wrap_class_attribute(type(value), method, function), (value, *args), {}
-        )
+        wrapped = self.wrap_class_attribute(type(value), method, function)
+        return self.call(wrapped, (value, *args), kwargs)
 
     def no_attribute(self, value: Any, name: str) -> NoReturn:
         cls = value if isinstance(value, type) else self.type_of(value)
@@ -452,6 +452,7 @@ class Attributes(Outside):
         except KeyError:
             self.no_attribute(value, name)
 
-    def parts(self, owner: VariableTracker, name: str) -> Any:
-        """An attribute stored by C code in an outside object, such as `partial.func`."""
-        return self.wrap(getattr(owner.value, name), Source("slot", name, owner.source))
+    def part(self, value: Any, name: str) -> Any:
+        """An attribute stored by C code, such as `partial.func`."""
+        owner, found = self.tracker(value), getattr(value, name)
+        return found if owner is None else self.wrap(found, Source("slot", name, owner.source))

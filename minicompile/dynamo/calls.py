@@ -96,7 +96,7 @@ PURE_CLASSES = frozenset(
 )
 TENSOR_OPERATORS: dict[str, tuple[Any, bool]] = {
     f"__{name}__": (getattr(operator, f"__{name}__"), False)
-    for name in (*METHOD_OF.values(), "neg", "pos", "invert", "abs")
+    for name in (*METHOD_OF.values(), "neg", "pos", "invert", "abs", "getitem", "setitem")
 }
 """Methods of tensors that are operators, and whether the operands change places (`__radd__`)."""
 for _symbol in BINARY.keys() & METHOD_OF.keys():
@@ -150,26 +150,11 @@ class Calls(Containers):
         rule = self.rule_for(function)
         if rule is not None:
             return rule(self, args, kwargs)
-        kind = type(function)
-        if kind is types.FunctionType:
-            return self.call_python(function, args, kwargs)
-        if kind is types.MethodType:
-            return self.call_method(function, args, kwargs)
+        handler = CALL_KINDS.get(type(function))
+        if handler is not None:
+            return handler(self, function, args, kwargs)
         if isinstance(function, type):
             return self.instantiate(function, args, kwargs)
-        if kind is types.BuiltinFunctionType:
-            return self.call_builtin(function, args, kwargs)
-        if kind is types.MethodWrapperType:
-            definition = function.__objclass__.__dict__[function.__name__]
-            return self.call(definition, (function.__self__, *args), kwargs)
-        if isinstance(function, C_METHODS):
-            return self.call_descriptor(function, args, kwargs)
-        if kind is functools.partial:
-            return self.call_partial(function, args, kwargs)
-        if kind is weakref.ReferenceType:
-            return self.call_reference(function)
-        if kind is CACHED:
-            return self.call_cached(function, args, kwargs)
         if is_torch_function(function):
             return self.torch_call(function, args, kwargs)
         if python_method(function, "__call__") is not None:
@@ -215,29 +200,24 @@ class Calls(Containers):
     def call_method(
         self, method: types.MethodType, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        owner = self.tracker(method)
-        if owner is not None:
-            return self.call(
-                self.parts(owner, "__func__"), (self.parts(owner, "__self__"), *args), kwargs
-            )
-        return self.call(method.__func__, (method.__self__, *args), kwargs)
+        function, value = self.part(method, "__func__"), self.part(method, "__self__")
+        return self.call(function, (value, *args), kwargs)
 
     def call_partial(self, partial: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        owner = self.tracker(partial)
         if partial.func == self.callback:  # a function that C code was given
             return self.call(partial.args[0], args, kwargs)
-        if owner is None:
-            return self.call(partial.func, (*partial.args, *args), {**partial.keywords, **kwargs})
-        own = self.items(self.parts(owner, "args"))
-        keywords = self.mapping(self.parts(owner, "keywords"))
-        return self.call(self.parts(owner, "func"), (*own, *args), {**keywords, **kwargs})
+        own = self.items(self.part(partial, "args"))
+        keywords = self.mapping(self.part(partial, "keywords"))
+        return self.call(self.part(partial, "func"), (*own, *args), {**keywords, **kwargs})
 
-    def call_reference(self, reference: Any) -> Any:
+    def call_wrapper(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        definition = method.__objclass__.__dict__[method.__name__]
+        return self.call(definition, (method.__self__, *args), kwargs)
+
+    def call_reference(self, reference: Any, args: Any, kwargs: Any) -> Any:
         """`ref()`: the object behind a weak reference."""
-        owner = self.tracker(reference)
-        if owner is None:
-            return reference()
-        return self.wrap(reference(), Source("referent", None, owner.source))
+        owner, found = self.tracker(reference), reference()
+        return found if owner is None else self.wrap(found, Source("referent", None, owner.source))
 
     def call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function under functools.lru_cache: called now, once and for all, as its cache promises."""
@@ -279,9 +259,6 @@ class Calls(Containers):
             return self.iterate(args[0])
         if name == "__get__" or name in TENSOR_FACTS:
             self.unsupported(f"the tensor attribute {name!r}")
-        if name in ("__getitem__", "__setitem__"):
-            function = getattr(operator, name)
-            return self.recorder.record("call_function", function, args, kwargs)
         if name in TENSOR_OPERATORS:
             function, swapped = TENSOR_OPERATORS[name]
             operands = args[::-1] if swapped else args
@@ -296,7 +273,7 @@ class Calls(Containers):
         owner, known = function.__self__, self.tracker(function)
         bound = owner is not None and not isinstance(owner, types.ModuleType | type)
         if bound and known is not None:  # a method from outside: so is what it is bound to
-            owner = self.parts(known, "__self__")
+            owner = self.part(function, "__self__")
             if isinstance(owner, torch.Tensor):
                 return self.call(self.load_attr(owner, function.__name__), args, kwargs)
         if is_torch_function(function):
@@ -356,25 +333,19 @@ class Calls(Containers):
         if is_tensor_method(method):
             return self.torch_call(method, args, kwargs)
         owner, rest = args[0], args[1:]
-        tracker = self.tracker(owner)
-        name = method.__name__
+        tracker, name = self.tracker(owner), method.__name__
         if tracker is not None and builtin_base(owner) is not None:
             if name in MUTATING:
                 return method(self.mutable(owner), *rest, **kwargs)
             owner = self.imported(owner)
         elif tracker is not None and name not in SAFE_OBJECT_METHODS:
-            self.unsupported(
-                f"the method {method.__qualname__} of {tracker.source}, which C code defines"
-            )
+            where = f"{tracker.source}, which C code defines"
+            self.unsupported(f"the method {method.__qualname__} of {where}")
         module = method.__objclass__.__module__
-        if not (
-            module in PURE_MODULES
-            or is_fixed(module)
-            or isinstance(owner, BaseException | enum.Enum)
-        ):
-            self.unsupported(
-                f"the method {module}.{method.__qualname__}, which capture does not know"
-            )
+        known = module in PURE_MODULES or is_fixed(module)
+        if not known and not isinstance(owner, BaseException | enum.Enum):
+            where = f"{module}.{method.__qualname__}"
+            self.unsupported(f"the method {where}, which capture does not know")
         if method.__objclass__ is str and name in ("format", "format_map"):
             for value in (*rest, *kwargs.values()):
                 self.check_text(value)
@@ -392,11 +363,12 @@ class Calls(Containers):
         if issubclass(cls, torch.autograd.Function):
             self.unsupported("a custom autograd.Function")
         if isinstance(cls, enum.EnumType):
-            return self.enum_member(cls, args, kwargs)
+            if kwargs or not all(is_constant(arg) or isinstance(arg, enum.Enum) for arg in args):
+                self.unsupported(f"the enum {cls.__name__} is called with more than a constant")
+            return cls(*args)
         meta_call = lookup(type(cls), "__call__")
         if isinstance(meta_call, types.FunctionType):
-            bound = self.wrap_class_attribute(type(cls), "__call__", meta_call)
-            return self.call(bound, (cls, *args), kwargs)
+            return self.call_defined(cls, "__call__", meta_call, *args, **kwargs)
         return self.construct(cls, args, kwargs)
 
     def construct(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -411,8 +383,7 @@ class Calls(Containers):
             return made
         initializer = lookup(type(made), "__init__")
         if isinstance(initializer, types.FunctionType):
-            bound = self.wrap_class_attribute(type(made), "__init__", initializer)
-            self.call(bound, (made, *args), kwargs)
+            self.call_defined(made, "__init__", initializer, *args, **kwargs)
         elif initializer is object.__init__:
             if (args or kwargs) and maker is object.__new__:
                 raise TypeError(f"{cls.__name__}() takes no arguments")
@@ -429,19 +400,23 @@ class Calls(Containers):
             return object.__new__(cls)
         if issubclass(cls, BaseException):
             return maker(cls, *rest, **kwargs)
-        if not any(
-            base in PURE_CLASSES or base.__module__ in PURE_MODULES for base in cls.__mro__[:-1]
-        ):
-            self.unsupported(
-                f"the class {cls.__module__}.{cls.__qualname__}, which C code defines, is instantiated"
-            )
+        bases = cls.__mro__[:-1]
+        if not any(base in PURE_CLASSES or base.__module__ in PURE_MODULES for base in bases):
+            where = f"{cls.__module__}.{cls.__qualname__}"
+            self.unsupported(f"the class {where}, which C code defines, is instantiated")
         if cls in RAW_CLASSES:
             return maker(cls, *rest, **kwargs)
         return self.run_native(functools.partial(maker, cls), rest, kwargs)
 
-    def enum_member(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not all(is_constant(arg) or isinstance(arg, enum.Enum) for arg in args) or kwargs:
-            self.unsupported(
-                f"the enum {cls.__name__} is called with something other than a constant"
-            )
-        return cls(*args)
+
+CALL_KINDS: dict[type, Callable[..., Any]] = {
+    types.FunctionType: Calls.call_python,
+    types.MethodType: Calls.call_method,
+    types.BuiltinFunctionType: Calls.call_builtin,
+    types.MethodWrapperType: Calls.call_wrapper,
+    **dict.fromkeys(C_METHODS, Calls.call_descriptor),
+    functools.partial: Calls.call_partial,
+    weakref.ReferenceType: Calls.call_reference,
+    CACHED: Calls.call_cached,
+}
+"""What runs a call of each exact type of callable."""

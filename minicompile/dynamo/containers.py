@@ -8,7 +8,6 @@ own.
 from __future__ import annotations
 
 import collections
-import enum
 import functools
 import itertools
 import operator
@@ -131,9 +130,9 @@ class Containers(Attributes):
             return self.imported(value)[key]
         self.guard("length", tracker.source, size, "an item is read by position")
         index = operator.index(key)
-        index += size if index < 0 else 0
-        if not 0 <= index < size:
+        if not -size <= index < size:
             raise IndexError(f"{base.__name__} index out of range")
+        index %= size
         return self.wrap(base.__getitem__(value, index), Source("item", index, tracker.source))
 
     def dict_item(self, value: Any, key: Any) -> Any:
@@ -198,10 +197,8 @@ class Containers(Attributes):
             if value.ndim == 0:
                 raise TypeError("iteration over a 0-d tensor")
             return iter(self.torch_call(torch.Tensor.unbind, (value,), {}))
-        if isinstance(value, type):
-            return iter(self.native_members(value))
         if self.tracker(value) is not None:
-            if builtin_base(value) is None and not isinstance(value, collections.deque):
+            if builtin_base(value) is None:
                 self.unsupported(f"iteration over a {type(value).__name__} from outside")
             return iter(self.imported(value))
         if python_method(value, "__getitem__") is not None:
@@ -209,12 +206,6 @@ class Containers(Attributes):
         if isinstance(value, dict):
             return dict.__iter__(value)
         return iter(value)
-
-    def native_members(self, cls: type) -> list[Any]:
-        """Members of an Enum class, in order."""
-        if not isinstance(cls, enum.EnumType):
-            self.unsupported(f"iteration over the class {cls.__name__}")
-        return [self.class_attribute(cls, name) for name in cls._member_names_]  # type: ignore[attr-defined]
 
     def by_position(self, value: Any) -> Iterator[Any]:
         """The old protocol: `value[0]`, `value[1]`, ... until IndexError."""
@@ -234,22 +225,23 @@ class Containers(Attributes):
     def items(self, value: Any) -> list[Any]:
         if type(value) in (list, tuple) and self.tracker(value) is None:
             return list(value)
-        iterator, found = self.iterate(value), []
+        return list(self.lazily(value))
+
+    def lazily(self, value: Any) -> Iterator[Any]:
+        """An iterator whose steps the interpreter runs."""
+        iterator = self.iterate(value)
         while True:
             try:
-                found.append(self.advance(iterator))
+                item = self.advance(iterator)
             except StopIteration:
-                return found
+                return
+            yield item
 
     def mapping(self, value: Any) -> dict[Any, Any]:
         if type(value) is dict:
             return dict(self.imported(value))
         keys = self.items(self.call(self.load_attr(value, "keys"), (), {}))
         return {key: self.subscript(value, key) for key in keys}
-
-    def native(self) -> Any:
-        """A context for native code that may meet tensors: torch calls made inside are recorded."""
-        raise NotImplementedError
 
     # -- membership and truth
 
@@ -266,14 +258,16 @@ class Containers(Attributes):
             inside = self.imported(container)
             by_value = isinstance(inside, list | tuple)
             return self.member(inside, item) if by_value else item in inside
-        if isinstance(container, type):
-            return item in self.native_members(container)
         if self.tracker(container) is None:
             return item in container
         return self.unsupported(f"`in` on a {type(container).__name__} from outside")
 
+    def equal(self, left: Any, right: Any) -> bool:
+        """Whether a container takes two items for the same."""
+        return left is right or self.truth(self.compare("==", left, right))
+
     def member(self, items: list[Any] | tuple[Any, ...], item: Any) -> bool:
-        return any(other is item or self.truth(self.compare("==", other, item)) for other in items)
+        return any(self.equal(other, item) for other in items)
 
     @unless_defined("__len__")
     def length(self, value: Any) -> Any:
@@ -289,10 +283,9 @@ class Containers(Attributes):
         base = builtin_base(value)
         if tracker.writes:
             return len(self.dict_keys(tracker))
-        if base is None and not isinstance(value, collections.deque):
+        if base is None:
             return self.unsupported(f"len() of a {type(value).__name__} from outside")
-        plain = base is None or base is types.MappingProxyType
-        size = len(value) if plain else base.__len__(value)  # type: ignore[union-attr]
+        size = base.__len__(value)  # type: ignore[attr-defined]
         self.guard("length", tracker.source, size, "its length is read")
         return size
 
@@ -308,13 +301,11 @@ class Containers(Attributes):
             return bool(value)
         if python_method(value, "__bool__") is not None:
             return bool(self.call(self.special(value, "__bool__"), (), {}))
-        sized = builtin_base(value) is not None or isinstance(value, collections.deque)
-        if sized or python_method(value, "__len__") is not None:
+        if builtin_base(value) is not None or python_method(value, "__len__") is not None:
             return bool(self.length(value))
         cls = type(value)
-        if self.tracker(value) is not None and (
-            hasattr(cls, "__bool__") or hasattr(cls, "__len__")
-        ):
+        always_true = not hasattr(cls, "__bool__") and not hasattr(cls, "__len__")
+        if self.tracker(value) is not None and not always_true:
             self.unsupported(f"the truth of a {cls.__name__} from outside")
         return bool(value)
 
@@ -381,10 +372,7 @@ class Containers(Attributes):
         if found is not NotImplemented:
             return found
         if symbol in ("==", "!="):
-            if symbol == "!=" and (
-                python_method(left, "__eq__") is not None
-                or python_method(right, "__eq__") is not None
-            ):
+            if symbol == "!=" and (python_method(left, "__eq__") or python_method(right, "__eq__")):
                 return not self.truth(self.compare("==", left, right))
             if isinstance(left, list | tuple) and isinstance(right, list | tuple):
                 return self.equal_sequences(left, right) == (symbol == "==")
@@ -397,10 +385,7 @@ class Containers(Attributes):
         if isinstance(left, list) != isinstance(right, list):
             return False
         ours, theirs = self.items(left), self.items(right)
-        return len(ours) == len(theirs) and all(
-            a is b or self.truth(self.compare("==", a, b))
-            for a, b in zip(ours, theirs, strict=True)
-        )
+        return len(ours) == len(theirs) and all(map(self.equal, ours, theirs))
 
     def unary(self, symbol: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -439,7 +424,7 @@ class Containers(Attributes):
             value = int(value)
         return CONVERSIONS[kind](self.deep(value))
 
-    def format(self, value: Any, spec: str) -> str:
+    def format(self, value: Any, spec: str = "") -> str:
         if python_method(value, "__format__") is not None:
             return str(self.call(self.special(value, "__format__"), (spec,), {}))
         if not spec and python_method(value, "__str__") is not None:

@@ -61,16 +61,10 @@ bytecode: Registry[Handler] = Registry("bytecode", "normalised opname -> what th
 class Frame:
     """One activation of a Python function inside the interpreter."""
 
-    def __init__(
-        self,
-        world: Interpreter,
-        function: types.FunctionType,
-        fast: list[Any],
-        parent: Frame | None,
-        program: Program,
-    ) -> None:
-        self.world, self.function, self.program = world, function, program
-        self.fast = fast
+    def __init__(self, world: Interpreter, function: types.FunctionType, fast: list[Any]) -> None:
+        self.world, self.function, self.fast = world, function, fast
+        self.program = program = world.program(function.__code__)
+        self.parent = parent = world.frame
         self.stack: list[Any] = []
         self.pc = 0
         self.current: Instruction = program.instructions[0]
@@ -78,7 +72,6 @@ class Frame:
         self.finished = False
         self.handled: BaseException | None = None
         """The exception that an `except` block is handling."""
-        self.parent = parent
         self.depth: int = parent.depth + 1 if parent is not None else 0
         self.namespace: dict[str, Any] | None = None
         """Locals of a class body; None in functions."""
@@ -94,10 +87,9 @@ class Frame:
 
     def popn(self, count: int) -> list[Any]:
         """The top `count` values, lowest first."""
-        if count == 0:
-            return []
-        values = self.stack[-count:]
-        del self.stack[-count:]
+        bottom = len(self.stack) - count
+        values = self.stack[bottom:]
+        del self.stack[bottom:]
         return values
 
     def run(self, error: BaseException | None = None) -> Any:
@@ -144,12 +136,9 @@ class Frame:
 
     def handling(self) -> BaseException | None:
         """The innermost exception being handled, as `raise` without arguments sees it."""
-        frame: Frame | None = self
-        while frame is not None:
-            if frame.handled is not None:
-                return frame.handled
-            frame = frame.parent
-        return None
+        if self.handled is not None or self.parent is None:
+            return self.handled
+        return self.parent.handling()
 
 
 class TracedGenerator:
@@ -171,15 +160,11 @@ class TracedGenerator:
 
     def throw(self, error: Any, value: Any = None, traceback: Any = None) -> Any:
         if isinstance(error, type):
-            if not isinstance(value, error):
-                value = error() if value is None else error(value)
-            error = value
+            error = error() if value is None else value
         return self._resume(None, error)
 
     def close(self) -> None:
-        if self.frame.finished:
-            return
-        if not self.started:
+        if self.frame.finished or not self.started:
             self.frame.finished = True
             return
         receiver = self._delegate()
@@ -298,9 +283,7 @@ class Interpreter:
         code = function.__code__
         if is_coroutine(code):
             self.unsupported(f"{function.__qualname__} is asynchronous")
-        frame = Frame(
-            self, function, bind(self, function, args, kwargs), self.frame, self.program(code)
-        )
+        frame = Frame(self, function, bind(self, function, args, kwargs))
         if frame.depth > self.max_depth:
             self.unsupported(f"calls nest deeper than {self.max_depth}")
         if is_generator(code):
@@ -338,7 +321,7 @@ class Interpreter:
         meta, namespace, keywords = types.prepare_class(name, bases, kwargs)
         if bases is not written:
             namespace["__orig_bases__"] = written
-        frame = Frame(self, body, bind(self, body, (), {}), self.frame, self.program(body.__code__))
+        frame = Frame(self, body, bind(self, body, (), {}))
         frame.namespace = namespace
         cell = frame.run()
         cls = self.call(meta, (name, bases, namespace), keywords)
@@ -386,9 +369,8 @@ class Interpreter:
             full = f"{module.__name__}.{name}"
             if full in sys.modules:
                 return sys.modules[full]
-            raise ImportError(
-                f"cannot import name {name!r} from {module.__name__!r}", name=name
-            ) from None
+            where = module.__name__
+            raise ImportError(f"cannot import name {name!r} from {where!r}", name=name) from None
 
     # -- objects
 
@@ -440,6 +422,9 @@ class Interpreter:
     def advance(self, iterator: Any) -> Any:
         """The next item. Raises StopIteration."""
         return next(iterator)
+
+    def length(self, value: Any) -> int:
+        return len(value)
 
     def items(self, value: Any) -> list[Any]:
         """Everything an iterable gives, as unpacking, `*args` and `list.extend` want it."""

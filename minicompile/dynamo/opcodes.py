@@ -13,14 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 from minicompile.dynamo.bytecode import Instruction
-from minicompile.dynamo.interpreter import NULL, UNBOUND, Frame, Handler, Lazy, bytecode
+from minicompile.dynamo.interpreter import NULL, UNBOUND, Frame, Lazy, bytecode
 
 # -- opcodes that take a fixed number of values, and give one or none
 
 Operation = Callable[..., Any]
-"""`(frame, instruction, *values taken)`, lowest value of the stack first."""
+"""`(frame, instruction, *values taken)`, lowest first. A count of None means as many as `arg` says."""
 
-GIVES: dict[str, tuple[int, Operation]] = {
+GIVES: dict[str, tuple[int | None, Operation]] = {
+    "COPY": (0, lambda frame, ins: frame.stack[-ins.arg]),
     "PUSH_NULL": (0, lambda frame, ins: NULL),
     "LOAD_ASSERTION_ERROR": (0, lambda frame, ins: AssertionError),
     "LOAD_BUILD_CLASS": (0, lambda frame, ins: builtins.__build_class__),
@@ -34,6 +35,7 @@ GIVES: dict[str, tuple[int, Operation]] = {
         2,
         lambda frame, ins, level, names: frame.world.import_name(frame, ins.value, names, level),
     ),
+    "IMPORT_FROM": (0, lambda frame, ins: frame.world.import_from(frame.stack[-1], ins.value)),
     "BINARY_SUBSCR": (2, lambda frame, ins, owner, key: frame.world.subscript(owner, key)),
     "BINARY_SLICE": (
         3,
@@ -50,13 +52,26 @@ GIVES: dict[str, tuple[int, Operation]] = {
     "TO_BOOL": (1, lambda frame, ins, value: frame.world.truth(value)),
     "GET_ITER": (1, lambda frame, ins, value: frame.world.iterate(value)),
     "GET_YIELD_FROM_ITER": (1, lambda frame, ins, value: frame.world.iterate(value)),
+    "GET_LEN": (0, lambda frame, ins: frame.world.length(frame.stack[-1])),
+    "CHECK_EXC_MATCH": (
+        1,
+        lambda frame, ins, kind: frame.world.exception_matches(frame.stack[-1], kind),
+    ),
+    "BUILD_TUPLE": (None, lambda frame, ins, *values: values),
+    "BUILD_LIST": (None, lambda frame, ins, *values: list(values)),
+    "BUILD_SET": (None, lambda frame, ins, *values: set(values)),
+    "BUILD_STRING": (None, lambda frame, ins, *values: "".join(values)),
+    "BUILD_SLICE": (None, lambda frame, ins, *values: slice(*values)),
     "LIST_TO_TUPLE": (1, lambda frame, ins, items: tuple(items)),
     "CONVERT_VALUE": (1, lambda frame, ins, value: frame.world.convert(ins.arg, value)),
     "FORMAT_VALUE": (2, lambda frame, ins, value, spec: frame.world.format(value, spec)),
+    "END_SEND": (2, lambda frame, ins, receiver, value: value),
     "RETURN_GENERATOR": (0, lambda frame, ins: None),
 }
-GIVES_NONE: dict[str, tuple[int, Operation]] = {
+GIVES_NONE: dict[str, tuple[int | None, Operation]] = {
     "POP_TOP": (1, lambda frame, ins, value: None),
+    "POP_EXCEPT": (1, lambda frame, ins, before: setattr(frame, "handled", before)),
+    "JUMP": (0, lambda frame, ins: setattr(frame, "pc", ins.target)),
     "STORE_GLOBAL": (1, lambda frame, ins, new: frame.world.store_global(frame, ins.value, new)),
     "DELETE_GLOBAL": (0, lambda frame, ins: frame.world.delete_global(frame, ins.value)),
     "STORE_DEREF": (1, lambda frame, ins, new: frame.world.store_cell(frame.fast[ins.arg], new)),
@@ -74,26 +89,24 @@ GIVES_NONE: dict[str, tuple[int, Operation]] = {
         4,
         lambda frame, ins, new, owner, *ends: frame.world.store_subscript(owner, slice(*ends), new),
     ),
+    # A display (`[*a, b]`) builds its container under the values.
+    "LIST_APPEND": (1, lambda frame, ins, item: frame.stack[-ins.arg].append(item)),
+    "SET_ADD": (1, lambda frame, ins, item: frame.stack[-ins.arg].add(item)),
+    "MAP_ADD": (2, lambda frame, ins, key, item: frame.stack[-ins.arg].__setitem__(key, item)),
+    "LIST_EXTEND": (
+        1,
+        lambda frame, ins, items: frame.stack[-ins.arg].extend(frame.world.items(items)),
+    ),
+    "SET_UPDATE": (
+        1,
+        lambda frame, ins, items: frame.stack[-ins.arg].update(frame.world.items(items)),
+    ),
+    "DICT_UPDATE": (
+        1,
+        lambda frame, ins, items: frame.stack[-ins.arg].update(frame.world.mapping(items)),
+    ),
+    "DICT_MERGE": (1, lambda frame, ins, items: merge(frame, frame.stack[-ins.arg], items)),
 }
-BUILDS: dict[str, Callable[[list[Any]], Any]] = {
-    "BUILD_TUPLE": tuple,
-    "BUILD_LIST": list,
-    "BUILD_SET": set,
-    "BUILD_STRING": "".join,
-    "BUILD_SLICE": lambda parts: slice(*parts),
-}
-"""What an opcode makes of as many values as its argument says."""
-
-GROWS: dict[str, tuple[int, Operation]] = {
-    "LIST_APPEND": (1, lambda frame, target, item: target.append(item)),
-    "SET_ADD": (1, lambda frame, target, item: target.add(item)),
-    "MAP_ADD": (2, lambda frame, target, key, item: target.__setitem__(key, item)),
-    "LIST_EXTEND": (1, lambda frame, target, items: target.extend(frame.world.items(items))),
-    "SET_UPDATE": (1, lambda frame, target, items: target.update(frame.world.items(items))),
-    "DICT_UPDATE": (1, lambda frame, target, items: target.update(frame.world.mapping(items))),
-    "DICT_MERGE": (1, lambda frame, target, items: merge(target, frame.world.mapping(items))),
-}
-"""Values taken, and how the container under them that a display is building (`[*a, b]`) takes them in."""
 
 
 def cell_contents(frame: Frame, ins: Instruction) -> Any:
@@ -114,55 +127,34 @@ def find_name(frame: Frame, ins: Instruction, namespace: Any) -> Any:
     return frame.world.load_global(frame, ins.value)
 
 
-def merge(target: dict[Any, Any], other: dict[Any, Any]) -> None:
+def merge(frame: Frame, target: dict[Any, Any], items: Any) -> None:
+    other = frame.world.mapping(items)
     for key in other:
         if key in target:
             raise TypeError(f"got multiple values for keyword argument {key!r}")
     target.update(other)
 
 
-def giving(count: int, operation: Operation) -> Handler:
+def register(opname: str, count: int | None, operation: Operation, gives: bool) -> None:
     def handler(frame: Frame, ins: Instruction) -> None:
-        frame.stack.append(operation(frame, ins, *frame.popn(count)))
+        stack = frame.stack
+        bottom = len(stack) - (ins.arg if count is None else count)
+        values = stack[bottom:]
+        del stack[bottom:]
+        found = operation(frame, ins, *values)
+        if gives:
+            stack.append(found)
 
-    return handler
-
-
-def giving_none(count: int, operation: Operation) -> Handler:
-    def handler(frame: Frame, ins: Instruction) -> None:
-        operation(frame, ins, *frame.popn(count))
-
-    return handler
-
-
-def building(build: Callable[[list[Any]], Any]) -> Handler:
-    return lambda frame, ins: frame.stack.append(build(frame.popn(ins.arg)))
-
-
-def growing(count: int, grow: Operation) -> Handler:
-    def handler(frame: Frame, ins: Instruction) -> None:
-        values = frame.popn(count)
-        grow(frame, frame.stack[-ins.arg], *values)
-
-    return handler
+    bytecode(opname)(handler)
 
 
 for _opname, _entry in GIVES.items():
-    bytecode(_opname)(giving(*_entry))
+    register(_opname, *_entry, gives=True)
 for _opname, _entry in GIVES_NONE.items():
-    bytecode(_opname)(giving_none(*_entry))
-for _opname, _build in BUILDS.items():
-    bytecode(_opname)(building(_build))
-for _opname, _entry in GROWS.items():
-    bytecode(_opname)(growing(*_entry))
+    register(_opname, *_entry, gives=False)
 
 
 # -- stack and locals
-
-
-@bytecode("COPY")
-def copy(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(frame.stack[-ins.arg])
 
 
 @bytecode("SWAP")
@@ -260,11 +252,6 @@ def load_super_attr(frame: Frame, ins: Instruction) -> None:
 
 
 # -- jumps and loops
-
-
-@bytecode("JUMP")
-def jump(frame: Frame, ins: Instruction) -> None:
-    frame.pc = ins.target
 
 
 @bytecode("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from minicompile.dynamo.bytecode import Instruction
@@ -29,11 +30,6 @@ def send(frame: Frame, ins: Instruction) -> None:
         frame.pc = ins.target
     else:
         frame.stack.append(got)
-
-
-@bytecode("END_SEND")
-def end_send(frame: Frame, ins: Instruction) -> None:
-    del frame.stack[-2]
 
 
 @bytecode("CLEANUP_THROW")
@@ -87,25 +83,13 @@ def push_exc_info(frame: Frame, ins: Instruction) -> None:
     frame.handled = error
 
 
-@bytecode("POP_EXCEPT")
-def pop_except(frame: Frame, ins: Instruction) -> None:
-    frame.handled = frame.stack.pop()
-
-
-@bytecode("CHECK_EXC_MATCH")
-def check_exc_match(frame: Frame, ins: Instruction) -> None:
-    kind = frame.stack.pop()
-    frame.stack.append(frame.world.exception_matches(frame.stack[-1], kind))
-
-
 @bytecode("BEFORE_WITH")
 def before_with(frame: Frame, ins: Instruction) -> None:
     world, manager = frame.world, frame.stack.pop()
     enter, leave = world.special(manager, "__enter__"), world.special(manager, "__exit__")
     if enter is UNBOUND or leave is UNBOUND:
-        raise TypeError(
-            f"{type(manager).__name__!r} object does not support the context manager protocol"
-        )
+        kind = type(manager).__name__
+        raise TypeError(f"{kind!r} object does not support the context manager protocol")
     frame.stack.extend((leave, world.call(enter, (), {})))
 
 
@@ -116,16 +100,6 @@ def with_except_start(frame: Frame, ins: Instruction) -> None:
 
 
 # -- imports and pattern matching
-
-
-@bytecode("IMPORT_FROM")
-def import_from(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(frame.world.import_from(frame.stack[-1], ins.value))
-
-
-@bytecode("GET_LEN")
-def get_len(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(frame.world.call(len, (frame.stack[-1],), {}))
 
 
 PATTERN_FLAGS = {"MATCH_SEQUENCE": 1 << 5, "MATCH_MAPPING": 1 << 6, "MATCH_SELF": 1 << 22}
@@ -141,33 +115,25 @@ def match_kind(frame: Frame, ins: Instruction) -> None:
 def match_keys(frame: Frame, ins: Instruction) -> None:
     subject, keys = frame.stack[-2:]
     found = all(frame.world.contains(subject, key) for key in keys)
-    frame.stack.append(
-        tuple(frame.world.subscript(subject, key) for key in keys) if found else None
-    )
+    values = tuple(frame.world.subscript(subject, key) for key in keys) if found else None
+    frame.stack.append(values)
 
 
 @bytecode("MATCH_CLASS")
 def match_class(frame: Frame, ins: Instruction) -> None:
+    """Gives the attributes to match on, None if the subject is no instance of the class."""
     subject, cls, names = frame.popn(3)
-    frame.stack.append(_match_class(frame, subject, cls, ins.arg, names))
-
-
-def _match_class(
-    frame: Frame, subject: Any, cls: type, positional: int, names: tuple[str, ...]
-) -> Any:
-    world = frame.world
+    world, count = frame.world, ins.arg
+    frame.stack.append(None)
     if not world.call(isinstance, (subject, cls), {}):
-        return None
-    if positional:
-        own = getattr(cls, "__match_args__", None)
-        if own is None and positional == 1 and cls.__flags__ & PATTERN_FLAGS["MATCH_SELF"]:
-            return (subject, *(world.load_attr(subject, name) for name in names))
-        if own is None or len(own) < positional:
-            raise TypeError(
-                f"{cls.__name__}() accepts {len(own or ())} positional sub-patterns ({positional} given)"
-            )
-        names = (*own[:positional], *names)
-    try:
-        return tuple(world.load_attr(subject, name) for name in names)
-    except AttributeError:
-        return None
+        return
+    own: Any = getattr(cls, "__match_args__", ())
+    itself: tuple[Any, ...] = ()
+    if not own and count == 1 and cls.__flags__ & PATTERN_FLAGS["MATCH_SELF"]:
+        itself, count = (subject,), 0
+    if count > len(own):
+        allowed = f"accepts {len(own)} positional sub-patterns ({count} given)"
+        raise TypeError(f"{cls.__name__}() {allowed}")
+    with contextlib.suppress(AttributeError):
+        values = [world.load_attr(subject, name) for name in (*own[:count], *names)]
+        frame.stack[-1] = (*itself, *values)

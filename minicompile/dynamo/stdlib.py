@@ -20,49 +20,50 @@ from typing import Any
 
 import torch
 
-from minicompile.dynamo.builtins import Args, Kwargs, lazily, refuse
-from minicompile.dynamo.calls import FIXED_TYPES, Calls, call_rules
+from minicompile.dynamo.builtins import means, refuse
+from minicompile.dynamo.calls import FIXED_TYPES, Calls
 from minicompile.dynamo.containers import python_method
 from minicompile.dynamo.result import Source
-from minicompile.dynamo.variables import OBJECT_NEW, builtin_base, is_constant, plain_dict, words
-
-call_rules(functools.cached_property)(lambda tracer, args, kwargs: functools.cached_property(*args))
-
-call_rules(itertools.chain)(
-    lambda tracer, args, kwargs: itertools.chain(*[lazily(tracer, arg) for arg in args])
+from minicompile.dynamo.variables import (
+    MISSING,
+    OBJECT_NEW,
+    builtin_base,
+    is_constant,
+    plain_dict,
+    words,
 )
-call_rules(itertools.chain.from_iterable)(
-    lambda tracer, args, kwargs: (
-        item for part in lazily(tracer, args[0]) for item in lazily(tracer, part)
-    )
+
+means(functools.cached_property)(lambda tracer, function: functools.cached_property(function))
+means(itertools.chain)(
+    lambda tracer, *parts: itertools.chain(*[tracer.lazily(part) for part in parts])
 )
-call_rules(typing.cast)(lambda tracer, args, kwargs: args[1])
-
-
+means(itertools.chain.from_iterable)(
+    lambda tracer, parts: (item for part in tracer.lazily(parts) for item in tracer.lazily(part))
+)
+means(typing.cast)(lambda tracer, kind, value: value)
 # The fields of a dataclass are fixed when the class is made.
-call_rules(dataclasses.fields)(lambda tracer, args, kwargs: dataclasses.fields(args[0]))
+means(dataclasses.fields)(lambda tracer, owner: dataclasses.fields(owner))
 
 
-@call_rules(sys.exc_info)
-def exc_info(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
+@means(sys.exc_info)
+def exc_info(tracer: Calls) -> Any:
     error = tracer.frame.handling() if tracer.frame is not None else None
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
-@call_rules(logging.getLogger)
-def get_logger(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
+@means(logging.getLogger)
+def get_logger(tracer: Calls, name: Any = None) -> Any:
     """The logger of a name is always the same object."""
-    if not all(map(is_constant, args)):
+    if not is_constant(name):
         tracer.unsupported("a logger is looked up by something other than a constant")
-    return tracer.hold(logging.getLogger(*args, **kwargs), "logger").value
+    return tracer.hold(logging.getLogger(name), "logger").value
 
 
-@call_rules(inspect.signature)
-def signature(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
+@means(inspect.signature)
+def signature(tracer: Calls, function: Any) -> Any:
     """A function's signature: what it shows is fixed by the code object, which is guarded."""
-    function = args[0]
     inner = function.__func__ if isinstance(function, types.MethodType) else function
-    if not isinstance(inner, types.FunctionType | type) or kwargs:
+    if not isinstance(inner, types.FunctionType | type):
         tracer.unsupported(f"inspect.signature of a {type(function).__name__}")
     found = inspect.signature(function)
     for parameter in found.parameters.values():
@@ -74,19 +75,14 @@ def signature(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
 PYTHON_COPY: Any = copy.copy
 
 
-@call_rules(copy.copy)
-def shallow_copy(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    value = args[0]
+@means(copy.copy)
+def shallow_copy(tracer: Calls, value: Any) -> Any:
     if isinstance(value, torch.Tensor) or python_method(value, "__copy__") is not None:
-        return tracer.call_python(PYTHON_COPY, args, kwargs)
+        return tracer.call_python(PYTHON_COPY, (value,), {})
     return duplicate(tracer, value, None)
 
 
-@call_rules(copy.deepcopy)
-def deep_copy(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) > 1 or kwargs:
-        tracer.unsupported("copy.deepcopy with a memo")
-    return duplicate(tracer, args[0], {})
+means(copy.deepcopy)(lambda tracer, value: duplicate(tracer, value, {}))
 
 
 def duplicate(tracer: Calls, value: Any, memo: dict[int, Any] | None) -> Any:
@@ -131,16 +127,14 @@ def plain_copy(value: Any) -> bool:
     return plain_dict(value) is not None and not defined and cls.__new__ is OBJECT_NEW
 
 
-@call_rules(contextvars.ContextVar.get)
-def context_get(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    variable, *default = args
+@means(contextvars.ContextVar.get)
+def context_get(tracer: Calls, variable: Any, *default: Any) -> Any:
     owner = tracer.tracker(variable)
     if owner is None:
         return variable.get(*default)
-    try:
-        found = variable.get()
-    except LookupError:
-        return default[0] if default else tracer.unsupported("a ContextVar has no value")
+    found = variable.get(MISSING)
+    if found is MISSING:
+        tracer.unsupported("a ContextVar without a value is read")
     return tracer.wrap(found, Source("context", None, owner.source))
 
 

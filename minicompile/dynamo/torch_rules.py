@@ -5,14 +5,15 @@ The real compiler: torch/_dynamo/variables/torch.py, nn_module.py, ctx_manager.p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils import checkpoint
 
 from minicompile import compat
-from minicompile.dynamo.builtins import Args, Kwargs, refuse
-from minicompile.dynamo.calls import CallRule, Calls, call_rules
+from minicompile.dynamo.builtins import means, refuse
+from minicompile.dynamo.calls import Calls, call_rules
 from minicompile.dynamo.result import Source
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -21,10 +22,9 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 # -- modules
 
 
-@call_rules(compat.module_call())
-def module_call(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
+@means(compat.module_call())
+def module_call(tracer: Calls, module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """`module(...)`: straight to `forward` if there are no hooks, else nn.Module's own code."""
-    module, *rest = args
     frame = tracer.frame
     assert frame is not None
     before = frame.module_path
@@ -35,8 +35,8 @@ def module_call(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
             guard_no_global_hooks(tracer)
             hooked = has_hooks(tracer, module)
         if hooked:
-            return tracer.call_function(compat.module_call_impl(), args, kwargs)
-        return tracer.call(tracer.load_attr(module, "forward"), tuple(rest), kwargs)
+            return tracer.call_function(compat.module_call_impl(), (module, *args), kwargs)
+        return tracer.call(tracer.load_attr(module, "forward"), args, kwargs)
     finally:
         frame.module_path = before
 
@@ -76,31 +76,31 @@ def module_path(tracer: Calls, module: torch.nn.Module) -> str:
 # -- global state
 
 
-def state_setter(setter: Any) -> CallRule:
+def state_setter(setter: Any) -> Callable[..., Any]:
     """Sets the state now, and again when the graph runs."""
 
-    def rule(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
+    def meaning(tracer: Calls, *args: Any, **kwargs: Any) -> Any:
         found = setter(*args, **kwargs)
         tracer.recorder.statement(setter, (*args, *kwargs.values()))
         return found
 
-    return rule
+    return meaning
 
 
-def state_reader(reader: Any) -> CallRule:
-    return lambda tracer, args, kwargs: reader(*map(tracer.deep, args), **kwargs)
+def state_reader(reader: Any) -> Callable[..., Any]:
+    return lambda tracer, *args, **kwargs: reader(*map(tracer.deep, args), **kwargs)
 
 
 for _setter in (*compat.state_setters(), *compat.nesting_counters()):
-    call_rules(_setter)(state_setter(_setter))
+    means(_setter)(state_setter(_setter))
 for _reader in compat.state_readers():
-    call_rules(_reader)(state_reader(_reader))
+    means(_reader)(state_reader(_reader))
 
 
-@call_rules(torch.set_grad_enabled)
-def set_grad_enabled(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
+@means(torch.set_grad_enabled)
+def set_grad_enabled(tracer: Calls, mode: Any) -> Any:
     made = object.__new__(torch.set_grad_enabled)
-    tracer.call(torch.set_grad_enabled.__init__, (made, *args), kwargs)
+    tracer.call(torch.set_grad_enabled.__init__, (made, mode), {})
     return made
 
 
@@ -113,18 +113,15 @@ call_rules(torch.is_tensor, torch.overrides.is_tensor_like)(
 )
 
 
-@call_rules(torch._assert, torch._check)
-def check(tracer: Calls, args: Args, kwargs: Kwargs) -> None:
-    """A condition that must hold: known now, or an assertion of the graph."""
-    condition, *message = args
+@means(torch._assert, torch._check)
+def check(tracer: Calls, condition: Any, message: Any = "") -> None:
+    """A condition that must hold, and is known now."""
     if isinstance(condition, torch.Tensor):
         tracer.unsupported(
             "torch._check on a tensor's data", "check it outside of the compiled function"
         )
     if not condition:
-        text = message[0] if message else ""
-        if callable(text):
-            text = tracer.call(text, (), {})
+        text = tracer.call(message, (), {}) if callable(message) else message
         raise (type(text) if isinstance(text, BaseException) else RuntimeError)(str(text))
 
 

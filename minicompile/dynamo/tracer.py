@@ -74,7 +74,7 @@ class Tracer(Calls):
         program = self.program(self.root.__code__)
         lazy = {name: Lazy(value, Source("local", name)) for name, value in values.items()}
         fast = [lazy.get(name, UNBOUND) for name in program.slots]
-        return Frame(self, self.root, fast, None, program).run()
+        return Frame(self, self.root, fast).run()
 
     def program(self, code: types.CodeType) -> Program:
         found = self.programs.get(id(code))

@@ -12,6 +12,7 @@ The real compiler wraps every value instead: torch/_dynamo/variables/base.py.
 
 from __future__ import annotations
 
+import collections
 import enum
 import functools
 import sys
@@ -28,7 +29,6 @@ from minicompile.errors import Unsupported
 OBJECT_HASH: Any = object.__hash__
 OBJECT_EQ: Any = object.__eq__
 OBJECT_NEW: Any = object.__new__
-OBJECT_REPR: Any = object.__repr__
 """What a class has when it defines none of its own."""
 
 HEAP_TYPE = 1 << 9
@@ -131,10 +131,10 @@ CONTAINERS: tuple[type, ...] = (list, tuple, dict, set, frozenset)
 
 def builtin_base(value: object) -> type | None:
     """The built-in container that a value is, or inherits from."""
-    for base in CONTAINERS:
+    for base in (*CONTAINERS, collections.deque, types.MappingProxyType):
         if isinstance(value, base):
             return base
-    return types.MappingProxyType if isinstance(value, types.MappingProxyType) else None
+    return None
 
 
 def library_of(module: str | None) -> str:
@@ -171,8 +171,10 @@ def lookup(cls: type, name: str) -> Any:
 
 def find(cls: type, name: str) -> Any:
     """`lookup`, but MISSING if nothing is defined."""
-    owner = owner_of(cls, name)
-    return MISSING if owner is None else owner.__dict__[name]
+    for owner in cls.__mro__:
+        if name in owner.__dict__:
+            return owner.__dict__[name]
+    return MISSING
 
 
 def owner_of(cls: type, name: str) -> type | None:

@@ -122,8 +122,6 @@ formulas(
 )
 formulas(
     {
-        aten.add.Tensor: lambda x, y, alpha=1: NotImplemented if alpha == 1 else x + y * alpha,
-        aten.sub.Tensor: lambda x, y, alpha=1: NotImplemented if alpha == 1 else x - y * alpha,
         torch.ops.prims.convert_element_type.default: lambda x, dtype: (
             x if x.dtype == dtype else NotImplemented
         ),
