@@ -10,7 +10,7 @@ import gc
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,11 +71,9 @@ def capture_frame(
     with restored_state(), deep_stack(), compat.quiet_fakes():
         try:
             returned = tracer.run_root(values)
-        except Unsupported as error:
-            raise tracer.abort or error from None
         except Exception as error:
-            if tracer.abort is not None:
-                raise tracer.abort from None
+            if tracer.abort is not None or isinstance(error, Unsupported):
+                raise tracer.abort or error from None
             text = str(error).partition("\n")[0]
             reason = f"the frame raises {type(error).__name__}: {text}"
             raise UserError(reason, tracer.raised_at) from error
@@ -130,7 +128,10 @@ def finish(tracer: Tracer, returned: Any, name: str) -> CapturedFrame:
     check_memory(tracer)
     guard_aliases(tracer)
     guards = (*tracer.guards.values(), *(sizes.guards() if sizes is not None else ()))
-    code = SourceCode({**tracer.held, **identical_arguments(guards)}, types_from(guards))
+    identical = {g.sources[0]: g.expected for g in guards if g.kind == "identity"}
+    arguments = {source: value for source, value in identical.items() if source.kind == "local"}
+    # what lies below an argument that must be one particular object is reached without it
+    code = SourceCode({**tracer.held, **arguments}, types_from(guards))
     inputs = recorder.input_trackers
     inputs.sort(key=lambda tracker: is_held(tracker.source, code.held))
     rebuild = Rebuild(tracer, code.part("o"))
@@ -156,20 +157,11 @@ def finish(tracer: Tracer, returned: Any, name: str) -> CapturedFrame:
         capture,
         code,
         own_inputs=sum(not is_held(tracker.source, code.held) for tracker in inputs),
-        tensors_hold=compat.tensor_guards([*map(real_of, inputs)], free),
+        tensors_hold=compat.tensor_guards([tracker.real for tracker in inputs], free),
         before=[*rebuild.code.lines, *kept],
         after=[*rebuild.lines, f"result = {result}", *stores, "return result"],
         changes_state=recorder.changes_state,
     )
-
-
-def identical_arguments(guards: Iterable[Guard]) -> dict[Source, Any]:
-    """Arguments guarded to be one particular object: what lies below them is reached without them."""
-    return {
-        guard.sources[0]: guard.expected
-        for guard in guards
-        if guard.kind == "identity" and guard.sources[0].kind == "local"
-    }
 
 
 def is_held(source: Source | None, held: dict[Source, Any]) -> bool:
@@ -184,17 +176,12 @@ def check_memory(tracer: Tracer) -> None:
     for mutated in tracer.recorder.mutated_inputs():
         others = [other for other in tracer.recorder.input_trackers if other is not mutated]
         for other in others:
-            if compat.storage_id(real_of(other)) == compat.storage_id(real_of(mutated)):
+            if compat.storage_id(other.real) == compat.storage_id(mutated.real):
                 reason = f"{mutated.source} is changed and shares memory with {other.source}"
                 raise Unsupported(reason, hint="clone one of them")
         if others:
             sources = (mutated.source, *(other.source for other in others))
             tracer.relate("no_overlap", sources, "changed by the graph")
-
-
-def real_of(tracker: VariableTracker) -> torch.Tensor:
-    assert tracker.real is not None
-    return tracker.real
 
 
 def guard_aliases(tracer: Tracer) -> None:
