@@ -110,8 +110,7 @@ def any_autocast_enabled() -> bool:
 
 def without_autocast() -> contextlib.AbstractContextManager[Any]:
     """Inside, operators run in the dtypes they are given."""
-    guard: contextlib.AbstractContextManager[Any] = torch._C._DisableAutocast()
-    return guard
+    return torch._C._DisableAutocast()
 
 
 def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
@@ -139,8 +138,7 @@ def fake_limits() -> tuple[type[BaseException], ...]:
 
 def fake_of(mode: Any, tensor: torch.Tensor) -> torch.Tensor:
     """The fake of a real tensor: same metadata and class; views of one storage share a fake storage."""
-    fake: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
-    return fake
+    return mode.from_tensor(tensor, static_shapes=True)
 
 
 @contextlib.contextmanager
@@ -170,13 +168,12 @@ def tensor_guards(
 
             sizes: list[Any] = [_sizes(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
             strides: list[Any] = [
-                [None if i in free else stride for stride in tensor.stride()]
+                [None] * tensor.dim() if i in free else list(tensor.stride())
                 for i, tensor in enumerate(tensors)
             ]
-            found: Callable[..., bool] = TensorGuards(
+            return TensorGuards(
                 *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
             ).check
-            return found
     expected = [tensor_facts(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
 
     def check(*given: Any) -> bool:
