@@ -21,7 +21,7 @@ from minicompile.dynamo.guards import SourceCode, types_from
 from minicompile.dynamo.outside import MODULE_TABLES
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
-from minicompile.dynamo.result import Capture, Guard, Source
+from minicompile.dynamo.result import Capture, GraphInput, Guard, Source
 from minicompile.dynamo.sizes import any_marked, free_dims
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import CONTAINERS, IDENTITY_TYPES, UserError, VariableTracker
@@ -36,8 +36,6 @@ class CapturedFrame:
     capture: Capture
     code: SourceCode
     """The names that generated code uses; `code.held`: objects that the cache entry holds."""
-    own_inputs: int
-    """So many inputs come from the call's arguments; the others from objects that the entry holds."""
     tensors_hold: Callable[..., bool]
     """Guards on all inputs together."""
     before: list[str]
@@ -132,8 +130,8 @@ def finish(tracer: Tracer, returned: Any, name: str) -> CapturedFrame:
     arguments = {source: value for source, value in identical.items() if source.kind == "local"}
     # what lies below an argument that must be one particular object is reached without it
     code = SourceCode({**tracer.held, **arguments}, types_from(guards))
-    inputs = recorder.input_trackers
-    inputs.sort(key=lambda tracker: is_held(tracker.source, code.held))
+    inputs = sorted(recorder.inputs, key=lambda tracker: is_held(tracker.source, code.held))
+    recorder.inputs = {tracker: recorder.inputs[tracker] for tracker in inputs}
     rebuild = Rebuild(tracer, code.part("o"))
     result = rebuild.expression(returned)
     stores = rebuild.side_effects()
@@ -142,7 +140,10 @@ def finish(tracer: Tracer, returned: Any, name: str) -> CapturedFrame:
     capture = Capture(
         name=name,
         graph=graph,
-        inputs=recorder.inputs,
+        inputs=[
+            GraphInput(node.name, tracker.source, tracker.value)
+            for tracker, (node, _) in recorder.inputs.items()
+        ],
         guards=guards,
         bytecode=tracer.log,
         result="; ".join([*rebuild.lines, result]),
@@ -156,7 +157,6 @@ def finish(tracer: Tracer, returned: Any, name: str) -> CapturedFrame:
     return CapturedFrame(
         capture,
         code,
-        own_inputs=sum(not is_held(tracker.source, code.held) for tracker in inputs),
         tensors_hold=compat.tensor_guards([tracker.real for tracker in inputs], free),
         before=[*rebuild.code.lines, *kept],
         after=[*rebuild.lines, f"result = {result}", *stores, "return result"],
@@ -173,8 +173,10 @@ def is_held(source: Source | None, held: dict[Source, Any]) -> bool:
 
 def check_memory(tracer: Tracer) -> None:
     """Inputs that the graph changes must share memory with no other input, now and later."""
-    for mutated in tracer.recorder.mutated_inputs():
-        others = [other for other in tracer.recorder.input_trackers if other is not mutated]
+    for mutated, (_, version) in tracer.recorder.inputs.items():
+        if mutated.value._version == version:
+            continue
+        others = [other for other in tracer.recorder.inputs if other is not mutated]
         for other in others:
             if compat.storage_id(other.real) == compat.storage_id(mutated.real):
                 reason = f"{mutated.source} is changed and shares memory with {other.source}"

@@ -114,7 +114,8 @@ class Entry:
         for guard in sorted(live, key=lambda guard: not on_argument(guard)):
             code.require(guard)
         sources = [graph_input.source for graph_input in self.capture.inputs]
-        own, fetched = sources[: captured.own_inputs], sources[captured.own_inputs :]
+        fetched = [source for source in sources if is_held(source, code.held)]
+        own = sources[: len(sources) - len(fetched)]  # these come first
         if held or fetched:
             code.names["held"] = HeldCheck(captured.code, held, fetched)
             code.lines += ["found = held()", "if found is MISS: return MISS"]

@@ -58,8 +58,8 @@ class Rebuild:
         if type(value) in LITERALS:
             return repr(value)
         recorder, tracker = self.tracer.recorder, self.tracer.tracker(value)
-        if tracker is not None and tracker in recorder.input_trackers:
-            position = recorder.input_trackers.index(tracker)
+        if tracker in recorder.inputs:
+            position = list(recorder.inputs).index(tracker)
             return self.kept_inputs.setdefault(position, f"kept{position}")
         if isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
             return f"out[{self.outputs.setdefault(recorder.lift(value), len(self.outputs))}]"
