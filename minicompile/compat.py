@@ -74,13 +74,15 @@ def no_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
 
 
 def python_dispatcher() -> contextlib.AbstractContextManager[Any]:
-    """Use torch's Python kernels of composite operators.
-
-    Without them batch norm hides that it mutates, and those in C++ (torch 2.11, 2.12) refuse symbolic sizes.
-    """
+    """Use torch's Python kernels of composite operators: without them batch norm hides that it mutates."""
     from torch._dispatch.python import enable_python_dispatcher
 
     return enable_python_dispatcher()
+
+
+def symbolic_dispatcher() -> contextlib.AbstractContextManager[Any]:
+    """For operators on symbolic sizes, which composites in C++ refuse before torch 2.13."""
+    return python_dispatcher() if torch.__version__ < "2.13" else contextlib.nullcontext()
 
 
 def is_composite(op: torch._ops.OpOverload) -> bool:

@@ -154,12 +154,15 @@ def finish(tracer: Tracer, returned: Any, name: str) -> CapturedFrame:
     )
     kept = [f"{name} = inputs[{position}]" for position, name in rebuild.kept_inputs.items()]
     free = {i: dims for i, tracker in enumerate(inputs) if (dims := free_dims(tracker.value))}
+    end = [f"return {result}"]
+    if stores:
+        end = [f"result = {result}", *stores, "return result"]
     return CapturedFrame(
         capture,
         code,
         tensors_hold=compat.tensor_guards([tracker.real for tracker in inputs], free),
         before=[*rebuild.code.lines, *kept],
-        after=[*rebuild.lines, f"result = {result}", *stores, "return result"],
+        after=[*rebuild.lines, *end],
         changes_state=recorder.changes_state,
     )
 
