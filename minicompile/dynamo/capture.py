@@ -38,12 +38,8 @@ class CapturedFrame:
     """The names that generated code uses; `code.held`: objects that the cache entry holds."""
     tensors_hold: Callable[..., bool]
     """Guards on all inputs together."""
-    before: list[str]
-    """Lines that run before the graph: they read outside objects."""
-    after: list[str]
-    """Lines that rebuild the result from `out`, replay writes, and return."""
-    changes_state: bool
-    """Whether the graph sets grad mode or autocast."""
+    lines: list[str]
+    """Read outside objects, run `graph(inputs)`, rebuild the result, replay writes, return."""
 
 
 def capture_frame(
@@ -154,6 +150,10 @@ def finish(tracer: Tracer, returned: Any, name: str) -> CapturedFrame:
     )
     kept = [f"{name} = inputs[{position}]" for position, name in rebuild.kept_inputs.items()]
     free = {i: dims for i, tracker in enumerate(inputs) if (dims := free_dims(tracker.value))}
+    run = ["out = graph(inputs)"]
+    if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
+        code.names["restored_state"] = restored_state
+        run = ["with restored_state():", "    out = graph(inputs)"]
     end = [f"return {result}"]
     if stores:
         end = [f"result = {result}", *stores, "return result"]
@@ -161,9 +161,7 @@ def finish(tracer: Tracer, returned: Any, name: str) -> CapturedFrame:
         capture,
         code,
         tensors_hold=compat.tensor_guards([tracker.real for tracker in inputs], free),
-        before=[*rebuild.code.lines, *kept],
-        after=[*rebuild.lines, *end],
-        changes_state=recorder.changes_state,
+        lines=[*rebuild.code.lines, *kept, *run, *rebuild.lines, *end],
     )
 
 
