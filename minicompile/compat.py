@@ -74,13 +74,15 @@ def no_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
 
 
 def python_dispatcher() -> contextlib.AbstractContextManager[Any]:
-    """Use torch's Python kernels of composite operators.
-
-    Without them batch norm hides that it mutates, and those in C++ (torch 2.11, 2.12) refuse symbolic sizes.
-    """
+    """Use torch's Python kernels of composite operators: without them batch norm hides that it mutates."""
     from torch._dispatch.python import enable_python_dispatcher
 
     return enable_python_dispatcher()
+
+
+def symbolic_dispatcher() -> contextlib.AbstractContextManager[Any]:
+    """For operators on symbolic sizes, which composites in C++ refuse before torch 2.13."""
+    return python_dispatcher() if torch.__version__ < "2.13" else contextlib.nullcontext()
 
 
 def is_composite(op: torch._ops.OpOverload) -> bool:
@@ -110,8 +112,7 @@ def any_autocast_enabled() -> bool:
 
 def without_autocast() -> contextlib.AbstractContextManager[Any]:
     """Inside, operators run in the dtypes they are given."""
-    guard: contextlib.AbstractContextManager[Any] = torch._C._DisableAutocast()
-    return guard
+    return torch._C._DisableAutocast()
 
 
 def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
@@ -139,8 +140,7 @@ def fake_limits() -> tuple[type[BaseException], ...]:
 
 def fake_of(mode: Any, tensor: torch.Tensor) -> torch.Tensor:
     """The fake of a real tensor: same metadata and class; views of one storage share a fake storage."""
-    fake: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
-    return fake
+    return mode.from_tensor(tensor, static_shapes=True)
 
 
 @contextlib.contextmanager
@@ -170,13 +170,12 @@ def tensor_guards(
 
             sizes: list[Any] = [_sizes(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
             strides: list[Any] = [
-                [None if i in free else stride for stride in tensor.stride()]
+                [None] * tensor.dim() if i in free else list(tensor.stride())
                 for i, tensor in enumerate(tensors)
             ]
-            found: Callable[..., bool] = TensorGuards(
+            return TensorGuards(
                 *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
             ).check
-            return found
     expected = [tensor_facts(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
 
     def check(*given: Any) -> bool:

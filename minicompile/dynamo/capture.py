@@ -10,7 +10,7 @@ import gc
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from minicompile.dynamo.guards import SourceCode, types_from
 from minicompile.dynamo.outside import MODULE_TABLES
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
-from minicompile.dynamo.result import Capture, Guard, Source
+from minicompile.dynamo.result import Capture, GraphInput, Guard, Source
 from minicompile.dynamo.sizes import any_marked, free_dims
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import CONTAINERS, IDENTITY_TYPES, UserError, VariableTracker
@@ -36,16 +36,10 @@ class CapturedFrame:
     capture: Capture
     code: SourceCode
     """The names that generated code uses; `code.held`: objects that the cache entry holds."""
-    own_inputs: int
-    """So many inputs come from the call's arguments; the others from objects that the entry holds."""
     tensors_hold: Callable[..., bool]
     """Guards on all inputs together."""
-    before: list[str]
-    """Lines that run before the graph: they read outside objects."""
-    after: list[str]
-    """Lines that rebuild the result from `out`, replay writes, and return."""
-    changes_state: bool
-    """Whether the graph sets grad mode or autocast."""
+    lines: list[str]
+    """Read outside objects, run `graph(inputs)`, rebuild the result, replay writes, return."""
 
 
 def capture_frame(
@@ -71,11 +65,9 @@ def capture_frame(
     with restored_state(), deep_stack(), compat.quiet_fakes():
         try:
             returned = tracer.run_root(values)
-        except Unsupported as error:
-            raise tracer.abort or error from None
         except Exception as error:
-            if tracer.abort is not None:
-                raise tracer.abort from None
+            if tracer.abort is not None or isinstance(error, Unsupported):
+                raise tracer.abort or error from None
             text = str(error).partition("\n")[0]
             reason = f"the frame raises {type(error).__name__}: {text}"
             raise UserError(reason, tracer.raised_at) from error
@@ -130,9 +122,12 @@ def finish(tracer: Tracer, returned: Any, name: str) -> CapturedFrame:
     check_memory(tracer)
     guard_aliases(tracer)
     guards = (*tracer.guards.values(), *(sizes.guards() if sizes is not None else ()))
-    code = SourceCode({**tracer.held, **identical_arguments(guards)}, types_from(guards))
-    inputs = recorder.input_trackers
-    inputs.sort(key=lambda tracker: is_held(tracker.source, code.held))
+    identical = {g.sources[0]: g.expected for g in guards if g.kind == "identity"}
+    arguments = {source: value for source, value in identical.items() if source.kind == "local"}
+    # what lies below an argument that must be one particular object is reached without it
+    code = SourceCode({**tracer.held, **arguments}, types_from(guards))
+    inputs = sorted(recorder.inputs, key=lambda tracker: is_held(tracker.source, code.held))
+    recorder.inputs = {tracker: recorder.inputs[tracker] for tracker in inputs}
     rebuild = Rebuild(tracer, code.part("o"))
     result = rebuild.expression(returned)
     stores = rebuild.side_effects()
@@ -141,7 +136,10 @@ def finish(tracer: Tracer, returned: Any, name: str) -> CapturedFrame:
     capture = Capture(
         name=name,
         graph=graph,
-        inputs=recorder.inputs,
+        inputs=[
+            GraphInput(node.name, tracker.source, tracker.value)
+            for tracker, (node, _) in recorder.inputs.items()
+        ],
         guards=guards,
         bytecode=tracer.log,
         result="; ".join([*rebuild.lines, result]),
@@ -152,24 +150,19 @@ def finish(tracer: Tracer, returned: Any, name: str) -> CapturedFrame:
     )
     kept = [f"{name} = inputs[{position}]" for position, name in rebuild.kept_inputs.items()]
     free = {i: dims for i, tracker in enumerate(inputs) if (dims := free_dims(tracker.value))}
+    run = ["out = graph(inputs)"]
+    if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
+        code.names["restored_state"] = restored_state
+        run = ["with restored_state():", "    out = graph(inputs)"]
+    end = [f"return {result}"]
+    if stores:
+        end = [f"result = {result}", *stores, "return result"]
     return CapturedFrame(
         capture,
         code,
-        own_inputs=sum(not is_held(tracker.source, code.held) for tracker in inputs),
-        tensors_hold=compat.tensor_guards([*map(real_of, inputs)], free),
-        before=[*rebuild.code.lines, *kept],
-        after=[*rebuild.lines, f"result = {result}", *stores, "return result"],
-        changes_state=recorder.changes_state,
+        tensors_hold=compat.tensor_guards([tracker.real for tracker in inputs], free),
+        lines=[*rebuild.code.lines, *kept, *run, *rebuild.lines, *end],
     )
-
-
-def identical_arguments(guards: Iterable[Guard]) -> dict[Source, Any]:
-    """Arguments guarded to be one particular object: what lies below them is reached without them."""
-    return {
-        guard.sources[0]: guard.expected
-        for guard in guards
-        if guard.kind == "identity" and guard.sources[0].kind == "local"
-    }
 
 
 def is_held(source: Source | None, held: dict[Source, Any]) -> bool:
@@ -181,20 +174,17 @@ def is_held(source: Source | None, held: dict[Source, Any]) -> bool:
 
 def check_memory(tracer: Tracer) -> None:
     """Inputs that the graph changes must share memory with no other input, now and later."""
-    for mutated in tracer.recorder.mutated_inputs():
-        others = [other for other in tracer.recorder.input_trackers if other is not mutated]
+    for mutated, (_, version) in tracer.recorder.inputs.items():
+        if mutated.value._version == version:
+            continue
+        others = [other for other in tracer.recorder.inputs if other is not mutated]
         for other in others:
-            if compat.storage_id(real_of(other)) == compat.storage_id(real_of(mutated)):
+            if compat.storage_id(other.real) == compat.storage_id(mutated.real):
                 reason = f"{mutated.source} is changed and shares memory with {other.source}"
                 raise Unsupported(reason, hint="clone one of them")
         if others:
             sources = (mutated.source, *(other.source for other in others))
             tracer.relate("no_overlap", sources, "changed by the graph")
-
-
-def real_of(tracker: VariableTracker) -> torch.Tensor:
-    assert tracker.real is not None
-    return tracker.real
 
 
 def guard_aliases(tracer: Tracer) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minicompile import compat
-from minicompile.dynamo.capture import CapturedFrame, is_held, restored_state
+from minicompile.dynamo.capture import CapturedFrame, is_held
 from minicompile.dynamo.guards import (
     FETCH_ERRORS,
     SourceCode,
@@ -94,7 +94,6 @@ class Entry:
             ERRORS=FETCH_ERRORS,
             entry=self,
             graph=compiled,
-            restored_state=restored_state,
             state_holds=compat.global_state_check(),
             tensors_hold=captured.tensors_hold,
         )
@@ -114,15 +113,13 @@ class Entry:
         for guard in sorted(live, key=lambda guard: not on_argument(guard)):
             code.require(guard)
         sources = [graph_input.source for graph_input in self.capture.inputs]
-        own, fetched = sources[: captured.own_inputs], sources[captured.own_inputs :]
+        fetched = [source for source in sources if is_held(source, code.held)]
+        own = sources[: len(sources) - len(fetched)]  # these come first
         if held or fetched:
             code.names["held"] = HeldCheck(captured.code, held, fetched)
             code.lines += ["found = held()", "if found is MISS: return MISS"]
         inputs = "".join(f"{code.expression(source)}, " for source in own)
         code.lines.append(f"inputs = [{inputs}{'*found' if fetched else ''}]")
-        run = ["out = graph(inputs)"]
-        if captured.changes_state:
-            run = ["with restored_state():", "    out = graph(inputs)"]
         return [
             *(["if not state_holds(): return MISS"] if "global_state" in guard_rules else []),
             "try:",
@@ -130,7 +127,7 @@ class Entry:
             "except ERRORS:",
             "    return MISS",
             *(["if not tensors_hold(*inputs): return MISS"] if "tensor" in guard_rules else []),
-            *("entry.hits += 1", *captured.before, *run, *captured.after),
+            *("entry.hits += 1", *captured.lines),
         ]
 
     def failure(self, values: dict[str, Any]) -> GuardFailure | None:

@@ -289,9 +289,8 @@ def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[boo
     if guard.kind == "tensor":
         free = free_dims(guard.expected)
         expected = compat.tensor_facts(guard.expected, free)
-        return isinstance(found, torch.Tensor) and compat.tensor_facts(
-            found, free
-        ) == expected, found
+        holds = isinstance(found, torch.Tensor) and compat.tensor_facts(found, free) == expected
+        return holds, found
     read = FACTS.get(guard.kind)
     return bool(eval(text, code.names, scope)), found if read is None else read(found)
 

@@ -1,6 +1,6 @@
 """Builds small C extensions at their first use, and keeps them in the cache folder.
 
-Without a C compiler or Python's headers `load` gives None, and callers do the same in Python.
+Without a C compiler or Python's headers `load` gives None, and callers do without.
 """
 
 from __future__ import annotations

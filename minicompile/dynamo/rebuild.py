@@ -33,15 +33,6 @@ from minicompile.dynamo.variables import (
 
 LITERALS = (int, str, bool, type(None))
 EMPTY = {list: "[]", dict: "{}", collections.OrderedDict: "OrderedDict()"}
-TYPES: dict[str, Any] = {
-    "OrderedDict": collections.OrderedDict,
-    "deque": collections.deque,
-    "partial": functools.partial,
-    "MethodType": types.MethodType,
-    "FunctionType": types.FunctionType,
-    "CellType": types.CellType,
-}
-"""Names that the lines use."""
 
 
 class Rebuild:
@@ -52,7 +43,8 @@ class Rebuild:
 
     def __init__(self, tracer: Tracer, code: SourceCode) -> None:
         self.tracer, self.code = tracer, code
-        code.names.update(TYPES)
+        code.names.update(deque=collections.deque, partial=functools.partial, types=types)
+        code.names["OrderedDict"] = collections.OrderedDict
         self.outputs: dict[fx.Node, int] = {}
         self.lines: list[str] = []
         self.made: dict[int, str] = {}
@@ -66,8 +58,8 @@ class Rebuild:
         if type(value) in LITERALS:
             return repr(value)
         recorder, tracker = self.tracer.recorder, self.tracer.tracker(value)
-        if tracker is not None and tracker in recorder.input_trackers:
-            position = recorder.input_trackers.index(tracker)
+        if tracker in recorder.inputs:
+            position = list(recorder.inputs).index(tracker)
             return self.kept_inputs.setdefault(position, f"kept{position}")
         if isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
             return f"out[{self.outputs.setdefault(recorder.lift(value), len(self.outputs))}]"
@@ -84,9 +76,8 @@ class Rebuild:
         return self.inside(value)
 
     def refuse(self, value: Any) -> None:
-        self.tracer.unsupported(
-            f"the frame returns or stores a {type(value).__name__} that it made"
-        )
+        kind = type(value).__name__
+        self.tracer.unsupported(f"the frame returns or stores a {kind} that it made")
 
     def outside(self, tracker: VariableTracker) -> str:
         source = tracker.source
@@ -108,7 +99,7 @@ class Rebuild:
         if cls is slice:
             return f"slice{self.sequence((value.start, value.stop, value.step))}"
         if cls is types.MethodType:
-            return f"MethodType{self.sequence((value.__func__, value.__self__))}"
+            return f"types.MethodType{self.sequence((value.__func__, value.__self__))}"
         if cls is set or cls is frozenset:
             return self.assign(value, f"{cls.__name__}({self.sequence(sorted(value, key=repr))})")
         if cls is collections.deque:
@@ -120,7 +111,7 @@ class Rebuild:
         if cls is types.FunctionType:
             return self.made_function(value)
         if cls is types.CellType:
-            name = self.assign(value, "CellType()")
+            name = self.assign(value, "types.CellType()")
             contents = self.expression(self.tracer.realize(value.cell_contents))
             self.lines.append(f"{name}.cell_contents = {contents}")
             return name
@@ -140,7 +131,7 @@ class Rebuild:
         cells = self.sequence(value.__closure__ or ())
         code, namespace = self.code.constant(value.__code__), self.code.constant(value.__globals__)
         name = self.assign(
-            value, f"FunctionType({code}, {namespace}, {value.__name__!r}, None, {cells})"
+            value, f"types.FunctionType({code}, {namespace}, {value.__name__!r}, None, {cells})"
         )
         for part in ("__defaults__", "__kwdefaults__", "__dict__"):
             if getattr(value, part):

@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from minicompile import compat
-from minicompile.dynamo.result import GraphInput, Source
+from minicompile.dynamo.result import Source
 from minicompile.dynamo.sizes import Sizes
 from minicompile.dynamo.variables import UserError, VariableTracker, is_constant, is_numpy_scalar
 from minicompile.errors import Unsupported
@@ -61,9 +61,8 @@ class Recorder:
         self.nodes: dict[int, fx.Node] = {}
         self.alive: list[Any] = []
         """Keeps fakes alive, so that their ids stay theirs."""
-        self.input_trackers: list[VariableTracker] = []
-        self.placeholders: dict[VariableTracker, tuple[fx.Node, int]] = {}
-        """Each input's node, and the version of its fake when the capture began."""
+        self.inputs: dict[VariableTracker, tuple[fx.Node, int]] = {}
+        """Each input's placeholder, and the version of its fake when the capture began."""
         self.calls: list[fx.Node] = []
         self.stack: Callable[[], tuple[tuple[SourceLine, ...], str]] = lambda: ((), "")
         """Gives the user's lines and the module path of the call being recorded."""
@@ -80,21 +79,12 @@ class Recorder:
         node.meta["origins"] = frozenset({Origin(node.name, "placeholder", *self.stack())})
         self.own(fake, node)
         tracker = VariableTracker(fake, source, real=tensor)
-        self.input_trackers.append(tracker)
-        self.placeholders[tracker] = node, fake._version
+        self.inputs[tracker] = node, fake._version
         return tracker
 
     def own(self, value: Any, node: fx.Node) -> None:
         self.nodes[id(value)] = node
         self.alive.append(value)
-
-    def mutated_inputs(self) -> list[VariableTracker]:
-        """Inputs whose contents the graph changes."""
-        return [
-            tracker
-            for tracker in self.input_trackers
-            if tracker.value._version > self.placeholders[tracker][1]
-        ]
 
     # -- calls
 
@@ -121,7 +111,7 @@ class Recorder:
     def run(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = target_name(target)
         try:
-            composites = compat.python_dispatcher() if self.sizes else contextlib.nullcontext()
+            composites = compat.symbolic_dispatcher() if self.sizes else contextlib.nullcontext()
             with compat.no_function_modes(), self.mode, composites:
                 if op == "call_method":
                     return getattr(args[0], target)(*args[1:], **kwargs)
@@ -161,9 +151,7 @@ class Recorder:
         elif isinstance(value, tuple | list):
             for index, item in enumerate(value):
                 if isinstance(item, torch.Tensor | tuple | list):
-                    part = self.graph.create_node(
-                        "call_function", operator.getitem, (node, index), {}
-                    )
+                    part = self.graph.call_function(operator.getitem, (node, index))
                     part.meta["val"], part.meta["origins"] = item, node.meta["origins"]
                     self.calls.append(part)
                     self.bind(item, part)
@@ -172,7 +160,7 @@ class Recorder:
 
     def snapshot(self, fake: torch.Tensor) -> None:
         """Keep the metadata that nodes recorded, before the fake's own shape changes."""
-        if any(tracker.value is fake for tracker in self.input_trackers):
+        if any(tracker.value is fake for tracker in self.inputs):
             raise Unsupported("an input's shape or strides are changed in place", self.line())
         for node in self.graph.nodes:
             if node.meta.get("val") is fake:
@@ -212,8 +200,8 @@ class Recorder:
         assert self.sizes is not None
         if isinstance(expr, sympy.Symbol):
             source = self.sizes.first[expr]
-            tensor = next(i for i in self.input_trackers if i.source == source.base)
-            return "size", (self.placeholders[tensor][0], source.key)
+            tensor = next(i for i in self.inputs if i.source == source.base)
+            return "size", (self.inputs[tensor][0], source.key)
         if isinstance(expr, ModularIndexing):
             base, divisor, modulus = expr.args
             return operator.mod, (
@@ -230,17 +218,9 @@ class Recorder:
 
     # -- the end
 
-    @property
-    def inputs(self) -> list[GraphInput]:
-        """The graph's inputs in order."""
-        return [
-            GraphInput(self.placeholders[tracker][0].name, tracker.source, tracker.value)
-            for tracker in self.input_trackers
-        ]
-
     def build(self, outputs: Iterable[fx.Node], name: str) -> Graph:
-        """The finished graph, its placeholders in the order of `input_trackers`."""
-        for tracker in reversed(self.input_trackers):
-            next(iter(self.graph.nodes)).prepend(self.placeholders[tracker][0])
+        """The finished graph, its placeholders in the order of `inputs`."""
+        for placeholder, _ in reversed(self.inputs.values()):
+            next(iter(self.graph.nodes)).prepend(placeholder)
         self.graph.output(tuple(outputs))
         return Graph(fx.GraphModule(torch.nn.Module(), self.graph), name, "capture")

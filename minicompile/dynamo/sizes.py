@@ -38,14 +38,10 @@ def mark_dynamic(tensor: torch.Tensor, dims: int | Iterable[int]) -> None:
     setattr(tensor, MARK, frozenset(marked))
 
 
-def marks_of(tensor: torch.Tensor) -> frozenset[int]:
-    return getattr(tensor, MARK, frozenset())
-
-
 def any_marked(value: Any, depth: int = 0) -> bool:
     """Whether a tensor among a call's arguments was given to `mark_dynamic`."""
     if isinstance(value, torch.Tensor):
-        return bool(marks_of(value))
+        return hasattr(value, MARK)
     items = value.values() if type(value) is dict else value
     known = type(value) in (list, tuple, dict) and depth < 4
     return known and any(any_marked(item, depth + 1) for item in items)
@@ -63,10 +59,10 @@ class Sizes:
 
     def fake(self, tensor: torch.Tensor, source: Source) -> torch.Tensor | None:
         """A fake with symbolic sizes; None if no dimension wants one."""
-        wanted = marks_of(tensor)
+        wanted: Iterable[int] = getattr(tensor, MARK, ())
         own = isinstance(tensor, torch.nn.Parameter) or source.kind in ("parameter", "buffer")
         if self.dynamic and not own:
-            wanted = frozenset(range(tensor.dim()))
+            wanted = range(tensor.dim())
         sizes: list[Any] = list(tensor.shape)
         for dim in sorted(wanted):
             if sizes[dim] >= SMALLEST_SIZE:

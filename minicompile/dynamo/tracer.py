@@ -13,11 +13,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from minicompile.dynamo import builtins as _builtins
-from minicompile.dynamo import opcodes as _opcodes
-from minicompile.dynamo import opcodes_control as _control
-from minicompile.dynamo import stdlib as _stdlib
-from minicompile.dynamo import torch_rules as _torch_rules
+from minicompile.dynamo import builtins, opcodes, opcodes_control, stdlib, torch_rules
 from minicompile.dynamo.bytecode import Instruction, Program, decode
 from minicompile.dynamo.calls import Calls
 from minicompile.dynamo.interpreter import UNBOUND, Frame, Lazy
@@ -26,7 +22,7 @@ from minicompile.dynamo.result import InstructionRecord, Source
 from minicompile.dynamo.variables import is_fixed
 from minicompile.ops.origin import SourceLine
 
-RULES = (_builtins, _stdlib, _opcodes, _control, _torch_rules)
+RULES = (builtins, stdlib, opcodes, opcodes_control, torch_rules)
 """Modules whose import registers the built-in rules."""
 
 

@@ -50,7 +50,7 @@ class VariableTracker:
 
     value: Any
     source: Source
-    real: torch.Tensor | None = None
+    real: Any = None
     """The tensor behind a fake input."""
     writes: dict[Any, Any] = field(default_factory=dict)
     """Keys of a dict (or names of slots) that the frame wrote; DELETED where it removed them."""

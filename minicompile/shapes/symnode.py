@@ -35,11 +35,8 @@ class SymNode:
     _hint = None
 
     def __init__(self, expr: sympy.Basic, shape_env: ShapeEnv, pytype: type) -> None:
-        self.expr, self.shape_env, self.pytype = expr, shape_env, pytype
-
-    @property
-    def _expr(self) -> sympy.Basic:
-        return self.expr
+        self.expr = self._expr = expr
+        self.shape_env, self.pytype = shape_env, pytype
 
     def _new(self, expr: sympy.Basic, pytype: type) -> SymNode:
         return SymNode(expr, self.shape_env, pytype)
@@ -66,15 +63,6 @@ class SymNode:
     def hint(self) -> Number:
         value: Number = self.pytype(self.shape_env.hint(self.expr))
         return value
-
-    def is_int(self) -> bool:
-        return self.pytype is int
-
-    def is_float(self) -> bool:
-        return self.pytype is float
-
-    def is_bool(self) -> bool:
-        return self.pytype is bool
 
     def maybe_as_int(self) -> int | None:
         return int(self.expr) if self.expr.is_Integer else None
@@ -282,5 +270,7 @@ for _rank, _order in CHANNELS_LAST.items():
     ):
         _bound = functools.partialmethod(_test, _order)
         setattr(SymNode, f"is_channels_last_{_name}_{_rank}", _bound)
+for _type in (int, float, bool):
+    setattr(SymNode, f"is_{_type.__name__}", lambda self, _type=_type: self.pytype is _type)
 for _name, _answer in ANSWERS.items():
     setattr(SymNode, _name, lambda self, _answer=_answer: _answer)

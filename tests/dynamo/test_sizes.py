@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 
 import minicompile as mc
 from minicompile import compat
@@ -88,8 +89,10 @@ def test_a_batch_dimension_of_a_module() -> None:
     assert graphs(run) == 1
 
 
-def test_symbolic_sizes_meet_torchs_python_composites(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before torch 2.13 composites in C++ refuse symbolic sizes."""
+def test_before_torch_2_13_symbolic_sizes_meet_python_composites(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There composites in C++ refuse symbolic sizes; the results are the same."""
     uses: list[bool] = []
     enabled = compat.python_dispatcher
 
@@ -98,10 +101,14 @@ def test_symbolic_sizes_meet_torchs_python_composites(monkeypatch: pytest.Monkey
         return enabled()
 
     monkeypatch.setattr(compat, "python_dispatcher", noted)
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1"))
     compiled(arithmetic)(torch.randn(5, 4))
     assert not uses
-    compiled(arithmetic, dynamic=True)(torch.randn(5, 4))
-    assert uses
+    run = compiled(arithmetic, dynamic=True)
+    for size in (5, 9):
+        a = torch.randn(size, 4)
+        assert equal(run(a), arithmetic(a))
+    assert uses and graphs(run) == 1
 
 
 def test_without_a_request_sizes_are_numbers() -> None:
