@@ -200,6 +200,8 @@ class Calls(Containers):
     def call_method(
         self, method: types.MethodType, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        if self.tracker(method) is None:
+            return self.call(method.__func__, (method.__self__, *args), kwargs)
         function, value = self.part(method, "__func__"), self.part(method, "__self__")
         return self.call(function, (value, *args), kwargs)
 

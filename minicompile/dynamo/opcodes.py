@@ -168,18 +168,17 @@ def load_const(frame: Frame, ins: Instruction) -> None:
     frame.stack.append(ins.value)
 
 
-def bound(frame: Frame, ins: Instruction) -> Any:
-    value = frame.fast[ins.arg]
-    if value is UNBOUND:
-        raise UnboundLocalError(
-            f"cannot access local variable {ins.value!r} where it is not associated with a value"
-        )
-    return value
+def unbound(name: str) -> UnboundLocalError:
+    return UnboundLocalError(
+        f"cannot access local variable {name!r} where it is not associated with a value"
+    )
 
 
 @bytecode("LOAD_FAST")
 def load_fast(frame: Frame, ins: Instruction) -> None:
-    value = bound(frame, ins)
+    value = frame.fast[ins.arg]
+    if value is UNBOUND:
+        raise unbound(ins.value)
     if value.__class__ is Lazy:
         value = frame.fast[ins.arg] = frame.world.realize(value)
     frame.stack.append(value)
@@ -198,7 +197,8 @@ def store_fast(frame: Frame, ins: Instruction) -> None:
 
 @bytecode("DELETE_FAST")
 def delete_fast(frame: Frame, ins: Instruction) -> None:
-    bound(frame, ins)
+    if frame.fast[ins.arg] is UNBOUND:
+        raise unbound(ins.value)
     frame.fast[ins.arg] = UNBOUND
 
 
