@@ -314,7 +314,7 @@ class Calls(Containers):
 
     def native_argument(self, value: Any) -> Any:
         """An argument for C code: containers as inside copies, Python functions as callbacks."""
-        if isinstance(value, torch.Tensor | type) or is_constant(value):
+        if isinstance(value, (torch.Tensor, type)) or is_constant(value):
             return value
         if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
             return functools.partial(self.callback, value)

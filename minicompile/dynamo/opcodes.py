@@ -138,10 +138,12 @@ def merge(frame: Frame, target: dict[Any, Any], items: Any) -> None:
 def register(opname: str, count: int | None, operation: Operation, gives: bool) -> None:
     def handler(frame: Frame, ins: Instruction) -> None:
         stack = frame.stack
-        bottom = len(stack) - (ins.arg if count is None else count)
-        values = stack[bottom:]
-        del stack[bottom:]
-        found = operation(frame, ins, *values)
+        if count == 0:
+            found = operation(frame, ins)
+        elif count == 1:
+            found = operation(frame, ins, stack.pop())
+        else:
+            found = operation(frame, ins, *frame.popn(ins.arg if count is None else count))
         if gives:
             stack.append(found)
 
