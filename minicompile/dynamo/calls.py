@@ -200,6 +200,8 @@ class Calls(Containers):
     def call_method(
         self, method: types.MethodType, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        if self.tracker(method) is None:
+            return self.call(method.__func__, (method.__self__, *args), kwargs)
         function, value = self.part(method, "__func__"), self.part(method, "__self__")
         return self.call(function, (value, *args), kwargs)
 
@@ -312,7 +314,7 @@ class Calls(Containers):
 
     def native_argument(self, value: Any) -> Any:
         """An argument for C code: containers as inside copies, Python functions as callbacks."""
-        if isinstance(value, torch.Tensor | type) or is_constant(value):
+        if isinstance(value, (torch.Tensor, type)) or is_constant(value):
             return value
         if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
             return functools.partial(self.callback, value)

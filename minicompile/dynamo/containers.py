@@ -45,7 +45,7 @@ REFLECTED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">": "<", ">=": "<="}
 
 def python_method(value: Any, name: str) -> types.FunctionType | None:
     """The method that a value's class defines in Python."""
-    if isinstance(value, torch.Tensor | TracedGenerator):
+    if isinstance(value, (torch.Tensor, TracedGenerator)):
         return None
     found = find(type(value), name)
     return found if isinstance(found, types.FunctionType) else None
@@ -315,12 +315,10 @@ class Containers(Attributes):
         if type(left) in (int, float, str) and type(right) in (int, float, str) and symbol != "%":
             return BINARY[symbol](left, right)
         plain = symbol.removesuffix("=")
-        operands = (left, right)
-        if any(isinstance(value, torch.Tensor) for value in operands) and not any(
-            isinstance(value, NO_OPERANDS) for value in operands
-        ):
-            symbol = symbol if isinstance(left, torch.Tensor) else plain
-            return self.torch_call(BINARY[symbol], operands, {})
+        tensors = isinstance(left, torch.Tensor), isinstance(right, torch.Tensor)
+        if any(tensors) and not (isinstance(left, NO_OPERANDS) or isinstance(right, NO_OPERANDS)):
+            function = BINARY[symbol if tensors[0] else plain]
+            return self.torch_call(function, (left, right), {})
         if isinstance(left, SYMBOLIC) or isinstance(right, SYMBOLIC):
             return BINARY[symbol](left, right)
         name = METHOD_OF[plain]

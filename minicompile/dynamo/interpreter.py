@@ -61,6 +61,11 @@ bytecode: Registry[Handler] = Registry("bytecode", "normalised opname -> what th
 class Frame:
     """One activation of a Python function inside the interpreter."""
 
+    __slots__ = (
+        *("world", "function", "program", "fast", "stack", "pc", "current", "result", "finished"),
+        *("handled", "parent", "depth", "namespace", "module_path"),
+    )
+
     def __init__(self, world: Interpreter, function: types.FunctionType, fast: list[Any]) -> None:
         self.world, self.function, self.fast = world, function, fast
         self.program = program = world.program(function.__code__)

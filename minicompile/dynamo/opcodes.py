@@ -138,10 +138,12 @@ def merge(frame: Frame, target: dict[Any, Any], items: Any) -> None:
 def register(opname: str, count: int | None, operation: Operation, gives: bool) -> None:
     def handler(frame: Frame, ins: Instruction) -> None:
         stack = frame.stack
-        bottom = len(stack) - (ins.arg if count is None else count)
-        values = stack[bottom:]
-        del stack[bottom:]
-        found = operation(frame, ins, *values)
+        if count == 0:
+            found = operation(frame, ins)
+        elif count == 1:
+            found = operation(frame, ins, stack.pop())
+        else:
+            found = operation(frame, ins, *frame.popn(ins.arg if count is None else count))
         if gives:
             stack.append(found)
 
@@ -168,18 +170,17 @@ def load_const(frame: Frame, ins: Instruction) -> None:
     frame.stack.append(ins.value)
 
 
-def bound(frame: Frame, ins: Instruction) -> Any:
-    value = frame.fast[ins.arg]
-    if value is UNBOUND:
-        raise UnboundLocalError(
-            f"cannot access local variable {ins.value!r} where it is not associated with a value"
-        )
-    return value
+def unbound(name: str) -> UnboundLocalError:
+    return UnboundLocalError(
+        f"cannot access local variable {name!r} where it is not associated with a value"
+    )
 
 
 @bytecode("LOAD_FAST")
 def load_fast(frame: Frame, ins: Instruction) -> None:
-    value = bound(frame, ins)
+    value = frame.fast[ins.arg]
+    if value is UNBOUND:
+        raise unbound(ins.value)
     if value.__class__ is Lazy:
         value = frame.fast[ins.arg] = frame.world.realize(value)
     frame.stack.append(value)
@@ -198,7 +199,8 @@ def store_fast(frame: Frame, ins: Instruction) -> None:
 
 @bytecode("DELETE_FAST")
 def delete_fast(frame: Frame, ins: Instruction) -> None:
-    bound(frame, ins)
+    if frame.fast[ins.arg] is UNBOUND:
+        raise unbound(ins.value)
     frame.fast[ins.arg] = UNBOUND
 
 
