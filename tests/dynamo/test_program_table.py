@@ -21,7 +21,6 @@ WRONG = {
     "exception_context": "an exception raised in a handler has no __context__",
     "property_set_and_deleted": "deleting through a property raises AttributeError",
     "init_subclass_and_class_getitem": "the write of __init_subclass__ is done once, at capture",
-    "list_repeated_in_place": "`items *= 2` on a list raises TypeError",
     "list_grows_while_iterated": "a list from outside that grows is iterated as it was",
     "dict_changes_size_while_iterated": "a dict that grows while iterated raises nothing",
     "default_device_context": "`with torch.device(...)` has no effect on factories",
