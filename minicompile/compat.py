@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -72,13 +73,16 @@ def no_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
     return _disable_current_modes()
 
 
-@contextlib.contextmanager
-def python_dispatcher() -> Iterator[None]:
+def python_dispatcher() -> contextlib.AbstractContextManager[Any]:
     """Use torch's Python kernels of composite operators: without them batch norm hides that it mutates."""
     from torch._dispatch.python import enable_python_dispatcher
 
-    with enable_python_dispatcher():
-        yield
+    return enable_python_dispatcher()
+
+
+def symbolic_dispatcher() -> contextlib.AbstractContextManager[Any]:
+    """For operators on symbolic sizes, which composites in C++ refuse before torch 2.13."""
+    return python_dispatcher() if torch.__version__ < "2.13" else contextlib.nullcontext()
 
 
 def is_composite(op: torch._ops.OpOverload) -> bool:
@@ -108,8 +112,7 @@ def any_autocast_enabled() -> bool:
 
 def without_autocast() -> contextlib.AbstractContextManager[Any]:
     """Inside, operators run in the dtypes they are given."""
-    guard: contextlib.AbstractContextManager[Any] = torch._C._DisableAutocast()
-    return guard
+    return torch._C._DisableAutocast()
 
 
 def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
@@ -127,19 +130,17 @@ def fake_limits() -> tuple[type[BaseException], ...]:
     """What a fake tensor raises where eager would have looked at the data, or has no fake kernel."""
     from torch._subclasses import fake_tensor
 
-    names = (
-        "DataDependentOutputException",
-        "DynamicOutputShapeException",
-        "UnsupportedFakeTensorException",
-        "UnsupportedOperatorException",
+    return (
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
+        fake_tensor.UnsupportedFakeTensorException,
+        fake_tensor.UnsupportedOperatorException,
     )
-    return tuple(getattr(fake_tensor, name) for name in names if hasattr(fake_tensor, name))
 
 
 def fake_of(mode: Any, tensor: torch.Tensor) -> torch.Tensor:
     """The fake of a real tensor: same metadata and class; views of one storage share a fake storage."""
-    fake: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
-    return fake
+    return mode.from_tensor(tensor, static_shapes=True)
 
 
 @contextlib.contextmanager
@@ -155,64 +156,54 @@ def quiet_fakes() -> Iterator[None]:
 
 def tensor_guards(
     tensors: Sequence[torch.Tensor],
-    symbolic: Mapping[int, Collection[int]] | None = None,
+    free: Mapping[int, Collection[int]] = {},
     native: bool = True,
 ) -> Callable[..., bool]:
-    """One check for many tensors: class, dtype, sizes, strides, device, requires_grad; and all are distinct.
+    """One check for many tensors: that each has the same `tensor_facts`, and that all are distinct.
 
-    torch's C++ TensorGuards where it exists, else (or with `native=False`) the same in Python. `symbolic`
-    gives, by tensor number, the dimensions of any size; the strides of such a tensor are not checked.
+    torch's C++ TensorGuards where it exists, else (or with `native=False`) the same in Python. `free` gives,
+    by tensor number, the dimensions of any size; the strides of such a tensor are not checked.
     """
-    free = symbolic or {}
-    sizes: list[Any] = [
-        [None if dim in free.get(i, ()) else size for dim, size in enumerate(tensor.shape)]
-        for i, tensor in enumerate(tensors)
-    ]
-    strides: list[Any] = [
-        [None if i in free else stride for stride in tensor.stride()]
-        for i, tensor in enumerate(tensors)
-    ]
     if native:
-        try:
+        with contextlib.suppress(ImportError, TypeError):
             from torch._C._dynamo.guards import TensorGuards
 
-            check: Callable[..., bool] = TensorGuards(
-                *tensors,
-                dynamic_dims_sizes=sizes if free else None,
-                dynamic_dims_strides=strides if free else None,
+            sizes: list[Any] = [_sizes(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
+            strides: list[Any] = [
+                [None] * tensor.dim() if i in free else list(tensor.stride())
+                for i, tensor in enumerate(tensors)
+            ]
+            return TensorGuards(
+                *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
             ).check
-            return check
-        except (ImportError, TypeError):
-            pass
-    expected = [tensor_facts(tensor) for tensor in tensors]
+    expected = [tensor_facts(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
 
-    def agrees(i: int, tensor: torch.Tensor) -> bool:
-        return (
+    def check(*given: Any) -> bool:
+        return len(set(map(id, given))) == len(given) and all(
             isinstance(tensor, torch.Tensor)
-            and tensor_facts(tensor) == expected[i]
-            and tensor.dim() == len(sizes[i])
-            and all(a is None or a == b for a, b in zip(sizes[i], tensor.shape, strict=True))
-            and all(a is None or a == b for a, b in zip(strides[i], tensor.stride(), strict=True))
+            and tensor_facts(tensor, free.get(i, ())) == expected[i]
+            for i, tensor in enumerate(given)
         )
 
-    def check_in_python(*given: torch.Tensor) -> bool:
-        distinct = len(set(map(id, given))) == len(given)
-        return distinct and all(agrees(i, tensor) for i, tensor in enumerate(given))
-
-    return check_in_python
+    return check
 
 
-def tensor_facts(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What a captured graph relies on in a tensor input besides its sizes, comparable with `==`."""
+def _sizes(tensor: torch.Tensor, free: Collection[int]) -> list[int | None]:
+    return [None if dim in free else size for dim, size in enumerate(tensor.shape)]
+
+
+def tensor_facts(tensor: torch.Tensor, free: Collection[int] = ()) -> tuple[Any, ...]:
+    """What a captured graph relies on in a tensor input, comparable with `==`; the same for its fake.
+
+    `free`: dimensions of any size; if there are any, strides are left out.
+    """
+    cls = type(tensor)
+    if cls is fake_tensor_type():
+        cls = torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else torch.Tensor
     return (
-        type(tensor),
-        tensor.dtype,
-        tensor.device,
-        tensor.requires_grad,
-        tensor.layout,
-        tensor.is_conj(),
-        tensor.is_neg(),
-        tensor.is_inference(),
+        *(cls, tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout),
+        *(tensor.is_conj(), tensor.is_neg(), tensor.is_inference()),
+        *(_sizes(tensor, free), None if free else tensor.stride()),
     )
 
 
@@ -234,20 +225,16 @@ def global_facts() -> dict[str, Any]:
 
 def global_state_check(native: bool = True) -> Callable[[], bool]:
     """A check that the process-wide settings are as they are now; C++ where torch has it."""
-    modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
     if native:
-        try:
+        with contextlib.suppress(ImportError):
             from torch._C._dynamo.guards import GlobalStateGuard
 
-            state = GlobalStateGuard().check
-            functions, dispatches = modes
-            inference = torch.is_inference_mode_enabled
-            expected = inference()
+            state, inference = GlobalStateGuard().check, torch.is_inference_mode_enabled
+            expected, modes = inference(), torch._C._len_torch_function_stack
+            dispatch_modes = torch._C._len_torch_dispatch_stack
             return lambda: (
-                state() and not functions() and not dispatches() and inference() is expected
+                state() and not modes() and not dispatch_modes() and inference() is expected
             )
-        except ImportError:
-            pass
     facts = global_facts()
     return lambda: global_facts() == facts
 
@@ -278,88 +265,45 @@ def nesting_counters() -> list[Any]:
     return [torch.autocast_increment_nesting, torch.autocast_decrement_nesting]
 
 
+_STATE_READERS = {
+    torch: """
+        is_grad_enabled is_inference_mode_enabled is_autocast_enabled get_autocast_dtype
+        get_autocast_gpu_dtype get_autocast_cpu_dtype is_autocast_cpu_enabled is_autocast_cache_enabled
+        get_default_dtype is_anomaly_enabled are_deterministic_algorithms_enabled
+        result_type is_tensor promote_types can_cast""",
+    torch._C: """
+        _get_tracing_state _is_tracing _get_deterministic_algorithms _get_cudnn_enabled _log_api_usage_once
+        _has_torch_function _has_torch_function_unary _has_torch_function_variadic
+        _is_torch_function_enabled _is_torch_function_mode_enabled
+        _len_torch_function_stack _len_torch_dispatch_stack
+        _get_default_device _is_any_autocast_enabled _is_autocast_available _get_autocast_supported_dtype
+        _get_math_sdp_enabled _get_flash_sdp_enabled _get_mem_efficient_sdp_enabled
+        _has_cuda _has_mps _has_mkldnn _get_privateuse1_backend_name _get_float32_matmul_precision
+        _functorch _cuda_isInBadFork _cuda_getDeviceCount
+        _get_cudnn_deterministic _get_cudnn_benchmark _get_cublas_allow_tf32""",
+}
+
+
 def state_readers() -> list[Any]:
-    """torch functions without tensors whose answers only depend on guarded global state or on the build."""
-    names = {
-        torch: (
-            *(
-                "is_grad_enabled",
-                "is_inference_mode_enabled",
-                "is_autocast_enabled",
-                "get_autocast_dtype",
-            ),
-            *("get_autocast_gpu_dtype", "get_autocast_cpu_dtype", "is_autocast_cpu_enabled"),
-            *(
-                "is_autocast_cache_enabled",
-                "get_default_dtype",
-                "is_anomaly_enabled",
-                "result_type",
-            ),
-            *("is_tensor", "promote_types", "can_cast"),
-            "are_deterministic_algorithms_enabled",
-        ),
-        torch._C: (
-            *(
-                "_get_tracing_state",
-                "_is_tracing",
-                "_get_deterministic_algorithms",
-                "_get_cudnn_enabled",
-            ),
-            *(
-                "_log_api_usage_once",
-                "_has_torch_function",
-                "_has_torch_function_unary",
-                "_is_torch_function_enabled",
-            ),
-            *(
-                "_has_torch_function_variadic",
-                "_get_default_device",
-                "_len_torch_function_stack",
-                "_is_any_autocast_enabled",
-            ),
-            *(
-                "_get_math_sdp_enabled",
-                "_get_flash_sdp_enabled",
-                "_get_mem_efficient_sdp_enabled",
-                "_has_cuda",
-                "_has_mps",
-            ),
-            *(
-                "_get_privateuse1_backend_name",
-                "_cuda_isInBadFork",
-                "_has_mkldnn",
-                "_get_float32_matmul_precision",
-            ),
-            *(
-                "_is_torch_function_mode_enabled",
-                "_functorch",
-                "_is_autocast_available",
-                "_get_autocast_supported_dtype",
-            ),
-            *(
-                "_cuda_getDeviceCount",
-                "_get_cudnn_deterministic",
-                "_get_cudnn_benchmark",
-                "_get_cublas_allow_tf32",
-            ),
-        ),
-    }
-    found = [getattr(owner, name, None) for owner, listed in names.items() for name in listed]
+    """torch functions without tensors whose answers only depend on guarded global state or on the build.
+
+    A reader that this version of torch doesn't have is left out.
+    """
+    found = [
+        getattr(owner, name, None)
+        for owner, names in _STATE_READERS.items()
+        for name in names.split()
+    ]
     return [function for function in found if callable(function)]
 
 
 def compiling_predicates() -> list[Any]:
     """Functions by which a program asks whether it is being compiled."""
-    import sys
-
-    found = [torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling]
-    dynamo = sys.modules.get("torch._dynamo")  # asked only if the program imported it
-    external = sys.modules.get("torch._dynamo.external_utils")
-    for module in (dynamo, external):
-        predicate = getattr(module, "is_compiling", None)
-        if predicate is not None:
-            found.append(predicate)
-    return found
+    # torch._dynamo has some too: asked only if the program imported it
+    modules = map(sys.modules.get, ("torch._dynamo", "torch._dynamo.external_utils"))
+    found = [getattr(module, "is_compiling", None) for module in modules]
+    found += [torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling]
+    return [predicate for predicate in found if predicate is not None]
 
 
 def tracing_predicates() -> list[Any]:
@@ -396,14 +340,8 @@ def tensor_base() -> type:
 
 def global_hook_tables() -> list[dict[Any, Any]]:
     """The dicts of hooks that apply to every nn.Module."""
-    module = torch.nn.modules.module
-    names = (
-        "_global_backward_pre_hooks",
-        "_global_backward_hooks",
-        "_global_forward_pre_hooks",
-        "_global_forward_hooks",
-    )
-    return [getattr(module, name) for name in names]
+    kinds = ("backward_pre", "backward", "forward_pre", "forward")
+    return [getattr(torch.nn.modules.module, f"_global_{kind}_hooks") for kind in kinds]
 
 
 def module_call() -> Any:

@@ -59,13 +59,8 @@ class CompiledStages(Shown):
 
     @property
     def stages(self) -> dict[str, Any]:
-        return {
-            "loops": self.loops,
-            "schedule": self.schedule,
-            "plans": self.plans,
-            "kernels": self.kernels,
-            "wrapper": self.wrapper,
-        }
+        names = ("loops", "schedule", "plans", "kernels", "wrapper")
+        return {name: getattr(self, name) for name in names}
 
     def pieces(self, name: str) -> Iterator[Piece]:
         """Everything in these stages; `name` is the graph's: "forward" or "backward"."""
@@ -73,28 +68,19 @@ class CompiledStages(Shown):
         yield from provenance.of_decisions(f"{name}.schedule", self.schedule)
         for kernel in self.kernels:
             yield from provenance.of_kernel(f"{name}.kernels", kernel)
-        yield from provenance.of_wrapper(f"{name}.wrapper", self.wrapper)
+        yield from provenance.of_code(f"{name}.wrapper", self.wrapper.name, self.wrapper.lines)
 
     def rooms(self) -> list[Room]:
         schedule, externs = self.schedule, len(self.loops.externs)
-        saved = sum(d.score for d in schedule.decisions if d.fused)
-        lines = sum(len(kernel.lines) for kernel in self.kernels)
+        buffers = count_text(len(self.loops.operations) - externs, "buffer")
+        saved = bytes_text(sum(d.score for d in schedule.decisions if d.fused))
+        nodes = f"{len(schedule.before)} → {len(schedule.nodes)} nodes"
+        kernels = count_text(len(self.kernels), "kernel")
+        lines = count_text(sum(len(kernel.lines) for kernel in self.kernels), "line")
         return [
-            Room(
-                "loops",
-                "Loops",
-                f"{count_text(len(self.loops.operations) - externs, 'buffer')}, {externs} extern",
-            ),
-            Room(
-                "schedule",
-                "Schedule",
-                f"{len(schedule.before)} → {len(schedule.nodes)} nodes, −{bytes_text(saved)}",
-            ),
-            Room(
-                "kernels",
-                "Kernels",
-                f"{count_text(len(self.kernels), 'kernel')}, {count_text(lines, 'line')}",
-            ),
+            Room("loops", "Loops", f"{buffers}, {externs} extern"),
+            Room("schedule", "Schedule", f"{nodes}, −{saved}"),
+            Room("kernels", "Kernels", f"{kernels}, {lines}"),
             Room("wrapper", "Wrapper", count_text(len(self.wrapper.lines), "line")),
         ]
 
@@ -184,9 +170,8 @@ class Trace(Shown):
 
         files = {at.file for at in self.source_lines() if matches(at)}
         if len(files) > 1:
-            raise ValueError(
-                f"line {line} is in several files, say which: {', '.join(sorted(map(short_file, files)))}"
-            )
+            names = ", ".join(sorted(map(short_file, files)))
+            raise ValueError(f"line {line} is in several files, say which: {names}")
         return Several(
             piece
             for piece in self.pieces()
@@ -221,11 +206,8 @@ class Trace(Shown):
             lines.append(f"  {title:<20} {room.count:<28} {path}".rstrip())
         if self.aot is not None and self.aot.partition is not None:
             lines.append("  " + saving(self.aot.partition))
-        lines += [
-            "",
-            "print a stage to read it; trace.from_line(n) follows a line of source; "
-            "trace.save(folder) writes everything",
-        ]
+        lines += ["", "print a stage to read it; trace.from_line(n) follows a line of source;"]
+        lines[-1] += " trace.save(folder) writes everything"
         return "\n".join(lines)
 
     def save(self, folder: str | Path) -> Path:
@@ -235,19 +217,18 @@ class Trace(Shown):
         """
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
+        texts = {"index.html": self.page()}
         for number, (name, stage) in enumerate(self.stages.items(), 1):
             file = f"{number:02}_{name.replace('.', '_')}"
             if name.endswith(".kernels"):
                 for kernel in stage:
                     suffix = "cpp" if kernel.language == "cpp" else "py"
-                    _write(target / f"{file}_{kernel.name}.{suffix}", kernel.text)
+                    texts[f"{file}_{kernel.name}.{suffix}"] = kernel.text
             else:
-                _write(
-                    target / f"{file}.{'py' if name.endswith('.wrapper') else 'txt'}", str(stage)
-                )
-        page = target / "index.html"
-        _write(page, self.page())
-        return page
+                texts[f"{file}.{'py' if name.endswith('.wrapper') else 'txt'}"] = str(stage)
+        for name, text in texts.items():
+            (target / name).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+        return target / "index.html"
 
     def page(self) -> str:
         """A whole HTML document: the linked view, then each stage."""
@@ -262,7 +243,3 @@ class Trace(Shown):
             "body>details{margin:10px 0}body>details>summary{cursor:pointer;font-weight:600}</style>"
             f"</head><body>\n{to_html(self)}\n{stages}</body></html>\n"
         )
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text if text.endswith("\n") else text + "\n", encoding="utf-8")

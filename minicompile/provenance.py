@@ -13,11 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 
 from minicompile.aot.result import AotResult, Partition
-from minicompile.codegen.plan import CodeLine, KernelSource, WrapperSource
+from minicompile.codegen.plan import CodeLine, KernelSource
 from minicompile.dynamo.result import Capture
 from minicompile.lowering.ir import (
     ComputedBuffer,
@@ -65,21 +66,15 @@ class Piece(Shown):
         return f"{self.stage:<18} {self.text.strip()}"
 
 
-def value_bytes(value: object) -> int | None:
-    """Memory of a tensor as compile-time metadata knows it; None if symbolic or no tensor."""
-    if not isinstance(value, torch.Tensor) or not all(type(s) is int for s in value.shape):
-        return None
-    return value.numel() * value.element_size()
-
-
 def layout_bytes(layout: Layout) -> int | None:
     """Memory of a buffer's elements; None if symbolic."""
-    numel = layout.numel
-    if not isinstance(numel, int):
-        if not numel.is_Integer:
-            return None
-        numel = int(numel)
-    return numel * layout.dtype.itemsize
+    numel = sympy.sympify(layout.numel)
+    return int(numel) * layout.dtype.itemsize if numel.is_Integer else None
+
+
+def sized(text: str, count: int | None) -> str:
+    """A type with its bytes, where they are known."""
+    return text if count is None else f"{text}, {bytes_text(count)}"
 
 
 def node_line(node: fx.Node) -> str:
@@ -92,9 +87,11 @@ def node_line(node: fx.Node) -> str:
 
 
 def node_detail(node: fx.Node) -> str:
+    """Type and bytes of a node's value."""
     value = node.meta.get("val")
-    size = value_bytes(value)
-    return value_text(value) + (f", {bytes_text(size)}" if size is not None else "")
+    if not isinstance(value, torch.Tensor) or not all(type(s) is int for s in value.shape):
+        return value_text(value)
+    return sized(value_text(value), value.numel() * value.element_size())
 
 
 def of_graph(stage: str, graph: Graph, partition: Partition | None = None) -> Iterator[Piece]:
@@ -150,45 +147,34 @@ def operation_line(operation: Operation) -> str:
         outputs = ", ".join(o.name if o is not None else "_" for o in operation.outputs)
         reads = ", ".join(view.buffer for view in operation.views())
         return f"{outputs} = {operation.op}({reads})"
-    where = ", ".join(map(str, loop_index(len(operation.loops.ranges))))
-    if isinstance(operation.loops, Scatter):
-        added = "+=" if operation.loops.mode == "atomic_add" else "="
-        index = loop_index(len(operation.loops.ranges))
-        target = ", ".join(map(str, operation.loops.output_index(FormulaOps(), index)))
-        return f"{operation.name}[{target}] {added} {formula(operation)}"
-    return f"{operation.name}[{where}] = {formula(operation)}"
+    loops, sign = operation.loops, "="
+    where: Sequence[object] = loop_index(len(loops.ranges))
+    if isinstance(loops, Scatter):
+        sign = "+=" if loops.mode == "atomic_add" else "="
+        where = loops.output_index(FormulaOps(), loop_index(len(loops.ranges)))
+    return f"{operation.name}[{', '.join(map(str, where))}] {sign} {formula(operation)}"
 
 
 def operation_kind(operation: Operation) -> str:
+    """`Pointwise`, `Reduction`, `Scatter`, `extern`."""
     return "extern" if isinstance(operation, ExternKernel) else type(operation.loops).__name__
 
 
-def operation_detail(operation: Operation) -> str:
-    """Layout and bytes of what an operation writes."""
-    parts = []
-    for buffer in written_by(operation):
-        size = layout_bytes(buffer.layout)
-        parts.append(f"{buffer.layout}" + (f", {bytes_text(size)}" if size is not None else ""))
-    return "; ".join(parts)
-
-
-def members(name: str, known: Sequence[str]) -> set[str]:
-    """The nodes of a fused node, from its name: `buf1_buf2`."""
-    if name in known:
-        return {name}
-    padded = f"_{name}_"
-    return {part for part in known if f"_{part}_" in padded}
+def parties(decision: FusionDecision, known: Sequence[str]) -> list[str]:
+    """The nodes that a decision is about; the name of a fused node has theirs: `buf1_buf2`."""
+    found: list[str] = []
+    for name in (decision.producer, decision.consumer):
+        found += [name] if name in known else [n for n in known if f"_{n}_" in f"_{name}_"]
+    return found
 
 
 def decisions_by_node(schedule: Schedule) -> dict[str, list[FusionDecision]]:
     """For each node, the fusion decisions it took part in: fused ones first, then by bytes."""
-    names = [node.name for node in schedule.before]
-    found: dict[str, list[FusionDecision]] = {name: [] for name in names}
-    for decision in schedule.decisions:
-        for name in sorted(members(decision.producer, names) | members(decision.consumer, names)):
+    found: dict[str, list[FusionDecision]] = {node.name: [] for node in schedule.before}
+    names = list(found)
+    for decision in sorted(schedule.decisions, key=lambda d: (not d.fused, -d.score)):
+        for name in parties(decision, names):
             found[name].append(decision)
-    for decisions in found.values():
-        decisions.sort(key=lambda d: (not d.fused, -d.score))
     return found
 
 
@@ -197,35 +183,34 @@ MOST_REASONS = 4
 
 
 def operation_reasons(
-    operation: Operation, schedule: Schedule | None, told: Sequence[FusionDecision]
+    operation: Operation, schedule: Schedule, told: Sequence[FusionDecision]
 ) -> tuple[str, ...]:
     """Why an operation is what it is: extern, realized, fused or kept apart, in memory or not."""
-    if isinstance(operation, ExternKernel):
-        why = [f"extern: {operation.reason}"]
-    else:
-        why = [f"realized: {operation.why}"] if operation.why else []
-    if schedule is None:
-        return tuple(why)
     asked = [str(decision) for decision in told[:MOST_REASONS]]
     if len(told) > MOST_REASONS:
         asked.append(f"and {len(told) - MOST_REASONS} more decisions in the schedule")
-    why = why + asked if isinstance(operation, ExternKernel) else asked + why
+    if isinstance(operation, ExternKernel):
+        return (f"extern: {operation.reason}", *asked)
+    if operation.why:
+        asked.append(f"realized: {operation.why}")
     if operation.name in schedule.memory.internal:
-        why.append("never in memory: it lives inside one kernel")
-    return tuple(why)
+        asked.append("never in memory: it lives inside one kernel")
+    return tuple(asked)
 
 
-def of_loops(stage: str, loops: LoopGraph, schedule: Schedule | None = None) -> Iterator[Piece]:
-    """The operations of a loop graph; with its schedule, what became of them."""
-    told = decisions_by_node(schedule) if schedule is not None else {}
+def of_loops(stage: str, loops: LoopGraph, schedule: Schedule) -> Iterator[Piece]:
+    """The operations of a loop graph, and what became of them in its schedule."""
+    told = decisions_by_node(schedule)
     for operation in loops.operations:
+        layouts = [buffer.layout for buffer in written_by(operation)]
+        made = "; ".join(sized(str(layout), layout_bytes(layout)) for layout in layouts)
         yield Piece(
             stage,
             operation.name,
             operation_line(operation),
             operation.origins,
             operation,
-            f"{operation_kind(operation)}, {operation_detail(operation)}",
+            f"{operation_kind(operation)}, {made}",
             operation_reasons(operation, schedule, told.get(operation.name, ())),
         )
 
@@ -233,15 +218,13 @@ def of_loops(stage: str, loops: LoopGraph, schedule: Schedule | None = None) -> 
 def of_decisions(stage: str, schedule: Schedule) -> Iterator[Piece]:
     """The scheduler's questions and answers."""
     origins = {node.name: node.origins for node in schedule.before}
-    names = list(origins)
     for decision in schedule.decisions:
-        pair = members(decision.producer, names) | members(decision.consumer, names)
-        sign = "fused" if decision.fused else "apart"
+        pair = f"{decision.producer} + {decision.consumer}"
         yield Piece(
             stage,
-            f"{decision.producer} + {decision.consumer}",
-            f"{sign} {decision.producer} + {decision.consumer}",
-            union(origins[name] for name in sorted(pair)),
+            pair,
+            f"{'fused' if decision.fused else 'apart'} {pair}",
+            union(origins[name] for name in parties(decision, list(origins))),
             decision,
             f"{decision.kind}, {bytes_text(decision.score)}",
             (decision.reason,),
@@ -259,10 +242,6 @@ def of_code(
 def of_kernel(stage: str, kernel: KernelSource) -> Iterator[Piece]:
     nodes = " + ".join(node.name for node in kernel.plan.node.nodes)
     yield from of_code(stage, kernel.name, kernel.lines, (f"computes {nodes}; {kernel.plan.cost}",))
-
-
-def of_wrapper(stage: str, wrapper: WrapperSource) -> Iterator[Piece]:
-    yield from of_code(stage, wrapper.name, wrapper.lines)
 
 
 def of_capture(capture: Capture) -> Iterator[Piece]:

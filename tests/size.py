@@ -1,4 +1,4 @@
-"""`make size`: lines of Python by room, against the budget. Exit code 1 if it is exceeded.
+"""`make size`: lines of Python and C by room, against the budget. Exit code 1 if it is exceeded.
 
 Two counts: every line, which the budget is about, and lines that hold code (no blanks, comments, docstrings).
 """
@@ -57,7 +57,7 @@ def docstring_lines(tree: ast.Module) -> set[int]:
 
 
 def size_of(source: str) -> Size:
-    """Both counts of one file."""
+    """Both counts of one Python file."""
     held: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in SILENT:
@@ -65,10 +65,20 @@ def size_of(source: str) -> Size:
     return Size(len(source.splitlines()), len(held - docstring_lines(ast.parse(source))))
 
 
+def size_of_c(source: str) -> Size:
+    """Both counts of one C or C++ file, whose comments stand on lines of their own."""
+    lines = [line.strip() for line in source.splitlines()]
+    return Size(len(lines), sum(1 for x in lines if x and not x.startswith(("//", "/*", "*"))))
+
+
 def sizes() -> dict[Path, Size]:
-    """Every Python file of the package, by its path inside it."""
-    files = sorted(PACKAGE.rglob("*.py"))
-    return {path.relative_to(PACKAGE): size_of(path.read_text(encoding="utf-8")) for path in files}
+    """Every Python and C file of the package, by its path inside it."""
+    counters = {".py": size_of, ".c": size_of_c, ".h": size_of_c}
+    files = sorted(path for path in PACKAGE.rglob("*") if path.suffix in counters)
+    return {
+        path.relative_to(PACKAGE): counters[path.suffix](path.read_text(encoding="utf-8"))
+        for path in files
+    }
 
 
 def totals(found: dict[Path, Size]) -> tuple[Size, Size]:

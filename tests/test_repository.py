@@ -13,7 +13,8 @@ import pytest
 from tests import size
 
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
 
 CONDA_NAMES = {"torch": "pytorch", "graphviz": "python-graphviz"}
 """PyPI name -> conda name, where they differ. (conda's `graphviz` is the program, which pip can't bring.)"""
@@ -164,3 +165,11 @@ def test_notebooks_are_under_a_megabyte():
 def test_package_imports_without_torch(module: str):
     code = f"import sys; sys.modules['torch'] = None; import {module}"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_a_wheel_contains_every_file_that_the_package_reads():
+    listed = PYPROJECT["tool"]["setuptools"]["package-data"]
+    for path in (ROOT / "minicompile").rglob("*"):
+        if path.is_file() and path.suffix not in (".py", ".pyc"):
+            package = ".".join(path.parent.relative_to(ROOT).parts)
+            assert any(path.match(pattern) for pattern in listed.get(package, ())), path

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from minicompile import compat
-from minicompile.aot import passes, rewrites
+from minicompile.aot import passes  # noqa: F401  registers the built-in passes and patterns
 from minicompile.aot.decompose import lower_to
 from minicompile.aot.functionalize import functionalize
-from minicompile.aot.joint import Traced, trace
+from minicompile.aot.joint import trace
 from minicompile.aot.partition import partition
-from minicompile.aot.result import AotResult, RuntimeMetadata
+from minicompile.aot.result import AotResult
 from minicompile.ops.graph import Graph, PassRecord
 from minicompile.options import Options
 from minicompile.passes.manager import run_passes
@@ -29,43 +29,24 @@ def ahead_of_time(
     mode = fake_mode_of(graph, fakes, shape_env)
     records: list[PassRecord] = []
     traced = trace(graph.gm, fakes, mode, training=training)
-    name = traced.name
-    full_gm, mutated = functionalize(traced, mode)
-    full = run_passes("full", Graph(full_gm, name, "functionalization"), mode, records)
+    name, metadata = traced.name, traced.metadata
+    functional = Graph(functionalize(traced, mode), name, "functionalization")
+    full = run_passes("full", functional, mode, records)
     core = Graph(lower_to("core", full.gm, mode, name), name, "decomposition to Core ATen")
     lowered = Graph(lower_to("prims", core.gm, mode, name), name, "decomposition to prims")
     prims = run_passes("prims", lowered, mode, records)
     levels = {"full": full, "core": core, "prims": prims}
-    metadata = runtime_metadata(traced, mutated)
-    if not traced.trains:
+    if not metadata.trains:
         return AotResult(full, prims, None, None, None, metadata, levels, records)
-    split = partition(prims, traced.primals, mutated, options.partitioner)
-    forward = run_passes("forward", split.forward, mode, records)
-    backward = run_passes("backward", split.backward, mode, records)
-    metadata.saved, metadata.saved_sizes = split.saved, split.saved_sizes
-    return AotResult(full, forward, backward, prims, split.partition, metadata, levels, records)
-
-
-BUILT_IN = (passes, rewrites)
-"""Importing them registers the built-in passes and patterns."""
+    forward, backward, split = partition(prims, traced.primals, metadata, options.partitioner)
+    run_passes("forward", forward, mode, records)
+    run_passes("backward", backward, mode, records)
+    return AotResult(full, forward, backward, prims, split, metadata, levels, records)
 
 
 def fake_mode_of(graph: Graph, fakes: list[Any], shape_env: Any) -> Any:
     """The mode that the captured fakes belong to."""
-    kind = compat.fake_tensor_type()
-    values = [*fakes, *compat.tree_leaves([node.meta.get("val") for node in graph.nodes])]
-    found = next((value for value in values if isinstance(value, kind)), None)
-    return (
-        compat.fake_mode(symbolic=shape_env is not None) if found is None else compat.mode_of(found)
-    )
-
-
-def runtime_metadata(traced: Traced, mutated: tuple[int, ...]) -> RuntimeMetadata:
-    return RuntimeMetadata(
-        outputs=traced.outputs,
-        mutated_inputs=mutated,
-        differentiable_inputs=traced.differentiable_inputs,
-        bases=traced.bases,
-        trains=traced.trains,
-        result_requires_grad=traced.result_requires_grad,
-    )
+    for value in (*fakes, *compat.tree_leaves([node.meta.get("val") for node in graph.nodes])):
+        if isinstance(value, compat.fake_tensor_type()):
+            return compat.mode_of(value)
+    return compat.fake_mode(symbolic=shape_env is not None)

@@ -1,7 +1,9 @@
 """Bring a functional graph down a level: call the rule of each operator that has one, copy the other nodes.
 
-Rules are traced on the node's fakes, so only what a rule does costs time. Each result keeps the
-dtype and strides of the operator it replaces, so everything after it may be copied unchanged.
+Rules are traced on the node's fakes, so only what a rule does costs time. Each result keeps the dtype and
+strides of the operator it replaces, so everything after it may be copied unchanged. At "prims", moreover,
+operands of pointwise operators get equal shapes (by `expand`) and dtypes (by `convert_element_type`); Python
+numbers stay numbers.
 """
 
 from __future__ import annotations
@@ -12,13 +14,16 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from minicompile import compat
 from minicompile.aot.decompositions import rule_for
-from minicompile.aot.explicit import PrimsTracer
-from minicompile.aot.layout import conform
+from minicompile.aot.layout import conform, same_sizes, size_expr
 from minicompile.aot.result import Level
 from minicompile.aot.tracer import Tracer
-from minicompile.aot.views import results_of
+from minicompile.aot.views import aten_ops, is_pointwise, results_of
 from minicompile.ops.graph import origins_of
+
+aten = torch.ops.aten
+prims = torch.ops.prims
 
 
 def lower_to(level: Level, gm: fx.GraphModule, mode: Any, name: str) -> fx.GraphModule:
@@ -28,31 +33,89 @@ def lower_to(level: Level, gm: fx.GraphModule, mode: Any, name: str) -> fx.Graph
     values: dict[fx.Node, Any] = {}
     with torch.no_grad(), tracer.active():
         for node in gm.graph.nodes:
-            tracer.origins, tracer.phase = origins_of(node), node.meta.get("phase")
-            if node.op == "placeholder":
-                meta = {key: value for key, value in node.meta.items() if key != "val"}
-                values[node] = tracer.placeholder(node.name, node.meta["val"], meta)
-            elif node.op == "get_attr":
-                name = str(node.target)
-                values[node] = tracer.attribute(name, getattr(gm, name), node.meta["val"])
-            elif node.op == "call_function":
-                values[node] = lower_node(node, values, tracer, level)
+            if node.op != "output":
+                tracer.origins, tracer.phase = origins_of(node), node.meta.get("phase")
+                values[node] = lower_node(node, gm, values, tracer)
         results = fx.map_arg(results_of(gm.graph), values.__getitem__)
         return tracer.finish(results, name)
 
 
-def lower_node(node: fx.Node, values: dict[fx.Node, Any], tracer: Tracer, level: Level) -> Any:
-    if not isinstance(node.target, OpOverload):
-        whole = node.args[0]
-        if isinstance(node.meta["val"], torch.SymInt) or not isinstance(whole, fx.Node):
-            return node.meta["val"]  # sizes become nodes again where they are used
-        return values[whole][node.args[1]]
-    if isinstance(node.meta["val"], torch.SymInt):
-        return node.meta["val"]
-    rule = rule_for(node.target, level)
-    if rule is not None:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-        result = rule(*args, **kwargs)
-        if result is not NotImplemented:
-            return conform(node.target, result, node.meta["val"])
-    return tracer.copy(node, values.__getitem__)
+def lower_node(
+    node: fx.Node, gm: fx.GraphModule, values: dict[fx.Node, Any], tracer: Tracer
+) -> Any:
+    value, whole = node.meta["val"], node.args[0] if node.args else None
+    if node.op == "call_function":
+        if isinstance(value, torch.SymInt):
+            return value  # sizes become nodes again where they are used
+        if not isinstance(node.target, OpOverload):
+            return values[whole][node.args[1]] if isinstance(whole, fx.Node) else value
+        rule = tracer.rules(node.target)
+        if rule is not None:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            result = rule(*args, **kwargs)
+            if result is not NotImplemented:
+                return conform(node.target, result, value)
+    return tracer.copy(node, gm, values.__getitem__)
+
+
+COMPARISONS = aten_ops("eq ne lt le gt ge")
+"""Compared in the operands' common dtype; the result is bool."""
+
+LOGICAL = aten_ops("logical_and logical_or logical_xor logical_not")
+"""Each operand is taken as a truth value."""
+
+ANY_DTYPE = {aten.isnan, aten.isinf, aten.signbit, prims.convert_element_type}
+"""One operand, whose dtype has nothing to do with the result's."""
+
+
+class PrimsTracer(Tracer):
+    """Records pointwise operators with explicit broadcasting and promotion."""
+
+    def record(self, func: Any, args: Any, kwargs: Any, value: Any) -> Any:
+        if isinstance(func, OpOverload) and is_pointwise(func) and isinstance(value, torch.Tensor):
+            dtypes = operand_dtypes(func, args, value)
+            args = tuple(
+                self.operand(arg, dtype, value) if isinstance(arg, torch.Tensor) else arg
+                for arg, dtype in zip(args, dtypes)
+            )
+        return super().record(func, args, kwargs, value)
+
+    def operand(
+        self, x: torch.Tensor, dtype: torch.dtype | None, result: torch.Tensor
+    ) -> torch.Tensor:
+        """The operand in the computation's dtype, device and the result's shape; nodes only where
+        it differs.
+        """
+        if dtype not in (None, x.dtype) and not (x.is_complex() or dtype.is_complex):
+            converted = compat.new_fake(self.mode, x.shape, x.stride(), dtype, x.device)
+            x = super().record(prims.convert_element_type.default, (x, dtype), {}, converted)
+        if x.device != result.device and x.dim() == 0:
+            moved = compat.new_fake(self.mode, (), (), x.dtype, result.device)
+            x = super().record(aten._to_copy.default, (x,), {"device": result.device}, moved)
+        if not same_sizes(x, result):
+            size = list(result.shape)
+            x = super().record(aten.expand.default, (x, size), {}, self.expanded(x, size))
+        return x
+
+    def expanded(self, x: torch.Tensor, size: list[Any]) -> torch.Tensor:
+        added = len(size) - x.dim()
+        strides = [0] * added + [
+            0 if size_expr(old) == 1 and size_expr(new) != 1 else stride
+            for old, new, stride in zip(x.shape, size[added:], x.stride())
+        ]
+        return compat.new_fake(self.mode, size, strides, x.dtype, x.device, x.storage_offset())
+
+
+def operand_dtypes(op: OpOverload, args: Any, result: torch.Tensor) -> list[torch.dtype | None]:
+    """The dtype that each positional argument is computed in; None leaves it."""
+    packet = op.overloadpacket
+    if packet is aten.where:
+        return [torch.bool, result.dtype, result.dtype]
+    dtype: torch.dtype | None = result.dtype
+    if packet in COMPARISONS:
+        dtype = torch.result_type(*args[:2])
+    elif packet in LOGICAL:
+        dtype = torch.bool
+    elif packet in ANY_DTYPE:
+        dtype = None
+    return [dtype] * len(args)

@@ -19,96 +19,60 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from minicompile.aot.joint import Traced, is_inplace_view, user_line
-from minicompile.aot.layout import is_dense, with_layout
+from minicompile.aot.joint import Traced, user_line
+from minicompile.aot.layout import inverse_order, is_dense, with_layout
 from minicompile.aot.tracer import Tracer
-from minicompile.aot.views import ALIASES, alias_root, argument, has_effect, results_of
+from minicompile.aot.views import (
+    ALIASES,
+    alias_root,
+    argument,
+    has_effect,
+    is_inplace_view,
+    results_of,
+)
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of, placeholders
 
 aten = torch.ops.aten
-Inverse = Callable[..., torch.Tensor]
 
-
-# Inverse views: (contents of the base, new contents of the view, the view's further arguments) -> new base.
-
-
-def _undo_shape(base: torch.Tensor, new: torch.Tensor, *_: Any) -> torch.Tensor:
-    return new.reshape(base.shape)
-
-
-def _undo_permute(base: torch.Tensor, new: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    order = [dim % base.dim() for dim in dims]
-    return new.permute(sorted(range(len(order)), key=order.__getitem__))
-
-
-def _undo_transpose(
-    base: torch.Tensor, new: torch.Tensor, dim0: int = 0, dim1: int = -1
-) -> torch.Tensor:
-    return new.transpose(dim0, dim1)
-
-
-def _undo_squeeze(base: torch.Tensor, new: torch.Tensor, *_: Any) -> torch.Tensor:
-    return new.reshape(base.shape)
-
-
-def _undo_nothing(base: torch.Tensor, new: torch.Tensor, *_: Any) -> torch.Tensor:
-    return new
-
-
-def _undo_dtype(base: torch.Tensor, new: torch.Tensor, *_: Any) -> torch.Tensor:
-    return new.view(base.dtype)
-
-
-def _scatter(op: OpOverload) -> Inverse:
-    return lambda base, new, *args, **kwargs: op(base, new, *args, **kwargs)
-
-
-INVERSES: dict[OpOverload, Inverse] = {
-    aten.view.default: _undo_shape,
-    aten._unsafe_view.default: _undo_shape,
-    aten._reshape_alias.default: _undo_shape,
-    aten.unsqueeze.default: _undo_shape,
-    aten.squeeze.default: _undo_squeeze,
-    aten.squeeze.dim: _undo_squeeze,
-    aten.squeeze.dims: _undo_squeeze,
-    aten.permute.default: _undo_permute,
+INVERSES: dict[OpOverload, Callable[..., torch.Tensor]] = {
+    **dict.fromkeys(
+        (
+            aten.view.default,
+            aten._unsafe_view.default,
+            aten._reshape_alias.default,
+            aten.unsqueeze.default,
+            aten.squeeze.default,
+            aten.squeeze.dim,
+            aten.squeeze.dims,
+        ),
+        lambda base, new, *_: new.reshape(base.shape),
+    ),
+    aten.permute.default: lambda base, new, dims: new.permute(
+        inverse_order([dim % base.dim() for dim in dims])
+    ),
     aten.t.default: lambda base, new: new.t(),
-    aten.transpose.int: _undo_transpose,
-    aten.select.int: _scatter(aten.select_scatter.default),
-    aten.slice.Tensor: _scatter(aten.slice_scatter.default),
-    aten.diagonal.default: _scatter(aten.diagonal_scatter.default),
-    aten.view.dtype: _undo_dtype,
+    aten.transpose.int: lambda base, new, dim0, dim1: new.transpose(dim0, dim1),
+    aten.select.int: aten.select_scatter.default,
+    aten.slice.Tensor: aten.slice_scatter.default,
+    aten.diagonal.default: aten.diagonal_scatter.default,
+    aten.view.dtype: lambda base, new, dtype: new.view(base.dtype),
     aten.view_as_real.default: lambda base, new: torch.view_as_complex(new),
     aten.view_as_complex.default: lambda base, new: torch.view_as_real(new),
     aten._conj.default: lambda base, new: new.conj(),
     aten._neg_view.default: lambda base, new: -new,
 }
-
-OUT_OF_PLACE = {
-    "aten::detach_": aten.detach.default,
-    "aten::t_": aten.t.default,
-    "aten::transpose_": aten.transpose.int,
-    "aten::unsqueeze_": aten.unsqueeze.default,
-    "aten::as_strided_": aten.as_strided.default,
-}
-
-
-def out_of_place_view(op: OpOverload) -> OpOverload:
-    """The view that an in-place view makes: aten.t for aten.t_."""
-    known = OUT_OF_PLACE.get(op._schema.name)
-    return known if known is not None else functional_variant(op)
+"""(contents of the base, new contents of the view, the view's further arguments) -> new base."""
 
 
 def functional_variant(op: OpOverload) -> OpOverload:
-    """The operator with the same arguments that returns what `op` writes: for add_, add.out, normal_, ..."""
-    namespace, name = op._schema.name.split("::")
+    """The operator with the same arguments that returns what `op` writes (add for add_ and add.out), or
+    the view that an in-place view makes (t for t_).
+    """
+    namespace, written = op._schema.name.split("::")
+    name = written.removesuffix("_")
     wanted = [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out]
-    for candidate in (
-        name.removesuffix("_"),
-        f"{name}_functional",
-        f"{name.removesuffix('_')}_functional",
-    ):
+    for candidate in (name, f"{written}_functional", f"{name}_functional"):
         packet = getattr(getattr(torch.ops, namespace), candidate, None)
         for overload in packet.overloads() if packet is not None else ():
             found: OpOverload = getattr(packet, overload)
@@ -116,10 +80,6 @@ def functional_variant(op: OpOverload) -> OpOverload:
             if arguments == wanted and not found._schema.is_mutable:
                 return found
     raise Unsupported(f"{op} writes into its arguments and has no functional form")
-
-
-def _is_out(schema: Any, name: str) -> bool:
-    return any(a.is_out and a.name == name for a in schema.arguments)
 
 
 @dataclass
@@ -132,11 +92,9 @@ class Storage:
     """Other inputs in the same memory."""
 
 
-def functionalize(traced: Traced, mode: Any) -> tuple[fx.GraphModule, tuple[int, ...]]:
-    """A functional graph, and the indices of inputs whose new contents it returns.
-
-    The graph returns (results..., bases..., updated inputs...); when training, the pair of that
-    and (gradients...).
+def functionalize(traced: Traced, mode: Any) -> fx.GraphModule:
+    """A graph that returns (results..., bases..., updated inputs...); when training, the pair of that
+    and (gradients...). Which inputs are updated goes into `traced.metadata`.
     """
     run = Functionalizer(traced, mode)
     with torch.no_grad(), run.tracer.active():
@@ -180,22 +138,22 @@ class Functionalizer:
         self.values[node] = (value, storage.version)
         return value
 
-    def apply_view(self, node: fx.Node, base: torch.Tensor) -> torch.Tensor:
-        if node.target is operator.getitem:
-            views, index = node.args
-            assert isinstance(views, fx.Node) and isinstance(index, int)
-            found: torch.Tensor = self.call(views, base)[index]
-            return found
-        result: torch.Tensor = self.call(node, base)
-        return result
-
-    def call(self, node: fx.Node, base: torch.Tensor) -> Any:
+    def view_call(self, node: fx.Node) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]]:
+        """(operator, arguments after the base, keyword arguments) of a view, in place or not."""
         target = node.target
         assert isinstance(target, OpOverload)
-        if is_inplace_view(target):
-            target = out_of_place_view(target)
-        args, kwargs = fx.map_arg((node.args[1:], node.kwargs), self.read)
-        if target is aten.as_strided.default:
+        args, kwargs = fx.map_arg((node.args[1:], dict(node.kwargs)), self.read)
+        return functional_variant(target) if is_inplace_view(target) else target, args, kwargs
+
+    def apply_view(self, node: fx.Node, base: torch.Tensor) -> Any:
+        if node.target is operator.getitem:
+            views, index = getitem_parts(node)
+            return self.apply_view(views, base)[index]
+        target, args, kwargs = self.view_call(node)
+        if target is aten.as_strided.default:  # speaks of addresses: the base must start its memory
+            if not covers(self.canonical(self.view_of[node]).meta["val"], node.meta["val"]):
+                reason = "as_strided reaches memory outside of the tensor it is called on"
+                raise Unsupported(reason, user_line(node))
             start = self.tracer.argument(base)
             if alias_root(start) is not start or start.op != "call_function":
                 base = base.clone(memory_format=torch.contiguous_format)
@@ -206,70 +164,70 @@ class Functionalizer:
         shares its memory.
         """
         node = self.canonical(node)
-        storage = self.storage(node)
+        old, storage = node.meta["val"], self.storage(node)
         assert storage is not None
         if storage.sharers:
             names = ", ".join([storage.root.name, *storage.sharers])
             raise Unsupported(f"inputs {names} share memory and one is written to", user_line(node))
+        new = new.to(dtype=old.dtype, device=old.device)  # as in-place operators do
+        if new.shape != old.shape:
+            new = new.expand(old.shape)
         while node in self.view_of:
             base = self.view_of[node]
             new, node = self.undo_view(node, self.read(base), new), base
-        root = node.meta["val"]
-        new = with_layout(new, root)
         storage.version += 1
-        self.values[node] = (new, storage.version)
+        self.values[node] = (with_layout(new, node.meta["val"]), storage.version)
 
     def undo_view(self, node: fx.Node, base: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        target = node.target
-        if target is operator.getitem:
+        if node.target is operator.getitem:
             return self.undo_split(node, base, new)
-        assert isinstance(target, OpOverload)
-        if is_inplace_view(target):
-            target = out_of_place_view(target)
-        args, kwargs = fx.map_arg((node.args[1:], dict(node.kwargs)), self.read)
+        target, args, kwargs = self.view_call(node)
         if target in INVERSES:
             return INVERSES[target](base, new, *args, **kwargs)
-        view, whole = node.meta["val"], self.canonical(self.view_of[node]).meta["val"]
-        if not covers(whole, view) or not distinct_places(view):
-            reason = f"a write through {target} can't be carried to the memory it views"
-            raise Unsupported(reason, user_line(node))
-        place = (list(view.shape), list(view.stride()), view.storage_offset())
-        result: torch.Tensor = aten.as_strided_scatter.default(base, new, *place)
-        return result
+        reason = f"a write through {target} can't be carried to the memory it views"
+        raise Unsupported(reason, user_line(node))
 
     def undo_split(self, node: fx.Node, base: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """A write to one result of `unbind` or `split`."""
-        views, index = node.args
-        assert isinstance(views, fx.Node) and isinstance(index, int)
+        views, index = getitem_parts(node)
         packet = views.target.overloadpacket if isinstance(views.target, OpOverload) else None
-        result: torch.Tensor
         if packet is aten.unbind:
-            result = aten.select_scatter.default(base, new, argument(views, 1, 0), index)
-            return result
+            return aten.select_scatter.default(base, new, argument(views, 1, 0), index)
         if packet in (aten.split, aten.split_with_sizes):
             dim = argument(views, 2, 0)
             sizes = [part.shape[dim] for part in views.meta["val"][: index + 1]]
             start = sum(sizes[:-1])
-            result = aten.slice_scatter.default(base, new, dim, start, start + sizes[-1])
-            return result
-        raise Unsupported(
-            f"a write to a result of {views.target} can't be carried to the memory it views"
-        )
+            return aten.slice_scatter.default(base, new, dim, start, start + sizes[-1])
+        reason = f"a write to a result of {views.target} can't be carried to the memory it views"
+        raise Unsupported(reason, user_line(node))
 
     # Going through the old graph
 
     def visit(self, node: fx.Node) -> None:
-        if node.op == "placeholder":
-            meta = {key: value for key, value in node.meta.items() if key != "val"}
-            value = self.tracer.placeholder(node.name, node.meta["val"], meta)
-            self.new_root(node, value)
-        elif node.op == "get_attr":
-            name = str(node.target)
-            self.new_root(
-                node, self.tracer.attribute(name, getattr(self.traced.gm, name), node.meta["val"])
-            )
-        elif node.op == "call_function":
-            self.visit_call(node)
+        target, value = node.target, node.meta.get("val")
+        if node.op == "output":
+            return
+        if node.op != "call_function":
+            self.new_root(node, self.copy(node))
+        elif isinstance(value, torch.SymInt | torch.SymFloat):
+            self.values[node] = (value, 0)  # sizes become nodes where they are used
+        elif target is operator.getitem:
+            self.visit_getitem(node)
+        elif target in ALIASES:
+            self.visit_alias(node)
+        elif (
+            isinstance(target, OpOverload)
+            and target._schema.is_mutable
+            and not is_inplace_view(target)
+        ):
+            self.visit_mutation(node, target)
+        elif isinstance(value, torch.Tensor) and self.storage(node) is not None:
+            self.visit_view(node)
+        else:
+            self.new_root(node, self.copy(node))
+
+    def copy(self, node: fx.Node) -> Any:
+        return self.tracer.copy(node, self.traced.gm, self.read)
 
     def new_root(self, node: fx.Node, value: Any) -> None:
         self.values[node] = (value, 0)
@@ -278,177 +236,107 @@ class Functionalizer:
             if storage.root is not node:
                 storage.sharers.append(node.name)
 
-    def visit_call(self, node: fx.Node) -> None:
-        target, value = node.target, node.meta["val"]
-        if isinstance(value, torch.SymInt | torch.SymFloat):
-            self.values[node] = (value, 0)  # sizes become nodes where they are used
-        elif target is operator.getitem:
-            self.visit_getitem(node)
-        elif target in ALIASES:
-            self.visit_alias(node)
-        elif isinstance(target, OpOverload) and is_inplace_view(target):
-            self.visit_view(node, self.argument_node(node, 0))
-        elif isinstance(target, OpOverload) and target._schema.is_mutable:
-            self.visit_mutation(node, target)
-        elif isinstance(value, torch.Tensor) and self.storage(node) is not None:
-            self.visit_view(node, self.viewed_argument(node))
-        else:
-            copied = self.tracer.copy(node, self.read)
-            self.new_root(node, copied)
-
-    def argument_node(self, node: fx.Node, index: int) -> fx.Node:
-        found = node.args[index]
-        assert isinstance(found, fx.Node)
-        return found
-
-    def viewed_argument(self, node: fx.Node) -> fx.Node:
-        for source in node.all_input_nodes:
-            if source.meta.get("storage") == node.meta["storage"]:
-                return source
-        raise Unsupported(
-            f"{node.target} returns memory of something that is not its argument", user_line(node)
-        )
+    def viewed(self, call: fx.Node, storage: int) -> fx.Node:
+        """The argument of a call that lies in a storage: what the call's result is a view of."""
+        for source in call.all_input_nodes:
+            if source.meta.get("storage") == storage:
+                return self.canonical(source)
+        reason = f"{call.target} returns memory of something that is not its argument"
+        raise Unsupported(reason, user_line(call))
 
     def visit_alias(self, node: fx.Node) -> None:
-        source = self.argument_node(node, 0)
+        source = node.all_input_nodes[0]
         if self.storage(node) is not None:
             self.same_as[node] = source
         else:  # a constant enters: later writes are to this copy of it
             self.new_root(node, self.read(source))
 
-    def visit_view(self, node: fx.Node, base: fx.Node) -> None:
-        storage = self.storage(node)
-        assert storage is not None
-        self.view_of[node] = base = self.canonical(base)
-        self.values[node] = (self.reuse_or_apply(node, base), storage.version)
-
-    def reuse_or_apply(self, node: fx.Node, base: fx.Node) -> torch.Tensor:
+    def visit_view(self, node: fx.Node) -> None:
         """Copy the view with its value where nothing changed; else compute it on the new contents."""
-        if node.target in (aten.as_strided.default, aten.as_strided_.default):
-            return self.strided_view(node, base)
         storage = self.storage(node)
         assert storage is not None
+        self.view_of[node] = base = self.viewed(node, node.meta["storage"])
         relaid = storage.version > 0 and not is_dense(storage.root.meta["val"])
-        if relaid or is_inplace_view(node.target):
-            return self.apply_view(node, self.read(base))
-        copied: torch.Tensor = self.tracer.copy(node, self.read)
-        return copied
-
-    def strided_view(self, node: fx.Node, base: fx.Node) -> torch.Tensor:
-        """`as_strided` speaks of addresses: give it a base that starts its own memory."""
-        if not covers(base.meta["val"], node.meta["val"]):
-            reason = "as_strided reaches memory outside of the tensor it is called on"
-            raise Unsupported(reason, user_line(node))
-        return self.apply_view(node, self.read(base))
+        if relaid or is_inplace_view(node.target) or node.target is aten.as_strided.default:
+            value = self.apply_view(node, self.read(base))
+        else:
+            value = self.copy(node)
+        self.values[node] = (value, storage.version)
 
     def visit_getitem(self, node: fx.Node) -> None:
         """Part of a result with several tensors: possibly a view of what was split."""
-        whole, index = node.args
-        assert isinstance(whole, fx.Node) and isinstance(index, int)
-        whole_value, _ = self.values[whole]
-        if whole_value is None:  # an operator that writes: the part is the tensor written to
+        whole, index = getitem_parts(node)
+        values, _ = self.values[whole]
+        if values is None:  # an operator that writes: the part is the tensor written to
             return
-        self.values[node] = (whole_value[index], 0)
         storage = self.storage(node)
         if storage is None:
-            self.new_root(node, whole_value[index])
-        elif isinstance(node.meta["val"], torch.Tensor):
-            self.view_of[node] = self.canonical(self.shared_argument(whole, node))
-            self.values[node] = (whole_value[index], storage.version)
-
-    def shared_argument(self, whole: fx.Node, part: fx.Node) -> fx.Node:
-        for source in whole.all_input_nodes:
-            if source.meta.get("storage") == part.meta["storage"]:
-                return source
-        raise Unsupported(f"{whole.target} returns tensors that share memory", user_line(whole))
+            self.new_root(node, values[index])
+        else:
+            self.view_of[node] = self.viewed(whole, node.meta["storage"])
+            self.values[node] = (values[index], storage.version)
 
     # Operators that write
 
     def visit_mutation(self, node: fx.Node, op: OpOverload) -> None:
         schema = op._schema
-        written = [
-            (a.name, node.args[i] if i < len(node.args) else node.kwargs.get(a.name))
+        targets = [
+            argument(node, i, node.kwargs.get(a.name))
             for i, a in enumerate(schema.arguments)
             if a.alias_info is not None and a.alias_info.is_write
         ]
-        targets = [target for _, target in written]
-        if any(isinstance(t, list | tuple) for t in targets):
+        if any(isinstance(target, list | tuple) for target in targets):
             raise Unsupported(f"{op} writes into a list of tensors", user_line(node))
-        result = self.compute(node, op, {name for name, _ in written})
+        result = self.compute(node, op)
         parts = list(result) if isinstance(result, tuple | list) else [result]
-        returned = len(schema.returns)
-        nodes = [t for t in targets if isinstance(t, fx.Node)]
-        if returned and all(
-            r.alias_info is not None for r in schema.returns
-        ):  # it returns what it wrote
-            self.visit_written_results(node, nodes, parts)
-            return
-        self.values[node] = (tuple(parts[:returned]) if returned != 1 else parts[0], 0)
-        if returned == 1 and "storage" in node.meta:
-            self.new_root(node, parts[0])
-        for target, new in zip((t for t in targets), parts[returned:], strict=True):
+        fresh = sum(r.alias_info is None for r in schema.returns)
+        for target, new in zip(targets, parts[fresh:], strict=True):
             if isinstance(target, fx.Node):
-                self.write(target, self.fit(target, new))
-
-    def visit_written_results(
-        self, node: fx.Node, targets: list[fx.Node], parts: list[torch.Tensor]
-    ) -> None:
-        for target, new in zip(targets, parts, strict=True):
-            self.write(target, self.fit(target, new))
-        if len(targets) == 1:
+                self.write(target, new)
+        if fresh == 1:
+            self.new_root(node, parts[0])
+        elif fresh:
+            self.values[node] = (tuple(parts[:fresh]), 0)
+        elif len(targets) == 1:  # it returns what it wrote
             self.same_as[node] = targets[0]
         else:
             self.values[node] = (None, 0)
             for user in node.users:
-                index = user.args[1]
-                assert user.target is operator.getitem and isinstance(index, int)
-                self.same_as[user] = targets[index]
+                self.same_as[user] = targets[getitem_parts(user)[1]]
 
-    def compute(self, node: fx.Node, op: OpOverload, written: set[str]) -> Any:
+    def compute(self, node: fx.Node, op: OpOverload) -> Any:
         """The results of the operator's functional form."""
+        args: Any
         args, kwargs = fx.map_arg((node.args, node.kwargs), self.read)
         if op is aten.copy_.default:
             return args[1]
-        if op._schema.name == "aten::zero_":
-            return torch.zeros_like(args[0])  # type: ignore[arg-type]
-        schema = op._schema
-        given = {k: v for k, v in kwargs.items() if not _is_out(schema, k)}
-        for left_out in schema.arguments[len(args) :]:  # defaults may differ between the two forms
-            if left_out.has_default_value() and not left_out.is_out:
-                given.setdefault(left_out.name, left_out.default_value)
+        if op is aten.zero_.default:
+            return torch.zeros_like(args[0])
+        given = dict(kwargs)
+        for position, parameter in enumerate(op._schema.arguments):
+            if parameter.is_out:
+                given.pop(parameter.name, None)
+            elif position >= len(args) and parameter.has_default_value():
+                # spelled out, since the functional form may have another default
+                given.setdefault(parameter.name, parameter.default_value)
         return functional_variant(op)(*args, **given)
-
-    def fit(self, target: fx.Node, new: torch.Tensor) -> torch.Tensor:
-        """What a write of `new` leaves in `target`: cast and broadcast as in-place operators do."""
-        old = target.meta["val"]
-        if new.dtype != old.dtype:
-            new = new.to(old.dtype)
-        if new.device != old.device:
-            new = new.to(old.device)
-        if new.shape != old.shape:
-            new = new.expand(old.shape)
-        return new
 
     # The end of the graph
 
-    def finish(self) -> tuple[fx.GraphModule, tuple[int, ...]]:
+    def finish(self) -> fx.GraphModule:
         inputs = placeholders(self.traced.gm.graph)[: self.traced.primals]
-        mutated = tuple(i for i, node in enumerate(inputs) if self.is_written(node))
+        storages = [self.storage(node) for node in inputs]
+        mutated = tuple(i for i, s in enumerate(storages) if s is not None and s.version > 0)
         returned, gradients = results_of(self.traced.gm.graph)
         self.tracer.phase = "forward"
-        forward = [self.read_any(value) for value in returned] + [
-            self.read(inputs[i]) for i in mutated
-        ]
-        owned = self.own_memory(forward)
-        dense = [self.dense(self.read_any(value)) for value in gradients]
-        results = (tuple(owned), tuple(dense)) if self.traced.trains else tuple(owned)
+        forward = [self.read_any(value) for value in [*returned, *(inputs[i] for i in mutated)]]
+        results: tuple[Any, ...] = tuple(self.own_memory(forward))
+        if self.traced.metadata.trains:
+            results = (results, tuple(self.dense(self.read_any(value)) for value in gradients))
+        self.traced.metadata.mutated_inputs = mutated
         gm = self.tracer.finish(results, self.traced.name)
         gm.graph.eliminate_dead_code(has_effect)
-        return gm, mutated
-
-    def is_written(self, node: fx.Node) -> bool:
-        storage = self.storage(node)
-        return storage is not None and storage.version > 0
+        return gm
 
     def read_any(self, value: Any) -> Any:
         if not isinstance(value, fx.Node):
@@ -467,8 +355,7 @@ class Functionalizer:
                 if root.op != "call_function" or root in taken:
                     self.tracer.origins = origins_of(node)
                     value = aten.clone.default(value)
-                else:
-                    taken.add(root)
+                taken.add(root)
             owned.append(value)
         return owned
 
@@ -481,21 +368,17 @@ class Functionalizer:
         return gradient.clone(memory_format=torch.contiguous_format)
 
 
+def getitem_parts(node: fx.Node) -> tuple[fx.Node, int]:
+    """(the tuple, the position) of a node that takes one of several results."""
+    whole, index = node.args
+    assert node.target is operator.getitem
+    assert isinstance(whole, fx.Node) and isinstance(index, int)
+    return whole, index
+
+
 def covers(base: torch.Tensor, view: torch.Tensor) -> bool:
     """Does a contiguous base that starts its memory contain every element of the view?"""
     if not base.is_contiguous() or base.storage_offset() != 0:
         return False
     reach = sum((size - 1) * stride for size, stride in zip(view.shape, view.stride()))
     return view.numel() == 0 or bool(view.storage_offset() + reach < base.numel())
-
-
-def distinct_places(view: torch.Tensor) -> bool:
-    """No two elements of the view share an address (expanded and overlapping views do)."""
-    span = 1
-    for stride, size in sorted(
-        (int(s), int(n)) for s, n in zip(view.stride(), view.shape) if n != 1
-    ):
-        if stride < span:
-            return False
-        span = stride * (size - 1) + span
-    return True

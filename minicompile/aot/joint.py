@@ -8,22 +8,22 @@ The real compiler: torch/_functorch/_aot_autograd/collect_metadata_analysis.py, 
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import fx
 
 from minicompile import compat
 from minicompile.aot.layout import empty_like_layout, geometry, is_dense
-from minicompile.aot.result import OutputSpec
+from minicompile.aot.result import OutputSpec, RuntimeMetadata
 from minicompile.aot.tracer import Tracer
-from minicompile.aot.views import results_of
+from minicompile.aot.views import is_inplace_view, results_of
 from minicompile.errors import Unsupported
-from minicompile.ops.graph import origins_of
-from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine
+from minicompile.ops.graph import origins_of, placeholders
+from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, union
 
 STORAGE_SURGERY = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::set_data"}
 
@@ -32,25 +32,17 @@ STORAGE_SURGERY = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::set
 class Traced:
     """An ATen graph before functionalization: `gm` returns ((results..., bases...), (gradients...)).
 
-    Its placeholders are `primals` inputs, then tangents. `nodes[i]` of `results` belong to the
-    outputs of kind "fresh". Nodes carry `meta["storage"]`: equal for values that share memory.
+    Its placeholders are `primals` inputs, then tangents. Nodes carry `meta["storage"]`: equal for values
+    that share memory.
     """
 
     gm: fx.GraphModule
     primals: int
-    outputs: tuple[OutputSpec, ...]
-    bases: int
-    result_requires_grad: tuple[bool, ...]
-    """For each result and base."""
-    differentiable_inputs: tuple[int, ...]
-
-    @property
-    def trains(self) -> bool:
-        return bool(self.differentiable_inputs)
+    metadata: RuntimeMetadata
 
     @property
     def name(self) -> str:
-        return "joint" if self.trains else "forward"
+        return "joint" if self.metadata.trains else "forward"
 
 
 class JointTracer(Tracer):
@@ -61,8 +53,10 @@ class JointTracer(Tracer):
         self.phase = "forward"
         self.hooks: dict[object, list[Any]] = {}
         """Autograd node -> the handles of the hooks that tell when it runs."""
-        self.running: Origins | None = None
-        """Origins of the autograd node whose backward is running."""
+        self.running = NO_ORIGINS
+        """Origins of the autograd node whose backward is running; none between two nodes, when the engine
+        adds up gradients.
+        """
 
     def bind(self, value: Any, node: fx.Node) -> Any:
         """A snapshot becomes the node's value, since in-place views change a tensor's shape later.
@@ -81,19 +75,12 @@ class JointTracer(Tracer):
         if func._schema.name in STORAGE_SURGERY:
             raise Unsupported(f"{func} changes a tensor's storage")
         if self.phase == "backward":
-            self.origins = (
-                self.running
-                if self.running is not None
-                else self._origins_of_tensors((args, kwargs))
-            )
+            self.origins = self.running or self._origins_of_tensors((args, kwargs))
         return super().record(func, args, kwargs, value)
 
-    def _origins_of_tensors(self, args: Any) -> Origins:
-        """For what the engine does between autograd nodes: adding up gradients."""
-        tensors = (leaf for leaf in compat.tree_leaves(args) if isinstance(leaf, torch.Tensor))
-        return frozenset().union(
-            *(origins_of(self._bound[id(t)][1]) for t in tensors if self.knows(t))
-        )
+    def _origins_of_tensors(self, values: Any) -> Origins:
+        known = filter(self.knows, compat.tree_leaves(values))
+        return union(origins_of(self._bound[id(value)][1]) for value in known)
 
     def remember_autograd(self, values: Any, origins: Origins) -> None:
         """The autograd nodes that were made since the last call came from `origins`."""
@@ -102,11 +89,9 @@ class JointTracer(Tracer):
             self.running = origins
 
         def leave(*_: Any) -> None:
-            self.running = None
+            self.running = NO_ORIGINS
 
-        found = [
-            value.grad_fn for value in compat.tree_leaves(values) if isinstance(value, torch.Tensor)
-        ]
+        found = [getattr(value, "grad_fn", None) for value in compat.tree_leaves(values)]
         while found:
             node = found.pop()
             if node is not None and node not in self.hooks:
@@ -120,25 +105,20 @@ class JointTracer(Tracer):
         self.hooks.clear()
 
 
-def is_inplace_view(target: object) -> bool:
-    """`t_`, `unsqueeze_`: same memory, the tensor's own shape changes."""
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.inplace_view in target.tags
-
-
 def user_line(node: fx.Node) -> SourceLine | None:
-    return next(
-        (origin.line for origin in sorted(origins_of(node)) if origin.line is not None), None
-    )
+    lines = (origin.line for origin in sorted(origins_of(node)))
+    return next((line for line in lines if line is not None), None)
 
 
 def trace(gm: fx.GraphModule, fakes: list[Any], mode: Any, *, training: bool) -> Traced:
     """Record the captured graph `gm` on inputs like `fakes`; with its backward pass when training."""
-    refuse_inputs(fakes)
     tracer = JointTracer(mode)
     inputs = private_inputs(fakes, mode, training)
-    nodes = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    nodes = placeholders(gm.graph)
     for node, value in zip(nodes, inputs, strict=True):
-        tracer.placeholder(node.target, value, {"origins": origins_of(node), "phase": "forward"})
+        tracer.placeholder(
+            str(node.target), value, {"origins": origins_of(node), "phase": "forward"}
+        )
     before = [input_state(value) for value in inputs]
     try:
         with (
@@ -147,67 +127,60 @@ def trace(gm: fx.GraphModule, fakes: list[Any], mode: Any, *, training: bool) ->
             torch.autograd.set_multithreading_enabled(False),
         ):
             outputs = run_forward(gm, dict(zip(nodes, inputs)), tracer)
-            refuse_changed_inputs(nodes, inputs, before)
-            classified = Classified(outputs, inputs, tracer)
-            gradients = run_backward(classified, inputs, tracer) if training else []
+            for node, value, state in zip(nodes, inputs, before):
+                if input_state(value) != state:
+                    reason = f"input {node.name} changes shape, layout or gradient history in place"
+                    raise Unsupported(reason, user_line(node))
+            specs, results, bases = classify(outputs, inputs, tracer)
+            returned = [*results, *bases]
+            gradients = run_backward(returned, inputs, tracer) if training else []
     finally:
         tracer.forget_autograd()
-    flags = tuple(isinstance(v, torch.Tensor) and v.requires_grad for v in classified.returned)
-    graph = tracer.finish(
-        (tuple(classified.returned), tuple(gradients)), "joint" if training else "forward"
+    wanted = tuple(i for i, value in enumerate(inputs) if requires_grad(value))
+    flags = tuple(map(requires_grad, returned))
+    metadata = RuntimeMetadata(
+        tuple(specs),
+        differentiable_inputs=wanted if any(flags) else (),
+        bases=len(bases),
+        trains=any(flags) and bool(wanted),
+        result_requires_grad=flags,
     )
-    wanted = tuple(
-        i for i, v in enumerate(inputs) if isinstance(v, torch.Tensor) and v.requires_grad
-    )
-    return Traced(
-        move_placeholders_first(graph),
-        len(inputs),
-        tuple(classified.specs),
-        len(classified.bases),
-        flags,
-        wanted if any(flags) else (),
-    )
+    graph = tracer.finish((tuple(returned), tuple(gradients)), "joint" if training else "forward")
+    return Traced(graph, len(inputs), metadata)
 
 
-def refuse_inputs(fakes: Iterable[Any]) -> None:
-    """Sparse tensors have no strides; autograd on fake CUDA tensors ends a process without CUDA."""
-    for fake in fakes:
-        if isinstance(fake, torch.Tensor) and fake.layout is not torch.strided:
-            raise Unsupported(f"an input has layout {fake.layout}")
-        if (
-            isinstance(fake, torch.Tensor)
-            and fake.device.type == "cuda"
-            and not torch.backends.cuda.is_built()
-        ):
-            raise Unsupported("CUDA tensors can't be traced with a build of torch without CUDA")
+def requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def private_inputs(fakes: list[Any], mode: Any, training: bool) -> list[Any]:
-    """Stand-ins for the captured fakes, which tracing may mutate; inputs that share memory still do."""
-    sharers = Counter(compat.storage_id(fake) for fake in fakes if isinstance(fake, torch.Tensor))
+    """Stand-ins for the captured fakes, which tracing may mutate; inputs that share memory still do.
+
+    Refused: sparse tensors, which have no strides; CUDA without CUDA, where autograd ends the process.
+    """
+    sharers = Counter(compat.storage_id(fake) for fake in fakes if is_strided(fake))
     inputs: list[Any] = []
-    for fake in fakes:
-        if not isinstance(fake, torch.Tensor):
-            inputs.append(fake)
-            continue
-        alone = sharers[compat.storage_id(fake)] == 1
-        value = empty_like_layout(mode, fake) if alone else fake.detach()
-        inputs.append(value.requires_grad_(training and fake.requires_grad))
+    for value in fakes:
+        if isinstance(value, torch.Tensor):
+            if not is_strided(value):
+                raise Unsupported(f"an input has layout {value.layout}")
+            if value.device.type == "cuda" and not torch.backends.cuda.is_built():
+                raise Unsupported("CUDA tensors can't be traced with a build of torch without CUDA")
+            alone = sharers[compat.storage_id(value)] == 1
+            private = empty_like_layout(mode, value) if alone else value.detach()
+            inputs.append(private.requires_grad_(training and value.requires_grad))
+        else:
+            inputs.append(value)
     return inputs
+
+
+def is_strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
 def input_state(value: Any) -> Any:
     """What an input must keep: its contents may change in place, these may not."""
     return (geometry(value), value.requires_grad) if isinstance(value, torch.Tensor) else None
-
-
-def refuse_changed_inputs(nodes: list[fx.Node], inputs: list[Any], before: list[Any]) -> None:
-    for node, value, old in zip(nodes, inputs, before):
-        if input_state(value) != old:
-            raise Unsupported(
-                f"input {node.name} changes shape, layout or gradient history in place",
-                user_line(node),
-            )
 
 
 def run_forward(
@@ -233,10 +206,7 @@ def run_forward(
 
 def run_node(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     if node.op == "get_attr":
-        found: Any = gm
-        for part in str(node.target).split("."):
-            found = getattr(found, part)
-        return found
+        return operator.attrgetter(str(node.target))(gm)
     args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
@@ -244,108 +214,77 @@ def run_node(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> A
     return node.target(*args, **kwargs)
 
 
-class Classified:
-    """Each output's `OutputSpec`, and what the graph itself must return: fresh results, then
-    bases of views.
-    """
-
-    def __init__(self, outputs: tuple[Any, ...], inputs: list[Any], tracer: JointTracer) -> None:
-        self.tracer, self.inputs = tracer, inputs
-        tensors = [(i, v) for i, v in enumerate(inputs) if isinstance(v, torch.Tensor)]
-        self.input_of = {compat.storage_id(v): i for i, v in reversed(tensors)}
-        self.input_itself = {id(v): i for i, v in tensors}
-        shared = {id(v): v for v in outputs if isinstance(v, torch.Tensor)}
-        self.sharers = Counter(compat.storage_id(v) for v in shared.values())
-        self.results: list[Any] = []
-        self.bases: dict[int, torch.Tensor] = {}
-        self.first_seen: dict[int, int] = {}
-        self.specs = [self.classify(i, value) for i, value in enumerate(outputs)]
-
-    @property
-    def returned(self) -> list[Any]:
-        return [*self.results, *self.bases.values()]
-
-    def classify(self, position: int, value: Any) -> OutputSpec:
-        if isinstance(value, torch.SymInt | torch.SymFloat):
-            self.results.append(value)
-            return OutputSpec("fresh")
+def classify(
+    outputs: tuple[Any, ...], inputs: list[Any], tracer: JointTracer
+) -> tuple[list[OutputSpec], list[Any], list[torch.Tensor]]:
+    """Each output's `OutputSpec`, and what the graph itself must return: fresh results, bases of views."""
+    tensors = [(i, value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+    input_itself = {id(value): i for i, value in tensors}
+    input_memory = {compat.storage_id(value): i for i, value in reversed(tensors)}
+    distinct = {id(value): value for value in outputs if isinstance(value, torch.Tensor)}
+    sharers = Counter(map(compat.storage_id, distinct.values()))
+    specs: list[OutputSpec] = []
+    results: list[Any] = []
+    bases: dict[int, torch.Tensor] = {}
+    first_seen: dict[int, int] = {}
+    for position, value in enumerate(outputs):
         if not isinstance(value, torch.Tensor):
-            return OutputSpec("constant", value=value)
-        if id(value) in self.input_itself:
-            return OutputSpec(
-                "input", self.input_itself[id(value)], requires_grad=value.requires_grad
-            )
-        if id(value) in self.first_seen:
-            return OutputSpec(
-                "output", self.first_seen[id(value)], requires_grad=value.requires_grad
-            )
-        self.first_seen[id(value)] = position
+            symbolic = isinstance(value, torch.SymInt | torch.SymFloat)
+            results.extend([value] if symbolic else [])
+            specs.append(OutputSpec("fresh") if symbolic else OutputSpec("constant", value=value))
+            continue
         storage = compat.storage_id(value)
-        sizes, strides, offset = geometry(value)
-        view: dict[str, Any] = {
-            "size": sizes,
-            "stride": strides,
-            "offset": offset,
-            "requires_grad": value.requires_grad,
-        }
-        if storage in self.input_of:
-            base = self.input_of[storage]
-            refuse_other_element(value, self.inputs[base])
-            view["offset"] = offset - geometry(self.inputs[base])[2]
-            return OutputSpec("input_view", base, **view)
-        if self.sharers[storage] == 1 and is_dense(value):
-            self.results.append(value)
-            return OutputSpec("fresh", requires_grad=value.requires_grad)
-        if storage not in self.bases:
-            self.bases[storage] = self.base_of(storage)
-        refuse_other_element(value, self.bases[storage])
-        return OutputSpec("view", list(self.bases).index(storage), **view)
-
-    def base_of(self, storage: int) -> torch.Tensor:
-        """The first tensor recorded in a storage: all the others are views of it."""
-        base = self.tracer.first_in_storage(storage)
-        if not is_dense(base) or base.storage_offset() != 0:
-            raise Unsupported("outputs are views of a tensor whose memory has gaps")
-        return base
+        same = first_seen.setdefault(id(value), position)
+        if id(value) in input_itself:
+            spec = OutputSpec("input", input_itself[id(value)])
+        elif same != position:
+            spec = OutputSpec("output", same)
+        elif storage in input_memory:
+            index = input_memory[storage]
+            spec = view_of("input_view", index, value, inputs[index])
+        elif sharers[storage] == 1 and is_dense(value):
+            results.append(value)
+            spec = OutputSpec("fresh")
+        else:
+            base = bases.setdefault(storage, tracer.first_in_storage(storage))
+            if not is_dense(base) or base.storage_offset() != 0:
+                raise Unsupported("outputs are views of a tensor whose memory has gaps")
+            spec = view_of("view", list(bases).index(storage), value, base)
+        specs.append(replace(spec, requires_grad=value.requires_grad))
+    return specs, results, list(bases.values())
 
 
-def refuse_other_element(view: torch.Tensor, base: torch.Tensor) -> None:
+def view_of(
+    kind: Literal["view", "input_view"], index: int, view: torch.Tensor, base: torch.Tensor
+) -> OutputSpec:
     """Views are rebuilt from sizes and strides, which can't say that bytes are read as another type."""
     if view.dtype != base.dtype or view.is_conj() or view.is_neg():
         raise Unsupported(f"an output views {base.dtype} memory as {view.dtype}, or conjugated")
+    size, stride, offset = geometry(view)
+    start = offset - geometry(base)[2]
+    return OutputSpec(kind, index, size=size, stride=stride, offset=start)
 
 
-def run_backward(classified: Classified, inputs: list[Any], tracer: JointTracer) -> list[Any]:
+def run_backward(returned: list[Any], inputs: list[Any], tracer: JointTracer) -> list[Any]:
     """Differentiate the returned tensors; the gradient of each input that requires grad, None
     where there is none.
     """
-    results = [v for v in classified.returned if isinstance(v, torch.Tensor) and v.requires_grad]
-    wanted = [v for v in inputs if isinstance(v, torch.Tensor) and v.requires_grad]
+    results = [value for value in returned if requires_grad(value)]
+    wanted = [value for value in inputs if requires_grad(value)]
     if not results or not wanted:
         return []
     tangents = []
     for index, result in enumerate(results):
         meta = {"origins": origins_of(tracer.argument(result)), "phase": "backward"}
-        tangents.append(
-            tracer.placeholder(f"tangents_{index}", empty_like_layout(tracer.mode, result), meta)
-        )
+        tangent = empty_like_layout(tracer.mode, result)
+        tangents.append(tracer.placeholder(f"tangents_{index}", tangent, meta))
     tracer.phase = "backward"
     try:
         gradients = torch.autograd.grad(results, wanted, tangents, allow_unused=True)
     except Unsupported:
         raise
     except Exception as error:
-        raise Unsupported(
-            f"the backward pass can't be traced: {type(error).__name__}: {error}"
-        ) from error
+        reason = f"the backward pass can't be traced: {type(error).__name__}: {error}"
+        raise Unsupported(reason) from error
     tracer.origins = NO_ORIGINS
     return list(gradients)
-
-
-def move_placeholders_first(gm: fx.GraphModule) -> fx.GraphModule:
-    nodes = list(gm.graph.nodes)
-    first = next(node for node in nodes if node.op != "placeholder")
-    for node in nodes[nodes.index(first) :]:
-        if node.op == "placeholder":
-            first.prepend(node)
-    return gm

@@ -33,6 +33,11 @@ def stride_order(value: torch.Tensor) -> list[int]:
     return sorted(range(value.dim()), key=lambda dim: (-strides[dim], -sizes[dim]))
 
 
+def inverse_order(order: list[int]) -> list[int]:
+    """The permutation that undoes another."""
+    return sorted(range(len(order)), key=order.__getitem__)
+
+
 def is_dense(value: torch.Tensor) -> bool:
     """Does each element have its own place, with no gaps?"""
     if value.layout is not torch.strided:
@@ -63,10 +68,10 @@ def with_layout(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if same_strides(value, like):
         return value
     order = stride_order(like)
-    inverse = sorted(range(len(order)), key=order.__getitem__)
-    if order == inverse == list(range(len(order))):
+    if order == sorted(order):
         return value.clone(memory_format=torch.contiguous_format)
-    return value.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse)
+    copied = value.permute(order).clone(memory_format=torch.contiguous_format)
+    return copied.permute(inverse_order(order))
 
 
 def empty_like_layout(mode: Any, value: torch.Tensor) -> torch.Tensor:
@@ -80,6 +85,17 @@ def same_sizes(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Equal shapes; symbolic sizes are compared as expressions, which adds no guard."""
     return one.dim() == other.dim() and all(
         size_expr(a) == size_expr(b) for a, b in zip(one.shape, other.shape)
+    )
+
+
+def same_value(one: Any, other: Any) -> bool:
+    """Tensors of the same type, shape and layout?"""
+    return (
+        isinstance(one, torch.Tensor)
+        and isinstance(other, torch.Tensor)
+        and (one.dtype, one.device) == (other.dtype, other.device)
+        and same_sizes(one, other)
+        and same_strides(one, other)
     )
 
 

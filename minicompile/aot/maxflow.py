@@ -30,13 +30,12 @@ class FlowNetwork:
     def minimum_cut(self, source: Hashable, sink: Hashable) -> tuple[int, set[Hashable]]:
         """(flow, nodes on the source's side). Raises ValueError if every cut takes an unlimited edge."""
         flow = 0
-        while True:
+        while flow < UNLIMITED:
             level = self._levels(source)
             if sink not in level:
                 return flow, set(level)
             flow += self._blocking_flow(source, sink, level)
-            if flow >= UNLIMITED:
-                raise ValueError("no finite cut")
+        raise ValueError("no finite cut")
 
     def _levels(self, source: Hashable) -> dict[Hashable, int]:
         """Distance from the source over edges with room."""
@@ -51,29 +50,27 @@ class FlowNetwork:
         return level
 
     def _blocking_flow(self, source: Hashable, sink: Hashable, level: dict[Hashable, int]) -> int:
-        """Push flow along shortest paths until each is full; a node's dead edges are skipped for good."""
-        following: dict[Hashable, int] = defaultdict(int)
-        total, node = 0, source
+        """Push flow along shortest paths until each is full; a node's dead edges are dropped for good."""
+        untried = {node: list(self.edges[node]) for node in level}
+        total = 0
         path: list[int] = []
         while True:
+            node = self.head[path[-1]] if path else source
             if node == sink:
                 pushed = min(self.capacity[edge] for edge in path)
                 for edge in path:
                     self.capacity[edge] -= pushed
                     self.capacity[edge ^ 1] += pushed
                 total += pushed
-                path, node = [], source
-                continue
-            edges = self.edges[node]
-            while following[node] < len(edges):
-                edge = edges[following[node]]
+                path = []
+            elif untried[node]:
+                edge = untried[node][-1]
                 if self.capacity[edge] > 0 and level.get(self.head[edge]) == level[node] + 1:
                     path.append(edge)
-                    node = self.head[edge]
-                    break
-                following[node] += 1
+                else:
+                    untried[node].pop()
+            elif path:
+                dead = path.pop()
+                untried[self.head[dead ^ 1]].pop()
             else:
-                if not path:
-                    return total
-                node = self.head[path.pop() ^ 1]
-                following[node] += 1
+                return total

@@ -16,55 +16,30 @@ from torch._ops import OpOverload
 
 from minicompile import compat
 from minicompile.aot.layout import size_expr
+from minicompile.aot.views import aten_ops
 
 aten = torch.ops.aten
 
-SAME_DTYPE = {
-    aten.add.Tensor,
-    aten.sub.Tensor,
-    aten.mul.Tensor,
-    aten.div.Tensor,
-    aten.neg.default,
-    aten.abs.default,
-    aten.exp.default,
-    aten.log.default,
-    aten.log1p.default,
-    aten.sqrt.default,
-    aten.rsqrt.default,
-    aten.reciprocal.default,
-    aten.tanh.default,
-    aten.sigmoid.default,
-    aten.erf.default,
-    aten.sin.default,
-    aten.cos.default,
-    aten.relu.default,
-    aten.maximum.default,
-    aten.minimum.default,
-}
+SAME_DTYPE = aten_ops(
+    "add.Tensor sub.Tensor mul.Tensor div.Tensor maximum.default minimum.default relu.default "
+    "neg.default abs.default exp.default log.default log1p.default sqrt.default rsqrt.default "
+    "reciprocal.default tanh.default sigmoid.default erf.default sin.default cos.default"
+)
 """Pointwise operators that keep a common floating-point dtype."""
 
-COMPARISONS = {
-    aten.eq.Tensor,
-    aten.ne.Tensor,
-    aten.lt.Tensor,
-    aten.le.Tensor,
-    aten.gt.Tensor,
-    aten.ge.Tensor,
-    aten.eq.Scalar,
-    aten.ne.Scalar,
-    aten.lt.Scalar,
-    aten.le.Scalar,
-    aten.gt.Scalar,
-    aten.ge.Scalar,
-}
+COMPARISONS = aten_ops("eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor") | aten_ops(
+    "eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar"
+)
 
 
 def infer(mode: Any, op: OpOverload, args: Any, kwargs: Any) -> torch.Tensor | None:
     """The fake result of a call, or None if the rules here don't cover it."""
+    if kwargs:
+        return None
     if op in SAME_DTYPE or op in COMPARISONS:
-        return None if kwargs else pointwise(mode, op, args)
+        return pointwise(mode, op, args)
     rule = RULES.get(op)
-    return None if rule is None or kwargs else rule(mode, *args)
+    return None if rule is None else rule(mode, *args)
 
 
 def plain(value: Any) -> bool:
@@ -114,14 +89,13 @@ def pointwise(mode: Any, op: OpOverload, args: Any) -> torch.Tensor | None:
     if not tensors or not all(map(plain, tensors)):
         return None
     first = tensors[0]
-    if not first.is_floating_point() or any(type(number) not in (int, float) for number in numbers):
-        return None
     if any((t.dtype, t.device) != (first.dtype, first.device) for t in tensors):
         return None
-    size = broadcast(tensors)
-    if size is None:
+    if not first.is_floating_point() or any(type(number) not in (int, float) for number in numbers):
         return None
-    return new(mode, size, torch.bool if op in COMPARISONS else first.dtype, first)
+    size = broadcast(tensors)
+    dtype = torch.bool if op in COMPARISONS else first.dtype
+    return None if size is None else new(mode, size, dtype, first)
 
 
 def reduction(
@@ -142,15 +116,13 @@ def matrix_product(mode: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor 
     return new(mode, [*a.shape[:-1], b.shape[-1]], a.dtype, a)
 
 
-def convert(mode: Any, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    return new(mode, list(x.shape), dtype, x) if plain(x) else None
-
-
 RULES: dict[OpOverload, Callable[..., torch.Tensor | None]] = {
     aten.sum.dim_IntList: reduction,
     aten.amax.default: reduction,
     aten.amin.default: reduction,
     aten.mm.default: matrix_product,
     aten.bmm.default: matrix_product,
-    torch.ops.prims.convert_element_type.default: convert,
+    torch.ops.prims.convert_element_type.default: lambda mode, x, dtype: (
+        new(mode, list(x.shape), dtype, x) if plain(x) else None
+    ),
 }

@@ -11,9 +11,9 @@ torch/_functorch/partitioners.py (min_cut_rematerialization_partition).
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -23,48 +23,29 @@ from torch._ops import OpOverload
 from minicompile import compat
 from minicompile.aot.layout import hint
 from minicompile.aot.maxflow import UNLIMITED, FlowNetwork
-from minicompile.aot.result import Partition, SavedValue
-from minicompile.aot.views import alias_root, is_random, is_view, results_of
+from minicompile.aot.result import Partition, RuntimeMetadata, SavedValue
+from minicompile.aot.views import (
+    alias_root,
+    aten_ops,
+    is_pointwise,
+    is_random,
+    is_size,
+    is_symbolic,
+    is_view,
+    results_of,
+)
 from minicompile.ops.graph import Graph, origins_of, output_node, placeholders
 
 aten = torch.ops.aten
+prims = torch.ops.prims
 
-LOOPS = {
-    aten.sum,
-    aten.prod,
-    aten.mean,
-    aten.amax,
-    aten.amin,
-    aten.any,
-    aten.all,
-    aten.argmax,
-    aten.argmin,
-    aten.var_mean,
-    aten.cat,
-    aten.clone,
-    aten.index,
-    aten.gather,
-    aten.flip,
-    aten.full,
-    aten.constant_pad_nd,
-    aten.select_scatter,
-    aten.slice_scatter,
-    aten.sym_size,
-    torch.ops.prims.iota,
-    torch.ops.prims.convert_element_type,
-}
+LOOPS = {prims.iota, prims.convert_element_type} | aten_ops(
+    "sum prod mean amax amin any all argmax argmin var_mean cat clone index index_select "
+    "embedding gather flip full constant_pad_nd select_scatter slice_scatter sym_size"
+)
 """Operators besides views and pointwise ones that become loops of our own, which fusion can merge
 with others.
 """
-
-
-def is_heavy(node: fx.Node) -> bool:
-    """A library call, or as much work: convolutions, matrix products, sorts, scatters, scans."""
-    target = node.target
-    if not isinstance(target, OpOverload) or is_view(node):
-        return False
-    return target.overloadpacket not in LOOPS and torch.Tag.pointwise not in target.tags
-
 
 SHRINKING = 4
 """An operator whose result is this many times smaller than what it reads (a reduction) is worth keeping."""
@@ -76,56 +57,45 @@ FAR = 100
 WRITE_AND_READ = 2
 """Keeping a value that fusion would never have written costs a write and a read."""
 
-
-@dataclass
-class Split:
-    """Forward and backward graphs, and how many values pass between them."""
-
-    forward: Graph
-    backward: Graph
-    partition: Partition
-    saved: int
-    saved_sizes: int
+Saved = dict[fx.Node, str]
+"""Values to keep, and the reason for each."""
 
 
-def partition(joint: Graph, primals: int, mutated: tuple[int, ...], method: str) -> Split:
-    """Split the joint graph, whose output is ((forward results...), (gradients...))."""
-    gm = joint.gm
-    copy_mutated_inputs(gm, [placeholders(gm.graph)[i] for i in mutated])
-    parts = JointParts(gm, primals)
-    saved, reasons = min_cut(parts) if method == "min_cut" else save_all(parts)
-    naive = saved if method == "default" else save_all(parts)[0]
-    saved_tensors = [node for node in parts.nodes if node in saved]
-    sizes = parts.sizes_read_by_backward(saved)
-    forward_nodes, forward = extract(
-        joint, "forward", parts.primals, [*parts.results, *saved_tensors, *sizes], parts.primals
-    )
-    backward_nodes, backward = extract(
-        joint,
-        "backward",
-        [*saved_tensors, *sizes, *parts.tangents],
-        parts.gradients,
-        parts.tangents,
-    )
-    recomputed = [
-        node.name
-        for node in parts.nodes
-        if node in forward_nodes
-        and node in backward_nodes
-        and isinstance(node.target, OpOverload)
-        and not is_view(node)
-    ]
+def partition(
+    joint: Graph, primals: int, metadata: RuntimeMetadata, method: str
+) -> tuple[Graph, Graph, Partition]:
+    """(forward, backward, report) of a joint graph with output ((forward results...), (gradients...)).
+
+    How many values pass between the two goes into `metadata`.
+    """
+    inputs = placeholders(joint.gm.graph)
+    copy_mutated_inputs(joint.gm, [inputs[i] for i in metadata.mutated_inputs])
+    parts = JointParts(joint.gm, primals)
+    naive = save_all(parts)
+    reasons = min_cut(parts) if method == "min_cut" else naive
+    saved = [node for node in parts.nodes if node in reasons]
+    sizes = parts.sizes_read_by_backward(reasons)
+    metadata.saved, metadata.saved_sizes = len(saved) + len(sizes), len(sizes)
+    forward = extract(joint, "forward", parts.primals, [*parts.results, *saved, *sizes])
+    backward = extract(joint, "backward", [*saved, *sizes, *parts.tangents], parts.gradients)
+    twice = computed_names(forward) & computed_names(backward)
     report = Partition(
-        tuple(
-            SavedValue(n.name, None if is_symbolic(n) else bytes_of(n), reasons[n])
-            for n in saved_tensors
-        ),
-        tuple(recomputed),
-        sum(bytes_of(n) for n in saved_tensors),
-        sum(bytes_of(n) for n in naive),
+        tuple(saved_value(node, reasons[node]) for node in saved),
+        tuple(node.name for node in parts.nodes if node.name in twice and not is_view(node)),
+        sum(map(bytes_of, saved)),
+        sum(map(bytes_of, naive)),
         method,
     )
-    return Split(forward, backward, report, len(saved_tensors) + len(sizes), len(sizes))
+    return forward, backward, report
+
+
+def saved_value(node: fx.Node, reason: str) -> SavedValue:
+    size = None if is_symbolic(node) else bytes_of(node)
+    return SavedValue(node.name, size, reason, is_input=node.op == "placeholder")
+
+
+def computed_names(graph: Graph) -> set[str]:
+    return {node.name for node in graph.nodes if isinstance(node.target, OpOverload)}
 
 
 def copy_mutated_inputs(gm: fx.GraphModule, inputs: Iterable[fx.Node]) -> None:
@@ -138,9 +108,8 @@ def copy_mutated_inputs(gm: fx.GraphModule, inputs: Iterable[fx.Node]) -> None:
         with gm.graph.inserting_before(first):
             copied = gm.graph.call_function(aten.clone.default, (node,))
         copied.meta.update(node.meta, phase="forward")
-        for user in list(node.users):
-            if user is not copied:
-                user.replace_input_with(node, copied)
+        for user in set(node.users) - {copied}:
+            user.replace_input_with(node, copied)
 
 
 class JointParts:
@@ -161,10 +130,26 @@ class JointParts:
         self.needed_by_backward = ancestors(self.gradients)
         self.needed_by_forward = ancestors(self.results)
 
-    def read_by_backward(self, node: fx.Node) -> list[fx.Node]:
-        return [u for u in node.users if u in self.after_tangents and u in self.needed_by_backward]
+    def is_backward(self, node: fx.Node) -> bool:
+        """As autograd ran it: after the tangents, or in the backward phase for nothing else."""
+        return node in self.after_tangents or (
+            node.meta.get("phase") == "backward" and node not in self.needed_by_forward
+        )
 
-    def sizes_read_by_backward(self, saved: set[fx.Node]) -> list[fx.Node]:
+    def can_be_kept(self, node: fx.Node) -> bool:
+        """Does the backward need this forward value?"""
+        return (
+            node in self.needed_by_backward
+            and node not in self.after_tangents
+            and not is_size(node)
+        )
+
+    def read_by_backward(self, node: fx.Node) -> bool:
+        return node in self.gradients or any(
+            user in self.after_tangents and user in self.needed_by_backward for user in node.users
+        )
+
+    def sizes_read_by_backward(self, saved: Collection[fx.Node]) -> list[fx.Node]:
         """Symbolic sizes that the backward graph uses, directly or through what it recomputes."""
         used = ancestors(self.gradients, stop=lambda node: node in saved or is_size(node))
         return [node for node in self.nodes if node in used and is_size(node)]
@@ -183,26 +168,16 @@ def ancestors(outputs: Iterable[Any], stop: Any = lambda node: False) -> set[fx.
     return found
 
 
-def is_size(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.SymInt)
-
-
-def is_symbolic(node: fx.Node) -> bool:
-    value = node.meta["val"]
-    return isinstance(value, torch.Tensor) and any(
-        isinstance(size, torch.SymInt) for size in value.shape
-    )
-
-
 def bytes_of(node: fx.Node) -> int:
     """Size of a tensor value, for the sizes at hand; 0 for anything else."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return 0
-    count = value.element_size()
-    for size in value.shape:
-        count *= hint(size)
-    return count
+    return value.element_size() * math.prod(map(hint, value.shape))
+
+
+def bytes_read(node: fx.Node) -> int:
+    return sum(map(bytes_of, node.all_input_nodes))
 
 
 def is_constant(node: fx.Node) -> bool:
@@ -212,64 +187,57 @@ def is_constant(node: fx.Node) -> bool:
     )
 
 
+def is_heavy(node: fx.Node) -> bool:
+    """A library call, or as much work: convolutions, matrix products, sorts, scatters, scans."""
+    target = node.target
+    if not isinstance(target, OpOverload) or is_view(node):
+        return False
+    return target.overloadpacket not in LOOPS and not is_pointwise(target)
+
+
 # Keep everything ---------------------------------------------------------------------------------
 
 
-def save_all(parts: JointParts) -> tuple[set[fx.Node], dict[fx.Node, str]]:
+def save_all(parts: JointParts) -> Saved:
     """Keep what the backward phase reads of the forward phase; of a view, the value it shows."""
-    saved: dict[fx.Node, str] = {}
-    backward = [n for n in parts.nodes if n in parts.needed_by_backward and is_backward(n, parts)]
-    for node in backward:
-        for used in node.all_input_nodes:
-            if not is_backward(used, parts) and not is_size(used):
-                root = alias_root(used)
-                if not is_constant(root):
-                    saved.setdefault(root, f"read by {node.name} in the backward pass")
+    saved: Saved = {}
+    for node in parts.nodes:
+        if node in parts.needed_by_backward and parts.is_backward(node):
+            for used in node.all_input_nodes:
+                if not is_size(used):
+                    saved.setdefault(alias_root(used), f"read by {node.name} in the backward pass")
     for value in parts.gradients:
-        if isinstance(value, fx.Node) and not is_backward(value, parts) and not is_constant(value):
+        if isinstance(value, fx.Node):
             saved.setdefault(alias_root(value), "a gradient by itself")
-    return set(saved), saved
-
-
-def is_backward(node: fx.Node, parts: JointParts) -> bool:
-    return node in parts.after_tangents or (
-        node.meta.get("phase") == "backward" and node not in parts.needed_by_forward
-    )
+    return {
+        node: reason
+        for node, reason in saved.items()
+        if not is_constant(node) and not parts.is_backward(node)
+    }
 
 
 # Minimum cut -------------------------------------------------------------------------------------
 
 
-def min_cut(parts: JointParts) -> tuple[set[fx.Node], dict[fx.Node, str]]:
-    """The cheapest set of values to keep, with the reason for each."""
-    candidates = [
-        n
-        for n in parts.nodes
-        if n in parts.needed_by_backward and n not in parts.after_tangents and not is_size(n)
-    ]
+def min_cut(parts: JointParts) -> Saved:
+    """The cheapest set of values to keep."""
+    candidates = list(filter(parts.can_be_kept, parts.nodes))
     distance = distances(parts)
-    materialized: dict[fx.Node, bool] = {}
+    in_memory = read_by_library_calls(parts)
     network = FlowNetwork()
     bans: dict[fx.Node, str] = {}
     for node in candidates:
-        reason = why_not_recomputed(node, parts, materialized)
-        if reason:
-            bans[node] = reason
+        bans[node] = why_not_recomputed(node, in_memory)
+        if bans[node]:
             network.add_edge("source", (node, "in"), UNLIMITED)
-        if parts.read_by_backward(node) or node in parts.gradients:
+        if parts.read_by_backward(node):
             network.add_edge((node, "out"), "sink", UNLIMITED)
         network.add_edge((node, "in"), (node, "out"), weight(node, distance[node]))
-        for user in node.users:
-            if (
-                user in parts.needed_by_backward
-                and user not in parts.after_tangents
-                and not is_size(user)
-            ):
-                network.add_edge((node, "out"), (user, "in"), UNLIMITED)
-    _, side = network.minimum_cut("source", "sink")
-    saved = {node for node in candidates if (node, "in") in side and (node, "out") not in side}
-    reasons = {node: bans.get(node) or cheaper_reason(node) for node in saved}
-    return saved, reasons
+        for user in filter(parts.can_be_kept, node.users):
+            network.add_edge((node, "out"), (user, "in"), UNLIMITED)
+    side = network.minimum_cut("source", "sink")[1]
+    saved = [node for node in candidates if (node, "in") in side and (node, "out") not in side]
+    return {node: bans[node] or cheaper_reason(node) for node in saved}
 
 
 def distances(parts: JointParts) -> dict[fx.Node, int]:
@@ -281,7 +249,7 @@ def distances(parts: JointParts) -> dict[fx.Node, int]:
     return distance
 
 
-def why_not_recomputed(node: fx.Node, parts: JointParts, materialized: dict[fx.Node, bool]) -> str:
+def why_not_recomputed(node: fx.Node, in_memory: set[fx.Node]) -> str:
     """The reason why a value can't or shouldn't be computed again in the backward; "" if it may be."""
     if node.op == "placeholder":
         return "an input of the graph"
@@ -290,7 +258,7 @@ def why_not_recomputed(node: fx.Node, parts: JointParts, materialized: dict[fx.N
     if node.target is operator.getitem:
         whole = node.args[0]
         assert isinstance(whole, fx.Node)
-        return "" if is_view(node) else why_not_recomputed(whole, parts, materialized)
+        return "" if is_view(node) else why_not_recomputed(whole, in_memory)
     if is_random(node):
         return "random: a second call would draw other numbers"
     if is_view(node):
@@ -299,23 +267,23 @@ def why_not_recomputed(node: fx.Node, parts: JointParts, materialized: dict[fx.N
         return f"{node.target} is expensive to compute again"
     if node.target is aten.clone.default and node.all_input_nodes[0].op == "placeholder":
         return "the old contents of an input that is written to"
-    read = sum(bytes_of(used) for used in node.all_input_nodes)
+    read = bytes_read(node)
     if isinstance(node.meta["val"], torch.Tensor) and bytes_of(node) * SHRINKING < read:
         return f"small result ({bytes_of(node)} bytes) of much input ({read} bytes)"
-    if read_by_heavy(node, parts, materialized):
+    if node in in_memory:
         return "the backward needs it in memory for a library call"
     return ""
 
 
-def read_by_heavy(node: fx.Node, parts: JointParts, known: dict[fx.Node, bool]) -> bool:
-    """Does an expensive backward operator read the value, perhaps through views?"""
-    if node not in known:
-        known[node] = any(
-            (user in parts.after_tangents and is_heavy(user))
-            or (is_view(user) and read_by_heavy(user, parts, known))
-            for user in node.users
-        )
-    return known[node]
+def read_by_library_calls(parts: JointParts) -> set[fx.Node]:
+    """Values that an expensive backward operator reads, perhaps through views."""
+    found: set[fx.Node] = set()
+    for node in reversed(parts.nodes):
+        for user in node.users:
+            heavy = user in parts.after_tangents and is_heavy(user)
+            if heavy or (user in found and is_view(user)):
+                found.add(node)
+    return found
 
 
 def weight(node: fx.Node, distance: int) -> int:
@@ -331,24 +299,22 @@ def weight(node: fx.Node, distance: int) -> int:
 
 
 def cheaper_reason(node: fx.Node) -> str:
-    read = sum(bytes_of(used) for used in node.all_input_nodes)
-    return f"cheaper to keep ({bytes_of(node)} bytes) than the values it is computed from ({read} bytes)"
+    read = f"the values it is computed from ({bytes_read(node)} bytes)"
+    return f"cheaper to keep ({bytes_of(node)} bytes) than {read}"
 
 
 # Extracting the halves ---------------------------------------------------------------------------
 
 
-def extract(
-    joint: Graph, name: str, inputs: list[fx.Node], outputs: list[Any], required: list[fx.Node]
-) -> tuple[set[fx.Node], Graph]:
-    """The part of the joint graph that computes `outputs` from `inputs`; also the old nodes in it."""
+def extract(joint: Graph, name: str, inputs: list[fx.Node], outputs: list[Any]) -> Graph:
+    """The part of the joint graph that computes `outputs` from `inputs`."""
     new = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in inputs:
         copies[node] = new.placeholder(node.name)
         copies[node].meta.update(node.meta)
     inside = ancestors(outputs, stop=lambda node: node in copies) - set(inputs)
-    for node in joint.gm.graph.nodes:
+    for node in joint.nodes:
         if node in inside:
             if node.op == "placeholder":
                 raise AssertionError(f"{name} graph reads {node.name}, which it does not get")
@@ -357,5 +323,4 @@ def extract(
         tuple(copies[value] if isinstance(value, fx.Node) else value for value in outputs)
     )
     result.meta["origins"] = origins_of(output_node(joint.gm.graph))
-    gm = compat.graph_module(joint.gm, new, name)
-    return inside, Graph(gm, name, "partition")
+    return Graph(compat.graph_module(joint.gm, new, name), name, "partition")

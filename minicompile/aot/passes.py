@@ -1,4 +1,4 @@
-"""Clean-up passes on functional graphs: no-ops, constant folding, common subexpressions, dead code.
+"""Passes on functional graphs: no-ops, constant folding, common subexpressions, dead code, patterns.
 
 No pass merges or removes random operators' draws, merges two results that the user may write to
 separately, or touches an operator kept for its effect. A merged node keeps the origins of all it stands for.
@@ -8,18 +8,28 @@ The real compiler: torch/_inductor/fx_passes/{post_grad,joint_graph}.py, torch/_
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
-from minicompile.aot.explicit import is_pointwise
-from minicompile.aot.layout import same_sizes, same_strides, size_expr
-from minicompile.aot.views import alias_root, argument, has_effect, is_random, returned_nodes
+from minicompile.aot.layout import conform, empty_like_layout, same_value
+from minicompile.aot.tracer import Tracer
+from minicompile.aot.views import (
+    alias_root,
+    argument,
+    aten_ops,
+    has_effect,
+    is_pointwise,
+    is_random,
+    is_size,
+    is_symbolic,
+    returned_nodes,
+)
 from minicompile.ops.graph import origins_of
+from minicompile.ops.origin import union
 from minicompile.passes.manager import graph_pass
+from minicompile.passes.patterns import Match, Matcher, Pattern, pattern, patterns
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -35,60 +45,33 @@ def replace(node: fx.Node, by: fx.Node) -> None:
 # No-ops ------------------------------------------------------------------------------------------
 
 
-def _same_value(node: fx.Node) -> bool:
-    """Has the result the type and layout of the first argument?"""
-    first = node.args[0]
-    if not isinstance(first, fx.Node):
-        return False
-    old, new = first.meta["val"], node.meta["val"]
-    return (
-        isinstance(old, torch.Tensor)
-        and isinstance(new, torch.Tensor)
-        and (old.dtype, old.device) == (new.dtype, new.device)
-        and same_sizes(old, new)
-        and same_strides(old, new)
-    )
-
-
-def _identity_order(node: fx.Node) -> bool:
-    order = argument(node, 1)
-    return [d % len(order) for d in order] == list(range(len(order)))
-
-
-def _second_is(number: int) -> Callable[[fx.Node], bool]:
-    def check(node: fx.Node) -> bool:
-        second = argument(node, 1)
-        return isinstance(second, int | float) and second == number and not node.kwargs
-
-    return check
-
-
-NO_OPS: dict[OpOverload, Callable[[fx.Node], bool]] = {
-    aten.clone.default: lambda node: True,
-    aten.view.default: lambda node: True,
-    aten.expand.default: lambda node: True,
-    aten.permute.default: _identity_order,
-    aten.slice.Tensor: lambda node: argument(node, 4, 1) == 1,
-    aten.alias.default: lambda node: True,
-    prims.convert_element_type.default: lambda node: True,
-    aten.mul.Tensor: _second_is(1),
-    aten.div.Tensor: _second_is(1),
-    aten.sub.Tensor: _second_is(0),
-    aten.pow.Tensor_Scalar: _second_is(1),
+NO_OPS = aten_ops("clone.default view.default expand.default permute.default slice.Tensor") | {
+    prims.convert_element_type.default
 }
-"""Operators that give back their argument when the condition holds and type and layout agree.
+"""Operators that give back their argument when type and layout agree."""
 
-x + 0 is not among them: it turns -0.0 into 0.0.
-"""
+NEUTRAL = {aten.mul.Tensor: 1, aten.div.Tensor: 1, aten.sub.Tensor: 0, aten.pow.Tensor_Scalar: 1}
+"""Operators that do so for this number. x + 0 is not among them: it turns -0.0 into 0.0."""
 
 
+def gives_back_argument(node: fx.Node) -> bool:
+    if node.target not in NO_OPS and node.target not in NEUTRAL:
+        return False
+    if node.target in NEUTRAL:
+        number = node.args[1]
+        if not isinstance(number, int | float) or number != NEUTRAL[node.target] or node.kwargs:
+            return False
+    first = node.args[0]
+    return isinstance(first, fx.Node) and same_value(first.meta["val"], node.meta["val"])
+
+
+@graph_pass("remove_no_ops", stage="forward", order=10)
 @graph_pass("remove_no_ops", stage="prims", order=10)
 def remove_no_ops(gm: fx.GraphModule, mode: Any) -> int:
     """Drop calls that return their argument. A copy that gives a result memory of its own stays."""
     changed, returned = 0, returned_nodes(gm.graph)
     for node in list(gm.graph.nodes):
-        rule = NO_OPS.get(node.target)
-        if rule is not None and node not in returned and _same_value(node) and rule(node):
+        if gives_back_argument(node) and node not in returned:
             replace(node, node.args[0])
             changed += 1
     return changed
@@ -122,47 +105,34 @@ def merge_views(gm: fx.GraphModule, mode: Any) -> int:
 
 # Constants ---------------------------------------------------------------------------------------
 
-FOLDED_VIEWS = {
-    aten.expand.default,
-    aten.view.default,
-    aten.permute.default,
-    aten.unsqueeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.slice.Tensor,
-    aten.select.int,
-    aten.clone.default,
-}
+FOLDED_VIEWS = aten_ops(
+    "expand.default view.default permute.default unsqueeze.default squeeze.dim squeeze.dims "
+    "slice.Tensor select.int clone.default"
+)
+SCALAR_OPERANDS = aten_ops("add.Tensor sub.Tensor mul.Tensor div.Tensor")
+"""Binary operators whose second operand may be a number of the same dtype."""
 
 
 def uniform_value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
     """The 0-d tensor that every element of the node equals, computed by eager's own kernels; None
     if unknown.
     """
-    value, target = node.meta.get("val"), node.target
-    if (
-        not isinstance(value, torch.Tensor)
-        or not isinstance(target, OpOverload)
-        or value.is_complex()
-    ):
+    value, target = node.meta["val"], node.target
+    if not isinstance(value, torch.Tensor) or value.is_complex():
         return None
     if target is aten.full.default:
         fill = argument(node, 1)
         return None if isinstance(fill, fx.Node) else torch.full([], fill, dtype=value.dtype)
-    inputs = node.all_input_nodes
-    if not inputs or is_random(node) or any(i not in known for i in inputs if not is_size(i)):
+    inputs = [used for used in node.all_input_nodes if not is_size(used)]
+    if not inputs or is_random(node) or any(used not in known for used in inputs):
         return None
     if target in FOLDED_VIEWS:
-        return known.get(node.args[0])  # type: ignore[arg-type]
-    if not is_pointwise(target) or any(is_size(i) for i in inputs):
+        return known[inputs[0]]
+    if not is_pointwise(target) or inputs != node.all_input_nodes:
         return None
     args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
-    result = target(*args, **kwargs)
+    result = target(*args, **kwargs)  # type: ignore[operator]
     return result if isinstance(result, torch.Tensor) and result.dtype == value.dtype else None
-
-
-def is_size(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.SymInt)
 
 
 @graph_pass("fold_constants", stage="prims", order=20)
@@ -170,57 +140,32 @@ def fold_constants(gm: fx.GraphModule, mode: Any) -> int:
     """What is one number everywhere becomes `full`; a binary operator takes such an operand as a number."""
     known: dict[fx.Node, torch.Tensor] = {}
     changed, returned = 0, returned_nodes(gm.graph)
-    for node in list(gm.graph.nodes):
+    for node in gm.graph.nodes:
         if node.op != "call_function":
             continue
-        found = uniform_value(node, known)
+        found, result = uniform_value(node, known), node.meta["val"]
         if found is not None:
             known[node] = found
-            if (
-                node.target is not aten.full.default
-                and node not in returned
-                and not is_symbolic(node)
-            ):
-                changed += make_full(node, found)
-        elif node.target in SCALAR_OPERANDS:
-            second = node.args[1]
-            if isinstance(second, fx.Node) and second in known and same_dtype(node, second):
-                node.update_arg(1, known[second].item())
+            fixed = result.is_contiguous() and not is_symbolic(node) and node not in returned
+            if fixed and node.target is not aten.full.default:
+                node.target, node.args = aten.full.default, (list(result.shape), found.item())
+                node.kwargs = {"dtype": result.dtype, "device": result.device}
                 changed += 1
+        elif node.target in SCALAR_OPERANDS and node.args[1] in known and same_dtype(node):
+            node.update_arg(1, known[node.args[1]].item())
+            changed += 1
     gm.graph.eliminate_dead_code(has_effect)
     return changed
 
 
-SCALAR_OPERANDS = {
-    aten.add.Tensor,
-    aten.sub.Tensor,
-    aten.mul.Tensor,
-    aten.div.Tensor,
-}
-"""Binary operators whose second operand may be a number of the same dtype."""
-
-
-def same_dtype(node: fx.Node, operand: fx.Node) -> bool:
-    """Would a Python number in place of the operand be computed in the same dtype?"""
-    first = node.args[0]
-    if not isinstance(first, fx.Node):
-        return False
-    dtypes = {first.meta["val"].dtype, operand.meta["val"].dtype, node.meta["val"].dtype}
-    return len(dtypes) == 1 and dtypes <= {torch.float32, torch.float64, torch.int64}
-
-
-def is_symbolic(node: fx.Node) -> bool:
-    return any(not isinstance(size_expr(size), int) for size in node.meta["val"].shape)
-
-
-def make_full(node: fx.Node, value: torch.Tensor) -> int:
-    """Replace a call by `full`; False where the layout would change."""
-    result = node.meta["val"]
-    if not result.is_contiguous():
-        return 0
-    node.target, node.kwargs = aten.full.default, {"dtype": result.dtype, "device": result.device}
-    node.args = (list(result.shape), value.item())
-    return 1
+def same_dtype(node: fx.Node) -> bool:
+    """Would a Python number in place of an operand be computed in the same dtype?"""
+    dtypes = {value.meta["val"].dtype for value in (node, *node.all_input_nodes)}
+    return (
+        isinstance(node.args[0], fx.Node)
+        and len(dtypes) == 1
+        and dtypes <= {torch.float32, torch.float64, torch.int64}
+    )
 
 
 # Common subexpressions ---------------------------------------------------------------------------
@@ -245,11 +190,7 @@ def merge_equal_calls(gm: fx.GraphModule, mode: Any) -> int:
     for node in list(gm.graph.nodes):
         if node.op != "call_function" or is_random(node) or has_effect(node):
             continue
-        key = (
-            node.target,
-            frozen(node.args),
-            tuple((k, frozen(v)) for k, v in sorted(node.kwargs.items())),
-        )
+        key = (node.target, frozen(node.args), frozen(sorted(node.kwargs.items())))
         first = seen.setdefault(key, node)
         if first is not node and alias_root(node) not in returned:
             replace(node, first)
@@ -265,4 +206,86 @@ def remove_dead_code(gm: fx.GraphModule, mode: Any) -> int:
     return before - len(gm.graph.nodes)
 
 
-graph_pass("remove_no_ops", stage="forward", order=10)(remove_no_ops)
+# Patterns ----------------------------------------------------------------------------------------
+
+
+def trace_pattern(entry: Pattern, mode: Any) -> fx.Graph:
+    """The search function as a graph of ATen operators on fakes like the examples."""
+    tracer = Tracer(mode)
+    arguments = [
+        tracer.placeholder(f"x{index}", empty_like_layout(mode, example), {})
+        if isinstance(example, torch.Tensor)
+        else example
+        for index, example in enumerate(entry.examples)
+    ]
+    with torch.no_grad(), tracer.active():
+        result = entry.search(*arguments)
+    return tracer.finish((result,)).graph
+
+
+def replace_match(gm: fx.GraphModule, match: Match, entry: Pattern, mode: Any) -> None:
+    """Compute the replacement before the match's result and use it instead.
+
+    A returned value must have memory of its own, so it is copied if the replacement is something
+    that existed before.
+    """
+    before = set(gm.graph.nodes)
+    returned = match.anchor in returned_nodes(gm.graph)
+    tracer = Tracer(mode, graph=gm.graph)
+    tracer.origins = union(origins_of(node) for node in match.nodes)
+    tracer.phase = match.anchor.meta.get("phase")
+    values = []
+    for given in match.arguments:
+        values.append(given.meta["val"] if isinstance(given, fx.Node) else given)
+        if isinstance(given, fx.Node):
+            tracer.bind(given.meta["val"], given)
+    with gm.graph.inserting_before(match.anchor), torch.no_grad(), tracer.active():
+        result = conform(f"pattern {entry.name}", entry.replace(*values), match.anchor.meta["val"])
+        replacement = tracer.argument(result)
+        if returned and alias_root(replacement) in before:
+            replacement = tracer.argument(result.clone())
+    match.anchor.replace_all_uses_with(replacement)
+
+
+def apply_patterns(gm: fx.GraphModule, mode: Any, stage: str) -> int:
+    """Rewrite every occurrence of every pattern of the stage, once through the graph."""
+    found = 0
+    for name in patterns:
+        entry = patterns[name]
+        if entry.stage != stage:
+            continue
+        matcher = Matcher(entry, trace_pattern(entry, mode))
+        for node in list(gm.graph.nodes):
+            match = matcher.match(node) if node.op == "call_function" and node.users else None
+            if match is not None:
+                replace_match(gm, match, entry, mode)
+                found += 1
+    if found:
+        gm.graph.eliminate_dead_code(has_effect)
+    return found
+
+
+@graph_pass("patterns", stage="full", order=50)
+def full_patterns(gm: fx.GraphModule, mode: Any) -> int:
+    return apply_patterns(gm, mode, "full")
+
+
+@graph_pass("patterns", stage="prims", order=25)
+def prims_patterns(gm: fx.GraphModule, mode: Any) -> int:
+    return apply_patterns(gm, mode, "prims")
+
+
+EXAMPLE = torch.empty(2, 2)
+
+
+@pattern("relu_of_relu", search=lambda x: torch.relu(torch.relu(x)), examples=[EXAMPLE])
+def _relu(x: torch.Tensor) -> torch.Tensor:
+    """The second one changes nothing."""
+    return torch.relu(x)
+
+
+@pattern(
+    "double_negation", search=lambda x: torch.neg(torch.neg(x)), examples=[EXAMPLE], stage="prims"
+)
+def _itself(x: torch.Tensor) -> torch.Tensor:
+    return x

@@ -45,13 +45,17 @@ class OutputSpec:
     offset: Any = 0
     requires_grad: bool = False
 
+    @property
+    def is_view(self) -> bool:
+        return self.kind in ("view", "input_view")
+
 
 @dataclass
 class RuntimeMetadata(Shown):
     """Everything the runtime wrapper must do around the two compiled graphs."""
 
     outputs: tuple[OutputSpec, ...]
-    mutated_inputs: tuple[int, ...]
+    mutated_inputs: tuple[int, ...] = ()
     """Inputs whose new contents the forward returns, to be copied back, in order."""
     differentiable_inputs: tuple[int, ...] = ()
     """Inputs that get a gradient."""
@@ -65,14 +69,17 @@ class RuntimeMetadata(Shown):
     result_requires_grad: tuple[bool, ...] = ()
     """For each fresh output, then each base: does a gradient (tangent) come back for it?"""
 
+    @property
+    def returned(self) -> int:
+        """How many results of the forward are outputs or bases: the first ones."""
+        return sum(spec.kind == "fresh" for spec in self.outputs) + self.bases
+
     def __str__(self) -> str:
-        lines = [
-            f"runtime metadata: {len(self.outputs)} outputs, {self.saved} saved, trains={self.trains}"
-        ]
-        lines += [
-            f"  output {i}: {spec.kind}" + (f" of {spec.base}" if spec.base >= 0 else "")
-            for i, spec in enumerate(self.outputs)
-        ]
+        counts = f"{len(self.outputs)} outputs, {self.saved} saved, trains={self.trains}"
+        lines = [f"runtime metadata: {counts}"]
+        for i, spec in enumerate(self.outputs):
+            of = f" of {spec.base}" if spec.base >= 0 else ""
+            lines.append(f"  output {i}: {spec.kind}{of}")
         if self.mutated_inputs:
             lines.append(f"  copied back into inputs: {list(self.mutated_inputs)}")
         return "\n".join(lines)
@@ -85,6 +92,8 @@ class SavedValue:
     name: str
     bytes: int | None
     reason: str
+    is_input: bool = False
+    """It exists anyway: keeping it writes nothing."""
 
 
 @dataclass
@@ -104,6 +113,11 @@ class Partition(Shown):
             f"(saving all that backward reads: {self.default_bytes}), "
             f"recomputes {len(self.recomputed)} operations"
         ]
+        inputs = [v.bytes or 0 for v in self.saved if v.is_input]
+        if inputs:
+            lines.append(
+                f"  {sum(inputs)} of the bytes are {len(inputs)} inputs, which exist anyway"
+            )
         for v in self.saved:
             size = v.bytes if v.bytes is not None else "symbolic"
             lines.append(f"  saved {v.name}: {size} bytes, {v.reason}")
@@ -135,10 +149,6 @@ class AotResult(Shown):
 
     def __str__(self) -> str:
         counts = ", ".join(f"{name} {graph.op_count}" for name, graph in self.levels.items())
-        parts = [f"ahead-of-time autograd: operations by level: {counts}", str(self.metadata)]
-        if self.partition is not None:
-            parts.append(str(self.partition))
-        parts.append(str(self.forward))
-        if self.backward is not None:
-            parts.append(str(self.backward))
-        return "\n\n".join(parts)
+        headline = f"ahead-of-time autograd: operations by level: {counts}"
+        shown = (self.metadata, self.partition, self.forward, self.backward)
+        return "\n\n".join([headline, *(str(part) for part in shown if part is not None)])

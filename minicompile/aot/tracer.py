@@ -53,12 +53,8 @@ class SizeNodes:
                 if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                     self.sources.setdefault(size.node.expr, (node, dim))
 
-    def argument(
-        self, value: torch.SymInt | torch.SymFloat, meta: Mapping[str, Any]
-    ) -> fx.Node | int | float:
-        return self._node(value.node.expr, value.node.shape_env, meta)
-
-    def _node(self, expr: sympy.Expr, env: Any, meta: Mapping[str, Any]) -> fx.Node | int | float:
+    def argument(self, expr: sympy.Expr, env: Any, meta: Mapping[str, Any]) -> Any:
+        """The node that computes an expression, or the number it is."""
         if expr.is_Integer:
             return int(expr)
         if expr.is_number:
@@ -71,8 +67,8 @@ class SizeNodes:
             node = self.graph.call_function(aten.sym_size.int, self.sources[expr])
         else:
             target, parts = _size_operation(expr)
-            arguments = [self._node(part, env, meta) for part in parts]
-            node = self.graph.call_function(target, (arguments[0], arguments[1]))
+            arguments = tuple(self.argument(part, env, meta) for part in parts)
+            node = self.graph.call_function(target, arguments)
         node.meta.update(meta, val=torch.SymInt(SymNode(expr, env, int)))
         self.nodes[expr] = node
         return node
@@ -118,6 +114,7 @@ class Tracer(compat.TorchDispatchMode):
         self.sizes = SizeNodes(self.graph)
         self.origins: Origins = NO_ORIGINS
         self.phase: str | None = None
+        self._last_input: fx.Node | None = None
         self._bound: dict[int, tuple[torch.Tensor, fx.Node]] = {}
 
     @contextlib.contextmanager
@@ -139,25 +136,30 @@ class Tracer(compat.TorchDispatchMode):
         elif isinstance(value, torch.SymInt):
             self.sizes.nodes.setdefault(value.node.expr, node)
         elif isinstance(value, tuple | list):
-            kept = tuple(self._bind_part(item, node, index) for index, item in enumerate(value))
+            kept = tuple(self._bind_part(part, node, index) for index, part in enumerate(value))
         node.meta["val"] = kept
         return kept
 
     def _bind_part(self, value: Any, whole: fx.Node, index: int) -> Any:
         if value is None:
             return None
-        part = self.graph.call_function(operator.getitem, (whole, index))
-        part.meta.update(self.new_meta())
-        return self.bind(value, part)
+        return self.bind(value, self.new_node("call_function", operator.getitem, (whole, index)))
 
-    def new_meta(self) -> dict[str, Any]:
-        meta: dict[str, Any] = {"origins": self.origins}
-        if self.phase is not None:
-            meta["phase"] = self.phase
-        return meta
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What new nodes remember."""
+        return {"origins": self.origins, "phase": self.phase}
+
+    def new_node(
+        self, kind: str, target: Any, args: Any = (), kwargs: Any = None, name: str | None = None
+    ) -> fx.Node:
+        node = self.graph.create_node(kind, target, args, kwargs, name)
+        node.meta.update(self.meta)
+        return node
 
     def placeholder(self, name: str, value: Any, meta: Mapping[str, Any]) -> Any:
-        node = self.graph.placeholder(name)
+        with self.graph.inserting_after(self._last_input):
+            node = self._last_input = self.graph.placeholder(name)
         node.meta.update(meta)
         self.sizes.add_input(node, value)
         self.bind(value, node)
@@ -178,7 +180,7 @@ class Tracer(compat.TorchDispatchMode):
             found = self._bound.get(id(value))
             return found[1] if found is not None else self._constant(value)
         if isinstance(value, torch.SymInt | torch.SymFloat):
-            return self.sizes.argument(value, self.new_meta())
+            return self.sizes.argument(value.node.expr, value.node.shape_env, self.meta)
         return value
 
     def _constant(self, value: torch.Tensor) -> fx.Node:
@@ -187,34 +189,31 @@ class Tracer(compat.TorchDispatchMode):
             raise Unsupported("a tensor appeared in the graph that no recorded operator made")
         if value.requires_grad:
             raise Unsupported("a tensor that requires grad is used without being a graph input")
-        fake = self.mode.from_tensor(value)
         if value.numel() == 1 and not value.is_complex() and value.device.type == "cpu":
             with compat.no_dispatch_modes():
                 arguments = (list(value.shape), value.item())
-            options: dict[str, Any] = {"dtype": value.dtype, "device": value.device}
-            node = self.graph.create_node(
-                "call_function", aten.full.default, arguments, options, "full"
-            )
+            options = {"dtype": value.dtype, "device": value.device}
+            node = self.new_node("call_function", aten.full.default, arguments, options, "full")
         else:
             name = f"constant{len(self.constants)}"
             self.constants[name] = value
-            node = self.graph.create_node("get_attr", name)
-        node.meta.update(self.new_meta(), val=fake)
+            node = self.new_node("get_attr", name)
+        node.meta["val"] = self.mode.from_tensor(value)
         self._bound[id(value)] = (value, node)
         return node
 
-    def copy(self, node: fx.Node, read: Callable[[fx.Node], Any]) -> Any:
-        """Copy a call of another graph with its value; `read` gives the values here of that graph's nodes."""
+    def copy(self, node: fx.Node, gm: fx.GraphModule, read: Callable[[fx.Node], Any]) -> Any:
+        """Copy a node of `gm` with its value; `read` gives the values here of that graph's nodes."""
+        value = node.meta["val"]
+        if node.op == "placeholder":
+            meta = {key: kept for key, kept in node.meta.items() if key != "val"}
+            return self.placeholder(node.name, value, meta)
+        if node.op == "get_attr":
+            self.constants[str(node.target)] = getattr(gm, str(node.target))
+            self.bind(value, self.new_node("get_attr", node.target))
+            return value
         args, kwargs = fx.map_arg((node.args, node.kwargs), read)
-        return self.record(node.target, args, kwargs, node.meta["val"])
-
-    def attribute(self, name: str, constant: torch.Tensor, fake: Any) -> Any:
-        """A tensor constant of another graph."""
-        self.constants[name] = constant
-        node = self.graph.create_node("get_attr", name)
-        node.meta.update(self.new_meta())
-        self.bind(fake, node)
-        return fake
+        return self.record(node.target, args, kwargs, value)
 
     # Recording
 
@@ -245,10 +244,8 @@ class Tracer(compat.TorchDispatchMode):
     def record(self, func: Any, args: Any, kwargs: Any, value: Any) -> Any:
         """Append the call of `func`, whose result is `value`."""
         node_args, node_kwargs = compat.map_aggregate((args, kwargs), self.argument)
-        node = self.graph.create_node(
-            "call_function", func, node_args, dict(node_kwargs), node_name(func)
-        )
-        node.meta.update(self.new_meta())
+        name = func.overloadpacket.__name__.strip("_") if isinstance(func, OpOverload) else None
+        node = self.new_node("call_function", func, node_args, dict(node_kwargs), name)
         self.bind(value, node)
         return value
 
@@ -259,8 +256,3 @@ class Tracer(compat.TorchDispatchMode):
         for attribute, tensor in self.constants.items():
             root.register_buffer(attribute, tensor, persistent=False)
         return compat.graph_module(root, self.graph, name)
-
-
-def node_name(target: Any) -> str | None:
-    """`add` for aten.add.Tensor; None lets fx choose."""
-    return target.overloadpacket.__name__.strip("_") if isinstance(target, OpOverload) else None

@@ -1,4 +1,4 @@
-"""What passes must know of operators: views, effects, randomness."""
+"""What passes must know of a node: is it a view, a size, random, kept for its effect?"""
 
 from __future__ import annotations
 
@@ -17,6 +17,11 @@ ALIASES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, ate
 """The same elements in the same places: functional graphs do without them."""
 
 
+def aten_ops(names: str) -> set[Any]:
+    """The operators with these names: `add.Tensor` is an overload, `add` the group of them."""
+    return {operator.attrgetter(name)(aten) for name in names.split()}
+
+
 def is_view(node: fx.Node) -> bool:
     """Does the node return (part of) its first argument's memory, by its schema?"""
     target = node.target
@@ -25,11 +30,10 @@ def is_view(node: fx.Node) -> bool:
         return isinstance(whole, fx.Node) and is_view(whole)
     if not isinstance(target, OpOverload):
         return False
-    if target is aten._unsafe_view.default:
-        return True
     returns = target._schema.returns
-    return bool(returns) and all(
-        r.alias_info is not None and not r.alias_info.is_write for r in returns
+    return target is aten._unsafe_view.default or (
+        bool(returns)
+        and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
     )
 
 
@@ -49,11 +53,33 @@ def has_effect(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and not node.target._schema.returns
 
 
+def is_tagged(target: object, tag: torch.Tag) -> bool:
+    return isinstance(target, OpOverload) and tag in target.tags
+
+
 def is_random(node: fx.Node) -> bool:
     """Would a second call give other numbers?"""
-    return (
-        isinstance(node.target, OpOverload)
-        and torch.Tag.nondeterministic_seeded in node.target.tags
+    return is_tagged(node.target, torch.Tag.nondeterministic_seeded)
+
+
+def is_pointwise(target: object) -> bool:
+    return is_tagged(target, torch.Tag.pointwise)
+
+
+def is_inplace_view(target: object) -> bool:
+    """`t_`, `unsqueeze_`: same memory, the tensor's own shape changes."""
+    return is_tagged(target, torch.Tag.inplace_view)
+
+
+def is_size(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.SymInt)
+
+
+def is_symbolic(node: fx.Node) -> bool:
+    """A tensor with a size that isn't known when compiling."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and any(
+        isinstance(size, torch.SymInt) for size in value.shape
     )
 
 

@@ -1,70 +1,301 @@
-"""What the shapes of C kernels have in common: loop variables, pragmas, scratch, chunks of r."""
+"""The loop nests of C kernels: one inner loop in vectors, along x or along r, and what stands around it.
+
+    pointwise   loops over x, the innermost in vectors
+    squares     the same by squares of two x, so that loads that jump can be turned in the cache
+    rows        for each x: loops over r in vectors, one per phase, scratch rows between them
+    columns     for each tile of x: loops over r, inside them a loop over the tile in vectors
+
+A reduction has one accumulator in a kernel of rows, and an array of them, one for each column of a tile, in
+a kernel of columns; `accumulator` and `each_lane` are where the two differ. In both, threads can share
+chunks of the outermost r: partial results are combined in the order of the chunks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import sympy
+import torch
 
 from minicompile.codegen.cpp_ops import CTYPES
-from minicompile.codegen.cpp_values import Loop, ValuePrinter
-from minicompile.codegen.plan import Phase
-from minicompile.codegen.rules import is_update, separates
-from minicompile.scheduling.body import Value
-from minicompile.shapes.expr import Size
+from minicompile.codegen.cpp_values import ALIGNED, Loop, ValuePrinter, is_positional
+from minicompile.codegen.phases import cone, varying
+from minicompile.codegen.plan import KernelPlan, count
+from minicompile.codegen.rules import is_update, separates, transposed
+from minicompile.scheduling.body import Value, iterate_indices
+from minicompile.shapes.expr import Size, coefficient_of
+
+OUTER_ITERATIONS = 8
+"""Outer loops with fewer iterations leave threads idle: then the inner loop is shared."""
 
 LONG_ROW = 8192
 """Float sums over longer rows are summed in blocks, so that rounding errors don't pile up."""
 
 BLOCK = 1024
 
+_CLAUSE = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
+
 
 class LoopPrinter(ValuePrinter):
-    """Loops of a plan, before they have a shape."""
+    """Prints the loops of a plan and everything inside them."""
+
+    def __init__(self, plan: KernelPlan) -> None:
+        super().__init__(plan)
+        columns = bool(plan.reduction_ranges) and plan.vector_axis == "x"
+        self.tile = plan.tiles["x"] if columns else 0
+        """Columns of a tile; 0 in kernels of rows."""
+        self.lane = ""
+        """The column at hand: its place in the tile."""
+
+    def body(self) -> None:
+        """The loops that the plan asks for. Those of one iteration are no loops."""
+        used = set().union(*(index.free_symbols for index in iterate_indices(self.plan.body)))
+        for var, size in self.plan.body.all_ranges.items():
+            if size == 1 and var in used:
+                self.line(f"const int64_t {var} = 0;")
+        if self._is_split():
+            self._chunks()
+        if not self.plan.reduction_ranges:
+            values = [v for phase in self.plan.phases for v in phase.values]
+            if self.plan.tiles:
+                self._squares(values)
+            else:
+                self._pointwise(values)
+        elif self.tile:
+            self._columns()
+        else:
+            self._rows()
+
+    # ---- what the shapes have in common
 
     def _x_loops(self) -> list[Loop]:
-        return [(var, size) for var, size in self.plan.ranges.items() if size != 1]
+        return [Loop(var, size) for var, size in self.plan.ranges.items() if size != 1]
 
     def _r_loops(self) -> list[Loop]:
-        found = [(var, size) for var, size in self.plan.reduction_ranges.items() if size != 1]
-        return found or [next(iter(self.plan.reduction_ranges.items()))]
+        found = [Loop(var, size) for var, size in self.plan.reduction_ranges.items()]
+        return [loop for loop in found if loop.size != 1] or found[:1]
 
     def _parallel(self, nest: int = 1, simd: bool = False) -> str:
         """`parallel for`, or nothing where one thread does it all."""
         plan = self.plan
-        if not plan.parallel or any(is_update(store) for store in plan.body.stores):
+        if not plan.parallel or nest == 0 or any(map(is_update, plan.body.stores)):
             return ""  # scatters run in order: two iterations may change the same element
         clauses = ["parallel for" + (" simd" if simd else "")]
         if nest > 1:
             clauses.append(f"collapse({nest})")
         if plan.parallel_above:
-            sizes = [self.index(s) for s in plan.body.all_ranges.values() if s != 1]
-            total = "*".join(f"({s})" if " " in s else s for s in sizes)
-            clauses.append(f"if(parallel: {total} > {plan.parallel_above})")
+            sizes = [self.index.within(s) for s in plan.body.all_ranges.values() if s != 1]
+            clauses.append(f"if(parallel: {'*'.join(sizes)} > {plan.parallel_above})")
         if self.checks:
             clauses.append("reduction(|:error)")
         return " ".join(clauses)
 
-    def _simd(self, values: Sequence[Value], var: sympy.Symbol, clauses: Sequence[str] = ()) -> str:
-        """`simd` with its reductions, or nothing where iterations depend on each other."""
+    def _simd(self, values: Collection[Value], var: sympy.Symbol, riding: bool = False) -> str:
+        """`simd` with its reductions, or nothing where iterations depend on each other.
+
+        `riding`: the loop runs along r, and its reductions are accumulated across its iterations.
+        """
         plan = self.plan
         updates = [v for v in values if v.op == "store" and is_update(v)]
         if plan.vector_width == 1 or not all(separates(v, var, plan.body) for v in updates):
             return ""
+        clauses: dict[str, list[str]] = {}
+        for value in values:
+            if value.op == "reduction" and riding:
+                extremum = value.kind in ("max", "min") and value.dtype.is_floating_point
+                if extremum or is_positional(value):  # OpenMP's own max and min may drop a NaN
+                    return ""
+                clauses.setdefault(_CLAUSE[value.kind], []).append(self.names[value])
+        if any(v.check for v in values):
+            clauses.setdefault("|", []).append("error")
         found = ["simd" if plan.vector_width >= 8 else f"simd simdlen({plan.vector_width})"]
-        found += clauses
-        if any(self.can_fail(v) for v in values):
-            found.append("reduction(|:error)")
+        found += [f"reduction({sign}:{', '.join(names)})" for sign, names in clauses.items()]
         return " ".join(found)
+
+    def _inner(
+        self,
+        loop: Loop,
+        values: Collection[Value],
+        pragma: str,
+        scratch: Mapping[Value, str] | None = None,
+    ) -> None:
+        """The innermost loop. `scratch`: where values stand that other loops compute or need."""
+        places = scratch or {}
+        with self.loop(loop, pragma):
+            for value in self.in_order(operands(values) - set(values)):
+                if value in places:
+                    self.declare(value, places[value])
+            self.compute(values, self._accumulate)
+            for value in values:
+                if value in places and value.op != "reduction":
+                    self.line(f"{places[value]} = {self.names[value]};", value.origins)
 
     def _scratch(self, values: Iterable[Value], suffix: str, length: int) -> None:
         for value in values:
             text = f"{CTYPES[value.dtype]} {self.names[value]}{suffix}[{length}]"
-            self.line(f"{text} __attribute__((aligned(64)));", value.origins)
+            self.line(f"{text} {ALIGNED};", value.origins)
 
-    def _chunks(self) -> tuple[int, str]:
-        """Declare how many chunks the outermost r has; returns the most there can be and where r ends."""
-        _, size = self._r_loops()[0]
+    def _end(self, var: sympy.Symbol, start: str, step: int, size: str) -> None:
+        """Declare where a piece of a loop ends."""
+        self.line(f"const int64_t {var}_end = {least(f'{start} + {step}', size)};")
+
+    # ---- pointwise kernels
+
+    def _pointwise(self, values: Sequence[Value]) -> None:
+        nest = self._x_loops()
+        if not nest:
+            self.compute(values)
+            return
+        *outer, inner = nest
+        moving = varying(values, {inner.var})
+        inside = [v for v in values if v in moving or v.op == "store"]
+        simd = self._simd(inside, inner.var)
+        share_outer = count((loop.size for loop in outer), self.plan.hints) >= OUTER_ITERATIONS
+        if not share_outer and self._parallel():
+            around, simd = "", self._parallel(simd=bool(simd))
+        else:
+            around = self._parallel(len(outer))
+        with self.loops(outer, around):
+            self.compute(v for v in values if v not in inside)
+            self._inner(inner, inside, simd)
+
+    def _squares(self, values: Sequence[Value]) -> None:
+        """Loads that jump along the inner loop fill squares of scratch first."""
+        nest = self._x_loops()
+        sides = [loop for loop in nest if str(loop.var) in self.plan.tiles]
+        outer = [loop for loop in nest if loop not in sides]
+        across, inner = (loop.var for loop in sides)
+        tile = self.plan.tiles[str(inner)]
+        starts = [Loop(f"{var}_start", size, step=tile) for var, size, *_ in sides]
+        with self.loops([*outer, *starts], self._parallel(len(nest))):
+            for var, size, *_ in sides:
+                self._end(var, f"{var}_start", tile, self.index(size))
+            place = f"{tile}*({across} - {across}_start) + {inner} - {inner}_start"
+            squares: dict[Value, str] = {}
+            for value in values:
+                if transposed(value, inner, across):
+                    self._turn(value, across, inner, tile)
+                    squares[value] = f"{self.names[value]}_square[{place}]"
+            rows, columns = (Loop(v, 0, f"{v}_start", f"{v}_end") for v in (across, inner))
+            simd = self._simd(values, inner)
+            with self.loop(rows):
+                self._inner(columns, [v for v in values if v not in squares], simd, squares)
+
+    def _turn(self, value: Value, across: sympy.Symbol, inner: sympy.Symbol, tile: int) -> None:
+        """Copy the square of a load, turned, into scratch."""
+        assert value.index is not None
+        corner = {
+            var: sympy.Symbol(f"{var}_start", integer=True, nonnegative=True)
+            for var in (across, inner)
+        }
+        self._scratch([value], "_square", tile * tile)
+        source = f"{self.arguments[value.buffer].name} + {self.index(value.index.xreplace(corner))}"
+        jump = self.index(coefficient_of(value.index, inner))
+        counts = f"{inner}_end - {inner}_start, {across}_end - {across}_start"
+        target = f"{self.names[value]}_square, {tile}"
+        call = f"mc_transpose_{value.dtype.itemsize}({source}, {jump}, {target}, {counts})"
+        self.line(f"{call};", value.origins)
+
+    # ---- kernels with reductions: loops over x
+
+    def _rows(self) -> None:
+        nest = self._x_loops()
+        pragma = "" if self._is_split() else self._parallel(len(nest))
+        with self.loops(nest, pragma):
+            self._scratch(self.in_order(self.plan.stashed), "_row", self.plan.row_length)
+            for phase in self.plan.phases:
+                if phase.level == "row":
+                    self.compute(phase.values)
+                else:
+                    self._loop_phase(phase.values, self._row)
+
+    def _columns(self) -> None:
+        *outer, last = self._x_loops()
+        inner, size = last.var, last.size
+        tiled = not isinstance(size, int) or size > self.tile
+        fixed = self._fixed(inner)
+        together = len(outer) + (tiled and not fixed)  # loops without anything in between
+        shared = bool(outer or tiled) and not self._is_split()
+        pragma = self._parallel(max(together, 1)) if shared else ""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.loops(outer, pragma))
+            self.compute(self.in_order(fixed))
+            columns, self.lane = last, str(inner)
+            if tiled:
+                start = f"{inner}_start"
+                tiles = Loop(start, size, step=self.tile)
+                stack.enter_context(self.loop(tiles, "" if outer else pragma))
+                self._end(inner, start, self.tile, self.index(size))
+                columns, self.lane = Loop(inner, size, start, f"{inner}_end"), f"{inner} - {start}"
+            carried = self.in_order(self._carried() - fixed)
+            self._scratch([v for v in carried if v.op != "reduction"], "_tile", self.tile)
+            arrays = {v: self.accumulator(v) for v in carried}
+
+            def lanes(values: Sequence[Value]) -> None:
+                self._inner(columns, values, self._simd(values, inner), arrays)
+
+            def one_row(values: Sequence[Value], stretch: Stretch) -> None:
+                with self.loop(stretch.loop):
+                    lanes(values)
+
+            for phase in self.plan.phases:
+                values = [v for v in phase.values if v not in fixed]
+                if phase.level == "loop":
+                    self._loop_phase(values, one_row)
+                elif values:
+                    lanes(values)
+
+    def _fixed(self, inner: sympy.Symbol) -> frozenset[Value]:
+        """Row values that need no reduction and don't vary along the tile."""
+        first = self.plan.phases[0]
+        if first.level != "row":
+            return frozenset()
+        moving = varying(first.values, {inner})
+        return frozenset(v for v in first.values if v not in moving and v.op != "store")
+
+    def _carried(self) -> frozenset[Value]:
+        """Row values and reductions that another phase than their own reads."""
+        read = (operands(phase.values) - set(phase.values) for phase in self.plan.phases)
+        found = frozenset[Value]().union(*read)
+        return frozenset(v for v in found - self.plan.loop if v.op != "constant")
+
+    # ---- loops over r
+
+    def _is_split(self) -> bool:
+        """Threads share chunks of r."""
+        return "r" in self.plan.tiles
+
+    def _loop_phase(self, values: Sequence[Value], innermost: Innermost) -> None:
+        """One sweep over r; or threads share it, and their results are combined in order."""
+        if not self._is_split():
+            self._sweep(values, innermost)
+            return
+        reductions = [v for v in values if v.op == "reduction"]
+        parts = [(v, *found) for v in reductions for found in self.accumulators(v)]
+        size = self.index(self._r_loops()[0].size)
+        most = self.plan.tiles["chunks"]
+        for value, suffix, ctype, _ in parts:
+            length = most * max(self.tile, 1)
+            self.line(f"{ctype} {self.names[value]}{suffix}_parts[{length}];", value.origins)
+        self.pragma(self._parallel())
+        with self.braces("for (int64_t c = 0; c < chunks; c++)"):
+            self.line(f"const int64_t end = {least('(c + 1) * chunk', size)};")
+            self._sweep(values, innermost, "c * chunk", "end")
+            for value, suffix, _, _ in parts:
+                with self.each_lane():
+                    result = self.accumulator(value, suffix)
+                    self.line(f"{self._part(value, suffix)} = {result};", value.origins)
+        for value in reductions:
+            self._start(value)
+            with self.braces("for (int64_t c = 0; c < chunks; c++)"), self.each_lane():
+                best = self._part(value, "_best" if is_positional(value) else "")
+                self._take(value, best, self._part(value))
+
+    def _chunks(self) -> None:
+        """Declare how many chunks the outermost r has, and how long they are."""
+        size = self._r_loops()[0].size
         chunk, most, text = self.plan.tiles["r"], self.plan.tiles["chunks"], self.index(size)
         if isinstance(size, int):
             self.line(f"const int64_t chunk = {chunk}, chunks = {-(-size // chunk)};")
@@ -72,27 +303,187 @@ class LoopPrinter(ValuePrinter):
             fair = f"({text} + {most - 1}) / {most}"
             self.line(f"const int64_t chunk = {fair} > {chunk} ? {fair} : {chunk};")
             self.line(f"const int64_t chunks = ({text} + chunk - 1) / chunk;")
-        return most, text
+
+    def _sweep(
+        self, values: Sequence[Value], innermost: Innermost, start: str = "0", stop: str = ""
+    ) -> None:
+        """Loops over r with their accumulators; `start` and `stop` bound the outermost variable.
+
+        Long float sums go in blocks: each block sums for itself, and the sums are added up as doubles.
+        """
+        *outer, last = self._r_loops()
+        inner, size = last.var, last.size
+        reductions = [v for v in values if v.op == "reduction"]
+        sums = [v for v in reductions if v.kind == "sum" and v.dtype.is_floating_point]
+        in_blocks = is_long(size) and bool(sums or any(map(self._by_row, reductions)))
+        totals = sums if in_blocks else []
+        at_once = not outer and not in_blocks
+        for value in reductions:
+            if not (at_once and self._by_row(value)):
+                self._start(value)
+            if value in totals:
+                self._declare_accumulator(value, "_total", "double", "0.0")
+        with contextlib.ExitStack() as stack:
+            for loop in outer:
+                stack.enter_context(self.loop(loop._replace(start=start, stop=stop)))
+                start, stop = "0", ""
+            if in_blocks:
+                block = f"{inner}_block"
+                stack.enter_context(self.loop(Loop(block, size, start, stop, BLOCK)))
+                self._end(inner, block, BLOCK, stop or self.index(size))
+                self._for_each(totals, "{0} = 0;")
+                start, stop = block, f"{inner}_end"
+            most = BLOCK if in_blocks or not isinstance(size, int) else size
+            loop = Loop(inner, size, start, stop or self.index(size))
+            innermost(values, Stretch(loop, most, at_once))
+            self._for_each(totals, "{1} += {0};")
+        self._for_each(totals, "{0} = {1};")
+
+    # ---- accumulators
+
+    def accumulator(self, value: Value, suffix: str = "") -> str:
+        """The accumulator of a reduction: one, or that of the column at hand."""
+        name = self.names[value] + suffix
+        return f"{name}_tile[{self.lane}]" if self.tile else name
+
+    @contextlib.contextmanager
+    def each_lane(self) -> Iterator[None]:
+        """What follows is done for each column of the tile; a kernel of rows does it once."""
+        if not self.tile:
+            yield
+            return
+        outside, self.lane = self.lane, "j"
+        with self.loop(Loop("j", self.tile), "simd"):
+            yield
+        self.lane = outside
+
+    def _for_each(self, values: Iterable[Value], text: str) -> None:
+        """A line for each accumulator, {0}, and its total, {1}."""
+        for value in values:
+            with self.each_lane():
+                places = self.accumulator(value), self.accumulator(value, "_total")
+                self.line(text.format(*places), value.origins)
+
+    def _start(self, value: Value) -> None:
+        for suffix, ctype, initial in self.accumulators(value):
+            self._declare_accumulator(value, suffix, ctype, initial)
+
+    def _declare_accumulator(self, value: Value, suffix: str, ctype: str, initial: str) -> None:
+        if self.tile:
+            array = f"{self.names[value]}{suffix}_tile[{self.tile}]"
+            self.line(f"{ctype} {array} {ALIGNED};", value.origins)
+            ctype = ""
+        with self.each_lane():
+            text = f"{ctype} {self.accumulator(value, suffix)} = {initial};"
+            self.line(text.lstrip(), value.origins)
+
+    def _part(self, value: Value, suffix: str = "") -> str:
+        """The result of chunk c."""
+        place = f"c * {self.tile} + {self.lane}" if self.tile else "c"
+        return f"{self.names[value]}{suffix}_parts[{place}]"
+
+    def _accumulate(self, value: Value) -> None:
+        self._take(value, self.ref(value.inputs[0]), self.index(self.place()))
+
+    def _take(self, value: Value, source: str, position: str) -> None:
+        """One more element, or the result of a chunk, into the accumulator."""
+        total, best = self.accumulator(value), self.accumulator(value, "_best")
+        if not is_positional(value):
+            self.line(f"{total} = {self.combine(value, total, source)};", value.origins)
+            return
+        better = self.better(value, source, best)
+        if not self.tile:
+            with self.braces(f"if ({better})"):
+                self.line(f"{best} = {source};", value.origins)
+                self.line(f"{total} = {position};", value.origins)
+            return
+        moves = f"{self.names[value]}_moves"  # without a branch, so that it vectorises
+        self.line(f"bool {moves} = {better};", value.origins)
+        self.line(f"{best} = {moves} ? {source} : {best};", value.origins)
+        self.line(f"{total} = {moves} ? {position} : {total};", value.origins)
+
+    # ---- rows in vectors
+
+    def _by_row(self, value: Value) -> bool:
+        """A helper reduces a row of floats in memory; other reductions ride along in the loop."""
+        extremum = value.kind in ("max", "min") and value.dtype.is_floating_point
+        known = extremum or (value.kind == "sum" and value.dtype is torch.float32)
+        in_memory = value.inputs[0] in self.plan.loop and self.plan.vector_width > 1
+        return known and in_memory and not self.tile
+
+    def _row(self, values: Sequence[Value], stretch: Stretch) -> None:
+        """The innermost loop: values, stores, what row reductions will read, other reductions."""
+        by_row = [v for v in values if v.op == "reduction" and self._by_row(v)]
+        stashed, index = self.plan.stashed, self.index(self.place())
+        scratch = {v: f"{self.names[v]}_row[{index}]" for v in self.in_order(stashed)}
+        filled = {
+            v.inputs[0]
+            for v in by_row
+            if v.inputs[0] not in stashed and not self._lies_in_memory(v.inputs[0])
+        }
+        inner, _, start, stop, _ = stretch.loop
+        before = "" if start == "0" else f" - {start}"
+        for value in self.in_order(filled):
+            scratch[value] = f"{self.names[value]}_part[{inner}{before}]"
+        wanted = [v for v in values if v.op in ("store", "reduction") or v.check or v in scratch]
+        needed = cone((v for v in wanted if v not in by_row), values, ())
+        if needed:
+            inside = [v for v in values if v in needed]
+            self._scratch(self.in_order(filled), "_part", stretch.most)
+            self._inner(stretch.loop, inside, self._simd(inside, inner, riding=True), scratch)
+        for value in by_row:
+            name, row = self.names[value], self._row_address(value.inputs[0], stretch.loop)
+            ctype = CTYPES[value.dtype]
+            helper = f"mc_row_{value.kind}" + ("_double" if ctype == "double" else "")
+            found = f"{helper}({row}, {stop}{before})"
+            if stretch.at_once:
+                self.line(f"{ctype} {name} = {found};", value.origins)
+            else:
+                self.line(f"{ctype} {name}_part = {found};", value.origins)
+                self.line(f"{name} = {self.combine(value, name, f'{name}_part')};", value.origins)
+
+    def _lies_in_memory(self, value: Value) -> bool:
+        """A plain load whose elements stand side by side along the inner r."""
+        inner = self._r_loops()[-1].var
+        plain = value.op == "load" and value.mask is None and not value.indirect
+        return plain and value.index is not None and coefficient_of(value.index, inner) == 1
+
+    def _row_address(self, source: Value, loop: Loop) -> str:
+        start = sympy.Symbol(loop.start) if loop.start != "0" else sympy.Integer(0)
+        if self._lies_in_memory(source):
+            assert source.index is not None
+            base, place = self.arguments[source.buffer].name, source.index
+        elif source in self.plan.stashed:
+            base, place = f"{self.names[source]}_row", self.place()
+        else:
+            return f"{self.names[source]}_part"
+        offset = self.index(place.xreplace({loop.var: start}))
+        return base if offset == "0" else f"{base} + {offset}"
 
 
-def reductions_of(phase: Phase) -> list[Value]:
-    """The reductions that a loop computes."""
-    return [v for v in phase.values if v.op == "reduction"]
+@dataclass(frozen=True)
+class Stretch:
+    """The part of the innermost loop over r that is at hand: all of it, or a block."""
+
+    loop: Loop
+    most: int
+    """Most elements it can have, where that is known."""
+    at_once: bool
+    """It is the whole reduction: nothing has been accumulated before."""
 
 
-def is_float_sum(value: Value) -> bool:
-    """A sum that collects rounding errors."""
-    return value.op == "reduction" and value.kind == "sum" and value.dtype.is_floating_point
-
-
-def is_long(size: Size) -> bool:
-    """Long enough, or perhaps, for rounding errors to count."""
-    return not isinstance(size, int) or size > LONG_ROW
+Innermost = Callable[[Sequence[Value], Stretch], None]
+"""Prints the innermost loop over r."""
 
 
 def operands(values: Iterable[Value]) -> set[Value]:
     """Everything that the values read."""
     return {operand for value in values for operand in value.operands}
+
+
+def is_long(size: Size) -> bool:
+    """Long enough, or perhaps, for rounding errors to count."""
+    return not isinstance(size, int) or size > LONG_ROW
 
 
 def least(a: str, b: str) -> str:

@@ -29,10 +29,7 @@ code_generator: Registry[CodeGenerator] = Registry(
 DEVICE_LANGUAGE: Mapping[str, Language] = {"cpu": "cpp", "cuda": "triton"}
 
 
-@code_generator("cpp")
-def generate_cpp(plans: Sequence[KernelPlan]) -> KernelModule:
-    """All kernels of a graph in one file, or in two where that compiles faster."""
-    return kernel_module(plans)
+generate_cpp = code_generator("cpp")(kernel_module)
 
 
 @code_generator("triton")
@@ -58,17 +55,12 @@ def language_of(device: torch.device, options: Options) -> Language:
 
 def make_plans(schedule: Schedule, options: Options) -> dict[int, KernelPlan]:
     """The plan of each fused node, by its position in the schedule."""
-    return {
-        position: make_plan(
-            node,
-            schedule,
-            language_of(node.nodes[0].buffer.layout.device, options),
-            options,
-            position,
-        )
-        for position, node in enumerate(schedule.nodes)
-        if isinstance(node, FusedSchedulerNode)
-    }
+    plans: dict[int, KernelPlan] = {}
+    for position, node in enumerate(schedule.nodes):
+        if isinstance(node, FusedSchedulerNode):
+            language = language_of(node.nodes[0].buffer.layout.device, options)
+            plans[position] = make_plan(node, schedule, language, options, position)
+    return plans
 
 
 def generate_kernels(plans: Mapping[int, KernelPlan]) -> list[KernelModule]:

@@ -10,7 +10,9 @@ After `legalize`, a printer only prints:
   the operations stay;
 - an `index_expr` is int64, or int32 where its bounds prove that it fits; then it converts, unless it is
   only compared with others that fit;
-- a reduction's source has the accumulator's dtype, and so has its result.
+- a reduction's source has the accumulator's dtype, and so has its result;
+- `check` says whether a kernel must report a value: an index out of range, an integer divided by zero;
+- nothing is read from or written to a dimension of size 0.
 
 What stays a duty of the printers: max/min/argmax/argmin reductions of floats propagate NaN, argmax and
 argmin give the first position, and integers wrap around.
@@ -18,15 +20,15 @@ argmin give the first position, and integers wrap around.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import sympy
 import torch
 
+from minicompile.codegen.printing import index_dtype
 from minicompile.ops.dtypes import computation_dtype, is_int
-from minicompile.ops.handler import Index
 from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead
-from minicompile.shapes.expr import FloorDiv, bounds, simplify_index
+from minicompile.shapes.expr import FloorDiv, simplify_index
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
@@ -58,6 +60,7 @@ def legalize(
     for value in body.values:
         legalizer.new[value] = legalizer.visit(value)
     drop_dead(legalizer.body)
+    settle_checks(legalizer.body)
     return legalizer.body, legalizer.new
 
 
@@ -69,10 +72,11 @@ class _Legalizer:
         self.new: dict[Value, Value] = {}
 
     def visit(self, value: Value) -> Value:
-        ops = self.ops.at(value.origins)
-        structural = _STRUCTURAL.get(value.op)
-        if structural is not None:
-            return structural(self, ops, value)
+        """A method for each operation that isn't arithmetic."""
+        method = getattr(self, f"visit_{value.op}", self.visit_pointwise)
+        return method(self.ops.at(value.origins), value)
+
+    def visit_pointwise(self, ops: Recorder, value: Value) -> Value:
         operands = [self.new[v] for v in value.inputs]
         if value.op in ("ge", "gt", "lt", "le"):
             operands = self._coarser(ops, value.op, operands)
@@ -87,20 +91,22 @@ class _Legalizer:
         if source.op != "index_expr" or limit.op != "constant" or source.indirect:
             return operands
         assert source.index is not None
-        threshold = int(limit.constant) + (
-            name in ("gt", "le")
-        )  # the first index beyond, or not below
-        for step in _steps(source.index):
+        beyond = name in ("gt", "le")
+        threshold = int(limit.constant) + beyond  # the first index for which the answer changes
+        terms = sympy.Add.make_args(source.index)
+        steps = {c for c, _ in (term.as_coeff_Mul() for term in terms) if c.is_Integer and c > 1}
+        for step in sorted(steps, reverse=True):
             quotient = simplify_index(FloorDiv(source.index, step), self.body.all_ranges)
             if threshold % int(step) == 0 and not quotient.has(FloorDiv):
-                wide = index_dtype(quotient, self.body)
+                wide = index_dtype(quotient, self.body.all_ranges)
                 coarse = ops.emit("index_expr", (), wide, index=quotient)
-                bound = threshold // int(step) - (name in ("gt", "le"))
-                return [coarse, ops.constant(bound, wide)]
+                return [coarse, ops.constant(threshold // int(step) - beyond, wide)]
         return operands
 
-    def load(self, ops: Recorder, value: Value) -> Value:
+    def visit_load(self, ops: Recorder, value: Value) -> Value:
         stored = self.dtypes.get(value.buffer, value.dtype)
+        if any(v.size == 0 for v in value.indirect):
+            return ops.constant(0, computation_dtype(stored))
         raw = ops.emit(
             "load",
             (),
@@ -110,11 +116,13 @@ class _Legalizer:
             mask=self._mask(value),
             indirect=self._indirect(value),
         )
-        return _widen(ops, raw, torch.bool if stored is torch.bool else stored)
+        return _widen(ops, raw, stored)
 
-    def store(self, ops: Recorder, value: Value) -> Value:
+    def visit_store(self, ops: Recorder, value: Value) -> Value:
         stored = self.dtypes.get(value.buffer, value.dtype)
         source = convert(ops, self.new[value.inputs[0]], stored)
+        if any(v.size == 0 for v in value.indirect):
+            return source
         if stored in HALF:
             source = _narrow(ops, source, stored)
         elif stored is torch.bool:
@@ -129,25 +137,25 @@ class _Legalizer:
             indirect=self._indirect(value),
         )
 
-    def constant(self, ops: Recorder, value: Value) -> Value:
+    def visit_constant(self, ops: Recorder, value: Value) -> Value:
         return ops.constant(value.constant, computation_dtype(value.dtype))
 
-    def index_expr(self, ops: Recorder, value: Value) -> Value:
+    def visit_index_expr(self, ops: Recorder, value: Value) -> Value:
         assert value.index is not None
-        wide = index_dtype(value.index, self.body)
+        wide = index_dtype(value.index, self.body.all_ranges)
         raw = ops.emit("index_expr", (), wide, index=value.index, indirect=self._indirect(value))
         return convert(ops, raw, value.dtype)
 
-    def to_dtype(self, ops: Recorder, value: Value) -> Value:
+    def visit_to_dtype(self, ops: Recorder, value: Value) -> Value:
         return convert(ops, self.new[value.inputs[0]], value.dtype)
 
-    def bitcast(self, ops: Recorder, value: Value) -> Value:
+    def visit_bitcast(self, ops: Recorder, value: Value) -> Value:
         source = self.new[value.inputs[0]]
         if value.inputs[0].dtype in HALF:
             source = _narrow(ops, source, value.inputs[0].dtype)
         return _widen(ops, ops.bitcast(source, value.dtype), value.dtype)
 
-    def indirect(self, ops: Recorder, value: Value) -> Value:
+    def visit_indirect(self, ops: Recorder, value: Value) -> Value:
         return ops.emit(
             "indirect",
             (ops.to_dtype(self.new[value.inputs[0]], torch.int64),),
@@ -159,7 +167,7 @@ class _Legalizer:
             mask=self._mask(value),
         )
 
-    def reduction(self, ops: Recorder, value: Value) -> Value:
+    def visit_reduction(self, ops: Recorder, value: Value) -> Value:
         source, kind, dtype = self.new[value.inputs[0]], value.kind, value.dtype
         if kind in ("argmax", "argmin"):
             if source.dtype is torch.bool:
@@ -182,30 +190,21 @@ class _Legalizer:
         return tuple(self.new[v] for v in value.indirect)
 
 
-_STRUCTURAL: dict[str, Callable[[_Legalizer, Recorder, Value], Value]] = {
-    "load": _Legalizer.load,
-    "store": _Legalizer.store,
-    "constant": _Legalizer.constant,
-    "index_expr": _Legalizer.index_expr,
-    "to_dtype": _Legalizer.to_dtype,
-    "bitcast": _Legalizer.bitcast,
-    "indirect": _Legalizer.indirect,
-    "reduction": _Legalizer.reduction,
-}
+def settle_checks(body: LoopBody) -> None:
+    """Keep the checks of indices; divisions report a zero divisor, as eager does.
 
-
-def index_dtype(index: object, body: LoopBody) -> torch.dtype:
-    """int32 where the expression provably fits for all loop variables, else int64."""
-    found = bounds(index, body.all_ranges)
-    if found is not None and all(b.is_Integer and -(2**31) <= int(b) < 2**31 for b in found):
-        return torch.int32
-    return torch.int64
-
-
-def _steps(index: Index) -> list[sympy.Integer]:
-    """The whole coefficients above 1 of an index, the largest first."""
-    found = {term.as_coeff_Mul()[0] for term in sympy.Add.make_args(index)}
-    return sorted((c for c in found if c.is_Integer and c > 1), reverse=True)
+    A divisor that depends on a masked load can be 0 in lanes that nobody looks at: it isn't reported.
+    """
+    masked: set[Value] = set()
+    for value in body.values:
+        if (value.op == "load" and value.mask is not None) or not masked.isdisjoint(value.operands):
+            masked.add(value)
+        if value.op in ("truncdiv", "fmod") and is_int(value.dtype):
+            divisor = value.inputs[1]
+            constant = divisor.op == "constant" and divisor.constant != 0
+            value.check = divisor not in masked and not constant
+        elif value.op != "indirect":
+            value.check = False
 
 
 def convert(ops: Recorder, value: Value, dtype: torch.dtype) -> Value:
@@ -243,8 +242,10 @@ def pointwise(ops: Recorder, name: str, values: list[Value]) -> Value:
         return _floor_divide_int(ops, *values)
     if name == "remainder":
         return _remainder(ops, *values)
-    if name in COMPARISONS and dtype is torch.int64 and all(map(_fits_int32, values)):
-        return ops.pointwise(name, *(_as_int32(ops, v) for v in values))
+    if name in COMPARISONS and dtype is torch.int64:
+        a, b = (_as_int32(ops, v) for v in values)
+        if a is not None and b is not None:
+            return ops.pointwise(name, a, b)
     if is_int(dtype):
         if name in ROUNDING:
             return values[0]
@@ -258,19 +259,7 @@ def pointwise(ops: Recorder, name: str, values: list[Value]) -> Value:
 def _on_bools(ops: Recorder, name: str, values: list[Value]) -> Value:
     if name in BOOL_ARITHMETIC:
         return ops.pointwise(BOOL_ARITHMETIC[name], *values)
-    if name in ("isnan", "isinf", "signbit"):
-        return ops.constant(False, torch.bool)
-    if name in ROUNDING or name in ("abs", "sign"):
-        return values[0]
-    if name in COMPARISONS:
-        a, b = values
-        if name in ("gt", "ge"):
-            a, b, name = b, a, {"gt": "lt", "ge": "le"}[name]
-        if name == "eq":
-            return ops.pointwise("logical_not", ops.pointwise("logical_xor", a, b))
-        low = ops.pointwise("logical_not", a)
-        return ops.pointwise("logical_and" if name == "lt" else "logical_or", low, b)
-    # what is left (division, shifts, powers) computes on bytes
+    # what is left (comparisons, division, shifts, powers) computes on bytes
     found = pointwise(ops, name, [ops.to_dtype(v, torch.uint8) for v in values])
     return ops.to_dtype(found, torch.bool)
 
@@ -285,15 +274,12 @@ def _extremum(ops: Recorder, better: str, a: Value, b: Value) -> Value:
     return ops.pointwise("where", keep, a, b)
 
 
-def _fits_int32(value: Value) -> bool:
+def _as_int32(ops: Recorder, value: Value) -> Value | None:
     """An int64 that was just widened from int32, or a small constant: vectors of int32 are twice as long."""
-    if value.op == "constant":
-        return -(2**31) <= value.constant < 2**31
-    return value.op == "to_dtype" and value.inputs[0].dtype is torch.int32
-
-
-def _as_int32(ops: Recorder, value: Value) -> Value:
-    return ops.constant(value.constant, torch.int32) if value.op == "constant" else value.inputs[0]
+    if value.op == "constant" and -(2**31) <= value.constant < 2**31:
+        return ops.constant(value.constant, torch.int32)
+    widened = value.op == "to_dtype" and value.inputs[0].dtype is torch.int32
+    return value.inputs[0] if widened else None
 
 
 def _is_number(value: Value) -> bool:
@@ -304,8 +290,6 @@ def _signs_differ(ops: Recorder, rest: Value, b: Value) -> Value:
     """The remainder is not 0 and its sign isn't the divisor's: truncation and floor differ."""
     zero = ops.constant(0, rest.dtype)
     inexact = ops.pointwise("ne", rest, zero)
-    if rest.dtype is torch.uint8:
-        return ops.constant(False, torch.bool)
     signs = ops.pointwise(
         "logical_xor", ops.pointwise("lt", rest, zero), ops.pointwise("lt", b, zero)
     )

@@ -8,6 +8,7 @@ all their uses. What the real compiler does with its CSE and store caches while 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ from minicompile.ops.handler import Index
 from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead
 from minicompile.scheduling.nodes import FusedSchedulerNode
 from minicompile.shapes.expr import loop_symbol, same
+
+_, _, _, _, *COPIED = (field.name for field in dataclasses.fields(Value))
+"""What a value has besides its operation, inputs, dtype and origins."""
 
 
 @dataclass(frozen=True)
@@ -43,78 +47,44 @@ def merge(
     return Merged(merger.body, frozenset(merger.every))
 
 
-def loop_level(body: LoopBody, every: Collection[Value] = ()) -> frozenset[Value]:
-    """The values that differ for each r: their index has a reduction variable, or an operand does.
-
-    A reduction takes loop level to row level: its result is not in the set.
-    """
-    variables = frozenset(body.reduction_ranges)
-    found: set[Value] = set()
-    for value in body.values:
-        if value.op == "reduction":
-            continue
-        varies = value.index is not None and not variables.isdisjoint(value.index.free_symbols)
-        if varies or value in every or any(v in found for v in value.operands):
-            found.add(value)
-    return frozenset(found)
-
-
 class _Merger:
     def __init__(
-        self,
-        node: FusedSchedulerNode,
-        internal: Collection[str],
-        dtypes: Mapping[str, torch.dtype],
+        self, node: FusedSchedulerNode, internal: Collection[str], dtypes: Mapping[str, torch.dtype]
     ) -> None:
         self.body = LoopBody(node.name, dict(node.ranges), dict(node.reduction_ranges))
         self.ops = Recorder(self.body)
         self.internal, self.dtypes = internal, dtypes
+        self.copies: dict[Value, Value] = {}
         self.stored: dict[str, tuple[Index, Value]] = {}
         self.indirect: dict[tuple[object, ...], Value] = {}
         self.every: set[Value] = set()
 
     def add(self, body: LoopBody, elementwise: bool) -> None:
-        copies: dict[Value, Value] = {}
         renamed: dict[sympy.Symbol, Index] = {}
         for value in body.values:
-            index = value.index
-            if index is not None and renamed:
-                index = index.xreplace(renamed)
+            index = None if value.index is None else value.index.xreplace(renamed)
             if value.op == "load":
-                copy = self._load(value, copies, index)
+                copy = self._load(value, index)
             elif value.op == "store":
-                copy = self._store(value, copies, index, elementwise)
+                copy = self._store(value, index)
+                if value.kind != "store" and elementwise:
+                    self.every.add(copy)
             elif value.op == "indirect":
-                copy = self._indirect(value, copies)
+                copy = self._indirect(value)
                 assert value.symbol is not None and copy.symbol is not None
                 renamed[value.symbol] = copy.symbol
             else:
-                copy = self._emit(value, copies, index)
-            copies[value] = copy
+                copy = self._emit(value, index)
+            self.copies[value] = copy
 
-    def _emit(
-        self, value: Value, copies: Mapping[Value, Value], index: Index | None, **fields: object
-    ) -> Value:
-        fresh = value.copy(copies, index)
-        return self.ops.at(value.origins).emit(
-            fresh.op,
-            fresh.inputs,
-            fresh.dtype,
-            buffer=fresh.buffer,
-            index=fresh.index,
-            mask=fresh.mask,
-            constant=fresh.constant,
-            kind=fresh.kind,
-            symbol=fields.get("symbol", fresh.symbol),
-            size=fresh.size,
-            check=fresh.check,
-            wrap_negative=fresh.wrap_negative,
-            indirect=fresh.indirect,
-        )
+    def _emit(self, value: Value, index: Index | None, **fields: object) -> Value:
+        fresh = value.copy(self.copies, index)
+        copied = {name: getattr(fresh, name) for name in COPIED} | fields
+        return self.ops.at(value.origins).emit(fresh.op, fresh.inputs, fresh.dtype, **copied)
 
-    def _load(self, value: Value, copies: Mapping[Value, Value], index: Index | None) -> Value:
+    def _load(self, value: Value, index: Index | None) -> Value:
         if value.buffer not in self.stored:
-            return self._emit(value, copies, index)
+            return self._emit(value, index)
         where, source = self.stored[value.buffer]
         if not same(where, index):
             raise VerifyError(
@@ -125,37 +95,26 @@ class _Merger:
         found: Value = ops.to_dtype(source, value.dtype)
         if value.mask is not None:
             zero = ops.constant(0, value.dtype)
-            found = ops.pointwise("where", copies[value.mask], found, zero)
+            found = ops.pointwise("where", self.copies[value.mask], found, zero)
         return found
 
-    def _store(
-        self,
-        value: Value,
-        copies: Mapping[Value, Value],
-        index: Index | None,
-        elementwise: bool,
-    ) -> Value:
-        assert index is not None
-        source = copies[value.inputs[0]]
+    def _store(self, value: Value, index: Index) -> Value:
         if value.kind == "store":
-            ops = self.ops.at(value.origins)
-            self.stored[value.buffer] = (index, ops.to_dtype(source, self.dtypes[value.buffer]))
+            source = self.copies[value.inputs[0]]
+            found = self.ops.at(value.origins).to_dtype(source, self.dtypes[value.buffer])
+            self.stored[value.buffer] = (index, found)
             if value.buffer in self.internal:
                 return source
-        copy = self._emit(value, copies, index)
-        if value.kind != "store" and elementwise:
-            self.every.add(copy)
-        return copy
+        return self._emit(value, index)
 
-    def _indirect(self, value: Value, copies: Mapping[Value, Value]) -> Value:
+    def _indirect(self, value: Value) -> Value:
         """Equal indices share a symbol; different ones get different symbols across bodies."""
-        mask = copies[value.mask] if value.mask is not None else None
-        source = copies[value.inputs[0]]
-        key = (source, value.size, value.check, value.wrap_negative, mask)
+        operands = tuple(self.copies[v] for v in value.operands)
+        key = (operands, value.size, value.check, value.wrap_negative)
         if key in self.indirect:
             known = self.indirect[key]
             known.origins = known.origins | value.origins
             return known
         symbol = loop_symbol(f"i{len(self.indirect)}")
-        self.indirect[key] = self._emit(value, copies, None, symbol=symbol)
+        self.indirect[key] = self._emit(value, None, symbol=symbol)
         return self.indirect[key]

@@ -15,12 +15,34 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+import sympy
+
 from minicompile.codegen.plan import Phase
 from minicompile.ops.table import POINTWISE
 from minicompile.scheduling.body import LoopBody, Value, users
 
 STASH_COST = 3
 """Values cheaper than this are computed again rather than kept."""
+
+
+def varying(
+    values: Iterable[Value],
+    variables: Collection[sympy.Symbol],
+    always: Collection[Value] = (),
+    never: Collection[Value] = (),
+) -> frozenset[Value]:
+    """The values that differ with the loop variables: their index has one, or an operand differs."""
+    found = set(always)
+    for value in values:
+        moves = value.index is not None and not value.index.free_symbols.isdisjoint(variables)
+        if (moves or not found.isdisjoint(value.operands)) and value not in never:
+            found.add(value)
+    return frozenset(found)
+
+
+def loop_level(body: LoopBody, every: Collection[Value] = ()) -> frozenset[Value]:
+    """The values that differ for each r, and those in `every`; a reduction gives row level."""
+    return varying(body.values, body.reduction_ranges, every, set(body.reductions))
 
 
 def stages(body: LoopBody, loop: Collection[Value]) -> dict[Value, int]:
@@ -41,24 +63,21 @@ def cut(
     """
     stage = stages(body, loop)
     needs = loop_needs(body, loop, stashed)
+    # constants are written in place, reductions belong to their loop
+    rows = [v for v in body.values if v not in loop and v.op not in ("constant", "reduction")]
     phases: list[Phase] = []
     done: set[Value] = set()
     for k in range(max(stage.values(), default=0) + 1):
-        row = [v for v in body.values if is_row(v, loop) and stage[v] == k]
+        row = [v for v in rows if stage[v] == k]
         if row:
             phases.append(Phase("row", tuple(row)))
         inside = needs.get(k, frozenset())
-        kept = done if not recompute else {v for v in done if v in stashed}
+        kept = done.intersection(stashed) if recompute else done
         again = [v for v in body.values if v in inside and v not in kept]
         if again:
             phases.append(Phase("loop", tuple(again)))
             done.update(again)
     return tuple(phases)
-
-
-def is_row(value: Value, loop: Collection[Value]) -> bool:
-    """Computed once per x (constants are written in place, reductions belong to their loop)."""
-    return value not in loop and value.op not in ("constant", "reduction")
 
 
 def loop_needs(

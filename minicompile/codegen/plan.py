@@ -13,6 +13,8 @@ printers only print. The real compiler: torch/_inductor/codegen/{common,simd,tri
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -21,10 +23,10 @@ import torch
 
 from minicompile.ops.display import Shown, bytes_text
 from minicompile.ops.dtypes import short
-from minicompile.ops.origin import NO_ORIGINS, Origins, source_lines, union
+from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.scheduling.body import LoopBody, Value
 from minicompile.scheduling.nodes import FusedSchedulerNode
-from minicompile.shapes.expr import Size
+from minicompile.shapes.expr import Size, size_hint
 
 Language = str
 """A key of the registries `code_generator` and `kernel_loader`: "cpp", "triton"."""
@@ -118,6 +120,20 @@ class KernelPlan(Shown):
     def reduction_ranges(self) -> dict[sympy.Symbol, Size]:
         return self.body.reduction_ranges
 
+    @property
+    def rows(self) -> int:
+        """How many x there are, at the hints."""
+        return count(self.ranges.values(), self.hints)
+
+    @property
+    def row_length(self) -> int:
+        """How many r each of them has, at the hints."""
+        return count(self.reduction_ranges.values(), self.hints)
+
+    def reject(self, description: str, reason: str) -> None:
+        """Note down a plan that was considered, and why it was not taken."""
+        self.alternatives += (Alternative(description, reason),)
+
     def __str__(self) -> str:
         lines = [f"plan {self.name}: {self.language} for {self.device}, {self.cost}"]
         lines.append(f"  loops {{{', '.join(f'{v}: {s}' for v, s in self.ranges.items())}}}")
@@ -142,8 +158,21 @@ class CodeLine:
     origins: Origins = NO_ORIGINS
 
 
+class Code:
+    """Generated code, line by line."""
+
+    lines: list[CodeLine]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(line.text for line in self.lines) + "\n"
+
+    def __str__(self) -> str:
+        return self.text
+
+
 @dataclass(eq=False)
-class KernelSource(Shown):
+class KernelSource(Code, Shown):
     """A generated kernel. After its prelude, the joined lines compile."""
 
     name: str
@@ -154,15 +183,8 @@ class KernelSource(Shown):
     """Helper functions that the lines call: source text that goes before them."""
 
     @property
-    def text(self) -> str:
-        return "\n".join(line.text for line in self.lines) + "\n"
-
-    @property
     def origins(self) -> Origins:
         return union(line.origins for line in self.lines)
-
-    def __str__(self) -> str:
-        return self.text
 
 
 @dataclass(eq=False)
@@ -180,26 +202,19 @@ class KernelModule(Shown):
 
 
 @dataclass(eq=False)
-class WrapperSource(Shown):
+class WrapperSource(Code, Shown):
     """Python that runs a graph: `call(args)` takes a list, which it empties, and returns the outputs."""
 
     name: str
     lines: list[CodeLine]
     kernels: list[KernelSource]
 
-    @property
-    def text(self) -> str:
-        return "\n".join(line.text for line in self.lines) + "\n"
 
-    def __str__(self) -> str:
-        return self.text
+def count(sizes: Iterable[Size], hints: Mapping[sympy.Symbol, int]) -> int:
+    """How many elements, at the hints."""
+    return math.prod(size_hint(size, hints) for size in sizes)
 
 
-def annotated(lines: list[CodeLine]) -> str:
-    """Code with the user's lines beside it, for reading in a terminal."""
-    width = max((len(line.text) for line in lines), default=0)
-    out = []
-    for line in lines:
-        at = ", ".join(f"{s.function}:{s.line}" for s in source_lines(line.origins))
-        out.append(f"{line.text.ljust(width)}  # {at}" if at else line.text)
-    return "\n".join(out)
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is at least n (and at least 1)."""
+    return 1 << max(n - 1, 0).bit_length()

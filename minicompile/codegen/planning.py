@@ -14,21 +14,22 @@ The real compiler: torch/_inductor/codegen/simd.py, cpp.py and torch/_inductor/r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
+from typing import Literal
 
 import sympy
 import torch
 
 from minicompile.codegen import cpp_rules as _cpp_rules  # noqa: F401  registers its rules
-from minicompile.codegen import tiles as _tiles  # noqa: F401  registers its rules
+from minicompile.codegen import triton_rules as _triton_rules  # noqa: F401  registers its rules
 from minicompile.codegen.legalize import legalize
-from minicompile.codegen.merge import loop_level, merge
-from minicompile.codegen.phases import cost, cut
-from minicompile.codegen.plan import Cost, KernelArgument, KernelPlan, Language
-from minicompile.codegen.rules import count, is_update, plan_rule
+from minicompile.codegen.merge import merge
+from minicompile.codegen.phases import cost, cut, loop_level
+from minicompile.codegen.plan import Cost, KernelArgument, KernelPlan, Language, count
+from minicompile.codegen.rules import is_update, plan_rule
 from minicompile.lowering.ir import Buffer
 from minicompile.options import Options
-from minicompile.scheduling.body import LoopBody
+from minicompile.scheduling.body import LoopBody, iterate_indices
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import size_hint
 
@@ -81,64 +82,52 @@ def operation_names(body: LoopBody, most: int = 4) -> str:
 
 
 def arguments_of(
-    body: LoopBody, dtypes: Mapping[str, torch.dtype], updated: Iterable[str]
+    body: LoopBody, dtypes: Mapping[str, torch.dtype], updated: Collection[str]
 ) -> tuple[KernelArgument, ...]:
     """Tensor parameters in the order of first use."""
-    loaded = {v.buffer for v in body.loads}
-    stored = {v.buffer for v in body.stores}
-    both = (loaded & stored) | set(updated)
-    names: dict[str, KernelArgument] = {}
-    counts = {"in": 0, "out": 0, "inout": 0}
-    prefix = {"in": "in_ptr", "out": "out_ptr", "inout": "in_out_ptr"}
+    loaded, stored = ({v.buffer for v in values} for values in (body.loads, body.stores))
+    found: dict[str, KernelArgument] = {}
     for value in body.values:
-        if value.op not in ("load", "store") or value.buffer in names:
+        name = value.buffer
+        if value.op not in ("load", "store") or name in found:
             continue
-        role = "inout" if value.buffer in both else "in" if value.op == "load" else "out"
-        names[value.buffer] = KernelArgument(
-            f"{prefix[role]}{counts[role]}",
-            value.buffer,
-            dtypes[value.buffer],
-            role,  # type: ignore[arg-type]
-        )
-        counts[role] += 1
-    return tuple(names.values())
+        role: Literal["in", "out", "inout"] = "in" if value.op == "load" else "out"
+        if name in updated or name in loaded & stored:
+            role = "inout"
+        number = sum(1 for argument in found.values() if argument.role == role)
+        prefix = {"in": "in_ptr", "out": "out_ptr", "inout": "in_out_ptr"}[role]
+        found[name] = KernelArgument(f"{prefix}{number}", name, dtypes[name], role)
+    return tuple(found.values())
 
 
 def size_symbols(body: LoopBody) -> tuple[sympy.Symbol, ...]:
     """The size symbols in ranges, indices and bounds, sorted by name."""
     own = set(body.all_ranges) | {v.symbol for v in body.values}
-    found: set[sympy.Symbol] = set()
-    for expr in body.all_ranges.values():
-        found |= sympy.sympify(expr).free_symbols
-    for value in body.values:
-        if value.index is not None:
-            found |= value.index.free_symbols
-        if not isinstance(value.size, int):
-            found |= value.size.free_symbols
+    sizes = [*body.all_ranges.values(), *(v.size for v in body.values), *iterate_indices(body)]
+    found: set[sympy.Symbol] = set().union(*(sympy.sympify(size).free_symbols for size in sizes))
     return tuple(sorted(found - own, key=str))
 
 
 def estimate(plan: KernelPlan, buffers: Mapping[str, Buffer]) -> Cost:
     """Bytes and operations at the size hints. A buffer is read once, whatever reads it again."""
     body, hints = plan.body, plan.hints
-    rows = count(body.ranges.values(), hints)
-    elements = rows * count(body.reduction_ranges.values(), hints)
+    elements = plan.rows * plan.row_length
     touched: dict[str, int] = {}
     flops = 0
     for value in body.values:
-        times = elements if value in plan.loop or value.op == "reduction" else rows
+        times = elements if value in plan.loop or value.op == "reduction" else plan.rows
         flops += cost(value) * times
         if value.op in ("load", "store"):
             assert value.index is not None
-            used = [
-                size for var, size in body.all_ranges.items() if var in value.index.free_symbols
-            ]
-            whole = size_hint(buffers[value.buffer].layout.storage_size, hints)
-            size = whole if value.indirect else min(count(used, hints), whole)
-            size = min(size, times)
-            touched[value.buffer] = max(touched.get(value.buffer, 0), size * value.dtype.itemsize)
-    by_role = {"in": 0, "out": 0, "inout": 0}
-    for argument in plan.arguments:
-        by_role[argument.role] += touched[argument.buffer]
-    both = by_role["inout"]
-    return Cost(by_role["in"] + both, by_role["out"] + both, flops)
+            own = value.index.free_symbols
+            size = size_hint(buffers[value.buffer].layout.storage_size, hints)
+            if not value.indirect:
+                used = (extent for var, extent in body.all_ranges.items() if var in own)
+                size = min(size, count(used, hints))
+            moved = min(size, times) * value.dtype.itemsize
+            touched[value.buffer] = max(touched.get(value.buffer, 0), moved)
+    read, written = (
+        sum(touched[a.buffer] for a in plan.arguments if a.role in (role, "inout"))
+        for role in ("in", "out")
+    )
+    return Cost(read, written, flops)

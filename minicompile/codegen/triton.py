@@ -22,65 +22,75 @@ from __future__ import annotations
 import sympy
 import torch
 
-from minicompile.codegen.plan import CodeLine, KernelPlan, KernelSource, Phase
-from minicompile.codegen.triton_index import index_text
+from minicompile.codegen.plan import KernelPlan, KernelSource, Phase, power_of_two
+from minicompile.codegen.printing import IndexPrinter, LinePrinter
 from minicompile.codegen.triton_ops import (
-    HELPERS,
+    INDEX_WORDS,
     TRITON_DTYPES,
     convert,
-    helpers_used,
     literal,
-    operand_texts,
     pointwise_text,
+    prelude,
     typed_constant,
 )
 from minicompile.errors import Unsupported
-from minicompile.ops.origin import Origins
 from minicompile.ops.table import reduction_identity
-from minicompile.scheduling.body import Value, names
+from minicompile.scheduling.body import Value, iterate_indices
 from minicompile.shapes.expr import Size, product
 
 Axes = frozenset[str]
 """Which of the tile's axes, "x" and "r", a value varies along."""
 
-IMPORTS = """import triton
-import triton.language as tl
-from triton.language.extra import libdevice
-"""
-
 ATOMIC_DTYPES = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64}
 )
+
+ACCUMULATED = {
+    "sum": "{0} + {1}",
+    "prod": "{0} * {1}",
+    "any": "{0} | {1}",
+    "all": "{0} & {1}",
+    "max": "max_combine({0}, {1})",
+    "min": "min_combine({0}, {1})",
+}
+"""An accumulator tile and one more tile."""
+
+REDUCED = {
+    "sum": "tl.sum({0}, 1)[:, None]",
+    "any": "tl.max(({0}).to(tl.int32), 1)[:, None] != 0",
+    "all": "tl.min(({0}).to(tl.int32), 1)[:, None] != 0",
+    "prod": "tl.reduce({0}, 1, prod_combine)[:, None]",
+    "max": "tl.reduce({0}, 1, max_combine)[:, None]",
+    "min": "tl.reduce({0}, 1, min_combine)[:, None]",
+    "argmax": "tl.reduce(({0}, {1}), 1, argmax_combine)[1][:, None]",
+    "argmin": "tl.reduce(({0}, {1}), 1, argmin_combine)[1][:, None]",
+}
+"""One value a row, from a tile and the positions of its elements."""
+
+TILE = "[XBLOCK, RBLOCK]"
 
 
 def print_triton(plan: KernelPlan) -> KernelSource:
     """The kernel's source. Raises Unsupported for what Triton or this printer can't express."""
     printer = _Printer(plan)
-    lines = printer.kernel()
-    helpers = [HELPERS[name] for name in helpers_used(line.text for line in lines)]
-    prelude = "\n\n\n".join([IMPORTS.rstrip(), *helpers]) + "\n\n\n"
-    return KernelSource(plan.name, "triton", lines, plan, prelude)
+    printer.kernel()
+    return printer.source("triton", prelude)
 
 
-class _Printer:
+class _Printer(LinePrinter):
     def __init__(self, plan: KernelPlan) -> None:
-        self.plan = plan
-        self.origins = plan.origins
-        self.lines: list[CodeLine] = []
-        self.indent = 1
-        self.names = names(plan.body.values)
-        self.order = {value: i for i, value in enumerate(plan.body.values)}
-        self.arguments = {a.buffer: a for a in plan.arguments}
+        super().__init__(plan)
         self.tiled = bool(plan.reduction_ranges)
         self.wide = plan.index_dtype is torch.int64
+        self.sizes = IndexPrinter(INDEX_WORDS, {})
         self.axes: dict[Value, Axes] = {}
         for value in plan.body.values:
-            self.axes[value] = self._axes_of(value)
-        self.full_row = self._row_fills_tile()
-        self.done: set[Value] = set()
-        """Values that hold from here on: row level, or in a persistent kernel all of them."""
-        self.sweep: set[Value] | None = None
-        """Values of the loop being printed; None outside loops."""
+            across = (self.axes[operand] for operand in value.operands)
+            varies = self._index_axes(value).union(*across)
+            self.axes[value] = frozenset({"x"}) if value.op == "reduction" else varies
+        length = product(plan.reduction_ranges.values())
+        self.full_row = plan.reduction == "persistent" and length == power_of_two(plan.row_length)
+        """No lane is left over."""
         self.unsynced: set[str] = set()
         """Buffers stored since the last barrier."""
         self.stored_before: set[str] = set()
@@ -88,79 +98,63 @@ class _Printer:
 
     # Structure ---------------------------------------------------------------------------------------
 
-    def kernel(self) -> list[CodeLine]:
+    def kernel(self) -> None:
         """All lines of the function."""
         plan = self.plan
-        known = isinstance(product(plan.reduction_ranges.values()), int)
-        if plan.reduction == "persistent" and not known:
+        length = product(plan.reduction_ranges.values())
+        if plan.reduction == "persistent" and not isinstance(length, int):
             raise Unsupported(f"{plan.name}: a persistent reduction needs a row of known length")
-        self._header()
-        for phase in self.plan.phases:
-            if phase.level == "loop" and self.plan.reduction == "looped":
-                self._loop(phase)
-            else:
-                self._straight(phase)
-        return self.lines
-
-    def emit(self, text: str, origins: Origins | None = None) -> None:
-        """A line; without origins of its own it belongs to the whole kernel."""
-        self.lines.append(CodeLine("    " * self.indent + text, origins or self.origins))
-
-    def _header(self) -> None:
-        plan = self.plan
-        blocks = ["XBLOCK"] + (["RBLOCK"] if self.tiled else [])
         parameters = [a.name for a in plan.arguments] + [str(s) for s in plan.sizes]
-        parameters += [f"{block}: tl.constexpr" for block in blocks]
-        self.indent = 0
-        self.emit("@triton.jit")
-        self.emit(f"def {plan.name}({', '.join(parameters)}):")
-        self.indent = 1
-        xnumel = product(plan.ranges.values())
-        self.emit(f"xnumel = {self._size_text(xnumel)}")
+        parameters += ["XBLOCK: tl.constexpr"] + ["RBLOCK: tl.constexpr"] * self.tiled
+        self.line("@triton.jit")
+        with self.block(f"def {plan.name}({', '.join(parameters)}):"):
+            self._indices()
+            for phase in plan.phases:
+                if phase.level == "loop" and plan.reduction == "looped":
+                    self._loop(phase)
+                else:
+                    for value in phase.values:
+                        self.value(value, phase.level)
+
+    def _indices(self) -> None:
+        """Which elements the program computes."""
+        plan = self.plan
+        self.line(f"xnumel = {self.sizes(product(plan.ranges.values()))}")
         start = "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
         lanes = "tl.arange(0, XBLOCK)" + ("[:, None]" if self.tiled else "")
-        self.emit(f"xindex = {start} * XBLOCK + {lanes}")
-        self.emit("xmask = xindex < xnumel")
+        self.line(f"xindex = {start} * XBLOCK + {lanes}")
+        self.line("xmask = xindex < xnumel")
         self._digits(plan.ranges, "xindex")
         if not self.tiled:
             return
-        self.emit(f"rnumel = {self._size_text(product(plan.reduction_ranges.values()))}")
+        self.line(f"rnumel = {self.sizes(product(plan.reduction_ranges.values()))}")
         if plan.reduction == "persistent":
-            self.emit(f"rindex = {self._row_lanes()}")
-            self._row_index()
+            self._row_index("")
 
-    def _row_lanes(self) -> str:
-        return "tl.arange(0, RBLOCK)[None, :]" + (".to(tl.int64)" if self.wide else "")
-
-    def _row_index(self) -> None:
-        """What follows from `rindex`."""
+    def _row_index(self, start: str) -> None:
+        """Which r the tile holds."""
+        wide = ".to(tl.int64)" if self.wide else ""
+        self.line(f"rindex = {start}tl.arange(0, RBLOCK)[None, :]{wide}")
         if not self.full_row:
-            self.emit("rmask = rindex < rnumel")
+            self.line("rmask = rindex < rnumel")
         self._digits(self.plan.reduction_ranges, "rindex")
 
     def _digits(self, ranges: dict[sympy.Symbol, Size], linear: str) -> None:
         """Each loop variable that an index mentions, as a digit of the flattened index."""
-        indices = [v.index for v in self.plan.body.values if v.index is not None]
-        used = {symbol for index in indices for symbol in index.free_symbols}
+        used = set().union(*(index.free_symbols for index in iterate_indices(self.plan.body)))
         below: Size = 1
         digits = []
         for position, (var, size) in reversed(list(enumerate(ranges.items()))):
             if var in used:
                 text = linear
                 if below != 1:
-                    text = f"{text} // {self._factor_text(below)}"
+                    text = f"{text} // {self.sizes.within(below)}"
                 if position != 0:
-                    text = f"{f'({text})' if below != 1 else text} % {self._factor_text(size)}"
+                    text = f"{f'({text})' if below != 1 else text} % {self.sizes.within(size)}"
                 digits.append(f"{var} = {text}")
             below = below * size
         for line in reversed(digits):
-            self.emit(line)
-
-    def _straight(self, phase: Phase) -> None:
-        for value in phase.values:
-            if value not in self.done:
-                self.value(value, phase.level)
-                self.done.add(value)
+            self.line(line)
 
     def _loop(self, phase: Phase) -> None:
         """One sweep over the row: accumulators before, their reduction to one value after."""
@@ -169,36 +163,22 @@ class _Printer:
             self._accumulator(reduction)
         if self.unsynced & {v.buffer for v in phase.values if v.op == "load"}:
             self._barrier()
-        self.emit("for roffset in range(0, rnumel, RBLOCK):")
-        self.indent += 1
-        self.emit(f"rindex = roffset + {self._row_lanes()}")
-        self._row_index()
-        self.sweep = set()
-        for value in phase.values:
-            self._swept(value)
-        self.sweep = None
-        self.indent -= 1
+        with self.block("for roffset in range(0, rnumel, RBLOCK):"):
+            self._row_index("roffset + ")
+            for value in phase.values:
+                if value.op == "reduction":
+                    self._accumulate(value)
+                else:
+                    self.value(value, "loop")
         self.stored_before |= {v.buffer for v in phase.values if v.op == "store"}
-        for reduction in reductions:
-            self._finish(reduction)
-            self.done.add(reduction)
-
-    def _swept(self, value: Value) -> None:
-        """A value of the loop, after the loop values it needs that its phase doesn't list."""
-        assert self.sweep is not None
-        if value in self.sweep or value in self.done or value.op == "constant":
-            return
-        for operand in value.operands:
-            self._swept(operand)
-        self.sweep.add(value)
-        if value.op == "reduction":
-            self._accumulate(value)
-        else:
-            self.value(value, "loop")
+        for value in reductions:
+            name = f"_{self.names[value]}"
+            reduced = self._reduce(value, name, f"{name}_at")
+            self.line(f"{self.names[value]} = {reduced}", value.origins)
 
     def _barrier(self) -> None:
         """Make what the program's other threads have stored visible."""
-        self.emit("tl.debug_barrier()")
+        self.line("tl.debug_barrier()")
         self.unsynced.clear()
 
     # Values ------------------------------------------------------------------------------------------
@@ -206,15 +186,14 @@ class _Printer:
     def value(self, value: Value, level: str) -> None:
         """The lines of one value."""
         match value.op:
-            case "constant":
-                return
             case "load":
                 text = self._load(value)
             case "store":
-                self.emit(self._store(value, level), value.origins)
+                self.line(self._store(value, level), value.origins)
                 return
             case "index_expr":
-                text = self._index_expr(value)
+                index = self._index(value, wide=value.dtype is torch.int64)
+                text = f"({index}).to({TRITON_DTYPES[value.dtype]})"
             case "indirect":
                 self._indirect(value)
                 return
@@ -226,8 +205,8 @@ class _Printer:
             case "reduction":
                 text = self._persistent(value)
             case _:
-                text = pointwise_text(value, operand_texts(value, self.ref))
-        self.emit(f"{self.names[value]} = {text}", value.origins)
+                text = pointwise_text(value, self.ref)
+        self.line(f"{self.names[value]} = {text}", value.origins)
 
     def ref(self, value: Value) -> str:
         """A value's name, or a constant of its dtype."""
@@ -235,25 +214,13 @@ class _Printer:
             return typed_constant(value.constant, value.dtype)
         return self.names[value]
 
-    def _axes_of(self, value: Value) -> Axes:
-        if value.op == "reduction":
-            return frozenset({"x"})
-        found: set[str] = set(self._index_axes(value))
-        for operand in value.operands:
-            found |= self.axes[operand]
-        return frozenset(found)
-
     def _index_axes(self, value: Value) -> Axes:
         """Axes of the loop variables and loaded indices in a value's index."""
         if value.index is None:
             return frozenset()
-        symbols = value.index.free_symbols
-        found = {"x"} if not symbols.isdisjoint(self.plan.ranges) else set()
-        if not symbols.isdisjoint(self.plan.reduction_ranges):
-            found.add("r")
-        for indirect in value.indirect:
-            found |= self.axes[indirect]
-        return frozenset(found)
+        ranges = {"x": self.plan.ranges, "r": self.plan.reduction_ranges}
+        found = {a for a, r in ranges.items() if not value.index.free_symbols.isdisjoint(r)}
+        return frozenset(found).union(*(self.axes[indirect] for indirect in value.indirect))
 
     def _shape(self, axes: Axes) -> str:
         if not self.tiled:
@@ -314,108 +281,62 @@ class _Printer:
     def _indirect(self, value: Value) -> None:
         """A loaded index: negative ones count from the end, others out of range are errors."""
         name, source = self.names[value], self.ref(value.inputs[0])
-        size = self._size_text(value.size)
+        size = self.sizes(value.size)
         if value.wrap_negative:
             source = f"tl.where({source} < 0, {source} + {size}, {source})"
-        self.emit(f"{name} = {source}", value.origins)
+        self.line(f"{name} = {source}", value.origins)
         if not value.check:
             return
         mask = self._masks(self.axes[value], value.mask)
         inside = f"({name} >= 0) & ({name} < {size})"
         message = f"index out of bounds: 0 <= {name} < {size}"
         check = f'tl.device_assert({inside}, "{message}"{f", {mask}" if mask else ""})'
-        self.emit(check, value.origins)
+        self.line(check, value.origins)
 
     # Reductions --------------------------------------------------------------------------------------
 
     def _persistent(self, value: Value) -> str:
         """Reduce a whole row, held in one tile."""
-        source = self._tile(value)
-        identity = self._identity(value)
+        source = value.inputs[0]
+        text = self.ref(source)
+        if self.axes[source] != {"x", "r"}:
+            text = f"tl.broadcast_to({text}, {TILE})"
         if not self.full_row:
-            source = f"tl.where(rmask, {source}, {identity})"
-        position = f"tl.broadcast_to({self._position()}, [XBLOCK, RBLOCK])"
-        return self._reduce(value, source, position)
+            text = f"tl.where(rmask, {text}, {self._identity(value)})"
+        return self._reduce(value, text, f"tl.broadcast_to({self._position()}, {TILE})")
 
     def _accumulator(self, value: Value) -> None:
-        tile = "[XBLOCK, RBLOCK]"
-        name = self._accumulator_name(value)
+        name = f"_{self.names[value]}"
         dtype = TRITON_DTYPES[value.inputs[0].dtype]
-        self.emit(f"{name} = tl.full({tile}, {self._identity(value)}, {dtype})", value.origins)
-        if value.kind in ("argmax", "argmin"):
-            self.emit(f"{name}_at = tl.full({tile}, {2**63 - 1}, tl.int64)", value.origins)
+        self.line(f"{name} = tl.full({TILE}, {self._identity(value)}, {dtype})", value.origins)
+        if value.kind not in ACCUMULATED:
+            self.line(f"{name}_at = tl.full({TILE}, {2**63 - 1}, tl.int64)", value.origins)
 
     def _accumulate(self, value: Value) -> None:
         """Take this tile into the accumulator, lane by lane."""
-        name, source = self._accumulator_name(value), self.ref(value.inputs[0])
-        if value.kind in ("argmax", "argmin"):
-            position = self._position()
-            combined = f"{value.kind}_combine({name}, {name}_at, {source}, {position})"
-            self.emit(f"{name}_new, {name}_new_at = {combined}", value.origins)
-            self.emit(f"{name} = tl.where(rmask, {name}_new, {name})", value.origins)
-            self.emit(f"{name}_at = tl.where(rmask, {name}_new_at, {name}_at)", value.origins)
+        name, source = f"_{self.names[value]}", self.ref(value.inputs[0])
+        if value.kind in ACCUMULATED:
+            combined = ACCUMULATED[value.kind].format(name, source)
+            self.line(f"{name} = tl.where(rmask, {combined}, {name})", value.origins)
             return
-        match value.kind:
-            case "sum":
-                combined = f"{name} + {source}"
-            case "prod":
-                combined = f"{name} * {source}"
-            case "any":
-                combined = f"{name} | {source}"
-            case "all":
-                combined = f"{name} & {source}"
-            case "max" | "min":
-                combined = f"{value.kind}_combine({name}, {source})"
-            case _:
-                raise Unsupported(f"no Triton code for the reduction {value.kind!r}")
-        self.emit(f"{name} = tl.where(rmask, {combined}, {name})", value.origins)
-
-    def _finish(self, value: Value) -> None:
-        name = self._accumulator_name(value)
-        self.emit(f"{self.names[value]} = {self._reduce(value, name, f'{name}_at')}", value.origins)
+        combined = f"{value.kind}_combine({name}, {name}_at, {source}, {self._position()})"
+        self.line(f"{name}_new, {name}_new_at = {combined}", value.origins)
+        for part in ("", "_at"):
+            text = f"{name}{part} = tl.where(rmask, {name}_new{part}, {name}{part})"
+            self.line(text, value.origins)
 
     def _reduce(self, value: Value, tile: str, position: str) -> str:
         """One value per row from a tile."""
-        match value.kind:
-            case "sum":
-                return f"tl.sum({tile}, 1)[:, None]{self._narrowed(value)}"
-            case "any":
-                return f"tl.max(({tile}).to(tl.int32), 1)[:, None] != 0"
-            case "all":
-                return f"tl.min(({tile}).to(tl.int32), 1)[:, None] != 0"
-            case "prod" | "max" | "min":
-                return f"tl.reduce({tile}, 1, {value.kind}_combine)[:, None]"
-            case "argmax" | "argmin":
-                return f"tl.reduce(({tile}, {position}), 1, {value.kind}_combine)[1][:, None]"
-            case _:
-                raise Unsupported(f"no Triton code for the reduction {value.kind!r}")
-
-    def _narrowed(self, value: Value) -> str:
-        """`tl.sum` widens small integers."""
-        narrow = value.dtype in (torch.int8, torch.int16, torch.uint8)
-        return f".to({TRITON_DTYPES[value.dtype]})" if narrow else ""
-
-    def _tile(self, value: Value) -> str:
-        """A reduction's source as a whole tile."""
-        source = value.inputs[0]
-        text = self.ref(source)
-        whole = self.axes[source] == {"x", "r"}
-        return text if whole else f"tl.broadcast_to({text}, [XBLOCK, RBLOCK])"
+        text = REDUCED[value.kind].format(tile, position)
+        if value.kind == "sum" and value.dtype.itemsize < 4:  # tl.sum widens small integers
+            text += f".to({TRITON_DTYPES[value.dtype]})"
+        return text
 
     def _identity(self, value: Value) -> str:
         return literal(reduction_identity(value.kind, value.inputs[0].dtype))  # type: ignore[arg-type]
 
     def _position(self) -> str:
         return "rindex" if self.wide else "rindex.to(tl.int64)"
-
-    def _accumulator_name(self, value: Value) -> str:
-        return f"_{self.names[value]}"
-
-    def _row_fills_tile(self) -> bool:
-        """A persistent row whose length is a power of two leaves no lane over."""
-        length = product(self.plan.reduction_ranges.values())
-        persistent = self.plan.reduction == "persistent" and isinstance(length, int)
-        return persistent and length > 0 and length & (length - 1) == 0
 
     # Indices -----------------------------------------------------------------------------------------
 
@@ -429,15 +350,4 @@ class _Printer:
                 return loaded[s]
             return f"{s}.to(tl.int64)" if wide and not self.wide else str(s)
 
-        return index_text(value.index, self.plan.body.all_ranges, symbol)
-
-    def _index_expr(self, value: Value) -> str:
-        text = self._index(value, wide=value.dtype is torch.int64)
-        return f"({text}).to({TRITON_DTYPES[value.dtype]})"
-
-    def _size_text(self, size: Size) -> str:
-        return index_text(sympy.sympify(size), {}, str)
-
-    def _factor_text(self, size: Size) -> str:
-        text = self._size_text(size)
-        return text if text.isidentifier() or text.isdigit() else f"({text})"
+        return IndexPrinter(INDEX_WORDS, self.plan.body.all_ranges, symbol)(value.index)

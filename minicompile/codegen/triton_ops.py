@@ -1,10 +1,11 @@
 """How Triton writes each operation of a legal loop body: one rule per operation.
 
     @triton_op("add")
-    def add(dtype, a, b): return f"{a} + {b}"          # dtype: of the operands; a, b: their names or literals
+    def add(dtype, a, b):          # dtype: of the operands; a, b: their names or literals
+        return f"{a} + {b}"
 
-A rule returns one expression. It may call a function of `HELPERS` by name: the kernel's prelude then holds
-that function. Each gives eager's value, NaN and signed zeros included, compiled and interpreted:
+`form` makes a rule from a format string. A rule may call a function of `HELPERS` by name: the kernel's
+prelude then holds that function. Each gives eager's value, NaN and signed zeros included, compiled or not:
 
 - fp32 division and square root are the IEEE ones (`/` and `tl.sqrt` compile to approximations).
 - Transcendental functions are libdevice's, as eager CUDA's are (1 to 2 ulp); `tl.exp` is `ex2.approx`, which
@@ -19,32 +20,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 
 from minicompile.codegen.legalize import COMPARISONS
+from minicompile.codegen.printing import INFIX, IndexWords, OpRule, by_kind, by_width, form
 from minicompile.errors import Unsupported
+from minicompile.ops.dtypes import LOOP_DTYPES
 from minicompile.ops.registry import Registry
 from minicompile.scheduling.body import Value
 
-OpRule = Callable[..., str]
-"""`rule(dtype, *operands) -> expression`."""
-
 triton_op: Registry[OpRule] = Registry("triton_op", "loop operation -> its Triton expression")
 
-TRITON_DTYPES: dict[torch.dtype, str] = {
-    torch.float32: "tl.float32",
-    torch.float64: "tl.float64",
-    torch.float16: "tl.float16",
-    torch.bfloat16: "tl.bfloat16",
-    torch.int64: "tl.int64",
-    torch.int32: "tl.int32",
-    torch.int16: "tl.int16",
-    torch.int8: "tl.int8",
-    torch.uint8: "tl.uint8",
-    torch.bool: "tl.int1",
-}
+TRITON_DTYPES = {dtype: str(dtype).replace("torch", "tl") for dtype in LOOP_DTYPES}
+TRITON_DTYPES[torch.bool] = "tl.int1"
 
 _HELPER_TEXT = """
 @triton.jit
@@ -105,11 +95,26 @@ HELPERS: dict[str, str] = {
 }
 """Device functions by name; a kernel's prelude holds those that it calls."""
 
+_IMPORTS = """import triton
+import triton.language as tl
+from triton.language.extra import libdevice"""
 
-def helpers_used(lines: Iterable[str]) -> list[str]:
-    """Names of the helpers that these lines call, in the table's order."""
-    words = {word for line in lines for word in re.findall(r"\w+", line)}
-    return [name for name in HELPERS if name in words]
+
+def prelude(text: str) -> str:
+    """What stands before a kernel: imports and the helpers that its text calls."""
+    words = set(re.findall(r"\w+", text))
+    helpers = [helper for name, helper in HELPERS.items() if name in words]
+    return "\n\n\n".join([_IMPORTS, *helpers]) + "\n\n\n"
+
+
+INDEX_WORDS = IndexWords(
+    language="Triton",
+    divide="//",
+    floor_divide="floor_div",
+    floor_modulo="floor_mod",
+    maximum="tl.maximum({0}, {1})",
+    minimum="tl.minimum({0}, {1})",
+)
 
 
 def literal(value: float | int | bool) -> str:
@@ -123,8 +128,6 @@ def typed_constant(value: float | int | bool, dtype: torch.dtype) -> str:
     """A scalar of exactly this dtype."""
     if _is_minus_zero(value):  # the front end reads -0.0 as 0
         return f"({typed_constant(0.0, dtype)} * -1.0)"
-    if dtype in (torch.float16, torch.bfloat16):
-        return f"{typed_constant(value, torch.float32)}.to({TRITON_DTYPES[dtype]})"
     return f"tl.full([], {literal(value)}, {TRITON_DTYPES[dtype]})"
 
 
@@ -137,7 +140,7 @@ LITERAL_OPS = COMPARISONS | {"add", "sub", "mul", "truediv", "maximum", "minimum
 """Operations that convert a Python literal to the dtype of their other operand."""
 
 
-def operand_texts(value: Value, name_of: Callable[[Value], str]) -> list[str]:
+def _operand_texts(value: Value, name_of: Callable[[Value], str]) -> list[str]:
     """Operands as text; a constant stands as a literal where another operand fixes its dtype."""
     alike = value.inputs[1:] if value.op == "where" else value.inputs
     bare = value.op in LITERAL_OPS and any(v.op != "constant" for v in alike)
@@ -153,148 +156,79 @@ def operand_texts(value: Value, name_of: Callable[[Value], str]) -> list[str]:
 
 
 def convert(text: str, source: torch.dtype, target: torch.dtype) -> str:
-    """`ops.to_dtype`: what eager's `.to` does."""
+    """`ops.to_dtype`: what eager's `.to` does. Half types meet float32 only."""
     if target is torch.bool:
         return f"{text} != 0"
     if source.is_floating_point and target in (torch.uint8, torch.int8, torch.int16):
         text = f"{text}.to(tl.int64)"  # as eager: negative and large values wrap
-    if torch.bfloat16 in (source, target) and torch.float32 not in (source, target):
-        text = f"{text}.to(tl.float32)"  # the interpreter knows no other way
     return f"{text}.to({TRITON_DTYPES[target]})"
 
 
-def pointwise_text(value: Value, operands: list[str]) -> str:
+def pointwise_text(value: Value, name_of: Callable[[Value], str]) -> str:
     """One operation of the table. Raises Unsupported when there is no rule for it."""
     rule = triton_op.get(value.op)
     if rule is None:
         raise Unsupported(
             f"no way to write ops.{value.op} in Triton", hint=f'register triton_op("{value.op}")'
         )
-    return rule(value.inputs[-1].dtype, *operands)
+    return rule(value.inputs[-1].dtype, *_operand_texts(value, name_of))
 
 
-def _infix(symbol: str) -> OpRule:
-    return lambda dtype, a, b: f"{a} {symbol} {b}"
+_LIBDEVICE = """
+rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf trunc
+"""
+_VALID_SHIFT = "({1} >= 0) & ({1} < {bits})"
+"""Eager defines shifts by too much: 0, or the sign when shifting right."""
 
 
-def _call(function: str) -> OpRule:
-    return lambda dtype, *operands: f"{function}({', '.join(operands)})"
+def _unless_byte(rule: OpRule, byte: str) -> OpRule:
+    """Other words for uint8."""
+    return lambda dtype, *operands: (form(byte) if dtype is torch.uint8 else rule)(dtype, *operands)
 
 
-def _by_kind(on_float: OpRule, on_int: OpRule) -> OpRule:
-    def rule(dtype: torch.dtype, *operands: str) -> str:
-        return (on_float if dtype.is_floating_point else on_int)(dtype, *operands)
-
-    return rule
-
-
-for _op, _symbol in {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "truncdiv": "//",
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "bitwise_and": "&",
-    "bitwise_or": "|",
-    "bitwise_xor": "^",
-    "logical_and": "&",
-    "logical_or": "|",
-    "logical_xor": "^",
-}.items():
-    triton_op(_op)(_infix(_symbol))
-
-_LIBDEVICE = """rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf
-    atan2 copysign hypot trunc"""
-for _op in _LIBDEVICE.split():
-    triton_op(_op)(_call(f"libdevice.{_op}"))
-
-triton_op("round")(_call("libdevice.nearbyint"))
-triton_op("fmod")(_by_kind(_call("libdevice.fmod"), _infix("%")))
-triton_op("pow")(_by_kind(_call("libdevice.pow"), _call("pow_int")))
-triton_op("maximum")(_call("tl.maximum"))
-triton_op("minimum")(_call("tl.minimum"))
-triton_op("abs")(_call("tl.abs"))
-triton_op("floor")(_call("tl.floor"))
-triton_op("ceil")(_call("tl.ceil"))
-triton_op("fma")(_call("tl.fma"))
-triton_op("where")(_call("tl.where"))
-
-
-@triton_op("truediv")
-def _truediv(dtype: torch.dtype, a: str, b: str) -> str:
-    return f"{a} / {b}" if dtype is torch.float64 else f"tl.div_rn({a}, {b})"
-
-
-@triton_op("reciprocal")
-def _reciprocal(dtype: torch.dtype, a: str) -> str:
-    return _truediv(dtype, "1.0", a)
-
-
-@triton_op("sigmoid")
-def _sigmoid(dtype: torch.dtype, a: str) -> str:
-    return _truediv(dtype, "1.0", f"(1.0 + libdevice.exp(-{a}))")
-
-
-@triton_op("sqrt")
-def _sqrt(dtype: torch.dtype, a: str) -> str:
-    return f"tl.sqrt({a})" if dtype is torch.float64 else f"tl.sqrt_rn({a})"
-
-
-@triton_op("neg")
-def _neg(dtype: torch.dtype, a: str) -> str:
-    # Triton's own -x is 0 - x, which is +0 for 0.0
-    return f"{a} * -1.0" if dtype.is_floating_point else f"0 - {a}"
-
-
-@triton_op("sign")
 def _sign(dtype: torch.dtype, a: str) -> str:
     name = TRITON_DTYPES[dtype]
     return f"({a} > 0).to({name}) - ({a} < 0).to({name})"
 
 
-@triton_op("isnan")
-def _isnan(dtype: torch.dtype, a: str) -> str:
-    return f"{a} != {a}"
+def _shift_right(dtype: torch.dtype, a: str, b: str) -> str:
+    valid = form(_VALID_SHIFT)(dtype, a, b)
+    return f"{a} >> tl.where({valid}, {b}, {torch.iinfo(dtype).bits - 1})"
 
 
-@triton_op("isinf")
-def _isinf(dtype: torch.dtype, a: str) -> str:
-    return f'tl.abs({a}) == float("inf")'
-
-
-@triton_op("signbit")
-def _signbit(dtype: torch.dtype, a: str) -> str:
-    bits = "tl.int64" if dtype is torch.float64 else "tl.int32"
-    return f"{a}.to({bits}, bitcast=True) < 0"
-
-
-@triton_op("logical_not")
-def _logical_not(dtype: torch.dtype, a: str) -> str:
-    return f"{a} == 0"
-
-
-@triton_op("bitwise_not")
-def _bitwise_not(dtype: torch.dtype, a: str) -> str:
-    return f"{a} ^ 255" if dtype is torch.uint8 else f"~{a}"  # the interpreter has no ~ on uint8
-
-
-@triton_op("lshift")
-def _lshift(dtype: torch.dtype, a: str, b: str) -> str:
-    return f"tl.where({_valid_shift(dtype, b)}, {a} << {b}, 0)"
-
-
-@triton_op("rshift")
-def _rshift(dtype: torch.dtype, a: str, b: str) -> str:
-    if dtype is torch.uint8:
-        return f"tl.where({_valid_shift(dtype, b)}, {a} >> {b}, 0)"
-    return f"{a} >> tl.where({_valid_shift(dtype, b)}, {b}, {torch.iinfo(dtype).bits - 1})"
-
-
-def _valid_shift(dtype: torch.dtype, b: str) -> str:
-    """Eager defines shifts by too much: 0, or the sign when shifting right."""
-    return f"({b} >= 0) & ({b} < {torch.iinfo(dtype).bits})"
+for _name, _rule in {
+    **INFIX,
+    **{name: form(f"libdevice.{name}({{0}})") for name in _LIBDEVICE.split()},
+    "truncdiv": form("{0} // {1}"),
+    "fmod": by_kind(form("libdevice.fmod({0}, {1})"), form("{0} % {1}")),
+    "pow": by_kind(form("libdevice.pow({0}, {1})"), form("pow_int({0}, {1})")),
+    "atan2": form("libdevice.atan2({0}, {1})"),
+    "copysign": form("libdevice.copysign({0}, {1})"),
+    "hypot": form("libdevice.hypot({0}, {1})"),
+    "round": form("libdevice.nearbyint({0})"),
+    "maximum": form("tl.maximum({0}, {1})"),
+    "minimum": form("tl.minimum({0}, {1})"),
+    "abs": form("tl.abs({0})"),
+    "floor": form("tl.floor({0})"),
+    "ceil": form("tl.ceil({0})"),
+    "fma": form("tl.fma({0}, {1}, {2})"),
+    "where": form("tl.where({0}, {1}, {2})"),
+    "truediv": by_width("tl.div_rn({0}, {1})", "{0} / {1}"),
+    "reciprocal": by_width("tl.div_rn(1.0, {0})", "1.0 / {0}"),
+    "sigmoid": by_width(
+        "tl.div_rn(1.0, (1.0 + libdevice.exp(-{0})))", "1.0 / (1.0 + libdevice.exp(-{0}))"
+    ),
+    "sqrt": by_width("tl.sqrt_rn({0})", "tl.sqrt({0})"),
+    # Triton's own -x is 0 - x, which is +0 for 0.0
+    "neg": by_kind(form("{0} * -1.0"), form("0 - {0}")),
+    "sign": _sign,
+    "isnan": form("{0} != {0}"),
+    "isinf": form('tl.abs({0}) == float("inf")'),
+    "signbit": form("{0}.to(tl.int{bits}, bitcast=True) < 0"),
+    "logical_not": form("{0} == 0"),
+    # the interpreter has no ~ on uint8
+    "bitwise_not": _unless_byte(form("~{0}"), "{0} ^ 255"),
+    "lshift": form(f"tl.where({_VALID_SHIFT}, {{0}} << {{1}}, 0)"),
+    "rshift": _unless_byte(_shift_right, f"tl.where({_VALID_SHIFT}, {{0}} >> {{1}}, 0)"),
+}.items():
+    triton_op(_name)(_rule)

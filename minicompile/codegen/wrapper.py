@@ -30,13 +30,7 @@ import torch
 
 from minicompile.codegen.plan import CodeLine, KernelSource, WrapperSource
 from minicompile.errors import Unsupported
-from minicompile.lowering.ir import (
-    ComputedBuffer,
-    ExternKernel,
-    InputBuffer,
-    Layout,
-    View,
-)
+from minicompile.lowering.ir import ComputedBuffer, ExternKernel, InputBuffer, Layout, View
 from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.options import Options
 from minicompile.scheduling.nodes import (
@@ -47,29 +41,8 @@ from minicompile.scheduling.nodes import (
 )
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, contiguous_strides, same
 
-RESERVED = frozenset(
-    {
-        "aten",
-        "torch",
-        "args",
-        "call",
-        "results",
-        "empty_strided",
-        "empty_strided_cpu",
-        "reinterpret",
-        "to_layout",
-        "min",
-        "max",
-        "float",
-    }
-)
-OUT_CALLS: Mapping[torch._ops.OpOverload, str] = {
-    torch.ops.aten.mm.default: "torch.mm",
-    torch.ops.aten.bmm.default: "torch.bmm",
-    torch.ops.aten.addmm.default: "torch.addmm",
-    torch.ops.aten.baddbmm.default: "torch.baddbmm",
-}
-"""Products write into memory that the plan gave; this binding takes half the time of an operator's call."""
+HELPERS = {"empty_strided", "empty_strided_cpu", "reinterpret", "to_layout"}
+RESERVED = HELPERS | {"aten", "torch", "args", "call", "results", "min", "max", "float"}
 
 
 def generate_wrapper(
@@ -88,42 +61,39 @@ class _Writer:
     ) -> None:
         self.schedule, self.kernels, self.options = schedule, kernels, options
         self.graph, self.memory = schedule.graph, schedule.memory
+        self.inputs = [b for b in self.graph.inputs if isinstance(b, InputBuffer)]
         self.used: set[sympy.Symbol] = set()
         self.objects: dict[str, str] = {}
         """Module-level names for operators and devices: looked up once, when the module is loaded."""
-        self.taken = set(RESERVED) | {kernel.name for kernel in kernels.values()}
-        self.taken |= {str(s) for b in self.graph.inputs for s in _symbols_of(b)}
+        self.taken = RESERVED | {kernel.name for kernel in kernels.values()}
+        self.taken |= set(map(str, self.graph.size_hints))
         self.names: dict[str, str] = {}
         for constant in self.graph.constants:
-            if not constant.name.isidentifier() or constant.name in self.taken:
+            if self._name(constant.name) != constant.name:
                 raise Unsupported(f"a constant can't be called {constant.name!r}")
-            self.names[constant.name] = constant.name
-            self.taken.add(constant.name)
         self.layouts = variable_layouts(schedule)
+        self.handed_on = {a.reuses for new in self.memory.allocate for a in new}
         self.lines: list[CodeLine] = []
-        self.bound: set[str] = set()
+        self.bound = {b.name for b in self.inputs}
         """Buffers that are Python variables right now."""
 
     def write(self) -> WrapperSource:
         inputs = [self._input_name(i, b) for i, b in enumerate(self.graph.inputs)]
         for step, node in enumerate(self.schedule.nodes):
             self._step(step, node)
-        outputs = [self._argument(o) for o in self.graph.outputs]
-        self._line(f"return ({', '.join(outputs)}{',' if len(outputs) == 1 else ''})")
+        outputs = tuple(self.graph.outputs)
+        self._line(f"return {self._argument(outputs)}")
         body, self.lines = self.lines, []
         self._start(inputs)
         lines = [CodeLine(text) for text in self._head()] + self.lines + body
-        return WrapperSource(
-            self.graph.name, lines, [self.kernels[i] for i in sorted(self.kernels)]
-        )
+        kernels = [kernel for _, kernel in sorted(self.kernels.items())]
+        return WrapperSource(self.graph.name, lines, kernels)
 
     def _head(self) -> list[str]:
-        externs = len(self.schedule.nodes) - len(self.schedule.kernels)
-        lines = [
-            f"# {self.graph.name}: {len(self.schedule.kernels)} kernels, {externs} library calls",
-            "import torch",
-            "",
-        ]
+        kernels = len(self.schedule.kernels)
+        externs = len(self.schedule.nodes) - kernels
+        lines = [f"# {self.graph.name}: {kernels} kernels, {externs} library calls"]
+        lines += ["import torch", ""]
         lines += [f"{name} = {text}" for text, name in self.objects.items()]
         return [*lines, "", "", "def call(args):"]
 
@@ -132,30 +102,25 @@ class _Writer:
         if inputs:
             self._line(f"{', '.join(inputs)}{',' if len(inputs) == 1 else ''} = args")
         self._line("args.clear()")
-        checks = self._checks() if self.options.verify else []
-        self._bind_sizes(set(inputs))
+        checks = [self._check(b) for b in self.inputs] if self.options.verify else []
+        for symbol in sorted(self.used, key=str):
+            if str(symbol) not in inputs:
+                self._line(f"{symbol} = {self._source(symbol)}")
         for text in checks:
             self._line(text)
         needed = {o.buffer for o in self.graph.outputs if isinstance(o, View)}
         for node in self.schedule.nodes:
             needed.update(d.buffer for d in node.reads)
-        unread = [
-            b.name for b in self.graph.inputs if isinstance(b, InputBuffer) and b.name not in needed
-        ]
+        unread = [self.names[b.name] for b in self.inputs if b.name not in needed]
         if unread:
-            self._line(f"del {', '.join(self.names[name] for name in unread)}")
+            self._line(f"del {', '.join(unread)}")
 
     # -- inputs and sizes
 
     def _input_name(self, position: int, value: InputBuffer | Size) -> str:
         if isinstance(value, InputBuffer):
-            self.bound.add(value.name)
             return self._name(value.name)
-        if isinstance(value, sympy.Symbol):
-            return str(value)
-        name = f"size{position}"
-        self.taken.add(name)
-        return name
+        return str(value) if isinstance(value, sympy.Symbol) else self._unique(f"size{position}")
 
     def _name(self, buffer: str) -> str:
         """The variable of a buffer: its own name if Python allows it."""
@@ -163,46 +128,37 @@ class _Writer:
             name = re.sub(r"\W", "_", buffer)
             if not name.isidentifier() or keyword.iskeyword(name):
                 name = f"_{name}"
-            while name in self.taken:
-                name += "_"
-            self.taken.add(name)
-            self.names[buffer] = name
+            self.names[buffer] = self._unique(name)
         return self.names[buffer]
 
-    def _bind_sizes(self, bound: set[str]) -> None:
-        for symbol in sorted(self.used, key=str):
-            if str(symbol) not in bound:
-                self._line(f"{symbol} = {self._source(symbol)}")
+    def _unique(self, name: str) -> str:
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name
 
     def _source(self, symbol: sympy.Symbol) -> str:
         """Where an input shows the value of a size symbol."""
-        for buffer in self.graph.inputs:
-            if not isinstance(buffer, InputBuffer):
-                continue
-            name = self.names[buffer.name]
+        for buffer in self.inputs:
             for kind in ("size", "stride"):
                 for axis, size in enumerate(getattr(buffer.layout, kind)):
-                    if found := _solved(size, symbol, f"{name}.{kind}({axis})"):
+                    text = f"{self.names[buffer.name]}.{kind}({axis})"
+                    if found := _solved(size, symbol, text):
                         return found
         raise Unsupported(f"no input tells what {symbol} is")
 
-    def _checks(self) -> list[str]:
-        found = []
-        for buffer in self.graph.inputs:
-            if not isinstance(buffer, InputBuffer):
-                continue
-            name, layout = self.names[buffer.name], buffer.layout
-            tests = [
-                f"{name}.size() == {self._sizes(layout.size)}",
-                f"{name}.dtype is {layout.dtype}",
-            ]
-            tests += [
-                f"{name}.stride({axis}) == {self._size(stride)}"
-                for axis, (size, stride) in enumerate(zip(layout.size, layout.stride, strict=True))
-                if size not in (0, 1) and 0 not in layout.size
-            ]
-            found.append(f'assert {" and ".join(tests)}, "{name} must be {layout}"')
-        return found
+    def _check(self, buffer: InputBuffer) -> str:
+        name, layout = self.names[buffer.name], buffer.layout
+        tests = [
+            f"{name}.size() == {self._sizes(layout.size)}",
+            f"{name}.dtype is {layout.dtype}",
+        ]
+        tests += [
+            f"{name}.stride({axis}) == {self._size(stride)}"
+            for axis, (size, stride) in enumerate(zip(layout.size, layout.stride, strict=True))
+            if size not in (0, 1) and 0 not in layout.size
+        ]
+        return f'assert {" and ".join(tests)}, "{name} must be {layout}"'
 
     # -- steps
 
@@ -212,10 +168,8 @@ class _Writer:
         if isinstance(node, FusedSchedulerNode):
             self._kernel(step, node)
         else:
-            given = {a.buffer for a in self.memory.allocate[step]}
-            self._extern(node.kernel, given)
-        later = {a.reuses for new in self.memory.allocate[step + 1 :] for a in new}
-        dead = [n for n in self.memory.free[step] if n in self.bound and n not in later]
+            self._extern(node.kernel, given=bool(self.memory.allocate[step]))
+        dead = [n for n in self.memory.free[step] if n in self.bound - self.handed_on]
         if dead:
             self.bound.difference_update(dead)
             self._line(f"del {', '.join(self._name(n) for n in dead)}", node.origins)
@@ -231,15 +185,14 @@ class _Writer:
         memory = self._name(old)
         text = memory
         if not _same_layout(self.layouts[old], layout):
-            size, stride = self._sizes(layout.size), self._sizes(layout.stride)
-            text = f"reinterpret({memory}, {size}, {stride}, 0)"
+            text = f"reinterpret({memory}, {self._memory(layout)}, 0)"
         self._line(f"{name} = {text}; del {memory}  # reuse", origins)
 
     def _empty(self, layout: Layout) -> str:
-        size, stride = self._sizes(layout.size), self._sizes(layout.stride)
+        arguments = f"{self._memory(layout)}, {layout.dtype}"
         if layout.device.type == "cpu":
-            return f"empty_strided_cpu({size}, {stride}, {layout.dtype})"
-        return f"empty_strided({size}, {stride}, {layout.dtype}, {self._device(layout.device)})"
+            return f"empty_strided_cpu({arguments})"
+        return f"empty_strided({arguments}, {self._device(layout.device)})"
 
     def _kernel(self, step: int, node: FusedSchedulerNode) -> None:
         for member in node.nodes:
@@ -248,7 +201,7 @@ class _Writer:
                 self.bound.add(member.name)
                 text = f"{self._name(member.name)} = {self._name(target)}  # updated in place"
                 self._line(text, node.origins)
-        if any(size == 0 for size in node.ranges.values()):
+        if 0 in node.ranges.values():
             self._line(f"# {node.name}: no elements", node.origins)
             return
         kernel = self.kernels[step]
@@ -256,15 +209,17 @@ class _Writer:
         arguments += [self._size(s) for s in kernel.plan.sizes]
         self._line(f"{kernel.name}({', '.join(arguments)})", node.origins)
 
-    def _extern(self, kernel: ExternKernel, given: set[str]) -> None:
+    def _extern(self, kernel: ExternKernel, given: bool) -> None:
+        """A library call; `given` if the plan has memory for its result."""
         arguments = [self._argument(a) for a in kernel.args]
         arguments += [f"{key}={self._argument(value)}" for key, value in kernel.kwargs.items()]
         outputs = [o for o in kernel.outputs if o is not None]
         self.bound.update(o.name for o in outputs)
         origins = kernel.origins
-        if kernel.op in OUT_CALLS and given:
+        if given:  # torch's binding takes half the time of the operator's
             arguments.append(f"out={self._name(outputs[0].name)}")
-            self._line(f"{OUT_CALLS[kernel.op]}({', '.join(arguments)})", origins)
+            function = str(kernel.op).split(".")[1]
+            self._line(f"torch.{function}({', '.join(arguments)})", origins)
             return
         call = f"{self._operator(kernel.op)}({', '.join(arguments)})"
         if len(outputs) == 1 and outputs[0].index is None:
@@ -281,11 +236,10 @@ class _Writer:
 
     def _expect(self, name: str, layout: Layout, origins: Origins) -> None:
         """What a library returns must lie as kernels expect it."""
-        if not layout.size or any(size == 0 for size in layout.size):
+        if not layout.size or 0 in layout.size:
             return
-        size, stride = self._sizes(layout.size), self._sizes(layout.stride)
-        self._line(f"if {name}.stride() != {stride}:", origins)
-        self._line(f"    {name} = to_layout({name}, {size}, {stride})", origins)
+        self._line(f"if {name}.stride() != {self._sizes(layout.stride)}:", origins)
+        self._line(f"    {name} = to_layout({name}, {self._memory(layout)})", origins)
 
     # -- text
 
@@ -304,10 +258,7 @@ class _Writer:
 
     def _object(self, text: str, name: str) -> str:
         if text not in self.objects:
-            while name in self.taken:
-                name += "_"
-            self.taken.add(name)
-            self.objects[text] = name
+            self.objects[text] = self._unique(name)
         return self.objects[text]
 
     def _size(self, size: Size) -> str:
@@ -316,8 +267,11 @@ class _Writer:
         return size_text(size)
 
     def _sizes(self, sizes: Iterable[Size]) -> str:
-        texts = [self._size(s) for s in sizes]
-        return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
+        return _tuple(map(self._size, sizes))
+
+    def _memory(self, layout: Layout) -> str:
+        """Size and stride: two arguments of whatever makes or sees a tensor."""
+        return f"{self._sizes(layout.size)}, {self._sizes(layout.stride)}"
 
     def _view(self, view: View) -> str:
         """A buffer's variable where that has the layout, else its memory seen otherwise."""
@@ -329,8 +283,7 @@ class _Writer:
         name = self._name(view.buffer)
         if _same_layout(own, layout):
             return name
-        size, stride = self._sizes(layout.size), self._sizes(layout.stride)
-        return f"reinterpret({name}, {size}, {stride}, {self._size(layout.offset)})"
+        return f"reinterpret({name}, {self._memory(layout)}, {self._size(layout.offset)})"
 
     def _argument(self, value: Any) -> str:
         """An argument or output as Python text."""
@@ -340,9 +293,7 @@ class _Writer:
             return self._size(value)
         if isinstance(value, tuple | list):
             items = [self._argument(v) for v in value]
-            if isinstance(value, list):
-                return f"[{', '.join(items)}]"
-            return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+            return _tuple(items) if isinstance(value, tuple) else f"[{', '.join(items)}]"
         if isinstance(value, float) and not math.isfinite(value):
             return f"float('{value}')"
         if isinstance(value, torch.device):
@@ -353,6 +304,11 @@ class _Writer:
         if value is None or isinstance(value, known):
             return repr(value)
         raise Unsupported(f"a library call with an argument of type {type(value).__name__}")
+
+
+def _tuple(items: Iterable[str]) -> str:
+    texts = list(items)
+    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
 
 
 def size_text(size: Size) -> str:
@@ -439,12 +395,3 @@ def _solved(size: Size, symbol: sympy.Symbol, text: str) -> str | None:
     rest = int(size.xreplace({symbol: sympy.Integer(0)}))
     shifted = f"({text} - {rest})" if rest else text
     return shifted if step == 1 else f"{shifted} // {step}"
-
-
-def _symbols_of(value: InputBuffer | Size) -> set[sympy.Symbol]:
-    if isinstance(value, int):
-        return set()
-    if isinstance(value, InputBuffer):
-        sizes = (*value.layout.size, *value.layout.stride)
-        return {s for size in sizes if not isinstance(size, int) for s in size.free_symbols}
-    return set(value.free_symbols)

@@ -12,7 +12,7 @@ import collections
 import enum
 import functools
 import types
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -22,12 +22,12 @@ from minicompile.dynamo.outside import MODULE_TABLES, Outside
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     MISSING,
-    VariableTracker,
+    find,
     is_constant,
     is_fixed,
-    lookup,
     owner_of,
     plain_dict,
+    words,
 )
 
 C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -35,61 +35,27 @@ CACHED = type(functools.lru_cache(len))
 TUPLE_FIELD = type(vars(collections.namedtuple("Field", "x"))["x"])
 C_VALUES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
-TENSOR_FACTS = frozenset(
-    {
-        *(
-            "shape",
-            "dtype",
-            "device",
-            "ndim",
-            "layout",
-            "requires_grad",
-            "itemsize",
-            "nbytes",
-            "names",
-        ),
-        *(
-            "is_cuda",
-            "is_cpu",
-            "is_sparse",
-            "is_quantized",
-            "is_meta",
-            "is_nested",
-            "is_mkldnn",
-            "is_mps",
-            "is_xpu",
-        ),
-        *("is_sparse_csr", "is_mtia", "is_ipu", "is_vulkan", "is_maia", "is_xla"),
-    }
+TENSOR_FACTS = words(
+    "shape dtype device ndim layout requires_grad itemsize nbytes names is_cuda is_cpu is_sparse "
+    "is_quantized is_meta is_nested is_mkldnn is_mps is_xpu is_sparse_csr is_mtia is_ipu is_vulkan "
+    "is_maia is_xla"
 )
 """Attributes that follow from guarded metadata."""
-TENSOR_VALUES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
+TENSOR_VALUES = words("T mT H mH real imag")
 """Attributes that are tensors computed from it."""
+_REFUSED = {
+    "`.{}()` needs the tensor's data": "item tolist numpy apply_ map_",
+    "`.{}()` changes how autograd treats a tensor": "requires_grad_ retain_grad detach_",
+    "`.{}()` changes a tensor's storage": "set_ resize_ share_memory_",
+    "`.{}()` runs inside the captured function": "backward",
+    "`.{}` is read inside the captured function": "grad grad_fn _version",
+    "`.{}()` exports the tensor's memory": "__array__ __dlpack__",
+    "`.{}()`: a tensor being captured has no memory": "data_ptr untyped_storage storage",
+    "`.{}()` is no part of the guards": "storage_offset is_shared is_pinned",
+    "`.{}()`: a hook on a tensor": "register_hook",
+}
 TENSOR_REFUSED = {
-    "item": "`.item()` needs the tensor's data",
-    "tolist": "`.tolist()` needs the tensor's data",
-    "numpy": "`.numpy()` needs the tensor's data",
-    "__array__": "numpy needs the tensor's data",
-    "data_ptr": "a tensor being captured has no address",
-    "untyped_storage": "a tensor being captured has no storage",
-    "storage": "a tensor being captured has no storage",
-    "backward": "`.backward()` runs inside the captured function",
-    "storage_offset": "where a tensor begins in its storage is no part of the guards",
-    "is_shared": "whether memory is shared is no part of the guards",
-    "is_pinned": "whether memory is pinned is no part of the guards",
-    "__dlpack__": "the tensor's memory is exported",
-    "register_hook": "a hook on a tensor",
-    "grad_fn": "autograd's graph is inspected",
-    "grad": "`.grad` is read inside the captured function",
-    "requires_grad_": "`.requires_grad_()` changes how autograd treats a tensor",
-    "retain_grad": "`.retain_grad()` changes how autograd treats a tensor",
-    "detach_": "`.detach_()` changes how autograd treats a tensor",
-    "set_": "`.set_()` replaces a tensor's storage",
-    "resize_": "`.resize_()` changes a tensor's storage",
-    "_version": "a tensor's version counter is read",
-    "share_memory_": "`.share_memory_()` moves a tensor's storage",
-    "apply_": "`.apply_()` needs the tensor's data",
-    "map_": "`.map_()` needs the tensor's data",
+    name: reason.format(name) for reason, names in _REFUSED.items() for name in names.split()
 }
 HINTS = {
     "item": "keep it a tensor, or compute it outside of the compiled function",
@@ -111,95 +77,82 @@ class Attributes(Outside):
             return self.class_attribute(value, name)
         if type(value) is super:
             return self.super_attribute(value, name)
-        cls = type(value)
-        getter = lookup(cls, "__getattribute__")
-        if isinstance(getter, types.FunctionType):
-            try:
-                return self.call(
-                    self.wrap_class_attribute(cls, "__getattribute__", getter), (value, name), {}
-                )
-            except AttributeError:
-                return self.missing_attribute(value, name)
-        return self.generic_attribute(value, name, fallback=True)
+        getter = find(type(value), "__getattribute__")
+        if not isinstance(getter, types.FunctionType):
+            return self.generic_attribute(value, name, fallback=True)
+        try:
+            return self.call_defined(value, "__getattribute__", getter, name)
+        except AttributeError:
+            return self.missing_attribute(value, name)
+
+    def call_defined(
+        self, value: Any, method: str, function: Any, /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a method that the value's class defines in Python."""
+        wrapped = self.wrap_class_attribute(type(value), method, function)
+        return self.call(wrapped, (value, *args), kwargs)
+
+    def no_attribute(self, value: Any, name: str) -> NoReturn:
+        cls = value if isinstance(value, type) else self.type_of(value)
+        kind = f"type object {cls.__name__!r}" if cls is value else f"{cls.__name__!r} object"
+        raise AttributeError(f"{kind} has no attribute {name!r}", name=name, obj=value)
+
+    def guard_undefined(self, cls: type, name: str) -> None:
+        """No class of the MRO defines a name."""
+        if not is_fixed(cls):
+            source = self.class_tracker(cls).source
+            self.guard("class_absent", source, name, "looked up and not found", name)
 
     def generic_attribute(self, value: Any, name: str, fallback: bool = False) -> Any:
         """What `object.__getattribute__` does; with `fallback`, `__getattr__` after it."""
         cls = type(value)
-        try:
-            definition = lookup(cls, name)
-        except KeyError:
-            definition = MISSING
-        if definition is not MISSING and self.is_data_descriptor(definition):
-            return self.bind_attribute(value, cls, name, definition)
-        found = self.instance_attribute(value, name)
-        if found is not MISSING:
-            return found
+        definition = find(cls, name)
+        if definition is MISSING or not self.is_data_descriptor(definition):
+            found = self.instance_attribute(value, name)
+            if found is not MISSING:
+                return found
         if definition is not MISSING:
-            return self.bind_attribute(value, cls, name, definition)
+            return self.bind_attribute(value, cls, cls, name, definition)
         if fallback:
             return self.missing_attribute(value, name)
-        raise AttributeError(
-            f"{cls.__name__!r} object has no attribute {name!r}", name=name, obj=value
-        )
+        return self.no_attribute(value, name)
 
     @staticmethod
     def is_data_descriptor(definition: Any) -> bool:
-        kind = type(definition)
-        return (
-            kind is property
-            or kind in C_VALUES
-            or hasattr(kind, "__set__")
-            or hasattr(kind, "__delete__")
-        )
+        return hasattr(type(definition), "__set__") or hasattr(type(definition), "__delete__")
 
     def instance_attribute(self, value: Any, name: str) -> Any:
         owner = self.tracker(value)
         if owner is None:
             namespace = plain_dict(value)
             return MISSING if namespace is None else self.realize(namespace.get(name, MISSING))
-        namespace_tracker = self.namespace_tracker(owner)
-        if namespace_tracker is None:
+        tracker = self.namespace_tracker(owner)
+        if tracker is None:
             return MISSING
-        if isinstance(value, torch.nn.Module) and self.in_module_table(value, name):
+        if (
+            isinstance(value, torch.nn.Module)
+            and name not in tracker.value
+            and any(name in tracker.value.get(table, ()) for table in MODULE_TABLES)
+        ):
             return MISSING  # fetching from the table checks that nothing shadows it
-        return self.dict_get(namespace_tracker, name)
-
-    @staticmethod
-    def in_module_table(module: torch.nn.Module, name: str) -> bool:
-        namespace = module.__dict__
-        return name not in namespace and any(
-            name in namespace.get(table, ()) for table in MODULE_TABLES
-        )
+        return self.dict_get(tracker, name)
 
     def missing_attribute(self, value: Any, name: str) -> Any:
         """`__getattr__`, or AttributeError."""
-        cls = type(value)
-        owner = self.tracker(value)
-        getter = owner_of(cls, "__getattr__")
-        if getter is not None:
-            function = getter.__dict__["__getattr__"]
-            if function is compat.module_getattr():
-                found = self.module_table_attribute(value, name)
-                if found is not MISSING:
-                    return found
-            else:
-                return self.call(
-                    self.wrap_class_attribute(cls, "__getattr__", function), (value, name), {}
-                )
-        if owner is not None and not is_fixed(cls):
-            self.guard(
-                "class_absent",
-                self.class_tracker(cls).source,
-                name,
-                "looked up and not found",
-                name,
-            )
-        raise AttributeError(
-            f"{cls.__name__!r} object has no attribute {name!r}", name=name, obj=value
-        )
+        function = find(type(value), "__getattr__")
+        if function is compat.module_getattr():
+            found = self.module_table_attribute(value, name)
+            if found is not MISSING:
+                return found
+        elif function is not MISSING:
+            return self.call_defined(value, "__getattr__", function, name)
+        if self.tracker(value) is not None:
+            self.guard_undefined(type(value), name)
+        return self.no_attribute(value, name)
 
     def module_table_attribute(self, module: torch.nn.Module, name: str) -> Any:
         """A parameter, buffer or submodule."""
+        searched = []
         for table_name in MODULE_TABLES:
             table = self.instance_attribute(module, table_name)
             if table is MISSING:
@@ -210,12 +163,10 @@ class Attributes(Outside):
                     return table[name]
             elif name in table or name in tracker.writes:
                 return self.dict_get(tracker, name)
-        owner = self.tracker(module)
-        if owner is not None:
-            for table_name in MODULE_TABLES:
-                table = self.tracker(module.__dict__.get(table_name))
-                if table is not None:
-                    self.guard("absent", table.source, name, "looked up and not found", name)
+            else:
+                searched.append(tracker)
+        for tracker in searched:
+            self.guard("absent", tracker.source, name, "looked up and not found", name)
         return MISSING
 
     # -- class attributes and descriptors
@@ -223,81 +174,75 @@ class Attributes(Outside):
     def wrap_class_attribute(self, cls: type, name: str, definition: Any) -> Any:
         """A class attribute's raw value, guarded unless the class is torch's or the standard library's."""
         owner = owner_of(cls, name)
-        if owner is not None and self.is_made(owner):
+        assert owner is not None
+        fixed = is_fixed(owner)
+        if self.is_made(owner) or (is_constant(definition) and is_fixed(cls)):
             return definition
-        if is_constant(definition):
-            if not is_fixed(cls):
-                self.guard(
-                    "equals",
-                    Source("class_attribute", name, self.class_tracker(cls).source),
-                    definition,
-                    "read",
-                )
-            return definition
-        if id(definition) in self.trackers and (owner is None or is_fixed(owner)):
+        if fixed and id(definition) in self.trackers:
             return self.trackers[id(definition)].value
         source = Source("class_attribute", name, self.class_tracker(cls).source)
-        return self.wrap(definition, source, fixed=owner is not None and is_fixed(owner))
-
-    def bind_attribute(self, value: Any, cls: type, name: str, definition: Any) -> Any:
-        """A class attribute seen through an instance."""
-        kind = type(definition)
-        if kind is types.FunctionType:
-            return types.MethodType(self.wrap_class_attribute(cls, name, definition), value)
-        if kind is CACHED:
-            return types.MethodType(self.wrap_class_attribute(cls, name, definition), value)
-        if kind in C_METHODS:
-            return types.MethodType(definition, value)
-        if kind is property:
-            if definition.fget is None:
-                raise AttributeError(f"property {name!r} of {cls.__name__!r} object has no getter")
-            return self.call(self.wrap_part(cls, name, definition, "fget"), (value,), {})
-        if kind in C_VALUES:
-            return self.slot_attribute(value, name, definition)
-        if kind is TUPLE_FIELD:
-            return self.tuple_field(value, definition.__reduce__()[1][0])
-        if kind is classmethod:
-            return types.MethodType(self.wrap_part(cls, name, definition, "__func__"), cls)
-        if kind is staticmethod:
-            return self.wrap_part(cls, name, definition, "__func__")
-        if isinstance(value, enum.Enum):
-            return self.native_value(value, name)
-        if kind is functools.cached_property:
-            computed = self.call(self.wrap_part(cls, name, definition, "func"), (value,), {})
-            self.store_instance(value, name, computed)
-            return computed
-        if kind is types.ClassMethodDescriptorType or kind is types.BuiltinFunctionType:
-            return definition.__get__(value, cls) if hasattr(definition, "__get__") else definition
-        getter_owner = owner_of(kind, "__get__")
-        if getter_owner is not None:
-            descriptor = self.wrap_class_attribute(cls, name, definition)
-            getter = getter_owner.__dict__["__get__"]
-            if not isinstance(getter, types.FunctionType):
-                self.unsupported(f"the attribute {name!r} is a {kind.__name__}")
-            return self.call(
-                self.wrap_class_attribute(kind, "__get__", getter), (descriptor, value, cls), {}
-            )
-        return self.wrap_class_attribute(cls, name, definition)
-
-    def tuple_field(self, value: Any, index: int) -> Any:
-        """A field of a named tuple."""
-        owner = self.tracker(value)
-        if owner is None:
-            return tuple.__getitem__(value, index)
-        return self.wrap(tuple.__getitem__(value, index), Source("item", index, owner.source))
+        return self.wrap(definition, source, fixed=fixed)
 
     def wrap_part(self, cls: type, name: str, definition: Any, part: str) -> Any:
         """The function inside a classmethod, staticmethod, property or cached_property."""
         wrapped = self.wrap_class_attribute(cls, name, definition)
         owner = owner_of(cls, name)
-        if owner is not None and self.is_made(owner):
+        assert owner is not None
+        if self.is_made(owner):
             return getattr(wrapped, part)
-        source = Source(
-            "slot", part, Source("class_attribute", name, self.class_tracker(cls).source)
-        )
+        source = Source("class_attribute", name, self.class_tracker(cls).source)
         return self.wrap(
-            getattr(wrapped, part), source, fixed=owner is not None and is_fixed(owner)
+            getattr(wrapped, part), Source("slot", part, source), fixed=is_fixed(owner)
         )
+
+    def bind_attribute(self, value: Any, cls: type, where: type, name: str, definition: Any) -> Any:
+        """The descriptor protocol: what the class `where` defines, seen through an instance of `cls`.
+
+        `value` is MISSING where it is seen through `cls` itself.
+        """
+        kind = type(definition)
+        if kind is classmethod:
+            return types.MethodType(self.wrap_part(where, name, definition, "__func__"), cls)
+        if kind is staticmethod:
+            return self.wrap_part(where, name, definition, "__func__")
+        if kind is types.ClassMethodDescriptorType:
+            return definition.__get__(None, cls)
+        if value is not MISSING:
+            if kind is types.FunctionType or kind is CACHED:
+                return types.MethodType(self.wrap_class_attribute(where, name, definition), value)
+            if kind in C_METHODS:
+                return types.MethodType(definition, value)
+            if kind is property:
+                if definition.fget is None:
+                    raise AttributeError(
+                        f"property {name!r} of {cls.__name__!r} object has no getter"
+                    )
+                return self.call(self.wrap_part(where, name, definition, "fget"), (value,), {})
+            if kind in C_VALUES:
+                return self.slot_attribute(value, name, definition)
+            if kind is TUPLE_FIELD:
+                return self.tuple_field(value, definition.__reduce__()[1][0])
+            if isinstance(value, enum.Enum):
+                return self.native_value(value, name)
+            if kind is functools.cached_property:
+                computed = self.call(self.wrap_part(where, name, definition, "func"), (value,), {})
+                self.store_instance(value, name, computed)
+                return computed
+        attribute, getter = (
+            self.wrap_class_attribute(where, name, definition),
+            find(kind, "__get__"),
+        )
+        if isinstance(getter, types.FunctionType):
+            instance = None if value is MISSING else value
+            return self.call_defined(attribute, "__get__", getter, instance, cls)
+        if getter is MISSING or value is MISSING:
+            return attribute
+        return self.unsupported(f"the attribute {name!r} is a {kind.__name__}")
+
+    def tuple_field(self, value: Any, index: int) -> Any:
+        """A field of a named tuple."""
+        owner, found = self.tracker(value), tuple.__getitem__(value, index)
+        return found if owner is None else self.wrap(found, Source("item", index, owner.source))
 
     def slot_attribute(self, value: Any, name: str, definition: Any) -> Any:
         """An attribute stored by C code: `__slots__`, `method.__func__`, `__dict__`, `__class__`."""
@@ -316,67 +261,33 @@ class Attributes(Outside):
 
     def native_value(self, value: Any, name: str) -> Any:
         """An attribute that Python itself may read: of enum members and classes."""
-        found = getattr(value, name)
-        if is_constant(found) or self.tracker(found) is not None:
-            return found
-        owner = self.tracker(value)
-        if owner is None:
+        found, owner = getattr(value, name), self.tracker(value)
+        if owner is None or is_constant(found) or self.tracker(found) is not None:
             return found
         return self.wrap(found, Source("slot", name, owner.source), fixed=True)
 
     def class_attribute(self, cls: type, name: str) -> Any:
-        try:
-            definition = lookup(cls, name)
-        except KeyError:
-            definition = MISSING
+        definition = find(cls, name)
+        special = name.startswith("__") and type(definition) in C_VALUES and hasattr(type, name)
         if (
-            isinstance(cls, enum.EnumType)
-            or definition is MISSING
+            definition is MISSING
+            or special  # __name__, __bases__: the metaclass's own
+            or isinstance(cls, enum.EnumType)
             or name in ("__dict__", "__doc__", "__module__")
         ):
             return self.metaclass_attribute(cls, name)
-        kind = type(definition)
-        if kind is classmethod:
-            return types.MethodType(self.wrap_part(cls, name, definition, "__func__"), cls)
-        if kind is staticmethod:
-            return self.wrap_part(cls, name, definition, "__func__")
-        if kind in C_VALUES and name.startswith("__") and hasattr(type, name):
-            return self.metaclass_attribute(cls, name)  # __name__, __bases__: the metaclass's own
-        if kind is types.ClassMethodDescriptorType:
-            return definition.__get__(None, cls)
-        getter_owner = owner_of(kind, "__get__")
-        if getter_owner is not None and isinstance(
-            getter_owner.__dict__["__get__"], types.FunctionType
-        ):
-            descriptor = self.wrap_class_attribute(cls, name, definition)
-            getter = getter_owner.__dict__["__get__"]
-            return self.call(
-                self.wrap_class_attribute(kind, "__get__", getter), (descriptor, None, cls), {}
-            )
-        return self.wrap_class_attribute(cls, name, definition)
+        return self.bind_attribute(MISSING, cls, cls, name, definition)
 
     def metaclass_attribute(self, cls: type, name: str) -> Any:
         meta = type(cls)
-        try:
-            definition = lookup(meta, name)
-        except KeyError:
-            definition = MISSING
-        if isinstance(definition, types.FunctionType):
-            return types.MethodType(self.wrap_class_attribute(meta, name, definition), cls)
-        if isinstance(definition, property) and isinstance(definition.fget, types.FunctionType):
-            return self.call(self.wrap_part(meta, name, definition, "fget"), (cls,), {})
+        definition = find(meta, name)
+        if isinstance(definition, types.FunctionType) or (
+            isinstance(definition, property) and isinstance(definition.fget, types.FunctionType)
+        ):
+            return self.bind_attribute(cls, meta, meta, name, definition)
         if definition is MISSING and not isinstance(cls, enum.EnumType):
-            if not is_fixed(cls):
-                self.guard(
-                    "class_absent",
-                    self.class_tracker(cls).source,
-                    name,
-                    "looked up and not found",
-                    name,
-                )
-            raise AttributeError(
-                f"type object {cls.__name__!r} has no attribute {name!r}", name=name, obj=cls
-            )
+            self.guard_undefined(cls, name)
+            self.no_attribute(cls, name)
         self.class_tracker(cls)
         return self.native_value(cls, name)
 
@@ -384,71 +295,53 @@ class Attributes(Outside):
         """An attribute of `super()`: looked up after the current class, bound to the instance."""
         if name in ("__self__", "__thisclass__", "__self_class__"):
             return getattr(parent, name)
-        instance, start = parent.__self_class__, parent.__thisclass__
-        mro = instance.__mro__
-        target = parent.__self__
-        for cls in mro[mro.index(start) + 1 :]:
-            if name in cls.__dict__:
-                definition = cls.__dict__[name]
-                if isinstance(target, type) and type(definition) is types.FunctionType:
-                    return self.wrap_class_attribute(cls, name, definition)
-                if isinstance(target, type) and type(definition) is classmethod:
-                    return types.MethodType(
-                        self.wrap_part(cls, name, definition, "__func__"), target
-                    )
-                return self.bind_attribute(target, cls, name, definition)
-        raise AttributeError(f"'super' object has no attribute {name!r}", name=name, obj=parent)
+        cls, mro = parent.__self_class__, parent.__self_class__.__mro__
+        value = MISSING if parent.__self__ is cls else parent.__self__
+        for where in mro[mro.index(parent.__thisclass__) + 1 :]:
+            if name in where.__dict__:
+                return self.bind_attribute(value, cls, where, name, where.__dict__[name])
+        return self.no_attribute(parent, name)
 
     def module_attribute(self, module: types.ModuleType, name: str) -> Any:
-        owner = self.hold(module, module.__name__)
+        owner, cls = self.hold(module, module.__name__), type(module)
         namespace = self.namespace_tracker(owner)
         assert namespace is not None
         if name in namespace.value or name in namespace.writes:
             found = self.dict_get(namespace, name, fixed=is_fixed(module))
             if found is not MISSING:
                 return found
-        definition = owner_of(type(module), name)
-        if definition is not None:
-            if isinstance(
-                definition.__dict__[name], types.FunctionType | property
-            ) or self.is_python_descriptor(definition.__dict__[name]):
-                return self.bind_attribute(module, type(module), name, definition.__dict__[name])
+        definition = find(cls, name)
+        if isinstance(definition, types.FunctionType | property) or self.is_python_descriptor(
+            definition
+        ):
+            return self.bind_attribute(module, cls, cls, name, definition)
+        if definition is not MISSING:
             return self.native_value(module, name)
-        getter = namespace.value.get("__getattr__") or getattr(type(module), "__getattr__", None)
-        if (
-            getter is not None
-        ):  # a module that loads its names on demand: the same object every time
-            found = getattr(module, name)
-            return self.wrap(found, Source("slot", name, owner.source), fixed=is_fixed(module))
+        if "__getattr__" in namespace.value or hasattr(cls, "__getattr__"):
+            # A module that loads its names on demand: the same object every time.
+            source = Source("slot", name, owner.source)
+            return self.wrap(getattr(module, name), source, fixed=is_fixed(module))
         raise AttributeError(
             f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module
         )
 
     @staticmethod
     def is_python_descriptor(definition: Any) -> bool:
-        owner = owner_of(type(definition), "__get__")
-        return owner is not None and isinstance(owner.__dict__["__get__"], types.FunctionType)
+        return isinstance(find(type(definition), "__get__"), types.FunctionType)
 
     def special(self, value: Any, name: str) -> Any:
-        if isinstance(value, torch.Tensor):
-            return UNBOUND
         cls = type(value)
-        try:
-            definition = lookup(cls, name)
-        except KeyError:
+        definition = MISSING if isinstance(value, torch.Tensor) else find(cls, name)
+        if definition is MISSING:
             return UNBOUND
-        return self.bind_attribute(value, cls, name, definition)
+        return self.bind_attribute(value, cls, cls, name, definition)
 
     def type_of(self, value: Any) -> Any:
         """`type(value)`: the real class behind a fake tensor."""
         if isinstance(value, torch.Tensor):
             owner = self.tracker(value)
-            if owner is not None and owner.real is not None:
-                return type(owner.real)
-            return torch.Tensor
-        if isinstance(value, torch.SymInt):
-            return int
-        return type(value)
+            return torch.Tensor if owner is None or owner.real is None else type(owner.real)
+        return int if isinstance(value, torch.SymInt) else type(value)
 
     # -- tensors
 
@@ -470,19 +363,13 @@ class Attributes(Outside):
                 return types.MethodType(getattr(torch.Tensor, name), fake)
             self.unsupported(f"the tensor attribute {name!r}")
         owner = self.tracker(fake)
-        if owner is not None and owner.real is not None:
-            namespace = plain_dict(owner.real)
-            if namespace and name in namespace:
+        namespace = plain_dict(owner.real) if owner is not None and owner.real is not None else None
+        if owner is not None and namespace is not None:
+            if name in namespace:
                 return self.wrap(namespace[name], Source("attribute", name, owner.source))
-            if namespace is not None:
-                self.guard(
-                    "absent",
-                    Source("namespace", None, owner.source),
-                    name,
-                    "looked up and not found",
-                    name,
-                )
-        raise AttributeError(f"'Tensor' object has no attribute {name!r}", name=name)
+            source = Source("namespace", None, owner.source)
+            self.guard("absent", source, name, "looked up and not found", name)
+        return self.no_attribute(fake, name)
 
     # -- writing
 
@@ -494,12 +381,11 @@ class Attributes(Outside):
                 self.unsupported(f"the class attribute {value.__name__}.{name} is set")
             setattr(value, name, new)
             return
-        cls = type(value)
-        setter = lookup(cls, "__setattr__")
+        setter = find(type(value), "__setattr__")
         if setter is torch.nn.Module.__setattr__ and self.plain_module_store(value, name, new):
             self.store_instance(value, name, new)
         elif isinstance(setter, types.FunctionType):
-            self.call(self.wrap_class_attribute(cls, "__setattr__", setter), (value, name, new), {})
+            self.call_defined(value, "__setattr__", setter, name, new)
         else:
             self.generic_store(value, name, new)
 
@@ -512,33 +398,23 @@ class Attributes(Outside):
 
     def generic_store(self, value: Any, name: str, new: Any) -> None:
         """What `object.__setattr__` does."""
-        cls = type(value)
-        try:
-            definition = lookup(cls, name)
-        except KeyError:
-            definition = MISSING
+        cls, owner = type(value), self.tracker(value)
+        definition = find(cls, name)
         if isinstance(definition, property):
             if definition.fset is None:
                 raise AttributeError(f"property {name!r} of {cls.__name__!r} object has no setter")
             self.call(self.wrap_part(cls, name, definition, "fset"), (value, new), {})
-        elif isinstance(definition, types.MemberDescriptorType):
-            self.store_slot(value, name, new)
+        elif isinstance(definition, types.MemberDescriptorType) and owner is not None:
+            self.mark_written(owner)
+            owner.writes[name] = new
         elif definition is not MISSING and self.is_data_descriptor(definition):
-            if self.tracker(value) is not None or self.is_python_descriptor(definition):
+            if owner is not None or self.is_python_descriptor(definition):
                 self.unsupported(
                     f"the attribute {name!r} is set through a {type(definition).__name__}"
                 )
             object.__setattr__(value, name, new)
         else:
             self.store_instance(value, name, new)
-
-    def store_slot(self, value: Any, name: str, new: Any) -> None:
-        owner = self.tracker(value)
-        if owner is None:
-            object.__setattr__(value, name, new)
-        else:
-            self.mark_written(owner)
-            owner.writes[name] = new
 
     def store_instance(self, value: Any, name: str, new: Any) -> None:
         owner = self.tracker(value)
@@ -549,20 +425,17 @@ class Attributes(Outside):
             else:
                 namespace[name] = new
             return
-        namespace_tracker = self.namespace_tracker(owner)
-        if namespace_tracker is None:
+        tracker = self.namespace_tracker(owner)
+        if tracker is None:
             self.unsupported(f"an attribute of {owner.source} (a {type(value).__name__}) is set")
-        else:
-            self.dict_set(namespace_tracker, name, new)
+        self.dict_set(tracker, name, new)
 
     def delete_attr(self, value: Any, name: str) -> None:
-        deleter = lookup(type(value), "__delattr__")
+        deleter = find(type(value), "__delattr__")
         if isinstance(value, torch.Tensor | type):
             self.unsupported(f"the attribute {name!r} is deleted")
         if isinstance(deleter, types.FunctionType):
-            self.call(
-                self.wrap_class_attribute(type(value), "__delattr__", deleter), (value, name), {}
-            )
+            self.call_defined(value, "__delattr__", deleter, name)
         else:
             self.generic_delete(value, name)
 
@@ -574,14 +447,12 @@ class Attributes(Outside):
         namespace = self.namespace_tracker(owner)
         if namespace is None:
             self.unsupported(f"an attribute of {owner.source} is deleted")
-            return
         try:
             self.dict_delete(namespace, name)
         except KeyError:
-            raise AttributeError(
-                f"{type(value).__name__!r} object has no attribute {name!r}"
-            ) from None
+            self.no_attribute(value, name)
 
-    def parts(self, owner: VariableTracker, name: str) -> Any:
-        """An attribute stored by C code in an outside object, such as `partial.func`."""
-        return self.wrap(getattr(owner.value, name), Source("slot", name, owner.source))
+    def part(self, value: Any, name: str) -> Any:
+        """An attribute stored by C code, such as `partial.func`."""
+        owner, found = self.tracker(value), getattr(value, name)
+        return found if owner is None else self.wrap(found, Source("slot", name, owner.source))

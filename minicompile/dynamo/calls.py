@@ -16,6 +16,7 @@ import collections
 import contextlib
 import enum
 import functools
+import operator
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -25,18 +26,20 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from minicompile import compat
-from minicompile.dynamo.attributes import CACHED, HINTS, TENSOR_FACTS, TENSOR_REFUSED
-from minicompile.dynamo.containers import METHOD_OF, Containers, python_method
-from minicompile.dynamo.interpreter import BINARY, COMPARE
+from minicompile.dynamo.attributes import C_METHODS, CACHED, HINTS, TENSOR_FACTS, TENSOR_REFUSED
+from minicompile.dynamo.containers import Containers, python_method
+from minicompile.dynamo.interpreter import BINARY, METHOD_OF
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     OBJECT_HASH,
     builtin_base,
+    find,
     is_constant,
     is_fixed,
     is_numpy_scalar,
     library_of,
     lookup,
+    words,
 )
 from minicompile.ops.registry import Registry
 
@@ -47,113 +50,60 @@ call_rules: Registry[CallRule] = Registry(
     "call", "Python callable -> what calling it means during capture"
 )
 
-TORCH_FUNCTION_MODULES = frozenset({"torch.functional", "torch.nn.functional", "torch._tensor"})
+TORCH_FUNCTION_MODULES = words("torch.functional torch.nn.functional torch._tensor")
 """Python functions defined there are single graph nodes, not inlined."""
 
-PURE_MODULES = frozenset(
-    {
-        *(
-            "math",
-            "cmath",
-            "_operator",
-            "operator",
-            "_bisect",
-            "_heapq",
-            "itertools",
-            "_collections",
-            "_functools",
-        ),
-        *("builtins", "collections", "_struct", "numpy", "unicodedata", "_string", "_sre", "_abc"),
-        *("fractions", "numbers", "string", "textwrap", "keyword"),
-    }
+PURE_MODULES = words(
+    "math cmath _operator operator _bisect _heapq itertools _collections _functools builtins "
+    "collections _struct numpy unicodedata _string _sre _abc fractions numbers string textwrap keyword"
 )
 """C functions of these modules have no effects and depend on nothing but their arguments."""
-IMPURE = frozenset(
-    {
-        *(
-            "print",
-            "open",
-            "input",
-            "exec",
-            "eval",
-            "compile",
-            "breakpoint",
-            "globals",
-            "locals",
-            "vars",
-            "dir",
-        ),
-        *("__import__", "id", "hash", "random", "seed", "getrandbits"),
-    }
+IMPURE = words(
+    "print open input exec eval compile breakpoint globals locals vars dir __import__ id hash random "
+    "seed getrandbits"
 )
-KEEPS_ITEMS = frozenset(
-    {
-        *(
-            "append",
-            "insert",
-            "add",
-            "setdefault",
-            "appendleft",
-            "get",
-            "pop",
-            "popitem",
-            "__setitem__",
-            "__getitem__",
-        ),
-        *(
-            "clear",
-            "copy",
-            "reverse",
-            "move_to_end",
-            "discard",
-            "remove",
-            "popleft",
-            "rotate",
-            "__delitem__",
-            "keys",
-        ),
-        *("items", "values", "__len__", "__iter__", "__contains__", "index", "count", "fromkeys"),
-    }
+KEEPS_ITEMS = words(
+    "append insert add setdefault appendleft get pop popitem __setitem__ __getitem__ clear copy "
+    "reverse move_to_end discard remove popleft rotate __delitem__ keys items values __len__ __iter__ "
+    "__contains__ index count fromkeys"
 )
 """Container methods that store or look up their arguments as they are, without reading into them."""
+MUTATING = words(
+    "append extend insert remove pop clear sort reverse add discard update __setitem__ __delitem__ "
+    "difference_update intersection_update symmetric_difference_update appendleft popleft extendleft "
+    "rotate popitem setdefault move_to_end __init__"
+)
+SAFE_OBJECT_METHODS = words("__init_subclass__ __eq__ __ne__ mro __subclasses__ __instancecheck__")
+CONVERSION_METHODS = words("__bool__ __int__ __float__ __index__ __complex__ __contains__")
+REFUSED_FUNCTIONS = {
+    "manual_seed": "the random seed is set inside the captured function",
+    "save": "torch.save",
+    "load": "torch.load",
+    "compile": "torch.compile is called inside the captured function",
+}
+RAW_CLASSES: tuple[type, ...] = (
+    *(functools.partial, types.MethodType, types.SimpleNamespace),
+    *(property, staticmethod, classmethod),
+)
+"""C classes that keep their arguments without reading them."""
 PURE_CLASSES = frozenset(
     {
-        *(
-            slice,
-            range,
-            complex,
-            bytes,
-            bytearray,
-            collections.deque,
-            functools.partial,
-            types.SimpleNamespace,
-        ),
-        *(
-            types.MethodType,
-            types.MappingProxyType,
-            types.CellType,
-            object,
-            property,
-            staticmethod,
-            classmethod,
-        ),
-        *(
-            torch.device,
-            torch.Size,
-            torch.finfo,
-            torch.iinfo,
-            collections.OrderedDict,
-            collections.defaultdict,
-        ),
-        *(functools.cached_property, memoryview, BaseException),
+        *(*RAW_CLASSES, slice, range, complex, bytes, bytearray, memoryview, object, BaseException),
+        *(collections.deque, collections.OrderedDict, collections.defaultdict),
+        *(types.MappingProxyType, types.CellType, functools.cached_property),
+        *(torch.device, torch.Size, torch.finfo, torch.iinfo),
     }
 )
-OPERATOR_SYMBOLS = {
-    function: symbol for table in (BINARY, COMPARE) for symbol, function in table.items()
+TENSOR_OPERATORS: dict[str, tuple[Any, bool]] = {
+    f"__{name}__": (getattr(operator, f"__{name}__"), False)
+    for name in (*METHOD_OF.values(), "neg", "pos", "invert", "abs", "getitem", "setitem")
 }
-IN_PLACE_DUNDER = {
-    f"__i{METHOD_OF[symbol[:-1]]}__": symbol for symbol in BINARY if symbol.endswith("=")
-}
+"""Methods of tensors that are operators, and whether the operands change places (`__radd__`)."""
+for _symbol in BINARY.keys() & METHOD_OF.keys():
+    TENSOR_OPERATORS[f"__i{METHOD_OF[_symbol]}__"] = BINARY[f"{_symbol}="], False
+    TENSOR_OPERATORS[f"__r{METHOD_OF[_symbol]}__"] = BINARY[_symbol], True
+UNRECORDED = words("__hash__ __repr__ __str__ __format__ __reduce_ex__ __deepcopy__")
+FIXED_TYPES = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
 
 def is_torch_function(function: Any) -> bool:
@@ -167,7 +117,7 @@ def is_torch_function(function: Any) -> bool:
 
 
 def is_tensor_method(function: Any) -> bool:
-    if isinstance(function, types.MethodDescriptorType | types.WrapperDescriptorType):
+    if isinstance(function, C_METHODS):
         return issubclass(function.__objclass__, compat.tensor_base())
     name = getattr(function, "__name__", "")
     return isinstance(function, types.FunctionType) and torch.Tensor.__dict__.get(name) is function
@@ -200,35 +150,14 @@ class Calls(Containers):
         rule = self.rule_for(function)
         if rule is not None:
             return rule(self, args, kwargs)
-        kind = type(function)
-        if kind is types.FunctionType:
-            return self.call_python(function, args, kwargs)
-        if kind is types.MethodType:
-            return self.call_method(function, args, kwargs)
+        handler = CALL_KINDS.get(type(function))
+        if handler is not None:
+            return handler(self, function, args, kwargs)
         if isinstance(function, type):
             return self.instantiate(function, args, kwargs)
-        if kind is types.BuiltinFunctionType:
-            return self.call_builtin(function, args, kwargs)
-        if kind is types.MethodWrapperType:
-            definition = function.__objclass__.__dict__[function.__name__]
-            return self.call(definition, (function.__self__, *args), kwargs)
-        if isinstance(function, types.MethodDescriptorType | types.WrapperDescriptorType):
-            return self.call_descriptor(function, args, kwargs)
-        if kind is functools.partial:
-            return self.call_partial(function, args, kwargs)
-        if kind is weakref.ReferenceType:
-            owner = self.tracker(function)
-            return (
-                function()
-                if owner is None
-                else self.wrap(function(), Source("referent", None, owner.source))
-            )
-        if kind is CACHED:
-            return self.call_cached(function, args, kwargs)
         if is_torch_function(function):
             return self.torch_call(function, args, kwargs)
-        method = python_method(function, "__call__")
-        if method is not None:
+        if python_method(function, "__call__") is not None:
             return self.call(self.special(function, "__call__"), args, kwargs)
         return self.call_native(function, args, kwargs)
 
@@ -249,7 +178,8 @@ class Calls(Containers):
     ) -> Any:
         original = function.__dict__.get("_minicompile_original")
         if original is not None:  # a compiled function called while capturing: part of this graph
-            return self.call(self.wrap_held_function(original), args, kwargs)
+            self.hold(original, getattr(original, "__qualname__", type(original).__name__))
+            return self.call(original, args, kwargs)
         if is_tensor_method(function) or is_torch_function(function):
             return self.torch_call(function, args, kwargs)
         disabled = compat.disabled_original(function)
@@ -261,10 +191,6 @@ class Calls(Containers):
             self.unsupported(f"a call of numpy's {function.__qualname__}", HINTS["numpy"])
         return self.call_function(function, args, kwargs)
 
-    def wrap_held_function(self, function: Any) -> Any:
-        self.hold(function, getattr(function, "__qualname__", type(function).__name__))
-        return function
-
     def call_function(
         self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -274,53 +200,39 @@ class Calls(Containers):
     def call_method(
         self, method: types.MethodType, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        owner = self.tracker(method)
-        if owner is not None:
-            return self.call(
-                self.parts(owner, "__func__"), (self.parts(owner, "__self__"), *args), kwargs
-            )
-        return self.call(method.__func__, (method.__self__, *args), kwargs)
+        if self.tracker(method) is None:
+            return self.call(method.__func__, (method.__self__, *args), kwargs)
+        function, value = self.part(method, "__func__"), self.part(method, "__self__")
+        return self.call(function, (value, *args), kwargs)
 
     def call_partial(self, partial: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        owner = self.tracker(partial)
         if partial.func == self.callback:  # a function that C code was given
             return self.call(partial.args[0], args, kwargs)
-        if owner is None:
-            return self.call(partial.func, (*partial.args, *args), {**partial.keywords, **kwargs})
-        own = self.items(self.parts(owner, "args"))
-        return self.call(
-            self.parts(owner, "func"),
-            (*own, *args),
-            {**self.mapping(self.parts(owner, "keywords")), **kwargs},
-        )
+        own = self.items(self.part(partial, "args"))
+        keywords = self.mapping(self.part(partial, "keywords"))
+        return self.call(self.part(partial, "func"), (*own, *args), {**keywords, **kwargs})
 
-    def call_reference(self, reference: Any) -> Any:
+    def call_wrapper(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        definition = method.__objclass__.__dict__[method.__name__]
+        return self.call(definition, (method.__self__, *args), kwargs)
+
+    def call_reference(self, reference: Any, args: Any, kwargs: Any) -> Any:
         """`ref()`: the object behind a weak reference."""
-        owner = self.tracker(reference)
-        return (
-            reference()
-            if owner is None
-            else self.wrap(reference(), Source("referent", None, owner.source))
-        )
+        owner, found = self.tracker(reference), reference()
+        return found if owner is None else self.wrap(found, Source("referent", None, owner.source))
 
     def call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function under functools.lru_cache: called now, once and for all, as its cache promises."""
         for value in (*args, *kwargs.values()):
-            owner = self.tracker(value)
-            if is_constant(value) or isinstance(
-                value, type | types.FunctionType | types.ModuleType
-            ):
+            if is_constant(value) or isinstance(value, FIXED_TYPES):
                 continue
-            if (
-                owner is None
-                or isinstance(value, torch.Tensor)
-                or type(value).__hash__ is not OBJECT_HASH
-            ):
+            owner = self.tracker(value)
+            tensor = isinstance(value, torch.Tensor)
+            if owner is None or tensor or type(value).__hash__ is not OBJECT_HASH:
                 self.unsupported(
                     f"{function.__qualname__}, a cached function, is called with a {type(value).__name__}"
                 )
-            else:
-                self.guard("identity", owner.source, value, "argument of a cached function")
+            self.guard("identity", owner.source, value, "argument of a cached function")
         found = function(*args, **kwargs)
         if not is_constant(found):
             self.hold(found, f"{function.__qualname__}(...)")
@@ -336,8 +248,6 @@ class Calls(Containers):
         name = getattr(function, "__name__", "")
         if name in REFUSED_FUNCTIONS:
             self.unsupported(REFUSED_FUNCTIONS[name])
-        if kwargs.get("out") is not None:
-            return self.recorder.record("call_function", function, args, kwargs)
         return self.recorder.record("call_function", function, args, kwargs)
 
     def tensor_method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -351,63 +261,29 @@ class Calls(Containers):
             return self.iterate(args[0])
         if name == "__get__" or name in TENSOR_FACTS:
             self.unsupported(f"the tensor attribute {name!r}")
-        if name in ("__getitem__", "__setitem__"):
-            import operator
-
-            return self.recorder.record(
-                "call_function", getattr(operator, name.strip("_")), args, kwargs
-            )
-        if name.startswith("__") and name.endswith("__"):
-            return self.tensor_operator(name, args)
-        return self.recorder.record("call_method", name, args, kwargs)
-
-    def tensor_operator(self, name: str, args: tuple[Any, ...]) -> Any:
-        """`a.__add__(b)`, `a.__radd__(b)`: the operator itself."""
-        import operator
-
-        plain = name.strip("_")
-        if name in IN_PLACE_DUNDER:
-            return self.recorder.record("call_function", BINARY[IN_PLACE_DUNDER[name]], args, {})
-        function = getattr(operator, f"{plain}_" if plain in ("and", "or") else plain, None)
-        if function is not None:
-            return self.recorder.record("call_function", function, args, {})
-        if plain.startswith("r"):
-            plain = plain[1:]
-            function = getattr(operator, f"{plain}_" if plain in ("and", "or") else plain, None)
-            if function is not None:
-                return self.recorder.record("call_function", function, (args[1], args[0]), {})
-        if plain in ("hash", "repr", "str", "format", "reduce_ex", "deepcopy"):
+        if name in TENSOR_OPERATORS:
+            function, swapped = TENSOR_OPERATORS[name]
+            operands = args[::-1] if swapped else args
+            return self.recorder.record("call_function", function, operands, {})
+        if name in UNRECORDED:
             self.unsupported(f"{name} of a tensor")
-        return self.recorder.record("call_method", name, args, {})
+        return self.recorder.record("call_method", name, args, kwargs)
 
     # -- builtins and C functions
 
     def call_builtin(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        owner = function.__self__
-        known = self.tracker(function)
-        if (
-            known is not None
-            and owner is not None
-            and not isinstance(owner, types.ModuleType | type)
-        ):
-            owner = self.parts(
-                known, "__self__"
-            )  # a bound method from outside: so is what it is bound to
+        owner, known = function.__self__, self.tracker(function)
+        bound = owner is not None and not isinstance(owner, types.ModuleType | type)
+        if bound and known is not None:  # a method from outside: so is what it is bound to
+            owner = self.part(function, "__self__")
             if isinstance(owner, torch.Tensor):
                 return self.call(self.load_attr(owner, function.__name__), args, kwargs)
-        if (
-            owner is not None
-            and not isinstance(owner, types.ModuleType | type)
-            and not is_torch_function(function)
-        ):
-            try:
-                definition = lookup(type(owner), function.__name__)
-            except KeyError:
-                definition = None
-            if isinstance(definition, types.MethodDescriptorType | types.WrapperDescriptorType):
-                return self.call(definition, (owner, *args), kwargs)
         if is_torch_function(function):
             return self.torch_call(function, args, kwargs)
+        if bound:
+            definition = find(type(owner), function.__name__)
+            if isinstance(definition, C_METHODS):
+                return self.call(definition, (owner, *args), kwargs)
         if isinstance(owner, type) and function.__name__ == "__new__":
             return self.native_new(function, args, kwargs)
         return self.call_native(function, args, kwargs)
@@ -417,37 +293,35 @@ class Calls(Containers):
         module = getattr(function, "__module__", None) or getattr(type(function), "__module__", "")
         name = getattr(function, "__qualname__", None) or type(function).__name__
         owner = getattr(function, "__self__", None)
-        pure = module in PURE_MODULES or (
-            isinstance(owner, type)
-            and owner in (dict, str, bytes, int, float, collections.OrderedDict)
-        )
+        pure = module in PURE_MODULES
+        if isinstance(owner, type):
+            pure |= owner in (dict, str, bytes, int, float, collections.OrderedDict)
         if is_numpy_scalar(owner) or type(function).__module__ == "numpy":
-            pure = all(map(is_constant, args)) and all(map(is_constant, kwargs.values()))
+            pure = all(map(is_constant, (*args, *kwargs.values())))
         if not pure or name in IMPURE:
+            timed = module in ("time", "random", "_random")
             self.unsupported(
                 f"a call of {module}.{name}, which capture does not know",
-                hint_for(str(module), name),
+                "pass the value in as an argument" if timed else "",
             )
+        return self.run_native(function, args, kwargs)
+
+    def run_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call C code now, on what is known; torch calls that it makes are recorded."""
         with self.native():
-            return function(
-                *map(self.native_argument, args),
-                **{k: self.native_argument(v) for k, v in kwargs.items()},
-            )
+            prepared = {key: self.native_argument(value) for key, value in kwargs.items()}
+            return function(*map(self.native_argument, args), **prepared)
 
     def native_argument(self, value: Any) -> Any:
         """An argument for C code: containers as inside copies, Python functions as callbacks."""
-        if isinstance(value, torch.Tensor) or is_constant(value):
+        if isinstance(value, (torch.Tensor, type)) or is_constant(value):
             return value
-        if isinstance(value, types.FunctionType | types.MethodType | functools.partial) or (
-            isinstance(value, type) and not is_fixed(value)
-        ):
-            return functools.partial(self.callback, value) if not isinstance(value, type) else value
+        if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+            return functools.partial(self.callback, value)
         if builtin_base(value) is not None:
             return self.deep(value)
         tracker = self.tracker(value)
-        if tracker is None or isinstance(
-            value, type | types.ModuleType | types.BuiltinFunctionType | enum.Enum
-        ):
+        if tracker is None or isinstance(value, (*FIXED_TYPES, enum.Enum)):
             return value
         return self.unsupported(f"C code reads {tracker.source} (a {type(value).__name__})")
 
@@ -461,33 +335,25 @@ class Calls(Containers):
         if is_tensor_method(method):
             return self.torch_call(method, args, kwargs)
         owner, rest = args[0], args[1:]
-        tracker = self.tracker(owner)
-        name = method.__name__
+        tracker, name = self.tracker(owner), method.__name__
         if tracker is not None and builtin_base(owner) is not None:
             if name in MUTATING:
                 return method(self.mutable(owner), *rest, **kwargs)
             owner = self.imported(owner)
         elif tracker is not None and name not in SAFE_OBJECT_METHODS:
-            self.unsupported(
-                f"the method {method.__qualname__} of {tracker.source}, which C code defines"
-            )
+            where = f"{tracker.source}, which C code defines"
+            self.unsupported(f"the method {method.__qualname__} of {where}")
         module = method.__objclass__.__module__
-        if (
-            module not in PURE_MODULES
-            and not isinstance(owner, BaseException | enum.Enum)
-            and not is_fixed(module)
-        ):
-            self.unsupported(
-                f"the method {module}.{method.__qualname__}, which capture does not know"
-            )
-        if method.__objclass__ is str and name in ("format", "join", "format_map"):
+        known = module in PURE_MODULES or is_fixed(module)
+        if not known and not isinstance(owner, BaseException | enum.Enum):
+            where = f"{module}.{method.__qualname__}"
+            self.unsupported(f"the method {where}, which capture does not know")
+        if method.__objclass__ is str and name in ("format", "format_map"):
             for value in (*rest, *kwargs.values()):
-                self.check_text(value) if name != "join" else None
+                self.check_text(value)
         if name in KEEPS_ITEMS:
             return method(owner, *rest, **kwargs)
-        with self.native():
-            prepared = {key: self.native_argument(value) for key, value in kwargs.items()}
-            return method(owner, *map(self.native_argument, rest), **prepared)
+        return self.run_native(functools.partial(method, owner), rest, kwargs)
 
     # -- classes
 
@@ -499,31 +365,27 @@ class Calls(Containers):
         if issubclass(cls, torch.autograd.Function):
             self.unsupported("a custom autograd.Function")
         if isinstance(cls, enum.EnumType):
-            return self.enum_member(cls, args, kwargs)
+            if kwargs or not all(is_constant(arg) or isinstance(arg, enum.Enum) for arg in args):
+                self.unsupported(f"the enum {cls.__name__} is called with more than a constant")
+            return cls(*args)
         meta_call = lookup(type(cls), "__call__")
         if isinstance(meta_call, types.FunctionType):
-            bound = self.wrap_class_attribute(type(cls), "__call__", meta_call)
-            return self.call(bound, (cls, *args), kwargs)
+            return self.call_defined(cls, "__call__", meta_call, *args, **kwargs)
         return self.construct(cls, args, kwargs)
 
     def construct(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What `type.__call__` does."""
         maker = lookup(cls, "__new__")
         if isinstance(maker, staticmethod):
-            made = self.call(
-                self.wrap_part(cls, "__new__", maker, "__func__"), (cls, *args), kwargs
-            )
+            function = self.wrap_part(cls, "__new__", maker, "__func__")
+            made = self.call(function, (cls, *args), kwargs)
         else:
             made = self.native_new(maker, (cls, *args), kwargs)
         if not isinstance(made, cls):
             return made
         initializer = lookup(type(made), "__init__")
         if isinstance(initializer, types.FunctionType):
-            self.call(
-                self.wrap_class_attribute(type(made), "__init__", initializer),
-                (made, *args),
-                kwargs,
-            )
+            self.call_defined(made, "__init__", initializer, *args, **kwargs)
         elif initializer is object.__init__:
             if (args or kwargs) and maker is object.__new__:
                 raise TypeError(f"{cls.__name__}() takes no arguments")
@@ -540,86 +402,23 @@ class Calls(Containers):
             return object.__new__(cls)
         if issubclass(cls, BaseException):
             return maker(cls, *rest, **kwargs)
-        if not any(
-            base in PURE_CLASSES or base.__module__ in PURE_MODULES for base in cls.__mro__[:-1]
-        ):
-            self.unsupported(
-                f"the class {cls.__module__}.{cls.__qualname__}, which C code defines, is instantiated"
-            )
-        if cls in (
-            functools.partial,
-            types.MethodType,
-            types.SimpleNamespace,
-            property,
-            staticmethod,
-            classmethod,
-        ):
+        bases = cls.__mro__[:-1]
+        if not any(base in PURE_CLASSES or base.__module__ in PURE_MODULES for base in bases):
+            where = f"{cls.__module__}.{cls.__qualname__}"
+            self.unsupported(f"the class {where}, which C code defines, is instantiated")
+        if cls in RAW_CLASSES:
             return maker(cls, *rest, **kwargs)
-        with self.native():
-            prepared = {key: self.native_argument(value) for key, value in kwargs.items()}
-            return maker(cls, *map(self.native_argument, rest), **prepared)
-
-    def enum_member(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not all(is_constant(arg) or isinstance(arg, enum.Enum) for arg in args) or kwargs:
-            self.unsupported(
-                f"the enum {cls.__name__} is called with something other than a constant"
-            )
-        return cls(*args)
+        return self.run_native(functools.partial(maker, cls), rest, kwargs)
 
 
-MUTATING = frozenset(
-    {
-        *(
-            "append",
-            "extend",
-            "insert",
-            "remove",
-            "pop",
-            "clear",
-            "sort",
-            "reverse",
-            "add",
-            "discard",
-            "update",
-        ),
-        *(
-            "__setitem__",
-            "__delitem__",
-            "difference_update",
-            "intersection_update",
-            "symmetric_difference_update",
-        ),
-        *(
-            "appendleft",
-            "popleft",
-            "extendleft",
-            "rotate",
-            "popitem",
-            "setdefault",
-            "move_to_end",
-            "__init__",
-        ),
-    }
-)
-SAFE_OBJECT_METHODS = frozenset(
-    {"__init_subclass__", "__eq__", "__ne__", "mro", "__subclasses__", "__instancecheck__"}
-)
-CONVERSION_METHODS = frozenset(
-    {"__bool__", "__int__", "__float__", "__index__", "__complex__", "__contains__"}
-)
-REFUSED_FUNCTIONS = {
-    "manual_seed": "the random seed is set inside the captured function",
-    "save": "torch.save",
-    "load": "torch.load",
-    "compile": "torch.compile is called inside the captured function",
+CALL_KINDS: dict[type, Callable[..., Any]] = {
+    types.FunctionType: Calls.call_python,
+    types.MethodType: Calls.call_method,
+    types.BuiltinFunctionType: Calls.call_builtin,
+    types.MethodWrapperType: Calls.call_wrapper,
+    **dict.fromkeys(C_METHODS, Calls.call_descriptor),
+    functools.partial: Calls.call_partial,
+    weakref.ReferenceType: Calls.call_reference,
+    CACHED: Calls.call_cached,
 }
-
-
-def hint_for(module: str, name: str) -> str:
-    if name == "print" or module == "logging":
-        return "print outside of the compiled function"
-    if module in ("time", "random", "_random"):
-        return "pass the value in as an argument"
-    if name == "id":
-        return "compare with `is` instead"
-    return ""
+"""What runs a call of each exact type of callable."""

@@ -10,7 +10,7 @@ import gc
 import inspect
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,8 @@ from minicompile.dynamo.guards import SourceCode, types_from
 from minicompile.dynamo.outside import MODULE_TABLES
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
-from minicompile.dynamo.result import Capture, Guard, Source
-from minicompile.dynamo.sizes import Sizes, any_marked
+from minicompile.dynamo.result import Capture, GraphInput, Guard, Source
+from minicompile.dynamo.sizes import any_marked, free_dims
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import CONTAINERS, IDENTITY_TYPES, UserError, VariableTracker
 from minicompile.errors import Unsupported
@@ -31,18 +31,15 @@ from minicompile.ops.origin import SourceLine
 
 @dataclass
 class CapturedFrame:
-    """A Capture, and the code that runs it again: fetch inputs, rebuild the result, replay writes."""
+    """A Capture, and the code that runs it again."""
 
     capture: Capture
     code: SourceCode
-    before: list[str]
-    kept_inputs: dict[int, str]
+    """The names that generated code uses; `code.held`: objects that the cache entry holds."""
+    tensors_hold: Callable[..., bool]
+    """Guards on all inputs together."""
     lines: list[str]
-    result: str
-    effects: list[str]
-    reals: list[torch.Tensor]
-    """The inputs of the call that was captured, in placeholder order."""
-    changes_state: bool
+    """Read outside objects, run `graph(inputs)`, rebuild the result, replay writes, return."""
 
 
 def capture_frame(
@@ -58,29 +55,22 @@ def capture_frame(
     """
     if compat.active_modes():
         raise Unsupported("a torch function mode or dispatch mode is active")
-    recorder = Recorder(
-        symbolic=bool(dynamic) or (dynamic is None and any_marked(list(values.values())))
-    )
-    if recorder.symbolic:
-        from minicompile.shapes.env import ShapeEnv
-
-        recorder.sizes = Sizes(ShapeEnv(), recorder.mode, bool(dynamic))
+    marked = dynamic is None and any_marked(values)
+    recorder = Recorder(marked or bool(dynamic), bool(dynamic))
     tracer = Tracer(recorder, function)
     tracer.definition = definition_of(values.get("self"))
     facts = compat.global_facts()
-    tracer.relate_state(facts)
+    reason = "settings that torch functions read"
+    tracer.guards["global_state",] = Guard((), "global_state", facts, reason)
     with restored_state(), deep_stack(), compat.quiet_fakes():
         try:
             returned = tracer.run_root(values)
-        except Unsupported as error:
-            raise tracer.abort or error from None
         except Exception as error:
-            if tracer.abort is not None:
-                raise tracer.abort from None
+            if tracer.abort is not None or isinstance(error, Unsupported):
+                raise tracer.abort or error from None
             text = str(error).partition("\n")[0]
-            raise UserError(
-                f"the frame raises {type(error).__name__}: {text}", tracer.last_line
-            ) from error
+            reason = f"the frame raises {type(error).__name__}: {text}"
+            raise UserError(reason, tracer.raised_at) from error
         if compat.global_facts() != facts:
             raise Unsupported("the frame leaves grad mode or autocast changed")
     return finish(tracer, returned, name or function.__qualname__)
@@ -112,13 +102,11 @@ def deep_stack() -> Iterator[None]:
 @contextlib.contextmanager
 def restored_state() -> Iterator[None]:
     """Grad mode and autocast as before, whatever the captured frame set."""
-    grad = torch.is_grad_enabled()
-    devices = ("cpu", "cuda")
+    grad, cache = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
     cast = [
         (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-        for device in devices
+        for device in ("cpu", "cuda")
     ]
-    cache = torch.is_autocast_cache_enabled()
     try:
         yield
     finally:
@@ -130,28 +118,28 @@ def restored_state() -> Iterator[None]:
 
 
 def finish(tracer: Tracer, returned: Any, name: str) -> CapturedFrame:
-    recorder = tracer.recorder
+    recorder, sizes = tracer.recorder, tracer.recorder.sizes
     check_memory(tracer)
-    if tracer.written:
-        guard_aliases(tracer)
-    sizes = recorder.sizes
+    guard_aliases(tracer)
     guards = (*tracer.guards.values(), *(sizes.guards() if sizes is not None else ()))
-    code = SourceCode(tracer.held, types_from(guards))
-    held = held_sources(guards)
-    rebuild = Rebuild(tracer, code)
+    identical = {g.sources[0]: g.expected for g in guards if g.kind == "identity"}
+    arguments = {source: value for source, value in identical.items() if source.kind == "local"}
+    # what lies below an argument that must be one particular object is reached without it
+    code = SourceCode({**tracer.held, **arguments}, types_from(guards))
+    inputs = sorted(recorder.inputs, key=lambda tracker: is_held(tracker.source, code.held))
+    recorder.inputs = {tracker: recorder.inputs[tracker] for tracker in inputs}
+    rebuild = Rebuild(tracer, code.part("o"))
     result = rebuild.expression(returned)
-    effects = rebuild.side_effects()
-    before_order = [graph_input.source for graph_input in recorder.inputs]
-    graph = recorder.build(
-        rebuild.outputs, "graph", lambda graph_input: not is_held(graph_input.source, held)
-    )
-    order = [before_order.index(graph_input.source) for graph_input in recorder.inputs]
-    kept = {order.index(position): variable for position, variable in rebuild.kept_inputs.items()}
-    tracer.log.freeze()
+    stores = rebuild.side_effects()
+    graph = recorder.build(rebuild.outputs, "graph")
+    tracer.log.names = [node.name for node in recorder.calls]
     capture = Capture(
         name=name,
         graph=graph,
-        inputs=recorder.inputs,
+        inputs=[
+            GraphInput(node.name, tracker.source, tracker.value)
+            for tracker, (node, _) in recorder.inputs.items()
+        ],
         guards=guards,
         bytecode=tracer.log,
         result="; ".join([*rebuild.lines, result]),
@@ -160,55 +148,42 @@ def finish(tracer: Tracer, returned: Any, name: str) -> CapturedFrame:
         grad_enabled=torch.is_grad_enabled(),
         shape_env=sizes.env if sizes is not None and sizes.first else None,
     )
-    reals = [tracker.real for tracker in recorder.input_trackers if tracker.real is not None]
+    kept = [f"{name} = inputs[{position}]" for position, name in rebuild.kept_inputs.items()]
+    free = {i: dims for i, tracker in enumerate(inputs) if (dims := free_dims(tracker.value))}
+    run = ["out = graph(inputs)"]
+    if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
+        code.names["restored_state"] = restored_state
+        run = ["with restored_state():", "    out = graph(inputs)"]
+    end = [f"return {result}"]
+    if stores:
+        end = [f"result = {result}", *stores, "return result"]
     return CapturedFrame(
         capture,
         code,
-        rebuild.before,
-        kept,
-        rebuild.lines,
-        result,
-        effects,
-        reals,
-        recorder.changes_state,
+        tensors_hold=compat.tensor_guards([tracker.real for tracker in inputs], free),
+        lines=[*rebuild.code.lines, *kept, *run, *rebuild.lines, *end],
     )
 
 
-def held_sources(guards: tuple[Guard, ...]) -> set[Source]:
-    """Arguments guarded to be one particular object: what lies below them is reached without them."""
-    return {
-        guard.sources[0] for guard in guards if guard.kind == "identity" and guard.sources[0].kind == "local"
-    }  # fmt: skip
-
-
-def is_held(source: Source, identical: set[Source]) -> bool:
+def is_held(source: Source | None, held: dict[Source, Any]) -> bool:
     """Whether a path starts at an object that the cache entry holds."""
-    step: Source | None = source
-    while step is not None:
-        if step.kind == "held" or step in identical:
-            return True
-        step = step.base
-    return False
+    while source is not None and source not in held:
+        source = source.base
+    return source is not None
 
 
 def check_memory(tracer: Tracer) -> None:
     """Inputs that the graph changes must share memory with no other input, now and later."""
-    inputs, mutated = tracer.recorder.inputs, tracer.recorder.mutated_inputs()
-    reals = [tracker.real for tracker in tracer.recorder.input_trackers]
-    for number in mutated:
-        real = reals[number]
-        if real is None:
+    for mutated, (_, version) in tracer.recorder.inputs.items():
+        if mutated.value._version == version:
             continue
-        others = [i for i, other in enumerate(reals) if other is not None and i != number]
-        own = compat.storage_id(real)
-        shared = [i for i in others if compat.storage_id(reals[i]) == own]  # type: ignore[arg-type]
-        if shared:
-            raise Unsupported(
-                f"{inputs[number].source} is changed and shares memory with {inputs[shared[0]].source}",
-                hint="clone one of them",
-            )
+        others = [other for other in tracer.recorder.inputs if other is not mutated]
+        for other in others:
+            if compat.storage_id(other.real) == compat.storage_id(mutated.real):
+                reason = f"{mutated.source} is changed and shares memory with {other.source}"
+                raise Unsupported(reason, hint="clone one of them")
         if others:
-            sources = (inputs[number].source, *(inputs[i].source for i in others))
+            sources = (mutated.source, *(other.source for other in others))
             tracer.relate("no_overlap", sources, "changed by the graph")
 
 
@@ -217,29 +192,22 @@ def guard_aliases(tracer: Tracer) -> None:
     for written in tracer.written:
         kind = family(tracer, written)
         others = [
-            tracker.source for tracker in tracer.trackers.values()
+            tracker.source
+            for tracker in tracer.trackers.values()
             if tracker is not written and kind is not None and family(tracer, tracker) is kind
-        ]  # fmt: skip
+        ]
         if others:
-            tracer.relate(
-                "distinct",
-                tuple(dict.fromkeys((written.source, *others))),
-                "one of them is changed",
-            )
+            sources = tuple(dict.fromkeys((written.source, *others)))
+            tracer.relate("distinct", sources, "one of them is changed")
 
 
 def family(tracer: Tracer, tracker: VariableTracker) -> type | None:
     """Outside objects of one family could become one object; None for those whose identity is guarded."""
     source, value = tracker.source, tracker.value
-    if source.kind == "held" or tracker.real is not None or isinstance(value, IDENTITY_TYPES):
-        return None
     if source.kind == "namespace":
-        owner = next(
-            (other for other in tracer.trackers.values() if other.source is source.base), None
-        )
-        return (
-            None if owner is None or isinstance(owner.value, IDENTITY_TYPES) else type(owner.value)
-        )
-    if source.kind == "attribute" and source.key in MODULE_TABLES:
-        return None
-    return type(value) if isinstance(value, CONTAINERS) else None
+        owners = (other for other in tracer.trackers.values() if other.source is source.base)
+        value = next((owner.value for owner in owners), None)
+        return None if value is None or isinstance(value, IDENTITY_TYPES) else type(value)
+    module_table = source.kind == "attribute" and source.key in MODULE_TABLES
+    guarded = source.kind == "held" or module_table or isinstance(value, IDENTITY_TYPES)
+    return type(value) if isinstance(value, CONTAINERS) and not guarded else None

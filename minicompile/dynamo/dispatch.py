@@ -10,11 +10,13 @@ The real compiler: torch/_dynamo/eval_frame.py, convert_frame.py, cache_size.py.
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,9 +25,10 @@ from minicompile.dynamo.bytecode import is_coroutine, is_generator
 from minicompile.dynamo.capture import capture_frame
 from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate
+from minicompile.dynamo.interpreter import Marker
 from minicompile.dynamo.result import Capture, Explanation, GraphBreak, GuardFailure
 from minicompile.dynamo.variables import UserError, is_constant
-from minicompile.errors import BackendError, Unsupported
+from minicompile.errors import BackendError, MinicompileError, Unsupported
 from minicompile.options import Options
 
 Backend = Callable[[Capture], BoxedGraph]
@@ -34,30 +37,18 @@ Backend = Callable[[Capture], BoxedGraph]
 ALL: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 """Every dispatcher, for `mc.reset()`."""
 
+LEFT_OUT = Marker("__mc_left_out")
+"""Stands for an argument that the caller left out, in generated signatures."""
+
 _thread = threading.local()
 _lock = threading.RLock()
 """Held while capturing: FakeTensorMode and grad mode belong to the thread, but interned state does not."""
 
 
-class Missing:
-    """Stands for an argument that the caller left out, in generated signatures."""
-
-    def __repr__(self) -> str:
-        return "..."
-
-
-MISSING_ARGUMENT = Missing()
-
-
 def plain_backend(capture: Capture) -> BoxedGraph:
     """Runs the captured graph as it is: backend "eager"."""
     run = capture.graph.gm.forward
-
-    def call(inputs: list[Any]) -> Sequence[Any]:
-        outputs: Sequence[Any] = run(*inputs)
-        return outputs
-
-    return call
+    return lambda inputs: run(*inputs)
 
 
 class Dispatcher:
@@ -75,12 +66,7 @@ class Dispatcher:
         self.function, self.backend, self.options = function, backend, options
         self.fullgraph, self.dynamic = fullgraph, dynamic
         self.name = name or function.__qualname__
-        code = function.__code__
-        self.parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        self.varargs = code.co_varnames[len(self.parameters)] if code.co_flags & 4 else None
-        keywords_at = len(self.parameters) + bool(self.varargs)
-        self.keywords = code.co_varnames[keywords_at] if code.co_flags & 8 else None
-        self.names = (*self.parameters, *filter(None, (self.varargs, self.keywords)))
+        self.signature = signature_of(function)
         self.entries: list[Entry] = []
         self.clear()
         ALL.add(self)
@@ -93,54 +79,52 @@ class Dispatcher:
         self.breaks: dict[GraphBreak, None] = {}
         self.failures: list[GuardFailure] = []
         self.eager_calls = 0
-        self.limit_reached = False
-        self.broken = False
-        """No backend on this machine: everything runs in eager."""
+        self.stopped = self.limit_reached = False
+        """Stopped: everything new runs in eager."""
 
     # -- calls
 
     def miss(self, *arguments: Any) -> Any:
         """A call that no entry answered: capture it, or run it in eager."""
-        if getattr(_thread, "capturing", False) or self.broken:
+        if getattr(_thread, "capturing", False):
             return self.eager(arguments)
         with _lock:
             for entry in list(self.entries):
                 found = entry.call(*arguments)
                 if found is not MISS:
                     return found
-            entry_made = self.compile(arguments)
-        if entry_made is not None:
-            found = entry_made.call(*arguments)
+            made = self.compile(arguments)
+        if made is not None:
+            found = made.call(*arguments)
             if found is not MISS:
                 return found
-            self.disown(entry_made, arguments)
+            self.disown(made, arguments)
         self.eager_calls += 1
         return self.eager(arguments)
 
+    def values(self, arguments: tuple[Any, ...]) -> dict[str, Any]:
+        """A call's arguments by name."""
+        return dict(zip(self.signature.parameters, arguments, strict=True))
+
     def eager(self, arguments: tuple[Any, ...]) -> Any:
         """Call the original function."""
-        code = self.function.__code__
-        values = list(arguments)
-        keywords = values.pop() if self.keywords else {}
-        rest = values.pop() if self.varargs else ()
-        only = dict(
-            zip(self.parameters[code.co_argcount :], values[code.co_argcount :], strict=True)
-        )
-        return self.function(*values[: code.co_argcount], *rest, **only, **keywords)
+        call = inspect.BoundArguments(self.signature, OrderedDict(self.values(arguments)))
+        return self.function(*call.args, **call.kwargs)
 
     def compile(self, arguments: tuple[Any, ...]) -> Entry | None:
         """A new entry for these arguments; None if the call must run in eager. Raises under `fullgraph`."""
-        if self.limit_reached and not self.fullgraph:
-            return None
         key = fingerprint(arguments)
-        if key in self.refused and not self.fullgraph:
+        if not self.fullgraph and (self.stopped or key in self.refused):
             return None
-        values = dict(zip(self.names, arguments, strict=True))
+        values = self.values(arguments)
         found = [entry.failure(values) for entry in self.entries]
         self.failures += [failure for failure in found if failure is not None]
         del self.failures[:-MAX_FAILURES]
         if len(self.entries) >= self.options.recompile_limit or len(self.refused) >= MAX_REFUSED:
-            self.reach_limit()
+            self.limit_reached = True
+            limit = f"compiled {len(self.entries)} times already (options.recompile_limit)"
+            hint = "make what changes a tensor, or raise the limit; mc.explain shows what changes"
+            self.stop(Unsupported(limit, hint=hint))
             return None
         try:
             check_kind(self.function)
@@ -150,22 +134,15 @@ class Dispatcher:
             finally:
                 _thread.capturing = False
             compiled = self.backend(captured.capture)
-        except UserError as error:
-            if self.fullgraph:
+        except Unsupported as error:
+            if self.fullgraph and isinstance(error, UserError):
                 self.eager(arguments)  # raises what the user should see
             self.refuse(key, error)
             return None
-        except Unsupported as error:
-            self.refuse(key, error)
+        except BackendError as error:  # this machine lacks something
+            self.stop(error)
             return None
-        except BackendError as error:
-            if self.fullgraph:
-                raise
-            self.broken = True
-            self.breaks[GraphBreak(str(error), None, "", "frame")] = None
-            warnings.warn(f"minicompile runs {self.name} in eager: {error}", stacklevel=4)
-            return None
-        entry = Entry(captured, compiled, self.names)
+        entry = Entry(captured, compiled, tuple(values))
         self.entries.append(entry)
         return entry
 
@@ -175,23 +152,20 @@ class Dispatcher:
         self.refused.add(key)
         self.breaks[GraphBreak(error.reason, error.where, error.hint)] = None
 
-    def reach_limit(self) -> None:
-        reason = f"compiled {len(self.entries)} times already (options.recompile_limit)"
+    def stop(self, error: MinicompileError) -> None:
+        """Compile nothing more, and say so once."""
         if self.fullgraph:
-            raise Unsupported(reason, hint="look at mc.explain for what keeps changing")
-        if not self.limit_reached:
-            self.limit_reached = True
-            last = f"; last reason: {self.failures[-1]}" if self.failures else ""
-            self.breaks[
-                GraphBreak(reason, None, "make what changes a tensor, or raise the limit")
-            ] = None
-            warnings.warn(
-                f"minicompile runs {self.name} in eager from here on: {reason}{last}", stacklevel=5
-            )
+            raise error
+        self.stopped = True
+        last = f"; last reason: {self.failures[-1]}" if self.failures else ""
+        hint = getattr(error, "hint", "")
+        self.breaks[GraphBreak(getattr(error, "reason", str(error)), None, hint)] = None
+        text = f"minicompile runs {self.name} in eager from here on: {error}{last}"
+        warnings.warn(text, stacklevel=5)
 
     def disown(self, entry: Entry, arguments: tuple[Any, ...]) -> None:
         """An entry whose guards do not even hold for the call it was made for: never use it."""
-        failure = entry.failure(dict(zip(self.names, arguments, strict=True)))
+        failure = entry.failure(self.values(arguments))
         self.entries.remove(entry)
         reason = f"the guards changed while capturing: {failure}"
         self.refuse(fingerprint(arguments), Unsupported(reason))
@@ -215,15 +189,11 @@ MAX_REFUSED = 64
 
 
 def check_kind(function: types.FunctionType) -> None:
-    code = function.__code__
-    if is_coroutine(code):
-        raise Unsupported(
-            "an asynchronous function is compiled directly", hint="compile the functions it calls"
-        )
-    if is_generator(code):
-        raise Unsupported(
-            "a generator function is compiled directly", hint="compile the functions it calls"
-        )
+    kinds = {"an asynchronous": is_coroutine, "a generator": is_generator}
+    for kind, test in kinds.items():
+        if test(function.__code__):
+            reason = f"{kind} function is compiled directly"
+            raise Unsupported(reason, hint="compile the functions it calls")
 
 
 def fingerprint(value: Any, depth: int = 0) -> Any:
@@ -241,59 +211,48 @@ def fingerprint(value: Any, depth: int = 0) -> Any:
     return type(value)
 
 
+def signature_of(function: types.FunctionType) -> inspect.Signature:
+    """A function's own signature, whatever it wraps or pretends to be."""
+    code, defaults, cells = function.__code__, function.__defaults__, function.__closure__
+    bare = types.FunctionType(code, {}, "bare", defaults, cells)
+    bare.__kwdefaults__ = function.__kwdefaults__
+    return inspect.signature(bare)
+
+
 def compiled_function(dispatcher: Dispatcher) -> types.FunctionType:
     """A function with the original's signature that goes through the dispatcher.
 
     Defaults are read at the call, from the original, so that a changed default counts.
     """
-    function, code = dispatcher.function, dispatcher.function.__code__
-    defaults, only = function.__defaults__ or (), function.__kwdefaults__ or {}
-    head: list[str] = []
+    function, parameters = dispatcher.function, dispatcher.signature.parameters
+    head: list[inspect.Parameter] = []
     fills: list[str] = []
-    first_default = code.co_argcount - len(defaults)
-    for number, name in enumerate(code.co_varnames[: code.co_argcount]):
-        optional = number >= first_default
-        head.append(f"{name}=__mc_missing" if optional else name)
-        if optional:
-            fills.append(
-                f"    if {name} is __mc_missing:\n"
-                f"        {name} = __mc_original.__defaults__[{number - code.co_argcount}]"
-            )
-        if number + 1 == code.co_posonlyargcount:
-            head.append("/")
-    if dispatcher.varargs:
-        head.append(f"*{dispatcher.varargs}")
-    elif code.co_kwonlyargcount:
-        head.append("*")
-    for name in code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]:
-        head.append(f"{name}=__mc_missing" if name in only else name)
-        if name in only:
-            fills.append(
-                f"    if {name} is __mc_missing: {name} = __mc_original.__kwdefaults__[{name!r}]"
-            )
-    if dispatcher.keywords:
-        head.append(f"**{dispatcher.keywords}")
-    given = ", ".join(dispatcher.names)
-    text = "\n".join(
-        [
-            f"def compiled({', '.join(head)}):",
-            *fills,
-            "    for __mc_entry in __mc_entries:",
-            f"        __mc_result = __mc_entry.call({given})",
-            "        if __mc_result is not __mc_miss:",
-            "            return __mc_result",
-            f"    return __mc_dispatcher.miss({given})",
-            "",
-        ]
-    )
+    for number, (name, parameter) in enumerate(parameters.items()):
+        if parameter.default is parameter.empty:
+            head.append(parameter)
+            continue
+        head.append(parameter.replace(default=LEFT_OUT))
+        place = f"__defaults__[{number - function.__code__.co_argcount}]"
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            place = f"__kwdefaults__[{name!r}]"
+        fills += [f"if {name} is {LEFT_OUT}:", f"    {name} = __mc_original.{place}"]
+    given = ", ".join(parameters)
+    lines = [
+        *fills,
+        "for __mc_entry in __mc_entries:",
+        f"    __mc_result = __mc_entry.call({given})",
+        "    if __mc_result is not __mc_miss:",
+        "        return __mc_result",
+        f"return __mc_dispatcher.miss({given})",
+    ]
     names = {
-        "__mc_missing": MISSING_ARGUMENT,
+        "__mc_left_out": LEFT_OUT,
         "__mc_original": function,
         "__mc_entries": dispatcher.entries,
         "__mc_miss": MISS,
         "__mc_dispatcher": dispatcher,
     }
-    made = generate(text, names, "compiled")
+    made = generate(f"compiled{inspect.Signature(head)}", lines, names)
     functools.update_wrapper(made, function)
     made._minicompile = dispatcher
     made._minicompile_original = function

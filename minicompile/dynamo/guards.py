@@ -1,7 +1,7 @@
 """Guards as generated Python: one check function per cache entry, and the reason when one fails.
 
     guard_rules   registry: guard kind -> the condition, as Python text
-    SourceCode    turns sources into expressions and constants into names
+    SourceCode    turns sources into lines that fetch them, and constants into names
     find_failure  evaluates guards one by one and gives the first that fails, with what was found
 
 Sources are fetched without running user code: `__dict__` items, C-level slots, built-in containers' own
@@ -11,20 +11,18 @@ The real compiler: torch/_dynamo/guards.py (GuardBuilder), torch/csrc/dynamo/gua
 
 from __future__ import annotations
 
-import collections
+import copy
 import linecache
 import math
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import sympy
 import torch
 
 from minicompile import compat
-from minicompile.dynamo.outside import MODULE_TABLES
-from minicompile.dynamo.result import Guard, GuardFailure, Source
-from minicompile.dynamo.sizes import python_text
+from minicompile.dynamo.result import GUARD_KINDS, SOURCE_KINDS, Guard, GuardFailure, Source
+from minicompile.dynamo.sizes import free_dims, python_text
 from minicompile.dynamo.torch_rules import HOOKS
 from minicompile.dynamo.variables import CONTAINERS, IDENTITY_TYPES, lookup, same_constant
 from minicompile.ops.registry import Registry
@@ -63,11 +61,8 @@ def base_length(value: Any) -> int:
     return len(value)
 
 
-def base_keys(value: Any) -> tuple[Any, ...]:
-    return tuple(dict.keys(value))
-
-
-def same_keys(found: tuple[Any, ...], expected: tuple[Any, ...]) -> bool:
+def same_keys(value: dict[Any, Any], expected: tuple[Any, ...]) -> bool:
+    found = tuple(dict.keys(value))
     return len(found) == len(expected) and all(
         a is b or same_constant(a, b) for a, b in zip(found, expected, strict=True)
     )
@@ -91,36 +86,35 @@ def apart(mutated: torch.Tensor, *others: torch.Tensor) -> bool:
 
 
 HELPERS: dict[str, Any] = {
-    **{
-        f.__name__: f
-        for f in (
-            member,
-            closure_cell,
-            namespace_of,
-            base_length,
-            base_keys,
-            same_keys,
-            hook_free,
-            class_has,
-        )
-    },
-    **{f.__name__: f for f in (apart, lookup, same_constant)},
-    "dict_item": dict.__getitem__,
-    "list_item": list.__getitem__,
-    "tuple_item": tuple.__getitem__,
-    "dict_has": dict.__contains__,
+    helper.__name__: helper
+    for helper in (
+        *(member, closure_cell, namespace_of, base_length, same_keys),
+        *(hook_free, class_has, apart, lookup, same_constant),
+    )
 }
+PLAIN_GETTERS = (object.__getattribute__, type.__getattribute__, types.ModuleType.__getattribute__)
 
 
 class SourceCode:
-    """Python text for sources, and the namespace that the text runs in."""
+    """Python lines that fetch sources, each once, and the names that they use.
+
+    `held`: objects that are reached without a path; `types_of`: what guards say about the classes of others.
+    """
 
     def __init__(self, held: dict[Source, Any], types_of: dict[Source, type]) -> None:
         self.held, self.types_of = held, types_of
         self.names: dict[str, Any] = dict(HELPERS)
         self.by_id: dict[int, str] = {}
+        self.prefix = "s"
+        self.lines: list[str] = []
         self.variables: dict[Source, str] = {}
-        """Sources that the generated code has already fetched."""
+        """Sources that the lines have fetched."""
+
+    def part(self, prefix: str = "s") -> SourceCode:
+        """Lines of another function, or of another section of one, which share the names."""
+        made = copy.copy(self)
+        made.prefix, made.lines, made.variables = prefix, [], {}
+        return made
 
     def constant(self, value: Any) -> str:
         """A name for an object that the generated code refers to."""
@@ -133,111 +127,74 @@ class SourceCode:
     def literal(self, value: Any) -> str:
         return repr(value) if type(value) in (int, str) else self.constant(value)
 
-    def call(self, helper: str, base: Source, key: Any) -> str:
-        return f"{helper}({self.expression(base)}, {self.literal(key)})"
-
     def expression(self, source: Source) -> str:
-        """How to fetch a source; a variable if it was fetched before."""
+        """The variable that holds a source; fetched by a new line if it isn't yet."""
         known = self.variables.get(source)
-        return known if known is not None else self.fetch(source)
+        if known is not None:
+            return known
+        text = self.fetch(source)
+        if source.base is None:
+            return text
+        name = self.variables[source] = f"{self.prefix}{len(self.variables)}"
+        self.lines.append(f"{name} = {text}")
+        return name
 
     def fetch(self, source: Source) -> str:
-        kind, key, base = source.kind, source.key, source.base
-        if kind == "local":
-            return f"L_{key}"
-        if kind == "held":
+        """How to fetch a source from its base."""
+        if source.kind == "held":
             return self.constant(self.held[source])
-        assert base is not None
-        match kind:
-            case "global":
-                return f"{self.expression(base)}[{key!r}]"
-            case "attribute":
-                return f"{self.namespace(base)}[{key!r}]"
-            case "namespace":
-                return self.namespace(base)
-            case "item":
-                return self.item(base, key)
-            case "parameter" | "buffer" | "submodule":
-                table = next(table for table, name in MODULE_TABLES.items() if name == kind)
-                return f"member({self.namespace(base)}, {table!r}, {key!r})"
-            case "class_attribute":
-                return f"lookup({self.expression(base)}, {key!r})"
-            case "type":
-                return f"type({self.expression(base)})"
-            case "cell":
-                return f"{self.call('closure_cell', base, key)}.cell_contents"
-            case "default":
-                return f"{self.expression(base)}.__defaults__[{key}]"
-            case "keyword_default":
-                return f"{self.expression(base)}.__kwdefaults__[{key!r}]"
-            case "context":
-                return f"{self.expression(base)}.get()"
-            case "referent":
-                return f"{self.expression(base)}()"
-            case "size":
-                return f"{self.expression(base)}.shape[{key}]"
-            case "slot":
-                return f"{self.expression(base)}.{key}"
-        raise AssertionError(f"no such source kind: {kind}")
-
-    def namespace(self, base: Source) -> str:
-        cls = self.types_of.get(base)
+        if source.base is None:
+            return f"L_{source.key}"
+        base, cls = self.expression(source.base), self.types_of.get(source.base)
+        if source.kind == "item":
+            return self.item(base, cls, source.key)
         plain = cls is not None and lookup(cls, "__getattribute__") in PLAIN_GETTERS
-        return (
-            f"{self.expression(base)}.__dict__"
-            if plain
-            else f"namespace_of({self.expression(base)})"
-        )
+        namespace = f"{base}.__dict__" if plain else f"namespace_of({base})"
+        form = SOURCE_KINDS[source.kind][1]
+        return form.format(base=base, namespace=namespace, key=source.key)
 
-    def item(self, base: Source, key: Any) -> str:
-        cls = self.types_of.get(base)
-        container = self.expression(base)
-        if cls in (list, tuple, dict, collections.deque, types.MappingProxyType):
-            return f"{container}[{self.literal(key)}]"
-        for builtin in (dict, list, tuple):
-            if cls is not None and issubclass(cls, builtin):
-                return f"{builtin.__name__}_item({container}, {self.literal(key)})"
-        return f"{container}[{self.literal(key)}]"
+    def item(self, base: str, cls: type | None, key: Any) -> str:
+        if cls is not None and cls not in CONTAINERS:
+            for builtin in (dict, list, tuple):
+                if issubclass(cls, builtin):
+                    return f"{builtin.__name__}.__getitem__({base}, {self.literal(key)})"
+        return f"{base}[{self.literal(key)}]"
 
-
-PLAIN_GETTERS = (object.__getattribute__, type.__getattribute__, types.ModuleType.__getattribute__)
+    def require(self, guard: Guard) -> None:
+        """A line that gives up if the guard does not hold."""
+        text = condition(self, guard)
+        if text is not None:
+            self.lines.append(f"if not ({text}): return MISS")
 
 
 # -- kinds
 
 
-@guard_rules("type")
-def type_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    return f"type({values[0]}) is {code.constant(guard.expected)}"
+def form_rule(form: str) -> GuardRule:
+    def rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
+        return form.format(*values, all=", ".join(values), c=code.literal(guard.expected))
+
+    return rule
 
 
-@guard_rules("identity")
-def identity_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    return f"{values[0]} is {code.constant(guard.expected)}"
+for _kind, (_, _form) in GUARD_KINDS.items():
+    if _form:
+        guard_rules(_kind)(form_rule(_form))
 
 
 @guard_rules("equals")
 def equals_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    expected = guard.expected
-    if (
-        expected is None
-        or expected is True
-        or expected is False
-        or isinstance(expected, torch.dtype)
-    ):
+    expected, cls = guard.expected, type(guard.expected)
+    if expected is None or cls in (bool, torch.dtype) or (cls is tuple and not expected):
         return f"{values[0]} is {code.constant(expected)}"
-    if type(expected) in (int, str):
-        return f"type({values[0]}) is {type(expected).__name__} and {values[0]} == {expected!r}"
-    if type(expected) is float and expected != 0 and math.isfinite(expected):
-        return f"type({values[0]}) is float and {values[0]} == {expected!r}"
-    if expected == () and type(expected) is tuple:
-        return f"type({values[0]}) is tuple and not {values[0]}"
+    if cls in (int, str) or (cls is float and expected != 0 and math.isfinite(expected)):
+        return f"type({values[0]}) is {cls.__name__} and {values[0]} == {expected!r}"
     return f"same_constant({values[0]}, {code.constant(expected)})"
 
 
 @guard_rules("length")
 def length_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    exact = code.types_of.get(guard.sources[0]) in (list, tuple, dict, set)
+    exact = code.types_of.get(guard.sources[0]) in CONTAINERS
     return f"{'len' if exact else 'base_length'}({values[0]}) == {guard.expected}"
 
 
@@ -245,7 +202,7 @@ def length_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
 def keys_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     if guard.sources[0].kind == "local" and code.types_of.get(guard.sources[0]) is dict:
         return f"tuple({values[0]}) == {code.constant(guard.expected)}"  # **kwargs: all keys are strings
-    return f"same_keys(base_keys({values[0]}), {code.constant(guard.expected)})"
+    return f"same_keys({values[0]}, {code.constant(guard.expected)})"
 
 
 @guard_rules("members")
@@ -254,88 +211,26 @@ def members_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     return f"base_length({values[0]}) == {len(guard.expected)} and {expected}.issubset({values[0]})"
 
 
-@guard_rules("absent")
-def absent_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    return f"not dict_has({values[0]}, {code.literal(guard.expected)})"
-
-
-@guard_rules("class_absent")
-def class_absent_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    return f"not class_has({values[0]}, {guard.expected!r})"
-
-
-@guard_rules("code")
-def code_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    return f"{values[0]}.__code__ is {code.constant(guard.expected)}"
-
-
-@guard_rules("defaults")
-def defaults_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    return f"len({values[0]}.__defaults__ or ()) == {guard.expected}"
-
-
-@guard_rules("hooks")
-def hooks_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    return f"hook_free({values[0]})"
-
-
-@guard_rules("same")
-def same_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    return f"{values[0]} is {values[1]}"
-
-
 @guard_rules("distinct")
 def distinct_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    if len(values) == 2:
-        return f"{values[0]} is not {values[1]}"
     return f"len({{{', '.join(f'id({value})' for value in values)}}}) == {len(values)}"
-
-
-@guard_rules("no_overlap")
-def no_overlap_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    return f"apart({', '.join(values)})"
 
 
 @guard_rules("shape")
 def shape_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    symbols = sorted(guard.expected.free_symbols, key=str)
-    return python_text(
-        guard.expected, {str(symbol): value for symbol, value in zip(symbols, values, strict=True)}
-    )
-
-
-@guard_rules("same_size")
-def same_size_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    return f"{values[0]} == {values[1]}"
+    return python_text(guard.expected, values)
 
 
 @guard_rules("strides")
 def strides_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     tensor, *sizes = values
-    symbols = sorted(
-        {s for stride in guard.expected for s in sympy.sympify(stride).free_symbols}, key=str
-    )
-    names = {str(symbol): size for symbol, size in zip(symbols, sizes, strict=True)}
-    return f"{tensor}.stride() == ({''.join(f'{python_text(stride, names)}, ' for stride in guard.expected)})"
-
-
-WHOLE = ("tensor", "global_state")
-"""Kinds that are checked all at once, in C++ where torch has it: their rules say what a single one means."""
-
-
-@guard_rules("tensor", "global_state")
-def whole_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    return "True"
+    return f"{tensor}.stride() == {python_text(guard.expected, sizes)}"
 
 
 def condition(code: SourceCode, guard: Guard) -> str | None:
     """The guard's condition; None if its kind has no rule."""
     rule = guard_rules.get(guard.kind)
-    return (
-        rule(code, guard, [code.expression(source) for source in guard.sources])
-        if rule is not None
-        else None
-    )
+    return rule and rule(code, guard, [code.expression(source) for source in guard.sources])
 
 
 def types_from(guards: Iterable[Guard]) -> dict[Source, type]:
@@ -349,75 +244,61 @@ def types_from(guards: Iterable[Guard]) -> dict[Source, type]:
     return found
 
 
-def generate(text: str, names: dict[str, Any], function: str) -> Any:
-    """Compile generated code; its text can be shown, and appears in tracebacks."""
-    filename = f"<minicompile {function} {len(linecache.cache)}>"
+def generate(head: str, lines: list[str], names: dict[str, Any]) -> Any:
+    """Compile a function from its head and lines; its text can be shown, and appears in tracebacks."""
+    name = head.partition("(")[0]
+    text = f"def {head}:\n" + "".join(f"    {line}\n" for line in lines)
+    filename = f"<minicompile {name} {len(linecache.cache)}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
     exec(compile(text, filename, "exec"), names)
-    return names[function]
+    return names[name]
+
+
+# -- failures
 
 
 def find_failure(
     guards: Iterable[Guard], code: SourceCode, values: dict[str, Any]
 ) -> GuardFailure | None:
     """The first guard that does not hold for a frame's arguments, with what was found instead."""
-    scope = {**code.names, **{f"L_{name}": value for name, value in values.items()}}
+    code = code.part()
+    scope = {f"L_{name}": value for name, value in values.items()}
     for guard in guards:
-        found = evaluate(guard, code, scope)
-        if found is not None:
-            return found
+        try:
+            holds, found = evaluate(guard, code, scope)
+        except FETCH_ERRORS as error:
+            return GuardFailure(guard, f"nothing ({type(error).__name__})")
+        if not holds:
+            return GuardFailure(guard, found)
     return None
 
 
-def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> GuardFailure | None:
-    bare = SourceCode(code.held, code.types_of)
+def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[bool, Any]:
+    """Whether a guard holds, and the fact that it is about. Raises one of FETCH_ERRORS."""
     if guard.kind == "global_state":
         now = compat.global_facts()
         changed = {name: value for name, value in now.items() if value != guard.expected[name]}
-        return GuardFailure(guard, changed) if changed else None
-    try:
-        values = [
-            eval(bare.expression(source), {**scope, **bare.names}) for source in guard.sources
-        ]
-        if guard.kind == "tensor":
-            holds = isinstance(values[0], torch.Tensor) and tensor_agrees(values[0], guard.expected)
-        else:
-            text = condition(bare, guard)
-            holds = text is None or bool(eval(text, {**scope, **bare.names}))
-    except FETCH_ERRORS as error:
-        return GuardFailure(guard, f"nothing ({type(error).__name__})")
-    return None if holds else GuardFailure(guard, found_value(guard, values[0]))
+        return not changed, changed
+    text = condition(code, guard)
+    if text is None:
+        return True, None
+    value = code.expression(guard.sources[0])
+    exec("\n".join(code.lines), code.names, scope)
+    code.lines.clear()
+    found = eval(value, code.names, scope)
+    if guard.kind == "tensor":
+        free = free_dims(guard.expected)
+        expected = compat.tensor_facts(guard.expected, free)
+        holds = isinstance(found, torch.Tensor) and compat.tensor_facts(found, free) == expected
+        return holds, found
+    read = FACTS.get(guard.kind)
+    return bool(eval(text, code.names, scope)), found if read is None else read(found)
 
 
-def found_value(guard: Guard, value: Any) -> Any:
-    """What to show as found: the fact that the guard is about."""
-    match guard.kind:
-        case "type":
-            return type(value)
-        case "length":
-            return base_length(value)
-        case "keys":
-            return base_keys(value)
-        case "code":
-            return value.__code__
-    return value
-
-
-def tensor_agrees(found: torch.Tensor, fake: torch.Tensor) -> bool:
-    """A real tensor against the fake that stood for it; sizes that are symbolic agree with any."""
-    symbolic = any(isinstance(size, torch.SymInt) for size in fake.shape)
-    shapes = (
-        found.dim() == fake.dim()
-        if symbolic
-        else found.shape == fake.shape and found.stride() == fake.stride()
-    )
-    facts = (
-        found.dtype,
-        found.device,
-        found.requires_grad,
-        found.layout,
-        isinstance(found, torch.nn.Parameter),
-    )
-    return shapes and facts == (
-        fake.dtype, fake.device, fake.requires_grad, fake.layout, isinstance(fake, torch.nn.Parameter)
-    )  # fmt: skip
+FACTS: dict[str, Callable[[Any], Any]] = {
+    "type": type,
+    "length": base_length,
+    "keys": lambda value: tuple(dict.keys(value)),
+    "code": lambda function: function.__code__,
+}
+"""What to show of a value that was found, where a guard is about less than all of it."""

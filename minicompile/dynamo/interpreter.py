@@ -13,6 +13,7 @@ The real compiler: torch/_dynamo/symbolic_convert.py.
 from __future__ import annotations
 
 import builtins
+import dis
 import functools
 import operator
 import sys
@@ -65,16 +66,10 @@ class Frame:
         *("handled", "parent", "depth", "namespace", "module_path"),
     )
 
-    def __init__(
-        self,
-        world: Interpreter,
-        function: types.FunctionType,
-        fast: list[Any],
-        parent: Frame | None,
-        program: Program,
-    ) -> None:
-        self.world, self.function, self.program = world, function, program
-        self.fast = fast
+    def __init__(self, world: Interpreter, function: types.FunctionType, fast: list[Any]) -> None:
+        self.world, self.function, self.fast = world, function, fast
+        self.program = program = world.program(function.__code__)
+        self.parent = parent = world.frame
         self.stack: list[Any] = []
         self.pc = 0
         self.current: Instruction = program.instructions[0]
@@ -82,7 +77,6 @@ class Frame:
         self.finished = False
         self.handled: BaseException | None = None
         """The exception that an `except` block is handling."""
-        self.parent = parent
         self.depth: int = parent.depth + 1 if parent is not None else 0
         self.namespace: dict[str, Any] | None = None
         """Locals of a class body; None in functions."""
@@ -90,8 +84,7 @@ class Frame:
 
     @property
     def builtins(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.function.__builtins__  # type: ignore[attr-defined]
-        return found
+        return self.function.__builtins__  # type: ignore[attr-defined]
 
     @property
     def line(self) -> SourceLine:
@@ -99,10 +92,9 @@ class Frame:
 
     def popn(self, count: int) -> list[Any]:
         """The top `count` values, lowest first."""
-        if count == 0:
-            return []
-        values = self.stack[-count:]
-        del self.stack[-count:]
+        bottom = len(self.stack) - count
+        values = self.stack[bottom:]
+        del self.stack[bottom:]
         return values
 
     def run(self, error: BaseException | None = None) -> Any:
@@ -149,12 +141,9 @@ class Frame:
 
     def handling(self) -> BaseException | None:
         """The innermost exception being handled, as `raise` without arguments sees it."""
-        frame: Frame | None = self
-        while frame is not None:
-            if frame.handled is not None:
-                return frame.handled
-            frame = frame.parent
-        return None
+        if self.handled is not None or self.parent is None:
+            return self.handled
+        return self.parent.handling()
 
 
 class TracedGenerator:
@@ -176,15 +165,11 @@ class TracedGenerator:
 
     def throw(self, error: Any, value: Any = None, traceback: Any = None) -> Any:
         if isinstance(error, type):
-            error = (
-                error() if value is None else value if isinstance(value, error) else error(value)
-            )
+            error = error() if value is None else value
         return self._resume(None, error)
 
     def close(self) -> None:
-        if self.frame.finished:
-            return
-        if not self.started:
+        if self.frame.finished or not self.started:
             self.frame.finished = True
             return
         receiver = self._delegate()
@@ -235,41 +220,20 @@ class TracedGenerator:
         return result
 
 
-BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "&": operator.and_,
-    "//": operator.floordiv,
-    "<<": operator.lshift,
-    "@": operator.matmul,
-    "*": operator.mul,
-    "%": operator.mod,
-    "|": operator.or_,
-    "**": operator.pow,
-    ">>": operator.rshift,
-    "-": operator.sub,
-    "/": operator.truediv,
-    "^": operator.xor,
-    "+=": operator.iadd,
-    "&=": operator.iand,
-    "//=": operator.ifloordiv,
-    "<<=": operator.ilshift,
-    "@=": operator.imatmul,
-    "*=": operator.imul,
-    "%=": operator.imod,
-    "|=": operator.ior,
-    "**=": operator.ipow,
-    ">>=": operator.irshift,
-    "-=": operator.isub,
-    "/=": operator.itruediv,
-    "^=": operator.ixor,
-}
+_OPERATORS = (
+    "+ add, - sub, * mul, / truediv, // floordiv, % mod, ** pow, @ matmul, << lshift, >> rshift, "
+    "& and, | or, ^ xor, < lt, <= le, == eq, != ne, > gt, >= ge"
+)
+METHOD_OF = dict(pair.split() for pair in _OPERATORS.split(", "))
+"""The dunder method behind each operator, without its underscores."""
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    ">=": operator.ge,
+    symbol: getattr(operator, METHOD_OF[symbol]) for symbol in dis.cmp_op
+}
+BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    f"{symbol}{suffix}": getattr(operator, f"__{prefix}{name}__")
+    for prefix, suffix in (("", ""), ("i", "="))
+    for symbol, name in METHOD_OF.items()
+    if symbol not in COMPARE
 }
 UNARY: dict[str, Callable[[Any], Any]] = {
     "-": operator.neg,
@@ -324,9 +288,7 @@ class Interpreter:
         code = function.__code__
         if is_coroutine(code):
             self.unsupported(f"{function.__qualname__} is asynchronous")
-        frame = Frame(
-            self, function, bind(self, function, args, kwargs), self.frame, self.program(code)
-        )
+        frame = Frame(self, function, bind(self, function, args, kwargs))
         if frame.depth > self.max_depth:
             self.unsupported(f"calls nest deeper than {self.max_depth}")
         if is_generator(code):
@@ -353,9 +315,8 @@ class Interpreter:
         cls = self.load_cell(frame.fast[frame.program.slots.index("__class__")])
         first = frame.fast[0]
         # The first parameter lives in a cell when a nested function uses it.
-        return super_object(
-            cls, self.load_cell(first) if isinstance(first, types.CellType) else first
-        )
+        instance = self.load_cell(first) if isinstance(first, types.CellType) else first
+        return super(cls, instance)
 
     def build_class(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`class` statements: run the body on a fresh namespace, then call the metaclass."""
@@ -365,7 +326,7 @@ class Interpreter:
         meta, namespace, keywords = types.prepare_class(name, bases, kwargs)
         if bases is not written:
             namespace["__orig_bases__"] = written
-        frame = Frame(self, body, bind(self, body, (), {}), self.frame, self.program(body.__code__))
+        frame = Frame(self, body, bind(self, body, (), {}))
         frame.namespace = namespace
         cell = frame.run()
         cls = self.call(meta, (name, bases, namespace), keywords)
@@ -413,9 +374,8 @@ class Interpreter:
             full = f"{module.__name__}.{name}"
             if full in sys.modules:
                 return sys.modules[full]
-            raise ImportError(
-                f"cannot import name {name!r} from {module.__name__!r}", name=name
-            ) from None
+            where = module.__name__
+            raise ImportError(f"cannot import name {name!r} from {where!r}", name=name) from None
 
     # -- objects
 
@@ -468,6 +428,9 @@ class Interpreter:
         """The next item. Raises StopIteration."""
         return next(iterator)
 
+    def length(self, value: Any) -> int:
+        return len(value)
+
     def items(self, value: Any) -> list[Any]:
         """Everything an iterable gives, as unpacking, `*args` and `list.extend` want it."""
         return list(self.iterate(value))
@@ -486,69 +449,50 @@ class Interpreter:
         return isinstance(error, kind)
 
 
-def super_object(cls: type, instance: Any) -> Any:
-    return super(cls, instance)
-
-
 def bind(
     world: Interpreter, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Any]:
     """Arguments in fast slots, as CPython binds them. Raises TypeError as CPython would."""
+
+    def wrong(problem: str) -> NoReturn:
+        raise TypeError(f"{function.__qualname__}() {problem}")
+
     code = function.__code__
-    positional, keyword_only = code.co_argcount, code.co_kwonlyargcount
-    names = code.co_varnames
-    fast: list[Any] = [UNBOUND] * len(slots_of(code))
+    names, positional = code.co_varnames, code.co_argcount
+    after = positional + code.co_kwonlyargcount
+    fast: list[Any] = [UNBOUND] * len(world.program(code).slots)
     given = len(args)
     fast[: min(given, positional)] = args[:positional]
-    after = positional + keyword_only
     if code.co_flags & 0x04:  # *args
-        fast[after] = tuple(args[positional:])
-        after += 1
+        fast[after] = args[positional:]
     elif given > positional:
-        raise TypeError(
-            f"{function.__qualname__}() takes {positional} positional arguments but {given} were given"
-        )
+        wrong(f"takes {positional} positional arguments but {given} were given")
     extra: dict[str, Any] | None = None
     if code.co_flags & 0x08:  # **kwargs
-        extra = fast[after] = {}
-    if kwargs:
-        by_name = parameter_slots(code)
-        for name, value in kwargs.items():
-            slot = by_name.get(name)
-            if slot is None:
-                if extra is None:
-                    raise TypeError(
-                        f"{function.__qualname__}() got an unexpected keyword argument {name!r}"
-                    )
-                extra[name] = value
-            elif fast[slot] is not UNBOUND:
-                raise TypeError(
-                    f"{function.__qualname__}() got multiple values for argument {name!r}"
-                )
-            else:
-                fast[slot] = value
-    if given < positional:
-        defaults = len(function.__defaults__ or ())
-        for slot in range(given, positional):
-            if fast[slot] is UNBOUND:
-                if slot < positional - defaults:
-                    raise TypeError(
-                        f"{function.__qualname__}() missing required argument {names[slot]!r}"
-                    )
-                fast[slot] = world.default(function, slot - (positional - defaults))
-    for slot in range(positional, positional + keyword_only):
+        extra = fast[after + bool(code.co_flags & 0x04)] = {}
+    by_name = parameter_slots(code) if kwargs else {}
+    for name, value in kwargs.items():
+        slot = by_name.get(name)
+        if slot is not None and fast[slot] is not UNBOUND:
+            wrong(f"got multiple values for argument {name!r}")
+        elif slot is not None:
+            fast[slot] = value
+        elif extra is not None:
+            extra[name] = value
+        else:
+            wrong(f"got an unexpected keyword argument {name!r}")
+    first_default = positional - len(function.__defaults__ or ())
+    for slot in range(given, positional):
+        if fast[slot] is UNBOUND:
+            if slot < first_default:
+                wrong(f"missing required argument {names[slot]!r}")
+            fast[slot] = world.default(function, slot - first_default)
+    for slot in range(positional, after):
         if fast[slot] is UNBOUND:
             fast[slot] = world.keyword_default(function, names[slot])
             if fast[slot] is UNBOUND:
-                raise TypeError(
-                    f"{function.__qualname__}() missing required keyword-only argument {names[slot]!r}"
-                )
+                wrong(f"missing required keyword-only argument {names[slot]!r}")
     return fast
-
-
-@functools.lru_cache(maxsize=4096)
-def slots_of(code: types.CodeType) -> tuple[str, ...]:
-    return decode(code).slots
 
 
 @functools.lru_cache(maxsize=4096)

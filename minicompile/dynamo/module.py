@@ -43,11 +43,6 @@ class CompiledModule(torch.nn.Module):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._recompile, (self._orig_mod,)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> torch.nn.Module:
-        import copy
-
-        return self._recompile(copy.deepcopy(self._orig_mod, memo))
-
     def __repr__(self) -> str:
         return f"compiled {self._orig_mod!r}"
 
@@ -55,12 +50,8 @@ class CompiledModule(torch.nn.Module):
 @functools.cache
 def wrapper_class(cls: Any) -> type[CompiledModule]:
     """`CompiledModule` for modules of a class; `isinstance(wrapper, cls)` holds."""
-    body = {
-        "__slots__": (),
-        "__module__": cls.__module__,
-        "__qualname__": f"Compiled{cls.__qualname__}",
-    }
-    metaclass: Any = type(cls)
+    name, metaclass = f"Compiled{cls.__qualname__}", type(cls)
+    body = {"__slots__": (), "__module__": cls.__module__, "__qualname__": name}
     made: type[CompiledModule] = metaclass(f"Compiled{cls.__name__}", (CompiledModule, cls), body)
     return made
 

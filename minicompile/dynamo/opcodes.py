@@ -9,27 +9,154 @@ from __future__ import annotations
 
 import builtins
 import types
+from collections.abc import Callable
 from typing import Any
 
 from minicompile.dynamo.bytecode import Instruction
 from minicompile.dynamo.interpreter import NULL, UNBOUND, Frame, Lazy, bytecode
 
-# -- stack
+# -- opcodes that take a fixed number of values, and give one or none
+
+Operation = Callable[..., Any]
+"""`(frame, instruction, *values taken)`, lowest first. A count of None means as many as `arg` says."""
+
+GIVES: dict[str, tuple[int | None, Operation]] = {
+    "COPY": (0, lambda frame, ins: frame.stack[-ins.arg]),
+    "PUSH_NULL": (0, lambda frame, ins: NULL),
+    "LOAD_ASSERTION_ERROR": (0, lambda frame, ins: AssertionError),
+    "LOAD_BUILD_CLASS": (0, lambda frame, ins: builtins.__build_class__),
+    "LOAD_GLOBAL": (0, lambda frame, ins: frame.world.load_global(frame, ins.value)),
+    "LOAD_DEREF": (0, lambda frame, ins: cell_contents(frame, ins)),
+    "LOAD_LOCALS": (0, lambda frame, ins: frame.namespace),
+    "LOAD_NAME": (0, lambda frame, ins: find_name(frame, ins, frame.namespace)),
+    "LOAD_FROM_DICT_OR_GLOBALS": (1, lambda frame, ins, names: find_name(frame, ins, names)),
+    "LOAD_ATTR": (1, lambda frame, ins, owner: frame.world.load_attr(owner, ins.value)),
+    "IMPORT_NAME": (
+        2,
+        lambda frame, ins, level, names: frame.world.import_name(frame, ins.value, names, level),
+    ),
+    "IMPORT_FROM": (0, lambda frame, ins: frame.world.import_from(frame.stack[-1], ins.value)),
+    "BINARY_SUBSCR": (2, lambda frame, ins, owner, key: frame.world.subscript(owner, key)),
+    "BINARY_SLICE": (
+        3,
+        lambda frame, ins, owner, *ends: frame.world.subscript(owner, slice(*ends)),
+    ),
+    "BINARY_OP": (2, lambda frame, ins, a, b: frame.world.binary(ins.value, a, b)),
+    "COMPARE_OP": (2, lambda frame, ins, a, b: frame.world.compare(ins.value, a, b)),
+    "IS_OP": (2, lambda frame, ins, a, b: frame.world.same(a, b) != bool(ins.arg)),
+    "CONTAINS_OP": (2, lambda frame, ins, a, b: frame.world.contains(b, a) != bool(ins.arg)),
+    "UNARY_NEGATIVE": (1, lambda frame, ins, value: frame.world.unary("-", value)),
+    "UNARY_POSITIVE": (1, lambda frame, ins, value: frame.world.unary("+", value)),
+    "UNARY_INVERT": (1, lambda frame, ins, value: frame.world.unary("~", value)),
+    "UNARY_NOT": (1, lambda frame, ins, value: not frame.world.truth(value)),
+    "TO_BOOL": (1, lambda frame, ins, value: frame.world.truth(value)),
+    "GET_ITER": (1, lambda frame, ins, value: frame.world.iterate(value)),
+    "GET_YIELD_FROM_ITER": (1, lambda frame, ins, value: frame.world.iterate(value)),
+    "GET_LEN": (0, lambda frame, ins: frame.world.length(frame.stack[-1])),
+    "CHECK_EXC_MATCH": (
+        1,
+        lambda frame, ins, kind: frame.world.exception_matches(frame.stack[-1], kind),
+    ),
+    "BUILD_TUPLE": (None, lambda frame, ins, *values: values),
+    "BUILD_LIST": (None, lambda frame, ins, *values: list(values)),
+    "BUILD_SET": (None, lambda frame, ins, *values: set(values)),
+    "BUILD_STRING": (None, lambda frame, ins, *values: "".join(values)),
+    "BUILD_SLICE": (None, lambda frame, ins, *values: slice(*values)),
+    "LIST_TO_TUPLE": (1, lambda frame, ins, items: tuple(items)),
+    "CONVERT_VALUE": (1, lambda frame, ins, value: frame.world.convert(ins.arg, value)),
+    "FORMAT_VALUE": (2, lambda frame, ins, value, spec: frame.world.format(value, spec)),
+    "END_SEND": (2, lambda frame, ins, receiver, value: value),
+    "RETURN_GENERATOR": (0, lambda frame, ins: None),
+}
+GIVES_NONE: dict[str, tuple[int | None, Operation]] = {
+    "POP_TOP": (1, lambda frame, ins, value: None),
+    "POP_EXCEPT": (1, lambda frame, ins, before: setattr(frame, "handled", before)),
+    "JUMP": (0, lambda frame, ins: setattr(frame, "pc", ins.target)),
+    "STORE_GLOBAL": (1, lambda frame, ins, new: frame.world.store_global(frame, ins.value, new)),
+    "DELETE_GLOBAL": (0, lambda frame, ins: frame.world.delete_global(frame, ins.value)),
+    "STORE_DEREF": (1, lambda frame, ins, new: frame.world.store_cell(frame.fast[ins.arg], new)),
+    "STORE_NAME": (1, lambda frame, ins, new: frame.namespace.__setitem__(ins.value, new)),
+    "DELETE_NAME": (0, lambda frame, ins: frame.namespace.__delitem__(ins.value)),
+    "SETUP_ANNOTATIONS": (0, lambda frame, ins: frame.namespace.setdefault("__annotations__", {})),
+    "STORE_ATTR": (2, lambda frame, ins, new, owner: frame.world.store_attr(owner, ins.value, new)),
+    "DELETE_ATTR": (1, lambda frame, ins, owner: frame.world.delete_attr(owner, ins.value)),
+    "STORE_SUBSCR": (
+        3,
+        lambda frame, ins, new, owner, key: frame.world.store_subscript(owner, key, new),
+    ),
+    "DELETE_SUBSCR": (2, lambda frame, ins, owner, key: frame.world.delete_subscript(owner, key)),
+    "STORE_SLICE": (
+        4,
+        lambda frame, ins, new, owner, *ends: frame.world.store_subscript(owner, slice(*ends), new),
+    ),
+    # A display (`[*a, b]`) builds its container under the values.
+    "LIST_APPEND": (1, lambda frame, ins, item: frame.stack[-ins.arg].append(item)),
+    "SET_ADD": (1, lambda frame, ins, item: frame.stack[-ins.arg].add(item)),
+    "MAP_ADD": (2, lambda frame, ins, key, item: frame.stack[-ins.arg].__setitem__(key, item)),
+    "LIST_EXTEND": (
+        1,
+        lambda frame, ins, items: frame.stack[-ins.arg].extend(frame.world.items(items)),
+    ),
+    "SET_UPDATE": (
+        1,
+        lambda frame, ins, items: frame.stack[-ins.arg].update(frame.world.items(items)),
+    ),
+    "DICT_UPDATE": (
+        1,
+        lambda frame, ins, items: frame.stack[-ins.arg].update(frame.world.mapping(items)),
+    ),
+    "DICT_MERGE": (1, lambda frame, ins, items: merge(frame, frame.stack[-ins.arg], items)),
+}
 
 
-@bytecode("POP_TOP")
-def pop_top(frame: Frame, ins: Instruction) -> None:
-    frame.stack.pop()
+def cell_contents(frame: Frame, ins: Instruction) -> Any:
+    try:
+        return frame.world.load_cell(frame.fast[ins.arg])
+    except ValueError:
+        free = ins.value in frame.program.code.co_freevars
+        error: type[NameError] = NameError if free else UnboundLocalError
+        raise error(
+            f"cannot access variable {ins.value!r} where it is not associated with a value"
+        ) from None
 
 
-@bytecode("PUSH_NULL")
-def push_null(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(NULL)
+def find_name(frame: Frame, ins: Instruction, namespace: Any) -> Any:
+    """A name in a class body."""
+    if ins.value in namespace:
+        return namespace[ins.value]
+    return frame.world.load_global(frame, ins.value)
 
 
-@bytecode("COPY")
-def copy(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(frame.stack[-ins.arg])
+def merge(frame: Frame, target: dict[Any, Any], items: Any) -> None:
+    other = frame.world.mapping(items)
+    for key in other:
+        if key in target:
+            raise TypeError(f"got multiple values for keyword argument {key!r}")
+    target.update(other)
+
+
+def register(opname: str, count: int | None, operation: Operation, gives: bool) -> None:
+    def handler(frame: Frame, ins: Instruction) -> None:
+        stack = frame.stack
+        if count == 0:
+            found = operation(frame, ins)
+        elif count == 1:
+            found = operation(frame, ins, stack.pop())
+        else:
+            found = operation(frame, ins, *frame.popn(ins.arg if count is None else count))
+        if gives:
+            stack.append(found)
+
+    bytecode(opname)(handler)
+
+
+for _opname, _entry in GIVES.items():
+    register(_opname, *_entry, gives=True)
+for _opname, _entry in GIVES_NONE.items():
+    register(_opname, *_entry, gives=False)
+
+
+# -- stack and locals
 
 
 @bytecode("SWAP")
@@ -43,16 +170,17 @@ def load_const(frame: Frame, ins: Instruction) -> None:
     frame.stack.append(ins.value)
 
 
-# -- locals, cells, globals
+def unbound(name: str) -> UnboundLocalError:
+    return UnboundLocalError(
+        f"cannot access local variable {name!r} where it is not associated with a value"
+    )
 
 
-@bytecode("LOAD_FAST", "LOAD_CLOSURE")
+@bytecode("LOAD_FAST")
 def load_fast(frame: Frame, ins: Instruction) -> None:
     value = frame.fast[ins.arg]
     if value is UNBOUND:
-        raise UnboundLocalError(
-            f"cannot access local variable {ins.value!r} where it is not associated with a value"
-        )
+        raise unbound(ins.value)
     if value.__class__ is Lazy:
         value = frame.fast[ins.arg] = frame.world.realize(value)
     frame.stack.append(value)
@@ -72,10 +200,11 @@ def store_fast(frame: Frame, ins: Instruction) -> None:
 @bytecode("DELETE_FAST")
 def delete_fast(frame: Frame, ins: Instruction) -> None:
     if frame.fast[ins.arg] is UNBOUND:
-        raise UnboundLocalError(
-            f"cannot access local variable {ins.value!r} where it is not associated with a value"
-        )
+        raise unbound(ins.value)
     frame.fast[ins.arg] = UNBOUND
+
+
+# -- cells
 
 
 @bytecode("MAKE_CELL")
@@ -90,127 +219,29 @@ def copy_free_vars(frame: Frame, ins: Instruction) -> None:
     frame.fast[-len(cells) :] = cells
 
 
-def cell_contents(frame: Frame, ins: Instruction) -> Any:
-    try:
-        return frame.world.load_cell(frame.fast[ins.arg])
-    except ValueError:
-        free = ins.value in frame.program.code.co_freevars
-        error: type[NameError] = NameError if free else UnboundLocalError
-        raise error(
-            f"cannot access variable {ins.value!r} where it is not associated with a value"
-        ) from None
-
-
-@bytecode("LOAD_DEREF")
-def load_deref(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(cell_contents(frame, ins))
-
-
-@bytecode("STORE_DEREF")
-def store_deref(frame: Frame, ins: Instruction) -> None:
-    frame.world.store_cell(frame.fast[ins.arg], frame.stack.pop())
-
-
 @bytecode("DELETE_DEREF")
 def delete_deref(frame: Frame, ins: Instruction) -> None:
     cell_contents(frame, ins)
     frame.fast[ins.arg] = types.CellType()
 
 
-@bytecode("LOAD_GLOBAL")
-def load_global(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(frame.world.load_global(frame, ins.value))
-
-
-@bytecode("STORE_GLOBAL")
-def store_global(frame: Frame, ins: Instruction) -> None:
-    frame.world.store_global(frame, ins.value, frame.stack.pop())
-
-
-@bytecode("DELETE_GLOBAL")
-def delete_global(frame: Frame, ins: Instruction) -> None:
-    frame.world.delete_global(frame, ins.value)
-
-
-# -- class bodies
-
-
-def class_namespace(frame: Frame) -> dict[str, Any]:
-    assert frame.namespace is not None
-    return frame.namespace
-
-
-@bytecode("LOAD_LOCALS")
-def load_locals(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(class_namespace(frame))
-
-
-@bytecode("LOAD_NAME")
-def load_name(frame: Frame, ins: Instruction) -> None:
-    namespace = class_namespace(frame)
-    found = (
-        namespace[ins.value]
-        if ins.value in namespace
-        else frame.world.load_global(frame, ins.value)
-    )
-    frame.stack.append(found)
-
-
-@bytecode("STORE_NAME")
-def store_name(frame: Frame, ins: Instruction) -> None:
-    class_namespace(frame)[ins.value] = frame.stack.pop()
-
-
-@bytecode("DELETE_NAME")
-def delete_name(frame: Frame, ins: Instruction) -> None:
-    del class_namespace(frame)[ins.value]
-
-
 @bytecode("LOAD_CLASSDEREF")
 def load_classderef(frame: Frame, ins: Instruction) -> None:
     """3.12 pushes the namespace first (LOAD_LOCALS); in 3.11 it is the frame's."""
-    namespace = class_namespace(frame)
+    namespace: Any = frame.namespace
     if frame.stack and frame.stack[-1] is namespace:
         frame.stack.pop()
-    frame.stack.append(
-        namespace[ins.value] if ins.value in namespace else cell_contents(frame, ins)
-    )
+    in_class = ins.value in namespace
+    frame.stack.append(namespace[ins.value] if in_class else cell_contents(frame, ins))
 
 
-@bytecode("LOAD_FROM_DICT_OR_GLOBALS")
-def load_from_dict_or_globals(frame: Frame, ins: Instruction) -> None:
-    namespace = frame.stack.pop()
-    found = (
-        namespace[ins.value]
-        if ins.value in namespace
-        else frame.world.load_global(frame, ins.value)
-    )
-    frame.stack.append(found)
-
-
-@bytecode("SETUP_ANNOTATIONS")
-def setup_annotations(frame: Frame, ins: Instruction) -> None:
-    class_namespace(frame).setdefault("__annotations__", {})
-
-
-@bytecode("LOAD_BUILD_CLASS")
-def load_build_class(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(builtins.__build_class__)
-
-
-# -- attributes and items
-
-
-@bytecode("LOAD_ATTR")
-def load_attr(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(frame.world.load_attr(frame.stack.pop(), ins.value))
+# -- methods
 
 
 @bytecode("LOAD_METHOD")
 def load_method(frame: Frame, ins: Instruction) -> None:
-    bound = frame.world.load_attr(frame.stack.pop(), ins.value)
-    frame.stack.append(NULL)
-    frame.stack.append(bound)
+    method = frame.world.load_attr(frame.stack.pop(), ins.value)
+    frame.stack.extend((NULL, method))
 
 
 @bytecode("LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD")
@@ -222,128 +253,18 @@ def load_super_attr(frame: Frame, ins: Instruction) -> None:
     frame.stack.append(frame.world.load_attr(parent, ins.value))
 
 
-@bytecode("STORE_ATTR")
-def store_attr(frame: Frame, ins: Instruction) -> None:
-    value, owner = frame.popn(2)
-    frame.world.store_attr(owner, ins.value, value)
-
-
-@bytecode("DELETE_ATTR")
-def delete_attr(frame: Frame, ins: Instruction) -> None:
-    frame.world.delete_attr(frame.stack.pop(), ins.value)
-
-
-@bytecode("BINARY_SUBSCR")
-def binary_subscr(frame: Frame, ins: Instruction) -> None:
-    container, key = frame.popn(2)
-    frame.stack.append(frame.world.subscript(container, key))
-
-
-@bytecode("STORE_SUBSCR")
-def store_subscr(frame: Frame, ins: Instruction) -> None:
-    value, container, key = frame.popn(3)
-    frame.world.store_subscript(container, key, value)
-
-
-@bytecode("DELETE_SUBSCR")
-def delete_subscr(frame: Frame, ins: Instruction) -> None:
-    container, key = frame.popn(2)
-    frame.world.delete_subscript(container, key)
-
-
-@bytecode("BINARY_SLICE")
-def binary_slice(frame: Frame, ins: Instruction) -> None:
-    container, start, stop = frame.popn(3)
-    frame.stack.append(frame.world.subscript(container, slice(start, stop)))
-
-
-@bytecode("STORE_SLICE")
-def store_slice(frame: Frame, ins: Instruction) -> None:
-    value, container, start, stop = frame.popn(4)
-    frame.world.store_subscript(container, slice(start, stop), value)
-
-
-# -- operators
-
-
-@bytecode("BINARY_OP")
-def binary_op(frame: Frame, ins: Instruction) -> None:
-    left, right = frame.popn(2)
-    frame.stack.append(frame.world.binary(ins.value, left, right))
-
-
-@bytecode("COMPARE_OP")
-def compare_op(frame: Frame, ins: Instruction) -> None:
-    left, right = frame.popn(2)
-    frame.stack.append(frame.world.compare(ins.value, left, right))
-
-
-@bytecode("IS_OP")
-def is_op(frame: Frame, ins: Instruction) -> None:
-    left, right = frame.popn(2)
-    frame.stack.append(frame.world.same(left, right) != bool(ins.arg))
-
-
-@bytecode("CONTAINS_OP")
-def contains_op(frame: Frame, ins: Instruction) -> None:
-    item, container = frame.popn(2)
-    frame.stack.append(frame.world.contains(container, item) != bool(ins.arg))
-
-
-@bytecode("UNARY_NEGATIVE")
-def unary_negative(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(frame.world.unary("-", frame.stack.pop()))
-
-
-@bytecode("UNARY_POSITIVE")
-def unary_positive(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(frame.world.unary("+", frame.stack.pop()))
-
-
-@bytecode("UNARY_INVERT")
-def unary_invert(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(frame.world.unary("~", frame.stack.pop()))
-
-
-@bytecode("UNARY_NOT")
-def unary_not(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(not frame.world.truth(frame.stack.pop()))
-
-
-@bytecode("TO_BOOL")
-def to_bool(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(frame.world.truth(frame.stack.pop()))
-
-
 # -- jumps and loops
 
 
-@bytecode("JUMP")
-def jump(frame: Frame, ins: Instruction) -> None:
-    frame.pc = ins.target
-
-
-@bytecode("POP_JUMP_IF_TRUE")
-def pop_jump_if_true(frame: Frame, ins: Instruction) -> None:
-    if frame.world.truth(frame.stack.pop()):
+@bytecode("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE")
+def pop_jump_if(frame: Frame, ins: Instruction) -> None:
+    if frame.world.truth(frame.stack.pop()) == (ins.opname == "POP_JUMP_IF_TRUE"):
         frame.pc = ins.target
 
 
-@bytecode("POP_JUMP_IF_FALSE")
-def pop_jump_if_false(frame: Frame, ins: Instruction) -> None:
-    if not frame.world.truth(frame.stack.pop()):
-        frame.pc = ins.target
-
-
-@bytecode("POP_JUMP_IF_NONE")
+@bytecode("POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE")
 def pop_jump_if_none(frame: Frame, ins: Instruction) -> None:
-    if frame.world.same(frame.stack.pop(), None):
-        frame.pc = ins.target
-
-
-@bytecode("POP_JUMP_IF_NOT_NONE")
-def pop_jump_if_not_none(frame: Frame, ins: Instruction) -> None:
-    if not frame.world.same(frame.stack.pop(), None):
+    if frame.world.same(frame.stack.pop(), None) == (ins.opname == "POP_JUMP_IF_NONE"):
         frame.pc = ins.target
 
 
@@ -353,11 +274,6 @@ def jump_or_pop(frame: Frame, ins: Instruction) -> None:
         frame.pc = ins.target
     else:
         frame.stack.pop()
-
-
-@bytecode("GET_ITER")
-def get_iter(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(frame.world.iterate(frame.stack.pop()))
 
 
 @bytecode("FOR_ITER")
@@ -374,21 +290,6 @@ def for_iter(frame: Frame, ins: Instruction) -> None:
 # -- building and unpacking
 
 
-@bytecode("BUILD_TUPLE")
-def build_tuple(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(tuple(frame.popn(ins.arg)))
-
-
-@bytecode("BUILD_LIST")
-def build_list(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(frame.popn(ins.arg))
-
-
-@bytecode("BUILD_SET")
-def build_set(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(set(frame.popn(ins.arg)))
-
-
 @bytecode("BUILD_MAP")
 def build_map(frame: Frame, ins: Instruction) -> None:
     flat = frame.popn(2 * ins.arg)
@@ -401,75 +302,13 @@ def build_const_key_map(frame: Frame, ins: Instruction) -> None:
     frame.stack.append(dict(zip(keys, frame.popn(ins.arg), strict=True)))
 
 
-@bytecode("BUILD_STRING")
-def build_string(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append("".join(frame.popn(ins.arg)))
-
-
-@bytecode("BUILD_SLICE")
-def build_slice(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(slice(*frame.popn(ins.arg)))
-
-
-@bytecode("LIST_APPEND")
-def list_append(frame: Frame, ins: Instruction) -> None:
-    item = frame.stack.pop()
-    frame.stack[-ins.arg].append(item)
-
-
-@bytecode("SET_ADD")
-def set_add(frame: Frame, ins: Instruction) -> None:
-    item = frame.stack.pop()
-    frame.stack[-ins.arg].add(item)
-
-
-@bytecode("MAP_ADD")
-def map_add(frame: Frame, ins: Instruction) -> None:
-    key, value = frame.popn(2)
-    frame.stack[-ins.arg][key] = value
-
-
-@bytecode("LIST_EXTEND")
-def list_extend(frame: Frame, ins: Instruction) -> None:
-    items = frame.world.items(frame.stack.pop())
-    frame.stack[-ins.arg].extend(items)
-
-
-@bytecode("SET_UPDATE")
-def set_update(frame: Frame, ins: Instruction) -> None:
-    items = frame.world.items(frame.stack.pop())
-    frame.stack[-ins.arg].update(items)
-
-
-@bytecode("DICT_UPDATE")
-def dict_update(frame: Frame, ins: Instruction) -> None:
-    other = frame.world.mapping(frame.stack.pop())
-    frame.stack[-ins.arg].update(other)
-
-
-@bytecode("DICT_MERGE")
-def dict_merge(frame: Frame, ins: Instruction) -> None:
-    other = frame.world.mapping(frame.stack.pop())
-    target = frame.stack[-ins.arg]
-    for key in other:
-        if key in target:
-            raise TypeError(f"got multiple values for keyword argument {key!r}")
-    target.update(other)
-
-
-@bytecode("LIST_TO_TUPLE")
-def list_to_tuple(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(tuple(frame.stack.pop()))
-
-
 @bytecode("UNPACK_SEQUENCE")
 def unpack_sequence(frame: Frame, ins: Instruction) -> None:
-    items = frame.world.items(frame.stack.pop())
-    if len(items) != ins.arg:
-        few = f"not enough values to unpack (expected {ins.arg}, got {len(items)})"
-        raise ValueError(
-            few if len(items) < ins.arg else f"too many values to unpack (expected {ins.arg})"
-        )
+    items, wanted = frame.world.items(frame.stack.pop()), ins.arg
+    if len(items) < wanted:
+        raise ValueError(f"not enough values to unpack (expected {wanted}, got {len(items)})")
+    if len(items) > wanted:
+        raise ValueError(f"too many values to unpack (expected {wanted})")
     frame.stack.extend(reversed(items))
 
 
@@ -481,22 +320,8 @@ def unpack_ex(frame: Frame, ins: Instruction) -> None:
         raise ValueError(
             f"not enough values to unpack (expected at least {before + after}, got {len(items)})"
         )
-    rest = items[before : len(items) - after]
-    frame.stack.extend(reversed([*items[:before], rest, *items[len(items) - after :]]))
-
-
-# -- strings
-
-
-@bytecode("CONVERT_VALUE")
-def convert_value(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(frame.world.convert(ins.arg, frame.stack.pop()))
-
-
-@bytecode("FORMAT_VALUE")
-def format_value(frame: Frame, ins: Instruction) -> None:
-    spec = frame.stack.pop() if ins.arg else ""
-    frame.stack.append(frame.world.format(frame.stack.pop(), spec))
+    end = len(items) - after
+    frame.stack.extend(reversed([*items[:before], items[before:end], *items[end:]]))
 
 
 # -- calls and functions
@@ -531,40 +356,33 @@ def call_function_ex(frame: Frame, ins: Instruction) -> None:
 def make_function(frame: Frame, ins: Instruction) -> None:
     code = frame.stack.pop()
     extras = frame.popn(ins.arg.bit_count())
-    parts = dict(zip([flag for flag in (1, 2, 4, 8) if ins.arg & flag], extras, strict=True))
-    closure = parts.pop(8, None)
-    names = code.co_freevars
-    made = types.FunctionType(
-        code,
-        frame.function.__globals__,
-        closure=closure or tuple(types.CellType() for _ in names) or None,
-    )
-    for flag, value in parts.items():
-        set_function_part(made, flag, value)
+    flags = [flag for flag in (1, 2, 4, 8) if ins.arg & flag]
+    empty = tuple(types.CellType() for _ in code.co_freevars)  # until SET_FUNCTION_ATTRIBUTE
+    made = types.FunctionType(code, frame.function.__globals__, closure=empty or None)
+    for flag, value in zip(flags, extras, strict=True):
+        made = with_part(made, flag, value)
     frame.stack.append(made)
 
 
 @bytecode("SET_FUNCTION_ATTRIBUTE")
 def set_function_attribute(frame: Frame, ins: Instruction) -> None:
     value, made = frame.popn(2)
-    if ins.arg == 8:  # a closure can only be given to a new function
-        closed = types.FunctionType(made.__code__, made.__globals__, closure=value)
-        closed.__defaults__, closed.__kwdefaults__ = made.__defaults__, made.__kwdefaults__
-        closed.__annotations__ = made.__annotations__
-        made = closed
-    else:
-        set_function_part(made, ins.arg, value)
-    frame.stack.append(made)
+    frame.stack.append(with_part(made, ins.arg, value))
 
 
-def set_function_part(function: types.FunctionType, flag: int, value: Any) -> None:
+def with_part(function: types.FunctionType, flag: int, value: Any) -> types.FunctionType:
     if flag == 1:
         function.__defaults__ = value
     elif flag == 2:
         function.__kwdefaults__ = value
-    else:  # annotations come as a flat tuple of names and values
-        flat = list(value)
-        function.__annotations__ = dict(zip(flat[::2], flat[1::2], strict=True))
+    elif flag == 4:  # annotations come as a flat tuple of names and values
+        function.__annotations__ = dict(zip(value[::2], value[1::2], strict=True))
+    else:  # a closure can only be given to a new function
+        closed = types.FunctionType(function.__code__, function.__globals__, closure=value)
+        closed.__defaults__, closed.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        closed.__annotations__ = function.__annotations__
+        return closed
+    return function
 
 
 @bytecode("RETURN_VALUE")

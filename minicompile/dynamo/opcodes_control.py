@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from minicompile.dynamo.bytecode import Instruction
@@ -10,20 +11,10 @@ from minicompile.dynamo.interpreter import NULL, UNBOUND, Frame, bytecode
 # -- generators
 
 
-@bytecode("RETURN_GENERATOR")
-def return_generator(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(None)
-
-
 @bytecode("YIELD_VALUE")
 def yield_value(frame: Frame, ins: Instruction) -> bool:
     frame.result = frame.stack.pop()
     return True
-
-
-@bytecode("GET_YIELD_FROM_ITER")
-def get_yield_from_iter(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(frame.world.iterate(frame.stack.pop()))
 
 
 @bytecode("SEND")
@@ -39,11 +30,6 @@ def send(frame: Frame, ins: Instruction) -> None:
         frame.pc = ins.target
     else:
         frame.stack.append(got)
-
-
-@bytecode("END_SEND")
-def end_send(frame: Frame, ins: Instruction) -> None:
-    del frame.stack[-2]
 
 
 @bytecode("CLEANUP_THROW")
@@ -97,32 +83,14 @@ def push_exc_info(frame: Frame, ins: Instruction) -> None:
     frame.handled = error
 
 
-@bytecode("POP_EXCEPT")
-def pop_except(frame: Frame, ins: Instruction) -> None:
-    frame.handled = frame.stack.pop()
-
-
-@bytecode("CHECK_EXC_MATCH")
-def check_exc_match(frame: Frame, ins: Instruction) -> None:
-    kind = frame.stack.pop()
-    frame.stack.append(frame.world.exception_matches(frame.stack[-1], kind))
-
-
-@bytecode("LOAD_ASSERTION_ERROR")
-def load_assertion_error(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(AssertionError)
-
-
 @bytecode("BEFORE_WITH")
 def before_with(frame: Frame, ins: Instruction) -> None:
     world, manager = frame.world, frame.stack.pop()
     enter, leave = world.special(manager, "__enter__"), world.special(manager, "__exit__")
     if enter is UNBOUND or leave is UNBOUND:
-        raise TypeError(
-            f"{type(manager).__name__!r} object does not support the context manager protocol"
-        )
-    frame.stack.append(leave)
-    frame.stack.append(world.call(enter, (), {}))
+        kind = type(manager).__name__
+        raise TypeError(f"{kind!r} object does not support the context manager protocol")
+    frame.stack.extend((leave, world.call(enter, (), {})))
 
 
 @bytecode("WITH_EXCEPT_START")
@@ -134,67 +102,38 @@ def with_except_start(frame: Frame, ins: Instruction) -> None:
 # -- imports and pattern matching
 
 
-@bytecode("IMPORT_NAME")
-def import_name(frame: Frame, ins: Instruction) -> None:
-    level, fromlist = frame.popn(2)
-    frame.stack.append(frame.world.import_name(frame, ins.value, fromlist, level))
+PATTERN_FLAGS = {"MATCH_SEQUENCE": 1 << 5, "MATCH_MAPPING": 1 << 6, "MATCH_SELF": 1 << 22}
+"""Py_TPFLAGS_SEQUENCE, Py_TPFLAGS_MAPPING, and the flag of classes like int that match the subject itself."""
 
 
-@bytecode("IMPORT_FROM")
-def import_from(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(frame.world.import_from(frame.stack[-1], ins.value))
-
-
-@bytecode("GET_LEN")
-def get_len(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(frame.world.call(len, (frame.stack[-1],), {}))
-
-
-@bytecode("MATCH_SEQUENCE")
-def match_sequence(frame: Frame, ins: Instruction) -> None:
-    flags = type(frame.stack[-1]).__flags__
-    frame.stack.append(bool(flags & (1 << 5)))  # Py_TPFLAGS_SEQUENCE
-
-
-@bytecode("MATCH_MAPPING")
-def match_mapping(frame: Frame, ins: Instruction) -> None:
-    flags = type(frame.stack[-1]).__flags__
-    frame.stack.append(bool(flags & (1 << 6)))  # Py_TPFLAGS_MAPPING
+@bytecode("MATCH_SEQUENCE", "MATCH_MAPPING")
+def match_kind(frame: Frame, ins: Instruction) -> None:
+    frame.stack.append(bool(type(frame.stack[-1]).__flags__ & PATTERN_FLAGS[ins.opname]))
 
 
 @bytecode("MATCH_KEYS")
 def match_keys(frame: Frame, ins: Instruction) -> None:
     subject, keys = frame.stack[-2:]
     found = all(frame.world.contains(subject, key) for key in keys)
-    frame.stack.append(
-        tuple(frame.world.subscript(subject, key) for key in keys) if found else None
-    )
+    values = tuple(frame.world.subscript(subject, key) for key in keys) if found else None
+    frame.stack.append(values)
 
 
 @bytecode("MATCH_CLASS")
 def match_class(frame: Frame, ins: Instruction) -> None:
+    """Gives the attributes to match on, None if the subject is no instance of the class."""
     subject, cls, names = frame.popn(3)
-    frame.stack.append(_match_class(frame, subject, cls, ins.arg, names))
-
-
-def _match_class(
-    frame: Frame, subject: Any, cls: type, positional: int, names: tuple[str, ...]
-) -> Any:
-    world = frame.world
+    world, count = frame.world, ins.arg
+    frame.stack.append(None)
     if not world.call(isinstance, (subject, cls), {}):
-        return None
-    if positional:
-        own = getattr(cls, "__match_args__", None)
-        if (
-            own is None and positional == 1 and cls.__flags__ & (1 << 22)
-        ):  # Py_TPFLAGS match on the subject itself
-            return (subject, *(world.load_attr(subject, name) for name in names))
-        if own is None or len(own) < positional:
-            raise TypeError(
-                f"{cls.__name__}() accepts {len(own or ())} positional sub-patterns ({positional} given)"
-            )
-        names = (*own[:positional], *names)
-    try:
-        return tuple(world.load_attr(subject, name) for name in names)
-    except AttributeError:
-        return None
+        return
+    own: Any = getattr(cls, "__match_args__", ())
+    itself: tuple[Any, ...] = ()
+    if not own and count == 1 and cls.__flags__ & PATTERN_FLAGS["MATCH_SELF"]:
+        itself, count = (subject,), 0
+    if count > len(own):
+        allowed = f"accepts {len(own)} positional sub-patterns ({count} given)"
+        raise TypeError(f"{cls.__name__}() {allowed}")
+    with contextlib.suppress(AttributeError):
+        values = [world.load_attr(subject, name) for name in (*own[:count], *names)]
+        frame.stack[-1] = (*itself, *values)

@@ -28,7 +28,6 @@ from minicompile.dynamo.variables import (
     VariableTracker,
     is_constant,
     is_fixed,
-    library_of,
     plain_dict,
     same_constant,
 )
@@ -136,13 +135,9 @@ class Outside(Interpreter):
         return found
 
     def globals_tracker(self, namespace: dict[str, Any]) -> VariableTracker:
-        found = self.trackers.get(id(namespace))
-        if found is None:
-            own = namespace is self.own_globals
-            found = self.hold(
-                namespace, "globals" if own else str(namespace.get("__name__", "globals"))
-            )
-        return found
+        if namespace is self.own_globals:
+            return self.hold(namespace, "globals")
+        return self.hold(namespace, str(namespace.get("__name__", "globals")))
 
     @staticmethod
     def item_source(container: VariableTracker, key: Any) -> Source:
@@ -177,21 +172,17 @@ class Outside(Interpreter):
 
     def guard_new(self, value: Any, source: Source, reason: str, fixed: bool) -> None:
         if isinstance(value, types.FunctionType):
-            if fixed and is_fixed(value.__module__ or ""):
-                return
-            if is_fixed(value.__module__ or ""):
-                self.guard("identity", source, value, reason)
-            else:
+            if not is_fixed(value.__module__ or ""):
                 self.guard("type", source, types.FunctionType, reason)
                 self.guard("code", source, value.__code__, reason)
-        elif isinstance(value, IDENTITY_TYPES):
-            if not (
-                fixed and isinstance(value, type | types.ModuleType | types.BuiltinFunctionType)
-            ):
+            elif not fixed:
                 self.guard("identity", source, value, reason)
-            if isinstance(
-                value, torch.nn.Module
-            ):  # its class can be exchanged (parametrizations do)
+        elif isinstance(value, IDENTITY_TYPES):
+            never_replaced = (type, types.ModuleType, types.BuiltinFunctionType)
+            if not (fixed and isinstance(value, never_replaced)):
+                self.guard("identity", source, value, reason)
+            if isinstance(value, torch.nn.Module):
+                # Its class can be exchanged (parametrizations do).
                 self.guard("type", source, type(value), reason)
         else:
             self.guard("type", source, type(value), reason)
@@ -204,9 +195,9 @@ class Outside(Interpreter):
         if isinstance(value, IDENTITY_TYPES) or known.source.kind == "held":
             if not fixed:
                 self.guard("identity", source, value, reason)
-        elif isinstance(value, types.FunctionType) and fixed and is_fixed(value.__module__ or ""):
-            return
-        else:
+        elif not (
+            fixed and isinstance(value, types.FunctionType) and is_fixed(value.__module__ or "")
+        ):
             self.relate("same", (source, known.source), "the same object under two names")
 
     def wrap_tensor(self, value: torch.Tensor, source: Source) -> Any:
@@ -218,17 +209,14 @@ class Outside(Interpreter):
             self.unsupported(
                 "a tensor with a lazy conjugate or negative", "call resolve_conj() or resolve_neg()"
             )
-        fake = self.fake_input(value, source)
+        sizes = self.recorder.sizes
+        fake = None if sizes is None else sizes.fake(value, source)
+        if fake is None:
+            fake = compat.fake_of(self.recorder.mode, value)
         tracker = self.recorder.input(value, fake, source)
         self.trackers[id(value)] = self.trackers[id(fake)] = tracker
         self.guard("tensor", source, fake, "becomes an input of the graph")
         return fake
-
-    def fake_input(self, value: torch.Tensor, source: Source) -> torch.Tensor:
-        symbolic = (
-            self.recorder.sizes.fake(value, source) if self.recorder.sizes is not None else None
-        )
-        return compat.fake_of(self.recorder.mode, value) if symbolic is None else symbolic
 
     def realize(self, value: Any) -> Any:
         """An argument at its first use."""
@@ -243,11 +231,8 @@ class Outside(Interpreter):
             found = container.writes[key]
             return MISSING if found is DELETED else found
         if dict.__contains__(container.value, key):
-            return self.wrap(
-                dict.__getitem__(container.value, key),
-                self.item_source(container, key),
-                fixed=fixed,
-            )
+            found = dict.__getitem__(container.value, key)
+            return self.wrap(found, self.item_source(container, key), fixed=fixed)
         self.guard("absent", container.source, key, "looked up and not found", key)
         return MISSING
 
@@ -274,22 +259,16 @@ class Outside(Interpreter):
         for key in keys:
             self.check_key(key)
         self.guard("keys", container.source, keys, "its keys are enumerated")
-        writes = container.writes
-        kept = [key for key in keys if writes.get(key) is not DELETED]
-        return kept + [
-            key
-            for key, value in writes.items()
-            if value is not DELETED and key not in container.value
-        ]
+        # Written keys keep their place; new ones come last.
+        order = dict.fromkeys((*keys, *container.writes))
+        return [key for key in order if container.writes.get(key) is not DELETED]
 
     def check_key(self, key: Any) -> None:
         """Only keys whose hash and equality are the built-in ones may be looked up natively."""
-        if not (
-            is_constant(key) or type(key).__hash__ is OBJECT_HASH or isinstance(key, IDENTITY_TYPES)
-        ):
-            if is_fixed(type(key)):
-                return
-            self.unsupported(f"a {type(key).__name__} with its own __hash__ is used as a key")
+        cls = type(key)
+        builtin = is_constant(key) or cls.__hash__ is OBJECT_HASH or is_fixed(cls)
+        if not builtin and not isinstance(key, IDENTITY_TYPES):
+            self.unsupported(f"a {cls.__name__} with its own __hash__ is used as a key")
 
     def mark_written(self, tracker: VariableTracker) -> None:
         if tracker not in self.written:
@@ -306,34 +285,29 @@ class Outside(Interpreter):
             return type(tracker.contents)(tracker.contents)
         if isinstance(value, dict):
             items = {key: self.dict_get(tracker, key) for key in self.dict_keys(tracker)}
-            return (
-                collections.OrderedDict(items)
-                if isinstance(value, collections.OrderedDict)
-                else items
-            )
+            ordered = isinstance(value, collections.OrderedDict)
+            return collections.OrderedDict(items) if ordered else items
         if isinstance(value, list | tuple | collections.deque):
             return self.imported_sequence(value, tracker)
         if isinstance(value, set | frozenset):
-            members = frozenset(
-                set.__iter__(value) if isinstance(value, set) else frozenset.__iter__(value)
-            )
+            base: Any = set if isinstance(value, set) else frozenset
+            members = frozenset(base.__iter__(value))
             for member in members:
                 self.check_key(member)
             self.guard("members", tracker.source, members, "its members are read")
-            return set(members) if isinstance(value, set) else members
+            return base(members)
         if isinstance(value, types.MappingProxyType):
             self.unsupported("a mappingproxy is read as a whole")
         return value
 
     def imported_sequence(self, value: Any, tracker: VariableTracker) -> Any:
         base = next(cls for cls in (list, tuple, collections.deque) if isinstance(value, cls))
-        self.guard("length", tracker.source, base.__len__(value), "its items are read")
-        items = [
-            self.wrap(base.__getitem__(value, i), Source("item", i, tracker.source))
-            for i in range(base.__len__(value))
-        ]
+        size = base.__len__(value)
+        self.guard("length", tracker.source, size, "its items are read")
+        sources = [Source("item", index, tracker.source) for index in range(size)]
+        items = [self.wrap(base.__getitem__(value, s.key), s) for s in sources]
         if base is tuple:
-            return tuple.__new__(type(value), items) if type(value) is not tuple else tuple(items)
+            return tuple.__new__(type(value), items)
         return items if base is list else collections.deque(items, value.maxlen)
 
     def mutable(self, value: Any) -> Any:
@@ -363,12 +337,10 @@ class Outside(Interpreter):
         scope = frame.builtins
         if name in scope:
             if not fixed:
-                self.guard(
-                    "absent", tracker.source, name, "not found, so the builtin is meant", name
-                )
-            return self.wrap(
-                scope[name], Source("global", name, self.hold(scope, "builtins").source), fixed=True
-            )
+                reason = "not found, so the builtin is meant"
+                self.guard("absent", tracker.source, name, reason, name)
+            source = Source("global", name, self.hold(scope, "builtins").source)
+            return self.wrap(scope[name], source, fixed=True)
         raise NameError(f"name {name!r} is not defined")
 
     def store_global(self, frame: Frame, name: str, value: Any) -> None:
@@ -401,10 +373,8 @@ class Outside(Interpreter):
         owner = self.tracker(function)
         if owner is not None:
             for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
-                if id(cell) not in self.trackers:
-                    self.trackers[id(cell)] = VariableTracker(
-                        cell, Source("cell", name, owner.source)
-                    )
+                tracker = VariableTracker(cell, Source("cell", name, owner.source))
+                self.trackers.setdefault(id(cell), tracker)
         return cells
 
     def default(self, function: types.FunctionType, index: int) -> Any:
@@ -424,26 +394,16 @@ class Outside(Interpreter):
 
     def same(self, left: Any, right: Any) -> bool:
         """`is`, with a guard when the answer could change with the inputs."""
-        left_tracker, right_tracker = self.tracker(left), self.tracker(right)
+        ours, theirs = self.tracker(left), self.tracker(right)
+        fixed = (type, types.ModuleType, types.BuiltinFunctionType, torch.Tensor)
         if (
-            left_tracker is not None
-            and right_tracker is not None
-            and left_tracker is not right_tracker
+            ours is not None
+            and theirs is not None
+            and ours is not theirs
+            and not (isinstance(left, fixed) or isinstance(right, fixed))
         ):
-            fixed = (type, types.ModuleType, types.BuiltinFunctionType, torch.Tensor)
-            if not isinstance(left, fixed) and not isinstance(right, fixed):
-                self.relate(
-                    "distinct", (left_tracker.source, right_tracker.source), "compared with `is`"
-                )
+            self.relate("distinct", (ours.source, theirs.source), "compared with `is`")
         return left is right
-
-    def source_library(self) -> str:
-        """The package whose code is running."""
-        return (
-            library_of(self.frame.function.__globals__.get("__name__") or "")
-            if self.frame is not None
-            else ""
-        )
 
 
 def unchanged(tracker: VariableTracker, key: Any, value: Any) -> bool:

@@ -9,8 +9,9 @@ The real compiler: torch/_dynamo/output_graph.py (OutputGraph, SubgraphTracer).
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import sympy
@@ -18,13 +19,14 @@ import torch
 from torch import fx
 
 from minicompile import compat
-from minicompile.dynamo.result import GraphInput, Source
+from minicompile.dynamo.result import Source
 from minicompile.dynamo.sizes import Sizes
 from minicompile.dynamo.variables import UserError, VariableTracker, is_constant, is_numpy_scalar
 from minicompile.errors import Unsupported
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import Graph, target_name
 from minicompile.ops.origin import Origin, SourceLine
+from minicompile.shapes.expr import FloorDiv, ModularIndexing
 
 SIZE_OPERATORS: dict[str, Any] = {
     "Add": operator.add,
@@ -35,40 +37,33 @@ SIZE_OPERATORS: dict[str, Any] = {
     "Max": torch.sym_max,
 }
 RESHAPES_IN_PLACE = frozenset(
-    {
-        "t_",
-        "transpose_",
-        "swapaxes_",
-        "swapdims_",
-        "squeeze_",
-        "unsqueeze_",
-        "resize_",
-        "resize_as_",
-        "set_",
-        "as_strided_",
-    }
+    (
+        *("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_"),
+        *("resize_", "resize_as_", "set_", "as_strided_"),
+    )
 )
 """Methods that change a tensor's own shape or strides."""
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in compat.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 class Recorder:
     """The graph of one capture under construction."""
 
-    def __init__(self, symbolic: bool = False) -> None:
+    def __init__(self, symbolic: bool = False, dynamic: bool = False) -> None:
+        """`symbolic`: some sizes get symbols; `dynamic`: all that can."""
         self.graph = fx.Graph()
-        self.symbolic = symbolic
         self.mode = compat.fake_mode(symbolic)
-        self.sizes: Sizes | None = None
-        """Symbolic sizes, if the capture has any."""
+        self.sizes = Sizes(self.mode, dynamic) if symbolic else None
         self.size_nodes: dict[sympy.Basic, fx.Node] = {}
         self.nodes: dict[int, fx.Node] = {}
         self.alive: list[Any] = []
         """Keeps fakes alive, so that their ids stay theirs."""
-        self.inputs: list[GraphInput] = []
-        self.input_trackers: list[VariableTracker] = []
-        self.last: fx.Node | None = None
+        self.inputs: dict[VariableTracker, tuple[fx.Node, int]] = {}
+        """Each input's placeholder, and the version of its fake when the capture began."""
         self.calls: list[fx.Node] = []
-        self.versions: list[int] = []
         self.stack: Callable[[], tuple[tuple[SourceLine, ...], str]] = lambda: ((), "")
         """Gives the user's lines and the module path of the call being recorded."""
         self.changes_state = False
@@ -79,31 +74,17 @@ class Recorder:
     def input(self, tensor: torch.Tensor, fake: torch.Tensor, source: Source) -> VariableTracker:
         """A placeholder for an outside tensor."""
         name = "".join(c if c.isalnum() else "_" for c in source.name).strip("_") or "input"
-        anchor = self.last
-        with self.graph.inserting_after(anchor) if anchor else self.graph.inserting_before(None):
-            node = self.graph.placeholder(name)
-        self.last = node
+        node = self.graph.placeholder(name)
         node.meta["val"] = fake
         node.meta["origins"] = frozenset({Origin(node.name, "placeholder", *self.stack())})
         self.own(fake, node)
         tracker = VariableTracker(fake, source, real=tensor)
-        self.inputs.append(GraphInput(node.name, source, fake))
-        self.input_trackers.append(tracker)
-        self.versions.append(fake._version)
+        self.inputs[tracker] = node, fake._version
         return tracker
 
     def own(self, value: Any, node: fx.Node) -> None:
         self.nodes[id(value)] = node
         self.alive.append(value)
-
-    def mutated_inputs(self) -> list[int]:
-        """Inputs whose contents the graph changes."""
-        return [
-            number
-            for number, graph_input in enumerate(self.inputs)
-            if isinstance(graph_input.fake, torch.Tensor)
-            and graph_input.fake._version > self.versions[number]
-        ]
 
     # -- calls
 
@@ -112,25 +93,17 @@ class Recorder:
 
         Raises Unsupported if an argument can't be in a graph, UserError if torch refuses the call.
         """
-        lifted = tuple(self.lift(arg) for arg in args)
-        lifted_kwargs = {key: self.lift(arg) for key, arg in kwargs.items()}
-        tensors = [
-            leaf for leaf in compat.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
-        ]
+        lifted, lifted_kwargs = compat.map_aggregate((args, kwargs), self.lift)
+        tensors = tensors_in((args, kwargs))
         if op == "call_method" and target in RESHAPES_IN_PLACE:
             self.snapshot(args[0])
         before = sum(tensor._version for tensor in tensors)
         value = self.run(op, target, args, kwargs)
-        mutates = (
-            sum(tensor._version for tensor in tensors) > before
-            or getattr(target, "__name__", "") == "batch_norm"
-        )
-        leaves = [leaf for leaf in compat.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-        if not mutates and all(id(leaf) in self.nodes for leaf in leaves):
+        name = target if op == "call_method" else getattr(target, "__name__", None)
+        mutates = sum(tensor._version for tensor in tensors) > before or name == "batch_norm"
+        if not mutates and all(id(leaf) in self.nodes for leaf in tensors_in(value)):
             return value  # a fact about metadata, or an argument given back
-        node = self.graph.create_node(
-            op, target, lifted, lifted_kwargs, name=self.node_name(target)
-        )
+        node = self.graph.create_node(op, target, lifted, lifted_kwargs, name=name)
         self.finish(node, target, value)
         self.bind(value, node)
         return value
@@ -138,7 +111,8 @@ class Recorder:
     def run(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = target_name(target)
         try:
-            with compat.no_function_modes(), self.mode:
+            composites = compat.symbolic_dispatcher() if self.sizes else contextlib.nullcontext()
+            with compat.no_function_modes(), self.mode, composites:
                 if op == "call_method":
                     return getattr(args[0], target)(*args[1:], **kwargs)
                 return target(*args, **kwargs)
@@ -164,10 +138,6 @@ class Recorder:
         lines, _ = self.stack()
         return lines[-1] if lines else None
 
-    @staticmethod
-    def node_name(target: Any) -> str | None:
-        return target if isinstance(target, str) else getattr(target, "__name__", None)
-
     def finish(self, node: fx.Node, target: Any, value: Any) -> None:
         node.meta["val"] = value
         lines, module = self.stack()
@@ -181,9 +151,7 @@ class Recorder:
         elif isinstance(value, tuple | list):
             for index, item in enumerate(value):
                 if isinstance(item, torch.Tensor | tuple | list):
-                    part = self.graph.create_node(
-                        "call_function", operator.getitem, (node, index), {}
-                    )
+                    part = self.graph.call_function(operator.getitem, (node, index))
                     part.meta["val"], part.meta["origins"] = item, node.meta["origins"]
                     self.calls.append(part)
                     self.bind(item, part)
@@ -192,48 +160,30 @@ class Recorder:
 
     def snapshot(self, fake: torch.Tensor) -> None:
         """Keep the metadata that nodes recorded, before the fake's own shape changes."""
-        if any(tracker.value is fake for tracker in self.input_trackers):
+        if any(tracker.value is fake for tracker in self.inputs):
             raise Unsupported("an input's shape or strides are changed in place", self.line())
         for node in self.graph.nodes:
             if node.meta.get("val") is fake:
                 node.meta["val"] = fake.detach()
 
     def lift(self, value: Any) -> Any:
-        """An argument as the graph writes it: tensors as nodes."""
+        """A number, constant or tensor of a call's arguments as the graph writes it: tensors as nodes."""
         if isinstance(value, torch.Tensor):
-            node = self.nodes.get(id(value))
-            if node is None:
-                raise Unsupported(
-                    f"a tensor {value_text(value)} came from outside of the capture", self.line()
-                )
-            return node
+            if id(value) not in self.nodes:
+                reason = f"a tensor {value_text(value)} came from outside of the capture"
+                raise Unsupported(reason, self.line())
+            return self.nodes[id(value)]
         if is_numpy_scalar(value):
             return value.item()
-        if isinstance(value, torch.Size):
-            return tuple(self.lift(item) for item in value)
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            return self.lift_symbolic(value)
-        if type(value) is slice:
-            return slice(self.lift(value.start), self.lift(value.stop), self.lift(value.step))
+            return self.size_node(value.node.expr)
         if is_constant(value):
             return value
-        if isinstance(value, list):
-            return [self.lift(item) for item in value]
-        if isinstance(value, tuple):
-            return tuple(self.lift(item) for item in value)
-        if isinstance(value, dict):
-            return {key: self.lift(item) for key, item in value.items()}
-        raise Unsupported(
-            f"a {type(value).__name__} can't be an argument of a torch function in a graph",
-            self.line(),
-        )
-
-    def lift_symbolic(self, value: Any) -> Any:
-        """The node of a symbolic number: `x.size(0)` for a symbol, arithmetic on those otherwise."""
-        assert self.sizes is not None
-        return self.size_node(value.node.expr)
+        reason = f"a {type(value).__name__} can't be an argument of a torch function in a graph"
+        raise Unsupported(reason, self.line())
 
     def size_node(self, expr: sympy.Basic) -> Any:
+        """The node of a symbolic number: `x.size(0)` for a symbol, arithmetic on those otherwise."""
         if expr.is_Integer:
             return int(expr)
         if expr not in self.size_nodes:
@@ -245,26 +195,20 @@ class Recorder:
             self.size_nodes[expr] = node
         return self.size_nodes[expr]
 
-    @staticmethod
-    def floor_div(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
-        from minicompile.shapes.expr import FloorDiv
-
-        return FloorDiv(base, divisor)
-
     def size_call(self, expr: sympy.Basic) -> tuple[Any, tuple[Any, ...]]:
         """The call that computes a size expression."""
         assert self.sizes is not None
         if isinstance(expr, sympy.Symbol):
             source = self.sizes.first[expr]
             tensor = next(i for i in self.inputs if i.source == source.base)
-            return "size", (self.nodes[id(tensor.fake)], source.key)
-        name, parts = type(expr).__name__, [self.size_node(arg) for arg in expr.args]
-        if name == "ModularIndexing":
-            base, divisor = expr.args[:2]
+            return "size", (self.inputs[tensor][0], source.key)
+        if isinstance(expr, ModularIndexing):
+            base, divisor, modulus = expr.args
             return operator.mod, (
-                self.size_node(base if divisor == 1 else self.floor_div(base, divisor)),
-                parts[2],
+                self.size_node(FloorDiv(base, divisor)),
+                self.size_node(modulus),
             )
+        name, parts = type(expr).__name__, [self.size_node(arg) for arg in expr.args]
         if name not in SIZE_OPERATORS or not all(isinstance(part, fx.Node | int) for part in parts):
             raise Unsupported(f"the size expression {expr}", self.line())
         first, *rest = parts
@@ -274,21 +218,9 @@ class Recorder:
 
     # -- the end
 
-    def build(
-        self, outputs: list[fx.Node], name: str, first: Callable[[GraphInput], bool]
-    ) -> Graph:
-        """The finished graph. Inputs for which `first` holds come before the others."""
-        order = sorted(range(len(self.inputs)), key=lambda i: not first(self.inputs[i]))
-        by_name = {node.name: node for node in self.graph.nodes if node.op == "placeholder"}
-        self.inputs = [self.inputs[i] for i in order]
-        self.input_trackers = [self.input_trackers[i] for i in order]
-        previous: fx.Node | None = None
-        for graph_input in self.inputs:
-            node = by_name[graph_input.name]
-            if previous is not None:
-                previous.append(node)
-            else:
-                next(iter(self.graph.nodes)).prepend(node)
-            previous = node
+    def build(self, outputs: Iterable[fx.Node], name: str) -> Graph:
+        """The finished graph, its placeholders in the order of `inputs`."""
+        for placeholder, _ in reversed(self.inputs.values()):
+            next(iter(self.graph.nodes)).prepend(placeholder)
         self.graph.output(tuple(outputs))
         return Graph(fx.GraphModule(torch.nn.Module(), self.graph), name, "capture")

@@ -25,29 +25,38 @@ if TYPE_CHECKING:
     from minicompile.ops.graph import Graph
 
 
+SOURCE_KINDS: dict[str, tuple[str, str]] = {
+    # the base is a function
+    "cell": ("{base}.<cell {key}>", "closure_cell({base}, {key!r}).cell_contents"),
+    "default": ("{base}.<default {key}>", "{base}.__defaults__[{key}]"),
+    "keyword_default": ("{base}.<default {key}>", "{base}.__kwdefaults__[{key!r}]"),
+    # the base is an object with a `__dict__`; the tables are nn.Module's
+    "attribute": ("{base}.{key}", "{namespace}[{key!r}]"),
+    "namespace": ("{base}.__dict__", "{namespace}"),
+    "parameter": ("{base}.{key}", "member({namespace}, '_parameters', {key!r})"),
+    "buffer": ("{base}.{key}", "member({namespace}, '_buffers', {key!r})"),
+    "submodule": ("{base}.{key}", "member({namespace}, '_modules', {key!r})"),
+    # the base is a module's globals, a container, a class, an object of a C type, a ContextVar, a weak
+    # reference, a tensor
+    "global": ("{base}.{key}", "{base}[{key!r}]"),
+    "item": ("{base}[{key}]", "{base}[{key!r}]"),
+    "class_attribute": ("{base}.{key}", "lookup({base}, {key!r})"),
+    "slot": ("{base}.{key}", "{base}.{key}"),
+    "context": ("{base}.get()", "{base}.get()"),
+    "referent": ("{base}()", "{base}()"),
+    "size": ("{base}.shape[{key}]", "{base}.shape[{key}]"),
+    # no base: an argument; an object that the cache entry holds (a module's globals, a class)
+    "local": ("{key}", "L_{key}"),
+    "held": ("{key}", "{key}"),
+}
+"""Each kind of source: how it reads, and the Python that fetches it (`guards.SourceCode`)."""
+
+
 @dataclass(frozen=True, eq=False)
 class Source(Shown):
     """Where a value lives at run time, as a path from the frame: `self.blocks[0].weight`.
 
-    `base` is the value it is reached from (None for a local, or a cell or global of the frame itself).
-
-    | kind | key | fetched as |
-    | --- | --- | --- |
-    | local | name | the argument |
-    | held | label | an object that the cache entry holds: a module's globals, a class |
-    | cell | name | contents of a closure cell (`base` is the function) |
-    | attribute | name | `base.__dict__[name]` |
-    | namespace | | `base.__dict__` |
-    | item | index or key | `base[key]` |
-    | global | name | `base[name]`, base being a module's globals |
-    | parameter, buffer, submodule | name | an nn.Module's own tables |
-    | class_attribute | name | found on the class `base`, or on a class it inherits from |
-    | type | | `type(base)` |
-    | slot | name | an attribute stored by C code: `base.__func__`, `__slots__` |
-    | default, keyword_default | number, name | a function's defaults |
-    | context | | `base.get()` of a ContextVar |
-    | referent | | `base()` of a weak reference |
-    | size | dimension | `base.shape[dimension]` |
+    `base` is what it is reached from, `key` the name, number or dict key there.
     """
 
     kind: str
@@ -72,30 +81,13 @@ class Source(Shown):
     def name(self) -> str:
         """Readable path, valid Python for the plain kinds."""
         base = self.base.name if self.base is not None else ""
-        match self.kind:
-            case "local" | "held":
-                return str(self.key)
-            case "global":
-                return str(self.key) if not base or base == "globals" else f"{base}.{self.key}"
-            case "cell":
-                return f"{base}.<cell {self.key}>" if base else str(self.key)
-            case "item":
-                return f"{base}[{describe(self.key)}]"
-            case "submodule" if str(self.key).isdecimal():
-                return f"{base}[{self.key}]"
-            case "namespace":
-                return f"{base}.__dict__"
-            case "type":
-                return f"type({base})"
-            case "default" | "keyword_default":
-                return f"{base}.<default {self.key}>"
-            case "context":
-                return f"{base}.get()"
-            case "referent":
-                return f"{base}()"
-            case "size":
-                return f"{base}.shape[{self.key}]"
-        return f"{base}.{self.key}"
+        kind = self.kind
+        if kind == "global" and base in ("", "globals"):
+            kind = "local"
+        elif kind == "submodule" and str(self.key).isdecimal():
+            kind = "item"
+        key = describe(self.key) if self.kind == "item" else self.key
+        return SOURCE_KINDS[kind][0].format(base=base, key=key)
 
     def __str__(self) -> str:
         return self.name
@@ -121,29 +113,31 @@ def describe(value: Any) -> str:
 
 OBJECT_REPR: Any = object.__repr__
 
-GUARD_TEXT: dict[str, str] = {
-    "type": "type({0}) is {e}",
-    "identity": "{0} is {e}",
-    "equals": "{0} == {e}",
-    "length": "len({0}) == {e}",
-    "keys": "list({0}) == {e}",
-    "absent": "{e} not in {0}",
-    "class_absent": "{0} has no {e}",
-    "code": "{0}.__code__ is {e}",
-    "hooks": "{0} has no hooks",
-    "defaults": "{0} has {e} defaults",
-    "same": "{0} is {1}",
-    "distinct": "all different: {all}",
-    "no_overlap": "{0} shares no memory with other inputs",
-    "tensor": "{0} is {e}",
-    "global_state": "global state: {e}",
-    "shape": "{e}",
-    "same_size": "{0} == {1}",
-    "strides": "{0}.stride() == {e}",
+GUARD_KINDS: dict[str, tuple[str, str]] = {
+    "type": ("type({0}) is {e}", "type({0}) is {c}"),
+    "identity": ("{0} is {e}", "{0} is {c}"),
+    "absent": ("{e} not in {0}", "not dict.__contains__({0}, {c})"),
+    "class_absent": ("{0} has no {e}", "not class_has({0}, {c})"),
+    "code": ("{0}.__code__ is {e}", "{0}.__code__ is {c}"),
+    "defaults": ("{0} has {e} defaults", "len({0}.__defaults__ or ()) == {c}"),
+    "hooks": ("{0} has no hooks", "hook_free({0})"),
+    "same": ("{0} is {1}", "{0} is {1}"),
+    "same_size": ("{0} == {1}", "{0} == {1}"),
+    "no_overlap": ("{0} shares no memory with other inputs", "apart({all})"),
+    # whose condition depends on what is expected (rules in guards.py)
+    "equals": ("{0} == {e}", ""),
+    "length": ("len({0}) == {e}", ""),
+    "keys": ("list({0}) == {e}", ""),
+    "distinct": ("all different: {all}", ""),
+    "shape": ("{e}", ""),
+    "strides": ("{0}.stride() == {e}", ""),
+    # checked all at once, in C++ where torch has it
+    "tensor": ("{0} is {e}", "True"),
+    "global_state": ("global state: {e}", "True"),
 }
-"""How each kind of guard is written for a reader: {0}, {1} its sources, {e} what it expects."""
-
-
+"""How each kind of guard is written for a reader, and as Python: {0}, {1}, {all} its sources, {e} what it
+expects, {c} a name of that in generated code."""
+WHOLE = ("tensor", "global_state")
 SHAPE_KINDS = ("shape", "same_size", "strides")
 """Guards on symbolic sizes."""
 
@@ -162,7 +156,7 @@ class Guard(Shown):
     def expression(self) -> str:
         """The check as one readable line."""
         names = [source.name for source in self.sources]
-        form = GUARD_TEXT.get(self.kind, "{all}: " + self.kind + " {e}")
+        form, _ = GUARD_KINDS.get(self.kind, ("{all}: " + self.kind + " {e}", ""))
         text = form.format(*names, e=describe(self.expected), all=", ".join(names))
         if self.kind == "shape":
             symbols = sorted(map(str, self.expected.free_symbols))
@@ -259,11 +253,8 @@ class Capture(Shown):
         lines = [
             f"capture of {self.name}: {self.graph.op_count} operations, {len(self.inputs)} inputs, "
             f"{len(self.guards)} guards, {len(self.inlined)} calls inlined",
-            "",
+            *("", str(self.graph), "", "guards:", *(f"  {guard}" for guard in self.guards)),
         ]
-        lines.append(str(self.graph))
-        lines += ["", "guards:"]
-        lines += [f"  {guard}" for guard in self.guards]
         if self.side_effects:
             lines += ["", "afterwards:", *(f"  {effect}" for effect in self.side_effects)]
         lines += ["", f"returns {self.result}"]
@@ -315,10 +306,7 @@ class Explanation(Shown):
             f"calls: {self.compiled_calls} compiled, {self.eager_calls} in eager"
             + (" (recompile limit reached)" if self.limit_reached else ""),
         ]
-        for number, graph_break in enumerate(self.breaks, 1):
-            lines.append(f"break {number}: {graph_break}")
-        for number, failure in enumerate(self.failures, 1):
-            lines.append(f"recompile {number}: {failure}")
-        for text in self.code:
-            lines += ["", text]
+        lines += [f"break {number}: {found}" for number, found in enumerate(self.breaks, 1)]
+        lines += [f"recompile {number}: {why}" for number, why in enumerate(self.failures, 1)]
+        lines += [f"\n{text}" for text in self.code]
         return "\n".join(lines)

@@ -9,17 +9,17 @@ The real compiler: torch/fx/experimental/symbolic_shapes.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import sympy
 import torch
+from sympy.printing.pycode import PythonCodePrinter
 
 from minicompile.dynamo.result import Guard, Source
 from minicompile.errors import OptionError, Unsupported
-
-if TYPE_CHECKING:
-    from minicompile.shapes.env import ShapeEnv
+from minicompile.shapes.env import SMALLEST_SIZE, ShapeEnv
+from minicompile.shapes.expr import size_symbol
 
 MARK = "_minicompile_dynamic"
 """Attribute of a tensor: the set of its dimensions that `mark_dynamic` named."""
@@ -38,85 +38,71 @@ def mark_dynamic(tensor: torch.Tensor, dims: int | Iterable[int]) -> None:
     setattr(tensor, MARK, frozenset(marked))
 
 
-def marks_of(tensor: torch.Tensor) -> frozenset[int]:
-    found = tensor.__dict__.get(MARK, frozenset())
-    assert isinstance(found, frozenset)
-    return found
-
-
 def any_marked(value: Any, depth: int = 0) -> bool:
     """Whether a tensor among a call's arguments was given to `mark_dynamic`."""
     if isinstance(value, torch.Tensor):
-        return bool(marks_of(value))
-    if type(value) in (list, tuple) and depth < 4:
-        return any(any_marked(item, depth + 1) for item in value)
-    if type(value) is dict and depth < 4:
-        return any(any_marked(item, depth + 1) for item in value.values())
-    return False
+        return hasattr(value, MARK)
+    items = value.values() if type(value) is dict else value
+    known = type(value) in (list, tuple, dict) and depth < 4
+    return known and any(any_marked(item, depth + 1) for item in items)
 
 
 class Sizes:
     """The symbols of one capture, and fakes of inputs that use them."""
 
-    def __init__(self, env: ShapeEnv, mode: Any, dynamic: bool) -> None:
-        self.env, self.mode, self.dynamic = env, mode, dynamic
+    def __init__(self, mode: Any, dynamic: bool) -> None:
+        self.env, self.mode, self.dynamic = ShapeEnv(), mode, dynamic
         self.by_hint: dict[int, torch.SymInt] = {}
         self.first: dict[sympy.Symbol, Source] = {}
         """The size that each symbol is read from."""
         self.extra: list[Guard] = []
 
-    def symbolic_dims(self, tensor: torch.Tensor, source: Source) -> list[int]:
-        """The dimensions of an input that get a symbol."""
-        wanted = marks_of(tensor)
-        own = isinstance(tensor, torch.nn.Parameter) or source.kind in ("parameter", "buffer")
-        if self.dynamic and not own:
-            wanted = frozenset(range(tensor.dim()))
-        return [dim for dim in sorted(wanted) if tensor.shape[dim] >= 2]
-
     def fake(self, tensor: torch.Tensor, source: Source) -> torch.Tensor | None:
         """A fake with symbolic sizes; None if no dimension wants one."""
-        dims = self.symbolic_dims(tensor, source)
-        if not dims:
+        wanted: Iterable[int] = getattr(tensor, MARK, ())
+        own = isinstance(tensor, torch.nn.Parameter) or source.kind in ("parameter", "buffer")
+        if self.dynamic and not own:
+            wanted = range(tensor.dim())
+        sizes: list[Any] = list(tensor.shape)
+        for dim in sorted(wanted):
+            if sizes[dim] >= SMALLEST_SIZE:
+                sizes[dim] = self.symbol(sizes[dim], Source("size", dim, source))
+        if not any(isinstance(size, torch.SymInt) for size in sizes):
             return None
-        sizes: list[Any] = [
-            self.symbol(tensor.shape[dim], Source("size", dim, source))
-            if dim in dims
-            else tensor.shape[dim]
-            for dim in range(tensor.dim())
-        ]
-        strides = self.strides(tensor, sizes)
         if tensor.storage_offset():
             reason = f"{source} has symbolic sizes and starts inside a larger tensor"
             raise Unsupported(reason, hint="clone it")
-        layout = tuple(map(expression_of, strides))
-        symbols = {symbol for stride in layout for symbol in sympy.sympify(stride).free_symbols}
-        sources = (source, *(self.first[symbol] for symbol in sorted(symbols, key=str)))
+        strides = self.strides(tensor, sizes)
+        layout = sympy.Tuple(*map(expression_of, strides))
+        sources = (source, *self.sources(layout))
         self.extra.append(Guard(sources, "strides", layout, "memory layout of an input"))
         with self.mode:
             made = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
         return made.requires_grad_(tensor.requires_grad)
 
     def symbol(self, hint: int, source: Source) -> torch.SymInt:
-        known = self.by_hint.get(hint)
-        if known is None:
-            known = self.by_hint[hint] = self.env.create_symbol(hint, source)
-            symbol = expression_of(known)
-            self.first[symbol] = source
-            fact = sympy.Ge(symbol, 2)
-            self.extra.append(Guard((source,), "shape", fact, "sizes 0 and 1 are compiled apart"))
-        else:
-            symbol = expression_of(known)
+        """The symbol of all sizes that are `hint` while capturing."""
+        if hint in self.by_hint:
+            symbol = expression_of(self.by_hint[hint])
             pair = source, self.first[symbol]
             self.extra.append(Guard(pair, "same_size", symbol, "equal while capturing"))
-        return known
+        else:
+            made = self.by_hint[hint] = self.env.create_symbol(hint, source)
+            self.first[expression_of(made)] = source
+            fact = sympy.Ge(expression_of(made), SMALLEST_SIZE)
+            self.extra.append(Guard((source,), "shape", fact, "sizes 0 and 1 are compiled apart"))
+        return self.by_hint[hint]
+
+    def sources(self, expr: sympy.Basic) -> tuple[Source, ...]:
+        """Where the symbols of an expression are read, these ordered by name."""
+        return tuple(self.first[symbol] for symbol in sorted(expr.free_symbols, key=str))
 
     @staticmethod
     def strides(tensor: torch.Tensor, sizes: list[Any]) -> list[Any]:
         """Strides as products of sizes where the layout is dense, else as numbers."""
         order = sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), -dim))
         found: list[Any] = list(tensor.stride())
-        expected: Any = 1
-        hint = 1
+        expected, hint = 1, 1
         for dim in order:
             if tensor.stride(dim) != hint:
                 return list(tensor.stride())
@@ -126,11 +112,8 @@ class Sizes:
 
     def guards(self) -> list[Guard]:
         """Everything that must hold for other sizes."""
-        found = list(self.extra)
-        for fact, reason in self.env.guards:
-            sources = tuple(self.first[symbol] for symbol in sorted(fact.free_symbols, key=str))
-            found.append(Guard(sources, "shape", fact, reason))
-        return found
+        assumed = self.env.guards
+        return [*self.extra, *(Guard(self.sources(e), "shape", e, why) for e, why in assumed)]
 
 
 def expression_of(size: Any) -> Any:
@@ -138,44 +121,22 @@ def expression_of(size: Any) -> Any:
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
-OPERATORS = {
-    sympy.Eq: "==",
-    sympy.Ne: "!=",
-    sympy.Lt: "<",
-    sympy.Le: "<=",
-    sympy.Gt: ">",
-    sympy.Ge: ">=",
-}
+def free_dims(fake: torch.Tensor) -> list[int]:
+    """The dimensions of a fake whose size is symbolic."""
+    return [dim for dim, size in enumerate(fake.shape) if isinstance(size, torch.SymInt)]
 
 
-def python_text(expr: Any, names: dict[str, str]) -> str:
-    """A size expression or condition as Python, with symbols named as `names` says."""
-    expr = sympy.sympify(expr)
-    parts = [python_text(arg, names) for arg in expr.args]
-    if isinstance(expr, sympy.Symbol):
-        return names[str(expr)]
-    if expr in (sympy.true, sympy.false) or expr.is_Integer:
-        return str(expr)
-    for kind, sign in OPERATORS.items():
-        if isinstance(expr, kind):
-            return f"({parts[0]} {sign} {parts[1]})"
-    match type(expr).__name__:
-        case "Add":
-            return f"({' + '.join(parts)})"
-        case "Mul":
-            return f"({' * '.join(parts)})"
-        case "Pow":
-            return f"({parts[0]} ** {parts[1]})"
-        case "And" | "Or":
-            return f"({(' and ' if isinstance(expr, sympy.And) else ' or ').join(parts)})"
-        case "Not":
-            return f"(not {parts[0]})"
-        case "FloorDiv":
-            return f"({parts[0]} // {parts[1]})"
-        case "ModularIndexing":
-            return f"({parts[0]} // {parts[1]} % {parts[2]})"
-        case "Min" | "Max" | "Abs":
-            return f"{type(expr).__name__.lower()}({', '.join(parts)})"
-    if expr.is_Rational:
-        return f"({expr.p} / {expr.q})"
-    raise Unsupported(f"a guard on the size expression {expr}")
+PRINTER = PythonCodePrinter()
+
+
+def python_text(expr: sympy.Basic, values: Sequence[str]) -> str:
+    """A size expression or condition as Python; `values`: names of its symbols, these ordered by name."""
+    symbols = sorted(expr.free_symbols, key=str)
+    names = {symbol: size_symbol(value) for symbol, value in zip(symbols, values, strict=True)}
+    try:
+        text: str = PRINTER.doprint(expr.xreplace(names))
+    except NotImplementedError:
+        text = "math."
+    if "math." in text:  # in floating point
+        raise Unsupported(f"a guard on the size expression {expr}")
+    return text

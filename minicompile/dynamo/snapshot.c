@@ -1,25 +1,24 @@
-/* Snapshot(gets, parts, kinds, namespaces, functions, cells, lists, wholes, classes): facts about objects, by pointer.
+/* Snapshot(gets, enumerated, parts, lists, classes): facts about objects, by pointer.
    unchanged() is true while all of them hold. Nothing here runs Python code. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 typedef struct {
     PyObject_HEAD
-    uint64_t *versions; /* of the dicts in wholes */
-    PyObject *gets, *parts, *kinds, *namespaces, *functions, *cells, *lists, *wholes, *classes;
+    uint64_t *versions; /* of the dicts in gets and enumerated, when last found as noted */
+    PyObject *gets, *enumerated, *parts, *lists, *classes;
 } Snapshot;
 
-#define FIELDS(X) X(gets) X(parts) X(kinds) X(namespaces) X(functions) X(cells) X(lists) X(wholes) X(classes)
+#define FIELDS(X) X(gets) X(enumerated) X(parts) X(lists) X(classes)
 #define AT(row, i) PyTuple_GET_ITEM(row, i)
 
 static PyObject *snapshot_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"gets", "parts", "kinds", "namespaces", "functions", "cells", "lists", "wholes", "classes", NULL};
+    static char *names[] = {"gets", "enumerated", "parts", "lists", "classes", NULL};
     Snapshot *self = (Snapshot *)type->tp_alloc(type, 0);
     if (!self) return NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!O!O!O!O!O!O!", names,
-            &PyTuple_Type, &self->gets, &PyTuple_Type, &self->parts, &PyTuple_Type, &self->kinds,
-            &PyTuple_Type, &self->namespaces, &PyTuple_Type, &self->functions, &PyTuple_Type, &self->cells,
-            &PyTuple_Type, &self->lists, &PyTuple_Type, &self->wholes, &PyTuple_Type, &self->classes)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!O!O!", names,
+            &PyTuple_Type, &self->gets, &PyTuple_Type, &self->enumerated, &PyTuple_Type, &self->parts,
+            &PyTuple_Type, &self->lists, &PyTuple_Type, &self->classes)) {
 #define CLEAR_BORROWED(f) self->f = NULL;
         FIELDS(CLEAR_BORROWED)
         Py_DECREF(self);
@@ -27,7 +26,8 @@ static PyObject *snapshot_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     }
 #define OWN(f) Py_INCREF(self->f);
     FIELDS(OWN)
-    self->versions = PyMem_Calloc(PyTuple_GET_SIZE(self->wholes) + 1, sizeof(uint64_t));
+    Py_ssize_t dicts = PyTuple_GET_SIZE(self->gets) + PyTuple_GET_SIZE(self->enumerated);
+    self->versions = PyMem_Calloc(dicts + 1, sizeof(uint64_t));
     if (!self->versions) { Py_DECREF(self); return PyErr_NoMemory(); }
     return (PyObject *)self;
 }
@@ -56,60 +56,60 @@ static void snapshot_dealloc(Snapshot *self) {
         PyObject *row = AT(self->field, i);
 #define END }
 
-/* (object, class) and (object, its __dict__) */
-static int kinds_hold(Snapshot *self) {
-    EACH(kinds) if ((PyObject *)Py_TYPE(AT(row, 0)) != AT(row, 1)) return 0; END
-    EACH(namespaces)
-        PyObject *found = PyObject_GenericGetDict(AT(row, 0), NULL);
-        if (!found) { PyErr_Clear(); return 0; }
-        Py_DECREF(found); /* the object keeps it */
-        if (found != AT(row, 1)) return 0;
-    END
+/* The version of a dict, which every write changes; 0 from 3.13 on: attributes are stored there without a new one. */
+static uint64_t version_of(PyObject *dict) {
+#if PY_VERSION_HEX < 0x030D0000
+    return ((PyDictObject *)dict)->ma_version_tag;
+#else
+    return 0;
+#endif
+}
+
+static int items_hold(PyObject *dict, PyObject *keys, PyObject *values) {
+    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(keys); k++) {
+        PyObject *found = PyDict_GetItemWithError(dict, AT(keys, k));
+        if (!found && PyErr_Occurred()) { PyErr_Clear(); return 0; }
+        if ((found ? found : Py_Ellipsis) != AT(values, k)) return 0;
+    }
     return 1;
 }
 
-/* (dict, key, value or Ellipsis for none), (dict, keys and values in order) */
+static int keys_hold(PyObject *dict, PyObject *keys) {
+    PyObject *key, *value;
+    Py_ssize_t at = 0, k = 0, size = PyTuple_GET_SIZE(keys);
+    while (PyDict_Next(dict, &at, &key, &value)) if (k >= size || AT(keys, k++) != key) return 0;
+    return k == size;
+}
+
+/* (dict, keys, values or Ellipsis for none), (dict, all keys in order) */
 static int dicts_hold(Snapshot *self) {
+    uint64_t *known = self->versions, version;
     EACH(gets)
-        PyObject *found = PyDict_GetItemWithError(AT(row, 0), AT(row, 1));
-        if (!found) {
-            if (PyErr_Occurred()) { PyErr_Clear(); return 0; }
-            found = Py_Ellipsis;
-        }
-        if (found != AT(row, 2)) return 0;
+        version = version_of(AT(row, 0));
+        if ((version == 0 || version != *known) && !items_hold(AT(row, 0), AT(row, 1), AT(row, 2))) return 0;
+        *known++ = version; /* written perhaps, but with what was there */
     END
-    EACH(wholes)
-        uint64_t version = ((PyDictObject *)AT(row, 0))->ma_version_tag; /* every write changes it */
-        if (version == self->versions[i]) continue;
-        PyObject *flat = AT(row, 1), *key, *value;
-        Py_ssize_t at = 0, k = 0, size = PyTuple_GET_SIZE(flat);
-        while (PyDict_Next(AT(row, 0), &at, &key, &value)) {
-            if (k >= size || AT(flat, k) != key || AT(flat, k + 1) != value) return 0;
-            k += 2;
-        }
-        if (k != size) return 0;
-        self->versions[i] = version; /* written, but with what was there */
+    EACH(enumerated)
+        version = version_of(AT(row, 0));
+        if ((version == 0 || version != *known) && !keys_hold(AT(row, 0), AT(row, 1))) return 0;
+        *known++ = version;
     END
     return 1;
 }
 
-/* (function, code, defaults, kwdefaults), (slot, object, value), (cell, contents), (list, items), (class, version) */
+/* (reader, object, what it reads), (list, items), (class, version) */
 static int others_hold(Snapshot *self) {
-    EACH(functions)
-        PyObject *f = AT(row, 0), *d = PyFunction_GetDefaults(f), *k = PyFunction_GetKwDefaults(f);
-        if (PyFunction_GetCode(f) != AT(row, 1) || (d ? d : Py_None) != AT(row, 2) || (k ? k : Py_None) != AT(row, 3))
-            return 0;
-    END
     EACH(parts)
-        PyObject *descriptor = AT(row, 0), *object = AT(row, 1);
-        PyObject *found = Py_TYPE(descriptor)->tp_descr_get(descriptor, object, (PyObject *)Py_TYPE(object));
+        PyObject *reader = AT(row, 0), *object = AT(row, 1), *found;
+        if (reader == (PyObject *)&PyType_Type) {
+            if ((PyObject *)Py_TYPE(object) != AT(row, 2)) return 0;
+            continue;
+        }
+        if (reader == Py_None) found = PyObject_GenericGetDict(object, NULL);
+        else found = Py_TYPE(reader)->tp_descr_get(reader, object, (PyObject *)Py_TYPE(object));
         if (!found) { PyErr_Clear(); return 0; }
         Py_DECREF(found); /* the object keeps it */
         if (found != AT(row, 2)) return 0;
-    END
-    EACH(cells)
-        PyObject *found = PyCell_GET(AT(row, 0));
-        if ((found ? found : Py_Ellipsis) != AT(row, 1)) return 0;
     END
     EACH(lists)
         PyObject *list = AT(row, 0), *items = AT(row, 1);
@@ -125,7 +125,7 @@ static int others_hold(Snapshot *self) {
 }
 
 static PyObject *unchanged(Snapshot *self, PyObject *ignored) {
-    return PyBool_FromLong(kinds_hold(self) && dicts_hold(self) && others_hold(self));
+    return PyBool_FromLong(others_hold(self) && dicts_hold(self));
 }
 
 static PyObject *class_version(PyObject *module, PyObject *type) {

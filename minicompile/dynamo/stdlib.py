@@ -20,160 +20,121 @@ from typing import Any
 
 import torch
 
-from minicompile.dynamo.builtins import Args, Kwargs, lazily, refuse
-from minicompile.dynamo.calls import Calls, call_rules
+from minicompile.dynamo.builtins import means, refuse
+from minicompile.dynamo.calls import FIXED_TYPES, Calls
 from minicompile.dynamo.containers import python_method
 from minicompile.dynamo.result import Source
-from minicompile.dynamo.variables import OBJECT_NEW, builtin_base, is_constant, plain_dict
-
-call_rules(functools.cached_property)(lambda tracer, args, kwargs: functools.cached_property(*args))
-
-call_rules(itertools.chain)(
-    lambda tracer, args, kwargs: itertools.chain(*[lazily(tracer, arg) for arg in args])
+from minicompile.dynamo.variables import (
+    MISSING,
+    OBJECT_NEW,
+    builtin_base,
+    is_constant,
+    plain_dict,
+    words,
 )
-call_rules(itertools.chain.from_iterable)(
-    lambda tracer, args, kwargs: (
-        item for part in lazily(tracer, args[0]) for item in lazily(tracer, part)
-    )
+
+means(functools.cached_property)(lambda tracer, function: functools.cached_property(function))
+means(itertools.chain)(
+    lambda tracer, *parts: itertools.chain(*[tracer.lazily(part) for part in parts])
 )
-call_rules(typing.cast)(lambda tracer, args, kwargs: args[1])
+means(itertools.chain.from_iterable)(
+    lambda tracer, parts: (item for part in tracer.lazily(parts) for item in tracer.lazily(part))
+)
+means(typing.cast)(lambda tracer, kind, value: value)
+# The fields of a dataclass are fixed when the class is made.
+means(dataclasses.fields)(lambda tracer, owner: dataclasses.fields(owner))
 
 
-@call_rules(dataclasses.fields)
-def dataclass_fields(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    """The fields of a dataclass are fixed when the class is made."""
-    return dataclasses.fields(args[0])
-
-
-@call_rules(sys.exc_info)
-def exc_info(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
+@means(sys.exc_info)
+def exc_info(tracer: Calls) -> Any:
     error = tracer.frame.handling() if tracer.frame is not None else None
     return (None, None, None) if error is None else (type(error), error, error.__traceback__)
 
 
-@call_rules(logging.getLogger)
-def get_logger(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
+@means(logging.getLogger)
+def get_logger(tracer: Calls, name: Any = None) -> Any:
     """The logger of a name is always the same object."""
-    if not all(map(is_constant, args)):
+    if not is_constant(name):
         tracer.unsupported("a logger is looked up by something other than a constant")
-    return tracer.hold(logging.getLogger(*args, **kwargs), "logger").value
+    return tracer.hold(logging.getLogger(name), "logger").value
 
 
-@call_rules(inspect.signature)
-def signature(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
+@means(inspect.signature)
+def signature(tracer: Calls, function: Any) -> Any:
     """A function's signature: what it shows is fixed by the code object, which is guarded."""
-    function = args[0]
     inner = function.__func__ if isinstance(function, types.MethodType) else function
-    if not isinstance(inner, types.FunctionType | type) or kwargs:
+    if not isinstance(inner, types.FunctionType | type):
         tracer.unsupported(f"inspect.signature of a {type(function).__name__}")
-    for value in [
-        *(getattr(inner, "__defaults__", None) or ()),
-        *(getattr(inner, "__kwdefaults__", None) or {}).values(),
-    ]:
-        if not is_constant(value):
+    found = inspect.signature(function)
+    for parameter in found.parameters.values():
+        if parameter.default is not parameter.empty and not is_constant(parameter.default):
             tracer.unsupported("inspect.signature of a function with a mutable default")
-    return inspect.signature(function)
+    return found
 
 
 PYTHON_COPY: Any = copy.copy
 
 
-@call_rules(copy.copy)
-def shallow_copy(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    value = args[0]
+@means(copy.copy)
+def shallow_copy(tracer: Calls, value: Any) -> Any:
     if isinstance(value, torch.Tensor) or python_method(value, "__copy__") is not None:
-        return tracer.call_python(PYTHON_COPY, args, kwargs)
+        return tracer.call_python(PYTHON_COPY, (value,), {})
     return duplicate(tracer, value, None)
 
 
-@call_rules(copy.deepcopy)
-def deep_copy(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    if len(args) > 1 or kwargs:
-        tracer.unsupported("copy.deepcopy with a memo")
-    return duplicate(tracer, args[0], {})
+means(copy.deepcopy)(lambda tracer, value: duplicate(tracer, value, {}))
 
 
 def duplicate(tracer: Calls, value: Any, memo: dict[int, Any] | None) -> Any:
     """A copy of plain data: containers and objects that only have a `__dict__`. With a memo, deep."""
     if isinstance(value, torch.Tensor):
         tracer.unsupported("a tensor is copied by copy.copy or copy.deepcopy", "use clone()")
-    if is_constant(value) or isinstance(
-        value, type | types.FunctionType | types.ModuleType | types.BuiltinFunctionType
-    ):
+    if is_constant(value) or isinstance(value, FIXED_TYPES):
         return value
     if memo is not None and id(value) in memo:
         return memo[id(value)]
-    base = builtin_base(value)
 
     def again(item: Any) -> Any:
         return item if memo is None else duplicate(tracer, item, memo)
 
-    if base is not None and type(value) in (
-        list,
-        tuple,
-        dict,
-        set,
-        frozenset,
-        collections.OrderedDict,
-    ):
-        inside = tracer.imported(value)
-        if isinstance(value, dict):
-            made: Any = type(value)((key, again(item)) for key, item in inside.items())
-        else:
-            made = type(value)([again(item) for item in inside])
-    elif base is None and plain_copy(value):
-        made = object.__new__(type(value))
+    cls = type(value)
+    if cls is dict or cls is collections.OrderedDict:
+        made: Any = cls((key, again(item)) for key, item in tracer.imported(value).items())
+    elif cls in (list, tuple, set, frozenset):
+        made = cls([again(item) for item in tracer.imported(value)])
+    elif builtin_base(value) is None and plain_copy(value):
+        made = object.__new__(cls)
         if memo is not None:
             memo[id(value)] = made
-        owner = tracer.tracker(value)
-        if owner is None:
-            made.__dict__.update(
-                {key: again(item) for key, item in (plain_dict(value) or {}).items()}
-            )
-        else:
-            namespace = tracer.namespace_tracker(owner)
-            assert namespace is not None
-            for key in tracer.dict_keys(namespace):
-                made.__dict__[key] = again(tracer.dict_get(namespace, key))
+        namespace = tracer.imported(tracer.generic_attribute(value, "__dict__"))
+        made.__dict__.update({key: again(item) for key, item in namespace.items()})
     else:
-        tracer.unsupported(f"a {type(value).__name__} is copied")
+        tracer.unsupported(f"a {cls.__name__} is copied")
     if memo is not None:
         memo[id(value)] = made
     return made
 
 
+COPY_HOOKS = words(
+    "__deepcopy__ __copy__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __getnewargs__"
+)
+
+
 def plain_copy(value: Any) -> bool:
     """Whether copying the `__dict__` is all that `copy` would do."""
     cls = type(value)
-    own = (
-        "__deepcopy__",
-        "__copy__",
-        "__reduce__",
-        "__reduce_ex__",
-        "__getstate__",
-        "__setstate__",
-        "__getnewargs__",
-    )
-    defined = any(name in owner.__dict__ for owner in cls.__mro__[:-1] for name in own)
+    defined = any(COPY_HOOKS & owner.__dict__.keys() for owner in cls.__mro__[:-1])
     return plain_dict(value) is not None and not defined and cls.__new__ is OBJECT_NEW
 
 
-@call_rules(contextvars.ContextVar.get)
-def context_get(tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
-    variable, *default = args
+@means(contextvars.ContextVar.get)
+def context_get(tracer: Calls, variable: Any, *default: Any) -> Any:
     owner = tracer.tracker(variable)
     if owner is None:
         return variable.get(*default)
-    if "value" in owner.writes:
-        return owner.writes["value"]
-    try:
-        found = variable.get()
-    except LookupError:
-        return (
-            tracer.unsupported("a ContextVar without a value is read")
-            if not default
-            else default[0]
-        )
+    found = variable.get(MISSING)
+    if found is MISSING:
+        tracer.unsupported("a ContextVar without a value is read")
     return tracer.wrap(found, Source("context", None, owner.source))
 
 

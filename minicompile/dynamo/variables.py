@@ -12,6 +12,7 @@ The real compiler wraps every value instead: torch/_dynamo/variables/base.py.
 
 from __future__ import annotations
 
+import collections
 import enum
 import functools
 import sys
@@ -28,8 +29,10 @@ from minicompile.errors import Unsupported
 OBJECT_HASH: Any = object.__hash__
 OBJECT_EQ: Any = object.__eq__
 OBJECT_NEW: Any = object.__new__
-OBJECT_REPR: Any = object.__repr__
 """What a class has when it defines none of its own."""
+
+HEAP_TYPE = 1 << 9
+"""Flag of classes that are not static C data: those that Python code made, mostly."""
 
 MISSING = Marker("MISSING")
 """No such key."""
@@ -47,7 +50,7 @@ class VariableTracker:
 
     value: Any
     source: Source
-    real: torch.Tensor | None = None
+    real: Any = None
     """The tensor behind a fake input."""
     writes: dict[Any, Any] = field(default_factory=dict)
     """Keys of a dict (or names of slots) that the frame wrote; DELETED where it removed them."""
@@ -55,18 +58,11 @@ class VariableTracker:
     """An inside copy that stands for a list or set once the frame has changed it."""
 
 
-_NUMPY_SCALARS = {
-    "bool",
-    "bool_",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint8",
-    "float16",
-    "float32",
-    "float64",
-}
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_NUMPY_SCALARS = words("bool bool_ int8 int16 int32 int64 uint8 float16 float32 float64")
 
 ATOMS: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented)),
@@ -89,7 +85,7 @@ def is_constant(value: object) -> bool:
     if cls is tuple or cls is frozenset:
         return all(map(is_constant, value))  # type: ignore[call-overload]
     if cls is slice:
-        return is_constant(value.start) and is_constant(value.stop) and is_constant(value.step)  # type: ignore[attr-defined]
+        return all(map(is_constant, parts_of(value)))  # type: ignore[arg-type]
     return is_numpy_scalar(value) or isinstance(
         value, torch.SymInt | torch.SymFloat | torch.SymBool
     )
@@ -103,44 +99,30 @@ def same_constant(found: Any, expected: Any) -> bool:
     if type(found) is not cls:
         return False
     if cls is float:
-        return bool(found == expected and str(found) == str(expected)) or (
-            found != found and expected != expected
-        )
+        return str(found) == str(expected)
     if cls is complex:
         return same_constant(found.real, expected.real) and same_constant(found.imag, expected.imag)
     if cls is tuple:
         return len(found) == len(expected) and all(map(same_constant, found, expected))
     if cls is frozenset or cls is set:
-        return len(found) == len(expected) and all(map(is_constant, found)) and found == expected
+        return all(map(is_constant, found)) and found == expected
     if cls is slice:
-        parts = (
-            (found.start, found.stop, found.step),
-            (expected.start, expected.stop, expected.step),
-        )
-        return all(map(same_constant, *parts))
+        return same_constant(parts_of(found), parts_of(expected))
     if cls in ATOMS or is_numpy_scalar(expected):
         return bool(found == expected)
     return False
 
 
+def parts_of(value: slice) -> tuple[Any, Any, Any]:
+    return value.start, value.stop, value.step
+
+
 IDENTITY_TYPES: tuple[type, ...] = (
-    *(
-        type,
-        types.ModuleType,
-        types.BuiltinFunctionType,
-        types.CodeType,
-        types.MethodDescriptorType,
-    ),
-    *(types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType),
-    *(
-        types.MemberDescriptorType,
-        types.MethodWrapperType,
-        property,
-        staticmethod,
-        classmethod,
-        enum.Enum,
-    ),
-    *(types.GenericAlias, types.UnionType, torch.nn.Module),
+    *(type, types.ModuleType, types.BuiltinFunctionType, types.CodeType),
+    *(types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType),
+    *(types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodWrapperType),
+    *(property, staticmethod, classmethod, types.GenericAlias, types.UnionType),
+    *(enum.Enum, torch.nn.Module),
 )
 """Instances of these (and subclasses) are guarded by identity: replaced as a whole, if at all."""
 
@@ -149,10 +131,10 @@ CONTAINERS: tuple[type, ...] = (list, tuple, dict, set, frozenset)
 
 def builtin_base(value: object) -> type | None:
     """The built-in container that a value is, or inherits from."""
-    for base in CONTAINERS:
+    for base in (*CONTAINERS, collections.deque, types.MappingProxyType):
         if isinstance(value, base):
             return base
-    return types.MappingProxyType if isinstance(value, types.MappingProxyType) else None
+    return None
 
 
 def library_of(module: str | None) -> str:
@@ -162,11 +144,9 @@ def library_of(module: str | None) -> str:
 
 def is_fixed(owner: types.ModuleType | type | str) -> bool:
     """Whether functions and classes found there are taken as fixed: torch's and the standard library's."""
-    if isinstance(owner, str):
-        return is_fixed_name(owner)
-    return is_fixed_name(
-        owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__
-    )
+    if isinstance(owner, types.ModuleType):
+        owner = owner.__name__
+    return is_fixed_name(owner if isinstance(owner, str) else owner.__module__)
 
 
 FIXED = ("torch", "minicompile", "builtins")
@@ -187,6 +167,14 @@ def lookup(cls: type, name: str) -> Any:
         if name in namespace:
             return namespace[name]
     raise KeyError(name)
+
+
+def find(cls: type, name: str) -> Any:
+    """`lookup`, but MISSING if nothing is defined."""
+    for owner in cls.__mro__:
+        if name in owner.__dict__:
+            return owner.__dict__[name]
+    return MISSING
 
 
 def owner_of(cls: type, name: str) -> type | None:

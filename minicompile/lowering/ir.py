@@ -17,7 +17,7 @@ The real compiler: torch/_inductor/ir.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -29,7 +29,7 @@ from minicompile.ops.display import Shown
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.handler import Index, InnerFn, Ops, ReductionFn, StoreMode
 from minicompile.ops.origin import NO_ORIGINS, Origins, source_lines
-from minicompile.ops.table import REDUCTION_KINDS, ReductionKind
+from minicompile.ops.table import ReductionKind
 from minicompile.shapes.expr import (
     Expr,
     Ranges,
@@ -160,7 +160,7 @@ class ComputedBuffer(Buffer):
 
     def __str__(self) -> str:
         why = f"  # {self.why}" if self.why else ""
-        return f"{self.name}: {self.layout} = {loops_text(self)}{why}"
+        return f"{self.name}: {self.layout} = {loops_text(self.loops)}{why}"
 
 
 @dataclass(eq=False)
@@ -201,7 +201,13 @@ class ExternKernel(Shown):
 
     def views(self) -> Iterator[View]:
         """The tensors it reads, in order."""
-        yield from views_in((self.args, self.kwargs))
+        waiting: list[Any] = [self.args, self.kwargs]
+        while waiting:
+            value = waiting.pop(0)
+            if isinstance(value, View):
+                yield value
+            elif isinstance(value, tuple | list | dict):
+                waiting[:0] = value.values() if isinstance(value, dict) else value
 
     def __str__(self) -> str:
         arguments = [_extern_argument(a) for a in self.args]
@@ -212,18 +218,6 @@ class ExternKernel(Shown):
 
 Operation = ComputedBuffer | ExternKernel
 Output: TypeAlias = View | Size | float | bool | None
-
-
-def views_in(value: Any) -> Iterator[View]:
-    """All views in nested tuples, lists and dicts."""
-    if isinstance(value, View):
-        yield value
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from views_in(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from views_in(item)
 
 
 @dataclass
@@ -280,23 +274,29 @@ def loop_index(count: int, prefix: str = "p") -> list[sympy.Symbol]:
     return [loop_symbol(f"{prefix}{i}") for i in range(count)]
 
 
-def loops_text(buffer: ComputedBuffer) -> str:
-    """`Pointwise([64, 128], relu(load(x, 128*p0 + p1)))`: the loop body as a formula."""
-    loops = buffer.loops
+def evaluate_loops(loops: Loops, ops: Ops) -> tuple[Any, Sequence[Index] | None]:
+    """A loop body in some handler: its value, and the index it writes if it is a scatter."""
     index = loop_index(len(loops.ranges))
-    extents = dict(zip(index, loops.ranges, strict=True))
-    formula = FormulaOps(extents)
+    if isinstance(loops, Reduction):
+        return loops.inner_fn(ops, index, loop_index(len(loops.reduction_ranges), "r")), None
+    where = loops.output_index(ops, index) if isinstance(loops, Scatter) else None
+    return loops.inner_fn(ops, index), where
+
+
+def loops_text(loops: Loops) -> str:
+    """`Pointwise([64, 128], relu(load(x, 128*p0 + p1)))`: the loop body as a formula."""
+    extents = dict(zip(loop_index(len(loops.ranges)), loops.ranges, strict=True))
     ranges = f"[{', '.join(map(str, loops.ranges))}]"
     if isinstance(loops, Reduction):
-        rindex = loop_index(len(loops.reduction_ranges), "r")
-        formula = FormulaOps({**extents, **dict(zip(rindex, loops.reduction_ranges, strict=True))})
-        inner = loops.inner_fn(formula, index, rindex)
-        rranges = ", ".join(map(str, loops.reduction_ranges))
-        return f"Reduction({ranges}, [{rranges}], '{loops.kind}', {inner})"
+        reduced = loops.reduction_ranges
+        extents.update(zip(loop_index(len(reduced), "r"), reduced, strict=True))
+        inner, _ = evaluate_loops(loops, FormulaOps(extents))
+        return f"Reduction({ranges}, [{', '.join(map(str, reduced))}], '{loops.kind}', {inner})"
+    inner, where = evaluate_loops(loops, FormulaOps(extents))
     if isinstance(loops, Scatter):
-        where = ", ".join(map(str, loops.output_index(formula, index)))
-        return f"Scatter({ranges}, {loops.target}[{where}], {loops.inner_fn(formula, index)}, '{loops.mode}')"
-    return f"Pointwise({ranges}, {loops.inner_fn(formula, index)})"
+        place = f"{loops.target}[{', '.join(map(str, where or ()))}]"
+        return f"Scatter({ranges}, {place}, {inner}, '{loops.mode}')"
+    return f"Pointwise({ranges}, {inner})"
 
 
 class FormulaOps(Ops):
@@ -346,36 +346,6 @@ def _extern_argument(value: Any) -> str:
     return str(value)
 
 
-def verify(graph: LoopGraph) -> None:
-    """Raise VerifyError where the graph breaks the grammar: names, order, ranges, dtypes."""
-    known: dict[str, Buffer] = {b.name: b for b in graph.inputs if isinstance(b, InputBuffer)}
-    known.update({b.name: b for b in graph.constants})
-    spent: set[str] = set()
-
-    def read(name: str, by: str) -> None:
-        if name not in known:
-            raise VerifyError(f"{by} reads {name}, which nothing has written")
-        if name in spent:
-            raise VerifyError(f"{by} reads {name}, whose memory a scatter has taken over")
-
-    for operation in graph.operations:
-        if isinstance(operation, ExternKernel):
-            for view in operation.views():
-                read(view.buffer, operation.name)
-        else:
-            _verify_loops(operation, read)
-            if isinstance(operation.loops, Scatter):
-                read(operation.loops.target, operation.name)
-                spent.add(operation.loops.target)
-        for buffer in written_by(operation):
-            if buffer.name in known:
-                raise VerifyError(f"{buffer.name} is written twice")
-            known[buffer.name] = buffer
-    for output in graph.outputs:
-        if isinstance(output, View):
-            read(output.buffer, "the graph's output")
-
-
 class _LoadNames(FormulaOps):
     def __init__(self) -> None:
         super().__init__()
@@ -386,24 +356,44 @@ class _LoadNames(FormulaOps):
         return buffer
 
 
-def _verify_loops(buffer: ComputedBuffer, read: Callable[[str, str], None]) -> None:
-    loops, layout = buffer.loops, buffer.layout
+def verify(graph: LoopGraph) -> None:
+    """Raise VerifyError where the graph breaks the grammar: names, order, ranges, dtypes."""
+    first = [b for b in graph.inputs if isinstance(b, InputBuffer)]
+    known = {buffer.name for buffer in (*first, *graph.constants)}
+    spent: set[str] = set()
+
+    def read(names: Iterable[str], by: str) -> None:
+        for name in names:
+            if name not in known:
+                raise VerifyError(f"{by} reads {name}, which nothing has written")
+            if name in spent:
+                raise VerifyError(f"{by} reads {name}, whose memory a scatter has taken over")
+
+    for operation in graph.operations:
+        if isinstance(operation, ExternKernel):
+            read([view.buffer for view in operation.views()], operation.name)
+        else:
+            read(_verify_loops(operation), operation.name)
+            if isinstance(operation.loops, Scatter):
+                spent.add(operation.loops.target)
+        for buffer in written_by(operation):
+            if buffer.name in known:
+                raise VerifyError(f"{buffer.name} is written twice")
+            known.add(buffer.name)
+    read([output.buffer for output in graph.outputs if isinstance(output, View)], "the output")
+
+
+def _verify_loops(buffer: ComputedBuffer) -> list[str]:
+    """Check an operation by itself. Gives the buffers it reads."""
+    loops, layout, ops = buffer.loops, buffer.layout, _LoadNames()
     if layout.dtype not in LOOP_DTYPES:
         raise VerifyError(f"{buffer.name}: loops can't hold {layout.dtype}")
-    ops = _LoadNames()
-    index = loop_index(len(loops.ranges))
-    if isinstance(loops, Reduction):
-        if loops.kind not in REDUCTION_KINDS:
-            raise VerifyError(f"{buffer.name}: no reduction {loops.kind!r}")
-        loops.inner_fn(ops, index, loop_index(len(loops.reduction_ranges), "r"))
-    else:
-        loops.inner_fn(ops, index)
+    _, where = evaluate_loops(loops, ops)
     if isinstance(loops, Scatter):
-        if len(loops.output_index(ops, index)) != len(layout.size):
-            raise VerifyError(
-                f"{buffer.name}: a scatter needs one index per dimension of its target"
-            )
-    elif len(loops.ranges) != len(layout.size) or not all(map(same, loops.ranges, layout.size)):
+        assert where is not None
+        if len(where) != len(layout.size):
+            raise VerifyError(f"{buffer.name}: not one index per dimension of its target")
+        return [*ops.names, loops.target]
+    if len(loops.ranges) != len(layout.size) or not all(map(same, loops.ranges, layout.size)):
         raise VerifyError(f"{buffer.name}: ranges {loops.ranges} are not its size {layout.size}")
-    for name in ops.names:
-        read(name, buffer.name)
+    return ops.names

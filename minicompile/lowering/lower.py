@@ -6,6 +6,7 @@ formulas until something needs their memory. The real compiler: GraphLowering in
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,10 +17,11 @@ from torch import fx
 from minicompile.errors import Unsupported
 from minicompile.lowering import realize as heuristics
 from minicompile.lowering import rules
-from minicompile.lowering.context import LoweringContext, layout_of, plain_number, tensor_layouts
+from minicompile.lowering.context import LoweringContext, layout_of
 from minicompile.lowering.ir import (
     ConstantBuffer,
     ExternKernel,
+    ExternOutput,
     InputBuffer,
     Layout,
     LoopGraph,
@@ -29,15 +31,15 @@ from minicompile.lowering.ir import (
     verify,
     written_by,
 )
-from minicompile.lowering.registry import Rule, extern_reasons, lowering, register_lowering
-from minicompile.lowering.value import BufferValue, LazyValue, TensorValue, base_of, values_in
+from minicompile.lowering.registry import Rule, extern_reasons, lowering
+from minicompile.lowering.value import Storage, TensorValue, values_in
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.graph import Graph, origins_of, output_node, target_name
 from minicompile.ops.origin import source_lines
 from minicompile.options import Options
 from minicompile.shapes.expr import Size, to_size
 
-__all__ = ["LoweringContext", "lower", "lowering", "register_lowering", "rules"]
+__all__ = ["LoweringContext", "lower", "lowering", "rules"]
 
 STRIDES_DONT_MATTER = frozenset(
     {
@@ -61,7 +63,7 @@ def lower(graph: Graph, options: Options) -> LoopGraph:
 class _Lowering:
     def __init__(self, graph: Graph, options: Options) -> None:
         self.graph, self.options = graph, options
-        self.ctx = LoweringContext(options)
+        self.ctx = LoweringContext()
         self.values: dict[fx.Node, Any] = {}
         self.inputs: list[InputBuffer | Size] = []
         self.hints: dict[sympy.Symbol, int] = {}
@@ -80,7 +82,8 @@ class _Lowering:
             elif node.op == "get_attr":
                 self.values[node] = self._attribute(node)
             elif node.op == "output":
-                outputs = [self._output(item) for item in _returned(node)]
+                items: Any = node.args[0]
+                outputs = [self._output(item) for item in items]
             elif node.op == "call_function":
                 self.values[node] = self._call(node)
             else:
@@ -97,18 +100,16 @@ class _Lowering:
     def _placeholder(self, node: fx.Node) -> Any:
         val = node.meta.get("val")
         if isinstance(val, torch.Tensor):
-            layout = layout_of(val)
             for value in (*val.shape, *val.stride()):
                 self._hint(value)
-            buffer = InputBuffer(node.name, layout, origins_of(node))
+            buffer = InputBuffer(node.name, layout_of(val), origins_of(node))
             self.ctx.input_offsets[node.name] = to_size(val.storage_offset())
             self.inputs.append(buffer)
-            return BufferValue(buffer, layout)
+            return self.ctx.in_memory(buffer)
         if isinstance(val, int | torch.SymInt | sympy.Expr) and not isinstance(val, bool):
             self._hint(val)
-            size = to_size(val)
-            self.inputs.append(size)
-            return size
+            self.inputs.append(to_size(val))
+            return to_size(val)
         raise Unsupported(f"a graph input of type {type(val).__name__}")
 
     def _hint(self, value: Any) -> None:
@@ -121,42 +122,36 @@ class _Lowering:
             self.hints[size] = hint
 
     def _attribute(self, node: fx.Node) -> TensorValue:
-        value: Any = self.graph.gm
-        for part in str(node.target).split("."):
-            value = getattr(value, part)
+        value: Any = operator.attrgetter(str(node.target))(self.graph.gm)
         if not isinstance(value, torch.Tensor):
             raise Unsupported(f"a graph attribute of type {type(value).__name__}")
         return self.ctx.constant(value, node.name)
 
     def _output(self, item: Any) -> Output:
-        if not isinstance(item, fx.Node):
-            return item  # type: ignore[no-any-return]
-        value = self.values[item]
+        value = self.values[item] if isinstance(item, fx.Node) else item
         if isinstance(value, tuple | list):
             raise Unsupported("a graph output that is a tuple", where=_where(item))
         if not isinstance(value, TensorValue):
             return value  # type: ignore[no-any-return]
         self.ctx.enter(item)
-        memory = self.ctx.realize_as(value, self._layout(item, value), "graph output")
-        return View(memory.buffer.name, memory.layout)
-
-    def _layout(self, node: fx.Node, value: TensorValue) -> Layout:
-        val = node.meta.get("val")
-        if not isinstance(val, torch.Tensor):
-            raise Unsupported(f"{node.name} has no value at compile time", where=_where(node))
-        return layout_of(val)
+        return self.ctx.realize_as(value, layout_of(item.meta["val"]), "graph output")
 
     # -- calls
 
     def _call(self, node: fx.Node) -> Any:
-        args, kwargs = self._resolve(node.args), self._resolve(node.kwargs)
-        rule = lowering.get(node.target)
-        op = node.target
+        op, val = node.target, node.meta.get("val")
+        arguments: Any = fx.map_arg((node.args, node.kwargs), self.values.__getitem__)
+        args, kwargs = arguments
+        if op is operator.getitem:
+            return args[0][args[1]]
+        if isinstance(val, int | torch.SymInt | sympy.Expr):
+            return self._known_size(node, val)
         if not isinstance(op, torch._ops.OpOverload):
-            return self._plain_function(node, rule, args, kwargs)
+            raise Unsupported(f"no lowering for {target_name(op)}", where=_where(node))
         if op._schema.is_mutable:
             raise Unsupported(f"{op} mutates its argument", where=_where(node))
-        reason = self._why_extern(node, op, rule, args, kwargs)
+        rule, operands = lowering.get(op), values_in((args, kwargs))
+        reason = self._why_extern(op, rule, operands)
         if reason is None:
             assert rule is not None
             try:
@@ -164,34 +159,15 @@ class _Lowering:
             except Unsupported as refusal:
                 reason = refusal.reason
             else:
-                return self._settle(node, self._fresh(op, args, result))
-        return self._extern(node, op, args, kwargs, reason)
-
-    def _resolve(self, argument: Any) -> Any:
-        """A node's arguments as rules get them: nodes by their values, symbolic ints as sizes."""
-        if isinstance(argument, fx.Node):
-            return self.values[argument]
-        if isinstance(argument, tuple | list):
-            return [self._resolve(item) for item in argument]
-        if isinstance(argument, dict):
-            return {key: self._resolve(item) for key, item in argument.items()}
-        if isinstance(argument, torch.SymInt):
-            return to_size(argument)
-        if isinstance(argument, torch.SymFloat | torch.SymBool):
-            raise Unsupported("a symbolic number that is no size")
-        return argument
-
-    def _plain_function(self, node: fx.Node, rule: Rule | None, args: Any, kwargs: Any) -> Any:
-        """Arithmetic on sizes, tuple access: Python functions, not operators."""
-        if rule is not None:
-            return rule(self.ctx, *args, **kwargs)
-        val = node.meta.get("val")
-        if isinstance(val, int | torch.SymInt):
-            return plain_number(val)
-        raise Unsupported(f"no lowering for {target_name(node.target)}", where=_where(node))
+                if not is_view(op):
+                    result = self._fresh(result, {value.storage for value in operands})
+                for value in values_in(result):
+                    self._realize_if_better(node, value)
+                return result
+        return self._extern(node, op, reason)
 
     def _why_extern(
-        self, node: fx.Node, op: torch._ops.OpOverload, rule: Rule | None, args: Any, kwargs: Any
+        self, op: torch._ops.OpOverload, rule: Rule | None, operands: Sequence[TensorValue]
     ) -> str | None:
         """Why a library must run this call, or None if its rule can try."""
         if rule is None:
@@ -199,111 +175,108 @@ class _Lowering:
             return reason or f"no lowering for {op}"
         if is_view(op):  # works on layouts alone
             return None
-        results = [layout.dtype for layout in tensor_layouts(node.meta.get("val")) if layout]
-        for dtype in [v.dtype for v in values_in((args, kwargs))] + results:
+        results = [layout.dtype for layout in self.ctx.layouts if layout is not None]
+        for dtype in (*(value.dtype for value in operands), *results):
             if dtype not in LOOP_DTYPES:
                 return f"loops can't hold {short(dtype)}"
         return None
 
-    def _fresh(self, op: torch._ops.OpOverload, args: Any, result: Any) -> Any:
+    def _fresh(self, result: Any, given: set[Storage]) -> Any:
         """Results that eager puts into new memory are new tensors here too, even if nothing changed."""
-        if is_view(op):
-            return result
-        given = {id(base_of(v)) for v in values_in(args)}
-        memory = {v.buffer for v in values_in(args) if isinstance(v, BufferValue)}
-        memory |= {
-            v.memory.buffer for v in values_in(args) if isinstance(v, LazyValue) and v.memory
-        }
+        if isinstance(result, tuple | list):
+            return tuple(self._fresh(part, given) for part in result)
+        return self.ctx.copy_of(result) if result.storage in given else result
 
-        def settle(value: Any) -> Any:
-            if isinstance(value, tuple | list):
-                return tuple(settle(v) for v in value)
+    def _realize_if_better(self, node: fx.Node, value: TensorValue) -> None:
+        """Write a node's result to memory where that is better than inlining it."""
+        storage, users = value.storage, heuristics.readers(node)
+        if storage.buffer is not None:
+            return
+        why = heuristics.too_large(storage)
+        if why is None and users > 1 and node in self.returned:
+            why = f"graph output with {users - 1} other users"
+        if why is None:
+            why = heuristics.worth_keeping(storage, users)
+        if why is None and self.options.inline == "never" and value.view is None:
+            why = 'options.inline = "never"'
+        if why is not None:
+            self.ctx.settle(storage, why)
+
+    def _extern(self, node: fx.Node, op: torch._ops.OpOverload, reason: str) -> Any:
+        """Call an operator as it is. Its results lie as eager's do."""
+        ctx, layouts, val = self.ctx, self.ctx.layouts, node.meta.get("val")
+        for layout in layouts:
+            for size in layout.size if layout is not None else ():
+                self._known_size(node, size)
+        if is_view(op):
+            op = _copying(node, op, reason)
+            layouts = [
+                lay and Layout.contiguous(lay.device, lay.dtype, lay.size) for lay in layouts
+            ]
+        reads: list[str] = []
+
+        def operand(argument: fx.Node) -> Any:
+            value = self.values[argument]
             if not isinstance(value, TensorValue):
                 return value
-            aliases = id(base_of(value)) in given
-            aliases |= isinstance(value, BufferValue) and value.buffer in memory
-            return self.ctx.copy_of(value) if aliases else value
+            why = f"read by {op}"
+            if op in STRIDES_DONT_MATTER:
+                view = ctx.realize(value, why)
+            else:  # operators choose their result's strides by their operands'
+                view = ctx.realize_as(value, layout_of(argument.meta["val"]), why)
+            reads.append(view.buffer)
+            return view
 
-        return settle(result)
+        args, kwargs = fx.map_arg((node.args, node.kwargs), operand)
+        name, single = ctx.new_name(), isinstance(val, torch.Tensor)
+        outputs: list[ExternOutput | None] = []
+        for index, layout in enumerate(layouts):
+            own = name if single else f"{name}_{index}"
+            ctx.names.add(own)
+            place = None if single else index
+            output = (
+                ExternOutput(own, layout, ctx.origins, name, place) if layout is not None else None
+            )
+            outputs.append(output)
+        kernel = ExternKernel(name, op, args, dict(kwargs), tuple(outputs), reason, ctx.origins)
+        ctx.add(kernel, reads)
+        results = [ctx.in_memory(output) if output is not None else None for output in outputs]
+        if single:
+            return results[0]
+        numbers = val if isinstance(val, tuple | list) else results
+        return tuple(
+            _number(number) if result is None else result
+            for result, number in zip(results, numbers, strict=True)
+        )
 
-    def _settle(self, node: fx.Node, result: Any) -> Any:
-        """Write a node's result to memory where that is better than inlining it."""
-        for value in values_in(result):
-            base = base_of(value)
-            if not isinstance(base, LazyValue) or base.memory is not None:
-                continue
-            why = heuristics.too_large(base) or self._why_kept(node, base)
-            if self.options.inline == "never" and base is value:
-                why = why or 'options.inline = "never"'
-            if why is not None:
-                self.ctx.realize(base, why)
-        return result
+    def _known_size(self, node: fx.Node, value: Any) -> Size:
+        """A number as a Size. Refuses one that only the operator knows, once it has run."""
+        size = to_size(value)
+        if isinstance(size, sympy.Expr) and not size.free_symbols <= self.symbols:
+            raise Unsupported(
+                f"{target_name(node.target)}: the size of its result depends on data",
+                where=_where(node),
+            )
+        return size
 
-    def _why_kept(self, node: fx.Node, value: LazyValue) -> str | None:
-        users = len(node.users)
-        if users > 1 and node in self.returned:
-            return f"graph output with {users - 1} other users"
-        return heuristics.worth_keeping(value, users)
 
-    def _extern(
-        self,
-        node: fx.Node,
-        op: torch._ops.OpOverload,
-        args: Any,
-        kwargs: Any,
-        reason: str,
-    ) -> Any:
-        layouts: list[Layout | None] | None = None
-        self._sizes_known(node)
-        if is_view(op):
-            # an alias of an argument could be overwritten with it: take the copying variant
-            copying = getattr(torch.ops.aten, f"{op.overloadpacket.__name__}_copy", None)
-            name = op._overloadname
-            if op.namespace != "aten" or copying is None or name not in copying.overloads():
-                raise Unsupported(f"{op}: {reason}", where=_where(node))
-            op = getattr(copying, name)
-            layouts = [
-                None if lay is None else Layout.contiguous(lay.device, lay.dtype, lay.size)
-                for lay in tensor_layouts(node.meta.get("val"))
-            ]
-        if op not in STRIDES_DONT_MATTER:
-            args = self._with_eager_strides(node.args, args)
-            kwargs = self._with_eager_strides(node.kwargs, kwargs)
-        return self.ctx.extern(op, args, kwargs, reason, layouts)
+def _number(value: Any) -> Any:
+    """A number that an operator returns beside tensors."""
+    return to_size(value) if isinstance(value, torch.SymInt) else value
 
-    def _sizes_known(self, node: fx.Node) -> None:
-        """Refuse results whose size only the operator knows, once it has run."""
-        for layout in tensor_layouts(node.meta.get("val")):
-            for size in layout.size if layout is not None else ():
-                if isinstance(size, sympy.Expr) and not size.free_symbols <= self.symbols:
-                    raise Unsupported(
-                        f"{target_name(node.target)}: the size of its result depends on data",
-                        where=_where(node),
-                    )
 
-    def _with_eager_strides(self, nodes: Any, values: Any) -> Any:
-        """Operands as they lie in eager: operators choose their result's strides by them."""
-        if isinstance(nodes, fx.Node) and isinstance(values, TensorValue):
-            layout = self._layout(nodes, values)
-            return self.ctx.realize_as(values, layout, f"read by {target_name(self._target())}")
-        if isinstance(nodes, tuple | list):
-            return [self._with_eager_strides(n, v) for n, v in zip(nodes, values, strict=True)]
-        if isinstance(nodes, dict):
-            return {k: self._with_eager_strides(nodes[k], values[k]) for k in nodes}
-        return values
-
-    def _target(self) -> object:
-        return self.ctx.node.target if self.ctx.node is not None else ""
+def _copying(node: fx.Node, op: torch._ops.OpOverload, reason: str) -> torch._ops.OpOverload:
+    """A view operator's copying variant: an alias of an argument could be overwritten with it."""
+    packet = getattr(torch.ops.aten, f"{op.overloadpacket.__name__}_copy", None)
+    found = getattr(packet, op._overloadname, None) if op.namespace == "aten" else None
+    if found is None:
+        raise Unsupported(f"{op}: {reason}", where=_where(node))
+    return found  # type: ignore[no-any-return]
 
 
 def is_view(op: torch._ops.OpOverload) -> bool:
     """Whether eager returns an alias of an argument."""
     return any(result.alias_info is not None for result in op._schema.returns)
-
-
-def _returned(node: fx.Node) -> Sequence[Any]:
-    items = node.args[0]
-    return items if isinstance(items, tuple | list) else (items,)
 
 
 def _where(node: fx.Node) -> Any:

@@ -1,10 +1,9 @@
 """Lowered values: what a graph's nodes become while it is lowered.
 
-    TensorValue := BufferValue(buffer, layout)      memory, seen with some strides
-                 | LazyValue(fn)                    not computed yet: a formula for the element at an index
-                 | ViewValue(base, map)             a lazy value seen through an index map
+    TensorValue := a Storage, seen through an index map or as it is
+    Storage     := a formula for the element at an index; once it is realized, a buffer in memory
 
-Every value answers `load(ops, index)`: the element at an index, in any handler. A lazy value that is never
+Every value answers `load(ops, index)`: the element at an index, in any handler. A formula that is never
 realized is computed again inside each loop body that reads it (inlining); realizing it (context.py) gives
 it memory, and bodies emitted later load from there.
 The real compiler: TensorBox, StorageBox, BaseView in torch/_inductor/ir.py.
@@ -12,17 +11,14 @@ The real compiler: TensorBox, StorageBox, BaseView in torch/_inductor/ir.py.
 
 from __future__ import annotations
 
-import abc
-import functools
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import sympy
 import torch
 
-from minicompile.lowering.ir import Buffer, Layout
+from minicompile.lowering.ir import Buffer, FormulaOps, Layout
 from minicompile.lowering.views import ViewMap
 from minicompile.ops.handler import Index, InnerFn, Ops, StoreMode, V
 from minicompile.ops.origin import NO_ORIGINS, Origins
@@ -33,35 +29,28 @@ NEVER = 1 << 60
 """A position after every operation."""
 
 
-class TensorValue(abc.ABC):
-    """A tensor in the making: size, dtype, device, and the element at each index."""
+class Inputs:
+    """What a formula reads directly, and the origins of the views that it reads through."""
 
-    size: tuple[Size, ...]
-    dtype: torch.dtype
-    device: torch.device
-    origins: Origins
+    def __init__(self) -> None:
+        self.storages: set[Storage] = set()
+        self.view_origins: Origins = NO_ORIGINS
 
-    @abc.abstractmethod
-    def load(self, ops: Ops, index: Sequence[Index]) -> V:
-        """The element at `index` (one expression per dimension)."""
-
-    @property
-    def dim(self) -> int:
-        return len(self.size)
-
-
-class BufferValue(TensorValue):
-    """A buffer in memory, or a strided view of it. `origins` are those of the views between."""
-
-    def __init__(self, buffer: Buffer, layout: Layout, origins: Origins = NO_ORIGINS) -> None:
-        self.buffer, self.layout, self.origins = buffer, layout, origins
-        self.size, self.dtype, self.device = layout.size, layout.dtype, layout.device
-
-    def load(self, ops: Ops, index: Sequence[Index]) -> V:
-        scope = Scope.over(ops)
-        if self.origins:
-            scope = scope.through(self.origins)
-        return scope.load_element(self.buffer, self.layout, index)
+    def reached(self) -> tuple[dict[str, Buffer], Origins]:
+        """Buffers a body made now would load from, and the origins of all that it would inline."""
+        buffers: dict[str, Buffer] = {}
+        origins: set[Any] = set(self.view_origins)
+        seen: set[Storage] = set()
+        waiting = list(self.storages)
+        while waiting:
+            storage = waiting.pop()
+            if storage.buffer is not None:
+                buffers[storage.buffer.name] = storage.buffer
+            elif storage not in seen:
+                seen.add(storage)
+                origins |= storage.origins | storage.inputs.view_origins
+                waiting.extend(storage.inputs.storages)
+        return buffers, frozenset(origins)
 
 
 @dataclass(frozen=True)
@@ -73,98 +62,101 @@ class Positions:
     high: Size
 
 
-class LazyValue(TensorValue):
-    """An elementwise formula, with what a probe of it found.
+@dataclass(eq=False)
+class Storage:
+    """All elements of a new tensor, a graph input or an operator's result."""
 
-    `flops` is one element's arithmetic with everything inlined, `weight` the size of the formula written out
-    as a tree, `depth` how many values it nests, `stride` eager's for this tensor: the layout it takes when it
-    is realized. `positions` is set where the value is an index by formula.
-    """
-
+    size: tuple[Size, ...]
+    dtype: torch.dtype
+    device: torch.device
+    origins: Origins = NO_ORIGINS
+    buffer: Buffer | None = None
+    """Its memory, once it has some."""
+    position: int = -1
+    """That of the operation which fills the buffer among all; -1 for inputs."""
+    fn: InnerFn | None = None
+    inputs: Inputs = field(default_factory=Inputs)
+    stride: tuple[Size, ...] = ()
+    """How it is going to lie in memory if it is realized."""
+    flops: int = 0
+    """One element's arithmetic with everything inlined."""
+    weight: int = 1
+    """Operations of the formula written out as a tree."""
+    depth: int = 0
+    """How many formulas it nests."""
     positions: Positions | None = None
+    """Set where the value is an index by formula."""
+
+
+class TensorValue:
+    """A tensor in the making: size, dtype, device, and the element at each index.
+
+    `origins` are those of the views between it and its storage.
+    """
 
     def __init__(
         self,
-        size: Sequence[Size],
-        device: torch.device,
-        fn: InnerFn,
-        dtype: torch.dtype,
-        probe: Probe,
-        weight: int,
-        origins: Origins,
-        stride: tuple[Size, ...],
+        storage: Storage,
+        view: ViewMap | None = None,
+        origins: Origins = NO_ORIGINS,
+        layout: Layout | None = None,
     ) -> None:
-        self.size, self.dtype, self.device = tuple(size), dtype, device
-        self.fn, self.origins, self.stride = fn, origins, stride
-        self.inputs = probe.inputs
-        self.flops, self.depth = probe.flops, probe.depth
-        self.weight = weight + probe.indirect_weight
-        self.memory: BufferValue | None = None
-        self.position = NEVER
+        self.storage, self.view, self.origins = storage, view, origins
+        self.size = storage.size if view is None else view.size
+        self.dtype, self.device = storage.dtype, storage.device
+        self._layout, self._settled = layout, layout is not None
+
+    @property
+    def dim(self) -> int:
+        return len(self.size)
+
+    @property
+    def layout(self) -> Layout | None:
+        """How it lies in its storage's memory; None without memory, or if the view isn't strided there."""
+        buffer = self.storage.buffer
+        if not self._settled and buffer is not None:
+            self._layout = buffer.layout if self.view is None else self.view.over(buffer.layout)
+            self._settled = True
+        return self._layout
+
+    def through(self, view: ViewMap, origins: Origins) -> TensorValue:
+        """This value seen through one more view."""
+        layout = view.over(self.layout) if self.layout is not None else None
+        whole = view if self.view is None else view.after(self.view)
+        return TensorValue(self.storage, whole, self.origins | origins, layout)
 
     def load(self, ops: Ops, index: Sequence[Index]) -> V:
-        return Scope.over(ops).load_lazy(self, index)
+        """The element at `index` (one expression per dimension)."""
+        scope = Scope.over(ops).through(self.origins)
+        if scope.sees(self.storage) and self.layout is not None:
+            return scope.load_memory(self.storage, self.layout, index)
+        return scope.load_storage(self.storage, self.view.index(index) if self.view else index)
+
+    @property
+    def known_positions(self) -> Positions | None:
+        """The value's integers where no load is needed to know them."""
+        found, view = self.storage.positions, self.view
+        if found is None or view is None:
+            return found
+        return Positions(lambda i: found.formula(view.index(i)), found.low, found.high)
 
 
-class ViewValue(TensorValue):
-    """A lazy value seen through an index map. Nothing is copied or computed by it."""
-
-    def __init__(self, base: LazyValue, view: ViewMap, origins: Origins) -> None:
-        self.base, self.view, self.origins = base, view, origins
-        self.size, self.dtype, self.device = view.size, base.dtype, base.device
-
-    def load(self, ops: Ops, index: Sequence[Index]) -> V:
-        scope = Scope.over(ops)
-        if scope.sees(self.base):
-            memory = self.strided
-            if memory is not None:
-                return memory.load(scope, index)
-        return self.base.load(scope.through(self.origins), self.view.index(index))
-
-    @functools.cached_property
-    def strided(self) -> BufferValue | None:
-        """The view over its realized base's memory, or None where it isn't strided."""
-        memory = self.base.memory
-        assert memory is not None
-        layout = self.view.over(memory.layout)
-        if layout is None:
-            return None
-        return BufferValue(memory.buffer, layout, memory.origins | self.origins)
-
-
-class Inputs:
-    """What a formula reads directly: buffers by name, and lazy values with the number of times."""
-
-    def __init__(self) -> None:
-        self.buffers: dict[str, Buffer] = {}
-        self.lazy: Counter[LazyValue] = Counter()
-        self.view_origins: Origins = NO_ORIGINS
-
-    def reached(self) -> tuple[dict[str, Buffer], Origins]:
-        """Buffers a body made now would load from, and the origins of all that it would inline."""
-        buffers: dict[str, Buffer] = {}
-        origins: set[Any] = set()
-        seen: set[LazyValue] = set()
-        waiting = [self]
-        while waiting:
-            inputs = waiting.pop()
-            buffers.update(inputs.buffers)
-            origins |= inputs.view_origins
-            for value in inputs.lazy:
-                if value.memory is not None:
-                    buffers[value.memory.buffer.name] = value.memory.buffer
-                elif value not in seen:
-                    seen.add(value)
-                    origins |= value.origins
-                    waiting.append(value.inputs)
-        return buffers, frozenset(origins)
+def values_in(nested: Any) -> list[TensorValue]:
+    """All tensor values in nested tuples, lists and dicts."""
+    if isinstance(nested, TensorValue):
+        return [nested]
+    if isinstance(nested, Mapping):
+        nested = nested.values()
+    elif not isinstance(nested, tuple | list):
+        return []
+    return [value for item in nested for value in values_in(item)]
 
 
 class Scope(Ops):
     """The handler that values see while one loop body is evaluated; the real handler is inside.
 
-    It remembers lazy values by index, so that a diamond in the graph is evaluated once, and it keeps whose
-    origins the next operations carry. `position` is that of the body's buffer among the operations: values
+    It remembers formulas by index, so that a diamond in the graph is evaluated once, and it keeps whose
+    origins the next operations carry. `position` is that of the body's buffer among the operations: storages
     realized later are still inlined.
     """
 
@@ -190,22 +182,26 @@ class Scope(Ops):
 
     def through(self, views: Origins) -> Scope:
         """Indices computed from here on also depend on these views (a slice's bounds, say)."""
+        if views <= self.views:
+            return self
         return Scope(self.inner, self.position, self.origins, self.views | views, self.memo)
 
-    def sees(self, value: LazyValue) -> bool:
-        """Whether the value's memory is written before this body runs."""
-        return value.memory is not None and value.position < self.position
+    def sees(self, storage: Storage) -> bool:
+        """Whether the storage is in memory before this body runs."""
+        return storage.buffer is not None and storage.position < self.position
 
-    def load_lazy(self, value: LazyValue, index: Sequence[Index]) -> V:
-        if value.memory is not None and self.sees(value):
-            return value.memory.load(self, index)
-        key = (value, *index)
+    def load_memory(self, storage: Storage, layout: Layout, index: Sequence[Index]) -> V:
+        assert storage.buffer is not None
+        return self.load(storage.buffer.name, layout.index(index))
+
+    def load_storage(self, storage: Storage, index: Sequence[Index]) -> V:
+        if storage.buffer is not None and self.sees(storage):
+            return self.load_memory(storage, storage.buffer.layout, index)
+        key = (storage, *index)
         if key not in self.memo:
-            self.memo[key] = value.fn(self.at(value.origins), index)
+            assert storage.fn is not None
+            self.memo[key] = storage.fn(self.at(storage.origins), index)
         return self.memo[key]
-
-    def load_element(self, buffer: Buffer, layout: Layout, index: Sequence[Index]) -> V:
-        return self.load(buffer.name, layout.index(index))
 
     def load(self, buffer: str, index: Index) -> V:
         return self.addressing.load(buffer, index)
@@ -244,6 +240,11 @@ class Scope(Ops):
         return self.arithmetic.pointwise(name, *values)
 
 
+def scoped(fn: Callable[..., V], position: int, origins: Origins) -> Callable[..., V]:
+    """A loop body as other rooms get it: `fn`, written for a Scope, for any handler."""
+    return lambda ops, *indices: fn(Scope(ops, position, origins), *indices)
+
+
 Term: TypeAlias = tuple[torch.dtype, int]
 """A probe's value: its dtype and how many operations its formula has when written out as a tree."""
 
@@ -251,17 +252,17 @@ Term: TypeAlias = tuple[torch.dtype, int]
 class Probe(Scope):
     """A dry run of one formula: notes its dtype, what it reads and how much it computes.
 
-    Inlined values are not entered: what they read and cost is known. Raises TypeError where the formula
+    Inlined formulas are not entered: what they read and cost is known. Raises TypeError where the formula
     mixes dtypes.
     """
 
     def __init__(self) -> None:
-        super().__init__(_NO_OPS)
+        super().__init__(FormulaOps())
         self.inputs = Inputs()
         self.flops = 0
         self.depth = 1
-        self.indirect_weight = 0
-        self.indirect = 0
+        self.indirect: list[int] = []
+        """The weight of each loaded index."""
 
     def at(self, origins: Origins) -> Probe:
         return self
@@ -270,20 +271,18 @@ class Probe(Scope):
         self.inputs.view_origins |= views
         return self
 
-    def load_lazy(self, value: LazyValue, index: Sequence[Index]) -> Term:
-        if value.memory is not None:
-            return self.load_element(value.memory.buffer, value.memory.layout, index)
-        key = (value, *index)
-        if key not in self.memo:
-            self.memo[key] = True
-            self.inputs.lazy[value] += 1
-            self.flops += value.flops
-            self.depth = max(self.depth, value.depth + 1)
-        return value.dtype, value.weight
+    def load_memory(self, storage: Storage, layout: Layout, index: Sequence[Index]) -> Term:
+        self.inputs.storages.add(storage)
+        return storage.dtype, 1
 
-    def load_element(self, buffer: Buffer, layout: Layout, index: Sequence[Index]) -> Term:
-        self.inputs.buffers[buffer.name] = buffer
-        return layout.dtype, 1
+    def load_storage(self, storage: Storage, index: Sequence[Index]) -> Term:
+        key = (storage, *index)
+        if storage.buffer is None and key not in self.memo:
+            self.memo[key] = True
+            self.flops += storage.flops
+            self.depth = max(self.depth, storage.depth + 1)
+        self.inputs.storages.add(storage)
+        return storage.dtype, storage.weight if storage.buffer is None else 1
 
     def constant(self, value: float | int | bool, dtype: torch.dtype) -> Term:
         return dtype, 1
@@ -311,51 +310,10 @@ class Probe(Scope):
         self, value: Term, size: Expr | int, check: bool = True, wrap_negative: bool = True
     ) -> Index:
         self.flops += 2
-        self.indirect += 1
-        self.indirect_weight += value[1]
-        return loop_symbol(f"indirect{self.indirect}")
+        self.indirect.append(value[1])
+        return loop_symbol(f"indirect{len(self.indirect)}")
 
     def pointwise(self, name: str, *values: Term) -> Term:
         self.flops += POINTWISE[name].flops
         dtype = result_dtype(name, tuple(value[0] for value in values))
         return dtype, 1 + sum(value[1] for value in values)
-
-
-class _Nothing(Ops):
-    """The end of a probe's chain of handlers: nothing is ever asked of it."""
-
-    def _none(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError("a probe computes no values")
-
-    load = store = constant = index_expr = to_dtype = bitcast = masked = _none
-    indirect_indexing = reduction = pointwise = _none
-
-
-_NO_OPS = _Nothing()
-
-
-def positions_of(value: TensorValue) -> Positions | None:
-    """The value's integers where no load is needed to know them."""
-    if isinstance(value, LazyValue):
-        return value.positions if value.memory is None else None
-    if isinstance(value, ViewValue):
-        found, view = positions_of(value.base), value.view
-        if found is not None:
-            return Positions(lambda i: found.formula(view.index(i)), found.low, found.high)
-    return None
-
-
-def base_of(value: TensorValue) -> TensorValue:
-    """What a view looks at; other values themselves."""
-    return value.base if isinstance(value, ViewValue) else value
-
-
-def values_in(nested: Any) -> list[TensorValue]:
-    """All tensor values in nested tuples, lists and dicts."""
-    if isinstance(nested, TensorValue):
-        return [nested]
-    if isinstance(nested, tuple | list):
-        return [value for item in nested for value in values_in(item)]
-    if isinstance(nested, Mapping):
-        return values_in(tuple(nested.values()))
-    return []

@@ -33,6 +33,8 @@ from minicompile.shapes.expr import (
     to_size,
 )
 
+IndexMap = Callable[[Sequence[Index]], list[Index]]
+
 
 @dataclass(frozen=True)
 class ViewMap:
@@ -42,7 +44,7 @@ class ViewMap:
     """
 
     size: tuple[Size, ...]
-    index: Callable[[Sequence[Index]], list[Index]]
+    index: IndexMap
     relayout: Callable[[Layout], Layout | None] | None = None
 
     def over(self, layout: Layout) -> Layout | None:
@@ -89,16 +91,21 @@ def wrap_dim(dim: int, count: int) -> int:
     return dim % max(count, 1)
 
 
-def permute(size: Sequence[Size], dims: Sequence[int]) -> ViewMap:
-    order = [wrap_dim(d, len(size)) for d in dims]
+def placed(rank: int, places: Sequence[int]) -> IndexMap:
+    """The k-th index of the view goes to dimension `places[k]` of a base of `rank`; the others are 0."""
 
     def index(i: Sequence[Index]) -> list[Index]:
-        out = [ZERO] * len(order)
-        for at, dim in enumerate(order):
-            out[dim] = i[at]
+        out = [ZERO] * rank
+        for at, dim in zip(i, places, strict=True):
+            out[dim] = at
         return out
 
-    return ViewMap(tuple(size[d] for d in order), index)
+    return index
+
+
+def permute(size: Sequence[Size], dims: Sequence[int]) -> ViewMap:
+    order = [wrap_dim(d, len(size)) for d in dims]
+    return ViewMap(tuple(size[d] for d in order), placed(len(size), order))
 
 
 def expand(size: Sequence[Size], target: Sequence[Size]) -> ViewMap:
@@ -177,31 +184,13 @@ def select(size: Sequence[Size], dim: int, at: Size) -> ViewMap:
 
 def unsqueeze(size: Sequence[Size], dim: int) -> ViewMap:
     dim = dim % (len(size) + 1)
-    step: Size = 1
-    if dim < len(size):
-        step = size[dim]
-
-    def relayout(layout: Layout) -> Layout:
-        inner = to_size(layout.stride[dim] * step) if dim < len(size) else 1
-        stride = (*layout.stride[:dim], inner, *layout.stride[dim:])
-        return Layout(layout.device, layout.dtype, view_size, stride, layout.offset)
-
-    view_size = (*size[:dim], 1, *size[dim:])
-    return ViewMap(view_size, lambda i: [*i[:dim], *i[dim + 1 :]], relayout)
+    return ViewMap((*size[:dim], 1, *size[dim:]), lambda i: [*i[:dim], *i[dim + 1 :]])
 
 
-def squeeze(size: Sequence[Size], dims: Sequence[int] | None = None) -> ViewMap:
-    chosen = range(len(size)) if dims is None else [wrap_dim(d, len(size)) for d in dims]
-    gone = {d for d in chosen if d < len(size) and size[d] == 1}
-    kept = [d for d in range(len(size)) if d not in gone]
-
-    def index(i: Sequence[Index]) -> list[Index]:
-        out = [ZERO] * len(size)
-        for at, dim in enumerate(kept):
-            out[dim] = i[at]
-        return out
-
-    return ViewMap(tuple(size[d] for d in kept), index)
+def squeeze(size: Sequence[Size], dims: int | Sequence[int]) -> ViewMap:
+    chosen = [wrap_dim(d, len(size)) for d in ([dims] if isinstance(dims, int) else dims)]
+    kept = [d for d in range(len(size)) if d not in chosen or size[d] != 1]
+    return ViewMap(tuple(size[d] for d in kept), placed(len(size), kept))
 
 
 def flip(size: Sequence[Size], dims: Sequence[int]) -> ViewMap:
@@ -213,7 +202,7 @@ def flip(size: Sequence[Size], dims: Sequence[int]) -> ViewMap:
     return ViewMap(tuple(size), index)
 
 
-def diagonal(size: Sequence[Size], offset: int, dim1: int, dim2: int) -> ViewMap:
+def diagonal(size: Sequence[Size], offset: int = 0, dim1: int = 0, dim2: int = 1) -> ViewMap:
     """The diagonal of two dimensions, as a new last dimension."""
     dim1, dim2 = wrap_dim(dim1, len(size)), wrap_dim(dim2, len(size))
     rows, columns = size[dim1], size[dim2]
@@ -222,11 +211,10 @@ def diagonal(size: Sequence[Size], offset: int, dim1: int, dim2: int) -> ViewMap
     down, right = max(-offset, 0), max(offset, 0)
     length = max(min(rows - down, columns - right), 0)
     rest = [d for d in range(len(size)) if d not in (dim1, dim2)]
+    others = placed(len(size), rest)
 
     def index(i: Sequence[Index]) -> list[Index]:
-        out = [ZERO] * len(size)
-        for at, dim in enumerate(rest):
-            out[dim] = i[at]
+        out = others(i[:-1])
         out[dim1], out[dim2] = i[-1] + down, i[-1] + right
         return out
 
@@ -345,9 +333,4 @@ def _reshape_layout(
         for dim in reversed(view_dims):
             stride[dim] = step
             step = to_size(step * new[dim])
-    for dim in reversed(
-        range(len(new) - 1)
-    ):  # dimensions of size 1 get the stride eager gives them
-        if new[dim] == 1:
-            stride[dim] = to_size(stride[dim + 1] * new[dim + 1])
     return Layout(layout.device, layout.dtype, new, tuple(stride), layout.offset)

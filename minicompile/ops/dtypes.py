@@ -23,30 +23,13 @@ SHORT: dict[torch.dtype, str] = {
     torch.complex128: "c128",
 }
 
-LOOP_DTYPES = frozenset(
-    {
-        torch.float32,
-        torch.float64,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    }
-)
+LOOP_DTYPES = frozenset(dtype for dtype in SHORT if not dtype.is_complex)
 """What loop bodies can hold; anything else stays with extern operators."""
 
 
 def short(dtype: torch.dtype) -> str:
     """`f32` for torch.float32."""
     return SHORT.get(dtype, str(dtype).removeprefix("torch."))
-
-
-def is_float(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point
 
 
 def is_int(dtype: torch.dtype) -> bool:

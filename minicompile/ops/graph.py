@@ -8,8 +8,9 @@ Node metadata that every room keeps:
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -41,15 +42,12 @@ def target_name(target: object) -> str:
         return str(target)
     if isinstance(target, str):
         return target
-    name = (
-        getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or repr(target)
-    )
-    module = getattr(target, "__module__", None) or ""
-    if module == "_operator":
-        module = "operator"
+    named = getattr(target, "__qualname__", None) or getattr(target, "__name__", None)
+    name, module = str(named or repr(target)), getattr(target, "__module__", None) or ""
     if module.startswith("torch._C") or name.startswith("_VariableFunctionsClass."):
         module, name = "torch", name.rsplit(".", 1)[-1]
-    return f"{module}.{name}" if module and module != "builtins" else str(name)
+    module = {"_operator": "operator", "builtins": ""}.get(module, module)
+    return f"{module}.{name}" if module else name
 
 
 @dataclass
@@ -67,9 +65,8 @@ class Graph(Shown):
     @property
     def op_count(self) -> int:
         """Calls, without the tuple accesses that only unpack results."""
-        return sum(
-            1 for n in self.nodes if n.op.startswith("call") and n.target is not operator.getitem
-        )
+        calls = [n.target for n in self.nodes if n.op.startswith("call")]
+        return sum(target is not operator.getitem for target in calls)
 
     def __str__(self) -> str:
         return graph_text(self)
@@ -78,38 +75,37 @@ class Graph(Shown):
 def _argument(value: object) -> str:
     if isinstance(value, fx.Node):
         return value.name
-    if isinstance(value, tuple):
-        return "(" + ", ".join(map(_argument, value)) + ("," if len(value) == 1 else "") + ")"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_argument, value)) + "]"
+    if isinstance(value, tuple | list):
+        items = ", ".join(map(_argument, value))
+        if isinstance(value, list):
+            return f"[{items}]"
+        return f"({items},)" if len(value) == 1 else f"({items})"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{k!r}: {_argument(v)}" for k, v in value.items()) + "}"
     if isinstance(value, slice):
         return f"slice({_argument(value.start)}, {_argument(value.stop)}, {_argument(value.step)})"
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+    if isinstance(value, float) and not math.isfinite(value):
         return f"float('{value}')"
-    if isinstance(value, torch.device):
-        return f"torch.device('{value}')"
-    return repr(value)
+    return f"torch.device('{value}')" if isinstance(value, torch.device) else repr(value)
 
 
 def call_text(node: fx.Node) -> str:
     """The right-hand side of a node's line: `aten.add.Tensor(x, y)`."""
-    arguments = [_argument(a) for a in node.args] + [
-        f"{k}={_argument(v)}" for k, v in node.kwargs.items()
-    ]
-    if node.op == "call_method":
-        return f"{arguments[0]}.{node.target}({', '.join(arguments[1:])})"
+    arguments = [_argument(a) for a in node.args]
+    arguments += [f"{k}={_argument(v)}" for k, v in node.kwargs.items()]
     if node.op == "get_attr":
         return f"self.{node.target}"
-    if node.op == "call_module":
-        return f"self.{node.target}({', '.join(arguments)})"
     if node.target is operator.getitem and len(node.args) == 2:
         return f"{arguments[0]}[{arguments[1]}]"
-    return f"{target_name(node.target)}({', '.join(arguments)})"
+    function = target_name(node.target)
+    if node.op == "call_method":
+        function = f"{arguments.pop(0)}.{function}"
+    elif node.op == "call_module":
+        function = f"self.{function}"
+    return f"{function}({', '.join(arguments)})"
 
 
-def graph_text(graph: Graph, source: bool = True) -> str:
+def graph_text(graph: Graph) -> str:
     """The graph as a Python function, headed by the pass that made it; user lines as comments."""
     lines = [f"# {graph.name}, by {graph.made_by}: {graph.op_count} operations"]
     inputs = placeholders(graph.gm.graph)
@@ -126,7 +122,7 @@ def graph_text(graph: Graph, source: bool = True) -> str:
             lines.append(f"    return {_argument(node.args[0])}")
             continue
         at = source_lines(origins_of(node))
-        if source and at and at != shown:
+        if at and at != shown:
             phase = " (backward)" if node.meta.get("phase") == "backward" else ""
             lines.extend(f"    # {line}{phase}" for line in at)
             shown = at
@@ -146,7 +142,3 @@ class PassRecord(Shown):
     def __str__(self) -> str:
         verdict = f"{self.changed} changes" if self.changed else "no change"
         return f"pass {self.name}: {verdict}"
-
-
-GraphPass = Callable[[fx.GraphModule], int]
-"""A pass edits the graph in place and returns how many changes it made."""

@@ -74,11 +74,7 @@ class Origin:
         return self.stack[-1] if self.stack else None
 
     def __str__(self) -> str:
-        return (
-            f"{self.node} ({self.target}) at {self.line}"
-            if self.stack
-            else f"{self.node} ({self.target})"
-        )
+        return f"{self.node} ({self.target})" + (f" at {self.line}" if self.stack else "")
 
 
 Origins = frozenset[Origin]
@@ -87,10 +83,7 @@ NO_ORIGINS: Origins = frozenset()
 
 def union(groups: Iterable[Origins]) -> Origins:
     """The origins of something made from several things."""
-    out: set[Origin] = set()
-    for group in groups:
-        out |= group
-    return frozenset(out)
+    return NO_ORIGINS.union(*groups)
 
 
 def source_lines(origins: Origins) -> tuple[SourceLine, ...]:

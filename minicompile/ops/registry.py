@@ -1,7 +1,7 @@
 """Registries: the extension points of the compiler.
 
 A registry maps keys (operators, opcodes, names) to rules. Built-in rules and a user's own enter through the
-same decorator. `without("lowering:aten.silu")` takes a rule away for a while; `scoped()` undoes whatever was
+same decorator. `without("lowering:aten.erf")` takes a rule away for a while; `scoped()` undoes whatever was
 registered inside it, which is how tests and exercises leave no trace.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 V = TypeVar("V")
 
@@ -26,7 +26,7 @@ def key_name(key: object) -> str:
     return name if name is not None and text.startswith("<") else text
 
 
-class Registry(Generic[V]):
+class Registry(Mapping[Any, V]):
     """A named table of rules. `registry(key, ...)` is the decorator that adds one."""
 
     def __init__(self, name: str, doc: str) -> None:
@@ -43,40 +43,26 @@ class Registry(Generic[V]):
 
     def __call__(self, *keys: Any) -> Callable[[V], V]:
         def add(rule: V) -> V:
-            for key in keys:
-                self.rules[key] = rule
+            self.rules.update(dict.fromkeys(keys, rule))
             return rule
 
         return add
-
-    def get(self, key: Any) -> V | None:
-        self.load()
-        return self.rules.get(key)
 
     def __getitem__(self, key: Any) -> V:
         self.load()
         return self.rules[key]
 
-    def __contains__(self, key: object) -> bool:
+    def __iter__(self) -> Iterator[Any]:
         self.load()
-        return key in self.rules
+        return iter(self.rules)
 
     def __len__(self) -> int:
         self.load()
         return len(self.rules)
 
-    def __iter__(self) -> Iterator[Any]:
-        self.load()
-        return iter(self.rules)
-
     def matching(self, name: str) -> list[Any]:
         """Keys called `name`, or overloads of it: "aten.silu" matches aten.silu.default."""
-        self.load()
-        return [
-            key
-            for key in self.rules
-            if key_name(key) == name or key_name(key).startswith(name + ".")
-        ]
+        return [key for key in self if f"{key_name(key)}.".startswith(f"{name}.")]
 
     @contextlib.contextmanager
     def scoped(self) -> Iterator[None]:
@@ -94,7 +80,7 @@ class Registry(Generic[V]):
 
 @contextlib.contextmanager
 def without(*names: str) -> Iterator[None]:
-    """Take built-in rules away inside a `with` block: `without("lowering:aten.silu")`.
+    """Take built-in rules away inside a `with` block: `without("lowering:aten.erf")`.
 
     Raises KeyError naming the known registries, or the rule that does not exist.
     """

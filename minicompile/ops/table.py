@@ -8,9 +8,10 @@ codegen/common.py (OpOverrides) and dtype_propagation.py.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -25,102 +26,56 @@ class OpSpec:
     arity: int
     result: ResultType
     reference: Callable[..., Any]
-    flops: int = 1
+    flops: int
 
 
-def _trunc_div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.div(a, b, rounding_mode="trunc")
-
-
-def _floor_div(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.div(a, b, rounding_mode="floor")
-
-
-_ROWS: list[OpSpec] = [
+TABLE: tuple[tuple[int, ResultType, int, str], ...] = (
     # arithmetic: operands of one dtype, result of that dtype
-    OpSpec("add", 2, "same", torch.add),
-    OpSpec("sub", 2, "same", torch.sub),
-    OpSpec("mul", 2, "same", torch.mul),
-    OpSpec("truediv", 2, "float", torch.true_divide, 4),
-    OpSpec("floordiv", 2, "same", _floor_div, 6),
-    OpSpec("truncdiv", 2, "same", _trunc_div, 6),
-    OpSpec("remainder", 2, "same", torch.remainder, 6),
-    OpSpec("fmod", 2, "same", torch.fmod, 6),
-    OpSpec("maximum", 2, "same", torch.maximum),
-    OpSpec("minimum", 2, "same", torch.minimum),
-    OpSpec("pow", 2, "same", torch.pow, 20),
-    OpSpec("atan2", 2, "float", torch.atan2, 20),
-    OpSpec("copysign", 2, "float", torch.copysign),
-    OpSpec("hypot", 2, "float", torch.hypot, 8),
-    OpSpec("neg", 1, "same", torch.neg),
-    OpSpec("abs", 1, "same", torch.abs),
-    OpSpec("sign", 1, "same", torch.sign),
-    OpSpec("floor", 1, "same", torch.floor),
-    OpSpec("ceil", 1, "same", torch.ceil),
-    OpSpec("trunc", 1, "same", torch.trunc),
-    OpSpec("round", 1, "same", torch.round),
-    OpSpec("fma", 3, "float", lambda a, b, c: torch.addcmul(c, a, b), 2),
-    # transcendental
-    OpSpec("sqrt", 1, "float", torch.sqrt, 4),
-    OpSpec("rsqrt", 1, "float", torch.rsqrt, 4),
-    OpSpec("reciprocal", 1, "float", torch.reciprocal, 4),
-    OpSpec("exp", 1, "float", torch.exp, 12),
-    OpSpec("exp2", 1, "float", torch.exp2, 12),
-    OpSpec("expm1", 1, "float", torch.expm1, 14),
-    OpSpec("log", 1, "float", torch.log, 12),
-    OpSpec("log2", 1, "float", torch.log2, 12),
-    OpSpec("log10", 1, "float", torch.log10, 12),
-    OpSpec("log1p", 1, "float", torch.log1p, 14),
-    OpSpec("sin", 1, "float", torch.sin, 16),
-    OpSpec("cos", 1, "float", torch.cos, 16),
-    OpSpec("tan", 1, "float", torch.tan, 20),
-    OpSpec("asin", 1, "float", torch.asin, 20),
-    OpSpec("acos", 1, "float", torch.acos, 20),
-    OpSpec("atan", 1, "float", torch.atan, 20),
-    OpSpec("sinh", 1, "float", torch.sinh, 20),
-    OpSpec("cosh", 1, "float", torch.cosh, 20),
-    OpSpec("tanh", 1, "float", torch.tanh, 16),
-    OpSpec("sigmoid", 1, "float", torch.sigmoid, 16),
-    OpSpec("erf", 1, "float", torch.erf, 20),
+    (2, "same", 1, "add sub mul maximum minimum"),
+    (2, "same", 6, "floordiv truncdiv remainder fmod"),
+    (2, "same", 20, "pow"),
+    (2, "float", 1, "copysign"),
+    (2, "float", 4, "truediv"),
+    (2, "float", 8, "hypot"),
+    (2, "float", 20, "atan2"),
+    (1, "same", 1, "neg abs sign floor ceil trunc round"),
+    (3, "float", 2, "fma"),
+    # roots and transcendental functions
+    (1, "float", 4, "sqrt rsqrt reciprocal"),
+    (1, "float", 12, "exp exp2 log log2 log10"),
+    (1, "float", 14, "expm1 log1p"),
+    (1, "float", 16, "sin cos tanh sigmoid"),
+    (1, "float", 20, "tan asin acos atan sinh cosh erf"),
     # comparison
-    OpSpec("eq", 2, "bool", torch.eq),
-    OpSpec("ne", 2, "bool", torch.ne),
-    OpSpec("lt", 2, "bool", torch.lt),
-    OpSpec("le", 2, "bool", torch.le),
-    OpSpec("gt", 2, "bool", torch.gt),
-    OpSpec("ge", 2, "bool", torch.ge),
-    OpSpec("isnan", 1, "bool", torch.isnan),
-    OpSpec("isinf", 1, "bool", torch.isinf),
-    OpSpec("signbit", 1, "bool", torch.signbit),
+    (2, "bool", 1, "eq ne lt le gt ge"),
+    (1, "bool", 1, "isnan isinf signbit"),
     # logic on bools, bits on ints and bools
-    OpSpec("logical_and", 2, "bool", torch.logical_and),
-    OpSpec("logical_or", 2, "bool", torch.logical_or),
-    OpSpec("logical_xor", 2, "bool", torch.logical_xor),
-    OpSpec("logical_not", 1, "bool", torch.logical_not),
-    OpSpec("bitwise_and", 2, "same", torch.bitwise_and),
-    OpSpec("bitwise_or", 2, "same", torch.bitwise_or),
-    OpSpec("bitwise_xor", 2, "same", torch.bitwise_xor),
-    OpSpec("bitwise_not", 1, "same", torch.bitwise_not),
-    OpSpec("lshift", 2, "same", torch.bitwise_left_shift),
-    OpSpec("rshift", 2, "same", torch.bitwise_right_shift),
+    (2, "bool", 1, "logical_and logical_or logical_xor"),
+    (1, "bool", 1, "logical_not"),
+    (2, "same", 1, "bitwise_and bitwise_or bitwise_xor lshift rshift"),
+    (1, "same", 1, "bitwise_not"),
     # where(condition, a, b): a and b of one dtype
-    OpSpec("where", 3, "same", torch.where),
-]
+    (3, "same", 1, "where"),
+)
+"""Arity, result and cost of operations by name; torch has most of them under the same name."""
 
-POINTWISE: dict[str, OpSpec] = {row.name: row for row in _ROWS}
+REFERENCES: dict[str, Callable[..., Any]] = {
+    "floordiv": functools.partial(torch.div, rounding_mode="floor"),
+    "truncdiv": functools.partial(torch.div, rounding_mode="trunc"),
+    "truediv": torch.true_divide,
+    "fma": lambda a, b, c: torch.addcmul(c, a, b),
+    "lshift": torch.bitwise_left_shift,
+    "rshift": torch.bitwise_right_shift,
+}
+
+POINTWISE: dict[str, OpSpec] = {
+    name: OpSpec(name, arity, result, REFERENCES.get(name) or getattr(torch, name), flops)
+    for arity, result, flops, names in TABLE
+    for name in names.split()
+}
 
 ReductionKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
-
-REDUCTION_KINDS: tuple[ReductionKind, ...] = (
-    "sum",
-    "prod",
-    "max",
-    "min",
-    "any",
-    "all",
-    "argmax",
-    "argmin",
-)
+REDUCTION_KINDS: tuple[ReductionKind, ...] = get_args(ReductionKind)
 
 
 def reduction_identity(kind: ReductionKind, dtype: torch.dtype) -> float | int | bool:
@@ -128,14 +83,11 @@ def reduction_identity(kind: ReductionKind, dtype: torch.dtype) -> float | int |
 
     argmax and argmin give that of max and min; their position starts at 0.
     """
-    if kind == "sum":
-        return 0.0 if dtype.is_floating_point else 0
-    if kind == "prod":
-        return 1.0 if dtype.is_floating_point else 1
-    if kind == "any":
-        return False
-    if kind == "all":
-        return True
+    if kind in ("any", "all"):
+        return kind == "all"
+    if kind in ("sum", "prod"):
+        neutral = 1 if kind == "prod" else 0
+        return float(neutral) if dtype.is_floating_point else neutral
     low = kind in ("max", "argmax")
     if dtype.is_floating_point:
         return float("-inf") if low else float("inf")

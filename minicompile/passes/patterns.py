@@ -134,10 +134,9 @@ class Matcher:
             return
         elif wanted.op == "placeholder":
             yield {**bound, wanted: node}
-        elif (wanted.op, wanted.target) == (
-            node.op,
-            node.target,
-        ) and wanted.kwargs.keys() == node.kwargs.keys():
+        elif wanted.op != "call_function" or wanted.target is not node.target:
+            return  # another call; a pattern's own tensors match nothing
+        elif wanted.kwargs.keys() == node.kwargs.keys():
             orders = [tuple(node.args)]
             if node.target in COMMUTATIVE and len(node.args) == 2:
                 orders.append((node.args[1], node.args[0]))
@@ -162,19 +161,8 @@ class Matcher:
             yield from self._node(wanted, given, bound)
         elif isinstance(wanted, list | tuple) and isinstance(given, list | tuple):
             yield from self._all(wanted, given, bound)
-        elif (
-            isinstance(wanted, float) and wanted in self.numbers and isinstance(given, int | float)
-        ):
-            if bound.get(wanted, given) == given:
+        elif isinstance(wanted, float) and wanted in self.numbers:
+            if isinstance(given, int | float) and bound.get(wanted, given) == given:
                 yield {**bound, wanted: given}
         elif type(wanted) is type(given) and wanted == given:
             yield bound
-
-
-def matchers(stage: str, trace: Callable[[Pattern], fx.Graph]) -> list[Matcher]:
-    """The registered patterns of a stage, traced."""
-    return [
-        Matcher(patterns[name], trace(patterns[name]))
-        for name in patterns
-        if patterns[name].stage == stage
-    ]

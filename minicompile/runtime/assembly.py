@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from minicompile import compat
@@ -45,28 +45,21 @@ class Assembly(Shown):
     """Per thread; None where no disassembler is at hand."""
     spilled_bytes: int | None = None
     """Local memory per thread: registers that didn't fit."""
-    _lines: dict[str, list[int | None]] = field(default_factory=dict, repr=False)
 
     def kernel_lines(self, level: str) -> list[int | None]:
         """For each line of a level's text, the index in `source.lines` that it came from."""
-        if level not in self._lines:
-            trace = LINE_TRACERS.get(level, _ptx_lines)
-            numbers = trace(self.levels[level], module_name(self.source))
-            first = self.source.prelude.count("\n") + 1
-            inside = range(first, first + len(self.source.lines))
-            self._lines[level] = [
-                n - first if n is not None and n in inside else None for n in numbers
-            ]
-        return self._lines[level]
+        trace = LINE_TRACERS.get(level, _ptx_lines)
+        first = self.source.prelude.count("\n") + 1
+        inside = range(first, first + len(self.source.lines))
+        numbers = trace(self.levels[level], module_name(self.source))
+        return [n - first if n is not None and n in inside else None for n in numbers]
 
     def __str__(self) -> str:
         resources = f"{self.tiles.num_warps} warps, {self.shared_bytes} bytes of shared memory"
         if self.registers is not None:
             resources += f", {self.registers} registers, {self.spilled_bytes} bytes spilled"
-        lines = [f"{self.source.name} for {self.target}: {resources}"]
-        for level, text in self.levels.items():
-            lines.append(f"  {level}: {text.count(chr(10))} lines")
-        return "\n".join(lines)
+        lines = [f"  {level}: {text.count(chr(10))} lines" for level, text in self.levels.items()]
+        return "\n".join([f"{self.source.name} for {self.target}: {resources}", *lines])
 
 
 def cross_compile(
@@ -83,12 +76,12 @@ def cross_compile(
     require_triton()
     plan = source.plan
     tiles = tiles or planned_tiles(plan)
-    divisible: list[str] = []
-    if aligned:
-        divisible = [a.name for a in plan.arguments]
-        divisible += [str(s) for s in plan.sizes if plan.hints.get(s, 1) % ALIGNMENT == 0]
+    divisible = [a.name for a in plan.arguments]
+    divisible += [str(s) for s in plan.sizes if plan.hints.get(s, 1) % ALIGNMENT == 0]
     function, _ = execute(source)
-    compiled = compile_kernel(source, function, tiles, divisible, compat.gpu_target(*target))
+    compiled = compile_kernel(
+        source, function, tiles, divisible if aligned else [], compat.gpu_target(*target)
+    )
     texts = {name: text for name, text in compiled.asm.items() if isinstance(text, str)}
     texts.pop("source", None)
     binary = next(compiled.asm[name] for name in BINARIES if name in compiled.asm)

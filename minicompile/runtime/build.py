@@ -13,6 +13,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -40,20 +41,24 @@ ERROR_LINES = 12
 class Compiler:
     """A C compiler that was found, its version text and the flags to call it with."""
 
-    path: str
+    command: tuple[str, ...]
     version: str
     flags: tuple[str, ...]
 
 
 def find_compiler(options: Options) -> Compiler:
-    """The chosen compiler, else g++, else clang++. Raises BackendError that says what to install."""
+    """The chosen compiler, which may be a command with arguments ("ccache g++"), else g++, else clang++.
+
+    Raises BackendError that says what to install.
+    """
     names = [options.cpp_compiler] if options.cpp_compiler else ["g++", "clang++"]
     for name in names:
-        path = shutil.which(name)
+        program, *arguments = [name] if shutil.which(name) else shlex.split(name) or [name]
+        path = shutil.which(program)
         if path is not None:
-            version = compiler_version(path)
+            command = (path, *arguments)
             flags = (*BASE_FLAGS, *machine_flags(), *openmp_flags(), *options.cpp_flags)
-            return Compiler(path, version, flags)
+            return Compiler(command, compiler_version(command), flags)
     missing = f"; {options.cpp_compiler!r} was not found" if options.cpp_compiler else ""
     raise BackendError(
         "minicompile needs a C++ compiler for CPU kernels: install g++ (apt-get install g++, "
@@ -62,13 +67,13 @@ def find_compiler(options: Options) -> Compiler:
 
 
 @functools.cache
-def compiler_version(path: str) -> str:
+def compiler_version(command: tuple[str, ...]) -> str:
     """What `--version` prints. Raises BackendError if the program doesn't run."""
     try:
-        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError) as error:
         raise BackendError(
-            f"the C++ compiler {path} does not run ({error}): install g++ or set CXX"
+            f"the C++ compiler {command[0]} does not run ({error}): install g++ or set CXX"
         ) from error
     return done.stdout
 
@@ -105,10 +110,8 @@ def openmp_flags() -> tuple[str, ...]:
 class Module:
     """Loaded libraries; `module.name` is the C function `name`."""
 
-    def __init__(
-        self, libraries: Sequence[ctypes.CDLL], paths: Sequence[Path], options: Options
-    ) -> None:
-        self.libraries, self.paths, self.options = tuple(libraries), tuple(paths), options
+    def __init__(self, libraries: Sequence[ctypes.CDLL], options: Options) -> None:
+        self.libraries, self.options = tuple(libraries), options
 
     def __getattr__(self, name: str) -> Any:
         for library in self.libraries:
@@ -116,7 +119,8 @@ class Module:
                 return library[name]
             except AttributeError:
                 continue
-        raise AttributeError(f"no C function {name!r} in {', '.join(map(str, self.paths))}")
+        files = ", ".join(library._name for library in self.libraries)
+        raise AttributeError(f"no C function {name!r} in {files}")
 
 
 class Pending:
@@ -124,15 +128,14 @@ class Pending:
 
     def __init__(self, jobs: Sequence[_Job], options: Options) -> None:
         self._jobs, self._options = jobs, options
-        self._module: Module | None = None
 
     def result(self) -> Module:
         """Wait and load. Raises BackendError with the compiler's first complaints."""
-        if self._module is None:
-            loaded = [job.finish() for job in self._jobs]
-            libraries, paths = [library for library, _ in loaded], [path for _, path in loaded]
-            self._module = Module(libraries, paths, self._options)
         return self._module
+
+    @functools.cached_property
+    def _module(self) -> Module:
+        return Module([job.finish() for job in self._jobs], self._options)
 
 
 def start_build(source: str | Sequence[str], options: Options) -> Pending:
@@ -147,15 +150,16 @@ class _Job:
 
     def __init__(self, source: str, compiler: Compiler, options: Options) -> None:
         self.source, self.compiler = source, compiler
-        facts = (source, compiler.path, compiler.version, *compiler.flags, processor_features())
+        command, version, flags = compiler.command, compiler.version, compiler.flags
+        facts = (source, *command, version, *flags, processor_features())
         self.key = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
         self.folder = _usable(Path(options.cache_dir) / "cpp") if options.disk_cache else None
         self.process: subprocess.Popen[str] | None = None
         self.work = Path()
-        if self.cached() is None:
-            self.start()
+        if self._cached() is None:
+            self._start()
 
-    def cached(self) -> Path | None:
+    def _cached(self) -> Path | None:
         """The library, if it lies in the cache undamaged. (Loading a truncated one would crash.)"""
         if self.folder is None:
             return None
@@ -166,49 +170,37 @@ class _Job:
             return None
         return library if intact else None
 
-    def start(self) -> None:
+    def _start(self) -> subprocess.Popen[str]:
         self.work = Path(tempfile.mkdtemp(prefix="minicompile_", dir=self.folder))
-        text = self.work / f"{self.key}.c"
+        text, library = (self.work / f"{self.key}{suffix}" for suffix in (".c", ".so"))
         text.write_text(self.source)
-        command = [self.compiler.path, *self.compiler.flags, str(text), "-o"]
-        command += [str(self.work / f"{self.key}.so"), "-lm"]
-        try:
-            self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        except OSError as error:
-            raise BackendError(
-                f"the C++ compiler {self.compiler.path} does not run: {error}"
-            ) from error
+        command = [*self.compiler.command, *self.compiler.flags]
+        command += [str(text), "-o", str(library), "-lm"]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        return self.process
 
-    def finish(self) -> tuple[ctypes.CDLL, Path]:
-        if self.process is None:
-            library = self.cached()
-            if library is not None:
-                return _load(library), library
-            self.start()  # it was there a moment ago
-        assert self.process is not None
-        _, complaints = self.process.communicate()
+    def finish(self) -> ctypes.CDLL:
+        """Wait for the compiler; move source, library and checksum into the cache, the checksum last."""
+        library = self._cached() if self.process is None else None
+        if library is not None:
+            return _load(library)
+        process = self.process or self._start()  # if it was there a moment ago
+        _, complaints = process.communicate()
         built = self.work / f"{self.key}.so"
-        if self.process.returncode != 0 or not built.exists():
+        if process.returncode != 0 or not built.exists():
             first = "\n".join(complaints.splitlines()[:ERROR_LINES])
             raise BackendError(
-                f"{self.compiler.path} could not compile the kernels "
+                f"{' '.join(self.compiler.command)} could not compile the kernels "
                 f"(source kept in {built.with_suffix('.c')}):\n{first}"
             )
-        if self.folder is None:
-            loaded = _load(built)  # once loaded, a library needs its file no more
-            shutil.rmtree(self.work, ignore_errors=True)
-            return loaded, built
-        return self.publish(built)
-
-    def publish(self, built: Path) -> tuple[ctypes.CDLL, Path]:
-        """Move the source, the library and its checksum into the cache, the checksum last."""
-        assert self.folder is not None
-        built.with_suffix(".sha256").write_text(_digest(built))
-        for suffix in (".c", ".so", ".sha256"):
-            os.replace(built.with_suffix(suffix), self.folder / f"{self.key}{suffix}")
+        if self.folder is not None:
+            built.with_suffix(".sha256").write_text(_digest(built))
+            for suffix in (".c", ".so", ".sha256"):
+                os.replace(built.with_suffix(suffix), self.folder / f"{self.key}{suffix}")
+            built = self.folder / built.name
+        loaded = _load(built)  # once loaded, a library needs its file no more
         shutil.rmtree(self.work, ignore_errors=True)
-        library = self.folder / built.name
-        return _load(library), library
+        return loaded
 
 
 def _usable(folder: Path) -> Path | None:

@@ -36,21 +36,17 @@ def bind(module: Module, plan: KernelPlan) -> Kernel:
 
 def bind_ctypes(module: Module, plan: KernelPlan) -> Kernel:
     """The same without an extension module: slower to call."""
-    function = getattr(module, plan.name)
-    tensors = [f"t{i}" for i in range(len(plan.arguments))]
-    sizes = [f"s{i}" for i in range(len(plan.sizes))]
-    function.argtypes = [ctypes.c_void_p] * len(tensors) + [ctypes.c_int64] * len(sizes)
-    function.restype = ctypes.c_int64
-    passed = [f"{t}.data_ptr()" for t in tensors] + sizes
-    source = (
-        f"def kernel({', '.join(tensors + sizes)}):\n"
-        f"    code = function({', '.join(passed)})\n"
-        f"    if code:\n"
-        f"        fail(code)\n"
-    )
-    scope: dict[str, Any] = {"function": function, "fail": lambda code: fail(plan, code)}
-    exec(compile(source, f"<call of {plan.name}>", "exec"), scope)
-    kernel: Kernel = scope["kernel"]
+    function, tensors = getattr(module, plan.name), len(plan.arguments)
+    types = [ctypes.c_void_p] * tensors + [ctypes.c_int64] * len(plan.sizes)
+    function.argtypes, function.restype = types, ctypes.c_int64
+
+    def kernel(*given: Any) -> None:
+        if len(given) != len(types):
+            raise TypeError(f"{plan.name} takes {len(types)} arguments, not {len(given)}")
+        code = function(*(t.data_ptr() for t in given[:tensors]), *given[tensors:])
+        if code:
+            fail(plan, code)
+
     return kernel
 
 

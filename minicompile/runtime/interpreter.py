@@ -27,10 +27,10 @@ import torch
 import triton.language as tl
 
 from minicompile import compat
-from minicompile.codegen.plan import KernelPlan, KernelSource
+from minicompile.codegen.plan import KernelPlan, KernelSource, power_of_two
 from minicompile.ops.origin import source_lines, union
-from minicompile.runtime.triton import Tiles, execute, power_of_two, python_text
-from minicompile.shapes.expr import product
+from minicompile.runtime.triton import Tiles, blocks, execute
+from minicompile.shapes.expr import product, size_hint
 
 interpreter, JITFunction = compat.triton_interpreter()
 
@@ -48,25 +48,24 @@ class InterpretedKernel:
         function, namespace = execute(source)
         namespace["libdevice"] = TorchLibdevice()
         namespace["range"] = interpreted_range
-        namespace["core"] = (
-            tl.core
-        )  # Triton patches the modules it finds here; tl.max uses this one
+        # Triton patches the modules it finds here; tl.max uses this one
+        namespace["core"] = tl.core
         self.kernel = interpreter.InterpretedFunction(function.fn)
-        self.numels = numels(source.plan)
 
     def __call__(self, *arguments: Any) -> None:
         plan = self.source.plan
         sizes = arguments[len(plan.arguments) :]
-        rows, length = self.numels(*sizes)
+        known = dict(zip(plan.sizes, sizes, strict=True))
+        rows = size_hint(product(plan.ranges.values()), known)
         if rows == 0:
             return
+        length = size_hint(product(plan.reduction_ranges.values()), known)
         tiles = self.tiles or interpreter_tiles(plan, rows, length)
-        blocks = {"XBLOCK": tiles.x} | ({"RBLOCK": tiles.r} if plan.reduction_ranges else {})
         tensors = [bytes_of(t) for t in arguments[: len(plan.arguments)]]
         grid = (-(-rows // tiles.x), 1, 1)
         try:
             with interpreting(), np.errstate(all="ignore"):
-                self.kernel[grid](*tensors, *sizes, **blocks)
+                self.kernel[grid](*tensors, *sizes, **blocks(plan, tiles))
         except interpreter.InterpreterError as error:
             failed = error.__cause__
             if isinstance(failed, AssertionError):  # an index check, where eager raises IndexError
@@ -83,15 +82,6 @@ def where(plan: KernelPlan) -> str:
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Bools as the bytes they are stored in: kernels know no other bools in memory."""
     return tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
-
-
-def numels(plan: KernelPlan) -> Callable[..., tuple[int, int]]:
-    """sizes -> (elements of x, elements of r)."""
-    rows = python_text(product(plan.ranges.values()))
-    length = python_text(product(plan.reduction_ranges.values()))
-    parameters = ", ".join(map(str, plan.sizes))
-    found: Callable[..., tuple[int, int]] = eval(f"lambda {parameters}: ({rows}, {length})")
-    return found
 
 
 def interpreter_tiles(plan: KernelPlan, rows: int, length: int) -> Tiles:
@@ -115,15 +105,11 @@ def interpreting() -> Iterator[None]:
         (JITFunction, "__call__", call_interpreted),
         (builder, "options", checked),
     ]
-    with _LOCK:
-        before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
+    with _LOCK, contextlib.ExitStack() as after:
         for owner, name, value in changes:
+            after.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
-        try:
-            yield
-        finally:
-            for owner, name, value in before:
-                setattr(owner, name, value)
+        yield
 
 
 def call_interpreted(function: Any, *args: Any, **kwargs: Any) -> Any:

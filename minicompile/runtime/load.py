@@ -41,7 +41,7 @@ def load_cpp(module: KernelModule, options: Options) -> Callable[[], Kernels]:
 
 @kernel_loader("triton")
 def load_triton(module: KernelModule, options: Options) -> Callable[[], Kernels]:
-    return lambda: {kernel.name: triton.load_kernel(kernel, options) for kernel in module.kernels}
+    return lambda: {kernel.name: triton.load_kernel(kernel) for kernel in module.kernels}
 
 
 @dataclass(eq=False)

@@ -28,25 +28,22 @@ from typing import Any
 import torch
 
 from minicompile import compat
-from minicompile.codegen.plan import KernelPlan, KernelSource
+from minicompile.codegen.plan import KernelPlan, KernelSource, power_of_two
 from minicompile.errors import BackendError
-from minicompile.options import Options
-from minicompile.shapes.expr import Size, product
+from minicompile.shapes.expr import Size, product, size_hint
 
 Launcher = Callable[..., None]
 """`launcher(*tensors, *sizes)`, in the order of the plan's arguments and sizes."""
 
-POINTER_TYPES: dict[torch.dtype, str] = {
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.int64: "*i64",
-    torch.int32: "*i32",
-    torch.int16: "*i16",
-    torch.int8: "*i8",
-    torch.uint8: "*u8",
-    torch.bool: "*u8",
+POINTER_TYPES = {
+    dtype: f"*{kind}{8 * dtype.itemsize}"
+    for kind, dtypes in {
+        "fp": (torch.float16, torch.float32, torch.float64),
+        "bf": (torch.bfloat16,),
+        "i": (torch.int8, torch.int16, torch.int32, torch.int64),
+        "u": (torch.uint8, torch.bool),
+    }.items()
+    for dtype in dtypes
 }
 """Bools are bytes in memory, and kernels read them as such."""
 
@@ -63,7 +60,7 @@ class Tiles:
     num_warps: int = 4
 
 
-def load_kernel(source: KernelSource, options: Options, tiles: Tiles | None = None) -> Launcher:
+def load_kernel(source: KernelSource, tiles: Tiles | None = None) -> Launcher:
     """A callable kernel. `tiles` overrides the plan's.
 
     CUDA kernels compile now; kernels for CPU tensors run in Triton's interpreter. Raises BackendError when
@@ -92,25 +89,8 @@ def planned_tiles(plan: KernelPlan) -> Tiles:
     """The plan's tiles; a persistent row always fits its tile."""
     r = plan.tiles.get("r", 1)
     if plan.reduction == "persistent":
-        r = power_of_two(row_length(plan))
+        r = power_of_two(size_hint(product(plan.reduction_ranges.values()), {}))
     return Tiles(plan.tiles["x"], r, plan.num_warps)
-
-
-def row_length(plan: KernelPlan) -> int:
-    """Elements of a persistent row: a known number."""
-    length = product(plan.reduction_ranges.values())
-    assert isinstance(length, int)
-    return length
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n (and at least 1)."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
-def python_text(size: Size) -> str:
-    """A size as Python source."""
-    return str(size).replace("Max(", "max(").replace("Min(", "min(")
 
 
 def function_name(source: KernelSource) -> str:
@@ -140,44 +120,32 @@ def execute(source: KernelSource) -> tuple[Any, dict[str, Any]]:
     return namespace[function_name(source)], namespace
 
 
-def signature(plan: KernelPlan) -> dict[str, str]:
-    """Triton's type of each parameter."""
-    integer = "i64" if plan.index_dtype is torch.int64 else "i32"
-    types = {a.name: POINTER_TYPES[a.dtype] for a in plan.arguments}
-    types |= {str(symbol): integer for symbol in plan.sizes}
-    return types | dict.fromkeys(blocks(plan), "constexpr")
-
-
-def blocks(plan: KernelPlan) -> list[str]:
-    return ["XBLOCK", "RBLOCK"] if plan.reduction_ranges else ["XBLOCK"]
-
-
-def compile_options(plan: KernelPlan, num_warps: int) -> dict[str, Any]:
-    """Multiply and add round apart and small numbers stay, as in eager; index checks stay in the code."""
-    checked = any(v.op == "indirect" and v.check for v in plan.body.values)
-    return {
-        "num_warps": num_warps,
-        "enable_fp_fusion": False,
-        "debug": checked,
-        "sanitize_overflow": False,
-        "enable_reflect_ftz": False,
-    }
+def blocks(plan: KernelPlan, tiles: Tiles) -> dict[str, int]:
+    """The kernel's constants: its last parameters."""
+    return {"XBLOCK": tiles.x} | ({"RBLOCK": tiles.r} if plan.reduction_ranges else {})
 
 
 def compile_kernel(
     source: KernelSource, function: Any, tiles: Tiles, divisible: list[str], target: Any
 ) -> Any:
-    """Triton's compiled kernel, for arguments of which those in `divisible` are multiples of 16."""
+    """Triton's compiled kernel, for arguments of which those in `divisible` are multiples of 16.
+
+    Multiply and add round apart and small numbers stay, as in eager; index checks stay in the code.
+    """
     plan = source.plan
-    constants = {"XBLOCK": tiles.x, "RBLOCK": tiles.r}
-    return compat.triton_compile(
-        function,
-        signature(plan),
-        {block: constants[block] for block in blocks(plan)},
-        divisible,
-        target,
-        compile_options(plan, tiles.num_warps),
-    )
+    constants = blocks(plan, tiles)
+    integer = "i64" if plan.index_dtype is torch.int64 else "i32"
+    types = {a.name: POINTER_TYPES[a.dtype] for a in plan.arguments}
+    types |= {str(symbol): integer for symbol in plan.sizes}
+    types |= dict.fromkeys(constants, "constexpr")
+    options = {
+        "num_warps": tiles.num_warps,
+        "enable_fp_fusion": False,
+        "debug": any(v.op == "indirect" and v.check for v in plan.body.values),
+        "sanitize_overflow": False,
+        "enable_reflect_ftz": False,
+    }
+    return compat.triton_compile(function, types, constants, divisible, target, options)
 
 
 class CudaKernel:
@@ -189,7 +157,17 @@ class CudaKernel:
         self.device = torch.cuda.current_device() if index is None else index
         self.function, _ = execute(source)
         self.variants: dict[int, tuple[Callable[..., Any], Any, Any]] = {}
-        self.launch = self._launcher()
+        current_device, stream = compat.cuda_launch_state()
+        namespace: dict[str, Any] = {
+            "current_device": current_device,
+            "stream": stream,
+            "on_device": torch.cuda.device,
+            "variants": self.variants,
+            "variant": self.variant,
+        }
+        text = launcher_text(source.plan, tiles, self.device)
+        exec(compile(text, f"<launcher of {source.name}>", "exec"), namespace)
+        self.launch: Launcher = namespace["launch"]
         hints = source.plan.hints
         sizes = [hints.get(symbol, ALIGNMENT) for symbol in source.plan.sizes]
         self.variant(1 + sum(2 << i for i, n in enumerate(sizes) if n % ALIGNMENT == 0))
@@ -205,30 +183,15 @@ class CudaKernel:
             self.variants[key] = compat.triton_launch(compiled)
         return self.variants[key]
 
-    def _launcher(self) -> Launcher:
-        current_device, stream = compat.cuda_launch_state()
-        namespace: dict[str, Any] = {
-            "current_device": current_device,
-            "stream": stream,
-            "on_device": torch.cuda.device,
-            "variants": self.variants,
-            "variant": self.variant,
-        }
-        text = launcher_text(self.source.plan, self.tiles, self.device)
-        exec(compile(text, f"<launcher of {self.source.name}>", "exec"), namespace)
-        launch: Launcher = namespace["launch"]
-        return launch
-
 
 def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
     """Python source of the launcher. Tensors without elements launch nothing."""
     pointers = [a.name for a in plan.arguments]
     sizes = [str(s) for s in plan.sizes]
     rows: Size = product(plan.ranges.values())
-    tile_values = {"XBLOCK": tiles.x, "RBLOCK": tiles.r}
-    arguments = pointers + sizes + [str(tile_values[block]) for block in blocks(plan)]
+    arguments = pointers + sizes + [str(n) for n in blocks(plan, tiles).values()]
     lines = [f"def launch({', '.join(pointers + sizes)}):"]
-    if isinstance(rows, int) and rows == 0:
+    if rows == 0:
         return "\n".join([*lines, "    return"])
     lines += [
         f"    if current_device() != {device}:",
@@ -238,11 +201,8 @@ def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
     lines += [f"    {p} = {p}.data_ptr()" for p in pointers]
     key = [f"(({' | '.join(pointers)}) % {ALIGNMENT} == 0)"]
     key += [f"({s} % {ALIGNMENT} == 0) << {i + 1}" for i, s in enumerate(sizes)]
-    if isinstance(rows, int):
-        grid = str(-(-rows // tiles.x))
-    else:
-        lines.append(f"    xnumel = {python_text(rows)}")
-        grid = f"(xnumel + {tiles.x - 1}) // {tiles.x}"
+    xnumel = str(rows).replace("Max(", "max(").replace("Min(", "min(")
+    grid = f"-(-({xnumel}) // {tiles.x})"
     lines += [
         f"    key = {' | '.join(key)}",
         "    run, function, metadata = variants.get(key) or variant(key)",

@@ -9,15 +9,15 @@ The real compiler does part of this in torch/_inductor/scheduler.py (reorder_loo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from operator import attrgetter
 
-import sympy
+from sympy import Symbol
 
-from minicompile.scheduling.dependencies import Hints, Part, StridedIndex, divide, times
-from minicompile.scheduling.nest import POSITION, Access, Level, LoopNest, Member, split
-from minicompile.shapes.expr import ZERO, Size, product, same, size_hint
+from minicompile.scheduling.dependencies import Hints, divide, elements
+from minicompile.scheduling.nest import POSITION, Access, Level, LoopNest, Loops, split
+from minicompile.shapes.expr import ZERO, product, same
 
 MAX_HINTS = 6
 """Most shared reads that are tried as a hint for how loops correspond."""
@@ -31,136 +31,72 @@ class Refusal:
     final: bool = False
 
 
-@dataclass(eq=False, slots=True)
-class Digit:
-    """Part of a loop: it counts to `size` with `weight` in the loop's value."""
-
-    loop: sympy.Symbol
-    kind: Literal["x", "r"]
-    weight: Size
-    size: Size
-    partner: Digit | None = None
-
-
 class Matching:
-    """Which digits of nest a's loops are which digits of nest b's."""
+    """Which loops of nest a are which loops of nest b. Both nests are split on the way."""
 
-    def __init__(self, a: LoopNest, b: LoopNest) -> None:
+    def __init__(self, a: LoopNest, b: LoopNest, partners: Mapping[Symbol, Symbol]) -> None:
         self.a, self.b = a, b
-        self.digits: dict[sympy.Symbol, list[Digit]] = {}
-        for nest in (a, b):
-            for v, size in nest.x.items():
-                self.digits[v] = [Digit(v, "x", 1, size)]
-            for v, size in nest.r.items():
-                self.digits[v] = [Digit(v, "r", 1, size)]
-        self.kinds_must_agree = a.is_reduction and b.is_reduction
+        self.partners = dict(partners)
+        """Each matched loop's partner, both ways."""
 
-    def copy(self) -> Matching:
-        """For trying something that may fail."""
-        out = Matching.__new__(Matching)
-        out.a, out.b, out.kinds_must_agree = self.a, self.b, self.kinds_must_agree
-        new = {d: replace(d) for digits in self.digits.values() for d in digits}
-        for copy in new.values():
-            copy.partner = new[copy.partner] if copy.partner is not None else None
-        out.digits = {v: [new[d] for d in digits] for v, digits in self.digits.items()}
-        return out
+    def free(self, loops: Iterable[Symbol]) -> list[Symbol]:
+        """Loops without a partner, outermost first."""
+        return [v for v in loops if v not in self.partners]
 
-    def free(self, loops: Iterable[sympy.Symbol]) -> list[Digit]:
-        """Digits without a partner, outermost first."""
-        return [d for v in loops for d in reversed(self.digits[v]) if d.partner is None]
-
-    def split(self, digit: Digit, size: Size) -> None:
-        """Cut a digit (and its partner): the inner part has `size`."""
-        upper: list[Digit] = []
-        pair = [digit] if digit.partner is None else [digit, digit.partner]
-        for d in pair:
-            rest = divide(d.size, size)
-            assert rest is not None
-            upper.append(replace(d, weight=times(d.weight, size), size=rest, partner=None))
-            d.size = size
-            digits = self.digits[d.loop]
-            digits.insert(digits.index(d) + 1, upper[-1])
-        if len(upper) == 2:
-            upper[0].partner, upper[1].partner = upper[1], upper[0]
-
-    def pair(self, d: Digit, e: Digit) -> bool:
-        """Make two digits one loop, cutting the larger one where the smaller ends."""
-        if self.kinds_must_agree and d.kind != e.kind:
+    def pair(self, mine: Symbol, theirs: Symbol) -> bool:
+        """Make two loops one, splitting the larger one where the smaller ends."""
+        a, b = self.a, self.b
+        if a.is_reduction and b.is_reduction and (mine in a.x) != (theirs in b.x):
             return False
-        if not same(d.size, e.size):
-            if divide(e.size, d.size) is not None:
-                self.split(e, d.size)
-            elif divide(d.size, e.size) is not None:
-                self.split(d, e.size)
+        size, other = a.loops[mine], b.loops[theirs]
+        if not same(size, other):
+            if divide(other, size) is not None:
+                self.b, theirs = split(b, theirs, size)
+            elif divide(size, other) is not None:
+                self.a, mine = split(a, mine, other)
             else:
                 return False
-        d.partner, e.partner = e, d
+        self.partners.update({mine: theirs, theirs: mine})
         return True
 
-    def match(self, mine: StridedIndex, theirs: StridedIndex) -> bool:
-        """Pair digits so that an index of nest a and one of nest b touch the same element."""
-        if mine.rest is not ZERO or theirs.rest is not ZERO or not same(mine.offset, theirs.offset):
-            return False
+    def match(self, mine: Access, theirs: Access) -> bool:
+        """Pair loops so that an access of nest a and one of nest b touch the same element."""
         while True:
-            ours = self._strides(mine)
-            others = self._strides(theirs)
-            for d, stride in ours.items():
-                if d.partner is not None and not (
-                    d.partner in others and same(stride, others[d.partner])
-                ):
-                    return False
-            if any(e.partner is not None and e.partner not in ours for e in others):
+            one, other = self.a.at(mine), self.b.at(theirs)
+            assert one is not None and other is not None
+            if one.rest is not ZERO or other.rest is not ZERO or not same(one.offset, other.offset):
                 return False
-            open_ours = {d: s for d, s in ours.items() if d.partner is None}
-            open_others = {e: s for e, s in others.items() if e.partner is None}
-            if not open_ours or not open_others:
-                return not open_ours and not open_others
-            found = next(
-                (
-                    (d, e)
-                    for d, s in open_ours.items()
-                    for e, t in open_others.items()
-                    if same(s, t)
-                ),
-                None,
-            )
-            if found is None or not self.pair(*found):
+            wanted = {self.partners[v]: s for v, s in one.strides.items() if v in self.partners}
+            found = {v: s for v, s in other.strides.items() if v in self.partners}
+            if wanted.keys() != found.keys() or not all(same(wanted[v], found[v]) for v in found):
+                return False
+            ours, others = self.free(one.strides), self.free(other.strides)
+            if not ours or not others:
+                return not ours and not others
+            pairs = ((v, w) for v in ours for w in others if same(one.strides[v], other.strides[w]))
+            pair = next(pairs, None)
+            if pair is None or not self.pair(*pair):
                 return False
 
-    def _strides(self, index: StridedIndex) -> dict[Digit, Size]:
-        return {
-            d: times(stride, d.weight)
-            for loop, stride in index.strides.items()
-            for d in self.digits[loop]
-        }
-
-    def pair_by_size(self, mine: Sequence[Digit], theirs: Sequence[Digit]) -> bool:
+    def pair_by_size(
+        self, of_a: Callable[[LoopNest], Loops], of_b: Callable[[LoopNest], Loops]
+    ) -> bool:
         """Pair what is left, from the innermost outwards: any correspondence is right here."""
-        a, b = list(mine), list(theirs)
-        while a and b:
-            d, e = a[-1], b[-1]
-            before = {id(x) for v in (d.loop, e.loop) for x in self.digits[v]}
-            if not self.pair(d, e):
+        while True:
+            ours, others = self.free(of_a(self.a)), self.free(of_b(self.b))
+            if not ours or not others:
+                return not ours and not others
+            if not self.pair(ours[-1], others[-1]):
                 return False
-            a.pop()
-            b.pop()
-            for found in (d, e):  # a digit that was cut: its upper part comes next
-                for upper in self.digits[found.loop]:
-                    if id(upper) not in before:
-                        (a if found is d else b).append(upper)
-        return not a and not b
 
 
-def flows(a: LoopNest, b: LoopNest) -> Iterator[tuple[Access, Access, Access, Access]]:
-    """(write, read, a's access, b's access) for every read in one nest of what the other writes."""
-    for read in b.reads:
-        for write in a.writes:
-            if read.buffer == write.buffer:
-                yield write, read, write, read
-    for read in a.reads:
-        for write in b.writes:
-            if read.buffer == write.buffer:
-                yield write, read, read, write
+def flows(a: LoopNest, b: LoopNest) -> Iterator[tuple[Access, Access, bool]]:
+    """(write, read, a writes) for every read in one nest of what the other writes."""
+    for writer, reader in ((a, b), (b, a)):
+        for read in reader.reads:
+            for write in writer.writes:
+                if read.buffer == write.buffer:
+                    yield write, read, writer is a
 
 
 def align(a: LoopNest, b: LoopNest) -> LoopNest | Refusal:
@@ -168,129 +104,84 @@ def align(a: LoopNest, b: LoopNest) -> LoopNest | Refusal:
 
     Right by construction: whatever one nest reads of the other's, it reads at the point where it is written.
     """
-    matching = Matching(a, b)
-    for write, read, mine, theirs in flows(a, b):
-        if write.index is None or read.index is None:
+    matching = Matching(a, b, {})
+    for write, read, forwards in flows(a, b):
+        if write.key is None or read.key is None:
             return Refusal(
-                f"{read.node.name} reads {read.buffer} at a position known only at run time", True
+                f"{read.node} reads {read.buffer} at a position known only at run time", True
             )
-        assert mine.index is not None and theirs.index is not None
-        if not matching.match(mine.index, theirs.index):
+        if not (matching.match(write, read) if forwards else matching.match(read, write)):
             return Refusal(mismatch(write, read, a.hints), final=True)
     matching = _with_shared_reads(matching)
     level = _complete(matching)
-    if isinstance(level, Refusal):
-        return level
-    return _joined(matching, *level)
+    return level if isinstance(level, Refusal) else _joined(matching, level)
 
 
 def mismatch(write: Access, read: Access, hints: Hints) -> str:
     """`buf0 is written at 64*p0 + p1 but buf1 reads it at another index, p0 + 64*p1`."""
-    written, used = (elements(a, hints) for a in (write, read))
-    if written is not None and used is not None and used < written:
-        part = f"only {used} of its {written} elements, at {read.own}"
-        return f"{write.buffer} is written at {write.own} but {read.node.name} reads {part}"
-    shifted = (
-        write.index is not None
-        and read.index is not None
-        and not same(write.index.offset, read.index.offset)
-    )
-    kind = "a shifted index" if shifted else "another index"
-    return f"{write.buffer} is written at {write.own} but {read.node.name} reads it at {kind}, {read.own}"
-
-
-def elements(access: Access, hints: Hints) -> int | None:
-    """How many elements an access touches, at the size hints; None where unknown."""
-    if access.footprint is None:
-        return None
-    return size_hint(product(size for _, size in access.footprint[1]), hints)
+    written, used = ("?" if a.key is None else a.key[1] for a in (write, read))
+    how = f"reads it at another index, {used}"
+    if write.footprint is not None and read.footprint is not None:
+        whole, part = elements(write.footprint, hints), elements(read.footprint, hints)
+        if part < whole:
+            how = f"reads only {part} of its {whole} elements, at {used}"
+        elif not same(write.footprint[0], read.footprint[0]):
+            how = f"reads it at a shifted index, {used}"
+    return f"{write.buffer} is written at {written} but {read.node} {how}"
 
 
 def _with_shared_reads(matching: Matching) -> Matching:
     """Let buffers that both nests read decide how the remaining loops correspond."""
     a, b = matching.a, matching.b
-    theirs: dict[str, list[Access]] = {}
+    theirs: dict[object, list[Access]] = {}
     for access in b.reads:
-        theirs.setdefault(access.buffer, []).append(access)
+        theirs.setdefault((access.buffer, access.footprint), []).append(access)
     shared = [
-        (mine, other)
+        (elements(mine.footprint, a.hints), mine, other)
         for mine in a.reads
-        if mine.index is not None
-        for other in theirs.get(mine.buffer, ())
-        if other.index is not None
-        and mine.footprint is not None
-        and mine.footprint == other.footprint
+        if mine.footprint is not None
+        for other in theirs.get((mine.buffer, mine.footprint), ())
     ]
-
-    for mine, other in sorted(shared, key=lambda pair: -(elements(pair[0], a.hints) or 0))[
-        :MAX_HINTS
-    ]:
-        assert mine.index is not None and other.index is not None
-        trial = matching.copy()
-        if trial.match(mine.index, other.index):
+    for _, mine, other in sorted(shared, key=lambda found: -found[0])[:MAX_HINTS]:
+        trial = Matching(matching.a, matching.b, matching.partners)
+        if trial.match(mine, other):
             matching = trial
     return matching
 
 
-def _complete(matching: Matching) -> tuple[Level | None, Level | None] | Refusal:
-    """Pair what no index decided. Gives the level of each side's bodies where joining changes it."""
+def _complete(matching: Matching) -> Level | Refusal | None:
+    """Pair what no index decided. Of a nest that joins a reduction, the level of its bodies."""
     a, b = matching.a, matching.b
+    x, r, every = attrgetter("x"), attrgetter("r"), attrgetter("loops")
     apart = Refusal(f"loops {a.space()} and {b.space()} don't match")
     if a.is_reduction == b.is_reduction:
-        matched = matching.pair_by_size(matching.free(a.x), matching.free(b.x))
-        matched = matched and matching.pair_by_size(matching.free(a.r), matching.free(b.r))
-        return (None, None) if matched else apart
+        return None if matching.pair_by_size(x, x) and matching.pair_by_size(r, r) else apart
     reduction, plain = (a, b) if a.is_reduction else (b, a)
-    rows = [d for v in reduction.r for d in matching.digits[v] if d.partner is not None]
-    mine = matching.free(plain.x)
-    row = not rows and same(
-        product(d.size for d in mine), product(d.size for d in matching.free(reduction.x))
+    rows, places = (
+        product(nest.x[v] for v in matching.free(nest.x)) for nest in (reduction, plain)
     )
-    target = matching.free(reduction.x) if row else matching.free([*reduction.x, *reduction.r])
-    ordered = (target, mine) if a.is_reduction else (mine, target)
-    if not matching.pair_by_size(*ordered):
+    row = len(matching.free(reduction.r)) == len(reduction.r) and same(rows, places)
+    target = x if row else every
+    if not matching.pair_by_size(*((target, x) if a.is_reduction else (x, target))):
         return apart
-    level: Level = "row" if row else "elem"
-    return (None, level) if a.is_reduction else (level, None)
+    return "row" if row else "elem"
 
 
-def _joined(matching: Matching, level_a: Level | None, level_b: Level | None) -> LoopNest | Refusal:
-    """Rewrite both nests to the common loops, and check that nothing is read where it isn't yet written."""
+def _joined(matching: Matching, level: Level | None) -> LoopNest | Refusal:
+    """Both nests over the loops of one, and a check that nothing is read where it isn't yet written."""
     a, b = matching.a, matching.b
     lead, other = (b, a) if b.is_reduction and not a.is_reduction else (a, b)
-    cuts = {
-        v: [d.size for d in digits[:-1]] for v, digits in matching.digits.items() if len(digits) > 1
-    }
-    lead_nest = split(lead, {v: c for v, c in cuts.items() if v in lead.loops})
-    names: dict[Digit, sympy.Symbol] = {}
-    fresh = iter(lead_nest.loops)
-    for v in lead.loops:
-        for digit in reversed(matching.digits[v]):
-            names[digit] = next(fresh)
-    parts: dict[sympy.Symbol, list[Part]] = {}
-    for v in other.loops:
-        parts[v] = []
-        for digit in reversed(matching.digits[v]):
-            assert digit.partner is not None
-            parts[v].append((names[digit.partner], digit.weight))
-    moved = other.substituted(parts, lead_nest.x, lead_nest.r)
-    levels = {id(a): level_a, id(b): level_b}
-    members = [
-        *_with_level(lead_nest.members, levels[id(lead)]),
-        *_with_level(moved.members, levels[id(other)]),
-    ]
+    parts = {v: [(matching.partners[v], 1)] for v in other.loops}
+    moved = other.substituted(parts, lead.x, lead.r)
+    members = [*lead.members, *(replace(m, level=level or m.level) for m in moved.members)]
     members.sort(key=lambda m: m.order)
-    nest = LoopNest(members, lead_nest.x, lead_nest.r, a.hints)
+    nest = LoopNest(members, lead.x, lead.r, {**lead.indices, **moved.indices}, a.hints)
     return _flaw(nest) or nest
-
-
-def _with_level(members: Sequence[Member], level: Level | None) -> list[Member]:
-    return [m if level is None else replace(m, level=level) for m in members]
 
 
 def _flaw(nest: LoopNest) -> Refusal | None:
     """The soundness of a fused kernel, checked on the result whatever way it was found."""
-    positions = [m.indices[POSITION] for m in nest.members if POSITION in m.indices]
+    positions = [i for (_, formula), i in nest.indices.items() if formula is POSITION]
     if any(not p.equals(positions[0]) for p in positions):
         return Refusal("two argmax run over the loops in different orders")
     writes = {a.buffer: a for a in nest.writes}
@@ -298,6 +189,7 @@ def _flaw(nest: LoopNest) -> Refusal | None:
         write = writes.get(read.buffer)
         if write is None:
             continue
-        if write.index is None or read.index is None or not write.index.equals(read.index):
+        written, used = nest.at(write), nest.at(read)
+        if written is None or used is None or not written.equals(used):
             return Refusal(mismatch(write, read, nest.hints))
     return None

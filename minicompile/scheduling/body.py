@@ -33,7 +33,7 @@ from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.handler import Index, Ops, StoreMode
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.ops.table import POINTWISE, ReductionKind, result_dtype
-from minicompile.shapes.expr import Size, linear_index, loop_symbol, simplify_index
+from minicompile.shapes.expr import Ranges, Size, loop_symbol, simplify_index
 
 
 @dataclass(eq=False, slots=True)
@@ -65,6 +65,14 @@ class Value:
         """Everything that must be computed before: inputs, mask, indirect indices."""
         mask = (self.mask,) if self.mask is not None else ()
         return (*self.inputs, *mask, *self.indirect)
+
+    @property
+    def key(self) -> object:
+        """Equal for values that are computed alike, whatever symbol stands for an indirect index."""
+        constant = repr(self.constant)  # tells 0.0 from -0.0 and 1 from True; NaN equals itself
+        what = (self.op, self.inputs, self.dtype, self.kind, constant, self.mask)
+        where = (self.buffer, self.index, self.size, self.check, self.wrap_negative, self.indirect)
+        return what, where
 
     def copy(self, mapping: Mapping[Value, Value], index: Index | None = None) -> Value:
         """The same operation on other operands."""
@@ -108,25 +116,12 @@ class LoopBody(Shown):
 
     def reindexed(
         self,
-        mapping: Mapping[sympy.Symbol, Index],
+        moved: Callable[[Index], Index],
         ranges: dict[sympy.Symbol, Size],
         reduction_ranges: dict[sympy.Symbol, Size],
     ) -> LoopBody:
-        """The same body over other loop variables: `mapping` gives each old one in terms of new ones."""
-        fresh = {**ranges, **reduction_ranges}
-        indices = {
-            index: simplify_index(index.xreplace(dict(mapping)), fresh)
-            for index in dict.fromkeys(iterate_indices(self))
-        }
-        return self.with_indices(indices, ranges, reduction_ranges)
-
-    def with_indices(
-        self,
-        indices: Mapping[Index, Index],
-        ranges: dict[sympy.Symbol, Size],
-        reduction_ranges: dict[sympy.Symbol, Size],
-    ) -> LoopBody:
-        """The same body over other loop variables: `indices` gives the new form of each index."""
+        """The same body over other loop variables: `moved` gives the new form of an index."""
+        indices = {index: moved(index) for index in iterate_indices(self)}
         copies: dict[Value, Value] = {}
         out = LoopBody(self.name, ranges, reduction_ranges)
         for value in self.values:
@@ -140,70 +135,62 @@ class LoopBody(Shown):
 
 
 class Recorder(Ops):
-    """The handler that records: every value is a `Value` appended to a body, with common ones shared."""
+    """The handler that records: every value is a `Value` appended to a body, with common ones shared.
 
-    def __init__(
-        self, body: LoopBody, origins: Origins = NO_ORIGINS, state: _State | None = None
-    ) -> None:
-        self.body, self.origins = body, origins
-        self.state = state if state is not None else _State()
+    `dtypes` gives the dtype of every buffer that can be loaded.
+    """
+
+    def __init__(self, body: LoopBody, dtypes: Mapping[str, torch.dtype] | None = None) -> None:
+        self.body, self.dtypes = body, dtypes or {}
+        self.origins = NO_ORIGINS
+        self.mask: Value | None = None
+        """Where the values count that are being recorded."""
+        self.known: dict[object, Value] = {}
+        self.indirect: dict[sympy.Symbol, Value] = {}
 
     def at(self, origins: Origins) -> Recorder:
-        return Recorder(self.body, origins, self.state)
+        return self._changed(origins=origins)
+
+    def _changed(self, **fields: Any) -> Recorder:
+        """A handler of the same recording that differs in origins or mask."""
+        other = object.__new__(Recorder)
+        other.__dict__.update(self.__dict__, **fields)
+        return other
 
     def emit(self, op: str, inputs: tuple[Value, ...], dtype: torch.dtype, **fields: Any) -> Value:
-        key = (
-            op,
-            tuple(map(id, inputs)),
-            dtype,
-            *sorted((k, _hashable(v)) for k, v in fields.items()),
-        )
-        known = self.state.known.get(key)
-        if known is not None and op != "store":
+        """The value of an operation; the known one if it has been recorded before."""
+        value = Value(op, inputs, dtype, self.origins, **fields)
+        known = self.known.setdefault(value.key, value)
+        if known is not value and op != "store":
             known.origins = known.origins | self.origins
             return known
-        value = Value(op, inputs, dtype, self.origins, **fields)
-        self.state.known[key] = value
         self.body.values.append(value)
         return value
 
-    def _index(self, index: Index | int) -> tuple[Index, tuple[Value, ...]]:
-        simple = simplify_index(index, self.body.all_ranges)
-        used = sorted((s for s in simple.free_symbols if s in self.state.indirect), key=str)
-        return simple, tuple(self.state.indirect[s] for s in used)
+    def _emit_at(
+        self, op: str, inputs: tuple[Value, ...], dtype: torch.dtype, index: Index, **fields: Any
+    ) -> Value:
+        """An operation with an index, which may mention loaded values."""
+        where = simplify_index(index, self.body.all_ranges)
+        used = sorted(where.free_symbols & self.indirect.keys(), key=str)
+        indirect = tuple(self.indirect[s] for s in used)
+        return self.emit(op, inputs, dtype, index=where, indirect=indirect, **fields)
 
     def load(self, buffer: str, index: Index) -> Value:
-        where, indirect = self._index(index)
-        return self.emit(
-            "load",
-            (),
-            self.state.dtype_of(buffer),
-            buffer=buffer,
-            index=where,
-            mask=self.state.mask,
-            indirect=indirect,
-        )
+        return self._emit_at("load", (), self.dtypes[buffer], index, buffer=buffer, mask=self.mask)
 
     def store(self, buffer: str, index: Index, value: Value, mode: StoreMode = "store") -> Value:
-        where, indirect = self._index(index)
-        return self.emit(
-            "store", (value,), value.dtype, buffer=buffer, index=where, kind=mode, indirect=indirect
-        )
+        return self._emit_at("store", (value,), value.dtype, index, buffer=buffer, kind=mode)
 
     def constant(self, value: float | int | bool, dtype: torch.dtype) -> Value:
-        if dtype.is_floating_point:
-            value = float(value)
-        elif dtype is torch.bool:
-            value = bool(value)
-        else:
-            value = int(value)
-        return self.emit("constant", (), dtype, constant=value)
+        kind = float if dtype.is_floating_point else bool if dtype is torch.bool else int
+        return self.emit("constant", (), dtype, constant=kind(value))
 
     def index_expr(self, expr: Index, dtype: torch.dtype) -> Value:
-        where, indirect = self._index(expr)
+        where = simplify_index(expr, self.body.all_ranges)
         if where.is_Integer:
             return self.constant(int(where), dtype)
-        return self.emit("index_expr", (), dtype, index=where, indirect=indirect)
+        return self._emit_at("index_expr", (), dtype, where)
 
     def to_dtype(self, value: Value, dtype: torch.dtype) -> Value:
         return value if value.dtype is dtype else self.emit("to_dtype", (value,), dtype)
@@ -212,32 +199,26 @@ class Recorder(Ops):
         return value if value.dtype is dtype else self.emit("bitcast", (value,), dtype)
 
     def masked(self, mask: Value, body: Callable[[Ops], Value], other: float | int | bool) -> Value:
-        outer = self.state.mask
-        self.state.mask = mask if outer is None else self.pointwise("logical_and", outer, mask)
-        try:
-            value = body(self)
-        finally:
-            self.state.mask = outer
+        inside = mask if self.mask is None else self.pointwise("logical_and", self.mask, mask)
+        value = body(self._changed(mask=inside))
         return self.pointwise("where", mask, value, self.constant(other, value.dtype))
 
     def indirect_indexing(
         self, value: Value, size: Index | int, check: bool = True, wrap_negative: bool = True
     ) -> Index:
-        key = (value, size, check, wrap_negative, self.state.mask)
-        if key not in self.state.indirect_keys:
-            symbol = loop_symbol(f"i{len(self.state.indirect)}")
-            self.state.indirect_keys[key] = symbol
-            self.state.indirect[symbol] = self.emit(
-                "indirect",
-                (value,),
-                torch.int64,
-                symbol=symbol,
-                size=size,
-                check=check,
-                wrap_negative=wrap_negative,
-                mask=self.state.mask,
-            )
-        return self.state.indirect_keys[key]
+        found = self.emit(
+            "indirect",
+            (value,),
+            torch.int64,
+            symbol=loop_symbol(f"i{len(self.indirect)}"),
+            size=size,
+            check=check,
+            wrap_negative=wrap_negative,
+            mask=self.mask,
+        )
+        assert found.symbol is not None
+        self.indirect[found.symbol] = found
+        return found.symbol
 
     def reduction(self, kind: ReductionKind, dtype: torch.dtype, value: Value) -> Value:
         return self.emit("reduction", (value,), dtype, kind=kind)
@@ -246,60 +227,24 @@ class Recorder(Ops):
         return self.emit(name, values, result_dtype(name, tuple(v.dtype for v in values)))
 
 
-class _State:
-    """What all handlers of one recording share."""
-
-    def __init__(self) -> None:
-        self.known: dict[Any, Value] = {}
-        self.indirect: dict[sympy.Symbol, Value] = {}
-        self.indirect_keys: dict[Any, sympy.Symbol] = {}
-        self.mask: Value | None = None
-        self.dtypes: Mapping[str, torch.dtype] = {}
-
-    def dtype_of(self, buffer: str) -> torch.dtype:
-        return self.dtypes[buffer]
-
-
-def _hashable(value: Any) -> Any:
-    if isinstance(
-        value, float
-    ):  # 0.0 and -0.0 differ, and so do 1 and True; NaN equals itself here
-        return (type(value).__name__, repr(value))
-    if isinstance(value, Value):
-        return id(value)
-    if isinstance(value, tuple):
-        return tuple(map(_hashable, value))
-    return (type(value).__name__, value)
-
-
 def record(buffer: ComputedBuffer, dtypes: Mapping[str, torch.dtype]) -> LoopBody:
-    """Run a buffer's loop functions once and keep what they did.
-
-    `dtypes` gives the dtype of every buffer that can be loaded. A reduction's store follows the reduction.
-    """
-    loops = buffer.loops
+    """Run a buffer's loop functions once and keep what they did. A reduction's store follows it."""
+    loops, layout = buffer.loops, buffer.layout
+    over = loops.reduction_ranges if isinstance(loops, Reduction) else ()
     ranges = {loop_symbol(f"p{i}"): size for i, size in enumerate(loops.ranges)}
-    reduction_ranges: dict[sympy.Symbol, Size] = {}
-    if isinstance(loops, Reduction):
-        reduction_ranges = {
-            loop_symbol(f"r{i}"): size for i, size in enumerate(loops.reduction_ranges)
-        }
+    reduction_ranges = {loop_symbol(f"r{i}"): size for i, size in enumerate(over)}
     body = LoopBody(buffer.name, ranges, reduction_ranges)
-    recorder = Recorder(body, buffer.origins)
-    recorder.state.dtypes = dtypes
+    ops = Recorder(body, dtypes).at(buffer.origins)
     index = list(ranges)
-    layout = buffer.layout
     if isinstance(loops, Reduction):
-        source = loops.inner_fn(recorder, index, list(reduction_ranges))
-        reduced = recorder.reduction(loops.kind, layout.dtype, source)
-        recorder.store(buffer.name, layout.index(index), reduced)
+        source = loops.inner_fn(ops, index, list(reduction_ranges))
+        reduced = ops.reduction(loops.kind, layout.dtype, source)
+        ops.store(buffer.name, layout.index(index), reduced)
     elif isinstance(loops, Scatter):
-        where = loops.output_index(recorder, index)
-        value = loops.inner_fn(recorder, index)
-        position = linear_index(where, layout.stride, layout.offset)
-        recorder.store(buffer.name, position, value, loops.mode)
+        where = layout.index(loops.output_index(ops, index))
+        ops.store(buffer.name, where, loops.inner_fn(ops, index), loops.mode)
     else:
-        recorder.store(buffer.name, layout.index(index), loops.inner_fn(recorder, index))
+        ops.store(buffer.name, layout.index(index), loops.inner_fn(ops, index))
     drop_dead(body)
     return body
 
@@ -323,84 +268,76 @@ def names(values: list[Value]) -> dict[Value, str]:
     return found
 
 
+def ranges_text(ranges: Ranges) -> str:
+    """`{p0: 64, p1: 8}`."""
+    return f"{{{', '.join(f'{loop}: {size}' for loop, size in ranges.items())}}}"
+
+
 def body_text(body: LoopBody) -> str:
     """The body as a Python class: ranges, named index formulas, then one operation a line."""
-    index_names: dict[Index, str] = {}
-    for value in body.values:
-        if value.index is not None:
-            index_names.setdefault(value.index, f"index{len(index_names)}")
     named = names(body.values)
+    indices = {index: f"index{k}" for k, index in enumerate(iterate_indices(body))}
     lines = [f"class {body.name}_loop_body:"]
-    ranges = ", ".join(f"{var}: {size}" for var, size in body.ranges.items())
-    lines.append(f"    var_ranges = {{{ranges}}}")
+    lines.append(f"    var_ranges = {ranges_text(body.ranges)}")
     if body.reduction_ranges:
-        ranges = ", ".join(f"{var}: {size}" for var, size in body.reduction_ranges.items())
-        lines.append(f"    reduction_ranges = {{{ranges}}}")
-    lines += [f"    {name} = {index}" for index, name in index_names.items()]
+        lines.append(f"    reduction_ranges = {ranges_text(body.reduction_ranges)}")
+    lines += [f"    {name} = {index}" for index, name in indices.items()]
     lines.append("    def body(self, ops):")
     for value in body.values:
-        if value.op == "constant":
-            continue
-        call = _value_text(value, named, index_names)
-        target = f"{named[value]}: '{short(value.dtype)}' = " if value in named else ""
-        lines.append(f"        {target}{call}")
+        if value.op != "constant":
+            target = f"{named[value]}: '{short(value.dtype)}' = " if value in named else ""
+            lines.append(f"        {target}{_value_text(value, named, indices)}")
     return "\n".join(lines)
 
 
-def _value_text(value: Value, named: Mapping[Value, str], index_names: Mapping[Index, str]) -> str:
+def _value_text(value: Value, named: Mapping[Value, str], indices: Mapping[Index, str]) -> str:
     def ref(v: Value) -> str:
         return repr(v.constant) if v.op == "constant" else named[v]
 
-    index = f"self.{index_names[value.index]}" if value.index is not None else ""
-    arguments = [ref(v) for v in value.inputs]
-    if value.op == "load":
-        mask = f", mask={ref(value.mask)}" if value.mask is not None else ""
-        return f"ops.load('{value.buffer}', {index}{mask})"
-    if value.op == "store":
-        mode = "" if value.kind == "store" else f", mode='{value.kind}'"
-        return f"ops.store('{value.buffer}', {index}, {arguments[0]}{mode})"
-    if value.op == "index_expr":
-        return f"ops.index_expr({index}, torch.{str(value.dtype).removeprefix('torch.')})"
-    if value.op == "indirect":
-        return f"ops.indirect_indexing({arguments[0]}, {value.size})  # as {value.symbol}"
-    if value.op == "reduction":
-        return f"ops.reduction('{value.kind}', {arguments[0]})"
-    if value.op in ("to_dtype", "bitcast"):
-        return f"ops.{value.op}({arguments[0]}, torch.{str(value.dtype).removeprefix('torch.')})"
-    return f"ops.{value.op}({', '.join(arguments)})"
+    op, arguments, after = value.op, [ref(v) for v in value.inputs], ""
+    index = [f"self.{indices[value.index]}"] if value.index is not None else []
+    if op == "load":
+        arguments = [f"'{value.buffer}'", *index]
+        if value.mask is not None:
+            arguments.append(f"mask={ref(value.mask)}")
+    elif op == "store":
+        arguments = [f"'{value.buffer}'", *index, *arguments]
+        if value.kind != "store":
+            arguments.append(f"mode='{value.kind}'")
+    elif op == "indirect":
+        op, after = "indirect_indexing", f"  # as {value.symbol}"
+        arguments.append(str(value.size))
+    elif op == "reduction":
+        arguments.insert(0, f"'{value.kind}'")
+    elif op in ("index_expr", "to_dtype", "bitcast"):
+        arguments += [*index, str(value.dtype)]
+    return f"ops.{op}({', '.join(arguments)}){after}"
 
 
 def verify(body: LoopBody) -> None:
     """Raise VerifyError where a body breaks its grammar."""
+
+    def require(holds: bool, problem: str) -> None:
+        if not holds:
+            raise VerifyError(f"{body.name}: {problem}")
+
     seen: set[Value] = set()
     symbols: set[sympy.Symbol] = set(body.all_ranges)
     for value in body.values:
-        if value.dtype not in LOOP_DTYPES:
-            raise VerifyError(
-                f"{body.name}: {value.op} gives {value.dtype}, which loops can't hold"
-            )
+        op, dtype = value.op, value.dtype
+        require(dtype in LOOP_DTYPES, f"{op} gives {dtype}, which loops can't hold")
         for operand in value.operands:
-            if operand not in seen:
-                raise VerifyError(
-                    f"{body.name}: {value.op} uses {operand.op} before it is computed"
-                )
+            require(operand in seen, f"{op} uses {operand.op} before it is computed")
         if value.symbol is not None:
             symbols.add(value.symbol)
         if value.index is not None:
-            strange = [
-                s for s in value.index.free_symbols if s not in symbols and not s.is_positive
-            ]
-            if strange:
-                raise VerifyError(f"{body.name}: index {value.index} uses unknown {strange}")
-        if value.op in POINTWISE:
-            expected = result_dtype(value.op, tuple(v.dtype for v in value.inputs))
-            if expected is not value.dtype:
-                raise VerifyError(
-                    f"{body.name}: {value.op} must give {expected}, not {value.dtype}"
-                )
+            strange = [s for s in value.index.free_symbols - symbols if not s.is_positive]
+            require(not strange, f"index {value.index} uses unknown {strange}")
+        if op in POINTWISE:
+            expected = result_dtype(op, tuple(v.dtype for v in value.inputs))
+            require(expected is dtype, f"{op} must give {expected}, not {dtype}")
         seen.add(value)
-    if not body.stores:
-        raise VerifyError(f"{body.name}: stores nothing")
+    require(bool(body.stores), "stores nothing")
 
 
 def users(values: list[Value]) -> dict[Value, list[Value]]:
@@ -413,7 +350,5 @@ def users(values: list[Value]) -> dict[Value, list[Value]]:
 
 
 def iterate_indices(body: LoopBody) -> Iterator[Index]:
-    """Every index expression of the body."""
-    for value in body.values:
-        if value.index is not None:
-            yield value.index
+    """The distinct index expressions of the body."""
+    yield from dict.fromkeys(v.index for v in body.values if v.index is not None)

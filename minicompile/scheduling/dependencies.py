@@ -21,6 +21,7 @@ from minicompile.shapes.expr import (
     Ranges,
     Size,
     exact_quotient,
+    product,
     same,
     simplify_index,
     size_hint,
@@ -51,7 +52,7 @@ class StridedIndex:
             if not loops:
                 offset.append(term)
             elif len(loops) == 1 and (stride := _stride(term, loops[0])) is not None:
-                strides[loops[0]] = stride
+                strides[loops[0]] = to_size(strides.get(loops[0], 0) + stride)
             else:
                 rest.append(term)
         return StridedIndex(sympy.Add(*offset), strides, sympy.Add(*rest))
@@ -66,19 +67,16 @@ class StridedIndex:
         """Whether the index is not linear in `loop`."""
         return self.rest is not ZERO and loop in self.rest.free_symbols
 
-    def mentions(self, loop: sympy.Symbol) -> bool:
-        return loop in self.strides or self.blocks(loop)
-
     def substituted(
         self, parts: Mapping[sympy.Symbol, Sequence[Part]], ranges: Ranges
     ) -> StridedIndex:
         """The index over new loops: each old one in `parts` is the weighted sum of its parts."""
+        if self.rest is ZERO and parts.keys().isdisjoint(self.strides):
+            return self
         strides: dict[sympy.Symbol, Size] = {}
         for loop, stride in self.strides.items():
             for new, weight in parts.get(loop, ((loop, 1),)):
-                strides[new] = to_size(stride * weight)
-        if self.rest is ZERO:
-            return StridedIndex(self.offset, strides, ZERO)
+                strides[new] = times(stride, weight)
         sums = {
             loop: sympy.Add(*[sympy.sympify(weight) * new for new, weight in parts[loop]])
             for loop in self.rest.free_symbols & parts.keys()
@@ -132,25 +130,18 @@ def times(a: Size, b: Size) -> Size:
     return to_size(sympy.expand(sympy.sympify(a) * sympy.sympify(b)))
 
 
-def is_indirect(value: Value) -> bool:
-    """Whether a load's or store's index depends on loaded values."""
-    return bool(value.indirect)
-
-
 def dependencies(body: LoopBody) -> tuple[tuple[Dependency, ...], tuple[Dependency, ...]]:
     """What a body reads and writes, each place once, in order."""
-    reads = dict.fromkeys(dependency_of(v, body) for v in body.loads)
-    writes = dict.fromkeys(dependency_of(v, body) for v in body.stores)
+
+    def dependency(value: Value) -> Dependency:
+        if value.indirect or value.index is None:
+            return Dependency(value.buffer, None)
+        used = value.index.free_symbols
+        ranges = tuple((loop, size) for loop, size in body.all_ranges.items() if loop in used)
+        return Dependency(value.buffer, value.index, ranges)
+
+    reads, writes = (dict.fromkeys(map(dependency, group)) for group in (body.loads, body.stores))
     return tuple(reads), tuple(writes)
-
-
-def dependency_of(value: Value, body: LoopBody) -> Dependency:
-    """A load or store as a Dependency; the index is None where it depends on loaded values."""
-    if is_indirect(value) or value.index is None:
-        return Dependency(value.buffer, None)
-    free = value.index.free_symbols
-    ranges = tuple((loop, size) for loop, size in body.all_ranges.items() if loop in free)
-    return Dependency(value.buffer, value.index, ranges)
 
 
 Footprint = tuple[Index, tuple[tuple[Size, Size], ...]]
@@ -170,3 +161,8 @@ def footprint(index: StridedIndex, sizes: Ranges, hints: Hints) -> Footprint | N
         else:
             merged.append((stride, size))
     return index.offset, tuple(merged)
+
+
+def elements(where: Footprint, hints: Hints) -> int:
+    """How many elements a footprint has, at the size hints."""
+    return size_hint(product(size for _, size in where[1]), hints)

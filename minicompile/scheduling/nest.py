@@ -1,22 +1,22 @@
-"""`LoopNest`: loop bodies over common loops, while the scheduler is still splitting, merging and reordering.
+"""`LoopNest`: nodes over common loops, while the scheduler is still splitting, merging and reordering.
 
 A nest starts as one node with its own loops. Joining two nests (align.py) splits loops until both have the
 same ones; `finished` merges what can be merged again, orders the loops by strides and rewrites the bodies.
-Only strides change on the way, so trying a fusion costs little.
-The real compiler: SchedulerNode.apply_new_loop_order in torch/_inductor/scheduler.py, sizevars.py.
+Every step is a substitution of loops in the nodes' indices, which are only strides until then: trying a
+fusion costs little. The real compiler: SchedulerNode.apply_new_loop_order in torch/_inductor/scheduler.py.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Literal
 
 import sympy
 
 from minicompile.ops.handler import Index
-from minicompile.scheduling.body import LoopBody, iterate_indices
+from minicompile.scheduling.body import iterate_indices
 from minicompile.scheduling.dependencies import (
     Footprint,
     Hints,
@@ -26,7 +26,7 @@ from minicompile.scheduling.dependencies import (
     footprint,
     times,
 )
-from minicompile.scheduling.nodes import FusedSchedulerNode, SchedulerNode
+from minicompile.scheduling.nodes import Dependency, FusedSchedulerNode, SchedulerNode
 from minicompile.shapes.expr import (
     ZERO,
     FloorDiv,
@@ -38,49 +38,38 @@ from minicompile.shapes.expr import (
     same,
     simplify_index,
     size_hint,
+    to_size,
 )
 
 Level = Literal["row", "elem"]
 Loops = dict[sympy.Symbol, Size]
+Key = tuple[int, Index]
+"""An index: the number of its node, and its formula in the node's own loops."""
 POSITION = sympy.Symbol("position")
-"""Key of an argmax's own index: where in the reduced row an element stands."""
+"""Formula of an argmax's own index: where in the reduced row an element stands."""
 MAX_SPLITS = 8
 """Rounds of splitting loops at divisions: each makes at least one index simpler."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """One place where a node touches a buffer. `index` is None where it depends on loaded values."""
+    """One place where a node touches a buffer. `key` is None where it depends on loaded values."""
 
-    node: SchedulerNode
+    node: str
     buffer: str
-    index: StridedIndex | None
+    key: Key | None
     footprint: Footprint | None
-    own: Index
-    """The index in the node's own loops, as its body shows it."""
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class Member:
-    """A node in a nest: its indices over the nest's loops, by their formula in the node's own body."""
+    """A node in a nest. Members run in the order of their numbers, which is the graph's."""
 
     node: SchedulerNode
     order: int
-    """Position in the graph: members run in this order."""
     level: Level
-    indices: dict[Index, StridedIndex]
-    footprints: dict[Index, Footprint | None]
-
-    def accesses(self, op: Literal["load", "store"]) -> Iterator[Access]:
-        seen: set[tuple[str, Index | None]] = set()
-        for value in self.node.body.values:
-            if value.op != op or (value.buffer, value.index) in seen:
-                continue
-            assert value.index is not None
-            seen.add((value.buffer, value.index))
-            index = None if value.indirect else self.indices[value.index]
-            where = None if value.indirect else self.footprints[value.index]
-            yield Access(self.node, value.buffer, index, where, value.index)
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
 
 
 @dataclass(eq=False)
@@ -90,21 +79,22 @@ class LoopNest:
     members: list[Member]
     x: Loops
     r: Loops
+    indices: dict[Key, StridedIndex]
     hints: Hints
 
-    @functools.cached_property
+    @cached_property
     def reads(self) -> list[Access]:
-        return [a for m in self.members for a in m.accesses("load")]
+        return [a for m in self.members for a in m.reads]
 
-    @functools.cached_property
+    @cached_property
     def writes(self) -> list[Access]:
-        return [a for m in self.members for a in m.accesses("store")]
+        return [a for m in self.members for a in m.writes]
 
-    @functools.cached_property
+    @cached_property
     def written(self) -> frozenset[str]:
         return frozenset(a.buffer for a in self.writes)
 
-    @functools.cached_property
+    @cached_property
     def touched(self) -> frozenset[str]:
         return self.written | {a.buffer for a in self.reads}
 
@@ -122,70 +112,71 @@ class LoopNest:
 
     @property
     def loops(self) -> Loops:
-        return {**self.x, **self.r} if self.r else self.x
+        return {**self.x, **self.r}
 
-    @property
-    def numel(self) -> Size:
-        return product(self.x.values())
-
-    @property
-    def reduction_numel(self) -> Size:
-        return product(self.r.values())
+    def at(self, access: Access) -> StridedIndex | None:
+        """The index of an access over the nest's loops; None where it depends on loaded values."""
+        return self.indices[access.key] if access.key is not None else None
 
     def space(self) -> str:
         """`[8, 64]` or `[8] over [64]`."""
         x = f"[{', '.join(map(str, self.x.values()))}]"
         return f"{x} over [{', '.join(map(str, self.r.values()))}]" if self.r else x
 
-    def indices(self) -> Iterator[StridedIndex]:
-        for member in self.members:
-            yield from member.indices.values()
-
     def substituted(
         self, parts: Mapping[sympy.Symbol, Sequence[Part]], x: Loops, r: Loops
     ) -> LoopNest:
-        """Every index over new loops x and r."""
+        """The same nodes over new loops x and r: each old loop in `parts` is the sum of its parts."""
         ranges = {**x, **r}
-        members = [
-            Member(
-                m.node,
-                m.order,
-                m.level,
-                {k: index.substituted(parts, ranges) for k, index in m.indices.items()},
-                m.footprints,
-            )
-            for m in self.members
-        ]
-        return LoopNest(members, x, r, self.hints)
+        indices = {key: index.substituted(parts, ranges) for key, index in self.indices.items()}
+        return LoopNest(self.members, x, r, indices, self.hints)
 
 
 def nest_of(node: SchedulerNode, order: int, hints: Hints) -> LoopNest:
     """A node alone: loops of size 1 dropped, split where an index divides, merged where all allow it."""
-    names = {v: loop_symbol(f"{v}_{order}") for v in node.body.all_ranges}
-    x = {names[v]: size for v, size in node.body.ranges.items()}
-    r = {names[v]: size for v, size in node.body.reduction_ranges.items()}
-    ranges = {**x, **r}
-    own = node.body.all_ranges
-    parts: dict[sympy.Symbol, list[Part]] = {v: [(names[v], 1)] for v in own}
-    plain = {index: StridedIndex.of(index, own) for index in iterate_indices(node.body)}
-    marks = {k: footprint(index, own, hints) for k, index in plain.items()}
-    indices = {k: index.substituted(parts, ranges) for k, index in plain.items()}
-    if any(v.kind in ("argmax", "argmin") for v in node.body.reductions):
-        strides = contiguous_strides(tuple(r.values()))
-        indices[POSITION] = StridedIndex(ZERO, dict(zip(r, strides, strict=True)))
-    level: Level = "elem" if r else "row"
-    nest = LoopNest([Member(node, order, level, indices, marks)], x, r, hints)
-    return merged(_split_at_divisions(_without_units(nest)))
+    body, own = node.body, node.body.all_ranges
+    indices = {(order, index): StridedIndex.of(index, own) for index in iterate_indices(body)}
+
+    def access(place: Dependency) -> Access:
+        if place.index is None:
+            return Access(node.name, place.buffer, None, None)
+        key = (order, place.index)
+        return Access(node.name, place.buffer, key, footprint(indices[key], own, hints))
+
+    reads, writes = (tuple(map(access, places)) for places in (node.reads, node.writes))
+    if any(v.kind in ("argmax", "argmin") for v in body.reductions):
+        strides = contiguous_strides(tuple(body.reduction_ranges.values()))
+        counted = dict(zip(body.reduction_ranges, strides, strict=True))
+        indices[order, POSITION] = StridedIndex(ZERO, counted)
+    long = [v for v, size in own.items() if size != 1]
+    if body.reduction_ranges.keys().isdisjoint(long):  # a reduction stays one
+        long += [*body.reduction_ranges][:1]
+    names = {v: loop_symbol(f"{v}_{order}") for v in long}
+    x, r = (
+        {names[v]: size for v, size in loops.items() if v in names}
+        for loops in (body.ranges, body.reduction_ranges)
+    )
+    member = Member(node, order, "elem" if r else "row", reads, writes)
+    nest = LoopNest([member], body.ranges, body.reduction_ranges, indices, hints)
+    nest = nest.substituted({v: [(names[v], 1)] if v in names else [] for v in own}, x, r)
+    return merged(_split_at_divisions(nest))
 
 
-def _without_units(nest: LoopNest) -> LoopNest:
-    """Without loops of size 1; a reduction keeps one, so that it stays a reduction."""
-    x = {v: size for v, size in nest.x.items() if size != 1}
-    r = {v: size for v, size in nest.r.items() if size != 1}
-    if nest.r and not r:
-        r = dict([next(iter(nest.r.items()))])
-    gone: dict[sympy.Symbol, list[Part]] = {v: [] for v, size in nest.loops.items() if size == 1}
-    return nest.substituted(gone, x, r) if gone else nest
+def split(nest: LoopNest, loop: sympy.Symbol, size: Size) -> tuple[LoopNest, sympy.Symbol]:
+    """The nest with `loop = size*outer + inner`, and the inner loop."""
+    outer, inner = loop_symbol(f"{loop}_1"), loop_symbol(f"{loop}_0")
+    rest = divide(nest.loops[loop], size)
+    assert rest is not None, f"{nest.loops[loop]} / {size}"
+    x, r = (_replaced(loops, loop, {outer: rest, inner: size}) for loops in (nest.x, nest.r))
+    return nest.substituted({loop: [(outer, size), (inner, 1)]}, x, r), inner
+
+
+def _replaced(loops: Loops, old: sympy.Symbol, new: Loops) -> Loops:
+    """The loops with others in the place of one."""
+    out: Loops = {}
+    for loop, size in loops.items():
+        out.update(new if loop is old else {loop: size})
+    return out
 
 
 def _split_at_divisions(nest: LoopNest) -> LoopNest:
@@ -194,17 +185,14 @@ def _split_at_divisions(nest: LoopNest) -> LoopNest:
         cut = next(_cuts(nest), None)
         if cut is None:
             break
-        loop, step = cut
-        nest = split(nest, {loop: [step]})
+        nest, _inner = split(nest, *cut)
     return nest
 
 
 def _cuts(nest: LoopNest) -> Iterator[tuple[sympy.Symbol, Size]]:
     """Loops to split, and the size of the inner part, that take a division apart."""
     loops = nest.loops
-    for index in nest.indices():
-        if index.rest is ZERO:
-            continue
+    for index in nest.indices.values():
         for call in sorted(index.rest.atoms(FloorDiv, ModularIndexing), key=str):
             base = StridedIndex.of(sympy.expand(call.args[0]), loops)
             if base.rest is not ZERO:
@@ -212,41 +200,13 @@ def _cuts(nest: LoopNest) -> Iterator[tuple[sympy.Symbol, Size]]:
             cuts = [call.args[1]]
             if isinstance(call, ModularIndexing):
                 cuts.append(call.args[1] * call.args[2])
-            for cut in cuts:
+            for cut in map(to_size, cuts):
                 for loop, stride in base.strides.items():
-                    inner = divide(int(cut) if cut.is_Integer else cut, stride)
+                    inner = divide(cut, stride)
                     if inner is None or inner == 1 or same(inner, loops[loop]):
                         continue
                     if divide(loops[loop], inner) is not None:
                         yield loop, inner
-
-
-def split(nest: LoopNest, cuts: Mapping[sympy.Symbol, Sequence[Size]]) -> LoopNest:
-    """Split loops: for each, the sizes of its inner parts from the innermost on; the rest is outermost."""
-    parts: dict[sympy.Symbol, list[Part]] = {}
-    fresh: dict[sympy.Symbol, Loops] = {}
-    for loop, inner in cuts.items():
-        weight: Size = 1
-        found: list[tuple[sympy.Symbol, Size, Size]] = []
-        rest = nest.loops[loop]
-        for k, size in enumerate(inner):
-            found.append((loop_symbol(f"{loop}_{k}"), weight, size))
-            weight = times(weight, size)
-            left = divide(rest, size)
-            assert left is not None, f"{rest} / {size}"
-            rest = left
-        found.append((loop_symbol(f"{loop}_{len(inner)}"), weight, rest))
-        found.reverse()
-        parts[loop] = [(v, w) for v, w, _ in found]
-        fresh[loop] = {v: size for v, _, size in found}
-
-    def renewed(loops: Loops) -> Loops:
-        out: Loops = {}
-        for loop, size in loops.items():
-            out.update(fresh.get(loop, {loop: size}))
-        return out
-
-    return nest.substituted(parts, renewed(nest.x), renewed(nest.r))
 
 
 def merged(nest: LoopNest) -> LoopNest:
@@ -255,62 +215,58 @@ def merged(nest: LoopNest) -> LoopNest:
         outer, inner = pair
         size = times(nest.loops[outer], nest.loops[inner])
         # the new loop has the inner one's stride and the outer one's place
-        x = {
-            inner if v is outer else v: size if v is outer else n
-            for v, n in nest.x.items()
-            if v is not inner
-        }
-        r = {
-            inner if v is outer else v: size if v is outer else n
-            for v, n in nest.r.items()
-            if v is not inner
-        }
+        x, r = (
+            _replaced(_replaced(loops, inner, {}), outer, {inner: size})
+            for loops in (nest.x, nest.r)
+        )
         nest = nest.substituted({outer: []}, x, r)
     return nest
 
 
 def _mergeable(nest: LoopNest) -> tuple[sympy.Symbol, sympy.Symbol] | None:
-    indices = list(nest.indices())
+    indices = list(nest.indices.values())
+
+    def as_one(outer: sympy.Symbol, inner: sympy.Symbol, size: Size) -> bool:
+        for index in indices:
+            far, near = index.strides.get(outer), index.strides.get(inner)
+            if far is None and near is None:
+                continue
+            if far is None or near is None or not same(far, times(near, size)):
+                return False
+        return True
+
     for loops in (nest.x, nest.r):
-        free = [v for v in loops if not any(index.blocks(v) for index in indices)]
+        free = [
+            v for v, size in loops.items() if size != 0 and not any(i.blocks(v) for i in indices)
+        ]
         for outer in free:
             for inner in free:
-                if outer is inner or loops[inner] == 0 or loops[outer] == 0:
-                    continue
-                if all(_walks_as_one(i, outer, inner, loops[inner]) for i in indices):
+                if outer is not inner and as_one(outer, inner, loops[inner]):
                     return outer, inner
     return None
-
-
-def _walks_as_one(
-    index: StridedIndex, outer: sympy.Symbol, inner: sympy.Symbol, size: Size
-) -> bool:
-    if inner not in index.strides:
-        return outer not in index.strides
-    return outer in index.strides and same(index.strides[outer], times(index.strides[inner], size))
 
 
 def finished(nest: LoopNest) -> FusedSchedulerNode:
     """The kernel: as few loops as possible, in the best order, named x0.. and r0.., bodies rewritten."""
     nest = merged(nest)
-    names: dict[sympy.Symbol, sympy.Symbol] = {}
-    for prefix, loops in (("x", nest.x), ("r", nest.r)):
-        for k, loop in enumerate(loop_order(nest, loops)):
-            names[loop] = loop_symbol(f"{prefix}{k}")
-    ranges = {name: nest.x[v] for v, name in names.items() if v in nest.x}
-    reduction_ranges = {name: nest.r[v] for v, name in names.items() if v in nest.r}
-    every = {**ranges, **reduction_ranges}
-    parts = {v: [(name, 1)] for v, name in names.items()}
-    bodies: list[LoopBody] = []
-    for member in nest.members:
-        indices = {
-            old: simplify_index(index.substituted(parts, every).expr, every)
-            for old, index in member.indices.items()
-        }
-        inner = reduction_ranges if member.level == "elem" else {}
-        bodies.append(member.node.body.with_indices(indices, dict(ranges), dict(inner)))
-    levels = [m.level for m in nest.members]
-    return FusedSchedulerNode(nest.nodes, bodies, levels, ranges, reduction_ranges)
+    names = {
+        loop: loop_symbol(f"{prefix}{k}")
+        for prefix, loops in (("x", nest.x), ("r", nest.r))
+        for k, loop in enumerate(loop_order(nest, loops))
+    }
+    x = {name: nest.x[v] for v, name in names.items() if v in nest.x}
+    r = {name: nest.r[v] for v, name in names.items() if v in nest.r}
+    nest = nest.substituted({v: [(name, 1)] for v, name in names.items()}, x, r)
+    every = nest.loops
+
+    def rewritten(order: int, index: Index) -> Index:
+        return simplify_index(nest.indices[order, index].expr, every)
+
+    bodies = [
+        m.node.body.reindexed(partial(rewritten, m.order), x, r if m.level == "elem" else {})
+        for m in nest.members
+    ]
+    return FusedSchedulerNode(nest.nodes, bodies, [m.level for m in nest.members], x, r)
 
 
 def loop_order(nest: LoopNest, loops: Iterable[sympy.Symbol]) -> list[sympy.Symbol]:
@@ -319,49 +275,31 @@ def loop_order(nest: LoopNest, loops: Iterable[sympy.Symbol]) -> list[sympy.Symb
     The innermost loop is the one that most accesses walk with stride 1, writes before reads.
     Loops that an argmax runs over keep the order in which it counts.
     """
-    chosen = list(loops)
-    if len(chosen) < 2:
-        return chosen
-    hints = nest.hints
-    for member in nest.members:
-        position = member.indices.get(POSITION)
-        if position is not None and chosen[0] in position.strides:
-            return sorted(chosen, key=lambda v: -size_hint(position.strides[v], hints))
+    order = list(loops)
+    if len(order) < 2:
+        return order
+    for (_, formula), index in nest.indices.items():
+        if formula is POSITION and order[0] in index.strides:
+            return sorted(order, key=lambda v: -size_hint(index.strides[v], nest.hints))
+    sizes = nest.loops
 
-    def weight(access: Access) -> int:
-        assert access.index is not None
-        return size_hint(
-            product(nest.loops[v] for v in access.index.strides if v in nest.loops), hints
-        )
+    def walked(strides: dict[sympy.Symbol, Size]) -> int:
+        return size_hint(product(sizes[v] for v in strides), nest.hints)
 
-    known = [
-        [a for a in accesses if a.index is not None and a.index.rest is ZERO]
-        for accesses in (nest.writes, nest.reads)
-    ]
-    ranked = [
-        a.index.strides
-        for group in known
-        for a in sorted(group, key=weight, reverse=True)
-        if a.index
-    ]
-    position_of = {v: k for k, v in enumerate(chosen)}
+    def linear(accesses: list[Access]) -> list[dict[sympy.Symbol, Size]]:
+        found = [i.strides for i in map(nest.at, accesses) if i is not None and i.rest is ZERO]
+        return sorted(found, key=walked, reverse=True)
 
-    def strides(v: sympy.Symbol) -> tuple[int, ...]:
-        for found in ranked:
-            if v in found:
-                return (-size_hint(found[v], hints), position_of[v])
-        return (0, position_of[v])
+    writes, reads = linear(nest.writes), linear(nest.reads)
+
+    def stride(v: sympy.Symbol) -> int:
+        return size_hint(next((s[v] for s in (*writes, *reads) if v in s), 0), nest.hints)
 
     def contiguous(v: sympy.Symbol) -> tuple[int, int]:
-        writes, reads = (
-            sum(weight(a) for a in group if a.index and a.index.strides.get(v) == 1)
-            for group in known
-        )
-        return writes, reads
+        first, second = (sum(walked(s) for s in g if s.get(v) == 1) for g in (writes, reads))
+        return first, second
 
-    order = sorted(chosen, key=strides)
-    innermost = max(order, key=lambda v: (contiguous(v), order.index(v)))
-    if contiguous(innermost) > contiguous(order[-1]):
-        order.remove(innermost)
-        order.append(innermost)
-    return order
+    order.sort(key=stride, reverse=True)
+    innermost = max(reversed(order), key=contiguous)
+    order.remove(innermost)
+    return [*order, innermost]

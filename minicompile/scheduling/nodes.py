@@ -23,7 +23,7 @@ from minicompile.lowering.ir import ComputedBuffer, ExternKernel, LoopGraph
 from minicompile.ops.display import Shown, bytes_text, count_text
 from minicompile.ops.handler import Index
 from minicompile.ops.origin import Origins, union
-from minicompile.scheduling.body import LoopBody
+from minicompile.scheduling.body import LoopBody, ranges_text
 from minicompile.shapes.expr import Size
 
 FusionKind = Literal["vertical", "horizontal", "reduction_prologue", "reduction_epilogue"]
@@ -43,9 +43,7 @@ class Dependency(Shown):
     def __str__(self) -> str:
         if self.index is None:
             return f"{self.buffer}[*]"
-        return (
-            f"{self.buffer}[{self.index}] for {{{', '.join(f'{v}: {s}' for v, s in self.ranges)}}}"
-        )
+        return f"{self.buffer}[{self.index}] for {ranges_text(dict(self.ranges))}"
 
 
 @dataclass(eq=False)
@@ -70,12 +68,10 @@ class SchedulerNode(Shown):
         return bool(self.body.reduction_ranges)
 
     def __str__(self) -> str:
-        kind = "reduction" if self.is_reduction else "pointwise"
-        lines = [f"{self.name}: {kind} {list(self.body.ranges.values())}"]
-        if self.is_reduction:
-            lines[0] += f" over {list(self.body.reduction_ranges.values())}"
-        lines += [f"  reads  {d}" for d in self.reads] + [f"  writes {d}" for d in self.writes]
-        return "\n".join(lines)
+        x, r = (list(g.values()) for g in (self.body.ranges, self.body.reduction_ranges))
+        kind = f"reduction {x} over {r}" if self.is_reduction else f"pointwise {x}"
+        lines = [f"{self.name}: {kind}", *(f"  reads  {d}" for d in self.reads)]
+        return "\n".join([*lines, *(f"  writes {d}" for d in self.writes)])
 
 
 @dataclass(eq=False)
@@ -130,10 +126,10 @@ class FusedSchedulerNode(Shown):
     def __str__(self) -> str:
         text = "fused " if len(self.nodes) > 1 else "kernel "
         text += " + ".join(node.name for node in self.nodes)
-        text += f": {{{', '.join(f'{v}: {s}' for v, s in self.ranges.items())}}}"
-        if self.reduction_ranges:
-            text += f" over {{{', '.join(f'{v}: {s}' for v, s in self.reduction_ranges.items())}}}"
-        return text
+        text += f": {ranges_text(self.ranges)}"
+        return text + (
+            f" over {ranges_text(self.reduction_ranges)}" if self.reduction_ranges else ""
+        )
 
 
 ScheduledNode: TypeAlias = FusedSchedulerNode | ExternKernelSchedulerNode

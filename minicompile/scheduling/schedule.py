@@ -11,17 +11,14 @@ The real compiler: Scheduler in torch/_inductor/scheduler.py.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from minicompile.errors import Unsupported, VerifyError
 from minicompile.lowering.ir import (
-    ComputedBuffer,
-    ConstantBuffer,
+    Buffer,
     ExternKernel,
-    InputBuffer,
     LoopGraph,
     Scatter,
     View,
@@ -51,18 +48,10 @@ def schedule(graph: LoopGraph, options: Options) -> Schedule:
     Raises Unsupported for a scatter into memory that the caller owns.
     """
     nodes = live_nodes(graph, make_nodes(graph))
-    before = dependency_graph(nodes)
-    context = fusion_context(graph, options, nodes)
-    fuser = Fuser(nodes, before, context)
+    fuser = Fuser(nodes, dependency_graph(nodes), fusion_context(graph, options, nodes))
     if options.fusion:
         fuser.run()
-    groups: dict[int, ScheduledNode] = {}
-    for i, node in enumerate(nodes):
-        if isinstance(node, ExternKernelSchedulerNode):
-            groups[i] = node
-        elif i in fuser.nests:
-            groups[i] = finished(fuser.nests[i])
-    ordered, memory = best_order(graph, groups, fuser.mask, fuser.ancestors)
+    ordered, memory = best_order(graph, fuser)
     result = Schedule(graph, nodes, ordered, fuser.decisions, memory)
     if options.verify:
         verify(result)
@@ -73,32 +62,31 @@ def schedule(graph: LoopGraph, options: Options) -> Schedule:
 
 
 def make_nodes(graph: LoopGraph) -> list[AnyNode]:
-    """One node per operation: loop bodies recorded, dependencies read off."""
+    """One node per operation: loop bodies recorded, dependencies read off.
+
+    A scatter reads its target: what it leaves alone is part of its result.
+    """
     dtypes = {name: buffer.layout.dtype for name, buffer in graph.buffers.items()}
-    owned = {b.name for b in graph.constants} | {
-        b.name for b in graph.inputs if isinstance(b, InputBuffer)
-    }
+    owned = {b.name for b in (*graph.constants, *graph.inputs) if isinstance(b, Buffer)}
     nodes: list[AnyNode] = []
     for operation in graph.operations:
         if isinstance(operation, ExternKernel):
-            reads = dict.fromkeys(Dependency(view.buffer, None) for view in operation.views())
-            writes = [Dependency(b.name, None) for b in written_by(operation)]
-            nodes.append(ExternKernelSchedulerNode(operation, tuple(reads), tuple(writes)))
-        else:
-            if isinstance(operation.loops, Scatter) and operation.loops.target in owned:
+            used = dict.fromkeys(Dependency(view.buffer, None) for view in operation.views())
+            made = tuple(Dependency(b.name, None) for b in written_by(operation))
+            nodes.append(ExternKernelSchedulerNode(operation, tuple(used), made))
+            continue
+        body = record(operation, dtypes)
+        reads, writes = dependencies(body)
+        if isinstance(operation.loops, Scatter):
+            target = operation.loops.target
+            if target in owned:
                 raise Unsupported(
-                    f"{operation.name} would update {operation.loops.target}, which the caller owns",
+                    f"{operation.name} would update {target}, which the caller owns",
                     hint="lowering must copy it first",
                 )
-            nodes.append(scheduler_node(operation, dtypes))
+            reads = (*reads, Dependency(target, None))
+        nodes.append(SchedulerNode(operation, body, reads, writes))
     return nodes
-
-
-def scheduler_node(buffer: ComputedBuffer, dtypes: Mapping[str, torch.dtype]) -> SchedulerNode:
-    """A buffer's loop nest as a node."""
-    body = record(buffer, dtypes)
-    reads, writes = dependencies(body)
-    return SchedulerNode(buffer, body, reads, writes)
 
 
 def live_nodes(graph: LoopGraph, nodes: Sequence[AnyNode]) -> list[AnyNode]:
@@ -109,7 +97,6 @@ def live_nodes(graph: LoopGraph, nodes: Sequence[AnyNode]) -> list[AnyNode]:
         if has_effect(node) or any(d.buffer in needed for d in node.writes):
             live.append(node)
             needed.update(d.buffer for d in node.reads)
-            needed.update(_scatter_target(node))
     return live[::-1]
 
 
@@ -122,30 +109,23 @@ def has_effect(node: AnyNode) -> bool:
     return random or op._schema.is_mutable or not node.writes
 
 
-def _scatter_target(node: AnyNode) -> tuple[str, ...]:
-    if isinstance(node, SchedulerNode) and isinstance(node.buffer.loops, Scatter):
-        return (node.buffer.loops.target,)
-    return ()
-
-
 def dependency_graph(nodes: Sequence[AnyNode]) -> dict[int, set[int]]:
     """For each node (by position), the nodes that must run before it."""
     writer = {d.buffer: i for i, node in enumerate(nodes) for d in node.writes}
-    readers: dict[str, list[int]] = {}
-    before: dict[int, set[int]] = {i: set() for i in range(len(nodes))}
-    last_effect: int | None = None
+    readers: dict[str, set[int]] = {}
+    before: dict[int, set[int]] = {}
+    last_effect: set[int] = set()
     for i, node in enumerate(nodes):
-        for buffer in [*(d.buffer for d in node.reads), *_scatter_target(node)]:
-            if buffer in writer:
-                before[i].add(writer[buffer])
-            readers.setdefault(buffer, []).append(i)
+        buffers = {d.buffer for d in node.reads}
+        before[i] = {writer[buffer] for buffer in buffers if buffer in writer}
+        for buffer in buffers:
+            readers.setdefault(buffer, set()).add(i)
         if has_effect(node):  # effects keep their order
-            if last_effect is not None:
-                before[i].add(last_effect)
-            last_effect = i
+            before[i] |= last_effect
+            last_effect = {i}
     for i, node in enumerate(nodes):
-        for target in _scatter_target(node):
-            before[i].update(j for j in readers[target] if j != i)
+        if isinstance(node, SchedulerNode) and isinstance(node.buffer.loops, Scatter):
+            before[i] |= readers[node.buffer.loops.target] - {i}
     return before
 
 
@@ -156,64 +136,43 @@ def fusion_context(graph: LoopGraph, options: Options, nodes: Sequence[AnyNode])
         for dependency in node.reads:
             readers[dependency.buffer].add(node.name)
     sizes = {name: b.layout.dtype.itemsize for name, b in graph.buffers.items()}
-    frozen = {name: frozenset(found) for name, found in readers.items()}
-    return FusionContext(graph, options, frozen, kept_buffers(graph), sizes)
+    return FusionContext(graph, options, readers, kept_buffers(graph), sizes)
 
 
 # -- order
 
 
-def best_order(
-    graph: LoopGraph,
-    groups: Mapping[int, ScheduledNode],
-    mask: Mapping[int, int],
-    ancestors: Mapping[int, int],
-) -> tuple[list[ScheduledNode], MemoryPlan]:
-    """The graph's own order, unless running what frees most memory first needs less of it."""
-    stable = topological_order(groups, mask, ancestors, {i: i for i in groups})
-    kept = [groups[i] for i in stable]
-    plan = plan_memory(graph, kept)
-    late = topological_order(groups, mask, ancestors, _latest(groups, mask, ancestors))
-    if late != stable:
-        other = [groups[i] for i in late]
-        other_plan = plan_memory(graph, other)
-        if other_plan.peak_bytes < plan.peak_bytes:
-            return other, other_plan
-    return kept, plan
-
-
-def _latest(
-    groups: Mapping[int, ScheduledNode], mask: Mapping[int, int], ancestors: Mapping[int, int]
-) -> dict[int, int]:
-    """Run each group just before its first reader, and what nobody reads in its own place."""
-    urgency: dict[int, int] = {}
+def best_order(graph: LoopGraph, fuser: Fuser) -> tuple[list[ScheduledNode], MemoryPlan]:
+    """The graph's own order, unless running kernels just before their first reader needs less memory."""
+    groups: dict[int, ScheduledNode] = {}
+    for i in fuser.mask:
+        node = fuser.nodes[i]
+        groups[i] = finished(fuser.nests[i]) if isinstance(node, SchedulerNode) else node
+    late = {}
     for i in groups:
-        users = [j for j in groups if ancestors[j] & mask[i]]
-        urgency[i] = 2 * min(users) - 1 if users else 2 * i
-    return urgency
+        users = [j for j in groups if fuser.ancestors[j] & fuser.mask[i]]
+        late[i] = 2 * min(users) - 1 if users else 2 * i
+    plans = []
+    for urgency in ({i: i for i in groups}, late):
+        order = [groups[i] for i in topological_order(fuser.mask, fuser.ancestors, urgency)]
+        plans.append((order, plan_memory(graph, order)))
+    return min(plans, key=lambda plan: plan[1].peak_bytes)
 
 
 def topological_order(
-    groups: Mapping[int, ScheduledNode],
-    mask: Mapping[int, int],
-    ancestors: Mapping[int, int],
-    urgency: Mapping[int, int],
+    mask: Mapping[int, int], ancestors: Mapping[int, int], urgency: Mapping[int, int]
 ) -> list[int]:
     """Groups in an order that respects `ancestors`; of those that could run, the most urgent first."""
-    waiting = {i: sum(1 for j in groups if j != i and ancestors[i] & mask[j]) for i in groups}
-    ready = [(urgency[i], i) for i, count in waiting.items() if count == 0]
-    heapq.heapify(ready)
+    waiting = sorted(mask, key=lambda i: (urgency[i], i))
     order: list[int] = []
-    while ready:
-        _, i = heapq.heappop(ready)
-        order.append(i)
-        for j in groups:
-            if j != i and ancestors[j] & mask[i]:
-                waiting[j] -= 1
-                if waiting[j] == 0:
-                    heapq.heappush(ready, (urgency[j], j))
-    if len(order) != len(groups):
-        raise VerifyError("the kernels depend on each other in a cycle")
+    missing = sum(mask.values())
+    while waiting:
+        ready = next((i for i in waiting if not ancestors[i] & missing), None)
+        if ready is None:
+            raise VerifyError("the kernels depend on each other in a cycle")
+        waiting.remove(ready)
+        order.append(ready)
+        missing &= ~mask[ready]
     return order
 
 
@@ -223,27 +182,15 @@ def topological_order(
 def verify(result: Schedule) -> None:
     """Raise VerifyError where a schedule breaks its promises: bodies, order, memory."""
     graph, memory = result.graph, result.memory
-    written = {b.name for b in graph.inputs if isinstance(b, InputBuffer)}
-    written |= {b.name for b in graph.constants if isinstance(b, ConstantBuffer)}
-    lost: set[str] = set()
+    present = {b.name for b in (*graph.constants, *graph.inputs) if isinstance(b, Buffer)}
     for step, node in enumerate(result.nodes):
-        if isinstance(node, FusedSchedulerNode):
-            for body in node.bodies:
-                verify_body(body)
+        for body in node.bodies if isinstance(node, FusedSchedulerNode) else ():
+            verify_body(body)
         for dependency in node.reads:
-            if dependency.buffer not in written:
-                raise VerifyError(f"{node.name} reads {dependency.buffer} before it is written")
-            if dependency.buffer in lost:
-                raise VerifyError(
-                    f"{node.name} reads {dependency.buffer} after its memory was reused"
-                )
-        for allocation in memory.allocate[step]:
-            if allocation.reuses is not None:
-                lost.add(allocation.reuses)
-        written.update(d.buffer for d in node.writes)
-        for name in memory.internal & {d.buffer for d in node.writes}:
-            if any(d.buffer == name for n in result.nodes if n is not node for d in n.reads):
-                raise VerifyError(f"{name} is internal to a kernel, but another reads it")
+            if dependency.buffer not in present:
+                raise VerifyError(f"{node.name} reads {dependency.buffer}, which isn't in memory")
+        present.difference_update(a.reuses for a in memory.allocate[step] if a.reuses is not None)
+        present.update(d.buffer for d in node.writes if d.buffer not in memory.internal)
     for output in graph.outputs:
-        if isinstance(output, View) and (output.buffer in lost or output.buffer not in written):
+        if isinstance(output, View) and output.buffer not in present:
             raise VerifyError(f"output {output.buffer} is not in memory at the end")

@@ -17,7 +17,7 @@ import sympy
 import torch
 
 from minicompile.ops.display import Shown
-from minicompile.shapes.expr import size_symbol
+from minicompile.shapes.expr import loop_symbol, size_symbol
 from minicompile.shapes.symnode import SymNode
 
 SMALLEST_SIZE = 2
@@ -46,9 +46,7 @@ class ShapeEnv(Shown):
         index = len(self.hints)
         symbol = size_symbol(f"s{index}")
         self.hints[symbol], self.symbols[symbol] = hint, source
-        self._shifted[symbol] = (
-            sympy.Symbol(f"t{index}", integer=True, nonnegative=True) + SMALLEST_SIZE
-        )
+        self._shifted[symbol] = loop_symbol(f"t{index}") + SMALLEST_SIZE
         return torch.SymInt(SymNode(symbol, self, int))
 
     def sym_int(self, expr: sympy.Expr | int) -> torch.SymInt | int:
@@ -69,15 +67,12 @@ class ShapeEnv(Shown):
         return self._answers[expr]
 
     def _decide(self, expr: sympy.Basic) -> sympy.Basic | None:
-        if isinstance(expr, sympy.And | sympy.Or | sympy.Not):
-            expr = expr.func(*(self._settled(part) for part in expr.args))
-        elif isinstance(expr, sympy.core.relational.Relational):
+        if isinstance(expr, sympy.core.relational.Relational):
             return self._compare(expr)
+        if isinstance(expr, sympy.And | sympy.Or | sympy.Not):
+            settled = {part: self.static(part) for part in expr.args}
+            expr = expr.func(*(part if value is None else value for part, value in settled.items()))
         return expr if not expr.free_symbols else None
-
-    def _settled(self, part: sympy.Basic) -> sympy.Basic:
-        known = self.static(part)
-        return part if known is None else known
 
     def _compare(self, relation: sympy.core.relational.Relational) -> sympy.Basic | None:
         """Decide by the sign of the difference, with every symbol written as 2 + (something not negative)."""
@@ -111,15 +106,11 @@ class ShapeEnv(Shown):
         self._answers = {k: v for k, v in self._answers.items() if v is not None}
         self._answers[fact], self._answers[sympy.Not(fact)] = sympy.true, sympy.false
         if isinstance(fact, sympy.Eq):
-            left, right = fact.args
-            if not isinstance(left, sympy.Symbol):
-                left, right = right, left
+            left, right = fact.args if isinstance(fact.args[0], sympy.Symbol) else fact.args[::-1]
+            right = right.xreplace(self._equal)
             if isinstance(left, sympy.Symbol) and left not in right.free_symbols:
-                right = right.xreplace(self._equal)
-                if left not in right.free_symbols:
-                    self._equal = {k: v.xreplace({left: right}) for k, v in self._equal.items()} | {
-                        left: right
-                    }
+                known = {k: v.xreplace({left: right}) for k, v in self._equal.items()}
+                self._equal = {**known, left: right}
 
     def broken_guard(self, sizes: Mapping[sympy.Symbol, int]) -> tuple[sympy.Basic, str] | None:
         """The first guard that doesn't hold for `sizes`, or None if the compiled code may be used."""
@@ -147,9 +138,7 @@ class ShapeEnv(Shown):
     def __str__(self) -> str:
         lines = [f"{len(self.symbols)} symbolic sizes, {len(self.guards)} guards"]
         for symbol, source in self.symbols.items():
-            lines.append(
-                f"  {symbol} = {self.hints[symbol]}"
-                + (f" from {source}" if source is not None else "")
-            )
+            origin = f" from {source}" if source is not None else ""
+            lines.append(f"  {symbol} = {self.hints[symbol]}{origin}")
         lines += [f"  guard {fact}  # {reason}" for fact, reason in self.guards]
         return "\n".join(lines)

@@ -51,10 +51,9 @@ class FloorDiv(sympy.Function):  # type: ignore[misc]
             return sympy.Integer(int(base) // int(divisor))
         if isinstance(base, FloorDiv):
             return FloorDiv(base.args[0], base.args[1] * divisor)
-        if base == divisor:
-            return ONE
-        quotient = exact_quotient(base, divisor)
-        return quotient
+        if not divisor.is_Integer and _below(base, divisor):
+            return ZERO
+        return ONE if base == divisor else exact_quotient(base, divisor)
 
     def _eval_is_nonnegative(self) -> bool | None:
         return True if self.args[0].is_nonnegative and self.args[1].is_positive else None
@@ -62,6 +61,8 @@ class FloorDiv(sympy.Function):  # type: ignore[misc]
     def _sympystr(self, printer: Any) -> str:
         base, divisor = (printer.parenthesize(a, 60) for a in self.args)
         return f"({base} // {divisor})"
+
+    _pythoncode = _sympystr
 
 
 class ModularIndexing(sympy.Function):  # type: ignore[misc]
@@ -79,6 +80,8 @@ class ModularIndexing(sympy.Function):  # type: ignore[misc]
             return sympy.Integer((int(base) // int(divisor)) % int(modulus))
         if isinstance(base, FloorDiv):
             return ModularIndexing(base.args[0], base.args[1] * divisor, modulus)
+        if not modulus.is_Integer and _below(base, divisor * modulus):
+            return FloorDiv(base, divisor)
         return None
 
     def _sympystr(self, printer: Any) -> str:
@@ -88,32 +91,28 @@ class ModularIndexing(sympy.Function):  # type: ignore[misc]
             inner = f"({inner} // {printer.parenthesize(divisor, 60)})"
         return f"({inner} % {printer.parenthesize(modulus, 60)})"
 
+    _pythoncode = _sympystr
+
 
 def exact_quotient(base: Expr, divisor: Expr) -> Expr | None:
     """base / divisor if the division leaves no remainder for any value, else None."""
-    if divisor.is_Integer:
-        terms = sympy.Add.make_args(base)
-        quotients = []
-        for term in terms:
+    quotients = []
+    for term in sympy.Add.make_args(base if divisor.is_Integer else sympy.expand(base)):
+        if divisor.is_Integer:
             coefficient, rest = term.as_coeff_Mul()
             if not coefficient.is_Integer or int(coefficient) % int(divisor):
                 return None
             quotients.append(sympy.Integer(int(coefficient) // int(divisor)) * rest)
-        return sympy.Add(*quotients)
-    terms = sympy.Add.make_args(sympy.expand(base))
-    quotients = []
-    for term in terms:
-        q = sympy.cancel(term / divisor)
-        if not _is_integer_monomial(q):
-            return None
-        quotients.append(q)
+        else:
+            quotients.append(sympy.cancel(term / divisor))
+            if not _is_integer_monomial(quotients[-1]):
+                return None
     return sympy.Add(*quotients)
 
 
 def _is_integer_monomial(expr: Expr) -> bool:
     """A product of integers and variables, without a quotient."""
-    factors = sympy.Mul.make_args(expr)
-    powers = [factor.as_base_exp() for factor in factors]
+    powers = [factor.as_base_exp() for factor in sympy.Mul.make_args(expr)]
     return all(
         base.is_integer and exponent.is_Integer and exponent > 0 for base, exponent in powers
     )
@@ -123,14 +122,9 @@ def to_size(value: Any) -> Size:
     """A Python int, SymInt or sympy number as a Size (an int where it is one)."""
     if isinstance(value, int):
         return value
-    if isinstance(value, sympy.Integer):
-        return int(value)
-    if isinstance(value, sympy.Expr):
-        return value
     node = getattr(value, "node", None)
-    if node is not None:
-        return to_size(node.expr)
-    return int(value)
+    expr = value if node is None else node.expr
+    return expr if isinstance(expr, sympy.Expr) and not expr.is_Integer else int(expr)
 
 
 def product(sizes: Iterable[Size]) -> Size:
@@ -161,16 +155,12 @@ def same(a: Size, b: Size) -> bool:
 
 def size_hint(size: Size, hints: Mapping[sympy.Symbol, int]) -> int:
     """The size when compiling: for heuristics, never for correctness."""
-    if isinstance(size, int):
-        return size
-    return int(size.xreplace({s: sympy.Integer(v) for s, v in hints.items()}))
+    return size if isinstance(size, int) else int(size.xreplace(hints))
 
 
 def is_nonnegative(value: Size | Expr) -> bool:
     """Provably >= 0 for sizes >= 1 and loop variables >= 0."""
-    if isinstance(value, int):
-        return value >= 0
-    if value.is_Integer:
+    if isinstance(value, int) or value.is_Integer:
         return int(value) >= 0
     if value.is_nonnegative:
         return True
@@ -181,6 +171,11 @@ def is_nonnegative(value: Size | Expr) -> bool:
         if coefficient < 0 or not all(f.is_nonnegative for f in sympy.Mul.make_args(rest)):
             return False
     return True
+
+
+def _below(expr: Expr, limit: Expr) -> bool:
+    """0 <= expr < limit for sizes >= 1 and loop variables >= 0."""
+    return is_nonnegative(expr) and is_nonnegative(limit - 1 - expr)
 
 
 def bounds(expr: Expr, ranges: Ranges) -> tuple[Expr, Expr] | None:
@@ -272,38 +267,26 @@ def _join(expr: Expr) -> Expr:
     """c*(x//d % m) + c*m*(x//(d*m)) = c*(x//d): undo a split whose digits meet again."""
     if not isinstance(expr, sympy.Add):
         return expr
-    terms = list(expr.args)
-    for i, low in enumerate(terms):
+    for low in expr.args:
         coefficient, digit = _modular_factor(low)
         if digit is None:
             continue
         base, divisor, modulus = digit.args
-        for j, high in enumerate(terms):
-            if i == j:
-                continue
-            for joined, upper in (
-                (FloorDiv(base, divisor), FloorDiv(base, divisor * modulus)),
-                *_digit_above(high, base, divisor, modulus),
-            ):
+        for high in expr.args:
+            above = _modular_factor(high)[1]
+            choices = [(FloorDiv(base, divisor), FloorDiv(base, divisor * modulus))]
+            if above is not None and above.args[:2] == (base, divisor * modulus):
+                choices.append((ModularIndexing(base, divisor, modulus * above.args[2]), above))
+            for joined, upper in choices:
                 if upper != 0 and sympy.expand(high - coefficient * modulus * upper) == 0:
-                    rest = [t for k, t in enumerate(terms) if k not in (i, j)]
-                    return _join(sympy.Add(*rest, coefficient * joined))
+                    return _join(expr - low - high + coefficient * joined)
     return expr
 
 
 def _modular_factor(term: Expr) -> tuple[Expr, ModularIndexing | None]:
-    factors = sympy.Mul.make_args(term)
-    for k, factor in enumerate(factors):
-        if isinstance(factor, ModularIndexing):
-            return sympy.Mul(*factors[:k], *factors[k + 1 :]), factor
-    return term, None
-
-
-def _digit_above(term: Expr, base: Expr, divisor: Expr, modulus: Expr) -> list[tuple[Expr, Expr]]:
-    _, digit = _modular_factor(term)
-    if digit is None or digit.args[0] != base or digit.args[1] != divisor * modulus:
-        return []
-    return [(ModularIndexing(base, divisor, modulus * digit.args[2]), digit)]
+    """A term's first digit, and what it is multiplied with."""
+    digits = [f for f in sympy.Mul.make_args(term) if isinstance(f, ModularIndexing)]
+    return (term / digits[0], digits[0]) if digits else (term, None)
 
 
 def simplify_index(expr: Expr | int, ranges: Ranges) -> Expr:

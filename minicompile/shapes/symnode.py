@@ -10,6 +10,7 @@ The real compiler: torch/fx/experimental/sym_node.py.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +35,8 @@ class SymNode:
     _hint = None
 
     def __init__(self, expr: sympy.Basic, shape_env: ShapeEnv, pytype: type) -> None:
-        self.expr, self.shape_env, self.pytype = expr, shape_env, pytype
-
-    @property
-    def _expr(self) -> sympy.Basic:
-        return self.expr
+        self.expr = self._expr = expr
+        self.shape_env, self.pytype = shape_env, pytype
 
     def _new(self, expr: sympy.Basic, pytype: type) -> SymNode:
         return SymNode(expr, self.shape_env, pytype)
@@ -54,13 +52,7 @@ class SymNode:
     def str(self) -> Text:
         return Text(self.expr)
 
-    def __str__(self) -> Text:
-        return Text(self.expr)
-
-    __repr__ = __str__
-
-    def _graph_repr(self) -> Text:
-        return Text(self.expr)
+    __str__ = __repr__ = _graph_repr = str
 
     def clone(self) -> SymNode:
         return self
@@ -71,30 +63,6 @@ class SymNode:
     def hint(self) -> Number:
         value: Number = self.pytype(self.shape_env.hint(self.expr))
         return value
-
-    def has_hint(self) -> bool:
-        return True
-
-    def is_int(self) -> bool:
-        return self.pytype is int
-
-    def is_float(self) -> bool:
-        return self.pytype is float
-
-    def is_bool(self) -> bool:
-        return self.pytype is bool
-
-    def is_symbolic(self) -> bool:
-        return True
-
-    def is_constant(self) -> bool:
-        return False
-
-    def is_nested_int(self) -> bool:
-        return False
-
-    def nested_int(self) -> None:
-        return None
 
     def maybe_as_int(self) -> int | None:
         return int(self.expr) if self.expr.is_Integer else None
@@ -125,26 +93,11 @@ class SymNode:
     def guard_bool(self, file: Text = "", line: int = 0) -> bool:
         return bool(self.shape_env.evaluate(self.expr))
 
-    def int_(self) -> int:
-        return self.guard_int()
-
-    def bool_(self) -> bool:
-        return self.guard_bool()
-
-    def guard_size_oblivious(self, file: Text = "", line: int = 0) -> bool:
-        return self.guard_bool()
-
-    def guard_or_false(self, file: Text = "", line: int = 0) -> bool:
-        return self.guard_bool()
-
-    def guard_or_true(self, file: Text = "", line: int = 0) -> bool:
-        return self.guard_bool()
-
-    def expect_true(self, file: Text = "", line: int = 0) -> bool:
-        return self.guard_bool()
+    int_, bool_ = guard_int, guard_bool
+    guard_size_oblivious = guard_or_false = guard_or_true = expect_true = guard_bool
 
     def expect_size(self, file: Text = "", line: int = 0) -> bool:
-        return self._compare(sympy.Ge, self.wrap_int(0)).guard_bool()
+        return bool(self.shape_env.evaluate(self.expr >= 0))
 
     def statically_known_true(self, file: Text = "", line: int = 0) -> bool:
         return bool(self.shape_env.static(self.expr) == sympy.true)
@@ -173,52 +126,28 @@ class SymNode:
     def pos(self) -> SymNode:
         return self
 
-    def round(self, ndigits: int | None = None) -> SymNode:
-        if self.pytype is int:
-            return self
-        raise NotImplementedError("round() of a symbolic float")
-
     def sym_not(self) -> SymNode:
         return self._new(sympy.Not(self.expr), bool)
 
     def sym_ite(self, then: SymNode, otherwise: SymNode) -> SymNode:
         return then if self.guard_bool() else otherwise
 
-    def _compare(self, relation: Callable[..., sympy.Basic], other: SymNode) -> SymNode:
-        return self._new(relation(self.expr, other.expr), bool)
+    def _truth(self, rule: Callable[..., sympy.Basic], other: SymNode) -> SymNode:
+        return self._new(rule(self.expr, other.expr), bool)
+
+    def _rounded(self, rule: Callable[[sympy.Expr], sympy.Expr]) -> SymNode:
+        return self if self.pytype is int else self._new(rule(self.expr), int)
 
     # Layout predicates over sizes and strides: decided at once, so that they guard on little
 
     def is_contiguous(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
-        return self._contiguous_in_order(sizes, strides, range(len(sizes) - 1, -1, -1))
-
-    def is_channels_last_contiguous_2d(
-        self, sizes: Sequence[SymNode], strides: Sequence[SymNode]
-    ) -> SymNode:
-        return self._contiguous_in_order(sizes, strides, (1, 3, 2, 0), rank=4)
-
-    def is_channels_last_contiguous_3d(
-        self, sizes: Sequence[SymNode], strides: Sequence[SymNode]
-    ) -> SymNode:
-        return self._contiguous_in_order(sizes, strides, (1, 4, 3, 2, 0), rank=5)
-
-    def is_channels_last_strides_2d(
-        self, sizes: Sequence[SymNode], strides: Sequence[SymNode]
-    ) -> SymNode:
-        return self._ordered_strides(sizes, strides, (1, 3, 2, 0))
-
-    def is_channels_last_strides_3d(
-        self, sizes: Sequence[SymNode], strides: Sequence[SymNode]
-    ) -> SymNode:
-        return self._ordered_strides(sizes, strides, (1, 4, 3, 2, 0))
+        return self._contiguous_in_order(range(len(sizes) - 1, -1, -1), sizes, strides)
 
     def is_non_overlapping_and_dense(
         self, sizes: Sequence[SymNode], strides: Sequence[SymNode]
     ) -> SymNode:
-        hints = [node.hint for node in strides]
-        return self._contiguous_in_order(
-            sizes, strides, sorted(range(len(sizes)), key=hints.__getitem__)
-        )
+        order = sorted(range(len(sizes)), key=lambda dim: strides[dim].hint)
+        return self._contiguous_in_order(order, sizes, strides)
 
     def is_non_overlapping_and_dense_indicator(
         self, sizes: Sequence[SymNode], strides: Sequence[SymNode]
@@ -231,14 +160,10 @@ class SymNode:
         return bool(self.shape_env.evaluate(relation(left, right), "memory layout of a tensor"))
 
     def _contiguous_in_order(
-        self,
-        sizes: Sequence[SymNode],
-        strides: Sequence[SymNode],
-        order: Sequence[int],
-        rank: int | None = None,
+        self, order: Sequence[int], sizes: Sequence[SymNode], strides: Sequence[SymNode]
     ) -> SymNode:
         """Are elements adjacent in memory when dimensions are walked in `order`, innermost first?"""
-        if rank is not None and len(sizes) != rank:
+        if len(sizes) != len(order):
             return self.wrap_bool(False)
         if any(node.expr.is_zero for node in sizes):
             return self.wrap_bool(True)
@@ -253,7 +178,7 @@ class SymNode:
         return self.wrap_bool(True)
 
     def _ordered_strides(
-        self, sizes: Sequence[SymNode], strides: Sequence[SymNode], order: Sequence[int]
+        self, order: Sequence[int], sizes: Sequence[SymNode], strides: Sequence[SymNode]
     ) -> SymNode:
         """Do strides grow in `order`? (torch's test for channels-last.)"""
         if len(sizes) != len(order) or strides[1].expr.is_zero:
@@ -264,9 +189,8 @@ class SymNode:
             if size.is_zero or not self._holds(sympy.Ge, stride, smallest):
                 return self.wrap_bool(False)
             if dim == 0 and smallest == strides[1].expr:
-                return self.wrap_bool(
-                    False
-                )  # all inner dimensions have size 1: N111 counts as contiguous
+                # all inner dimensions have size 1: N111 counts as contiguous
+                return self.wrap_bool(False)
             smallest = stride * size if self._holds(sympy.Gt, size, 1) else stride
         return self.wrap_bool(True)
 
@@ -278,46 +202,53 @@ def _modulo(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
     return ModularIndexing(base, ONE, divisor)
 
 
-def _raise_to(base: sympy.Expr, exponent: sympy.Expr) -> sympy.Expr:
-    return base**exponent
+def _toward_zero(value: sympy.Expr) -> sympy.Expr:
+    return sympy.sign(value) * sympy.floor(sympy.Abs(value))
 
 
 ARITHMETIC: dict[str, Callable[..., sympy.Expr]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "neg": lambda a: -a,
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "neg": operator.neg,
     "abs": sympy.Abs,
     "mod": _modulo,
     "floordiv": FloorDiv,
     "int_floordiv": FloorDiv,
     "sym_min": sympy.Min,
     "sym_max": sympy.Max,
-    "pow": _raise_to,
-    "pow_by_natural": _raise_to,
-    "float_pow": _raise_to,
+    "pow": operator.pow,
+    "pow_by_natural": operator.pow,
+    "float_pow": operator.pow,
 }
-COMPARISONS = {
+TRUTHS = {
     "eq": sympy.Eq,
     "ne": sympy.Ne,
     "lt": sympy.Lt,
     "le": sympy.Le,
     "gt": sympy.Gt,
     "ge": sympy.Ge,
+    "and_": sympy.And,
+    "sym_and": sympy.And,
+    "or_": sympy.Or,
+    "sym_or": sympy.Or,
 }
-CONNECTIVES = {"and_": sympy.And, "sym_and": sympy.And, "or_": sympy.Or, "sym_or": sympy.Or}
-
-
-def _toward_zero(value: sympy.Expr) -> sympy.Expr:
-    return sympy.sign(value) * sympy.floor(sympy.Abs(value))
-
-
 ROUNDING = {
     "floor": sympy.floor,
     "sym_int": _toward_zero,
     "trunc": _toward_zero,
     "ceil": sympy.ceiling,
 }
+CHANNELS_LAST = {"2d": (1, 3, 2, 0), "3d": (1, 4, 3, 2, 0)}
+"""The dimensions of a channels-last tensor, innermost first."""
+ANSWERS = {
+    "has_hint": True,
+    "is_symbolic": True,
+    "is_constant": False,
+    "is_nested_int": False,
+    "nested_int": None,
+}
+"""What torch asks of nodes and all of ours answer alike."""
 
 
 def _method(kind: Callable[..., SymNode], rule: Any) -> Callable[..., SymNode]:
@@ -325,19 +256,21 @@ def _method(kind: Callable[..., SymNode], rule: Any) -> Callable[..., SymNode]:
     return lambda self, *others: kind(self, rule, *others)
 
 
-def _rounded(self: SymNode, rule: Callable[[sympy.Expr], sympy.Expr]) -> SymNode:
-    return self if self.pytype is int else self._new(rule(self.expr), int)
-
-
-def _connected(self: SymNode, rule: Callable[..., sympy.Basic], other: SymNode) -> SymNode:
-    return self._new(rule(self.expr, other.expr), bool)
-
-
 for _names, _kind in (
     (ARITHMETIC, SymNode._arithmetic),
-    (COMPARISONS, SymNode._compare),
-    (CONNECTIVES, _connected),
-    (ROUNDING, _rounded),
+    (TRUTHS, SymNode._truth),
+    (ROUNDING, SymNode._rounded),
 ):
     for _name, _rule in _names.items():
         setattr(SymNode, _name, _method(_kind, _rule))
+for _rank, _order in CHANNELS_LAST.items():
+    for _name, _test in (
+        ("contiguous", SymNode._contiguous_in_order),
+        ("strides", SymNode._ordered_strides),
+    ):
+        _bound = functools.partialmethod(_test, _order)
+        setattr(SymNode, f"is_channels_last_{_name}_{_rank}", _bound)
+for _type in (int, float, bool):
+    setattr(SymNode, f"is_{_type.__name__}", lambda self, _type=_type: self.pytype is _type)
+for _name, _answer in ANSWERS.items():
+    setattr(SymNode, _name, lambda self, _answer=_answer: _answer)

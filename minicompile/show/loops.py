@@ -20,7 +20,7 @@ from minicompile.provenance import (
     operation_kind,
     operation_line,
 )
-from minicompile.scheduling.body import LoopBody
+from minicompile.scheduling.body import LoopBody, iterate_indices
 from minicompile.show.html import (
     box,
     code,
@@ -132,7 +132,7 @@ def body_listing(body: LoopBody) -> str:
 
 @shows(LoopBody)
 def body_view(body: LoopBody) -> str:
-    indices = list(dict.fromkeys(v.index for v in body.values if v.index is not None))
+    indices = list(iterate_indices(body))
     about = f"{len(body.values)} operations · {len(body.loads)} loads, {len(body.stores)} stores"
     loops = [[code(v), text(s), "parallel"] for v, s in body.ranges.items()]
     loops += [[code(v), text(s), "reduction"] for v, s in body.reduction_ranges.items()]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from minicompile.lowering.ir import Operation
 from minicompile.ops.display import bytes_text, count_text
 from minicompile.ops.origin import source_lines
 from minicompile.provenance import operation_line
@@ -169,97 +170,75 @@ def memory_view(memory: MemoryPlan) -> str:
     return box("memory plan", memory_about(memory), memory_table(memory))
 
 
+def operations(node: SchedulerNode | ScheduledNode) -> list[Operation]:
+    """What a node computes, in the loop IR."""
+    if isinstance(node, ExternKernelSchedulerNode):
+        return [node.kernel]
+    return [n.buffer for n in (node.nodes if isinstance(node, FusedSchedulerNode) else [node])]
+
+
+def caption(node: SchedulerNode | ScheduledNode) -> str:
+    """An extern call's operator, or a kernel's loops."""
+    return str(node.kernel.op) if isinstance(node, ExternKernelSchedulerNode) else ranges_of(node)
+
+
+def operation_lines(nodes: Iterable[SchedulerNode | ScheduledNode]) -> str:
+    found = (operation for node in nodes for operation in operations(node))
+    return listing(
+        stripe(highlight(operation_line(o), "python")[0], source_lines(o.origins)) for o in found
+    )
+
+
 def group(node: ScheduledNode) -> str:
     """A scheduled node as a frame around the buffers it computes."""
     if isinstance(node, ExternKernelSchedulerNode):
-        head, lines = (
-            f"extern · {node.kernel.op} · {node.kernel.reason}",
-            [(operation_line(node.kernel), node.origins)],
-        )
+        head = f"extern · {caption(node)} · {node.kernel.reason}"
     else:
         count = len(node.nodes)
-        head = f"kernel · {ranges_of(node)}" + (f" · {count} fused" if count > 1 else "")
-        lines = [(operation_line(n.buffer), n.origins) for n in node.nodes]
-    listed = listing(
-        stripe(highlight(line, "python")[0], source_lines(origins)) for line, origins in lines
-    )
-    return f'<div class="grp"><em>{text(head)}</em>{listed}</div>'
-
-
-def before_lines(schedule: Schedule) -> str:
-    lines = []
-    for node in schedule.before:
-        if isinstance(node, ExternKernelSchedulerNode):
-            line = operation_line(node.kernel)
-        else:
-            line = operation_line(node.buffer)
-        lines.append(stripe(highlight(line, "python")[0], source_lines(node.origins)))
-    return listing(lines)
+        head = f"kernel · {caption(node)}" + (f" · {count} fused" if count > 1 else "")
+    return f'<div class="grp"><em>{text(head)}</em>{operation_lines([node])}</div>'
 
 
 def diagram(schedule: Schedule) -> Diagram:
     """Nodes and what flows between them, framed by kernel; large schedules by kernel alone."""
-    names = [node.name for node in schedule.before]
-    if len(names) > FULL_PICTURE:
-        return kernel_diagram(schedule)
-    written = {w.buffer: node.name for node in schedule.before for w in node.writes}
-    boxes = []
-    for node in schedule.before:
-        extern = isinstance(node, ExternKernelSchedulerNode)
-        below = (
-            str(node.kernel.op) if isinstance(node, ExternKernelSchedulerNode) else ranges_of(node)
-        )
-        boxes.append(
-            Node(
-                node.name,
-                node.name,
-                below,
-                colour(node.origins) or "",
-                rounded=not extern,
-            )
-        )
-    edges = [
-        Edge(written[read.buffer], node.name)
-        for node in schedule.before
-        for read in node.reads
-        if read.buffer in written and written[read.buffer] != node.name
+    nodes: Sequence[SchedulerNode | ScheduledNode] = schedule.before
+    clusters: list[Cluster] = []
+    if len(nodes) > FULL_PICTURE:
+        nodes = schedule.nodes
+    else:
+        clusters = [
+            Cluster(f"kernel {i}", tuple(n.name for n in node.nodes))
+            for i, node in enumerate(schedule.nodes)
+            if isinstance(node, FusedSchedulerNode) and len(node.nodes) > 1
+        ]
+    names = [
+        f"kernel {i}: {count_text(len(node.nodes), 'node')}"
+        if isinstance(node, FusedSchedulerNode)
+        else node.name
+        for i, node in enumerate(nodes)
     ]
-    clusters = [
-        Cluster(f"kernel {i}", tuple(n.name for n in node.nodes))
-        for i, node in enumerate(schedule.nodes)
-        if isinstance(node, FusedSchedulerNode) and len(node.nodes) > 1
-    ]
-    return Diagram(
-        f"schedule of {schedule.graph.name}", tuple(boxes), unique(edges), tuple(clusters)
+    written = {w.buffer: name for node, name in zip(nodes, names) for w in node.writes}
+    boxes = tuple(
+        Node(
+            name,
+            name,
+            caption(node),
+            colour(node.origins) or "",
+            rounded=not isinstance(node, ExternKernelSchedulerNode),
+        )
+        for node, name in zip(nodes, names)
     )
-
-
-def kernel_diagram(schedule: Schedule) -> Diagram:
-    written = {w.buffer: i for i, node in enumerate(schedule.nodes) for w in node.writes}
-    boxes = []
-    for i, node in enumerate(schedule.nodes):
-        if isinstance(node, ExternKernelSchedulerNode):
-            label, below = node.name, str(node.kernel.op)
-        else:
-            label, below = f"kernel {i}: {count_text(len(node.nodes), 'node')}", ranges_of(node)
-        fused = isinstance(node, FusedSchedulerNode)
-        boxes.append(Node(str(i), label, below, colour(node.origins) or "", rounded=fused))
     edges = [
-        Edge(str(written[read.buffer]), str(i))
-        for i, node in enumerate(schedule.nodes)
+        Edge(written[read.buffer], name)
+        for node, name in zip(nodes, names)
         for read in node.reads
-        if read.buffer in written and written[read.buffer] != i
+        if written.get(read.buffer, name) != name
     ]
-    return Diagram(f"schedule of {schedule.graph.name}", tuple(boxes), unique(edges))
+    return Diagram(f"schedule of {schedule.graph.name}", boxes, unique(edges), tuple(clusters))
 
 
 def step_names(schedule: Schedule) -> list[str]:
-    return [
-        node.name
-        if isinstance(node, ExternKernelSchedulerNode)
-        else " + ".join(n.name for n in node.nodes)
-        for node in schedule.nodes
-    ]
+    return [" + ".join(o.name for o in operations(node)) for node in schedule.nodes]
 
 
 def schedule_counts(schedule: Schedule) -> str:
@@ -288,7 +267,7 @@ def schedule_view(schedule: Schedule) -> str:
         f"schedule of {schedule.graph.name}",
         schedule_counts(schedule),
         columns(
-            heading("before: one node for each buffer") + before_lines(schedule),
+            heading("before: one node for each buffer") + operation_lines(schedule.before),
             heading("after: one frame for each kernel or call")
             + "".join(map(group, schedule.nodes)),
         ),

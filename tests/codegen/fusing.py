@@ -24,7 +24,7 @@ from minicompile.ops.origin import Origin, SourceLine
 from minicompile.options import Options
 from minicompile.scheduling.body import record
 from minicompile.scheduling.nodes import FusedSchedulerNode, MemoryPlan, Schedule, SchedulerNode
-from minicompile.shapes.expr import contiguous_strides, loop_symbol, same
+from minicompile.shapes.expr import contiguous_strides, loop_symbol, same, simplify_index
 
 CPU = torch.device("cpu")
 
@@ -132,7 +132,11 @@ class Program:
             assert len(old) == len(new), (buffer.name, old, new)
             assert all(same(body.all_ranges[o], sizes[n]) for o, n in zip(old, new, strict=True))
             mapping = dict(zip(old, new, strict=True))
-            bodies.append(body.reindexed(mapping, ranges, reduction_ranges))
+
+            def moved(index: sympy.Expr, mapping: Any = mapping, sizes: Any = sizes) -> sympy.Expr:
+                return simplify_index(index.xreplace(mapping), sizes)
+
+            bodies.append(body.reindexed(moved, ranges, reduction_ranges))
             levels.append(level)
             nodes.append(SchedulerNode(buffer, body, (), ()))
         return FusedSchedulerNode(nodes, bodies, levels, ranges, reduction_ranges)

@@ -8,7 +8,7 @@ import pytest
 import sympy
 import torch
 
-from minicompile.codegen.cpp import generate_module, print_kernel
+from minicompile.codegen.cpp import kernel_module, print_kernel
 from minicompile.codegen.plan import KernelPlan
 from minicompile.options import Options
 from minicompile.runtime.build import processor_features, start_build
@@ -21,7 +21,7 @@ F32, F64, BF16, I64, BOOL = torch.float32, torch.float64, torch.bfloat16, torch.
 
 def run(plan: KernelPlan, tensors: dict[str, torch.Tensor], *sizes: int) -> None:
     """Build one kernel and call it."""
-    text, _ = generate_module([plan])
+    text = kernel_module([plan]).text
     call = bind(start_build(text, Options()).result(), plan)
     call(*(tensors[a.buffer] for a in plan.arguments), *sizes)
 
@@ -115,7 +115,7 @@ def reductions() -> dict[Any, tuple[KernelPlan, Any]]:
         result = I64 if kind.startswith("arg") else dtype
         p = one_reduction(kind, *size, dtype, result, across)
         plans[kind, dtype, across, size] = p.plan(position=i)
-    text, _ = generate_module(list(plans.values()))
+    text = kernel_module(list(plans.values())).text
     module = start_build(text, Options()).result()
     return {key: (plan, bind(module, plan)) for key, plan in plans.items()}
 
@@ -381,7 +381,7 @@ def test_one_kernel_runs_for_many_sizes() -> None:
     s0 = size_symbol("s0")
     plan = softmax(s0, 24, hints={s0: 8}).plan(["amax", "total"])
     assert plan.sizes == (s0,)
-    text, _ = generate_module([plan])
+    text = kernel_module([plan]).text
     call = bind(start_build(text, Options()).result(), plan)
     for rows in (1, 3, 3000):
         x = special(rows, 24)
@@ -396,7 +396,7 @@ def test_reductions_over_a_symbolic_range(hint: int) -> None:
     for across in (False, True):
         size = (s0, 12) if across else (3, s0)
         plan = one_reduction("sum", *size, F32, F32, across, hints={s0: hint}).plan()
-        text, _ = generate_module([plan])
+        text = kernel_module([plan]).text
         call = bind(start_build(text, Options()).result(), plan)
         for n in (1, 77, 20_000, 300_001):
             x = special(n, 12) if across else special(3, n)
@@ -450,22 +450,23 @@ def test_comparisons_of_indices_hold_at_every_threshold() -> None:
     assert any(v.op == "index_expr" and str(v.index) == "x0" for v in plan.body.values)
 
 
-@pytest.mark.parametrize("columns", [1, 5, 16, 63, 200, 1100])
-def test_rows_of_any_length_reduce_in_lanes(columns: int) -> None:
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("columns", [1, 5, 16, 63, 200, 1100, 9000])
+def test_rows_of_any_length_reduce_in_lanes(columns: int, dtype: torch.dtype) -> None:
     """Sum, largest and smallest of computed values in one kernel: NaN and infinities included."""
     p = Program()
     size = (7, columns)
-    p.input("x", size)
+    p.input("x", size, dtype)
 
     def doubled(ops: Any, i: Any, r: Any) -> Any:
         value = ops.load("x", p.at(*i, *r, size=size))
         return ops.add(value, value)
 
     for name, kind in (("s", "sum"), ("a", "max"), ("b", "min")):
-        p.reduce(name, (7,), (columns,), kind, doubled)
-    x = special(*size)
+        p.reduce(name, (7,), (columns,), kind, doubled, dtype)
+    x = special(*size, dtype=dtype)
     x[1, columns // 2], x[2, -1], x[3, 0] = float("nan"), float("inf"), float("-inf")
-    outs = {name: torch.empty(7) for name in "sab"}
+    outs = {name: torch.empty(7, dtype=dtype) for name in "sab"}
     run(p.plan(), {"x": x, **outs})
     torch.testing.assert_close(outs["s"], (2 * x).sum(1), equal_nan=True)
     torch.testing.assert_close(outs["a"], (2 * x).amax(1), rtol=0, atol=0, equal_nan=True)
@@ -475,7 +476,7 @@ def test_rows_of_any_length_reduce_in_lanes(columns: int) -> None:
 def test_row_reductions_run_on_processors_without_wide_vectors() -> None:
     """The helpers are plain C with vector types: without AVX they give the same."""
     plan = softmax(5, 100).plan(["amax", "total"])
-    text, _ = generate_module([plan])
+    text = kernel_module([plan]).text
     options = Options(cpp_flags=("-mno-avx512f", "-mno-avx", "-mno-fma", "-mno-avx2"))
     x = special(5, 100)
     out = torch.empty_like(x)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from minicompile.codegen.cpp import generate_module
+from minicompile.codegen.cpp import kernel_module
 from minicompile.codegen.cpp_ops import EXPRESSIONS
 from minicompile.codegen.plan import KernelPlan
 from minicompile.ops.table import POINTWISE
@@ -144,7 +144,7 @@ CASES = [
 @pytest.fixture(scope="module")
 def kernels() -> dict[tuple[str, torch.dtype], tuple[KernelPlan, Callable[..., None]]]:
     plans = {key: case(*key)[0].plan(position=i) for i, key in enumerate(CASES)}
-    text, _ = generate_module(list(plans.values()))
+    text = kernel_module(list(plans.values())).text
     module = start_build(text, Options(cpp_flags=("-O1",))).result()
     return {key: (plan, bind(module, plan)) for key, plan in plans.items()}
 

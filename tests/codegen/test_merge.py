@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from minicompile.codegen.merge import loop_level, merge
+from minicompile.codegen.merge import merge
+from minicompile.codegen.phases import loop_level
 from minicompile.errors import VerifyError
 from minicompile.scheduling.body import verify
 from tests.codegen.fusing import Program, softmax

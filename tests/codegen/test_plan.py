@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from minicompile.codegen.cpp import generate_module, kernel_module, print_kernel
+from minicompile.codegen.cpp import kernel_module, print_kernel
 from minicompile.codegen.plan import KernelPlan
 from minicompile.codegen.rules import plan_rule
 from minicompile.options import Options
@@ -130,7 +130,8 @@ def test_every_line_leads_to_source(make: Any) -> None:
 
 def test_equal_kernels_are_written_once_and_called_by_the_others() -> None:
     plans = [softmax(8, 16).plan(position=i) for i in range(3)]
-    text, sources = generate_module(plans)
+    module = kernel_module(plans)
+    text, sources = module.text, module.kernels
     assert text.count("mc_exp(tmp") == 1
     assert text.count("{ return cpp_fused_amax_softmax_total_0(in_ptr0") == 2
     assert all("mc_exp(tmp" in source.text for source in sources)

@@ -24,7 +24,7 @@ from minicompile.runtime.triton import (
 )
 from minicompile.shapes.expr import size_symbol
 from tests.codegen.fusing import Program, layer_norm, softmax
-from tests.codegen.triton_running import INTERPRETED, source_of
+from tests.codegen.triton_running import source_of
 
 F32 = torch.float32
 
@@ -125,7 +125,7 @@ def test_index_checks_survive_compilation_and_unchecked_indices_cost_none():
 def test_without_triton_one_sentence_says_what_to_install(monkeypatch):
     source = source_of(softmax(4, 8), ("amax", "total"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    for attempt in (lambda: load_kernel(source, INTERPRETED), lambda: cross_compile(source)):
+    for attempt in (lambda: load_kernel(source), lambda: cross_compile(source)):
         with pytest.raises(BackendError, match="pip install triton"):
             attempt()
 
@@ -133,7 +133,7 @@ def test_without_triton_one_sentence_says_what_to_install(monkeypatch):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_a_cuda_kernel_is_refused():
     with pytest.raises(BackendError, match="GPU"):
-        load_kernel(source_of(softmax(4, 8), device="cuda"), INTERPRETED)
+        load_kernel(source_of(softmax(4, 8), device="cuda"))
 
 
 class FakeGpu:
@@ -246,7 +246,7 @@ def test_on_a_gpu_kernels_follow_stream_and_alignment():
         pointwise(lambda o, i: o.add(o.load("a", i[0]), o.constant(1.0, F32)), inputs=("a",)),
         device="cuda",
     )
-    launch = load_kernel(source, INTERPRETED)
+    launch = load_kernel(source)
     memory = torch.randn(4097, device="cuda")
     stream = torch.cuda.Stream()
     for a in (memory[:-1], memory[1:]):

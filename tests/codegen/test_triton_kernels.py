@@ -454,7 +454,8 @@ def in_place_sweeps(again: str) -> KernelPlan:
     weighted = ops.mul(source, ops.to_dtype(weight, F32))
     last = ops.reduction("sum", F32, weighted)
     result = ops.emit("store", (last,), F32, buffer="total", index=x0, kind="store")
-    third = tuple(v for v in body.values if v not in (total, new, written, result) and v is not old)
+    elsewhere = (total, new, written, result) + (() if again == "both" else (old,))
+    third = tuple(v for v in body.values if v not in elsewhere)
     phases = (
         Phase("loop", (old, total)),
         Phase("loop", (old, new, written)),

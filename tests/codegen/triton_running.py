@@ -10,11 +10,8 @@ import torch
 
 from minicompile.codegen.plan import KernelPlan, KernelSource
 from minicompile.codegen.triton import print_triton
-from minicompile.options import Options
 from minicompile.runtime.triton import Tiles, load_kernel
 from tests.codegen.fusing import Program
-
-INTERPRETED = Options(device_codegen="triton")
 
 DEVICES = [
     "cpu",
@@ -47,7 +44,7 @@ def call(
     plan: KernelPlan = source.plan
     arguments: list[Any] = [tensors[a.buffer] for a in plan.arguments]
     arguments += [(sizes or {})[str(s)] for s in plan.sizes]
-    load_kernel(source, INTERPRETED, tiles)(*arguments)
+    load_kernel(source, tiles)(*arguments)
 
 
 def empty_outputs(p: Program, device: str = "cpu") -> dict[str, torch.Tensor]:

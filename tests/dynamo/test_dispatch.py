@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import inspect
 import pickle
 import threading
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -175,6 +177,16 @@ def test_reset_forgets() -> None:
     assert graphs(run) == 0
     run(x)
     assert graphs(run) == 1
+
+
+def test_a_compiled_version_keeps_no_input_alive() -> None:
+    run = compiled(lambda a: a + 1)
+    a = torch.randn(3, 4)
+    alive = weakref.ref(a)
+    run(a)
+    del a
+    gc.collect()
+    assert alive() is None and graphs(run) == 1
 
 
 def test_explain_counts_and_prints() -> None:

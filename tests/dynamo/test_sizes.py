@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
+from torch.torch_version import TorchVersion
 
 import minicompile as mc
+from minicompile import compat
 from minicompile.errors import OptionError
 from tests.dynamo.helpers import compiled, equal, explained, graphs
 
@@ -83,6 +87,28 @@ def test_a_batch_dimension_of_a_module() -> None:
         mc.mark_dynamic(a, 0)
         assert torch.allclose(run(a), model(a), atol=1e-6)
     assert graphs(run) == 1
+
+
+def test_before_torch_2_13_symbolic_sizes_meet_python_composites(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There composites in C++ refuse symbolic sizes; the results are the same."""
+    uses: list[bool] = []
+    enabled = compat.python_dispatcher
+
+    def noted() -> Any:
+        uses.append(True)
+        return enabled()
+
+    monkeypatch.setattr(compat, "python_dispatcher", noted)
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1"))
+    compiled(arithmetic)(torch.randn(5, 4))
+    assert not uses
+    run = compiled(arithmetic, dynamic=True)
+    for size in (5, 9):
+        a = torch.randn(size, 4)
+        assert equal(run(a), arithmetic(a))
+    assert uses and graphs(run) == 1
 
 
 def test_without_a_request_sizes_are_numbers() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from minicompile.aot.decompose import lower_to
 from minicompile.lowering.ir import ComputedBuffer, LoopGraph, verify
 from minicompile.lowering.lower import lower
 from minicompile.lowering.reference import run_reference
@@ -28,13 +29,20 @@ def flat(value: Any) -> list[Any]:
     return [value]
 
 
-def traced(
-    fn: Callable[..., Any], args: Sequence[torch.Tensor], decompositions: Any = None
-) -> Graph:
-    """The functional ATen graph of `fn`, each node with an origin of its own."""
+def silu_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    sigmoid = x.sigmoid()
+    return grad * sigmoid * (1 + x * (1 - sigmoid))
+
+
+COMPOSITE = {torch.ops.aten.silu_backward.default: silu_backward}
+"""Operators that the AOT room takes apart while it traces, before any decomposition (aot/tracer.py)."""
+
+
+def traced(fn: Callable[..., Any], args: Sequence[torch.Tensor]) -> Graph:
+    """The functional ATen graph of `fn`, as the AOT room hands graphs on; an origin for each call in `fn`."""
     gm = make_fx(
         lambda *a: flat(fn(*a)),
-        decomposition_table=decompositions or {},
+        decomposition_table=COMPOSITE,
         tracing_mode="fake",
         _allow_non_fake_inputs=True,
     )(*args)
@@ -42,16 +50,18 @@ def traced(
     for number, node in enumerate(gm.graph.nodes):
         line = SourceLine("user.py", number, "f")
         node.meta["origins"] = frozenset({Origin(node.name, str(node.target), (line,))})
+    values = [node.meta.get("val") for node in gm.graph.nodes]
+    mode = next(v.fake_mode for v in flat(values) if hasattr(v, "fake_mode"))
+    for level in ("core", "prims"):
+        gm = lower_to(level, gm, mode, "f")
+        gm.graph.eliminate_dead_code()
     return Graph(gm, "f", "make_fx")
 
 
 def lowered(
-    fn: Callable[..., Any],
-    *args: torch.Tensor,
-    options: Options | None = None,
-    decompositions: Any = None,
+    fn: Callable[..., Any], *args: torch.Tensor, options: Options | None = None
 ) -> LoopGraph:
-    return lower(traced(fn, args, decompositions), options or Options(verify=True))
+    return lower(traced(fn, args), options or Options(verify=True))
 
 
 def assert_same(

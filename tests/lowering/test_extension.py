@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minicompile.errors import Unsupported, VerifyError
-from minicompile.lowering.lower import register_lowering
+from minicompile.lowering.lower import lowering
 from minicompile.lowering.rules.common import elementwise
 from minicompile.ops.registry import scoped, without
 from tests.lowering.conftest import check, lowered
@@ -16,22 +16,22 @@ X = torch.randn(5)
 
 
 def test_a_rule_taken_away_leaves_an_operator_call() -> None:
-    with without("lowering:aten.silu"):
-        graph = check(aten.silu, X, externs=1)
-    assert graph.externs[0].reason == "no lowering for aten.silu.default"
-    check(aten.silu, X, externs=0)
+    with without("lowering:aten.relu"):
+        graph = check(aten.relu, X, externs=1)
+    assert graph.externs[0].reason == "no lowering for aten.relu.default"
+    check(aten.relu, X, externs=0)
 
 
 def test_an_own_rule_replaces_the_built_in_one() -> None:
     with scoped():
 
-        @register_lowering(aten.silu.default)
-        def silu(ctx, x):
-            return elementwise(ctx, lambda ops, v: ops.mul(v, ops.sigmoid(v)), x)
+        @lowering(aten.relu.default)
+        def relu(ctx, x):
+            return elementwise(ctx, lambda ops, v, zero: ops.where(ops.gt(v, zero), v, zero), x, 0)
 
-        graph = check(aten.silu, X)
-        assert "sigmoid" in str(graph)
-    assert "sigmoid" not in str(lowered(aten.silu, X))
+        graph = check(aten.relu, X)
+        assert "where" in str(graph)
+    assert "where" not in str(lowered(aten.relu, X))
 
 
 def test_an_operator_that_was_a_call_gets_loops() -> None:
@@ -41,7 +41,7 @@ def test_an_operator_that_was_a_call_gets_loops() -> None:
     assert len(lowered(fn, X).externs) == 1
     with scoped():
 
-        @register_lowering(aten.logit.default)
+        @lowering(aten.logit.default)
         def logit(ctx, x, eps=None):
             if eps is not None:
                 raise Unsupported("logit that clamps")
@@ -60,31 +60,31 @@ def test_an_operator_that_was_a_call_gets_loops() -> None:
 def test_an_own_rules_operations_carry_the_nodes_origins() -> None:
     with scoped():
 
-        @register_lowering(aten.silu.default)
-        def silu(ctx, x):
+        @lowering(aten.relu.default)
+        def relu(ctx, x):
             return ctx.pointwise(x.size, x.device, lambda ops, i: ops.neg(x.load(ops, i)))
 
-        graph = lowered(lambda x: aten.silu(x).sin(), X)
-    assert {o.node for o in graph.operations[0].origins} == {"silu", "sin"}
+        graph = lowered(lambda x: aten.relu(x).sin(), X)
+    assert {o.node for o in graph.operations[0].origins} == {"relu", "sin"}
 
 
 def test_a_rule_that_mixes_dtypes_is_named() -> None:
     with scoped():
 
-        @register_lowering(aten.silu.default)
-        def silu(ctx, x):
+        @lowering(aten.relu.default)
+        def relu(ctx, x):
             return elementwise(ctx, lambda ops, v: ops.add(v, ops.constant(1, torch.int64)), x)
 
-        with pytest.raises(VerifyError, match="silu"):
-            lowered(aten.silu, X)
+        with pytest.raises(VerifyError, match="relu"):
+            lowered(aten.relu, X)
 
 
 def test_a_rule_that_returns_its_argument_does_not_alias_it() -> None:
     with scoped():
 
-        @register_lowering(aten.silu.default)
-        def silu(ctx, x):
+        @lowering(aten.relu.default)
+        def relu(ctx, x):
             return x
 
-        (buffer,) = lowered(aten.silu, X).operations
+        (buffer,) = lowered(aten.relu, X).operations
     assert buffer.why == "graph output"

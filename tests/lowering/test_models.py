@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch._decomp import core_aten_decompositions
 from torch.func import functional_call
 
 from minicompile.lowering.ir import LoopGraph, verify
@@ -76,20 +75,9 @@ def joint(model: nn.Module):
     return fn
 
 
-# what the real decompositions leave whole and our own will take apart
-NORM_AND_SOFTMAX = [
-    torch.ops.aten.native_layer_norm.default,
-    torch.ops.aten._softmax.default,
-    torch.ops.aten._log_softmax.default,
-]
-
-
 def joint_graph(model: nn.Module, *data: torch.Tensor) -> tuple[Graph, list[torch.Tensor]]:
-    from torch._decomp import get_decompositions
-
-    table = {**core_aten_decompositions(), **get_decompositions(NORM_AND_SOFTMAX)}
     args = [*data, *(p.detach() for p in model.parameters())]
-    return traced(joint(model), args, table), args
+    return traced(joint(model), args), args
 
 
 def equals_eager(graph: LoopGraph, model: nn.Module, args: list[torch.Tensor]) -> None:
@@ -108,7 +96,7 @@ def test_a_gpts_loss_and_every_gradient_equal_eager(inline) -> None:
     found = lower(graph, Options(inline=inline))
     equals_eager(found, model, args)
     libraries = {str(kernel.op) for kernel in found.externs}
-    assert libraries == {"aten.mm.default", "aten.bmm.default", "aten.addmm.default"}
+    assert libraries == {"aten.mm.default", "aten.bmm.default"}
 
 
 def test_a_convolutional_network_equals_eager() -> None:

@@ -9,10 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from minicompile.lowering.context import layout_of
-from minicompile.lowering.ir import Buffer
-from minicompile.lowering.promotion import promote
-from minicompile.lowering.value import BufferValue
+from minicompile.lowering.ir import View
 from tests.lowering.conftest import check, check_each, lowered, run
 
 aten = torch.ops.aten
@@ -102,14 +99,20 @@ def test_zero_dimensional_tensors_do_not_raise_the_dtype(
 
 
 def test_promotion_is_torchs_for_every_pair_and_strength() -> None:
-    for a, b in itertools.product(ALL, ALL):
-        for first, second in itertools.product([(2,), ()], [(2,), ()]):
-            x, y = torch.zeros(first, dtype=a), torch.zeros(second, dtype=b)
-            layouts = [layout_of(x), layout_of(y)]
-            values = [BufferValue(Buffer("x", layout), layout) for layout in layouts]
-            assert promote(*values) == torch.result_type(x, y)
-            for number in (2, 1.5, True):
-                assert promote(values[0], number) == torch.result_type(x, number)
+    operands = [torch.zeros(shape, dtype=dtype) for dtype in ALL for shape in [(2,), ()]]
+    pairs = list(itertools.product(range(len(operands)), repeat=2))
+    numbered = list(itertools.product(range(len(operands)), (2, 1.5, True)))
+
+    def sums(*xs: torch.Tensor) -> list[torch.Tensor]:
+        return [xs[a] + xs[b] for a, b in pairs] + [xs[a] + number for a, number in numbered]
+
+    graph = lowered(sums, *operands)
+    assert not graph.externs
+    expected = [torch.result_type(operands[a], operands[b]) for a, b in pairs]
+    expected += [torch.result_type(operands[a], number) for a, number in numbered]
+    for output, dtype in zip(graph.outputs, expected, strict=True):
+        assert isinstance(output, View)
+        assert output.layout.dtype is dtype
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
@@ -124,13 +127,15 @@ def test_alpha_scales_the_second_operand(dtype: torch.dtype) -> None:
 
 def test_half_types_round_scalars_where_eager_does() -> None:
     x = (torch.randn(256) * 3).bfloat16()
-    fns = {}
+    numbers, tensors = {}, {}
     for op in (torch.add, torch.sub, torch.mul, torch.div):
-        for number in (0.1, 1.7, torch.tensor(0.1), torch.tensor(1.7, dtype=torch.float64)):
-            fns[f"{op.__name__} {number}"] = partial(_with_number, op, number)
-            if isinstance(number, torch.Tensor):
-                fns[f"{op.__name__} {number} first"] = partial(op, number)
-    check_each(fns, x, rtol=0, atol=0)
+        for number in (0.1, 1.7):
+            numbers[f"{op.__name__} {number}"] = partial(_with_number, op, number)
+            tensor = torch.tensor(number, dtype=torch.float64)
+            tensors[f"{op.__name__} {tensor}"] = partial(_with_number, op, tensor)
+            tensors[f"{op.__name__} {tensor} first"] = partial(op, tensor)
+    check_each(numbers, x, rtol=0, atol=0)
+    check_each(tensors, x)
 
 
 @pytest.mark.parametrize("mode", [None, "trunc", "floor"])

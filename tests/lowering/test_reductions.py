@@ -45,7 +45,8 @@ def test_reductions_equal_eager(shape: tuple[int, ...], dtype: torch.dtype) -> N
         for name in ["sum", "mean", "amax", "amin", "any", "all"]:
             for dim in ([0], [-1], [0, -1], []):
                 fns[f"{name} {dim} {keepdim}"] = partial(_over, getattr(torch, name), dim, keepdim)
-        for name in ["prod", "argmax", "argmin", "max", "min"]:
+        with_position = [] if dtype is torch.bool else ["max", "min"]
+        for name in ["prod", "argmax", "argmin", *with_position]:
             for dim in (0, -1):
                 fns[f"{name} {dim} {keepdim}"] = partial(_over, getattr(torch, name), dim, keepdim)
     check_each(fns, x, **tolerance(dtype))
@@ -53,6 +54,10 @@ def test_reductions_equal_eager(shape: tuple[int, ...], dtype: torch.dtype) -> N
 
 def _over(op, dim, keepdim: bool, x: torch.Tensor):
     return op(x, dim, keepdim)
+
+
+def test_where_the_largest_bool_is() -> None:
+    check(lambda x: list(x.max(1)), torch.tensor([[False, True], [False, False]]), externs=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)

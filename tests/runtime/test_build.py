@@ -32,9 +32,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return real(command, *args, **kw)
 
     monkeypatch.setattr(build.subprocess, "Popen", counted)
-    build.compiler_version(
-        find_compiler(Options()).path
-    )  # its call of --version is not of interest
+    find_compiler(Options())  # its call of --version is not of interest
     calls.clear()
     return calls
 
@@ -110,6 +108,14 @@ def test_a_missing_compiler_is_one_clear_sentence(
 def test_a_chosen_compiler_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="'/no/such/g\\+\\+' was not found"):
         start_build(SOURCE, options(tmp_path, cpp_compiler="/no/such/g++"))
+
+
+def test_a_compiler_may_be_a_command_with_arguments(tmp_path: Path) -> None:
+    """`CXX="ccache g++"`; here `env` stands for the wrapper."""
+    name = find_compiler(Options()).command[0]
+    chosen = options(tmp_path, cpp_compiler=f"env -u NOTHING {name}")
+    assert find_compiler(chosen).command[1:] == ("-u", "NOTHING", name)
+    assert start_build(SOURCE, chosen).result().answer() == 42
 
 
 def test_a_program_that_is_no_compiler_is_reported(tmp_path: Path) -> None:

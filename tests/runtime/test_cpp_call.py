@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from minicompile.codegen.cpp import generate_module
+from minicompile.codegen.cpp import kernel_module
 from minicompile.codegen.plan import KernelPlan
 from minicompile.options import Options
 from minicompile.runtime import fast_call
@@ -40,7 +40,7 @@ def gather() -> KernelPlan:
 @pytest.fixture(scope="module", params=[bind, bind_ctypes])
 def kernel(request: Any) -> Callable[..., None]:
     plan = gather()
-    text, _ = generate_module([plan])
+    text = kernel_module([plan]).text
     found: Callable[..., None] = request.param(start_build(text, Options()).result(), plan)
     return found
 
@@ -95,7 +95,7 @@ def test_without_headers_ctypes_calls(monkeypatch: pytest.MonkeyPatch, tmp_path:
     options = Options(cache_dir=str(tmp_path))
     assert fast_call.extension(options) is None
     plan = gather()
-    text, _ = generate_module([plan])
+    text = kernel_module([plan]).text
     out = torch.empty(1)
     bind(start_build(text, options).result(), plan)(torch.tensor([3]), X, out, 1)
     assert out.item() == 3.0
@@ -103,7 +103,7 @@ def test_without_headers_ctypes_calls(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_a_released_kernel_leaves_nothing_behind() -> None:
     plan = gather()
-    text, _ = generate_module([plan])
+    text = kernel_module([plan]).text
     module: Module = start_build(text, Options()).result()
     before = sys.getrefcount(plan)
     for _ in range(100):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 
 from minicompile.codegen.plan import KernelArgument, KernelPlan, KernelSource
 from minicompile.codegen.wrapper import generate_wrapper
+from minicompile.errors import VerifyError
 from minicompile.lowering.ir import (
     Buffer,
     ComputedBuffer,
@@ -29,10 +31,11 @@ from minicompile.lowering.ir import (
     View,
     verify,
 )
+from minicompile.lowering.reference import ReferenceOps, evaluate, run_reference
 from minicompile.options import Options
 from minicompile.runtime.wrapper import load_wrapper
+from minicompile.scheduling.body import Value
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
-from minicompile.scheduling.reference import evaluate, flat, run_graph, run_kernel, run_schedule
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, product, same
 
 CPU = torch.device("cpu")
@@ -263,8 +266,8 @@ def check(
     """The schedule gives what the graph's loops give one by one; inputs are left alone."""
     inputs = example_inputs(graph, sizes)
     kept = [i.clone() if isinstance(i, torch.Tensor) else i for i in inputs]
-    want = run_graph(graph, kept)
-    have = run_schedule(result, inputs)
+    want = run_reference(graph, kept)
+    have = compiled(result)(list(inputs))
     for a, b in zip(have, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
     for a, b in zip(inputs, kept, strict=True):
@@ -328,8 +331,10 @@ def random_graph(seed: int, count: int = 9) -> LoopGraph:
                 "extern",
                 "rows",
                 "index",
+                "move",
+                "slice",
             ],
-            [8, 4, 6, 2, 1, 2, 1, 1, 1],
+            [8, 4, 6, 2, 1, 2, 1, 1, 1, 1, 1],
         )[0]
         x = rng.choice(pool[-6:])
         if kind == "binary":
@@ -412,11 +417,106 @@ def _python_kernel(plan: KernelPlan, schedule: Schedule) -> Callable[..., None]:
     def kernel(*given: Any) -> None:
         tensors, numbers = given[: len(plan.arguments)], given[len(plan.arguments) :]
         memory = {a.buffer: flat(t) for a, t in zip(plan.arguments, tensors, strict=True)}
-        run_kernel(
-            plan.node, memory, dict(zip(plan.sizes, numbers, strict=True)), schedule.memory.internal
-        )
+        sizes = dict(zip(plan.sizes, numbers, strict=True))
+        _KernelRunner(plan.node, memory, sizes, schedule.memory.internal).run()
 
     return kernel
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's memory from its first element to its last, as one dimension."""
+    extent = 0
+    if tensor.numel():
+        extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((extent,), (1,))
+
+
+class _KernelRunner:
+    """The bodies of a fused node in plain torch, values handed from one to the next as a kernel does.
+
+    Raises VerifyError where a kernel could not do what the bodies ask. Values have one dimension per loop.
+    """
+
+    def __init__(
+        self,
+        node: FusedSchedulerNode,
+        memory: dict[str, torch.Tensor],
+        sizes: Mapping[sympy.Symbol, int],
+        internal: frozenset[str],
+    ) -> None:
+        self.node, self.memory, self.internal = node, memory, internal
+        loops = {**node.ranges, **node.reduction_ranges}
+        self.extents = [int(evaluate(sympy.sympify(s), sizes)) for s in loops.values()]
+        self.symbols: dict[sympy.Symbol, Any] = dict(sizes)
+        for axis, (loop, extent) in enumerate(zip(loops, self.extents, strict=True)):
+            where = [-1 if a == axis else 1 for a in range(len(loops))]
+            self.symbols[loop] = torch.arange(extent).reshape(where)
+        self.stored: dict[str, tuple[Any, torch.Tensor]] = {}
+
+    def run(self) -> None:
+        for body, level in zip(self.node.bodies, self.node.levels, strict=True):
+            rows = len(self.node.ranges)
+            reduced = self.extents[rows:]
+            shape = self.extents[:rows] + (reduced if level == "elem" else [1] * len(reduced))
+            self.values: dict[Value, torch.Tensor] = {}
+            self.indices = dict(self.symbols)
+            for value in body.values:
+                mask = self.values[value.mask] if value.mask is not None else None
+                ops = ReferenceOps(self.memory, self.indices, shape, CPU, mask)
+                self.values[value] = self.value(ops, value)
+
+    def value(self, ops: ReferenceOps, value: Value) -> torch.Tensor:
+        inputs = [self.values[v] for v in value.inputs]
+        if value.op == "load":
+            return self.load(ops, value)
+        if value.op == "store":
+            return self.store(ops, value, inputs[0])
+        if value.op == "indirect":
+            made = ops.indirect_indexing(inputs[0], value.size, value.check, value.wrap_negative)
+            found = ops.position(made)
+            assert value.symbol is not None
+            self.indices[value.symbol] = found if ops.mask is None else ops.mask * found
+            return found
+        if value.op == "reduction":
+            rows = self.extents[: len(self.node.ranges)]
+            source = ops.whole(inputs[0]).reshape([*rows, math.prod(ops.extents[len(rows) :])])
+            if value.kind.startswith("arg") and source.dtype is torch.bool:
+                source = source.to(torch.uint8)
+            reduced = ops.reduction(value.kind, value.dtype, source).to(value.dtype)  # type: ignore[arg-type]
+            return reduced.reshape([*rows, *[1] * len(self.node.reduction_ranges)])
+        if value.op == "constant":
+            return ops.constant(value.constant, value.dtype)
+        if value.op == "index_expr":
+            assert value.index is not None
+            return ops.index_expr(value.index, value.dtype)
+        if value.op in ("to_dtype", "bitcast"):
+            return getattr(ops, value.op)(inputs[0], value.dtype)  # type: ignore[no-any-return]
+        return ops.pointwise(value.op, *inputs)
+
+    def load(self, ops: ReferenceOps, value: Value) -> torch.Tensor:
+        assert value.index is not None
+        if value.buffer not in self.stored:
+            found = ops.load(value.buffer, value.index)
+        else:
+            where, found = self.stored[value.buffer]
+            if not same(where, value.index):
+                raise VerifyError(f"{value.buffer}[{where}] is in the kernel, not [{value.index}]")
+            if any(have > want for have, want in zip(found.shape, ops.extents, strict=True)):
+                raise VerifyError(f"{value.buffer} is there for every element, wanted once per row")
+        return found if ops.mask is None else torch.where(ops.mask, found, found.new_zeros(()))
+
+    def store(self, ops: ReferenceOps, value: Value, source: torch.Tensor) -> torch.Tensor:
+        assert value.index is not None
+        where = ops.position(value.index)
+        shape = torch.Size(ops.extents)
+        if value.kind == "store":  # once for equal indices; an addition happens for every element
+            shape = torch.broadcast_shapes(where.shape, source.shape, [1] * len(shape))
+            self.stored[value.buffer] = (value.index, source.expand(shape))
+        if value.buffer not in self.internal:
+            memory, add = self.memory[value.buffer], value.kind == "atomic_add"
+            data = source.to(memory.dtype).expand(shape)
+            memory.index_put_((where.expand(shape),), data, accumulate=add)
+        return source
 
 
 def dirty_empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -440,7 +540,7 @@ def check_wrapper(
     """The wrapper's call gives what the graph's loops give one by one; inputs are left alone."""
     inputs = example_inputs(graph, sizes, seed)
     kept = [i.clone() if isinstance(i, torch.Tensor) else i for i in inputs]
-    want = run_graph(graph, kept)
+    want = run_reference(graph, kept)
     args = list(inputs)
     have = call(args)
     assert args == []

@@ -20,6 +20,12 @@ def test_an_index_is_an_offset_and_strides() -> None:
     assert found.expr == 64 * P0 + S0 * P1 + 3 + 8 * I0
 
 
+def test_a_stride_that_is_a_sum_has_all_its_terms() -> None:
+    index = sympy.expand((S0 + 3) * P0 + P1)
+    found = StridedIndex.of(index, {P0: 4, P1: S0 + 3})
+    assert found.strides == {P0: S0 + 3, P1: 1} and sympy.expand(found.expr - index) == 0
+
+
 def test_what_is_not_linear_stays_whole() -> None:
     ranges = {P0: 4, P1: 8}
     for index in (P0**2, FloorDiv(P0, FOUR), I0 * P0):

@@ -6,7 +6,7 @@ import torch
 
 from minicompile.lowering.ir import LoopGraph
 from minicompile.options import Options
-from minicompile.scheduling.memory import WRITES_INTO, _Planner
+from minicompile.scheduling.memory import WRITES_INTO, Liveness
 from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.schedule import schedule
 from tests.scheduling.building import GraphBuilder, T, check, random_graph
@@ -124,7 +124,7 @@ def test_handing_memory_on_never_raises_the_peak_of_random_graphs() -> None:
     for seed in range(120):
         result = schedule(random_graph(seed, 14), APART)
         handed_on += len(reuses(result))
-        plain = _Planner(result.graph, result.nodes)._live_bytes()
+        plain = Liveness(result.graph, result.nodes).live_bytes()
         assert result.memory.peak_bytes == max(plain)
     assert handed_on > 50
 
@@ -138,6 +138,6 @@ def test_two_waiting_pieces_of_memory_count_together() -> None:
 
     graph = b.finish(*total_of(16, 2), *total_of(100, 1), *total_of(16, 2), *total_of(116, 1))
     result = schedule(graph, APART)
-    plain = _Planner(result.graph, result.nodes)._live_bytes()
+    plain = Liveness(result.graph, result.nodes).live_bytes()
     assert len(reuses(result)) == 1, "a second one would not fit under the peak"
     assert result.memory.peak_bytes == max(plain)

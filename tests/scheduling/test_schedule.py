@@ -165,6 +165,16 @@ def test_symbolic_splits_meet_too() -> None:
     check(graph, schedule(graph, OPTIONS), {S0: 7})
 
 
+def test_rows_whose_length_is_a_sum_of_sizes() -> None:
+    b = GraphBuilder({S0: 3})
+    b.inputs.append(S0)
+    x, y = b.input((4, S0 + 3)), b.input((4, 1))
+    u = add(b, x, y)
+    graph = b.finish(double(b, u.t()), b.reduce(u, (1,), "sum"))
+    check(graph, schedule(graph, OPTIONS))
+    check(graph, schedule(graph, OPTIONS), {S0: 7})
+
+
 def test_a_transposed_consumer_joins_by_permuting_its_loops() -> None:
     b = GraphBuilder()
     u = relu(b, b.input((8, 32)))

@@ -11,7 +11,7 @@ import pytest
 import sympy
 import torch
 
-from minicompile.codegen.wrapper import OUT_CALLS, generate_wrapper, size_text
+from minicompile.codegen.wrapper import generate_wrapper, size_text
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import ExternKernel, ExternOutput, Layout, View
 from minicompile.ops.origin import Origin, SourceLine
@@ -69,7 +69,16 @@ def test_it_reads_as_plain_python() -> None:
 
 
 def test_products_that_take_out_are_those_the_plan_gives_memory() -> None:
-    assert OUT_CALLS.keys() == WRITES_INTO
+    sizes = {"mm": [(8, 8)] * 2, "addmm": [(8,), (8, 8), (8, 8)]}
+    sizes |= {"bmm": [(2, 8, 8)] * 2, "baddbmm": [(2, 8, 8)] * 3}
+    assert {str(op).split(".")[1] for op in WRITES_INTO} == sizes.keys()
+    for op in WRITES_INTO:
+        b = GraphBuilder()
+        name = str(op).split(".")[1]
+        operands = [b.input(size) for size in sizes[name]]
+        graph = b.finish(b.extern(op, operands, operands[-1].size))
+        assert f"torch.{name}(" in text_of(graph) and "out=buf0)" in text_of(graph)
+        check_wrapper(compiled(schedule(graph, OPTIONS)), graph)
 
 
 @pytest.mark.parametrize("block", range(4))

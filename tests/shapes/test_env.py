@@ -8,7 +8,7 @@ import torch
 
 from minicompile import compat
 from minicompile.shapes.env import ShapeEnv
-from minicompile.shapes.expr import FloorDiv
+from minicompile.shapes.expr import FloorDiv, ModularIndexing
 
 
 @pytest.fixture
@@ -63,6 +63,17 @@ def test_floor_division():
     assert FloorDiv(sympy.Integer(-7), sympy.Integer(2)) == -4
     assert FloorDiv(6 * s + 4, 2) == 3 * s + 2
     assert FloorDiv(s, 2).xreplace({s: sympy.Integer(7)}) == 3
+
+
+def test_a_remainder_by_a_larger_size_is_the_size_itself(env):
+    s = size(env, 5)
+    assert s % (8 * s) != 0 and s // (8 * s) == 0 and s % (8 * s) == s
+    assert env.guards == []
+    (symbol,) = env.symbols
+    assert ModularIndexing(symbol, sympy.Integer(1), 8 * symbol) == symbol
+    assert ModularIndexing(symbol, sympy.Integer(2), 8 * symbol) == FloorDiv(symbol, 2)
+    assert isinstance(ModularIndexing(9 * symbol, sympy.Integer(1), 8 * symbol), ModularIndexing)
+    assert isinstance(ModularIndexing(symbol - 3, sympy.Integer(1), symbol), ModularIndexing)
 
 
 SHAPES = {

@@ -1,8 +1,7 @@
 """Built-in decompositions, one module per family. Importing this package registers them."""
 
-from minicompile.aot.decompositions import (
+from minicompile.aot.decompositions import (  # noqa: F401
     activations,
-    attention,
     creation,
     indexing,
     linear,
@@ -11,31 +10,8 @@ from minicompile.aot.decompositions import (
     pointwise,
     pooling,
     reductions,
-    softmax,
     views,
 )
-from minicompile.aot.decompositions.registry import (
-    Decomposition,
-    decompose,
-    decomposition,
-    rule_for,
-)
+from minicompile.aot.decompositions.registry import decompose, decomposition, rule_for
 
-__all__ = [
-    "Decomposition",
-    "activations",
-    "attention",
-    "creation",
-    "decompose",
-    "decomposition",
-    "indexing",
-    "linear",
-    "losses",
-    "normalization",
-    "pointwise",
-    "pooling",
-    "reductions",
-    "rule_for",
-    "softmax",
-    "views",
-]
+__all__ = ["decompose", "decomposition", "rule_for"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor, clamp, erf, exp, expm1, log1p, sigmoid, tanh, where
 
-from minicompile.aot.decompositions.registry import decompose, wide
+from minicompile.aot.decompositions.registry import decompose, formulas
 
 aten = torch.ops.aten
-Tensor = torch.Tensor
 
 SQRT_HALF = math.sqrt(0.5)
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
@@ -17,222 +17,102 @@ GELU_CUBIC = 0.044715
 INVERSE_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
 
 
-@decompose(aten.gelu.default, to="prims")
+@decompose(aten.gelu.default, to="prims", wide=True)
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    x = wide(x)
     if approximate == "tanh":
         inner = SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x)
-        return 0.5 * x * (1 + torch.tanh(inner))
-    return 0.5 * x * (1 + torch.erf(x * SQRT_HALF))
+        return 0.5 * x * (1 + tanh(inner))
+    return 0.5 * x * (1 + erf(x * SQRT_HALF))
 
 
-@decompose(aten.gelu_backward.default, to="core")
+@decompose(aten.gelu_backward.default, to="core", wide=True)
 def gelu_backward(grad: Tensor, x: Tensor, approximate: str = "none") -> Tensor:
-    grad, x = wide(grad), wide(x)
     if approximate == "tanh":
-        inner = torch.tanh(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x))
+        inner = tanh(SQRT_2_OVER_PI * (x + GELU_CUBIC * x * x * x))
         slope = SQRT_2_OVER_PI * (1 + 3 * GELU_CUBIC * x * x)
         return grad * (0.5 * (1 + inner) + 0.5 * x * (1 - inner * inner) * slope)
-    cdf = 0.5 * (1 + torch.erf(x * SQRT_HALF))
-    pdf = torch.exp(-0.5 * x * x) * INVERSE_SQRT_2PI
+    cdf = 0.5 * (1 + erf(x * SQRT_HALF))
+    pdf = exp(-0.5 * x * x) * INVERSE_SQRT_2PI
     return grad * (cdf + x * pdf)
 
 
-@decompose(aten.silu.default, to="core")
-def silu(x: Tensor) -> Tensor:
-    x = wide(x)
-    return x * torch.sigmoid(x)
-
-
-@decompose(aten.silu_backward.default, to="core")
-def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    grad, x = wide(grad), wide(x)
-    sigmoid = torch.sigmoid(x)
-    return grad * sigmoid * (1 + x * (1 - sigmoid))
-
-
-@decompose(aten.mish.default, to="core")
-def mish(x: Tensor) -> Tensor:
-    x = wide(x)
-    return x * torch.tanh(softplus(x))
-
-
-@decompose(aten.mish_backward.default, to="core")
-def mish_backward(grad: Tensor, x: Tensor) -> Tensor:
-    grad, x = wide(grad), wide(x)
-    sigmoid, inner = torch.sigmoid(x), torch.tanh(softplus(x))
-    return grad * (inner + x * sigmoid * (1 - inner * inner))
-
-
-@decompose(aten.sigmoid_backward.default, to="core")
-def sigmoid_backward(grad: Tensor, y: Tensor) -> Tensor:
-    grad, y = wide(grad), wide(y)
-    return grad * (1 - y) * y
-
-
-@decompose(aten.tanh_backward.default, to="core")
-def tanh_backward(grad: Tensor, y: Tensor) -> Tensor:
-    grad, y = wide(grad), wide(y)
-    return grad * (1 - y * y)
-
-
-@decompose(aten.threshold.default, to="core")
-def threshold(x: Tensor, limit: float, value: float) -> Tensor:
-    return torch.where(x <= limit, value, x)
-
-
-@decompose(aten.threshold_backward.default, to="core")
-def threshold_backward(grad: Tensor, x: Tensor, limit: float) -> Tensor:
-    return torch.where(x <= limit, 0.0, grad)
-
-
-@decompose(aten.hardtanh.default, to="core")
-def hardtanh(x: Tensor, low: float = -1.0, high: float = 1.0) -> Tensor:
-    return torch.clamp(x, low, high)
-
-
-@decompose(aten.hardtanh_backward.default, to="core")
-def hardtanh_backward(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
-    return torch.where((x <= low) | (x >= high), 0.0, grad)
-
-
-@decompose(aten.hardsigmoid.default, to="core")
-def hardsigmoid(x: Tensor) -> Tensor:
-    return torch.clamp(wide(x) + 3, 0, 6) / 6
-
-
-@decompose(aten.hardsigmoid_backward.default, to="core")
-def hardsigmoid_backward(grad: Tensor, x: Tensor) -> Tensor:
-    return torch.where((x > -3.0) & (x < 3.0), wide(grad) / 6, 0.0)
-
-
-@decompose(aten.hardswish.default, to="core")
-def hardswish(x: Tensor) -> Tensor:
-    x = wide(x)
-    return x * torch.clamp(x + 3, 0, 6) / 6
-
-
-@decompose(aten.hardswish_backward.default, to="core")
-def hardswish_backward(grad: Tensor, x: Tensor) -> Tensor:
-    grad, x = wide(grad), wide(x)
-    return torch.where(x <= -3, 0.0, torch.where(x < 3, grad * (x / 3 + 0.5), grad))
-
-
-@decompose(aten.leaky_relu.default, to="core")
-def leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
-    x = wide(x)
-    return torch.where(x > 0, x, x * slope)
-
-
-@decompose(aten.leaky_relu_backward.default, to="core")
-def leaky_relu_backward(grad: Tensor, x: Tensor, slope: float, x_is_result: bool) -> Tensor:
-    grad = wide(grad)
-    return torch.where(x > 0, grad, grad * slope)
-
-
-@decompose(aten._prelu_kernel.default, to="core")
-def prelu(x: Tensor, weight: Tensor) -> Tensor:
-    return torch.where(x > 0, x, wide(weight) * wide(x))
-
-
-@decompose(aten._prelu_kernel_backward.default, to="core")
-def prelu_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    grad, x, weight = wide(grad), wide(x), wide(weight)
-    return torch.where(x > 0, grad, weight * grad), torch.where(x > 0, 0.0, x * grad)
-
-
-@decompose(aten.elu.default, to="core")
-def elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
-    x = wide(x)
-    return torch.where(x > 0, x * scale, torch.expm1(x * input_scale) * (alpha * scale))
-
-
-@decompose(aten.elu_backward.default, to="core")
+@decompose(aten.elu_backward.default, to="core", wide=True)
 def elu_backward(
-    grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x_or_y: Tensor
+    grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, value: Tensor
 ) -> Tensor:
-    grad, value = wide(grad), wide(x_or_y)
+    """`value` is elu's input or, with `is_result`, what it gave."""
     if is_result:
         falling = grad * input_scale * (value + alpha * scale)
     else:
-        falling = grad * (input_scale * alpha * scale) * torch.exp(value * input_scale)
-    return torch.where(value <= 0, falling, grad * scale)
+        falling = grad * (input_scale * alpha * scale) * exp(value * input_scale)
+    return where(value <= 0, falling, grad * scale)
 
 
-@decompose(aten.softplus.default, to="core")
-def softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-    x = wide(x)
-    scaled = x * beta
-    return torch.where(scaled > threshold, x, torch.log1p(torch.exp(scaled)) / beta)
-
-
-@decompose(aten.softplus_backward.default, to="core")
+@decompose(aten.softplus_backward.default, to="core", wide=True)
 def softplus_backward(grad: Tensor, x: Tensor, beta: float, threshold: float) -> Tensor:
-    grad, scaled = wide(grad), wide(x) * beta
-    power = torch.exp(scaled)
-    return torch.where(scaled > threshold, grad, grad * power / (power + 1))
+    power = exp(x * beta)
+    return where(x * beta > threshold, grad, grad * power / (power + 1))
 
 
-@decompose(aten.log_sigmoid_forward.default, to="core")
+@decompose(aten.log_sigmoid_forward.default, to="core", wide=True)
 def log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The second result is eager's CPU scratch space, empty on CUDA; our backward has no use for it."""
-    if x.device.type != "cpu":
-        return torch.clamp(wide(x), max=0) - torch.log1p(
-            torch.exp(-torch.abs(wide(x)))
-        ), x.new_zeros([0])
-    x = wide(x)
-    scratch = torch.exp(-torch.abs(x))
-    return torch.clamp(x, max=0) - torch.log1p(scratch), scratch
+    """The second result is eager's scratch space, empty on CUDA; our backward has no use for it."""
+    scratch = exp(-x.abs())
+    return clamp(x, max=0) - log1p(scratch), scratch if x.device.type == "cpu" else x.new_zeros([0])
 
 
-@decompose(aten.log_sigmoid_backward.default, to="core")
-def log_sigmoid_backward(grad: Tensor, x: Tensor, scratch: Tensor) -> Tensor:
-    grad, x = wide(grad), wide(x)
-    power = torch.exp(-torch.abs(x))
-    ratio = power / (1 + power)
-    return grad * torch.where(x < 0, 1 - ratio, ratio)
-
-
-@decompose(aten.glu.default, to="core")
+@decompose(aten.glu.default, to="core", wide=True)
 def glu(x: Tensor, dim: int = -1) -> Tensor:
-    value, gate = wide(x).chunk(2, dim)
-    return value * torch.sigmoid(gate)
+    value, gate = x.chunk(2, dim)
+    return value * sigmoid(gate)
 
 
-@decompose(aten.glu_backward.default, to="core")
+@decompose(aten.glu_backward.default, to="core", wide=True)
 def glu_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
-    value, gate = wide(x).chunk(2, dim)
-    sigmoid, grad = torch.sigmoid(gate), wide(grad)
-    return torch.cat([grad * sigmoid, grad * value * sigmoid * (1 - sigmoid)], dim)
+    value, gate = x.chunk(2, dim)
+    s = sigmoid(gate)
+    return torch.cat([grad * s, grad * value * s * (1 - s)], dim)
 
 
-@decompose(aten.hardshrink.default, to="core")
-def hardshrink(x: Tensor, limit: float = 0.5) -> Tensor:
-    return torch.where((x >= -limit) & (x <= limit), 0.0, x)
-
-
-@decompose(aten.softshrink.default, to="core")
-def softshrink(x: Tensor, limit: float = 0.5) -> Tensor:
-    wider = wide(x)
-    shrunk = torch.where(
-        wider > limit, wider - limit, torch.where(wider < -limit, wider + limit, 0.0)
-    )
-    return torch.where(torch.isnan(wider), wider, shrunk)
-
-
-@decompose(aten.hardshrink_backward.default, aten.softshrink_backward.default, to="core")
-def shrink_backward(grad: Tensor, x: Tensor, limit: float) -> Tensor:
-    return torch.where((x >= -limit) & (x <= limit), 0.0, grad)
-
-
-@decompose(aten.native_dropout.default, to="prims")
-def native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """Without effect when p is 0 or outside training; otherwise the random operator stays."""
-    if train is False or p == 0:
-        return x.clone(), torch.ones_like(x, dtype=torch.bool)
-    return NotImplemented
-
-
-@decompose(aten.native_dropout_backward.default, to="core")
-def native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
-    return wide(grad) * mask * scale
+formulas(
+    {
+        aten.silu.default: lambda x: x * sigmoid(x),
+        aten.sigmoid_backward.default: lambda grad, y: grad * (1 - y) * y,
+        aten.tanh_backward.default: lambda grad, y: grad * (1 - y * y),
+        aten.log_sigmoid_backward.default: lambda grad, x, scratch: grad * sigmoid(-x),
+        aten.softplus.default: lambda x, beta=1.0, limit=20.0: where(
+            x * beta > limit, x, log1p(exp(x * beta)) / beta
+        ),
+        aten.elu.default: lambda x, alpha=1.0, scale=1.0, input_scale=1.0: where(
+            x > 0, x * scale, expm1(x * input_scale) * (alpha * scale)
+        ),
+        aten.hardsigmoid.default: lambda x: clamp(x + 3, 0, 6) / 6,
+        aten.hardsigmoid_backward.default: lambda grad, x: where(x.abs() < 3, grad / 6, 0.0),
+        aten.hardswish.default: lambda x: x * clamp(x + 3, 0, 6) / 6,
+        aten.hardswish_backward.default: lambda grad, x: where(
+            x <= -3, 0.0, where(x < 3, grad * (x / 3 + 0.5), grad)
+        ),
+        aten.leaky_relu.default: lambda x, slope=0.01: where(x > 0, x, x * slope),
+        aten.leaky_relu_backward.default: lambda grad, x, slope, is_result: where(
+            x > 0, grad, grad * slope
+        ),
+        aten._prelu_kernel.default: lambda x, weight: where(x > 0, x, weight * x),
+        aten._prelu_kernel_backward.default: lambda grad, x, weight: (
+            where(x > 0, grad, weight * grad),
+            where(x > 0, 0.0, x * grad),
+        ),
+        aten.native_dropout_backward.default: lambda grad, mask, scale: grad * mask * scale,
+    }
+)
+# Choices between values that exist need no wider type.
+formulas(
+    {
+        aten.threshold.default: lambda x, limit, value: where(x <= limit, value, x),
+        aten.threshold_backward.default: lambda grad, x, limit: where(x <= limit, 0.0, grad),
+        aten.hardtanh.default: lambda x, low=-1.0, high=1.0: clamp(x, low, high),
+        aten.hardtanh_backward.default: lambda grad, x, low, high: where(
+            (x <= low) | (x >= high), 0.0, grad
+        ),
+    },
+    wide=False,
+)

@@ -5,90 +5,60 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from minicompile.aot.decompositions.registry import decompose
+from minicompile.aot.decompositions.pointwise import scaled
+from minicompile.aot.decompositions.registry import Rule, decompose, formulas
 
 aten = torch.ops.aten
-Tensor = torch.Tensor
+index = aten.index.Tensor
+index_put = aten.index_put.default
 
 
-def _at(dim: int, index: Tensor, rank: int) -> list[Tensor | None]:
-    """Index only dimension `dim`."""
-    return [index if d == dim % max(rank, 1) else None for d in range(dim % max(rank, 1) + 1)]
+def along(rule: Rule) -> Rule:
+    """rule(x, indices, ...) for operators (x, dim, index, ...); tensors without dimensions keep theirs."""
+
+    def run(x: Tensor, dim: int, at: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.dim() == 0:
+            return NotImplemented
+        return rule(x, [None] * (dim % x.dim()) + [at.reshape([-1])], *args, **kwargs)
+
+    return run
 
 
-@decompose(aten.embedding.default, to="prims")
-def embedding(
-    weight: Tensor,
-    index: Tensor,
-    padding: int = -1,
-    scale_by_freq: bool = False,
-    sparse: bool = False,
-) -> Tensor:
-    return aten.index.Tensor(weight, [index])
-
-
-@decompose(aten.embedding_dense_backward.default, to="prims")
+@decompose(aten.embedding_dense_backward.default, to="prims", wide=True)
 def embedding_backward(
-    grad: Tensor, index: Tensor, rows: Any, padding: int, scale_by_freq: bool
+    grad: Tensor, at: Tensor, rows: Any, padding: int, scale_by_freq: bool
 ) -> Tensor:
     """Add each row of the gradient to its word's row; in float32 for half types."""
     if scale_by_freq:
         return NotImplemented
-    dtype = torch.float32 if grad.dtype in (torch.float16, torch.bfloat16) else grad.dtype
-    grad = grad.to(dtype)
     if padding >= 0:
-        grad = torch.where((index == padding).unsqueeze(-1), 0.0, grad)
-    empty = torch.zeros([rows, grad.shape[-1]], dtype=dtype, device=grad.device)
-    return aten.index_put.default(empty, [index], grad, True)
+        grad = torch.where((at == padding).unsqueeze(-1), 0.0, grad)
+    empty = torch.zeros([rows, grad.shape[-1]], dtype=grad.dtype, device=grad.device)
+    return index_put(empty, [at], grad, True)
 
 
-@decompose(aten.index_select.default, to="prims")
-def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    if x.dim() == 0:
-        return NotImplemented
-    return aten.index.Tensor(x, _at(dim, index.reshape([-1]), x.dim()))
-
-
-@decompose(aten.index_add.default, to="prims")
-def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Tensor:
-    if x.dim() == 0:
-        return NotImplemented
-    source = source if alpha == 1 else source * alpha
-    return aten.index_put.default(x, _at(dim, index.reshape([-1]), x.dim()), source, True)
-
-
-@decompose(aten.index_copy.default, to="prims")
-def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    if x.dim() == 0:
-        return NotImplemented
-    return aten.index_put.default(x, _at(dim, index.reshape([-1]), x.dim()), source)
-
-
-@decompose(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, to="prims")
-def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
-    if x.dim() == 0:
-        return NotImplemented
-    filler = (
-        value
-        if isinstance(value, Tensor)
-        else torch.full([], value, dtype=x.dtype, device=x.device)
-    )
-    return aten.index_put.default(x, _at(dim, index.reshape([-1]), x.dim()), filler.to(x.dtype))
-
-
-@decompose(aten.take.default, to="core")
-def take(x: Tensor, index: Tensor) -> Tensor:
-    return aten.index.Tensor(x.reshape([-1]), [index])
-
-
-@decompose(aten._index_put_impl.default, aten._unsafe_index_put.default, to="core")
-def index_put(
-    x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False, *_: Any
-) -> Tensor:
-    return aten.index_put.default(x, indices, values, accumulate)
-
-
-@decompose(aten._unsafe_index.Tensor, to="core")
-def unsafe_index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
-    return aten.index.Tensor(x, indices)
+formulas(
+    {
+        aten.index_add.default: along(
+            lambda x, at, source, *, alpha=1: index_put(x, at, scaled(source, alpha), True)
+        ),
+        aten.index_copy.default: along(index_put),
+    },
+    to="prims",
+    wide=False,
+)
+formulas(
+    {
+        aten.take.default: lambda x, at: index(x.reshape([-1]), [at]),
+        aten._unsafe_index.Tensor: lambda x, at: index(x, at),
+        aten._index_put_impl.default: lambda x, at, values, add=False, *_: index_put(
+            x, at, values, add
+        ),
+        aten._unsafe_index_put.default: lambda x, at, values, add=False: index_put(
+            x, at, values, add
+        ),
+    },
+    wide=False,
+)

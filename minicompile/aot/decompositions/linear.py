@@ -6,43 +6,42 @@ connection), where `addmm` would write its result first.
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
 
-from minicompile.aot.decompositions.registry import decompose
+import torch
+from torch import Tensor
+
+from minicompile.aot.decompositions.pointwise import scaled
+from minicompile.aot.decompositions.registry import HALF_TYPES, Rule, decompose, formulas
 
 aten = torch.ops.aten
-Tensor = torch.Tensor
 Number = int | float
 
 
-def _added(bias: Tensor, product: Tensor, beta: Number, alpha: Number) -> Tensor:
-    """beta * bias + alpha * product; a bias that isn't read (beta 0) may hold NaN."""
-    product = product if alpha == 1 else product * alpha
-    if beta == 0:
-        return product
-    return product + (bias if beta == 1 else bias * beta)
+def added_to(product: Callable[[Tensor, Tensor], Tensor]) -> Rule:
+    """beta * bias + alpha * product(a, b); a bias that isn't read (beta 0) may hold NaN.
+
+    Half types keep the library call: it adds before rounding.
+    """
+
+    def rule(bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+        if a.dtype in HALF_TYPES:
+            return NotImplemented
+        result = scaled(product(a, b), alpha)
+        return result if beta == 0 else result + scaled(bias, beta)
+
+    return rule
 
 
-@decompose(aten.addmm.default, to="prims")
-def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """Half types keep the library call: it adds before rounding."""
-    if a.dtype in (torch.float16, torch.bfloat16):
-        return NotImplemented
-    return _added(bias, torch.mm(a, b), beta, alpha)
-
-
-@decompose(aten.baddbmm.default, to="prims")
-def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    if a.dtype in (torch.float16, torch.bfloat16):
-        return NotImplemented
-    return _added(bias, torch.bmm(a, b), beta, alpha)
-
-
-@decompose(aten.addmv.default, to="core")
-def addmv(bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    if a.dtype in (torch.float16, torch.bfloat16):
-        return NotImplemented
-    return _added(bias, aten.mm.default(a, b.unsqueeze(1)).squeeze(1), beta, alpha)
+formulas(
+    {
+        aten.addmm.default: added_to(torch.mm),
+        aten.baddbmm.default: added_to(torch.bmm),
+        aten.addmv.default: added_to(torch.mv),
+    },
+    to="prims",
+    wide=False,
+)
 
 
 @decompose(aten.mv.default, to="core")
@@ -52,13 +51,6 @@ def mv(a: Tensor, b: Tensor) -> Tensor:
 
 @decompose(aten.dot.default, to="core")
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    if a.is_complex() or a.dtype in (torch.float16, torch.bfloat16):
+    if a.is_complex() or a.dtype in HALF_TYPES:
         return NotImplemented
     return (a * b).sum()
-
-
-@decompose(aten.addr.default, to="core")
-def addr(bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    if not a.is_floating_point() or a.dtype in (torch.float16, torch.bfloat16):
-        return NotImplemented
-    return _added(bias, a.unsqueeze(1) * b, beta, alpha)

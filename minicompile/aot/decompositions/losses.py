@@ -1,16 +1,125 @@
-"""Elementwise losses: a formula per element, then none, mean or sum."""
+"""Losses: softmax and its logarithm (stable: the maximum is subtracted first), the negative log
+likelihood on top of them, and elementwise losses: a formula per element, then none, mean or sum.
+"""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor, clamp, exp, log, log1p, where
 
-from minicompile.aot.decompositions.registry import decompose, wide
-from minicompile.aot.decompositions.softmax import MEAN, SUM
+from minicompile.aot.decompositions.registry import decompose, formulas
 
 aten = torch.ops.aten
-Tensor = torch.Tensor
+
+NONE, MEAN, SUM = 0, 1, 2
+"""ATen's numbers for `reduction`."""
+
 SMALLEST_LOG = -100.0
 """Binary cross entropy clamps logarithms here, so that log(0) stays finite."""
+
+
+# Softmax -----------------------------------------------------------------------------------------
+
+
+def shifted(x: Tensor, dim: int) -> Tensor:
+    """x less its maximum along dim. An empty dimension has no maximum and nothing to shift."""
+    return x - x.amax(dim, keepdim=True) if x.numel() != 0 else x
+
+
+@decompose(aten._softmax.default, to="prims", wide=True)
+def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    power = exp(shifted(x, dim))
+    return power / power.sum(dim, keepdim=True)
+
+
+@decompose(aten._log_softmax.default, to="prims", wide=True)
+def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    difference = shifted(x, dim)
+    return difference - log(exp(difference).sum(dim, keepdim=True))
+
+
+@decompose(aten._safe_softmax.default, to="core")
+def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Softmax that gives zeros instead of NaN for a row of minus infinities (everything masked)."""
+    x = x.to(dtype or x.dtype)
+    masked = torch.all(x == float("-inf"), dim, keepdim=True)
+    return where(masked, 0.0, aten._softmax.default(x, dim, False))
+
+
+@decompose(aten._softmax_backward_data.default, to="core", wide=True)
+def softmax_backward(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    product = grad * y
+    return product - y * product.sum(dim, keepdim=True)
+
+
+@decompose(aten.logsumexp.default, to="core", wide=True)
+def logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
+    if x.numel() == 0 or not x.is_floating_point():
+        return NotImplemented
+    top = x.amax(dim, keepdim=True)
+    top = where(top.abs() == float("inf"), 0.0, top)
+    total = log(exp(x - top).sum(dim, keepdim=True)) + top
+    if keepdim or x.dim() == 0:
+        return total
+    return total.squeeze(list(dim) or list(range(x.dim())))
+
+
+# Negative log likelihood -------------------------------------------------------------------------
+
+
+def class_dim(x: Tensor) -> int:
+    """Class scores of one example, of a batch, or of each pixel of a batch of images."""
+    return 0 if x.dim() == 1 else 1
+
+
+def along_classes(values: Tensor, x: Tensor) -> Tensor:
+    """One value per class, shaped to broadcast against x."""
+    return values.reshape([-1 if dim == class_dim(x) else 1 for dim in range(x.dim())])
+
+
+@decompose(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default, to="core", wide=True)
+def nll_loss(
+    x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore: int
+) -> tuple[Tensor, Tensor]:
+    """(loss, total weight of the targets that count)."""
+    dim, counts = class_dim(x), target != ignore
+    if weight is not None:
+        weight = along_classes(weight, x).expand(x.shape)
+        x = x * weight
+    picked = where(counts, target, 0).unsqueeze(dim)
+    losses = where(counts, -x.gather(dim, picked).squeeze(dim), 0.0)
+    if reduction == NONE and x.dim() > 1:
+        return losses, x.new_zeros([])
+    if weight is None:
+        total = counts.sum().to(x.dtype)
+    else:
+        total = where(counts, weight.gather(dim, picked).squeeze(dim), 0.0).sum()
+    loss = losses.sum()
+    return (loss / total if reduction == MEAN else loss), total
+
+
+@decompose(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default, to="core", wide=True)
+def nll_loss_backward(
+    grad: Tensor,
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore: int,
+    total: Tensor,
+) -> Tensor:
+    dim = class_dim(x)
+    if reduction == MEAN:
+        grad = grad / total
+    classes = along_classes(torch.arange(x.shape[dim], device=x.device), x)
+    chosen = (classes == target.unsqueeze(dim)) & (target != ignore).unsqueeze(dim)
+    slope = -grad.unsqueeze(dim) if grad.dim() else -grad
+    if weight is not None:
+        slope = slope * along_classes(weight, x)
+    return where(chosen, slope, 0.0)
+
+
+# Elementwise losses ------------------------------------------------------------------------------
 
 
 def reduce(losses: Tensor, reduction: int) -> Tensor:
@@ -19,81 +128,30 @@ def reduce(losses: Tensor, reduction: int) -> Tensor:
     return losses.sum() if reduction == SUM else losses
 
 
-def slope(grad: Tensor, count: int, reduction: int) -> Tensor:
+def slope(grad: Tensor, x: Tensor, reduction: int) -> Tensor:
     """The incoming gradient of each element's loss."""
-    return wide(grad) / count if reduction == MEAN else wide(grad)
+    return grad / x.numel() if reduction == MEAN else grad
 
 
-@decompose(aten.mse_loss.default, to="core")
-def mse_loss(x: Tensor, y: Tensor, reduction: int = MEAN) -> Tensor:
-    difference = wide(x) - wide(y)
-    return reduce(difference * difference, reduction)
-
-
-@decompose(aten.mse_loss_backward.default, to="core")
-def mse_loss_backward(grad: Tensor, x: Tensor, y: Tensor, reduction: int) -> Tensor:
-    return (wide(x) - wide(y)) * (slope(grad, x.numel(), reduction) * 2)
-
-
-@decompose(aten.smooth_l1_loss.default, to="core")
-def smooth_l1_loss(x: Tensor, y: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
-    distance = torch.abs(wide(x) - wide(y))
-    if beta == 0:
-        return reduce(distance, reduction)
-    return reduce(
-        torch.where(distance < beta, 0.5 * distance * distance / beta, distance - 0.5 * beta),
-        reduction,
-    )
-
-
-@decompose(aten.smooth_l1_loss_backward.default, to="core")
-def smooth_l1_loss_backward(
-    grad: Tensor, x: Tensor, y: Tensor, reduction: int, beta: float
-) -> Tensor:
-    difference, step = wide(x) - wide(y), slope(grad, x.numel(), reduction)
-    if beta == 0:
-        return torch.sign(difference) * step
-    return (
-        torch.where(torch.abs(difference) < beta, difference / beta, torch.sign(difference)) * step
-    )
-
-
-@decompose(aten.huber_loss.default, to="core")
-def huber_loss(x: Tensor, y: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
-    distance = torch.abs(wide(x) - wide(y))
-    near, far = 0.5 * distance * distance, delta * (distance - 0.5 * delta)
-    return reduce(torch.where(distance <= delta, near, far), reduction)
-
-
-@decompose(aten.huber_loss_backward.default, to="core")
-def huber_loss_backward(grad: Tensor, x: Tensor, y: Tensor, reduction: int, delta: float) -> Tensor:
-    difference = wide(x) - wide(y)
-    return torch.clamp(difference, -delta, delta) * slope(grad, x.numel(), reduction)
-
-
-@decompose(aten.binary_cross_entropy.default, to="core")
+@decompose(aten.binary_cross_entropy.default, to="core", wide=True)
 def binary_cross_entropy(
     x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = MEAN
 ) -> Tensor:
-    p, y = wide(x), wide(y)
-    positive = torch.clamp(torch.log(p), min=SMALLEST_LOG)
-    negative = torch.clamp(torch.log1p(-p), min=SMALLEST_LOG)
+    positive = clamp(log(x), min=SMALLEST_LOG)
+    negative = clamp(log1p(-x), min=SMALLEST_LOG)
     losses = (y - 1) * negative - y * positive
     return reduce(losses if weight is None else losses * weight, reduction)
 
 
-@decompose(aten.binary_cross_entropy_backward.default, to="core")
+@decompose(aten.binary_cross_entropy_backward.default, to="core", wide=True)
 def binary_cross_entropy_backward(
     grad: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = MEAN
 ) -> Tensor:
-    p, y = wide(x), wide(y)
-    result = wide(grad) * (p - y) / torch.clamp((1 - p) * p, min=1e-12)
-    if weight is not None:
-        result = result * weight
-    return result / x.numel() if reduction == MEAN else result
+    result = grad * (x - y) / clamp((1 - x) * x, min=1e-12)
+    return slope(result if weight is None else result * weight, x, reduction)
 
 
-@decompose(aten.binary_cross_entropy_with_logits.default, to="core")
+@decompose(aten.binary_cross_entropy_with_logits.default, to="core", wide=True)
 def binary_cross_entropy_with_logits(
     x: Tensor,
     y: Tensor,
@@ -101,8 +159,20 @@ def binary_cross_entropy_with_logits(
     pos_weight: Tensor | None = None,
     reduction: int = MEAN,
 ) -> Tensor:
-    x, y = wide(x), wide(y)
-    log_sigmoid = torch.clamp(x, max=0) - torch.log1p(torch.exp(-torch.abs(x)))
+    log_sigmoid = clamp(x, max=0) - log1p(exp(-x.abs()))
     scale = 1 if pos_weight is None else (pos_weight - 1) * y + 1
     losses = (1 - y) * x - scale * log_sigmoid
     return reduce(losses if weight is None else losses * weight, reduction)
+
+
+formulas(
+    {
+        aten._log_softmax_backward_data.default: lambda grad, y, dim, dtype: (
+            grad - exp(y) * grad.sum(dim, keepdim=True)
+        ),
+        aten.mse_loss.default: lambda x, y, reduction=MEAN: reduce(torch.square(x - y), reduction),
+        aten.mse_loss_backward.default: lambda grad, x, y, reduction: (
+            (x - y) * (slope(grad, x, reduction) * 2)
+        ),
+    }
+)

@@ -5,12 +5,12 @@ A rule is a plain function with the operator's signature, traced on fakes. It le
     full   ATen, as autograd and functionalization leave it
     core   the functional subset that every backend understands
     prims  pointwise arithmetic on equal shapes and dtypes, reductions, views, creation, indexing,
-    extern operators
+           extern operators
 
-Rules "to prims" apply after rules "to core". An operator without a rule stays as it is. Results
-are cast to the operator's dtype and laid out like its result, so a rule may compute half types in float32.
+Rules "to prims" apply after rules "to core". An operator without a rule stays as it is. A result is
+cast to the operator's dtype and laid out like its result, so a rule may compute in a wider type.
 
-    @decompose(aten.silu.default, to="core")
+    @decompose(aten.silu.default, to="core", wide=True)
     def silu(x): return x * torch.sigmoid(x)
 
 The real compiler: torch/_decomp/decompositions.py, torch/_inductor/decomposition.py.
@@ -18,7 +18,8 @@ The real compiler: torch/_decomp/decompositions.py, torch/_inductor/decompositio
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +29,8 @@ from torch._ops import OpOverload
 from minicompile.ops.registry import Registry
 
 Rule = Callable[..., Any]
+Dtype = torch.dtype | None
+HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,28 @@ decomposition: Registry[Decomposition] = Registry(
 )
 
 
-def decompose(*ops: OpOverload, to: Literal["core", "prims"]) -> Callable[[Rule], Rule]:
-    """Decorator: the function computes `ops`. It may return NotImplemented to leave a call as it is."""
+def decompose(
+    *ops: OpOverload, to: Literal["core", "prims"], wide: bool = False
+) -> Callable[[Rule], Rule]:
+    """Decorator: the function computes `ops`. It may return NotImplemented to leave a call as it is.
+
+    `wide` is for formulas over real numbers: tensors of half types reach the rule as float32, in
+    which eager's kernels compute them, and calls on complex tensors stay.
+    """
 
     def add(rule: Rule) -> Rule:
-        decomposition(*ops)(Decomposition(rule, to))
+        decomposition(*ops)(Decomposition(widened(rule) if wide else rule, to))
         return rule
 
     return add
+
+
+def formulas(
+    rules: Mapping[OpOverload, Rule], to: Literal["core", "prims"] = "core", wide: bool = True
+) -> None:
+    """Register a table of rules."""
+    for op, rule in rules.items():
+        decompose(op, to=to, wide=wide)(rule)
 
 
 def rule_for(op: OpOverload, level: str) -> Rule | None:
@@ -61,6 +78,16 @@ def rule_for(op: OpOverload, level: str) -> Rule | None:
     return found.rule
 
 
-def wide(x: torch.Tensor) -> torch.Tensor:
-    """Half types as float32, in which eager's kernels compute them."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+def wide(x: Any) -> Any:
+    """Tensors of half types as float32; anything else unchanged."""
+    return x.float() if isinstance(x, torch.Tensor) and x.dtype in HALF_TYPES else x
+
+
+def widened(rule: Rule) -> Rule:
+    @functools.wraps(rule)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(x, torch.Tensor) and x.is_complex() for x in args):
+            return NotImplemented
+        return rule(*map(wide, args), **kwargs)
+
+    return run

@@ -1,10 +1,9 @@
-"""What rules share: broadcasting, operands in the dtype eager computes in, numbers as constants."""
+"""What rules share: operands broadcast to one size, numbers as constants, conversions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import sympy
 import torch
@@ -12,16 +11,16 @@ import torch
 from minicompile.errors import Unsupported
 from minicompile.lowering import views
 from minicompile.lowering.context import LoweringContext
-from minicompile.lowering.ir import Layout
-from minicompile.lowering.promotion import Operand, Scalar, promote
-from minicompile.lowering.value import LazyValue, TensorValue
+from minicompile.lowering.value import TensorValue
 from minicompile.ops.dtypes import computation_dtype
 from minicompile.ops.handler import Index, Ops, V
-from minicompile.shapes.expr import ZERO, Size, same
+from minicompile.shapes.expr import ZERO, Size
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
+Scalar = Size | float | bool
+Operand = TensorValue | Scalar
 Formula = Callable[..., V]
 """`formula(ops, *values)`: one element from one element of each operand."""
 
@@ -37,46 +36,30 @@ def broadcast_size(*operands: Operand) -> tuple[Size, ...]:
     return tuple(out)
 
 
-def result_device(*operands: Operand) -> torch.device:
-    """Where the result lies: with the tensors that have dimensions, else with any tensor."""
-    tensors = [o for o in operands if isinstance(o, TensorValue)]
-    chosen = next((t for t in tensors if t.size), None)
-    if chosen is None:
-        chosen = next((t for t in tensors if t.device.type != "cpu"), tensors[0])
-    return chosen.device
-
-
-def on_device(ctx: LoweringContext, value: TensorValue, device: torch.device) -> TensorValue:
-    """The value where a kernel on `device` can read it; another device's is copied by eager."""
-    if value.device == device:
-        return value
-    if isinstance(value, LazyValue) and not value.inputs.buffers and not value.inputs.lazy:
-        return ctx.pointwise(value.size, device, value.load)  # it reads no memory
-    layout = Layout.contiguous(device, value.dtype, value.size)
-    return move(ctx, value, device, layout)
-
-
-def move(
-    ctx: LoweringContext, value: TensorValue, device: torch.device, layout: Layout
-) -> TensorValue:
-    """An extern copy to another device."""
-    found = ctx.extern(
-        aten._to_copy.default,
-        (value,),
-        {"device": device, "memory_format": torch.contiguous_format},
-        "copy between devices",
-        [layout],
-    )
-    assert isinstance(found, TensorValue)
-    return found
-
-
 def broadcast_index(
     value: TensorValue, index: Sequence[Index], size: Sequence[Size]
 ) -> list[Index]:
     """The element of `value` at an index of a larger, broadcast size."""
     added = len(size) - len(value.size)
     return [ZERO if have == 1 else i for have, i in zip(value.size, index[added:], strict=True)]
+
+
+def common_dtype(*operands: Operand) -> torch.dtype:
+    """The tensors' dtype: eager's promotions are conversions in the graph by now (aot/explicit.py)."""
+    found = {o.dtype for o in operands if isinstance(o, TensorValue)}
+    if len(found) != 1:
+        raise Unsupported("operands of several dtypes")
+    return found.pop()
+
+
+def common_device(*operands: Operand) -> torch.device:
+    """Where the operands lie; formulas that read nothing can be computed anywhere."""
+    tensors = [o for o in operands if isinstance(o, TensorValue)]
+    reading = [o for o in tensors if o.storage.buffer is not None or o.storage.inputs.storages]
+    found = {o.device for o in reading or tensors}
+    if len(found) != 1:
+        raise Unsupported("operands on several devices")
+    return found.pop()
 
 
 def number(value: Scalar, dtype: torch.dtype) -> float | int | bool:
@@ -91,7 +74,7 @@ def number(value: Scalar, dtype: torch.dtype) -> float | int | bool:
             raise Unsupported(f"{value} does not fit {dtype}")
         half = computation_dtype(dtype) is not dtype
         return float(torch.tensor(found, dtype=dtype)) if half else found
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float) and not value.is_integer():
         raise Unsupported(f"{value} as {dtype}")
     info = torch.iinfo(dtype)
     if not info.min <= int(value) <= info.max:
@@ -120,25 +103,15 @@ def elementwise(
     ctx: LoweringContext,
     formula: Formula,
     *operands: Operand,
-    dtype: torch.dtype | None = None,
-    result: torch.dtype | None = None,
-    wide: bool = True,
-) -> LazyValue:
-    """`formula` over broadcast operands, converted to `dtype` (by default eager's promotion of them).
-
-    With `wide`, half types are computed in float32 and the result is rounded once, as one eager kernel does.
-    `result` converts the formula's value; without it a wide formula is rounded to `dtype`.
-    """
-    dtype = dtype if dtype is not None else promote(*operands)
-    compute = computation_dtype(dtype) if wide else dtype
-    size, device = broadcast_size(*operands), result_device(*operands)
-    there = [on_device(ctx, o, device) if isinstance(o, TensorValue) else o for o in operands]
-    if result is None and compute is not dtype:
-        result = dtype
+    dtypes: Sequence[torch.dtype] | None = None,
+) -> TensorValue:
+    """`formula` over broadcast operands, each converted to its own of `dtypes` (default: the common one)."""
+    chosen = dtypes if dtypes is not None else [common_dtype(*operands)] * len(operands)
+    size, device = broadcast_size(*operands), common_device(*operands)
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
-        found = formula(ops, *[load_as(ops, o, index, size, compute) for o in there])
-        return found if result is None or result is compute else ops.to_dtype(found, result)
+        values = [load_as(ops, o, index, size, d) for o, d in zip(operands, chosen, strict=True)]
+        return formula(ops, *values)
 
     return ctx.pointwise(size, device, body)
 
@@ -152,40 +125,9 @@ def converted(ctx: LoweringContext, value: TensorValue, dtype: torch.dtype) -> T
     )
 
 
-def expanded(ctx: LoweringContext, value: TensorValue, size: Sequence[Size]) -> TensorValue:
-    """The value broadcast to `size`, without a copy."""
-    if len(size) == len(value.size) and all(map(same, size, value.size)):
-        return value
-    return ctx.view(value, views.expand(value.size, size))
-
-
-def full(
-    ctx: LoweringContext,
-    size: Sequence[Size],
-    value: Scalar,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> LazyValue:
-    """One number everywhere."""
-    return ctx.pointwise(size, device, lambda ops, _: constant(ops, value, dtype), dtype)
-
-
-def within(ops: Ops, position: Index, low: Size, high: Size | None) -> V:
-    """low <= position < high, leaving out a bound that can't fail (low of 0, no high)."""
-    value = ops.index_expr(position, torch.int64)
-    checks = []
-    if not (isinstance(low, int) and low == 0):
-        checks.append(ops.ge(value, constant(ops, low, torch.int64)))
-    if high is not None:
-        checks.append(ops.lt(value, constant(ops, high, torch.int64)))
-    if not checks:
-        return ops.constant(True, torch.bool)
-    return checks[0] if len(checks) == 1 else ops.logical_and(checks[0], checks[1])
-
-
-def canonical_dims(dim: Any, count: int) -> list[int]:
+def canonical_dims(dim: int | Sequence[int] | None, count: int) -> list[int]:
     """Sorted dimensions to reduce: None or nothing means all."""
-    if dim is None or (isinstance(dim, tuple | list) and not dim):
+    if dim is None or (isinstance(dim, Sequence) and not dim):
         return list(range(count))
     chosen = [dim] if isinstance(dim, int) else dim
     return sorted({views.wrap_dim(d, count) for d in chosen}) if count else []

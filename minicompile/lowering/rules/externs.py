@@ -20,6 +20,7 @@ REASONS: dict[str, str] = {
         rand rand_like randn randn_like randint randint_like randperm bernoulli native_dropout
         normal normal_functional uniform multinomial exponential geometric log_normal cauchy
         random poisson binomial rrelu_with_noise_functional""",
+    "copy between devices, or of complex numbers": "_to_copy",
     "sorting": "sort topk kthvalue median nanmedian mode unique_dim _unique2 msort argsort",
     "a scan": "cumsum cumprod cummax cummin logcumsumexp",
     "the result's size depends on data": "nonzero masked_select bincount histc repeat_interleave",

@@ -1,7 +1,8 @@
-"""Elementwise arithmetic: one table for what maps one to one to ops/table.py, then the special cases.
+"""Elementwise operators: one table for what maps one to one to ops/table.py, then the special cases.
 
-Composite functions (gelu, silu, ...) are in activations.py. Semantics are eager's: promotion, NaN, signs of
-zero, integer division. The real compiler: torch/_inductor/lowering.py (register_pointwise).
+The AOT room has given operands one size and dtype, and taken composite functions (gelu, silu, ...) apart.
+Semantics are eager's: NaN, signs of zero, integer division.
+The real compiler: torch/_inductor/lowering.py (register_pointwise).
 """
 
 from __future__ import annotations
@@ -13,35 +14,36 @@ import torch
 
 from minicompile.errors import Unsupported
 from minicompile.lowering.context import LoweringContext
-from minicompile.lowering.promotion import Operand, Scalar, promote, promote_float
 from minicompile.lowering.registry import Rule, lowering
 from minicompile.lowering.rules.common import (
     Formula,
+    Operand,
+    Scalar,
     aten,
-    broadcast_index,
-    broadcast_size,
-    constant,
+    common_device,
+    common_dtype,
     converted,
     elementwise,
-    expanded,
-    full,
-    load_as,
     number,
-    on_device,
     prims,
-    result_device,
 )
 from minicompile.lowering.value import TensorValue
 from minicompile.ops.dtypes import computation_dtype, is_int
 from minicompile.ops.handler import Ops, V
 
-# -- one operator, one row of the table
+OPERATORS = """
+    sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p
+    sin cos tan asin acos atan sinh cosh tanh sigmoid erf atan2 hypot copysign
+    neg maximum minimum eq ne lt le gt ge
+    logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not"""
+"""ATen operators that have a loop operation of the same name."""
 
-FLOAT_UNARY = (
-    *("sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
-    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "sigmoid", "erf"),
-)
-"""Ints become floats first."""
+
+def overloads(packet: Any) -> list[Any]:
+    """An operator's overloads for tensors and numbers in any place."""
+    names = {"default", "Tensor", "Scalar", "Scalar_Tensor", "Tensor_Scalar"}
+    return [getattr(packet, name) for name in packet.overloads() if name in names]
+
 
 BOOL_AS_LOGIC = {
     "add": "logical_or",
@@ -56,451 +58,218 @@ BOOL_AS_LOGIC = {
 """Arithmetic on bools is logic: said here, so that code generators need no bool arithmetic."""
 
 
-def apply(ops: Ops, name: str, dtype: torch.dtype, *values: V) -> V:
-    """An operation of the table on operands of `dtype`."""
-    return ops.pointwise(BOOL_AS_LOGIC.get(name, name) if dtype is torch.bool else name, *values)
+def operation(name: str, dtype: torch.dtype) -> Formula:
+    """A loop operation on operands of `dtype`."""
+    chosen = BOOL_AS_LOGIC.get(name, name) if dtype is torch.bool else name
+    return lambda ops, *values: ops.pointwise(chosen, *values)
 
 
-def unary_float(name: str) -> Rule:
-    def rule(ctx: LoweringContext, x: TensorValue) -> TensorValue:
-        formula = lambda ops, v: ops.pointwise(name, v)  # noqa: E731
-        return elementwise(ctx, formula, x, dtype=promote_float(x), wide=False)
+def one_operation(name: str) -> Rule:
+    """The rule of an operator that is one loop operation."""
 
-    return rule
-
-
-def binary(name: str) -> Rule:
-    """Operands promoted, result of their dtype (or bool): bitwise and comparison operators, maximum, ..."""
-
-    def rule(ctx: LoweringContext, a: Operand, b: Operand) -> TensorValue:
-        dtype = promote(a, b)
-        formula = lambda ops, x, y: apply(ops, name, dtype, x, y)  # noqa: E731
-        return elementwise(ctx, formula, a, b, dtype=dtype, wide=False)
-
-    return rule
-
-
-def binary_float(name: str) -> Rule:
-    def rule(ctx: LoweringContext, a: Operand, b: Operand) -> TensorValue:
-        formula = lambda ops, x, y: ops.pointwise(name, x, y)  # noqa: E731
-        return elementwise(ctx, formula, a, b, dtype=promote_float(a, b), wide=False)
-
-    return rule
-
-
-def logical(name: str) -> Rule:
     def rule(ctx: LoweringContext, *operands: Operand) -> TensorValue:
-        formula = lambda ops, *values: ops.pointwise(name, *values)  # noqa: E731
-        return elementwise(ctx, formula, *operands, dtype=torch.bool)
+        return elementwise(ctx, operation(name, common_dtype(*operands)), *operands)
 
     return rule
 
 
-for _name in FLOAT_UNARY:
-    lowering(getattr(aten, _name).default)(unary_float(_name))
-for _name in ("maximum", "minimum"):
-    lowering(getattr(aten, _name).default)(binary(_name))
-for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
-    lowering(getattr(aten, _name).Tensor, getattr(aten, _name).Scalar)(binary(_name))
-for _name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
-    _packet = getattr(aten, _name)
-    lowering(_packet.Tensor, _packet.Scalar, _packet.Scalar_Tensor)(binary(_name))
-for _name in ("logical_and", "logical_or", "logical_xor", "logical_not"):
-    lowering(getattr(aten, _name).default)(logical(_name))
-lowering(aten.atan2.default)(binary_float("atan2"))
-lowering(aten.hypot.default)(binary_float("hypot"))
-lowering(aten.copysign.Tensor, aten.copysign.Scalar)(binary_float("copysign"))
+for _name in OPERATORS.split():
+    lowering(*overloads(getattr(aten, _name)))(one_operation(_name))
 
 
-@lowering(aten.bitwise_not.default)
-def bitwise_not(ctx: LoweringContext, x: TensorValue) -> TensorValue:
-    return elementwise(ctx, lambda ops, v: apply(ops, "bitwise_not", x.dtype, v), x)
+def partly_unchanged(name: str, unchanged: frozenset[torch.dtype]) -> Rule:
+    """The rule of an operator that gives some dtypes back as they are."""
 
-
-@lowering(aten.neg.default)
-def neg(ctx: LoweringContext, x: TensorValue) -> TensorValue:
-    return elementwise(ctx, lambda ops, v: ops.neg(v), x, wide=False)
-
-
-@lowering(aten.abs.default)
-def abs_(ctx: LoweringContext, x: TensorValue) -> TensorValue:
-    if x.dtype in (torch.bool, torch.uint8):
-        return x
-    return elementwise(ctx, lambda ops, v: ops.abs(v), x, wide=False)
-
-
-@lowering(aten.sign.default, aten.sgn.default)
-def sign(ctx: LoweringContext, x: TensorValue) -> TensorValue:
-    if x.dtype is torch.bool:
-        return x
-    return elementwise(ctx, lambda ops, v: ops.sign(v), x, wide=False)
-
-
-def rounding(name: str) -> Rule:
     def rule(ctx: LoweringContext, x: TensorValue) -> TensorValue:
+        if x.dtype in unchanged:
+            return x
         if x.dtype is torch.bool:
             raise Unsupported(f"{name} of bools")
-        if is_int(x.dtype):
-            return x
-        return elementwise(ctx, lambda ops, v: ops.pointwise(name, v), x, wide=False)
+        return elementwise(ctx, operation(name, x.dtype), x)
 
     return rule
 
 
+INTS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
+
+lowering(aten.abs.default)(partly_unchanged("abs", frozenset({torch.bool, torch.uint8})))
+lowering(aten.sign.default)(partly_unchanged("sign", frozenset({torch.bool})))
 for _name in ("floor", "ceil", "trunc", "round"):
-    lowering(getattr(aten, _name).default)(rounding(_name))
+    lowering(getattr(aten, _name).default)(partly_unchanged(_name, INTS))
 
 
 @lowering(aten.isnan.default)
 def isnan(ctx: LoweringContext, x: TensorValue) -> TensorValue:
-    if not x.dtype.is_floating_point:
-        return full(ctx, x.size, False, torch.bool, x.device)
-    return elementwise(ctx, lambda ops, v: ops.isnan(v), x, wide=False)
-
-
-@lowering(aten.isinf.default)
-def isinf(ctx: LoweringContext, x: TensorValue) -> TensorValue:
-    if not x.dtype.is_floating_point:
-        return full(ctx, x.size, False, torch.bool, x.device)
-    return elementwise(ctx, lambda ops, v: ops.isinf(v), x, wide=False)
+    if x.dtype.is_floating_point:
+        return elementwise(ctx, operation("isnan", x.dtype), x)
+    return elementwise(ctx, lambda ops, _: ops.constant(False, torch.bool), x)
 
 
 @lowering(aten.signbit.default)
 def signbit(ctx: LoweringContext, x: TensorValue) -> TensorValue:
     if x.dtype.is_floating_point:
-        return elementwise(ctx, lambda ops, v: ops.signbit(v), x, wide=False)
-    if x.dtype in (torch.bool, torch.uint8):
-        return full(ctx, x.size, False, torch.bool, x.device)
-    return elementwise(ctx, lambda ops, v: ops.lt(v, ops.constant(0, x.dtype)), x)
+        return elementwise(ctx, operation("signbit", x.dtype), x)
+    return elementwise(ctx, operation("lt", x.dtype), x, 0)
+
+
+@lowering(aten.relu.default)
+def relu(ctx: LoweringContext, x: TensorValue) -> TensorValue:
+    if x.dtype is torch.bool:
+        raise Unsupported("relu of bools")
+    return elementwise(ctx, operation("maximum", x.dtype), x, 0)
 
 
 # -- sums, products, quotients
 
 
-def _plain(*operands: Operand) -> bool:
-    """All tensors of one dtype: the operation itself rounds, nothing needs to be computed wider."""
-    return all(isinstance(o, TensorValue) for o in operands) and (
-        len({o.dtype for o in operands if isinstance(o, TensorValue)}) == 1
-    )
+def arithmetic(
+    ctx: LoweringContext, formula: Formula, *operands: Operand, exact: bool
+) -> TensorValue:
+    """A formula of tensors and numbers. Half types with a number are computed in float32 and rounded once.
 
-
-def _is_one(value: Scalar) -> bool:
-    return isinstance(value, int | float) and value == 1
-
-
-def kept_wide(
-    ctx: LoweringContext, operand: Operand, dtype: torch.dtype, on_cpu: bool, *operands: Operand
-) -> Operand:
-    """An operand of an operation that computes half types in float32 and rounds once.
-
-    Eager's kernels take a Python number or a 0-d CPU tensor unrounded: on CUDA always, on CPU where `on_cpu`
-    says so (the second operand of a product or quotient). Any other is rounded to `dtype` first.
+    Eager's kernels on CUDA take the number unrounded; those on CPU only if `exact`.
     """
-    if dtype not in (torch.float16, torch.bfloat16):
-        return operand
-    scalar = not isinstance(operand, TensorValue) or (
-        not operand.size and operand.device.type == "cpu"
-    )
-    if scalar and (on_cpu or result_device(*operands).type != "cpu"):
-        return operand
-    if isinstance(operand, TensorValue):
-        return converted(ctx, operand, dtype)
-    return operand if isinstance(operand, sympy.Expr) else number(operand, dtype)
-
-
-def scaled_sum(
-    ctx: LoweringContext, a: Operand, b: Operand, alpha: Scalar, sign: int
-) -> TensorValue:
-    """a + sign * alpha * b."""
-    dtype = promote(a, b)
-    if not dtype.is_floating_point and isinstance(alpha, float):
-        raise Unsupported("a float alpha for integer tensors")
-    name = "add" if sign > 0 else "sub"
-    if _is_one(alpha) and _plain(a, b):
-        return elementwise(ctx, lambda ops, x, y: apply(ops, name, dtype, x, y), a, b, wide=False)
-    factor = kept_wide(ctx, alpha, dtype, False, a, b)
+    dtype = common_dtype(*operands)
     wide = computation_dtype(dtype)
+    if wide is dtype or all(isinstance(o, TensorValue) for o in operands):
+        return elementwise(ctx, formula, *operands)
+    rounds = not exact and common_device(*operands).type == "cpu"
 
-    def formula(ops: Ops, x: V, y: V) -> V:
-        if _is_one(alpha):
-            return apply(ops, name, dtype, x, y)
-        scale = constant(ops, factor, wide)
-        if dtype.is_floating_point:  # eager's kernels fuse the product into the sum
-            return ops.fma(scale if sign > 0 else ops.neg(scale), y, x)
-        return apply(ops, name, dtype, x, apply(ops, "mul", dtype, y, scale))
+    def as_eager(operand: Operand) -> Operand:
+        if isinstance(operand, TensorValue | sympy.Expr) or not rounds:
+            return operand
+        return number(operand, dtype)
 
-    first, second = (kept_wide(ctx, o, dtype, False, a, b) for o in (a, b))
-    return elementwise(ctx, formula, first, second, dtype=dtype)
+    def rounded_once(ops: Ops, *values: V) -> V:
+        return ops.to_dtype(formula(ops, *values), dtype)
 
-
-@lowering(aten.add.Tensor, aten.add.Scalar)
-def add(ctx: LoweringContext, a: Operand, b: Operand, alpha: Scalar = 1) -> TensorValue:
-    return scaled_sum(ctx, a, b, alpha, 1)
+    return elementwise(ctx, rounded_once, *map(as_eager, operands), dtypes=[wide] * len(operands))
 
 
-@lowering(aten.sub.Tensor, aten.sub.Scalar)
-def sub(ctx: LoweringContext, a: Operand, b: Operand, alpha: Scalar = 1) -> TensorValue:
-    return scaled_sum(ctx, a, b, alpha, -1)
+def scaled_sum(name: str) -> Rule:
+    """a + alpha * b, or a - alpha * b."""
 
-
-@lowering(aten.rsub.Tensor, aten.rsub.Scalar)
-def rsub(ctx: LoweringContext, a: Operand, b: Operand, alpha: Scalar = 1) -> TensorValue:
-    return scaled_sum(ctx, b, a, alpha, -1)
-
-
-@lowering(aten.mul.Tensor, aten.mul.Scalar)
-def mul(ctx: LoweringContext, a: Operand, b: Operand) -> TensorValue:
-    dtype = promote(a, b)
-    return _product(ctx, lambda ops, x, y: apply(ops, "mul", dtype, x, y), a, b, dtype)
-
-
-@lowering(aten.div.Tensor, aten.div.Scalar, prims.div.default)
-def div(ctx: LoweringContext, a: Operand, b: Operand) -> TensorValue:
-    return _product(ctx, lambda ops, x, y: ops.truediv(x, y), a, b, promote_float(a, b))
-
-
-def _product(
-    ctx: LoweringContext, formula: Formula, a: Operand, b: Operand, dtype: torch.dtype
-) -> TensorValue:
-    if _plain(a, b):
-        return elementwise(ctx, formula, a, b, dtype=dtype, wide=False)
-    first = kept_wide(ctx, a, dtype, False, a, b)
-    second = kept_wide(ctx, b, dtype, True, a, b)
-    return elementwise(ctx, formula, first, second, dtype=dtype)
-
-
-def nonzero_divisor(dtype: torch.dtype, divisor: Operand) -> None:
-    """Integer division by zero must raise as eager does: only a known divisor can go into a loop."""
-    if dtype.is_floating_point:
-        return
-    if dtype is torch.bool:
-        raise Unsupported("integer division of bools")
-    if isinstance(divisor, sympy.Expr) and divisor.is_positive:
-        return
-    if not isinstance(divisor, int) or divisor in (0, -1):
-        raise Unsupported("an integer division whose divisor may be zero (eager raises)")
-
-
-def division(name: str) -> Rule:
-    def rule(ctx: LoweringContext, a: Operand, b: Operand) -> TensorValue:
-        dtype = promote(a, b)
-        nonzero_divisor(dtype, b)
-        return elementwise(
-            ctx, lambda ops, x, y: ops.pointwise(name, x, y), a, b, dtype=dtype, wide=False
-        )
+    def rule(ctx: LoweringContext, a: Operand, b: Operand, alpha: Scalar = 1) -> TensorValue:
+        dtype = common_dtype(a, b)
+        if alpha != 1 and dtype.is_floating_point:  # eager's kernels fuse the product into the sum
+            factor = alpha if name == "add" else -alpha
+            return arithmetic(ctx, lambda ops, x, y, f: ops.fma(f, y, x), a, b, factor, exact=False)
+        if alpha != 1:
+            b = elementwise(ctx, operation("mul", dtype), b, alpha)
+        return arithmetic(ctx, operation(name, dtype), a, b, exact=False)
 
     return rule
 
 
-floor_divide = lowering(aten.floor_divide.default, aten.floor_divide.Scalar)(division("floordiv"))
-truncate_divide = division("truncdiv")
-lowering(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)(
-    division("remainder")
-)
-lowering(aten.fmod.Tensor, aten.fmod.Scalar)(division("fmod"))
+def product(name: str) -> Rule:
+    def rule(ctx: LoweringContext, a: Operand, b: Operand) -> TensorValue:
+        return arithmetic(ctx, operation(name, common_dtype(a, b)), a, b, exact=True)
+
+    return rule
+
+
+lowering(aten.add.Tensor)(scaled_sum("add"))
+lowering(aten.sub.Tensor)(scaled_sum("sub"))
+lowering(aten.mul.Tensor)(product("mul"))
+divide = lowering(aten.div.Tensor)(product("truediv"))
+
+
+def division(name: str) -> Rule:
+    """Integer division by zero must raise as in eager: only a known divisor can go into a loop."""
+
+    def rule(ctx: LoweringContext, a: Operand, b: Operand) -> TensorValue:
+        dtype = common_dtype(a, b)
+        if dtype is torch.bool:
+            raise Unsupported("integer division of bools")
+        known = isinstance(b, int) and b not in (0, -1)
+        known |= isinstance(b, sympy.Expr) and bool(b.is_positive)
+        if not known and not dtype.is_floating_point:
+            raise Unsupported("an integer division whose divisor may be zero (eager raises)")
+        return elementwise(ctx, operation(name, dtype), a, b)
+
+    return rule
+
+
+divide_down, divide_to_zero = division("floordiv"), division("truncdiv")
+lowering(*overloads(aten.remainder))(division("remainder"))
+lowering(*overloads(aten.fmod))(division("fmod"))
 
 
 @lowering(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div_mode(ctx: LoweringContext, a: Operand, b: Operand, rounding_mode: str | None = None) -> Any:
+def div_mode(
+    ctx: LoweringContext, a: Operand, b: Operand, rounding_mode: str | None = None
+) -> TensorValue:
     if rounding_mode is None:
-        return div(ctx, a, b)
-    return (floor_divide if rounding_mode == "floor" else truncate_divide)(ctx, a, b)
+        return divide(ctx, a, b)
+    return (divide_down if rounding_mode == "floor" else divide_to_zero)(ctx, a, b)
 
 
-@lowering(aten.__lshift__.Tensor, aten.__lshift__.Scalar)
-@lowering(aten.bitwise_left_shift.Tensor, aten.bitwise_left_shift.Tensor_Scalar)
-def left_shift(ctx: LoweringContext, a: TensorValue, b: Operand) -> TensorValue:
-    return _shift(ctx, "lshift", a, b)
+def shift(name: str) -> Rule:
+    def rule(ctx: LoweringContext, a: Operand, b: Operand) -> TensorValue:
+        dtype = common_dtype(a, b)
+        if not is_int(dtype):
+            raise Unsupported(f"a shift of {dtype}")
+        return elementwise(ctx, operation(name, dtype), a, b)
+
+    return rule
 
 
-@lowering(aten.__rshift__.Tensor, aten.__rshift__.Scalar)
-@lowering(aten.bitwise_right_shift.Tensor, aten.bitwise_right_shift.Tensor_Scalar)
-def right_shift(ctx: LoweringContext, a: TensorValue, b: Operand) -> TensorValue:
-    return _shift(ctx, "rshift", a, b)
-
-
-def _shift(ctx: LoweringContext, name: str, a: TensorValue, b: Operand) -> TensorValue:
-    dtype = promote(a, b)
-    if not is_int(dtype):
-        raise Unsupported(f"a shift of {dtype}")
-    return elementwise(ctx, lambda ops, x, y: ops.pointwise(name, x, y), a, b, dtype=dtype)
-
-
-@lowering(aten.addcmul.default)
-def addcmul(
-    ctx: LoweringContext, x: TensorValue, a: TensorValue, b: TensorValue, value: Scalar = 1
-) -> TensorValue:
-    if is_int(promote(x, a, b)) and isinstance(value, float):
-        raise Unsupported("a float value for integer tensors")
-
-    def formula(ops: Ops, v: V, s: V, t: V) -> V:
-        return ops.add(v, ops.mul(_scaled(ops, s, value, promote(x, a, b)), t))
-
-    return elementwise(ctx, formula, x, a, b)
-
-
-@lowering(aten.addcdiv.default)
-def addcdiv(
-    ctx: LoweringContext, x: TensorValue, a: TensorValue, b: TensorValue, value: Scalar = 1
-) -> TensorValue:
-    if not promote(x, a, b).is_floating_point:
-        raise Unsupported("addcdiv of integers")
-
-    def formula(ops: Ops, v: V, s: V, t: V) -> V:
-        return ops.add(v, ops.truediv(_scaled(ops, s, value, promote(x, a, b)), t))
-
-    return elementwise(ctx, formula, x, a, b)
-
-
-def _scaled(ops: Ops, value: V, factor: Scalar, dtype: torch.dtype) -> V:
-    if _is_one(factor):
-        return value
-    return ops.mul(value, constant(ops, factor, computation_dtype(dtype)))
-
-
-@lowering(aten.lerp.Scalar, aten.lerp.Tensor)
-def lerp(ctx: LoweringContext, a: TensorValue, b: TensorValue, weight: Operand) -> TensorValue:
-    """a + w (b - a), from the nearer end, as eager does."""
-    wide = computation_dtype(a.dtype)
-
-    def formula(ops: Ops, x: V, y: V, w: V) -> V:
-        one, half = ops.constant(1.0, wide), ops.constant(0.5, wide)
-        step = ops.sub(y, x)
-        near = ops.add(x, ops.mul(w, step))
-        far = ops.sub(y, ops.mul(step, ops.sub(one, w)))
-        return ops.where(ops.lt(ops.abs(w), half), near, far)
-
-    return elementwise(ctx, formula, a, b, weight, dtype=a.dtype)
-
-
-if hasattr(prims, "fma"):
-
-    @lowering(prims.fma.default)
-    def fma(ctx: LoweringContext, a: TensorValue, b: TensorValue, c: TensorValue) -> TensorValue:
-        return elementwise(ctx, lambda ops, x, y, z: ops.fma(x, y, z), a, b, c, wide=False)
+lowering(*overloads(aten.__lshift__), *overloads(aten.bitwise_left_shift))(shift("lshift"))
+lowering(*overloads(aten.__rshift__), *overloads(aten.bitwise_right_shift))(shift("rshift"))
 
 
 # -- powers
 
 
-@lowering(aten.square.default)
-def square(ctx: LoweringContext, x: TensorValue) -> TensorValue:
-    return elementwise(ctx, lambda ops, v: apply(ops, "mul", x.dtype, v, v), x, wide=False)
-
-
 @lowering(aten.pow.Tensor_Scalar)
 def pow_scalar(ctx: LoweringContext, x: TensorValue, exponent: Scalar) -> TensorValue:
-    dtype = promote(x, exponent)
-    if isinstance(exponent, sympy.Expr) or dtype is torch.bool:
-        raise Unsupported(f"a power of {dtype} with exponent {exponent}")
+    if x.dtype.is_floating_point:
+        return power(ctx, x, exponent)
+    if x.dtype is torch.bool or not isinstance(exponent, int) or not 0 <= exponent <= 64:
+        raise Unsupported(f"a power of {x.dtype} with exponent {exponent}")
+    return elementwise(ctx, lambda ops, v: repeated_product(ops, v, exponent, x.dtype), x)
+
+
+def repeated_product(ops: Ops, value: V, exponent: int, dtype: torch.dtype) -> V:
+    """value ** exponent by squaring; wraps around as eager's integers do."""
     if exponent == 0:
-        return full(ctx, x.size, 1, dtype, x.device)
-    if exponent == 1:
-        return converted(ctx, x, dtype)
-    if not dtype.is_floating_point:
-        if not isinstance(exponent, int) or not 0 <= exponent <= 64:
-            raise Unsupported("a negative or large power of integers")
-        return elementwise(ctx, lambda ops, v: repeated_product(ops, v, exponent), x, dtype=dtype)
-    special = {
-        0.5: lambda ops, v: ops.sqrt(v),
-        -0.5: lambda ops, v: ops.rsqrt(v),
-        2: lambda ops, v: ops.mul(v, v),
-        3: lambda ops, v: ops.mul(ops.mul(v, v), v),
-        -1: lambda ops, v: ops.reciprocal(v),
-        -2: lambda ops, v: ops.reciprocal(ops.mul(v, v)),
-    }
-    if exponent in special:
-        return elementwise(ctx, special[exponent], x, dtype=dtype)
-    return elementwise(ctx, lambda ops, v, e: ops.pow(v, e), x, exponent, dtype=dtype, wide=False)
-
-
-def repeated_product(ops: Ops, value: V, exponent: int) -> V:
-    """value ** exponent for exponent >= 1 by squaring; wraps around as eager's integers do."""
+        return ops.constant(1, dtype)
     if exponent == 1:
         return value
-    half = repeated_product(ops, value, exponent // 2)
+    half = repeated_product(ops, value, exponent // 2, dtype)
     squared = ops.mul(half, half)
     return ops.mul(squared, value) if exponent % 2 else squared
 
 
-@lowering(aten.pow.Tensor_Tensor, aten.pow.Scalar)
-def pow_tensor(ctx: LoweringContext, base: Operand, exponent: TensorValue) -> TensorValue:
-    dtype = promote(base, exponent)
-    if not dtype.is_floating_point:
+@lowering(aten.pow.Tensor_Tensor)
+def power(ctx: LoweringContext, base: TensorValue, exponent: Operand) -> TensorValue:
+    if not common_dtype(base, exponent).is_floating_point:
         raise Unsupported("a power of integers with a tensor as exponent")
-    return elementwise(
-        ctx, lambda ops, b, e: ops.pow(b, e), base, exponent, dtype=dtype, wide=False
-    )
+    return elementwise(ctx, operation("pow", base.dtype), base, exponent)
 
 
 # -- choosing
 
 
-@lowering(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
-def where(ctx: LoweringContext, condition: TensorValue, a: Operand, b: Operand) -> TensorValue:
-    return choose(ctx, condition, a, b, promote(a, b))
-
-
-def choose(
-    ctx: LoweringContext, condition: TensorValue, a: Operand, b: Operand, dtype: torch.dtype
+@lowering(aten.where.self)
+def where(
+    ctx: LoweringContext, condition: TensorValue, a: TensorValue, b: TensorValue
 ) -> TensorValue:
-    """a where the condition holds, else b, both converted to `dtype`."""
-    size, device = broadcast_size(condition, a, b), result_device(condition, a, b)
-    mask = on_device(ctx, condition, device)
-    first, second = (on_device(ctx, o, device) if isinstance(o, TensorValue) else o for o in (a, b))
-
-    def body(ops: Ops, index: Any) -> V:
-        test = mask.load(ops, broadcast_index(mask, index, size))
-        if mask.dtype is not torch.bool:
-            test = ops.to_dtype(test, torch.bool)
-        x, y = (load_as(ops, o, index, size, dtype) for o in (first, second))
-        return ops.where(test, x, y)
-
-    return ctx.pointwise(size, device, body, dtype)
+    dtype = common_dtype(a, b)
+    kinds = (torch.bool, dtype, dtype)
+    return elementwise(ctx, operation("where", dtype), condition, a, b, dtypes=kinds)
 
 
-@lowering(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
-def masked_fill(
-    ctx: LoweringContext, x: TensorValue, mask: TensorValue, value: Operand
-) -> TensorValue:
-    if not isinstance(value, TensorValue) and isinstance(value, float) and is_int(x.dtype):
-        raise Unsupported("a float written into integers")
-    return choose(ctx, mask, value, x, x.dtype)
-
-
-def clamp_between(
-    ctx: LoweringContext, x: TensorValue, low: Operand | None, high: Operand | None
+@lowering(aten.clamp.default)
+def clamp(
+    ctx: LoweringContext, x: TensorValue, min: Scalar | None = None, max: Scalar | None = None
 ) -> TensorValue:
     """min(max(x, low), high): NaN stays NaN, and `high` wins where the bounds cross."""
-    bounds = [b for b in (low, high) if b is not None]
-    dtype = promote(x, *bounds)
-
-    def formula(ops: Ops, v: V, *limits: V) -> V:
-        left = list(limits)
-        if low is not None:
-            v = apply(ops, "maximum", dtype, v, left.pop(0))
-        if high is not None:
-            v = apply(ops, "minimum", dtype, v, left.pop(0))
-        return v
-
-    return elementwise(ctx, formula, x, *bounds, dtype=dtype, wide=False)
-
-
-@lowering(aten.clamp.default, aten.clamp.Tensor)
-def clamp(
-    ctx: LoweringContext, x: TensorValue, min: Operand | None = None, max: Operand | None = None
-) -> TensorValue:
-    return clamp_between(ctx, x, min, max)
-
-
-@lowering(aten.clamp_min.default, aten.clamp_min.Tensor)
-def clamp_min(ctx: LoweringContext, x: TensorValue, low: Operand) -> TensorValue:
-    return clamp_between(ctx, x, low, None)
-
-
-@lowering(aten.clamp_max.default, aten.clamp_max.Tensor)
-def clamp_max(ctx: LoweringContext, x: TensorValue, high: Operand) -> TensorValue:
-    return clamp_between(ctx, x, None, high)
+    if min is not None:
+        x = elementwise(ctx, operation("maximum", x.dtype), x, min)
+    if max is not None:
+        x = elementwise(ctx, operation("minimum", x.dtype), x, max)
+    return x
 
 
 # -- conversions and copies
@@ -511,49 +280,8 @@ def convert_element_type(ctx: LoweringContext, x: TensorValue, dtype: torch.dtyp
     return converted(ctx, x, dtype)
 
 
-@lowering(aten._to_copy.default)
-def to_copy(
-    ctx: LoweringContext,
-    x: TensorValue,
-    dtype: torch.dtype | None = None,
-    layout: torch.layout | None = None,
-    device: torch.device | None = None,
-    pin_memory: bool | None = None,
-    non_blocking: bool = False,
-    memory_format: torch.memory_format | None = None,
-) -> TensorValue:
-    if device is not None and torch.device(device) != x.device:
-        raise Unsupported("copy between devices")
-    if pin_memory or layout not in (None, torch.strided):
-        raise Unsupported("a copy to pinned memory or another layout")
-    return converted(ctx, x, dtype) if dtype is not None else x
-
-
-@lowering(aten.clone.default, aten.lift_fresh_copy.default)
+@lowering(aten.clone.default)
 def clone(
     ctx: LoweringContext, x: TensorValue, memory_format: torch.memory_format | None = None
 ) -> TensorValue:
     return ctx.copy_of(x)
-
-
-@lowering(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.lift.default)
-def alias(ctx: LoweringContext, x: TensorValue) -> TensorValue:
-    return x
-
-
-@lowering(aten.copy.default)
-def copy(
-    ctx: LoweringContext, x: TensorValue, source: TensorValue, non_blocking: bool = False
-) -> TensorValue:
-    if source.device != x.device:
-        raise Unsupported("copy between devices")
-    return expanded(ctx, converted(ctx, source, x.dtype), x.size)
-
-
-@lowering(aten.fill.Scalar, aten.fill.Tensor)
-def fill(ctx: LoweringContext, x: TensorValue, value: Operand) -> TensorValue:
-    if not isinstance(value, TensorValue):
-        return full(ctx, x.size, value, x.dtype, x.device)
-    if value.device != x.device:
-        raise Unsupported("copy between devices")
-    return expanded(ctx, converted(ctx, value, x.dtype), x.size)

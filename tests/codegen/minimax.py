@@ -1,9 +1,9 @@
-"""Where the coefficients in `cpp_math.py` come from: `python -m minicompile.codegen.minimax`.
+"""Where the coefficients in `minicompile/codegen/cpp_math.py` come from: `python -m tests.codegen.minimax`.
 
-The Remez exchange: among polynomials of one degree, the one with the smallest largest error has an error that
 The Remez exchange. Of all polynomials of a degree, the one with the smallest largest error has one that
-the polynomial that errs equally there, move the points to where its error is really largest, repeat.
-(E. Remez, 1934; N. J. Higham and others describe it; J.-M. Muller, Elementary Functions, chapter 3.)
+alternates in sign at degree + 2 points and is equally large there: solve for the polynomial that errs so at
+some points, move the points to where its error is really largest, repeat.
+(E. Remez, 1934; J.-M. Muller, Elementary Functions, chapter 3.)
 """
 
 from __future__ import annotations

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import torch
 
-from minicompile.codegen.plan import Alternative, KernelPlan
-from minicompile.codegen.rules import contiguous_uses, count, plan_rule
+from minicompile.codegen.plan import KernelPlan, power_of_two
+from minicompile.codegen.printing import index_dtype
+from minicompile.codegen.rules import contiguous_uses, plan_rule
 from minicompile.options import Options
+from minicompile.scheduling.body import iterate_indices
 from minicompile.shapes.expr import product
 
 ROW_REGISTERS = 2**15
@@ -22,10 +24,8 @@ LONGEST_ROW = 2**14
 PROGRAMS = 264
 """Programs that keep a large GPU busy: two for each of 132 multiprocessors."""
 
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is at least n."""
-    return 1 << max(n - 1, 0).bit_length()
+LARGEST_BLOCK = 2**20
+"""Triton's limit on a block's elements: how far past its end a flattened index may run."""
 
 
 def clamp(n: int, low: int, high: int) -> int:
@@ -34,8 +34,7 @@ def clamp(n: int, low: int, high: int) -> int:
 
 def rows_are_contiguous(plan: KernelPlan) -> bool:
     """The reduction runs along memory: an inner reduction."""
-    inner_r = next(reversed(plan.reduction_ranges))
-    return contiguous_uses(plan, inner_r, plan.loop) >= 0
+    return contiguous_uses(next(reversed(plan.reduction_ranges)), plan.loop) >= 0
 
 
 def longest_persistent(plan: KernelPlan) -> int:
@@ -46,51 +45,53 @@ def longest_persistent(plan: KernelPlan) -> int:
     return min(ROW_REGISTERS // max(loads, 1), LONGEST_ROW)
 
 
-LARGEST_BLOCK = 2**20
-"""Triton's limit on a block's elements: how far past its end a flattened index may run."""
-
-
 @plan_rule("triton:index_dtype")
-def widen_indices(plan: KernelPlan, options: Options) -> None:
-    """A flattened index runs up to the end of its last block, which must fit as well."""
+def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
+    """int32 only where every index provably fits, and the flattened ones to the end of their last block."""
     flat = (product(plan.ranges.values()), product(plan.reduction_ranges.values()))
     if not all(isinstance(n, int) and n + LARGEST_BLOCK < 2**31 for n in flat):
-        plan.index_dtype = torch.int64
+        plan.reject("int32 indices", "too many elements, or their number varies")
+        return
+    body = plan.body
+    ranges = body.all_ranges | {v.symbol: v.size for v in body.values if v.symbol is not None}
+    for index in iterate_indices(body):
+        if index_dtype(index, ranges) is not torch.int32:
+            plan.reject("int32 indices", f"{index} may not fit")
+            return
+    plan.index_dtype = torch.int32
 
 
 @plan_rule("triton:reduction")
 def choose_reduction(plan: KernelPlan, options: Options) -> None:
     """Rows that fit into registers are read once; longer ones are swept in a loop."""
     if not plan.reduction_ranges:
-        plan.reduction = "none"
         return
     known = all(isinstance(size, int) for size in plan.reduction_ranges.values())
-    length = count(plan.reduction_ranges.values(), plan.hints)
     limit = longest_persistent(plan)
-    plan.reduction = "persistent" if known and length <= limit else "looped"
-    if plan.reduction == "looped":
-        reason = f"a row has {length} elements, more than {limit}" if known else "its length varies"
-        plan.alternatives += (Alternative("persistent reduction", reason),)
+    if known and plan.row_length <= limit:
+        plan.reduction = "persistent"
+    else:
+        reason = f"a row has {plan.row_length} elements, more than {limit}"
+        plan.reject("persistent reduction", reason if known else "its length varies")
 
 
 @plan_rule("triton:tiles")
 def choose_tiles(plan: KernelPlan, options: Options) -> None:
     """Elements per program, and warps to compute them: 8 to 16 elements a thread, so that loads are wide."""
-    rows = max(count(plan.ranges.values(), plan.hints), 1)
     if plan.reduction == "none":
-        block = clamp(power_of_two(rows // PROGRAMS), 128, 1024)
+        block = clamp(power_of_two(plan.rows // PROGRAMS), 128, 1024)
         plan.tiles, plan.num_warps = {"x": block}, clamp(block // 256, 1, 4)
         return
-    length = power_of_two(max(count(plan.reduction_ranges.values(), plan.hints), 1))
+    length = power_of_two(plan.row_length)
     # rows per program that still leave enough programs
-    busy = power_of_two(max(rows // PROGRAMS, 1))
+    busy = power_of_two(plan.rows // PROGRAMS)
     along_r = rows_are_contiguous(plan)
     if plan.reduction == "persistent":
         room = max((1024 if along_r else 4096) // length, 1)
         block = min(room, busy) if along_r else clamp(busy, min(16, room), room)
         plan.tiles = {"x": min(block, 64), "r": length}
     elif along_r:
-        r = min(length, 2048 if rows > PROGRAMS else 8192)
+        r = min(length, 2048 if plan.rows > PROGRAMS else 8192)
         plan.tiles = {"x": clamp(1024 // r, 1, busy), "r": r}
     else:
         x = clamp(busy, 16, 64)

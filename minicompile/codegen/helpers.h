@@ -1,0 +1,303 @@
+// Functions that generated kernels call. A kernel's source contains those that it uses, and what these use.
+// Blocks are separated by empty lines (cpp_math.py reads them so).
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+static inline float mc_float(int32_t bits) { float f; memcpy(&f, &bits, 4); return f; }
+static inline int32_t mc_bits(float f) { int32_t bits; memcpy(&bits, &f, 4); return bits; }
+
+static inline double mc_double(int64_t bits) { double f; memcpy(&f, &bits, 8); return f; }
+static inline int64_t mc_bits64(double f) { int64_t bits; memcpy(&bits, &f, 8); return bits; }
+
+// a * b + c in one rounding where the processor can, else in two
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__aarch64__)
+#define mc_fma(a, b, c) __builtin_fmaf(a, b, c)
+#else
+#define mc_fma(a, b, c) ((a) * (b) + (c))
+#endif
+
+// exp(x) = 2^n exp(r), r = x - n ln 2;
+// adding 1.5 * 2^23 rounds to an integer n and leaves it in the low bits
+static inline float mc_exp(float x) {
+    bool gone = x < -104.0f;  // 0, without the processor's slow path for denormals
+    float c = x > 89.0f ? 89.0f : x;
+    c = gone ? 0.0f : c;
+    float shifted = mc_fma(c, 1.44269504f, 12582912.0f);
+    float n = shifted - 12582912.0f;
+    float r = mc_fma(n, -1.42860677e-6f, mc_fma(n, -0.693145752f, c));
+    float p = 0.0013815033f;
+    p = mc_fma(p, r, 0.00836878549f);
+    p = mc_fma(p, r, 0.0416683927f);
+    p = mc_fma(p, r, 0.166665196f);
+    p = mc_fma(p, r, 0.49999994f);
+    p = mc_fma(r * r, p, r) + 1.0f;
+    int32_t i = mc_bits(shifted) - 0x4b400000;
+    int32_t half = i >> 1;  // two steps, so that 2^128 and denormals are reached
+    float found = p * mc_float((half + 127) << 23) * mc_float((i - half + 127) << 23);
+    return gone ? 0.0f : found;
+}
+
+// log(x) = k ln 2 + log(1 + f), 1 + f between sqrt(1/2) and sqrt(2)
+static inline float mc_log(float x) {
+    bool tiny = x < 1.17549435e-38f;
+    float scaled = tiny ? x * 8388608.0f : x;
+    int32_t k = (mc_bits(scaled) - 0x3f3504f3) >> 23;
+    float f = mc_float(mc_bits(scaled) - (int32_t)((uint32_t)k << 23)) - 1.0f;
+    float e = (float)(tiny ? k - 23 : k);
+    float p = -0.0785961747f;
+    p = mc_fma(p, f, 0.128816515f);
+    p = mc_fma(p, f, -0.131287545f);
+    p = mc_fma(p, f, 0.141811922f);
+    p = mc_fma(p, f, -0.166245535f);
+    p = mc_fma(p, f, 0.200022861f);
+    p = mc_fma(p, f, -0.250008106f);
+    p = mc_fma(p, f, 0.333333164f);
+    float square = f * f;
+    float tail = mc_fma(square * f, p, mc_fma(square, -0.5f, e * 1.42860677e-6f));
+    float found = mc_fma(e, 0.693145752f, f + tail);
+    found = x < INFINITY ? found : x;
+    return x > 0.0f ? found : x == 0.0f ? -INFINITY : NAN;
+}
+
+static inline float mc_tanh(float x) {
+    float a = fabsf(x);
+    float t = x * x;
+    float p = -0.00566078722f;
+    p = mc_fma(p, t, 0.0206020065f);
+    p = mc_fma(p, t, -0.0537292287f);
+    p = mc_fma(p, t, 0.133313283f);
+    p = mc_fma(p, t, -0.333332777f);
+    float near = mc_fma(t * x, p, x);
+    float far = 1.0f - 2.0f / (mc_exp(2.0f * a) + 1.0f);
+    return copysignf(a < 0.63f ? near : far, x);
+}
+
+static inline float mc_sigmoid(float x) { return 1.0f / (1.0f + mc_exp(-x)); }
+
+// x + x P(x^2) near 0; from 0.9 on 1 - exp(Q(|x|)), which is 1 from 4 on
+static inline float mc_erf(float x) {
+    float a = fabsf(x);
+    float t = x * x;
+    float p = 8.53884339e-05f;
+    p = mc_fma(p, t, -0.000818192842f);
+    p = mc_fma(p, t, 0.0052044359f);
+    p = mc_fma(p, t, -0.0268607531f);
+    p = mc_fma(p, t, 0.112837195f);
+    p = mc_fma(p, t, -0.376126349f);
+    p = mc_fma(p, t, 0.128379166f);
+    float near = mc_fma(x, p, x);
+    float b = a > 4.0f ? 4.0f : a;
+    float q = 0.000198279828f;
+    q = mc_fma(q, b, -0.00306629972f);
+    q = mc_fma(q, b, 0.0223193616f);
+    q = mc_fma(q, b, -0.104124278f);
+    q = mc_fma(q, b, -0.636961699f);
+    q = mc_fma(q, b, -1.12780714f);
+    q = mc_fma(q, b, -0.000163713732f);
+    float far = 1.0f - mc_exp(q);
+    return a < 0.9f ? near : copysignf(far, x);
+}
+
+// bfloat16 is the upper half of a float32; rounding is to nearest, ties to even
+static inline float mc_from_bf16(uint16_t h) { return mc_float((int32_t)((uint32_t)h << 16)); }
+static inline uint16_t mc_to_bf16(float f) {
+    uint32_t u = (uint32_t)mc_bits(f);
+    uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    return f != f ? (uint16_t)0x7fc0 : (uint16_t)rounded;
+}
+
+// float16 by integers: gcc does not vectorise _Float16. Adding 0.5 aligns a denormal's bits and rounds them.
+static inline float mc_from_f16(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16;
+    uint32_t magnitude = (uint32_t)(h & 0x7fffu);
+    uint32_t normal = (magnitude << 13) + 0x38000000u;
+    uint32_t denormal = (uint32_t)mc_bits(mc_float((int32_t)(0x3f000000u | magnitude)) - 0.5f);
+    uint32_t special = (magnitude << 13) | 0x7f800000u;
+    uint32_t bits = magnitude < 0x0400u ? denormal : magnitude < 0x7c00u ? normal : special;
+    return mc_float((int32_t)(sign | bits));
+}
+static inline uint16_t mc_to_f16(float f) {
+    uint32_t bits = (uint32_t)mc_bits(f);
+    uint32_t sign = (bits >> 16) & 0x8000u;
+    uint32_t u = bits & 0x7fffffffu;
+    uint32_t normal = (u + 0xfffu + ((u >> 13) & 1u) - 0x38000000u) >> 13;
+    uint32_t denormal = (uint32_t)mc_bits(mc_float((int32_t)u) + 0.5f) - 0x3f000000u;
+    uint32_t found = u < 0x38800000u ? denormal : u < 0x477ff000u ? normal : 0x7c00u;
+    found = u > 0x7f800000u ? 0x7e00u : found;
+    return (uint16_t)(sign | found);
+}
+
+// division and remainder of indices that can be negative, towards minus infinity; b > 0
+static inline int64_t mc_index_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
+static inline int64_t mc_index_mod(int64_t a, int64_t b) { return a % b + (a % b < 0 ? b : 0); }
+
+// division that can't trap: by 0 it gives 0 (the kernel reports it), by -1 it wraps around
+static inline int64_t mc_div(int64_t a, int64_t b) { return b == 0 ? 0 : b == -1 ? -a : a / b; }
+static inline int64_t mc_mod(int64_t a, int64_t b) { return b == 0 || b == -1 ? 0 : a % b; }
+
+static inline int64_t mc_int_pow(int64_t base, int64_t exponent) {
+    if (exponent < 0) return base == 1 ? 1 : base == -1 ? (exponent & 1 ? -1 : 1) : 0;
+    uint64_t result = 1, factor = (uint64_t)base;
+    for (; exponent; exponent >>= 1, factor *= factor) result *= exponent & 1 ? factor : 1;
+    return (int64_t)result;
+}
+
+// shifts by a negative or too large count push every bit out, as in eager
+static inline int64_t mc_lshift(int64_t a, int64_t by, int64_t bits) {
+    return by < 0 || by >= bits ? 0 : (int64_t)((uint64_t)a << by);
+}
+static inline int64_t mc_rshift(int64_t a, int64_t by, int64_t bits) {
+    return a >> (by < 0 || by >= bits ? 63 : by);
+}
+
+// sixteen floats that are computed together; compilers make of them what the processor has
+typedef float mc_lanes __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t mc_masks __attribute__((vector_size(64), aligned(4), may_alias));
+static inline mc_lanes mc_at(const float* x) { return *(const mc_lanes*)x; }
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define MC_SHUFFLES
+#endif
+#endif
+#ifdef MC_SHUFFLES
+#define mc_swapped_8(v) __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)
+#define mc_swapped_4(v) __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11)
+#define mc_swapped_2(v) __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13)
+#define mc_swapped_1(v) __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
+#else
+static inline mc_lanes mc_swapped(mc_lanes v, int step) {
+    mc_lanes found;
+    for (int i = 0; i < 16; i++) found[i] = v[i ^ step];
+    return found;
+}
+#define mc_swapped_8(v) mc_swapped(v, 8)
+#define mc_swapped_4(v) mc_swapped(v, 4)
+#define mc_swapped_2(v) mc_swapped(v, 2)
+#define mc_swapped_1(v) mc_swapped(v, 1)
+#endif
+
+// a reduction of n floats that lie side by side, in 64 lanes
+#define MC_ROW(start, both, next) \
+    mc_lanes a = (mc_lanes){0} + start, b = a, c = a, d = a; \
+    int64_t i = 0; \
+    for (; i + 64 <= n; i += 64) { \
+        a = both(a, mc_at(x + i)); \
+        b = both(b, mc_at(x + i + 16)); \
+        c = both(c, mc_at(x + i + 32)); \
+        d = both(d, mc_at(x + i + 48)); \
+    } \
+    for (; i + 16 <= n; i += 16) a = both(a, mc_at(x + i)); \
+    a = both(both(a, b), both(c, d)); \
+    a = both(a, mc_swapped_8(a)); \
+    a = both(a, mc_swapped_4(a)); \
+    a = both(a, mc_swapped_2(a)); \
+    a = both(a, mc_swapped_1(a)); \
+    float found = a[0]; \
+    for (; i < n; i++) found = next; \
+    return found;
+
+static inline mc_lanes mc_lanes_sum(mc_lanes a, mc_lanes b) { return a + b; }
+static inline float mc_row_sum(const float* x, int64_t n) {
+    MC_ROW(0.0f, mc_lanes_sum, found + x[i])
+}
+
+// NaN stays: it is taken, and nothing compares better than it
+static inline mc_lanes mc_lanes_max(mc_lanes a, mc_lanes b) {
+    mc_masks take = (mc_masks)((b > a) | (b != b));
+    return (mc_lanes)((take & (mc_masks)b) | (~take & (mc_masks)a));
+}
+static inline float mc_row_max(const float* x, int64_t n) {
+    MC_ROW((-INFINITY), mc_lanes_max, (x[i] > found) | (x[i] != x[i]) ? x[i] : found)
+}
+
+// NaN stays: it is taken, and nothing compares better than it
+static inline mc_lanes mc_lanes_min(mc_lanes a, mc_lanes b) {
+    mc_masks take = (mc_masks)((b < a) | (b != b));
+    return (mc_lanes)((take & (mc_masks)b) | (~take & (mc_masks)a));
+}
+static inline float mc_row_min(const float* x, int64_t n) {
+    MC_ROW(INFINITY, mc_lanes_min, (x[i] < found) | (x[i] != x[i]) ? x[i] : found)
+}
+
+// the same for doubles: OpenMP's max and min may drop a NaN, so that is noted apart
+static inline double mc_row_max_double(const double* x, int64_t n) {
+    double found = -INFINITY;
+    int32_t nan = 0;
+    #pragma omp simd reduction(max:found) reduction(|:nan)
+    for (int64_t i = 0; i < n; i++) {
+        found = x[i] > found ? x[i] : found;
+        nan |= x[i] != x[i];
+    }
+    return nan ? NAN : found;
+}
+static inline double mc_row_min_double(const double* x, int64_t n) {
+    double found = INFINITY;
+    int32_t nan = 0;
+    #pragma omp simd reduction(min:found) reduction(|:nan)
+    for (int64_t i = 0; i < n; i++) {
+        found = x[i] < found ? x[i] : found;
+        nan |= x[i] != x[i];
+    }
+    return nan ? NAN : found;
+}
+
+// a square of a matrix, turned: target[j][i] = source[i][j], in blocks of 16 x 16 by four rounds of shuffles
+#ifdef MC_SHUFFLES
+#define MC_ROUND(from, to, step, low, high) \
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) if (!(i & step)) { \
+        to[i] = __builtin_shufflevector(from[i], from[i | step], low); \
+        to[i | step] = __builtin_shufflevector(from[i], from[i | step], high); \
+    }
+#define MC_LIST(...) __VA_ARGS__
+static inline void mc_transpose16(const int32_t* source, int64_t jump, int32_t* target, int64_t width) {
+    mc_masks a[16], b[16];
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) a[i] = *(const mc_masks*)(source + i * jump);
+    MC_ROUND(a, b, 1, MC_LIST(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
+             MC_LIST(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
+    MC_ROUND(b, a, 2, MC_LIST(0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+             MC_LIST(2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
+    MC_ROUND(a, b, 4, MC_LIST(0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
+             MC_LIST(4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
+    MC_ROUND(b, a, 8, MC_LIST(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+             MC_LIST(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+    _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) *(mc_masks*)(target + i * width) = a[i];
+}
+#endif
+static inline void mc_transpose_4(const void* from, int64_t jump, void* to, int64_t width,
+                                  int64_t rows, int64_t columns) {
+    const int32_t* source = (const int32_t*)from;
+    int32_t* target = (int32_t*)to;
+    int64_t whole_rows = 0, whole_columns = 0;
+#ifdef MC_SHUFFLES
+    whole_rows = rows / 16 * 16, whole_columns = columns / 16 * 16;
+    for (int64_t i = 0; i < whole_rows; i += 16)
+        for (int64_t j = 0; j < whole_columns; j += 16)
+            mc_transpose16(source + i * jump + j, jump, target + j * width + i, width);
+#endif
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = i < whole_rows ? whole_columns : 0; j < columns; j++)
+            memcpy(target + j * width + i, source + i * jump + j, 4);
+}
+
+#define MC_TRANSPOSE(type) \
+    for (int64_t i = 0; i < rows; i++) \
+        for (int64_t j = 0; j < columns; j++) \
+            memcpy((type*)to + j * width + i, (const type*)from + i * jump + j, sizeof(type));
+
+static inline void mc_transpose_1(const void* from, int64_t jump, void* to, int64_t width,
+                                  int64_t rows, int64_t columns) {
+    MC_TRANSPOSE(int8_t)
+}
+
+static inline void mc_transpose_2(const void* from, int64_t jump, void* to, int64_t width,
+                                  int64_t rows, int64_t columns) {
+    MC_TRANSPOSE(int16_t)
+}
+
+static inline void mc_transpose_8(const void* from, int64_t jump, void* to, int64_t width,
+                                  int64_t rows, int64_t columns) {
+    MC_TRANSPOSE(int64_t)
+}

@@ -1,0 +1,176 @@
+"""What the printers of C and Triton share: lines, tables of operations, index formulas."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from minicompile.codegen.plan import CodeLine, KernelPlan, KernelSource, Language
+from minicompile.errors import Unsupported
+from minicompile.ops.origin import Origins
+from minicompile.scheduling.body import names
+from minicompile.shapes.expr import (
+    Expr,
+    FloorDiv,
+    ModularIndexing,
+    Ranges,
+    Size,
+    bounds,
+    is_nonnegative,
+)
+
+
+class LinePrinter:
+    """Collects the lines of a kernel, each with its origins."""
+
+    def __init__(self, plan: KernelPlan) -> None:
+        self.plan = plan
+        self.whole = plan.origins
+        self.lines: list[CodeLine] = []
+        self.depth = 0
+        self.names = names(plan.body.values)
+        self.order = {value: i for i, value in enumerate(plan.body.values)}
+        self.arguments = {a.buffer: a for a in plan.arguments}
+
+    def line(self, text: str, origins: Origins | None = None) -> None:
+        """A line; without origins of its own it belongs to everything the kernel does."""
+        self.lines.append(CodeLine("    " * self.depth + text, origins or self.whole))
+
+    @contextlib.contextmanager
+    def block(self, first: str, last: str = "") -> Iterator[None]:
+        """A head, indented lines, and perhaps an end."""
+        self.line(first)
+        self.depth += 1
+        yield
+        self.depth -= 1
+        if last:
+            self.line(last)
+
+    def source(self, language: Language, prelude: Callable[[str], str]) -> KernelSource:
+        """The lines as a kernel; `prelude` finds what its text needs."""
+        text = "\n".join(line.text for line in self.lines)
+        return KernelSource(self.plan.name, language, self.lines, self.plan, prelude(text))
+
+
+OpRule = Callable[..., str]
+"""`rule(dtype, *operands) -> expression`; `dtype` is the operands', which are names or literals."""
+
+
+def form(text: str) -> OpRule:
+    """A rule from a format string: operands are {0}, {1}, ...; {bits} is the width of their dtype."""
+    return lambda dtype, *operands: text.format(*operands, bits=8 * dtype.itemsize)
+
+
+def by_kind(on_float: OpRule, on_int: OpRule) -> OpRule:
+    """Different words for floats and for integers."""
+    return lambda dtype, *operands: (on_float if dtype.is_floating_point else on_int)(
+        dtype, *operands
+    )
+
+
+def by_width(single: str, double: str) -> OpRule:
+    """Different words for float32 and for float64."""
+    return lambda dtype, *operands: (double if dtype is torch.float64 else single).format(*operands)
+
+
+INFIX: Mapping[str, OpRule] = {
+    name: form(f"{{0}} {sign} {{1}}")
+    for name, sign in {
+        "add": "+", "sub": "-", "mul": "*",
+        "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+        "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^",
+        "logical_and": "&", "logical_or": "|", "logical_xor": "^",
+    }.items()
+}  # fmt: skip
+"""Operators that mean the same in both."""
+
+
+@dataclass(frozen=True)
+class IndexWords:
+    """How a language divides integers and picks the larger or smaller one of two, as format strings."""
+
+    language: str
+    divide: str
+    floor_divide: str
+    floor_modulo: str
+    maximum: str
+    minimum: str
+
+
+_ATOM, _PRODUCT, _QUOTIENT, _SUM = 3, 2, 1, 0
+"""How tightly an expression holds together."""
+
+
+class IndexPrinter:
+    """Index formulas as text. `symbol` names loop variables, sizes and loaded indices.
+
+    Division truncates in both languages, so a dividend that may be negative goes through a helper.
+    """
+
+    def __init__(
+        self, words: IndexWords, ranges: Ranges, symbol: Callable[[sympy.Symbol], str] = str
+    ) -> None:
+        self.words, self.ranges, self.symbol = words, ranges, symbol
+        self.known: dict[Expr, str] = {}
+
+    def __call__(self, expr: Expr | Size) -> str:
+        if isinstance(expr, int):
+            return str(expr)
+        if expr not in self.known:
+            self.known[expr] = self._print(expr)[0]
+        return self.known[expr]
+
+    def within(self, expr: Expr | Size, level: int = _ATOM) -> str:
+        """The text in parentheses where it binds less tightly than its surroundings."""
+        text, own = self._print(sympy.sympify(expr))
+        return text if own >= level else f"({text})"
+
+    def _print(self, expr: Expr) -> tuple[str, int]:
+        if expr.is_Symbol:
+            return self.symbol(expr), _ATOM
+        if expr.is_Integer:
+            return str(expr), _ATOM if expr >= 0 else _SUM
+        if isinstance(expr, sympy.Add):
+            first, *others = expr.as_ordered_terms()
+            text = self.within(first, _QUOTIENT)
+            for term in others:
+                minus = term.could_extract_minus_sign()
+                sign, size = ("-", -term) if minus else ("+", term)
+                text += f" {sign} {self.within(size, _QUOTIENT)}"
+            return text, _SUM
+        if isinstance(expr, sympy.Mul):
+            return "*".join(map(self.within, expr.as_ordered_factors())), _PRODUCT
+        if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
+            return "*".join([self.within(expr.base)] * int(expr.exp)), _PRODUCT
+        if isinstance(expr, FloorDiv):
+            return self._divided(self.words.divide, self.words.floor_divide, *expr.args)
+        if isinstance(expr, ModularIndexing):
+            base, divisor, modulus = expr.args
+            quotient = base if divisor == 1 else FloorDiv(base, divisor)
+            return self._divided("%", self.words.floor_modulo, quotient, modulus)
+        if isinstance(expr, sympy.Max | sympy.Min):
+            larger = isinstance(expr, sympy.Max)
+            choice = self.words.maximum if larger else self.words.minimum
+            text, *others = map(self, expr.args)
+            for other in others:
+                text = choice.format(text, other)
+            return text, _ATOM
+        raise Unsupported(f"no way to write the index {expr} in {self.words.language}")
+
+    def _divided(self, sign: str, helper: str, base: Expr, divisor: Expr) -> tuple[str, int]:
+        found = None if is_nonnegative(base) else bounds(base, self.ranges)
+        if is_nonnegative(base) or (found is not None and is_nonnegative(found[0])):
+            return f"{self.within(base, _QUOTIENT)} {sign} {self.within(divisor)}", _QUOTIENT
+        return f"{helper}({self(base)}, {self(divisor)})", _ATOM
+
+
+def index_dtype(index: Expr, ranges: Ranges) -> torch.dtype:
+    """int32 where the index provably fits for all values of its variables, else int64."""
+    found = bounds(index, ranges)
+    if found is not None and all(b.is_Integer and -(2**31) <= int(b) < 2**31 for b in found):
+        return torch.int32
+    return torch.int64

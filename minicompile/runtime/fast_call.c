@@ -1,0 +1,79 @@
+// Kernels as builtin functions of Python; see fast_call.py, which puts a number in place of MOST_ARGUMENTS and
+// a case for each number of arguments in place of CASES.
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+typedef struct {
+    void* function;
+    Py_ssize_t tensors, sizes;
+    PyObject* fail;
+} Kernel;
+
+static PyObject* data_ptr;
+
+// tensors' addresses and sizes travel in the same registers: a kernel is a function of n integers
+static int64_t invoke(void* f, Py_ssize_t n, const int64_t* a) {
+    switch (n) {
+CASES
+    }
+    return 0;
+}
+
+static PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t n) {
+    Kernel* kernel = PyCapsule_GetPointer(self, NULL);
+    int64_t a[MOST_ARGUMENTS], code;
+    if (n != kernel->tensors + kernel->sizes) {
+        return PyErr_Format(PyExc_TypeError, "the kernel takes %zd tensors and %zd sizes, got %zd arguments",
+                            kernel->tensors, kernel->sizes, n);
+    }
+    for (Py_ssize_t i = 0; i < n; i++) {
+        if (i < kernel->tensors) {
+            PyObject* address = PyObject_VectorcallMethod(data_ptr, &args[i], 1, NULL);
+            if (address == NULL) return NULL;
+            a[i] = (int64_t)(intptr_t)PyLong_AsVoidPtr(address);
+            Py_DECREF(address);
+        } else {
+            a[i] = PyLong_AsLongLong(args[i]);
+        }
+        if (a[i] == -1 && PyErr_Occurred()) return NULL;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    code = invoke(kernel->function, n, a);
+    Py_END_ALLOW_THREADS
+    if (code != 0) return PyObject_CallFunction(kernel->fail, "L", (long long)code);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef call_method = {"kernel", (PyCFunction)(void (*)(void))call, METH_FASTCALL, NULL};
+
+static void release(PyObject* capsule) {
+    Kernel* kernel = PyCapsule_GetPointer(capsule, NULL);
+    Py_DECREF(kernel->fail);
+    free(kernel);
+}
+
+static PyObject* bind(PyObject* self, PyObject* args) {
+    unsigned long long address;
+    Py_ssize_t tensors, sizes;
+    PyObject* fail;
+    if (!PyArg_ParseTuple(args, "KnnO", &address, &tensors, &sizes, &fail)) return NULL;
+    if (tensors + sizes > MOST_ARGUMENTS) return PyErr_Format(PyExc_ValueError, "too many arguments");
+    Kernel* kernel = malloc(sizeof(Kernel));
+    if (kernel == NULL) return PyErr_NoMemory();
+    *kernel = (Kernel){(void*)(uintptr_t)address, tensors, sizes, Py_NewRef(fail)};
+    PyObject* capsule = PyCapsule_New(kernel, NULL, release);
+    PyObject* function = capsule == NULL ? NULL : PyCFunction_New(&call_method, capsule);
+    Py_XDECREF(capsule);
+    return function;
+}
+
+static PyMethodDef methods[] = {{"bind", bind, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "minicompile_fast_call", NULL, -1, methods};
+
+PyMODINIT_FUNC PyInit_minicompile_fast_call(void) {
+    data_ptr = PyUnicode_InternFromString("data_ptr");
+    return data_ptr == NULL ? NULL : PyModule_Create(&module);
+}
