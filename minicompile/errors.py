@@ -15,6 +15,9 @@ class Unsupported(MinicompileError):
     `reason` is one sentence, `where` the user's line, `hint` the way out.
     """
 
+    steps = 0
+    """Instructions of the captured frame that were interpreted before; 0 outside of capturing."""
+
     def __init__(self, reason: str, where: SourceLine | None = None, hint: str = "") -> None:
         self.reason, self.where, self.hint = reason, where, hint
         parts = [reason]

@@ -356,12 +356,10 @@ class Attributes(Outside):
             return self.recorder.record("call_method", "detach", (fake,), {})
         if name == "__class__":
             return self.type_of(fake)
-        if name in TENSOR_REFUSED:
-            self.unsupported(TENSOR_REFUSED[name], HINTS.get(name, ""))
         if hasattr(torch.Tensor, name):
-            if callable(getattr(torch.Tensor, name)):
+            if callable(getattr(torch.Tensor, name)):  # calling it may be refused
                 return types.MethodType(getattr(torch.Tensor, name), fake)
-            self.unsupported(f"the tensor attribute {name!r}")
+            self.unsupported(TENSOR_REFUSED.get(name, f"the tensor attribute {name!r}"))
         owner = self.tracker(fake)
         namespace = plain_dict(owner.real) if owner is not None and owner.real is not None else None
         if owner is not None and namespace is not None:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from minicompile import compat
+from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
 from minicompile.dynamo.guards import SourceCode, types_from
 from minicompile.dynamo.outside import MODULE_TABLES
 from minicompile.dynamo.rebuild import Rebuild
@@ -40,6 +41,8 @@ class CapturedFrame:
     """Guards on all inputs together."""
     lines: list[str]
     """Read outside objects, run `graph(inputs)`, rebuild the result, replay writes, return."""
+    stopped_by: Unsupported | None = None
+    """Why the capture ends before the frame does."""
 
 
 def capture_frame(
@@ -47,17 +50,42 @@ def capture_frame(
     values: dict[str, Any],
     dynamic: bool | None = None,
     name: str | None = None,
+    resume: Resume | None = None,
 ) -> CapturedFrame:
-    """Capture one call of a Python function.
+    """Capture one call of a Python function, with `resume` as far as that is possible.
 
     `values`: its parameters by name (`*args` a tuple, `**kwargs` a dict). Nothing outside is changed.
     Raises Unsupported with the reason and the user's line.
     """
+    try:
+        return capture_until(function, values, dynamic, name)
+    except Unsupported as error:
+        if resume is None or not error.steps or isinstance(error, UserError):
+            raise
+        try:
+            captured = capture_until(function, values, dynamic, name, error.steps, resume)
+        except Unsupported:
+            raise error from None
+        captured.stopped_by = error
+        return captured
+
+
+def capture_until(
+    function: types.FunctionType,
+    values: dict[str, Any],
+    dynamic: bool | None,
+    name: str | None,
+    cut: int | None = None,
+    resume: Resume | None = None,
+) -> CapturedFrame:
+    """Capture the first `cut` instructions of the frame, or all of it."""
     if compat.active_modes():
         raise Unsupported("a torch function mode or dispatch mode is active")
     marked = dynamic is None and any_marked(values)
     recorder = Recorder(marked or bool(dynamic), bool(dynamic))
     tracer = Tracer(recorder, function)
+    tracer.cut = cut
+    go_on: GoOn | None = None
     tracer.definition = definition_of(values.get("self"))
     facts = compat.global_facts()
     reason = "settings that torch functions read"
@@ -65,15 +93,21 @@ def capture_frame(
     with restored_state(), deep_stack(), compat.quiet_fakes():
         try:
             returned = tracer.run_root(values)
+        except Cut:
+            assert resume is not None
+            go_on = resume_after(tracer.top, resume)
+            returned = go_on.values
         except Exception as error:
-            if tracer.abort is not None or isinstance(error, Unsupported):
-                raise tracer.abort or error from None
+            found = tracer.abort or error
+            if isinstance(found, Unsupported):
+                found.steps = tracer.steps
+                raise found from None
             text = str(error).partition("\n")[0]
             reason = f"the frame raises {type(error).__name__}: {text}"
             raise UserError(reason, tracer.raised_at) from error
         if compat.global_facts() != facts:
             raise Unsupported("the frame leaves grad mode or autocast changed")
-    return finish(tracer, returned, name or function.__qualname__)
+    return finish(tracer, returned, name or function.__qualname__, go_on)
 
 
 def definition_of(module: Any) -> SourceLine | None:
@@ -117,7 +151,7 @@ def restored_state() -> Iterator[None]:
         torch.set_autocast_cache_enabled(cache)
 
 
-def finish(tracer: Tracer, returned: Any, name: str) -> CapturedFrame:
+def finish(tracer: Tracer, returned: Any, name: str, go_on: GoOn | None) -> CapturedFrame:
     recorder, sizes = tracer.recorder, tracer.recorder.sizes
     check_memory(tracer)
     guard_aliases(tracer)
@@ -154,9 +188,11 @@ def finish(tracer: Tracer, returned: Any, name: str) -> CapturedFrame:
     if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
         code.names["restored_state"] = restored_state
         run = ["with restored_state():", "    out = graph(inputs)"]
-    end = [f"return {result}"]
-    if stores:
-        end = [f"result = {result}", *stores, "return result"]
+    last = "return result"
+    if go_on is not None:
+        code.names["go_on"] = go_on.function
+        last = "return go_on(*result)"
+    end = [f"result = {result}", *stores, last]
     return CapturedFrame(
         capture,
         code,

@@ -237,7 +237,7 @@ class _Writer:
         self.code, self.state = code, state
         self.units = units(code)
         self.old_names = slot_names(code)
-        self.stack_names = [f".stack{i}" for i in range(depth)]
+        self.stack_names = [f"__stack{i}" for i in range(depth)]
         given = [n for n, slot in zip(self.stack_names, state.stack) if slot != "null"]
         own = (n for n in self.old_names if n not in code.co_freevars)
         self.varnames = list(dict.fromkeys((*state.bound, *given, *own, *self.stack_names)))

@@ -21,8 +21,10 @@ from typing import Any
 
 import torch
 
+from minicompile.dynamo.breaks import Resume
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
 from minicompile.dynamo.capture import capture_frame
+from minicompile.dynamo.continuation import State
 from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate
 from minicompile.dynamo.interpreter import Marker
@@ -74,6 +76,8 @@ class Dispatcher:
     def clear(self) -> None:
         """Forget every compiled version and all counts."""
         self.entries.clear()
+        self.resumed: list[Dispatcher] = []
+        """What goes on after graph breaks."""
         self.refused: set[Any] = set()
         """Fingerprints of calls whose capture was refused."""
         self.breaks: dict[GraphBreak, None] = {}
@@ -130,7 +134,8 @@ class Dispatcher:
             check_kind(self.function)
             _thread.capturing = True
             try:
-                captured = capture_frame(self.function, values, self.dynamic, self.name)
+                resume = None if self.fullgraph else resuming(weakref.ref(self))
+                captured = capture_frame(self.function, values, self.dynamic, self.name, resume)
             finally:
                 _thread.capturing = False
             compiled = self.backend(captured.capture)
@@ -142,6 +147,8 @@ class Dispatcher:
         except BackendError as error:  # this machine lacks something
             self.stop(error)
             return None
+        if (why := captured.stopped_by) is not None:
+            self.breaks[GraphBreak(why.reason, why.where, why.hint, "instruction")] = None
         entry = Entry(captured, compiled, tuple(values))
         self.entries.append(entry)
         return entry
@@ -173,15 +180,31 @@ class Dispatcher:
     # -- what happened
 
     def explanation(self) -> Explanation:
+        """Calls are those of the function; the rest includes what goes on after graph breaks."""
+        rest = [resumed.explanation() for resumed in self.resumed]
         return Explanation(
             name=self.name,
-            captures=tuple(entry.capture for entry in self.entries),
-            breaks=tuple(self.breaks),
+            captures=sum((r.captures for r in rest), tuple(e.capture for e in self.entries)),
+            breaks=sum((r.breaks for r in rest), tuple(self.breaks)),
             eager_calls=self.eager_calls,
             compiled_calls=sum(entry.hits for entry in self.entries),
-            failures=tuple(self.failures),
-            limit_reached=self.limit_reached,
+            failures=sum((r.failures for r in rest), tuple(self.failures)),
+            limit_reached=self.limit_reached or any(r.limit_reached for r in rest),
         )
+
+
+def resuming(owner: weakref.ref[Dispatcher]) -> Resume:
+    """Makes dispatchers for what follows graph breaks of `owner`."""
+
+    def resume(state: State, rest: types.FunctionType) -> Callable[..., Any]:
+        before = owner()
+        if before is None:
+            return rest
+        options = before.backend, before.options, False, before.dynamic
+        before.resumed.append(Dispatcher(rest, *options, f"{before.name}, resumed"))
+        return compiled_function(before.resumed[-1])
+
+    return resume
 
 
 MAX_FAILURES = 64

@@ -39,11 +39,16 @@ def load(name: str) -> ModuleType | None:
         return None
 
 
-def build(source: Path, target: Path) -> None:
-    """Compile one C file with `CC`, cc, gcc or clang. Raises OSError or SubprocessError."""
+def compiler() -> str | None:
+    """`CC`, cc, gcc or clang, whichever is there first."""
     names = [*default_c_compiler().split()[:1], "cc", "gcc", "clang"]
-    compiler = next(filter(None, map(shutil.which, names)), None)
-    if compiler is None:
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+def build(source: Path, target: Path) -> None:
+    """Compile one C file. Raises OSError or SubprocessError."""
+    program = compiler()
+    if program is None:
         raise FileNotFoundError("no C compiler")
     flags = ["-O2", "-shared", "-fPIC", f"-I{sysconfig.get_path('include')}"]
     if sys.platform == "darwin":
@@ -51,6 +56,6 @@ def build(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
-        command = [compiler, *flags, str(source), "-o", str(made)]
+        command = [program, *flags, str(source), "-o", str(made)]
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         os.replace(made, target)  # whole or not at all, also with several processes

@@ -8,6 +8,7 @@ The real compiler: the methods of InstructionTranslatorBase in torch/_dynamo/sym
 from __future__ import annotations
 
 import builtins
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -240,17 +241,23 @@ def load_classderef(frame: Frame, ins: Instruction) -> None:
 
 @bytecode("LOAD_METHOD")
 def load_method(frame: Frame, ins: Instruction) -> None:
-    method = frame.world.load_attr(frame.stack.pop(), ins.value)
-    frame.stack.extend((NULL, method))
+    push_method(frame, frame.world.load_attr(frame.stack.pop(), ins.value))
+
+
+def push_method(frame: Frame, method: Any) -> None:
+    """A bound method and the NULL in place of its instance, as this CPython orders them."""
+    frame.stack.extend((NULL, method) if sys.version_info < (3, 13) else (method, NULL))
 
 
 @bytecode("LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD")
 def load_super_attr(frame: Frame, ins: Instruction) -> None:
     function, cls, instance = frame.popn(3)
     parent = frame.world.call(function, (cls, instance), {})
+    found = frame.world.load_attr(parent, ins.value)
     if ins.opname == "LOAD_SUPER_METHOD":
-        frame.stack.append(NULL)
-    frame.stack.append(frame.world.load_attr(parent, ins.value))
+        push_method(frame, found)
+    else:
+        frame.stack.append(found)
 
 
 # -- jumps and loops

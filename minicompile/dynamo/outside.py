@@ -358,7 +358,10 @@ class Outside(Interpreter):
             return self.realize(cell.cell_contents)
         if "cell_contents" in tracker.writes:
             return tracker.writes["cell_contents"]
-        return self.wrap(cell.cell_contents, tracker.source)
+        source = tracker.source
+        if source.kind != "cell":  # the cell itself is an argument, as resume functions take them
+            source = Source("slot", "cell_contents", source)
+        return self.wrap(cell.cell_contents, source)
 
     def store_cell(self, cell: types.CellType, value: Any) -> None:
         tracker = self.tracker(cell)

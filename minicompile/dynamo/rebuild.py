@@ -81,7 +81,7 @@ class Rebuild:
 
     def outside(self, tracker: VariableTracker) -> str:
         source = tracker.source
-        if isinstance(tracker.value, types.CellType):  # itself, not its contents
+        if source.kind == "cell":  # itself, not its contents
             assert source.base is not None
             return f"closure_cell({self.code.expression(source.base)}, {source.key!r})"
         return self.code.expression(source)
@@ -149,6 +149,10 @@ class Rebuild:
             or hasattr(cls, "__next__")
             or not all(made_by_python(owner) for owner in cls.__mro__ if owner not in base.__mro__)
         ):
+            self.refuse(value)
+        try:
+            base.__new__(cls)
+        except TypeError:  # a class written in C
             self.refuse(value)
         owner = f"{base.__name__}.__new__"
         name = self.assign(value, EMPTY.get(cls) or f"{owner}({self.expression(cls)})")

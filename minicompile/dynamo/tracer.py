@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minicompile.dynamo import builtins, opcodes, opcodes_control, stdlib, torch_rules
+from minicompile.dynamo.breaks import Cut
 from minicompile.dynamo.bytecode import Instruction, Program, decode
 from minicompile.dynamo.calls import Calls
 from minicompile.dynamo.interpreter import UNBOUND, Frame, Lazy
@@ -62,6 +63,10 @@ class Tracer(Calls):
         self.raised: BaseException | None = None
         self.raised_at: SourceLine | None = None
         """The last exception, and the user's line where it came up."""
+        self.steps = 0
+        """Instructions of the captured frame itself that were executed."""
+        self.cut: int | None = None
+        """The number of steps after which to stop."""
         recorder.stack = self.provenance
         self.hold(function, function.__qualname__)
 
@@ -70,7 +75,8 @@ class Tracer(Calls):
         program = self.program(self.root.__code__)
         lazy = {name: Lazy(value, Source("local", name)) for name, value in values.items()}
         fast = [lazy.get(name, UNBOUND) for name in program.slots]
-        return Frame(self, self.root, fast).run()
+        self.top = Frame(self, self.root, fast)
+        return self.top.run()
 
     def program(self, code: types.CodeType) -> Program:
         found = self.programs.get(id(code))
@@ -83,6 +89,10 @@ class Tracer(Calls):
         self.log.steps.append(
             (frame.program, instruction, frame.depth, len(frame.stack), len(self.recorder.calls))
         )
+        if frame.depth == 0:
+            self.steps += 1
+            if self.steps == self.cut:
+                raise Cut
 
     # -- where we are
 
