@@ -81,7 +81,7 @@ class Rebuild:
 
     def outside(self, tracker: VariableTracker) -> str:
         source = tracker.source
-        if source.kind == "cell":  # itself, not its contents
+        if isinstance(tracker.value, types.CellType) and source.kind == "cell":  # not its contents
             assert source.base is not None
             return f"closure_cell({self.code.expression(source.base)}, {source.key!r})"
         return self.code.expression(source)
