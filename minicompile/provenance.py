@@ -236,7 +236,8 @@ def of_code(
 ) -> Iterator[Piece]:
     """The lines of generated code, numbered from 1."""
     for number, line in enumerate(lines, 1):
-        yield Piece(stage, f"{name}:{number}", line.text, line.origins, line, "", why)
+        at = f"{name}:{number}"
+        yield Piece(stage, at, line.text, line.origins, line, at, why)
 
 
 def of_kernel(stage: str, kernel: KernelSource) -> Iterator[Piece]:
