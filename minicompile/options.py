@@ -79,10 +79,6 @@ class Options:
     disk_cache: bool = True
     cache_dir: str = field(default_factory=default_cache_dir)
 
-    def key(self) -> tuple[Any, ...]:
-        """Hashable: equal options compile alike."""
-        return dataclasses.astuple(self)
-
 
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """Names that torch.compile knows; here they all mean the same."""
