@@ -191,36 +191,29 @@ SAME_RUN = 3
 """Equal lines kept around a difference."""
 
 
-def diff_lines(before: str, after: str) -> Iterator[tuple[str, str, str]]:
-    """Pairs of lines side by side: kind ("same", "changed", "skip"), left, right."""
-    old, new = before.split("\n"), after.split("\n")
-    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    for kind, i1, i2, j1, j2 in matcher.get_opcodes():
-        if kind != "equal":
-            for a, b in itertools.zip_longest(old[i1:i2], new[j1:j2], fillvalue=""):
-                yield "changed", a, b
-            continue
-        lines = [("same", line, line) for line in old[i1:i2]]
-        if len(lines) > 2 * SAME_RUN + 1:
-            head = SAME_RUN if i1 else 0
-            tail = SAME_RUN if i2 < len(old) or j2 < len(new) else 0
-            end = len(lines) - tail
-            note = f"… {end - head} equal lines"
-            lines[head:end] = [("skip", note, note)]
-        yield from lines
-
-
 def diff_view(before: str, after: str) -> str:
     """Two texts side by side; what went is red, what came is green."""
+    old, new = before.split("\n"), after.split("\n")
     left: list[str] = []
     right: list[str] = []
-    for kind, a, b in diff_lines(before, after):
-        for side, value, tint, sign in ((left, a, BAD, "−"), (right, b, GOOD, "+")):
-            content = text(value) if kind == "skip" else highlight(value, "python")[0]
-            if kind == "changed" and value:
-                side.append(stripe(content, number=sign, tint=tint))
-            else:
-                side.append(stripe(content, number=" "))
+
+    def put(gone: Sequence[str], come: Sequence[str], changed: bool) -> None:
+        for pair in itertools.zip_longest(gone, come, fillvalue=""):
+            for side, line, sign, tint in zip((left, right), pair, "−+", (BAD, GOOD)):
+                if not changed or not line:
+                    sign, tint = " ", ""
+                side.append(stripe(highlight(line, "python")[0], number=sign, tint=tint))
+
+    shown = 0
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    for group in [*matcher.get_grouped_opcodes(SAME_RUN), [("equal", len(old), len(old), 0, 0)]]:
+        equal = old[shown : group[0][1]]
+        if len(equal) > 1:
+            equal = [f"… {len(equal)} equal lines"]
+        put(equal, equal, changed=False)
+        for kind, i1, i2, j1, j2 in group:
+            put(old[i1:i2], new[j1:j2], changed=kind != "equal")
+        shown = group[-1][2]
     return (
         f'<div class="diff"><div>{heading("before")}{listing(left)}</div>'
         f"<div>{heading('after')}{listing(right)}</div></div>"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import linecache
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch import fx
@@ -20,7 +20,6 @@ from minicompile.ops.display import Several, bytes_text, count_text
 from minicompile.ops.origin import Origin, SourceLine, short_file
 from minicompile.pipeline_result import CompiledStages, Trace, saving
 from minicompile.provenance import Piece
-from minicompile.scheduling.nodes import Schedule
 from minicompile.show.html import box, code, details, inside, shows, table, text
 from minicompile.show.listing import code_lines, listing, stripe
 from minicompile.show.palette import GOOD, NEUTRAL, colour
@@ -134,10 +133,6 @@ def kernel_groups(name: str, compiled: CompiledStages, links: Links) -> str:
     return out + (links.listing(pieces.values()) if pieces else "")
 
 
-def decisions(name: str, compiled: CompiledStages, links: Links) -> str:
-    return links.listing(links.stage(f"{name}.schedule"), first=0)
-
-
 def kernels_code(name: str, compiled: CompiledStages, links: Links) -> str:
     """The kernels of one graph, numbered line by line."""
     out = ""
@@ -148,15 +143,15 @@ def kernels_code(name: str, compiled: CompiledStages, links: Links) -> str:
     return out
 
 
-def wrapper_code(name: str, compiled: CompiledStages, links: Links) -> str:
-    return links.listing(links.stage(f"{name}.wrapper"), first=1)
+def plain_stage(stage: str, first: int) -> Callable[[str, CompiledStages, Links], str]:
+    return lambda name, compiled, links: links.listing(links.stage(f"{name}.{stage}"), first)
 
 
 AFTER_AOT = (
     ("loops", "Loops, scheduled", "by kernel", 1.3, kernel_groups),
-    ("schedule", "Fusion decisions", "in order", 1.0, decisions),
+    ("schedule", "Fusion decisions", "in order", 1.0, plain_stage("schedule", 0)),
     ("kernels", "Kernels", "generated code", 1.4, kernels_code),
-    ("wrapper", "Wrapper", "Python", 1.2, wrapper_code),
+    ("wrapper", "Wrapper", "Python", 1.2, plain_stage("wrapper", 1)),
 )
 """Panes with the forward above the backward: key, title, remark, width, content of one graph."""
 
@@ -204,23 +199,20 @@ def strip(trace: Trace) -> str:
     return f'<div class="corridor">{SEPARATOR.join(buttons)}</div>'
 
 
-def summary(schedule: Schedule) -> list[str]:
-    """What was decided, in a few lines: fusions, extern calls with reasons, memory."""
-    fused = [d for d in schedule.decisions if d.fused]
-    saved, peak = sum(d.score for d in fused), schedule.memory.peak_bytes
-    externs = Counter((str(extern.op), extern.reason) for extern in schedule.graph.externs)
-    return [
-        f"{len(fused)} of {len(schedule.decisions)} fusions taken, saving {bytes_text(saved)} of memory "
-        f"traffic; peak {bytes_text(peak)}",
-        *(f"{count} × extern {op}: {reason}" for (op, reason), count in externs.items()),
-    ]
-
-
 def foot(trace: Trace) -> str:
-    """What is shown while nothing is pointed at: the decisions of the whole trace."""
+    """What is shown while nothing is pointed at: fusions, memory, extern calls, what is saved."""
     lines = []
     for name, compiled in trace.graphs.items():
-        lines += [f"{name}: {line}" for line in summary(compiled.schedule)]
+        schedule = compiled.schedule
+        fused = [d for d in schedule.decisions if d.fused]
+        saved, peak = sum(d.score for d in fused), schedule.memory.peak_bytes
+        lines.append(
+            f"{name}: {len(fused)} of {len(schedule.decisions)} fusions taken, saving "
+            f"{bytes_text(saved)} of memory traffic; peak {bytes_text(peak)}"
+        )
+        externs = Counter((str(extern.op), extern.reason) for extern in schedule.graph.externs)
+        for (op, reason), count in externs.items():
+            lines.append(f"{name}: {count} × extern {op}: {reason}")
     if trace.aot is not None and trace.aot.partition is not None:
         lines.append(saving(trace.aot.partition))
     told = "".join(f"<small>{text(line)}</small>" for line in lines)
