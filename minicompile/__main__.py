@@ -27,7 +27,7 @@ class Command:
 
     help: str
     run: Callable[[argparse.Namespace], int]
-    arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+    arguments: Callable[[argparse.ArgumentParser], object] = lambda parser: None
 
 
 def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,10 +70,6 @@ RULE_HOLDERS = ("minicompile.dynamo.capture", "minicompile.pipeline", "minicompi
 """Importing these fills the registries."""
 
 
-def add_rules_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("registry", nargs="?", help="list the rules of this registry")
-
-
 def show_rules(chosen: argparse.Namespace) -> int:
     """Every registry with its meaning; the rules of one if it is named."""
     from minicompile.ops.registry import ALL, key_name
@@ -89,11 +85,6 @@ def show_rules(chosen: argparse.Namespace) -> int:
     for key in sorted(map(key_name, ALL[chosen.registry])):
         print(key)
     return 0
-
-
-def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
-    help = "delete everything in the cache folder"
-    parser.add_argument("--clear", action="store_true", help=help)
 
 
 def run_cache(chosen: argparse.Namespace) -> int:
@@ -116,8 +107,16 @@ COMMANDS = {
         "train the lesson model: eager, torch.compile, minicompile", run_demo, add_demo_arguments
     ),
     "options": Command("list every option with its value and meaning", show_options),
-    "rules": Command("list the registries, or the rules of one", show_rules, add_rules_arguments),
-    "cache": Command("show or clear the folder of compiled code", run_cache, add_cache_arguments),
+    "rules": Command(
+        "list the registries, or the rules of one",
+        show_rules,
+        lambda to: to.add_argument("registry", nargs="?", help="list the rules of this registry"),
+    ),
+    "cache": Command(
+        "show or clear the folder of compiled code",
+        run_cache,
+        lambda to: to.add_argument("--clear", action="store_true", help="delete all in the folder"),
+    ),
 }
 
 

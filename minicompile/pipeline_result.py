@@ -163,12 +163,13 @@ class Trace(Shown):
         def matches(at: SourceLine) -> bool:
             return at.line == line and (file is None or at.file.endswith(file))
 
-        files = {at.file for at in self.source_lines() if matches(at)}
+        pieces = list(self.pieces())
+        made = {o for piece in pieces for o in piece.origins if any(map(matches, o.stack))}
+        files = {at.file for origin in made for at in origin.stack if matches(at)}
         if len(files) > 1:
             names = ", ".join(sorted(map(short_file, files)))
             raise ValueError(f"line {line} is in several files, say which: {names}")
-        made = {o for piece in self.pieces() for o in piece.origins if any(map(matches, o.stack))}
-        return Several(piece for piece in self.pieces() if piece.origins & made)
+        return Several(piece for piece in pieces if piece.origins & made)
 
     def rooms(self) -> list[Room]:
         """The corridor with its counts."""

@@ -26,8 +26,6 @@ LISTED_EXTERNS = (*MATRIX_PRODUCTS, "aten.embedding_dense_backward")
 """Operators that may stay calls of PyTorch's own kernels; the last adds rows at positions known only at
 run time."""
 
-Progress = Callable[[int], None]
-
 
 @dataclass(frozen=True)
 class ExternCall:
@@ -110,7 +108,7 @@ def run_contest(
     steps: int,
     *,
     steps_a_turn: int = 10,
-    progress: Progress = lambda done: None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> Contest:
     """Train a copy of `start` with every contestant, a few steps each in turn: all meet the same machine.
 

@@ -17,19 +17,8 @@ from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import origins_of
 from minicompile.ops.origin import SourceLine, source_lines
 from minicompile.show.graphs import drawing, graph_code
-from minicompile.show.html import (
-    box,
-    code,
-    columns,
-    cut,
-    details,
-    facts,
-    heading,
-    shows,
-    table,
-    text,
-)
-from minicompile.show.listing import listing, short_place, source_cell, stripe
+from minicompile.show.html import box, code, columns, details, facts, heading, shows, table, text
+from minicompile.show.listing import listing, source_cell, stripe
 from minicompile.show.palette import NEUTRAL, line_colour
 from minicompile.show.syntax import highlight
 
@@ -112,15 +101,8 @@ def user_lines(capture: Capture) -> str:
     for node in capture.graph.nodes:
         for line in source_lines(origins_of(node)):
             made.setdefault(line, []).append(node.name)
-    rows = (
-        [
-            f'<span title="{text(line)}">{text(short_place(line))}</span>',
-            code(cut(line.text or line.function), line_colour(line)),
-            code(", ".join(made[line]), wrap=True),
-        ]
-        for line in sorted(made)
-    )
-    return table(("line", "code", "nodes"), rows)
+    rows = ([source_cell(line), code(", ".join(made[line]), wrap=True)] for line in sorted(made))
+    return table(("line", "nodes"), rows)
 
 
 def input_table(capture: Capture) -> str:

@@ -1,27 +1,40 @@
 """The small HTML vocabulary of all views: boxes, tables, foldable parts; lines of code are in listing.py.
 
 Everything that comes from outside passes `text()`. A view is a function from an object to a fragment;
-`@shows(Type)` registers it, wrapped with the style sheet, as the renderer of that type.
+`@shows(Type)` registers it, wrapped with the style sheet, as the renderer of that type. Nothing is fetched
+by the reader's browser. Notebooks that aren't trusted lose style sheet and script: what must survive is in
+inline styles (in the forms that JupyterLab's sanitizer lets through) and titles.
 """
 
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from minicompile.ops.display import renderer, to_html
-from minicompile.show.style import CSS, SCRIPT
 
 T = TypeVar("T")
 View = Callable[[T], str]
 
-STYLE = f"<style>{CSS}</style>"
+
+def _squeezed(file: str) -> str:
+    """The file without indentation, blank lines and comment lines: it goes into every output."""
+    source = Path(__file__).with_name(file).read_text(encoding="utf-8")
+    source = re.sub(r"/\*.*?\*/", "", source, flags=re.DOTALL)
+    lines = (line.strip() for line in source.splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("//"))
+
+
+STYLE = f"<style>{_squeezed('view.css')}</style>"
+SCRIPT = f"<script>{_squeezed('view.js')}</script>"
 
 
 def text(value: object) -> str:
     """Any value as HTML text, safe in attributes too."""
-    return html.escape(str(value), quote=True)
+    return html.escape(str(value))
 
 
 def shows(*types: type | str, script: bool = False) -> Callable[[View[T]], View[T]]:
@@ -31,8 +44,7 @@ def shows(*types: type | str, script: bool = False) -> Callable[[View[T]], View[
     """
 
     def add(view: View[T]) -> View[T]:
-        tail = f"<script>{SCRIPT}</script>" if script else ""
-        renderer(*types)(lambda obj: STYLE + view(obj) + tail)
+        renderer(*types)(lambda obj: STYLE + view(obj) + (SCRIPT if script else ""))
         return view
 
     return add

@@ -18,21 +18,17 @@ Line = CodeLine | Piece
 
 def from_text(lines: Iterable[SourceLine]) -> str:
     """Where something comes from, in one line of text."""
-    found = [f"{line.place} in {line.function}: {line.text}".removesuffix(": ") for line in lines]
-    return "from " + "; ".join(found) if found else ""
-
-
-def short_place(line: SourceLine) -> str:
-    """`model.py:12`, without folders."""
-    return line.place.rsplit("/", 1)[-1]
+    told = "; ".join(map(str, lines))
+    return f"from {told}" if told else ""
 
 
 def source_cell(made: Origins | SourceLine | None) -> str:
-    """The user's lines as a table cell, each with its colour."""
+    """The user's lines as a table cell, each with its colour; places without their folders."""
     lines = source_lines(made) if isinstance(made, frozenset) else filter(None, [made])
     return "<br>".join(
         f'<span title="{text(line)}" style="border-left:4px solid {line_colour(line)};padding-left:6px;'
-        f'white-space:nowrap">{text(short_place(line))} <code>{text(cut(line.text))}</code></span>'
+        f'white-space:nowrap">{text(line.place.rsplit("/", 1)[-1])} '
+        f"<code>{text(cut(line.text))}</code></span>"
         for line in lines
     )
 
@@ -58,15 +54,11 @@ def listing(lines: Iterable[str], tall: bool = True) -> str:
     return f'<pre class="code{" tall" if tall else ""}">{"".join(lines)}</pre>'
 
 
-def no_data(line: Line) -> str:
-    return ""
-
-
 def code_lines(
     lines: Iterable[Line],
     language: str = "python",
     first: int | None = None,
-    data: Callable[[Any], str] = no_data,
+    data: Callable[[Any], str] = lambda line: "",
 ) -> Iterator[str]:
     """Syntax-coloured lines, numbered from `first`; `data` gives attributes for the script.
 

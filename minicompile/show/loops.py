@@ -22,8 +22,6 @@ from minicompile.show.html import box, code, details, facts, heading, shows, tab
 from minicompile.show.listing import code_listing, source_cell
 from minicompile.show.palette import colour
 
-LOOP_HEAD = ("buffer", "layout", "bytes", "kind", "ranges", "formula", "why in memory", "line")
-
 
 def size_text(buffer: Buffer) -> str:
     size = layout_bytes(buffer.layout)
@@ -58,7 +56,8 @@ def operation_row(operation: Operation) -> list[str]:
 
 
 def operation_table(operations: list[Operation]) -> str:
-    return table(LOOP_HEAD, map(operation_row, operations), numbers=(2,))
+    head = ("buffer", "layout", "bytes", "kind", "ranges", "formula", "why in memory", "line")
+    return table(head, map(operation_row, operations), numbers=(2,))
 
 
 def buffer_table(buffers: Iterable[Buffer]) -> str:

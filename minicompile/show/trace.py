@@ -50,10 +50,11 @@ class Links:
 
     def __init__(self, trace: Trace) -> None:
         self.by_stage: dict[str, list[Piece]] = {}
-        for piece in trace.pieces():
+        pieces = list(trace.pieces())
+        for piece in pieces:
             self.by_stage.setdefault(piece.stage, []).append(piece)
         # Functions come in the order in which the captured graph first needed them.
-        pieces = [*self.stage("capture"), *trace.pieces()]
+        pieces = [*self.stage("capture"), *pieces]
         origins = [origin for piece in pieces for origin in sorted(piece.origins)]
         self.numbers = {origin: i for i, origin in enumerate(sorted(set(origins)))}
         self.functions: dict[tuple[str, str], dict[int, set[Origin]]] = {}
