@@ -46,17 +46,12 @@ def inspect_minicompile(model: GPT, batch: Sequence[Any]) -> CompilerReport:
 
 def report_from(explanation: Any, trace: Any) -> CompilerReport:
     """Breaks of an `Explanation`; extern calls (equal ones counted) and kernels of a `Trace`."""
-    calls = Counter(
-        (str(extern.op), extern.reason)
-        for compiled in trace.graphs.values()
-        for extern in compiled.loops.externs
-    )
+    graphs = trace.graphs.values()
+    calls = Counter((str(e.op), e.reason) for graph in graphs for e in graph.loops.externs)
     return CompilerReport(
-        eager_frames=tuple(str(graph_break) for graph_break in explanation.breaks),
-        externs=tuple(
-            ExternCall(name, count, reason) for (name, reason), count in sorted(calls.items())
-        ),
-        kernels=sum(len(compiled.kernels) for compiled in trace.graphs.values()),
+        tuple(map(str, explanation.breaks)),
+        tuple(ExternCall(name, count, reason) for (name, reason), count in sorted(calls.items())),
+        sum(len(graph.kernels) for graph in graphs),
     )
 
 
