@@ -8,7 +8,7 @@ from minicompile.aot.result import AotResult, OutputSpec, Partition, RuntimeMeta
 from minicompile.ops.display import bytes_text
 from minicompile.ops.graph import origins_of
 from minicompile.ops.origin import NO_ORIGINS, Origins
-from minicompile.show.graphs import diff_view, graph_parts
+from minicompile.show.graphs import graph_parts, pass_diff
 from minicompile.show.html import (
     bar,
     box,
@@ -157,12 +157,7 @@ def aot_view(aot: AotResult) -> str:
     )
     for record in aot.passes:
         about = f"{record.changed} changes" if record.changed else "no change"
-        content = (
-            diff_view(record.before, record.after)
-            if record.before != record.after
-            else "no difference"
-        )
-        parts.append(details(f"pass {record.name}", about, content))
+        parts.append(details(f"pass {record.name}", about, pass_diff(record)))
     parts.append(
         details(
             "runtime metadata",

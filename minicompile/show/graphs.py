@@ -278,5 +278,9 @@ def diff_view(before: str, after: str) -> str:
 @shows(PassRecord)
 def pass_view(record: PassRecord) -> str:
     changes = f"{record.changed} changes" if record.changed else "no change"
-    content = diff_view(record.before, record.after) if record.before != record.after else ""
-    return box(f"pass {record.name}", changes, content)
+    return box(f"pass {record.name}", changes, pass_diff(record))
+
+
+def pass_diff(record: PassRecord) -> str:
+    before, after = str(record.before), str(record.after)
+    return diff_view(before, after) if before != after else "no difference"

@@ -237,11 +237,10 @@ def test_equal_numbers_of_different_type_are_told_apart():
 def test_records_name_each_pass_and_show_its_effect():
     _, result = compile_aot(lambda x: x.sin() + x.sin(), [torch.randn(3)])
     (record,) = [r for r in result.passes if r.name == "prims.cse"]
-    assert (
-        record.changed == 1
-        and record.before != record.after
-        and record.before.count("aten.sin") == 2
-    )
+    before, after = str(record.before), str(record.after)
+    assert record.changed == 1
+    assert (before.count("aten.sin"), after.count("aten.sin")) == (2, 1)
+    assert "by functionalization" not in after and after != before
 
 
 def test_a_pass_can_be_switched_off():
