@@ -123,6 +123,15 @@ def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphM
     return _LazyGraphModule(root, graph, class_name=name)
 
 
+def boxed_function(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """A graph as a function of one list, which it empties, so that values die after their last use."""
+    from torch.fx.graph import _BoxedCodeGen
+
+    gm.graph.set_codegen(_BoxedCodeGen())
+    run: Callable[[list[Any]], Any] = fx.GraphModule(gm, gm.graph).forward
+    return run
+
+
 # Capture and guards (torch 2.11 to 2.13) ---------------------------------------------------------
 
 

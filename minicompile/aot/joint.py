@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from minicompile import compat
-from minicompile.aot.layout import empty_like_layout, geometry, is_dense
+from minicompile.aot.layout import empty_like_layout, geometry, is_dense, size_expr
 from minicompile.aot.result import OutputSpec, RuntimeMetadata
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import is_inplace_view, results_of
@@ -131,8 +131,8 @@ def trace(gm: fx.GraphModule, fakes: list[Any], mode: Any, *, training: bool) ->
                 if input_state(value) != state:
                     reason = f"input {node.name} changes shape, layout or gradient history in place"
                     raise Unsupported(reason, user_line(node))
-            specs, results, bases = classify(outputs, inputs, tracer)
-            returned = [*results, *bases]
+            specs, results, bases, sizes = classify(outputs, inputs, tracer)
+            returned = [*results, *bases, *sizes.values()]
             gradients = run_backward(returned, inputs, tracer) if training else []
     finally:
         tracer.forget_autograd()
@@ -142,6 +142,7 @@ def trace(gm: fx.GraphModule, fakes: list[Any], mode: Any, *, training: bool) ->
         tuple(specs),
         differentiable_inputs=wanted if any(flags) else (),
         bases=len(bases),
+        view_sizes=tuple(sizes),
         trains=any(flags) and bool(wanted),
         result_requires_grad=flags,
     )
@@ -216,8 +217,10 @@ def run_node(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> A
 
 def classify(
     outputs: tuple[Any, ...], inputs: list[Any], tracer: JointTracer
-) -> tuple[list[OutputSpec], list[Any], list[torch.Tensor]]:
-    """Each output's `OutputSpec`, and what the graph itself must return: fresh results, bases of views."""
+) -> tuple[list[OutputSpec], list[Any], list[torch.Tensor], dict[Any, torch.SymInt]]:
+    """Each output's `OutputSpec`, and what the graph itself must return: fresh results, bases and
+    symbolic sizes of views.
+    """
     tensors = [(i, value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
     input_itself = {id(value): i for i, value in tensors}
     input_memory = {compat.storage_id(value): i for i, value in reversed(tensors)}
@@ -226,6 +229,7 @@ def classify(
     specs: list[OutputSpec] = []
     results: list[Any] = []
     bases: dict[int, torch.Tensor] = {}
+    sizes: dict[Any, torch.SymInt] = {}
     first_seen: dict[int, int] = {}
     for position, value in enumerate(outputs):
         if not isinstance(value, torch.Tensor):
@@ -241,7 +245,7 @@ def classify(
             spec = OutputSpec("output", same)
         elif storage in input_memory:
             index = input_memory[storage]
-            spec = view_of("input_view", index, value, inputs[index])
+            spec = view_of("input_view", index, value, inputs[index], sizes)
         elif sharers[storage] == 1 and is_dense(value):
             results.append(value)
             spec = OutputSpec("fresh")
@@ -249,20 +253,27 @@ def classify(
             base = bases.setdefault(storage, tracer.first_in_storage(storage))
             if not is_dense(base) or base.storage_offset() != 0:
                 raise Unsupported("outputs are views of a tensor whose memory has gaps")
-            spec = view_of("view", list(bases).index(storage), value, base)
+            spec = view_of("view", list(bases).index(storage), value, base, sizes)
         specs.append(replace(spec, requires_grad=value.requires_grad))
-    return specs, results, list(bases.values())
+    return specs, results, list(bases.values()), sizes
 
 
 def view_of(
-    kind: Literal["view", "input_view"], index: int, view: torch.Tensor, base: torch.Tensor
+    kind: Literal["view", "input_view"],
+    index: int,
+    view: torch.Tensor,
+    base: torch.Tensor,
+    sizes: dict[Any, torch.SymInt],
 ) -> OutputSpec:
     """Views are rebuilt from sizes and strides, which can't say that bytes are read as another type."""
     if view.dtype != base.dtype or view.is_conj() or view.is_neg():
         raise Unsupported(f"an output views {base.dtype} memory as {view.dtype}, or conjugated")
-    size, stride, offset = geometry(view)
-    start = offset - geometry(base)[2]
-    return OutputSpec(kind, index, size=size, stride=stride, offset=start)
+    offset = view.storage_offset() - base.storage_offset()
+    for number in (*view.shape, *view.stride(), offset):
+        if isinstance(number, torch.SymInt):
+            sizes.setdefault(size_expr(number), number)
+    size, stride, _ = geometry(view)
+    return OutputSpec(kind, index, size=size, stride=stride, offset=size_expr(offset))
 
 
 def run_backward(returned: list[Any], inputs: list[Any], tracer: JointTracer) -> list[Any]:

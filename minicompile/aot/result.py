@@ -2,7 +2,7 @@
 
     AotResult := functional graph, joint graph | None, forward, backward | None,
                  Partition | None, RuntimeMetadata
-    forward   : (primals...) -> (fresh outputs..., bases..., updated inputs...,
+    forward   : (primals...) -> (fresh outputs..., bases..., sizes of views..., updated inputs...,
                                  saved tensors..., saved sizes...)
     backward  : (saved tensors..., saved sizes..., tangents...) -> one gradient (or None) per
                                  differentiable input
@@ -61,18 +61,21 @@ class RuntimeMetadata(Shown):
     """Inputs that get a gradient."""
     bases: int = 0
     """Intermediates that several outputs are views of, returned after the outputs."""
+    view_sizes: tuple[Any, ...] = ()
+    """Symbolic sizes, strides and offsets of outputs that are views, returned after the bases."""
     saved: int = 0
     """Values the forward returns for the backward, after everything else."""
     saved_sizes: int = 0
     """How many of them, the last ones, are symbolic sizes."""
     trains: bool = False
     result_requires_grad: tuple[bool, ...] = ()
-    """For each fresh output, then each base: does a gradient (tangent) come back for it?"""
+    """For each of these results: does a gradient (tangent) come back for it?"""
 
     @property
     def returned(self) -> int:
-        """How many results of the forward are outputs or bases: the first ones."""
-        return sum(spec.kind == "fresh" for spec in self.outputs) + self.bases
+        """How many results of the forward serve to make outputs: the first ones."""
+        fresh = sum(spec.kind == "fresh" for spec in self.outputs)
+        return fresh + self.bases + len(self.view_sizes)
 
     def __str__(self) -> str:
         counts = f"{len(self.outputs)} outputs, {self.saved} saved, trains={self.trains}"
