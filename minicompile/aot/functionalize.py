@@ -141,14 +141,13 @@ class Functionalizer:
     def view_call(self, node: fx.Node) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]]:
         """(operator, arguments after the base, keyword arguments) of a view, in place or not."""
         target = node.target
+        if target is operator.getitem:
+            return part_of_split(node)
         assert isinstance(target, OpOverload)
         args, kwargs = fx.map_arg((node.args[1:], dict(node.kwargs)), self.read)
         return functional_variant(target) if is_inplace_view(target) else target, args, kwargs
 
     def apply_view(self, node: fx.Node, base: torch.Tensor) -> Any:
-        if node.target is operator.getitem:
-            views, index = getitem_parts(node)
-            return self.apply_view(views, base)[index]
         target, args, kwargs = self.view_call(node)
         if target is aten.as_strided.default:  # speaks of addresses: the base must start its memory
             if not covers(self.canonical(self.view_of[node]).meta["val"], node.meta["val"]):
@@ -179,26 +178,10 @@ class Functionalizer:
         self.values[node] = (with_layout(new, node.meta["val"]), storage.version)
 
     def undo_view(self, node: fx.Node, base: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        if node.target is operator.getitem:
-            return self.undo_split(node, base, new)
         target, args, kwargs = self.view_call(node)
         if target in INVERSES:
             return INVERSES[target](base, new, *args, **kwargs)
         reason = f"a write through {target} can't be carried to the memory it views"
-        raise Unsupported(reason, user_line(node))
-
-    def undo_split(self, node: fx.Node, base: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """A write to one result of `unbind` or `split`."""
-        views, index = getitem_parts(node)
-        packet = views.target.overloadpacket if isinstance(views.target, OpOverload) else None
-        if packet is aten.unbind:
-            return aten.select_scatter.default(base, new, argument(views, 1, 0), index)
-        if packet in (aten.split, aten.split_with_sizes):
-            dim = argument(views, 2, 0)
-            sizes = [part.shape[dim] for part in views.meta["val"][: index + 1]]
-            start = sum(sizes[:-1])
-            return aten.slice_scatter.default(base, new, dim, start, start + sizes[-1])
-        reason = f"a write to a result of {views.target} can't be carried to the memory it views"
         raise Unsupported(reason, user_line(node))
 
     # Going through the old graph
@@ -374,6 +357,21 @@ def getitem_parts(node: fx.Node) -> tuple[fx.Node, int]:
     assert node.target is operator.getitem
     assert isinstance(whole, fx.Node) and isinstance(index, int)
     return whole, index
+
+
+def part_of_split(node: fx.Node) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]]:
+    """One result of `unbind` or `split`, as a selection or a slice of what was split."""
+    views, index = getitem_parts(node)
+    packet = views.target.overloadpacket if isinstance(views.target, OpOverload) else None
+    if packet is aten.unbind:
+        return aten.select.int, (argument(views, 1, 0), index), {}
+    if packet in (aten.split, aten.split_with_sizes):
+        dim = argument(views, 2, 0)
+        sizes = [part.shape[dim] for part in views.meta["val"][: index + 1]]
+        end = sum(sizes)
+        return aten.slice.Tensor, (dim, end - sizes[-1], end), {}
+    reason = f"a write to the memory that results of {views.target} view can't be followed"
+    raise Unsupported(reason, user_line(node))
 
 
 def covers(base: torch.Tensor, view: torch.Tensor) -> bool:
