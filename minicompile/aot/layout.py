@@ -26,6 +26,21 @@ def geometry(value: torch.Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], Any
     return sizes, strides, size_expr(value.storage_offset())
 
 
+def frozen(value: Any) -> Any:
+    """A hashable form of an argument: tensors by type and layout, sizes as expressions, and 1, 1.0 and
+    True told apart, also 0.0 and -0.0.
+    """
+    if isinstance(value, torch.Tensor):
+        return (value.dtype, value.device, *geometry(value))
+    if isinstance(value, list | tuple):
+        return tuple(map(frozen, value))
+    if isinstance(value, dict):
+        return tuple((key, frozen(value[key])) for key in sorted(value))
+    if isinstance(value, float):
+        return (float, value.hex())
+    return (type(value), size_expr(value))
+
+
 def stride_order(value: torch.Tensor) -> list[int]:
     """Dimensions from the outermost in memory to the innermost; ties keep their order."""
     strides = [hint(stride) for stride in value.stride()]

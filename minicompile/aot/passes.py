@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from minicompile.aot.layout import conform, empty_like_layout, same_value
+from minicompile.aot.layout import conform, empty_like_layout, frozen, same_value
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import (
     alias_root,
@@ -171,17 +171,6 @@ def same_dtype(node: fx.Node) -> bool:
 # Common subexpressions ---------------------------------------------------------------------------
 
 
-def frozen(value: Any) -> Any:
-    """A hashable form of an argument that tells 1, 1.0 and True apart, and 0.0 from -0.0."""
-    if isinstance(value, fx.Node):
-        return value
-    if isinstance(value, list | tuple):
-        return tuple(map(frozen, value))
-    if isinstance(value, float):
-        return (float, value.hex())
-    return (type(value), value)
-
-
 @graph_pass("cse", stage="prims", order=30)
 def merge_equal_calls(gm: fx.GraphModule, mode: Any) -> int:
     """Compute the same thing once. A returned value keeps its own call: the user may write to it."""
@@ -190,7 +179,7 @@ def merge_equal_calls(gm: fx.GraphModule, mode: Any) -> int:
     for node in list(gm.graph.nodes):
         if node.op != "call_function" or is_random(node) or has_effect(node):
             continue
-        key = (node.target, frozen(node.args), frozen(sorted(node.kwargs.items())))
+        key = (node.target, frozen(node.args), frozen(node.kwargs))
         first = seen.setdefault(key, node)
         if first is not node and alias_root(node) not in returned:
             replace(node, first)
