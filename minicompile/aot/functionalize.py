@@ -19,8 +19,9 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from minicompile.aot.joint import Traced, user_line
+from minicompile.aot.joint import user_line
 from minicompile.aot.layout import inverse_order, is_dense, with_layout
+from minicompile.aot.result import RuntimeMetadata
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import (
     ALIASES,
@@ -92,13 +93,13 @@ class Storage:
     """Other inputs in the same memory."""
 
 
-def functionalize(traced: Traced, mode: Any) -> fx.GraphModule:
-    """A graph that returns (results..., bases..., updated inputs...); when training, the pair of that
-    and (gradients...). Which inputs are updated goes into `traced.metadata`.
+def functionalize(gm: fx.GraphModule, metadata: RuntimeMetadata, mode: Any) -> fx.GraphModule:
+    """A graph that returns (results..., updated inputs...); when training, the pair of that and
+    (gradients...). Which inputs are updated goes into `metadata`.
     """
-    run = Functionalizer(traced, mode)
+    run = Functionalizer(gm, metadata, mode)
     with torch.no_grad(), run.tracer.active():
-        for node in traced.gm.graph.nodes:
+        for node in gm.graph.nodes:
             run.tracer.origins, run.tracer.phase = origins_of(node), node.meta.get("phase")
             run.visit(node)
         return run.finish()
@@ -107,8 +108,8 @@ def functionalize(traced: Traced, mode: Any) -> fx.GraphModule:
 class Functionalizer:
     """State of one run over the old graph. Values are fakes that stand for nodes of the new graph."""
 
-    def __init__(self, traced: Traced, mode: Any) -> None:
-        self.traced = traced
+    def __init__(self, gm: fx.GraphModule, metadata: RuntimeMetadata, mode: Any) -> None:
+        self.gm, self.metadata = gm, metadata
         self.tracer = Tracer(mode)
         self.values: dict[fx.Node, tuple[Any, int]] = {}
         """Old node -> its value in the new graph, and the storage's version when that was computed."""
@@ -210,7 +211,7 @@ class Functionalizer:
             self.new_root(node, self.copy(node))
 
     def copy(self, node: fx.Node) -> Any:
-        return self.tracer.copy(node, self.traced.gm, self.read)
+        return self.tracer.copy(node, self.gm, self.read)
 
     def new_root(self, node: fx.Node, value: Any) -> None:
         self.values[node] = (value, 0)
@@ -307,17 +308,17 @@ class Functionalizer:
     # The end of the graph
 
     def finish(self) -> fx.GraphModule:
-        inputs = placeholders(self.traced.gm.graph)[: self.traced.primals]
+        inputs = [node for node in placeholders(self.gm.graph) if node.meta["phase"] == "forward"]
         storages = [self.storage(node) for node in inputs]
         mutated = tuple(i for i, s in enumerate(storages) if s is not None and s.version > 0)
-        returned, gradients = results_of(self.traced.gm.graph)
+        returned, gradients = results_of(self.gm.graph)
         self.tracer.phase = "forward"
         forward = [self.read_any(value) for value in [*returned, *(inputs[i] for i in mutated)]]
         results: tuple[Any, ...] = tuple(self.own_memory(forward))
-        if self.traced.metadata.trains:
+        if self.metadata.trains:
             results = (results, tuple(self.dense(self.read_any(value)) for value in gradients))
-        self.traced.metadata.mutated_inputs = mutated
-        gm = self.tracer.finish(results, self.traced.name)
+        self.metadata.mutated_inputs = mutated
+        gm = self.tracer.finish(results, self.metadata.graph_name)
         gm.graph.eliminate_dead_code(has_effect)
         return gm
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -26,23 +26,6 @@ from minicompile.ops.graph import origins_of, placeholders
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, union
 
 STORAGE_SURGERY = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::set_data"}
-
-
-@dataclass
-class Traced:
-    """An ATen graph before functionalization: `gm` returns ((results..., bases...), (gradients...)).
-
-    Its placeholders are `primals` inputs, then tangents. Nodes carry `meta["storage"]`: equal for values
-    that share memory.
-    """
-
-    gm: fx.GraphModule
-    primals: int
-    metadata: RuntimeMetadata
-
-    @property
-    def name(self) -> str:
-        return "joint" if self.metadata.trains else "forward"
 
 
 class JointTracer(Tracer):
@@ -110,8 +93,14 @@ def user_line(node: fx.Node) -> SourceLine | None:
     return next((line for line in lines if line is not None), None)
 
 
-def trace(gm: fx.GraphModule, fakes: list[Any], mode: Any, *, training: bool) -> Traced:
-    """Record the captured graph `gm` on inputs like `fakes`; with its backward pass when training."""
+def trace(
+    gm: fx.GraphModule, fakes: list[Any], mode: Any, *, training: bool
+) -> tuple[fx.GraphModule, RuntimeMetadata]:
+    """Record the captured graph `gm` on inputs like `fakes`; with its backward pass when training.
+
+    The ATen graph takes the inputs, then tangents, and returns ((results...), (gradients...)). Its nodes
+    carry `meta["storage"]`: equal for values that share memory.
+    """
     tracer = JointTracer(mode)
     inputs = private_inputs(fakes, mode, training)
     nodes = placeholders(gm.graph)
@@ -146,8 +135,7 @@ def trace(gm: fx.GraphModule, fakes: list[Any], mode: Any, *, training: bool) ->
         trains=any(flags) and bool(wanted),
         result_requires_grad=flags,
     )
-    graph = tracer.finish((tuple(returned), tuple(gradients)), "joint" if training else "forward")
-    return Traced(graph, len(inputs), metadata)
+    return tracer.finish((tuple(returned), tuple(gradients)), metadata.graph_name), metadata
 
 
 def requires_grad(value: Any) -> bool:

@@ -72,6 +72,10 @@ class RuntimeMetadata(Shown):
     """For each of these results: does a gradient (tangent) come back for it?"""
 
     @property
+    def graph_name(self) -> str:
+        return "joint" if self.trains else "forward"
+
+    @property
     def returned(self) -> int:
         """How many results of the forward serve to make outputs: the first ones."""
         fresh = sum(spec.kind == "fresh" for spec in self.outputs)
