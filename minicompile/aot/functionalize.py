@@ -193,8 +193,6 @@ class Functionalizer:
             return
         if node.op != "call_function":
             self.new_root(node, self.copy(node))
-        elif isinstance(value, torch.SymInt | torch.SymFloat):
-            self.values[node] = (value, 0)  # sizes become nodes where they are used
         elif target is operator.getitem:
             self.visit_getitem(node)
         elif target in ALIASES:
@@ -251,8 +249,6 @@ class Functionalizer:
         """Part of a result with several tensors: possibly a view of what was split."""
         whole, index = getitem_parts(node)
         values, _ = self.values[whole]
-        if values is None:  # an operator that writes: the part is the tensor written to
-            return
         storage = self.storage(node)
         if storage is None:
             self.new_root(node, values[index])
@@ -269,11 +265,11 @@ class Functionalizer:
             for i, a in enumerate(schema.arguments)
             if a.alias_info is not None and a.alias_info.is_write
         ]
-        if any(isinstance(target, list | tuple) for target in targets):
-            raise Unsupported(f"{op} writes into a list of tensors", user_line(node))
+        fresh = sum(r.alias_info is None for r in schema.returns)
+        if isinstance(targets[0], list | tuple) or (len(targets) > 1 and not fresh):
+            raise Unsupported(f"{op} writes into several tensors", user_line(node))
         result = self.compute(node, op)
         parts = list(result) if isinstance(result, tuple | list) else [result]
-        fresh = sum(r.alias_info is None for r in schema.returns)
         for target, new in zip(targets, parts[fresh:], strict=True):
             if isinstance(target, fx.Node):
                 self.write(target, new)
@@ -281,12 +277,8 @@ class Functionalizer:
             self.new_root(node, parts[0])
         elif fresh:
             self.values[node] = (tuple(parts[:fresh]), 0)
-        elif len(targets) == 1:  # it returns what it wrote
+        else:  # it returns what it wrote
             self.same_as[node] = targets[0]
-        else:
-            self.values[node] = (None, 0)
-            for user in node.users:
-                self.same_as[user] = targets[getitem_parts(user)[1]]
 
     def compute(self, node: fx.Node, op: OpOverload) -> Any:
         """The results of the operator's functional form."""

@@ -8,8 +8,10 @@ The real compiler: torch/_functorch/_aot_autograd/collect_metadata_analysis.py, 
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -147,14 +149,16 @@ def private_inputs(fakes: list[Any], mode: Any, training: bool) -> list[Any]:
 
     Refused: sparse tensors, which have no strides; CUDA without CUDA, where autograd ends the process.
     """
-    sharers = Counter(compat.storage_id(fake) for fake in fakes if is_strided(fake))
+    tensors = [value for value in fakes if isinstance(value, torch.Tensor)]
+    for value in tensors:
+        if value.layout is not torch.strided:
+            raise Unsupported(f"an input has layout {value.layout}")
+        if value.device.type == "cuda" and not torch.backends.cuda.is_built():
+            raise Unsupported("CUDA tensors can't be traced with a build of torch without CUDA")
+    sharers = Counter(map(compat.storage_id, tensors))
     inputs: list[Any] = []
     for value in fakes:
         if isinstance(value, torch.Tensor):
-            if not is_strided(value):
-                raise Unsupported(f"an input has layout {value.layout}")
-            if value.device.type == "cuda" and not torch.backends.cuda.is_built():
-                raise Unsupported("CUDA tensors can't be traced with a build of torch without CUDA")
             alone = sharers[compat.storage_id(value)] == 1
             private = empty_like_layout(mode, value) if alone else value.detach()
             inputs.append(private.requires_grad_(training and value.requires_grad))
@@ -163,13 +167,21 @@ def private_inputs(fakes: list[Any], mode: Any, training: bool) -> list[Any]:
     return inputs
 
 
-def is_strided(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided
-
-
 def input_state(value: Any) -> Any:
     """What an input must keep: its contents may change in place, these may not."""
     return (geometry(value), value.requires_grad) if isinstance(value, torch.Tensor) else None
+
+
+@contextlib.contextmanager
+def refusing(what: str, where: SourceLine | None) -> Iterator[None]:
+    """Whatever goes wrong inside is a reason not to compile."""
+    try:
+        yield
+    except Unsupported as error:
+        raise Unsupported(error.reason, error.where or where, error.hint) from error
+    except Exception as error:
+        reason = f"{what} can't be traced: {type(error).__name__}: {error}"
+        raise Unsupported(reason, where) from error
 
 
 def run_forward(
@@ -180,13 +192,8 @@ def run_forward(
         if node.op in ("placeholder", "output"):
             continue
         tracer.origins = origins_of(node)
-        try:
+        with refusing(str(node.target), user_line(node)):
             values[node] = run_node(gm, node, values)
-        except Unsupported as error:
-            raise Unsupported(error.reason, error.where or user_line(node), error.hint) from error
-        except Exception as error:
-            reason = f"{node.target} can't be traced: {type(error).__name__}: {error}"
-            raise Unsupported(reason, user_line(node)) from error
         tracer.remember_autograd(
             (values[node], [values[n] for n in node.all_input_nodes]), tracer.origins
         )
@@ -278,12 +285,7 @@ def run_backward(returned: list[Any], inputs: list[Any], tracer: JointTracer) ->
         tangent = empty_like_layout(tracer.mode, result)
         tangents.append(tracer.placeholder(f"tangents_{index}", tangent, meta))
     tracer.phase = "backward"
-    try:
+    with refusing("the backward pass", None):
         gradients = torch.autograd.grad(results, wanted, tangents, allow_unused=True)
-    except Unsupported:
-        raise
-    except Exception as error:
-        reason = f"the backward pass can't be traced: {type(error).__name__}: {error}"
-        raise Unsupported(reason) from error
     tracer.origins = NO_ORIGINS
     return list(gradients)

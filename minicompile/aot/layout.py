@@ -82,11 +82,14 @@ def with_layout(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """
     if same_strides(value, like):
         return value
-    order = stride_order(like)
+    return dense_in_order(value, stride_order(like))
+
+
+def dense_in_order(value: torch.Tensor, order: list[int]) -> torch.Tensor:
+    """`value` without gaps in memory, dimensions from the outermost to the innermost as `order` says."""
     if order == sorted(order):
-        return value.clone(memory_format=torch.contiguous_format)
-    copied = value.permute(order).clone(memory_format=torch.contiguous_format)
-    return copied.permute(inverse_order(order))
+        return value.contiguous()
+    return value.permute(order).contiguous().permute(inverse_order(order))
 
 
 def empty_like_layout(mode: Any, value: torch.Tensor) -> torch.Tensor:

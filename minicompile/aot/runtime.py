@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from minicompile import compat
-from minicompile.aot.layout import inverse_order, stride_order
+from minicompile.aot.layout import dense_in_order, stride_order
 from minicompile.aot.result import AotResult, BoxedCallable, OutputSpec
 from minicompile.ops.graph import Graph, placeholders
 
@@ -148,18 +148,13 @@ def tangent_fitter(result: AotResult) -> Callable[..., list[torch.Tensor]]:
     inputs = placeholders(result.backward.gm.graph)[result.metadata.saved :]
     values = [node.meta["val"] for node in inputs]
     orders = [stride_order(value) for value in values]
-    permuted = [order != sorted(order) for order in orders]
 
     def fit(tangents: Sequence[Any], shapes: Sequence[Any]) -> list[torch.Tensor]:
         fitted = []
-        for index, tangent in enumerate(tangents):
+        for tangent, shape, value, order in zip(tangents, shapes, values, orders, strict=True):
             if tangent is None:
-                value = values[index]
-                tangent = torch.zeros(shapes[index], dtype=value.dtype, device=value.device)
-            if permuted[index]:
-                order = orders[index]
-                tangent = tangent.permute(order).contiguous().permute(inverse_order(order))
-            fitted.append(tangent if permuted[index] else tangent.contiguous())
+                tangent = torch.zeros(shape, dtype=value.dtype, device=value.device)
+            fitted.append(dense_in_order(tangent, order))
         return fitted
 
     return fit

@@ -213,7 +213,12 @@ class Tracer(compat.TorchDispatchMode):
             self.constants[str(node.target)] = getattr(gm, str(node.target))
             self.bind(value, self.new_node("get_attr", node.target))
             return value
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            return value  # sizes become nodes again where they are used
+        args: Any
         args, kwargs = fx.map_arg((node.args, node.kwargs), read)
+        if node.target is operator.getitem:
+            return args[0][args[1]]
         return self.record(node.target, args, kwargs, value)
 
     # Recording
