@@ -37,11 +37,11 @@ def ahead_of_time(
     prims = run_passes("prims", lowered, mode, records)
     levels = {"full": full, "core": core, "prims": prims}
     if not metadata.trains:
-        return AotResult(full, prims, None, None, None, metadata, levels, records)
+        return AotResult(prims, None, None, None, metadata, levels, records)
     forward, backward, split = partition(prims, len(fakes), metadata, options.partitioner)
     run_passes("forward", forward, mode, records)
     run_passes("backward", backward, mode, records)
-    return AotResult(full, forward, backward, prims, split, metadata, levels, records)
+    return AotResult(forward, backward, prims, split, metadata, levels, records)
 
 
 def fake_mode_of(graph: Graph, fakes: list[Any], shape_env: Any) -> Any:

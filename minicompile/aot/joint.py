@@ -13,6 +13,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -69,19 +70,16 @@ class JointTracer(Tracer):
 
     def remember_autograd(self, values: Any, origins: Origins) -> None:
         """The autograd nodes that were made since the last call came from `origins`."""
-
-        def enter(*_: Any) -> None:
-            self.running = origins
-
-        def leave(*_: Any) -> None:
-            self.running = NO_ORIGINS
-
+        enter, leave = partial(self.run_as, origins), partial(self.run_as, NO_ORIGINS)
         found = [getattr(value, "grad_fn", None) for value in compat.tree_leaves(values)]
         while found:
             node = found.pop()
             if node is not None and node not in self.hooks:
                 self.hooks[node] = [node.register_prehook(enter), node.register_hook(leave)]
                 found.extend(following for following, _ in node.next_functions)
+
+    def run_as(self, origins: Origins, *_: Any) -> None:
+        self.running = origins
 
     def forget_autograd(self) -> None:
         for handles in self.hooks.values():
@@ -107,9 +105,8 @@ def trace(
     inputs = private_inputs(fakes, mode, training)
     nodes = placeholders(gm.graph)
     for node, value in zip(nodes, inputs, strict=True):
-        tracer.placeholder(
-            str(node.target), value, {"origins": origins_of(node), "phase": "forward"}
-        )
+        tracer.origins = origins_of(node)
+        tracer.placeholder(str(node.target), value)
     before = [input_state(value) for value in inputs]
     try:
         with (
@@ -280,11 +277,11 @@ def run_backward(returned: list[Any], inputs: list[Any], tracer: JointTracer) ->
     if not results or not wanted:
         return []
     tangents = []
-    for index, result in enumerate(results):
-        meta = {"origins": origins_of(tracer.argument(result)), "phase": "backward"}
-        tangent = empty_like_layout(tracer.mode, result)
-        tangents.append(tracer.placeholder(f"tangents_{index}", tangent, meta))
     tracer.phase = "backward"
+    for index, result in enumerate(results):
+        tracer.origins = origins_of(tracer.argument(result))
+        tangent = empty_like_layout(tracer.mode, result)
+        tangents.append(tracer.placeholder(f"tangents_{index}", tangent))
     with refusing("the backward pass", None):
         gradients = torch.autograd.grad(results, wanted, tangents, allow_unused=True)
     tracer.origins = NO_ORIGINS

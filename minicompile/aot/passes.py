@@ -198,7 +198,7 @@ def trace_pattern(entry: Pattern, mode: Any) -> fx.Graph:
     """The search function as a graph of ATen operators on fakes like the examples."""
     tracer = Tracer(mode)
     arguments = [
-        tracer.placeholder(f"x{index}", empty_like_layout(mode, example), {})
+        tracer.placeholder(f"x{index}", empty_like_layout(mode, example))
         if isinstance(example, torch.Tensor)
         else example
         for index, example in enumerate(entry.examples)

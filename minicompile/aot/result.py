@@ -1,7 +1,7 @@
 """What ahead-of-time autograd hands on.
 
-    AotResult := functional graph, joint graph | None, forward, backward | None,
-                 Partition | None, RuntimeMetadata
+    AotResult := forward, backward | None, joint graph | None, Partition | None, RuntimeMetadata,
+                 the whole graph by operator level
     forward   : (primals...) -> (fresh outputs..., bases..., sizes of views..., updated inputs...,
                                  saved tensors..., saved sizes...)
     backward  : (saved tensors..., saved sizes..., tangents...) -> one gradient (or None) per
@@ -61,15 +61,15 @@ class RuntimeMetadata(Shown):
     """Inputs that get a gradient."""
     bases: int = 0
     """Intermediates that several outputs are views of, returned after the outputs."""
-    view_sizes: tuple[Any, ...] = ()
-    """Symbolic sizes, strides and offsets of outputs that are views, returned after the bases."""
     saved: int = 0
     """Values the forward returns for the backward, after everything else."""
     saved_sizes: int = 0
     """How many of them, the last ones, are symbolic sizes."""
     trains: bool = False
     result_requires_grad: tuple[bool, ...] = ()
-    """For each of these results: does a gradient (tangent) come back for it?"""
+    """For each result that is returned: does a gradient (tangent) come back for it?"""
+    view_sizes: tuple[Any, ...] = ()
+    """Symbolic sizes, strides and offsets of outputs that are views, returned after the bases."""
 
     @property
     def graph_name(self) -> str:
@@ -139,7 +139,6 @@ class AotResult(Shown):
     `levels` holds the whole graph (the joint graph when training) by operator level.
     """
 
-    functional: Graph
     forward: Graph
     backward: Graph | None
     joint: Graph | None

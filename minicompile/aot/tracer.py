@@ -158,10 +158,9 @@ class Tracer(compat.TorchDispatchMode):
         node.meta.update(self.meta)
         return node
 
-    def placeholder(self, name: str, value: Any, meta: Mapping[str, Any]) -> Any:
+    def placeholder(self, name: str, value: Any) -> Any:
         with self.graph.inserting_after(self._last_input):
-            node = self._last_input = self.graph.placeholder(name)
-        node.meta.update(meta)
+            node = self._last_input = self.new_node("placeholder", name)
         self.sizes.add_input(node, value)
         self.bind(value, node)
         return value
@@ -207,8 +206,7 @@ class Tracer(compat.TorchDispatchMode):
         """Copy a node of `gm` with its value; `read` gives the values here of that graph's nodes."""
         value = node.meta["val"]
         if node.op == "placeholder":
-            meta = {key: kept for key, kept in node.meta.items() if key != "val"}
-            return self.placeholder(node.name, value, meta)
+            return self.placeholder(node.name, value)
         if node.op == "get_attr":
             self.constants[str(node.target)] = getattr(gm, str(node.target))
             self.bind(value, self.new_node("get_attr", node.target))

@@ -150,11 +150,6 @@ def aot_view(aot: AotResult) -> str:
         details(f"level {name}", f"{graph.op_count} operations", graph_parts(graph))
         for name, graph in aot.levels.items()
     ]
-    parts.append(
-        details(
-            "functional graph", f"{aot.functional.op_count} operations", graph_parts(aot.functional)
-        )
-    )
     for record in aot.passes:
         about = f"{record.changed} changes" if record.changed else "no change"
         parts.append(details(f"pass {record.name}", about, pass_diff(record)))

@@ -358,7 +358,7 @@ def test_what_a_tracer_remembers_is_what_fake_tensors_answer(position):
             compat.new_fake(mode, *size, torch.float32, torch.device("cpu")) for size in (x, y)
         ]
         for index, value in enumerate(given):
-            tracer.placeholder(f"x{index}", value, {})
+            tracer.placeholder(f"x{index}", value)
         with torch.no_grad(), tracer.active():
             first, second = call(*given), call(*given)
         with mode:
@@ -373,7 +373,7 @@ def test_numbers_of_different_type_are_remembered_apart():
     mode = compat.fake_mode()
     x = compat.new_fake(mode, (3,), (1,), torch.int64, torch.device("cpu"))
     tracer = Tracer(mode)
-    tracer.placeholder("x", x, {})
+    tracer.placeholder("x", x)
     with torch.no_grad(), tracer.active():
         assert [(x * number).dtype for number in (2, 2.0, True)] == [
             torch.int64,
