@@ -9,7 +9,6 @@ The real compiler: torch/_functorch/_aot_autograd/collect_metadata_analysis.py, 
 from __future__ import annotations
 
 import contextlib
-import operator
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,7 +22,7 @@ from minicompile import compat
 from minicompile.aot.layout import empty_like_layout, geometry, is_dense, size_expr
 from minicompile.aot.result import OutputSpec, RuntimeMetadata
 from minicompile.aot.tracer import Tracer
-from minicompile.aot.views import is_inplace_view, results_of
+from minicompile.aot.views import is_inplace_view
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of, placeholders
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, union
@@ -114,7 +113,7 @@ def trace(
             torch.set_grad_enabled(training),
             torch.autograd.set_multithreading_enabled(False),
         ):
-            outputs = run_forward(gm, dict(zip(nodes, inputs)), tracer)
+            outputs = CapturedRun(gm, tracer).run(*inputs)
             for node, value, state in zip(nodes, inputs, before):
                 if input_state(value) != state:
                     reason = f"input {node.name} changes shape, layout or gradient history in place"
@@ -181,30 +180,21 @@ def refusing(what: str, where: SourceLine | None) -> Iterator[None]:
         raise Unsupported(reason, where) from error
 
 
-def run_forward(
-    gm: fx.GraphModule, values: dict[fx.Node, Any], tracer: JointTracer
-) -> tuple[Any, ...]:
-    """Call the captured graph node by node; grad-mode switches inside it act as they do in eager."""
-    for node in gm.graph.nodes:
-        if node.op in ("placeholder", "output"):
-            continue
-        tracer.origins = origins_of(node)
+class CapturedRun(fx.Interpreter):
+    """Calls a captured graph node by node; grad-mode switches inside it act as they do in eager."""
+
+    def __init__(self, gm: fx.GraphModule, tracer: JointTracer) -> None:
+        super().__init__(gm)
+        self.extra_traceback = False
+        self.tracer = tracer
+
+    def run_node(self, node: fx.Node) -> Any:
+        self.tracer.origins = origins_of(node)
         with refusing(str(node.target), user_line(node)):
-            values[node] = run_node(gm, node, values)
-        tracer.remember_autograd(
-            (values[node], [values[n] for n in node.all_input_nodes]), tracer.origins
-        )
-    return tuple(fx.map_arg(results_of(gm.graph), values.__getitem__))
-
-
-def run_node(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    if node.op == "get_attr":
-        return operator.attrgetter(str(node.target))(gm)
-    args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    assert callable(node.target), f"a captured graph has no {node.op} nodes"
-    return node.target(*args, **kwargs)
+            value = super().run_node(node)
+        read = [self.env[used] for used in node.all_input_nodes]
+        self.tracer.remember_autograd((value, read), self.tracer.origins)
+        return value
 
 
 def classify(
