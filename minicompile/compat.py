@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd import forward_ad
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -122,6 +123,15 @@ def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphM
     return _LazyGraphModule(root, graph, class_name=name)
 
 
+def boxed_function(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """A graph as a function of one list, which it empties, so that values die after their last use."""
+    from torch.fx.graph import _BoxedCodeGen
+
+    gm.graph.set_codegen(_BoxedCodeGen())
+    run: Callable[[list[Any]], Any] = fx.GraphModule(gm, gm.graph).forward
+    return run
+
+
 # Capture and guards (torch 2.11 to 2.13) ---------------------------------------------------------
 
 
@@ -220,6 +230,7 @@ def global_facts() -> dict[str, Any]:
         "float32 matmul precision": torch.get_float32_matmul_precision(),
         "function modes": torch._C._len_torch_function_stack(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "forward-mode level": forward_ad._current_level,
     }
 
 
@@ -233,15 +244,25 @@ def global_state_check(native: bool = True) -> Callable[[], bool]:
             expected, modes = inference(), torch._C._len_torch_function_stack
             dispatch_modes = torch._C._len_torch_dispatch_stack
             return lambda: (
-                state() and not modes() and not dispatch_modes() and inference() is expected
+                state()
+                and not modes()
+                and not dispatch_modes()
+                and inference() is expected
+                and forward_ad._current_level < 0
             )
     facts = global_facts()
     return lambda: global_facts() == facts
 
 
-def active_modes() -> int:
-    """How many torch function and dispatch modes are active on this thread."""
-    return torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+def active_modes() -> dict[str, int]:
+    """What changes the meaning of torch functions on this thread, and how many levels of it."""
+    depths = {
+        "a torch function mode": torch._C._len_torch_function_stack(),
+        "a torch dispatch mode": torch._C._len_torch_dispatch_stack(),
+        "a torch.func transform": torch._C._functorch.maybe_current_level() or 0,
+        "forward-mode differentiation": forward_ad._current_level + 1,
+    }
+    return {what: depth for what, depth in depths.items() if depth}
 
 
 def no_function_modes() -> Any:

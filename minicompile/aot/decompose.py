@@ -43,18 +43,12 @@ def lower_to(level: Level, gm: fx.GraphModule, mode: Any, name: str) -> fx.Graph
 def lower_node(
     node: fx.Node, gm: fx.GraphModule, values: dict[fx.Node, Any], tracer: Tracer
 ) -> Any:
-    value, whole = node.meta["val"], node.args[0] if node.args else None
-    if node.op == "call_function":
-        if isinstance(value, torch.SymInt):
-            return value  # sizes become nodes again where they are used
-        if not isinstance(node.target, OpOverload):
-            return values[whole][node.args[1]] if isinstance(whole, fx.Node) else value
-        rule = tracer.rules(node.target)
-        if rule is not None:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            result = rule(*args, **kwargs)
-            if result is not NotImplemented:
-                return conform(node.target, result, value)
+    rule = tracer.rules(node.target) if isinstance(node.target, OpOverload) else None
+    if rule is not None:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+        result = rule(*args, **kwargs)
+        if result is not NotImplemented:
+            return conform(node.target, result, node.meta["val"])
     return tracer.copy(node, gm, values.__getitem__)
 
 

@@ -26,6 +26,21 @@ def geometry(value: torch.Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], Any
     return sizes, strides, size_expr(value.storage_offset())
 
 
+def frozen(value: Any) -> Any:
+    """A hashable form of an argument: tensors by type and layout, sizes as expressions, and 1, 1.0 and
+    True told apart, also 0.0 and -0.0.
+    """
+    if isinstance(value, torch.Tensor):
+        return (value.dtype, value.device, *geometry(value))
+    if isinstance(value, list | tuple):
+        return tuple(map(frozen, value))
+    if isinstance(value, dict):
+        return tuple((key, frozen(value[key])) for key in sorted(value))
+    if isinstance(value, float):
+        return (float, value.hex())
+    return (type(value), size_expr(value))
+
+
 def stride_order(value: torch.Tensor) -> list[int]:
     """Dimensions from the outermost in memory to the innermost; ties keep their order."""
     strides = [hint(stride) for stride in value.stride()]
@@ -67,11 +82,14 @@ def with_layout(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """
     if same_strides(value, like):
         return value
-    order = stride_order(like)
+    return dense_in_order(value, stride_order(like))
+
+
+def dense_in_order(value: torch.Tensor, order: list[int]) -> torch.Tensor:
+    """`value` without gaps in memory, dimensions from the outermost to the innermost as `order` says."""
     if order == sorted(order):
-        return value.clone(memory_format=torch.contiguous_format)
-    copied = value.permute(order).clone(memory_format=torch.contiguous_format)
-    return copied.permute(inverse_order(order))
+        return value.contiguous()
+    return value.permute(order).contiguous().permute(inverse_order(order))
 
 
 def empty_like_layout(mode: Any, value: torch.Tensor) -> torch.Tensor:

@@ -53,8 +53,9 @@ def capture_frame(
     `values`: its parameters by name (`*args` a tuple, `**kwargs` a dict). Nothing outside is changed.
     Raises Unsupported with the reason and the user's line.
     """
-    if compat.active_modes():
-        raise Unsupported("a torch function mode or dispatch mode is active")
+    active = compat.active_modes()
+    if active:
+        raise Unsupported(f"{' and '.join(active)} is active")
     marked = dynamic is None and any_marked(values)
     recorder = Recorder(marked or bool(dynamic), bool(dynamic))
     tracer = Tracer(recorder, function)

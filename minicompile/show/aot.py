@@ -108,7 +108,6 @@ def aot_view(aot: AotResult) -> str:
         parts.append(partition_parts(aot.partition, origins))
     for name, graph in aot.levels.items():
         parts.append(graph_details(f"level {name}", graph))
-    parts.append(graph_details("functional graph", aot.functional))
     for record in aot.passes:
         title, changes, difference = pass_parts(record)
         parts.append(details(title, changes, difference or "no difference"))

@@ -223,8 +223,8 @@ def diff_view(before: str, after: str) -> str:
 def pass_parts(record: PassRecord) -> tuple[str, str, str]:
     """Title, summary and difference of a pass."""
     changes = f"{record.changed} changes" if record.changed else "no change"
-    same = record.before == record.after
-    return f"pass {record.name}", changes, "" if same else diff_view(record.before, record.after)
+    before, after = str(record.before), str(record.after)
+    return f"pass {record.name}", changes, "" if before == after else diff_view(before, after)
 
 
 @shows(PassRecord)
