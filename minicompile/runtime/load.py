@@ -14,10 +14,10 @@ from typing import Any
 from minicompile.aot.result import BoxedCallable
 from minicompile.codegen.plan import KernelModule, WrapperSource
 from minicompile.lowering.ir import ConstantBuffer
+from minicompile.ops.build import start_build
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.runtime import cpp, triton
-from minicompile.runtime.build import start_build
 from minicompile.runtime.wrapper import load_wrapper
 
 Kernels = dict[str, Callable[..., None]]
