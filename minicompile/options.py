@@ -47,11 +47,6 @@ def environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def default_c_compiler() -> str:
-    """`CC`, for the small C extensions; "" to look for cc, gcc, clang."""
-    return os.environ.get("CC", "")
-
-
 @dataclass(frozen=True)
 class Options:
     """Everything that can be chosen about one compilation."""

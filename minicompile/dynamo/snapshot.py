@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import functools
 import types
+from pathlib import Path
 from typing import Any
 
-from minicompile.dynamo import native
 from minicompile.dynamo.guards import closure_cell
 from minicompile.dynamo.outside import MODULE_TABLES
 from minicompile.dynamo.result import Guard, Source
 from minicompile.dynamo.torch_rules import HOOKS
 from minicompile.dynamo.variables import HEAP_TYPE, lookup, plain_dict
+from minicompile.ops.build import load_extension
+
+EXTENSION = Path(__file__).with_name("snapshot.c")
 
 
 class NotCoveredError(Exception):
@@ -182,7 +185,7 @@ class Facts:
 
     def snapshot(self) -> Any:
         """An object whose `unchanged()` says whether all facts still hold; None without a C compiler."""
-        extension = native.load("snapshot")
+        extension = load_extension(EXTENSION)
         if extension is None:
             return None
         return extension.Snapshot(

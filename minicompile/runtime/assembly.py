@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,10 +49,15 @@ class Assembly(Shown):
 
     def kernel_lines(self, level: str) -> list[int | None]:
         """For each line of a level's text, the index in `source.lines` that it came from."""
-        trace = LINE_TRACERS.get(level, _ptx_lines)
         first = self.source.prelude.count("\n") + 1
         inside = range(first, first + len(self.source.lines))
-        numbers = trace(self.levels[level], module_name(self.source))
+        place = re.compile(re.escape(module_name(self.source)) + r'"?(?::|, line )(\d+)')
+
+        def outermost(text: str) -> int | None:
+            numbers = place.findall(text)
+            return int(numbers[-1]) if numbers else None
+
+        numbers = LINE_TRACERS.get(level, _ptx_lines)(self.levels[level], outermost)
         return [n - first if n is not None and n in inside else None for n in numbers]
 
     def __str__(self) -> str:
@@ -116,11 +122,14 @@ def _tool_output(tool: str, *arguments: str) -> str | None:
     return run.stdout if run.returncode == 0 else None
 
 
-def _ptx_lines(text: str, file: str) -> list[int | None]:
+Place = Callable[[str], int | None]
+"""The line number that an annotation names: the outermost, where code was inlined."""
+
+
+def _ptx_lines(text: str, place: Place) -> list[int | None]:
     """`.loc` holds until the next one. Inlined code names the call in the comment (Triton 3.6), or refers to
     the `.loc` before it (3.9). Inside inline assembly 3.9 counts its lines on from the true one, so those
     don't count; the same slip is in its SASS, out of reach."""
-    place = re.compile(re.escape(file) + r":(\d+):\d+")
     mark = re.compile(r"\s*\.loc\s+(\d+ \d+ \d+)(?:.*inlined_at (\d+ \d+ \d+))?")
     outermost: dict[str, int | None] = {}
     current: int | None = None
@@ -132,47 +141,33 @@ def _ptx_lines(text: str, file: str) -> list[int | None]:
         match = None if inline else mark.match(line)
         if match:
             where, call = match.groups()
-            current = outermost.get(call) if call else _last(place, line)
-            outermost[where] = current
+            current = outermost[where] = outermost.get(call) if call else place(line)
         found.append(current if line.startswith("\t") else None)
     return found
 
 
-def _sass_lines(text: str, file: str) -> list[int | None]:
+def _sass_lines(text: str, place: Place) -> list[int | None]:
     """Comments before an instruction give its line, then the lines it was inlined at, innermost first."""
-    place = re.compile(f'"{re.escape(file)}", line (\\d+)')
     current: int | None = None
     found: list[int | None] = []
     for line in text.splitlines():
         if line.lstrip().startswith("//##"):
-            current = _last(place, line) or current
+            current = place(line) or current
         found.append(current)
     return found
 
 
-def _mlir_lines(text: str, file: str) -> list[int | None]:
+def _mlir_lines(text: str, place: Place) -> list[int | None]:
     """`loc(#loc7)` at a line's end; `#loc7 = loc("file":12:5)`, or named, or `callsite(#loc3 at #loc5)`."""
     definitions = dict(re.findall(r"^(#loc\w*) = loc\((.*)\)$", text, re.MULTILINE))
-    place = re.compile(f'"{re.escape(file)}":(\\d+):\\d+')
 
     def resolve(where: str) -> int | None:
-        direct = _last(place, where)
-        if direct is not None:
-            return direct
         names = re.findall(r"#loc\w*", where)
-        return resolve(definitions.get(names[-1], "")) if names else None
+        return place(where) or (resolve(definitions.get(names[-1], "")) if names else None)
 
-    found: list[int | None] = []
-    for line in text.splitlines():
-        end = re.search(r"loc\((.*)\)$", line)
-        found.append(resolve(end.group(1)) if end and not line.startswith("#") else None)
-    return found
+    ends = (re.search(r"^[^#].*loc\((.*)\)$", line) for line in text.splitlines())
+    return [resolve(end.group(1)) if end else None for end in ends]
 
 
 LINE_TRACERS = {"ttir": _mlir_lines, "ttgir": _mlir_lines, "sass": _sass_lines}
-"""level -> (text, file) -> line numbers; the others annotate like PTX."""
-
-
-def _last(place: re.Pattern[str], text: str) -> int | None:
-    numbers = place.findall(text)
-    return int(numbers[-1]) if numbers else None
+"""level -> function of its text; the others annotate like PTX."""

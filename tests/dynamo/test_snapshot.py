@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from minicompile import compat
-from minicompile.dynamo import native
 from minicompile.dynamo.result import Guard, Source
-from minicompile.dynamo.snapshot import Facts
+from minicompile.dynamo.snapshot import EXTENSION, Facts
+from minicompile.ops.build import load_extension
 
-needs_compiler = pytest.mark.skipif(native.load("snapshot") is None, reason="no C compiler")
+needs_compiler = pytest.mark.skipif(load_extension(EXTENSION) is None, reason="no C compiler")
 kinds = pytest.mark.parametrize("use_native", [True, False])
 
 
