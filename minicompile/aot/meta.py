@@ -1,5 +1,4 @@
-"""Shape rules for the commonest operators: what FakeTensor would answer, without asking it; and strides of
-results for which FakeTensor's aren't eager's.
+"""Shape rules for the commonest operators: what FakeTensor would answer, without asking it.
 
 A FakeTensor call costs a hundred microseconds and more (milliseconds with symbolic sizes), and most
 calls are pointwise or reductions on contiguous tensors of one dtype, where the answer is plain. Anything
@@ -16,7 +15,7 @@ import torch
 from torch._ops import OpOverload
 
 from minicompile import compat
-from minicompile.aot.layout import size_expr, stride_order
+from minicompile.aot.layout import size_expr
 from minicompile.aot.views import aten_ops
 
 aten = torch.ops.aten
@@ -32,42 +31,15 @@ COMPARISONS = aten_ops("eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Ten
     "eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar"
 )
 
-LIKE_A_SUM = aten_ops(
-    "copysign.Tensor xlogy.Tensor special_xlog1py.default floor_divide.default div.Tensor_mode"
-)
-"""Laid out as the sum of its operands is; FakeTensor looks at the second operand first."""
 
-BATCH_NORMS = aten_ops(
-    "_native_batch_norm_legit.no_stats _native_batch_norm_legit_functional.default "
-    "_native_batch_norm_legit_no_training.default"
-)
-CONTIGUOUS = BATCH_NORMS | aten_ops(
-    "pow.Scalar log_sigmoid_forward.default rrelu_with_noise_functional.default"
-)
-"""The (first) result is row-major, where FakeTensor keeps the operand's strides."""
-
-
-def infer(mode: Any, op: OpOverload, args: Any, kwargs: Any) -> Any:
+def infer(mode: Any, op: OpOverload, args: Any, kwargs: Any) -> torch.Tensor | None:
     """The fake result of a call, or None if the rules here don't cover it."""
-    if op in LIKE_A_SUM or op in CONTIGUOUS:
-        return laid_out_as_eager(mode, op, args, op(*args, **kwargs))
     if kwargs:
         return None
     if op in SAME_DTYPE or op in COMPARISONS:
         return pointwise(mode, op, args)
     rule = RULES.get(op)
     return None if rule is None else rule(mode, *args)
-
-
-def laid_out_as_eager(mode: Any, op: OpOverload, args: Any, result: Any) -> Any:
-    """FakeTensor's result of the call, in eager's strides."""
-    first, *others = result if isinstance(result, tuple) else [result]
-    if op in LIKE_A_SUM:
-        strides = aten.add.Tensor(*args[:2]).stride()
-        first = compat.new_fake(mode, first.shape, strides, first.dtype, first.device)
-    elif op not in BATCH_NORMS or stride_order(first) != [0, *range(2, first.dim()), 1]:
-        first = new(mode, list(first.shape), first.dtype, first)  # but channels last stay last
-    return (first, *others) if isinstance(result, tuple) else first
 
 
 def plain(value: Any) -> bool:
