@@ -40,7 +40,7 @@ def laid_out_as_eager(op: OpOverload, args: Any, result: Any) -> Any:
         first = torch.empty_like(aten.add.Tensor(*args[:2]), dtype=first.dtype)
     elif op not in BATCH_NORMS or not channels_last(first):
         first = torch.empty_like(first, memory_format=torch.contiguous_format)
-    return type(result)([first, *others]) if others else first
+    return (first, *others) if others else first
 
 
 def channels_last(x: torch.Tensor) -> bool:
