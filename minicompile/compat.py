@@ -38,7 +38,9 @@ def _eager_layouts() -> Any:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     class EagerLayouts(FakeTensorMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             result = super().__torch_dispatch__(func, types, args, kwargs)
             return laid_out_as_eager(func, args, result)
 

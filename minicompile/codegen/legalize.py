@@ -39,9 +39,9 @@ ROUNDING = frozenset({"floor", "ceil", "trunc", "round"})
 STEPS = ROUNDING | {"sign", "floordiv", "truncdiv", "remainder", "fmod"}
 """A last digit more or less in an operand can change the result by far."""
 
-AS_THEY_ARE = frozenset({"load", "constant", "to_dtype", "index_expr", "bitcast"})
-CHOICES = frozenset({"where", "maximum", "minimum", "neg", "abs", "reduction"}) | ROUNDING
-"""What gives a half type's number if it is given such numbers, sums and products apart."""
+CONVERSIONS = frozenset({"load", "constant", "index_expr", "to_dtype", "bitcast"})
+CHOICES = frozenset({"where", "maximum", "minimum", "neg", "abs", "max", "min"}) | ROUNDING
+"""Operations and reductions that give numbers of a half type if they are given such numbers."""
 
 BOOL_ARITHMETIC = {
     "add": "logical_or",
@@ -84,10 +84,10 @@ class _Legalizer:
     def visit(self, value: Value) -> Value:
         """A method for each operation that isn't arithmetic."""
         method = getattr(self, f"visit_{value.op}", self.visit_pointwise)
-        chosen = value.op in CHOICES and value.kind not in ("sum", "prod")
-        if value.dtype in HALF and value.op not in AS_THEY_ARE:
-            if not chosen or not self.unrounded.isdisjoint(value.inputs):
-                self.unrounded.add(value)
+        chosen = not CHOICES.isdisjoint({value.op, value.kind})
+        rounded = value.op in CONVERSIONS or (chosen and self.unrounded.isdisjoint(value.inputs))
+        if value.dtype in HALF and not rounded:
+            self.unrounded.add(value)
         return method(self.ops.at(value.origins), value)
 
     def operand(self, ops: Recorder, user: Value, position: int = 0) -> Value:

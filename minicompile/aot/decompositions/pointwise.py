@@ -42,7 +42,9 @@ def rsub(x: Tensor, y: Any, alpha: Number = 1) -> Tensor:
 
 def promoted(*tensors: Tensor) -> list[Tensor]:
     """The tensors in their common dtype, in which eager's kernels compute from the first step on."""
-    dtype = functools.reduce(torch.promote_types, (torch.result_type(tensors[0], t) for t in tensors))
+    dtype = functools.reduce(
+        torch.promote_types, (torch.result_type(tensors[0], t) for t in tensors)
+    )
     return [t.to(dtype) for t in tensors]
 
 
@@ -90,7 +92,9 @@ def power(x: Tensor, exponent: Number) -> Tensor:
     if type(exponent) not in (int, float) or exponent not in POWERS or x.is_complex():
         return NotImplemented
     if abs(exponent) == 0.5 and x.dtype is torch.float16 and x.device.type == "cpu":
-        x = where(x == -INF, INF, x + 0.0)  # eager calls C's pow, for which minus infinity has a root
+        x = where(
+            x == -INF, INF, x + 0.0
+        )  # eager calls C's pow, for which minus infinity has a root
     if not x.is_floating_point():
         if isinstance(exponent, float):
             x = x.to(torch.get_default_dtype())
