@@ -152,3 +152,10 @@ def test_writes_to_an_expanded_input_are_eagers(write: Callable[[Tensor], Tensor
     mc.compile(write)(ours)
     write(theirs)
     assert_as_eager(ours, theirs)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "nearest"])
+def test_images_of_bytes_are_resampled_as_in_eager(mode: str) -> None:
+    image = torch.arange(0, 245, 7).to(U8).reshape(1, 1, 5, 7)
+    f = lambda x: F.interpolate(x, size=(3, 9), mode=mode)  # noqa: E731
+    assert_as_eager(mc.compile(f)(image), f(image))
