@@ -211,7 +211,7 @@ def run_node(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> A
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)
     assert callable(node.target), f"a captured graph has no {node.op} nodes"
-    bytes_given = any(x.dtype is torch.uint8 for x in (*args, *kwargs.values()) if is_strided(x))
+    bytes_given = any(getattr(x, "dtype", 0) is torch.uint8 for x in (*args, *kwargs.values()))
     if bytes_given and node.target is torch.nn.functional.interpolate:
         raise Unsupported("images of bytes are resampled in eager's fixed-point arithmetic")
     return node.target(*args, **kwargs)

@@ -159,3 +159,14 @@ def test_images_of_bytes_are_resampled_as_in_eager(mode: str) -> None:
     image = torch.arange(0, 245, 7).to(U8).reshape(1, 1, 5, 7)
     f = lambda x: F.interpolate(x, size=(3, 9), mode=mode)  # noqa: E731
     assert_as_eager(mc.compile(f)(image), f(image))
+
+
+def test_targets_of_known_length_train_at_symbolic_sizes() -> None:
+    f = lambda x: F.nll_loss(x.log_softmax(1), torch.arange(8) % 7)  # noqa: E731
+    ours = torch.randn(8, 7, requires_grad=True)
+    theirs = ours.detach().clone().requires_grad_()
+    mc.compile(f, dynamic=True)(ours).backward()
+    f(theirs).backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    with pytest.raises(ValueError, match="batch_size"):
+        mc.compile(f, dynamic=True)(torch.randn(10, 7))
