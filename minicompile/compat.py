@@ -19,6 +19,8 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from minicompile.ops.strides import laid_out_as_eager
+
 __all__ = ["TorchDispatchMode", "map_aggregate"]  # private modules, re-exported
 
 # Fake tensors and tracing (torch 2.11 to 2.13) ---------------------------------------------------
@@ -32,14 +34,26 @@ def fake_tensor_type() -> type[torch.Tensor]:
     return FakeTensor
 
 
+@functools.cache
+def _eager_layouts() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    class EagerLayouts(FakeTensorMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+            return laid_out_as_eager(func, args, result)
+
+    return EagerLayouts
+
+
 def fake_mode(symbolic: bool = False) -> Any:
     """A FakeTensorMode. `symbolic`: sizes may be SymInts of our own ShapeEnv, which torch's cache can't key.
 
     The first one costs most of a second, since torch imports a lot.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    mode = FakeTensorMode(shape_env=None, allow_non_fake_inputs=True)
+    mode = _eager_layouts()(shape_env=None, allow_non_fake_inputs=True)
     mode.static_shapes = not symbolic
     if symbolic:
         mode.cache_enabled = False

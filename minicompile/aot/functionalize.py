@@ -20,7 +20,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from minicompile.aot.joint import user_line
-from minicompile.aot.layout import inverse_order, is_dense, with_layout
+from minicompile.aot.layout import inverse_order, is_dense, repeats, with_layout
 from minicompile.aot.result import RuntimeMetadata
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import (
@@ -175,6 +175,8 @@ class Functionalizer:
         while node in self.view_of:
             base = self.view_of[node]
             new, node = self.undo_view(node, self.read(base), new), base
+        if repeats(node.meta["val"]):
+            raise Unsupported("a write to a tensor whose elements share memory", user_line(node))
         storage.version += 1
         self.values[node] = (with_layout(new, node.meta["val"]), storage.version)
 

@@ -68,6 +68,11 @@ def is_dense(value: torch.Tensor) -> bool:
     return True
 
 
+def repeats(value: torch.Tensor) -> bool:
+    """Does an expanded dimension show the same memory again?"""
+    return any(hint(n) > 1 and hint(s) == 0 for n, s in zip(value.shape, value.stride()))
+
+
 def same_strides(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Equal strides wherever they matter: in dimensions longer than 1."""
     sizes = [size_expr(size) for size in one.shape]

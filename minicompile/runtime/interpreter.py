@@ -10,6 +10,7 @@ do or does wrong is put right here, and only while a kernel runs (Triton 3.6.0 t
 - `tl.sum` and our helpers are compiled functions, unless the whole process was started for interpreting:
   calling one inside a kernel interprets it too, so interpreting and compiling mix in one process.
 - bfloat16 has no atomic addition.
+- A scalar condition that meets a block must stay a truth value.
 - Index checks (`tl.device_assert`) are off unless asked for.
 """
 
@@ -86,6 +87,7 @@ def interpreting() -> Iterator[None]:
         (interpreter, "_convert_float"): convert_float(interpreter._convert_float),
         (interpreter.ReduceOps, "generic_reduce"): fold,
         (type(builder), "create_atomic_rmw"): atomic_rmw(type(builder).create_atomic_rmw),
+        (type(builder), "create_splat"): splat(type(builder).create_splat),
         (JITFunction, "__call__"): call_interpreted,
         (builder, "options"): interpreter.InterpreterOptions(debug=True, sanitize_overflow=False),
     }
@@ -137,6 +139,17 @@ def atomic_rmw(otherwise: Callable[..., Any]) -> Callable[..., Any]:
         return interpreter.TensorHandle(before, tl.bfloat16)
 
     return add
+
+
+def splat(otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """A scalar as a block. The interpreter takes a comparison's result for a number of its operands' type."""
+
+    def create(self: Any, shape: Any, value: Any) -> Any:
+        if value.data.dtype == np.bool_:
+            value = interpreter.TensorHandle(value.data, tl.int1)
+        return otherwise(self, shape, value)
+
+    return create
 
 
 def fold(self: Any, blocks: tuple[Any, ...]) -> list[Any]:
