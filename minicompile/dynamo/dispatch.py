@@ -27,8 +27,8 @@ from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate
 from minicompile.dynamo.interpreter import Marker
 from minicompile.dynamo.result import Capture, Explanation, GraphBreak, GuardFailure
-from minicompile.dynamo.variables import UserError, is_constant
 from minicompile.dynamo.sizes import shape_guards
+from minicompile.dynamo.variables import UserError, is_constant
 from minicompile.errors import BackendError, MinicompileError, OptionError, Unsupported
 from minicompile.options import Options
 

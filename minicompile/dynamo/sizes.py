@@ -82,7 +82,9 @@ class Sizes:
         """The symbol of all sizes that are `hint` while capturing."""
         if hint in self.by_hint:
             size, first = self.by_hint[hint]
-            guard = Guard((source, first), "same_size", expression_of(size), "equal while capturing")
+            guard = Guard(
+                (source, first), "same_size", expression_of(size), "equal while capturing"
+            )
         else:
             size = self.env.create_symbol(hint, source)
             self.by_hint[hint] = size, source
@@ -112,8 +114,9 @@ def sources_of(env: ShapeEnv, expr: sympy.Basic) -> tuple[Source, ...]:
 
 def shape_guards(env: ShapeEnv | None) -> list[Guard]:
     """What has been assumed of the sizes so far."""
-    assumed = env.guards if env is not None else ()
-    return [Guard(sources_of(env, fact), "shape", fact, why) for fact, why in assumed]
+    if env is None:
+        return []
+    return [Guard(sources_of(env, fact), "shape", fact, why) for fact, why in env.guards]
 
 
 def expression_of(size: Any) -> Any:

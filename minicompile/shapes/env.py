@@ -15,9 +15,10 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.core.function import Application
 
 from minicompile.ops.display import Shown
-from minicompile.shapes.expr import FloorDiv, ModularIndexing, exact_quotient, loop_symbol, size_symbol
+from minicompile.shapes.expr import exact_quotient, loop_symbol, size_symbol
 from minicompile.shapes.symnode import SymNode
 
 SMALLEST_SIZE = 2
@@ -37,7 +38,7 @@ class ShapeEnv(Shown):
         self.guards: list[tuple[sympy.Basic, str]] = []
         self._answers: dict[sympy.Basic, sympy.Basic | None] = {}
         self._shifted: dict[sympy.Symbol, sympy.Expr] = {}
-        self._equal: dict[sympy.Symbol, sympy.Expr] = {}
+        self._equal: dict[sympy.Expr, sympy.Expr] = {}
 
     def create_symbol(self, hint: int, source: object | None) -> torch.SymInt:
         """A new size that is `hint` (at least 2) while compiling."""
@@ -112,26 +113,33 @@ class ShapeEnv(Shown):
         if isinstance(fact, sympy.Eq):
             fact = self.simplified(fact)
             if isinstance(fact, sympy.Eq):
-                for symbol, value in self._solved(fact).items():
-                    known = {k: v.xreplace({symbol: value}) for k, v in self._equal.items()}
-                    self._equal = {**known, symbol: value}
+                for term, value in self._solved(fact).items():
+                    known = {k: v.xreplace({term: value}) for k, v in self._equal.items()}
+                    self._equal = {**known, term: value}
 
-    def _solved(self, fact: sympy.Eq) -> dict[sympy.Symbol, sympy.Expr]:
-        """The youngest symbol that an equation gives in terms of others. One that gives none pins its symbols."""
+    def _solved(self, fact: sympy.Eq) -> dict[sympy.Expr, sympy.Expr]:
+        """A term (the youngest symbol, else a quotient, remainder, minimum) that an equation gives.
+
+        One that gives none pins its symbols to the sizes at hand.
+        """
         difference = sympy.factor(fact.lhs - fact.rhs)
-        factors = [f for f in sympy.Mul.make_args(difference) if not f.is_positive and f != -1]
-        [equation] = factors if len(factors) == 1 else [difference]
-        equation = sympy.expand(equation)
-        symbols = sorted(equation.free_symbols, key=list(self.hints).index, reverse=True)
-        for symbol in symbols:
-            step = equation.coeff(symbol, 1)
-            value = exact_quotient(equation - step * symbol, -step) if step.is_Integer and step else None
-            if value is not None and symbol not in value.free_symbols:
-                return {symbol: value}
-        if equation.has(FloorDiv, ModularIndexing):
+        factors = [
+            f for f in sympy.Mul.make_args(difference) if not f.is_number and not f.is_positive
+        ]
+        equation = sympy.expand(factors[0] if len(factors) == 1 else difference)
+        symbols = sorted(fact.free_symbols, key=list(self.hints).index, reverse=True)
+        for term in (*symbols, *sorted(equation.atoms(Application), key=str)):
+            step = equation.coeff(term, 1)
+            value = (
+                exact_quotient(equation - step * term, -step) if step.is_Integer and step else None
+            )
+            if value is not None and not value.has(term):
+                return {term: value}
+        if equation.has(Application) and not fact.rhs.is_number:
             return {}
         pinned = {symbol: sympy.Integer(self.hints[symbol]) for symbol in symbols}
-        self.guards += [(sympy.Eq(*pair), f"{fact} gives no size by the others") for pair in pinned.items()]
+        reason = f"{fact} gives no size by the others"
+        self.guards += [(sympy.Eq(*pair), reason) for pair in pinned.items()]
         return pinned
 
     def broken_guard(self, sizes: Mapping[sympy.Symbol, int]) -> tuple[sympy.Basic, str] | None:

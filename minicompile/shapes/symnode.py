@@ -131,9 +131,9 @@ class SymNode:
         return self
 
     def sym_max(self, other: SymNode) -> SymNode:
-        """The larger one. Which one that is becomes a guard if the other is 0 or 1, as in row-major strides."""
-        if ONE in (self.expr, other.expr) or self.expr.is_zero or other.expr.is_zero:
-            return self if self.ge(other).guard_bool() else other
+        """The larger one. Compared with 1, as in row-major strides, which one that is becomes a guard."""
+        if ONE in (self.expr, other.expr):
+            return self if self._truth(sympy.Ge, other).guard_bool() else other
         return self._new(sympy.Max(self.expr, other.expr), int)
 
     def sym_not(self) -> SymNode:
