@@ -287,6 +287,8 @@ class SizeReader:
             elif isinstance(value, torch.Tensor):
                 for dim, size in enumerate(value.shape):
                     self.sources.setdefault(size_expr(size), (position, dim))
+                    if isinstance(size, torch.SymInt):  # a symbol that a later guard replaced
+                        self.sources.setdefault(size.node.given, (position, dim))
 
     def function(self, sizes: Sequence[Any]) -> Callable[[Sequence[Any]], list[int]]:
         """Inputs -> the sizes as ints."""

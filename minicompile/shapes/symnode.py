@@ -35,12 +35,12 @@ class SymNode:
     _hint = None
 
     def __init__(self, expr: sympy.Basic, shape_env: ShapeEnv, pytype: type) -> None:
-        self._expr, self.shape_env, self.pytype = expr, shape_env, pytype
+        self.given, self.shape_env, self.pytype = expr, shape_env, pytype
 
     @property
     def expr(self) -> sympy.Basic:
         """The expression, with what guards have said of its symbols since."""
-        return self.shape_env.simplified(self._expr)
+        return self.shape_env.simplified(self.given)
 
     def _new(self, expr: sympy.Basic, pytype: type) -> SymNode:
         return SymNode(expr, self.shape_env, pytype)
