@@ -130,7 +130,8 @@ def conform(op: object, result: Any, expected: Any) -> Any:
         )
     if not isinstance(expected, torch.Tensor) or result is None:
         return result
-    if not same_sizes(result, expected):
+    # what isn't equal as expressions becomes a guard
+    if result.dim() != expected.dim() or any(a != b for a, b in zip(result.shape, expected.shape)):
         raise VerifyError(
             f"the decomposition of {op} gives shape {list(result.shape)}, not {list(expected.shape)}"
         )

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
-from minicompile.aot.layout import hint
+from minicompile.aot.layout import hint, size_expr
 from minicompile.aot.maxflow import UNLIMITED, FlowNetwork
 from minicompile.aot.result import Partition, RuntimeMetadata, SavedValue
 from minicompile.aot.views import (
@@ -75,6 +76,7 @@ def partition(
     reasons = min_cut(parts) if method == "min_cut" else naive
     saved = [node for node in parts.nodes if node in reasons]
     sizes = parts.sizes_read_by_backward(reasons)
+    sizes += parts.sizes_of_shapes([*saved, *sizes, *parts.tangents], joint.gm.graph)
     metadata.saved, metadata.saved_sizes = len(saved) + len(sizes), len(sizes)
     forward = extract(joint, "forward", parts.primals, [*parts.results, *saved, *sizes])
     backward = extract(joint, "backward", [*saved, *sizes, *parts.tangents], parts.gradients)
@@ -153,6 +155,29 @@ class JointParts:
         """Symbolic sizes that the backward graph uses, directly or through what it recomputes."""
         used = ancestors(self.gradients, stop=lambda node: node in saved or is_size(node))
         return [node for node in self.nodes if node in used and is_size(node)]
+
+    def sizes_of_shapes(self, inputs: Sequence[fx.Node], graph: fx.Graph) -> list[fx.Node]:
+        """New nodes for the symbols in the backward's shapes that aren't the size of an input of it."""
+        used = ancestors(self.gradients, stop=lambda node: node in inputs)
+        known = set().union(*map(size_expressions, inputs))
+        symbols = set().union(*(e.free_symbols for node in used for e in size_expressions(node)))
+        made = []
+        for symbol in sorted(symbols - known, key=str):
+            source = next(node for node in self.primals if symbol in size_expressions(node))
+            value = source.meta["val"]
+            dim = [size_expr(size) for size in value.shape].index(symbol)
+            with graph.inserting_after(self.primals[-1]):
+                made.append(graph.call_function(aten.sym_size.int, (source, dim)))
+            made[-1].meta.update(source.meta, val=value.shape[dim])
+        self.nodes = [node for node in graph.nodes if node.op != "output"]
+        return made
+
+
+def size_expressions(node: fx.Node) -> set[sympy.Expr]:
+    """The sizes in a node's value, symbolic or not."""
+    value = node.meta.get("val")
+    sizes = (value,) if isinstance(value, torch.SymInt) else getattr(value, "shape", ())
+    return {sympy.sympify(size_expr(size)) for size in sizes}
 
 
 def ancestors(outputs: Iterable[Any], stop: Any = lambda node: False) -> set[fx.Node]:

@@ -22,7 +22,7 @@ from minicompile.dynamo.outside import MODULE_TABLES
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import Capture, GraphInput, Guard, Source
-from minicompile.dynamo.sizes import any_marked, free_dims
+from minicompile.dynamo.sizes import any_marked, free_dims, shape_guards
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import CONTAINERS, IDENTITY_TYPES, UserError, VariableTracker
 from minicompile.errors import Unsupported
@@ -122,7 +122,9 @@ def finish(tracer: Tracer, returned: Any, name: str) -> CapturedFrame:
     recorder, sizes = tracer.recorder, tracer.recorder.sizes
     check_memory(tracer)
     guard_aliases(tracer)
-    guards = (*tracer.guards.values(), *(sizes.guards() if sizes is not None else ()))
+    env = sizes.env if sizes is not None and sizes.env.symbols else None
+    assumed = (*(sizes.extra if sizes is not None else ()), *shape_guards(env))
+    guards = (*tracer.guards.values(), *assumed)
     identical = {g.sources[0]: g.expected for g in guards if g.kind == "identity"}
     arguments = {source: value for source, value in identical.items() if source.kind == "local"}
     # what lies below an argument that must be one particular object is reached without it
@@ -147,7 +149,7 @@ def finish(tracer: Tracer, returned: Any, name: str) -> CapturedFrame:
         side_effects=tuple(rebuild.effects),
         inlined=tuple(tracer.inlined),
         grad_enabled=torch.is_grad_enabled(),
-        shape_env=sizes.env if sizes is not None and sizes.first else None,
+        shape_env=env,
     )
     kept = [f"{name} = inputs[{position}]" for position, name in rebuild.kept_inputs.items()]
     free = {i: dims for i, tracker in enumerate(inputs) if (dims := free_dims(tracker.value))}

@@ -199,7 +199,7 @@ class Recorder:
         """The call that computes a size expression."""
         assert self.sizes is not None
         if isinstance(expr, sympy.Symbol):
-            source = self.sizes.first[expr]
+            source = self.sizes.env.symbols[expr]
             tensor = next(i for i in self.inputs if i.source == source.base)
             return "size", (self.inputs[tensor][0], source.key)
         if isinstance(expr, ModularIndexing):
