@@ -11,6 +11,7 @@ The real compiler walks its guard tree on every call: torch/csrc/dynamo/guards.c
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
 from pathlib import Path
@@ -162,14 +163,16 @@ class Facts:
                 pass
             case "type":
                 self.kind(value)
+            case "keys" if isinstance(value, collections.OrderedDict):
+                raise NotCoveredError  # its order is not that of the dict inside
             case "length" | "keys" if isinstance(value, dict):
                 self.enumerated[id(value)] = value
             case "length" if type(value) is list:
                 self.lists[id(value)] = value
             case "absent" if isinstance(value, dict):
                 self.item(value, guard.expected)
-            case "class_absent":
-                self.class_attribute(value, guard.expected)
+            case "class":
+                self.classes[id(value)] = value
             case "code":
                 self.part(CODE, value)
             case "defaults":

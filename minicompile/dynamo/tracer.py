@@ -59,9 +59,6 @@ class Tracer(Calls):
         self.log = InstructionLog()
         self.definition: SourceLine | None = None
         """Stands for the user's line while none of the user's code is running."""
-        self.raised: BaseException | None = None
-        self.raised_at: SourceLine | None = None
-        """The last exception, and the user's line where it came up."""
         recorder.stack = self.provenance
         self.hold(function, function.__qualname__)
 
@@ -98,11 +95,6 @@ class Tracer(Calls):
         if not lines and self.definition is not None:
             return (self.definition,), path
         return tuple(reversed(lines or every)), path
-
-    def catches(self, error: BaseException) -> bool:
-        if error is not self.raised:
-            self.raised, self.raised_at = error, self.user_line()
-        return super().catches(error)
 
     # -- imports
 
