@@ -29,6 +29,7 @@ import torch
 
 from minicompile.codegen.printing import index_dtype
 from minicompile.ops.dtypes import computation_dtype, is_int
+from minicompile.ops.table import BOOL_AS_LOGIC
 from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead
 from minicompile.shapes.expr import FloorDiv, simplify_index
 
@@ -42,19 +43,6 @@ STEPS = ROUNDING | {"sign", "floordiv", "truncdiv", "remainder", "fmod"}
 CONVERSIONS = frozenset({"load", "constant", "index_expr", "to_dtype", "bitcast"})
 CHOICES = frozenset({"where", "maximum", "minimum", "neg", "abs", "max", "min"}) | ROUNDING
 """Operations and reductions that give numbers of a half type if they are given such numbers."""
-
-BOOL_ARITHMETIC = {
-    "add": "logical_or",
-    "mul": "logical_and",
-    "maximum": "logical_or",
-    "minimum": "logical_and",
-    "bitwise_or": "logical_or",
-    "bitwise_and": "logical_and",
-    "bitwise_xor": "logical_xor",
-    "bitwise_not": "logical_not",
-    "sub": "logical_xor",
-    "ne": "logical_xor",
-}
 
 
 def legalize(
@@ -279,8 +267,8 @@ def pointwise(ops: Recorder, name: str, values: list[Value]) -> Value:
 
 
 def _on_bools(ops: Recorder, name: str, values: list[Value]) -> Value:
-    if name in BOOL_ARITHMETIC:
-        return ops.pointwise(BOOL_ARITHMETIC[name], *values)
+    if name in BOOL_AS_LOGIC:
+        return ops.pointwise(BOOL_AS_LOGIC[name], *values)
     # what is left (comparisons, division, shifts, powers) computes on bytes
     found = pointwise(ops, name, [ops.to_dtype(v, torch.uint8) for v in values])
     return ops.to_dtype(found, torch.bool)
