@@ -35,7 +35,8 @@ class SymNode:
     _hint = None
 
     def __init__(self, expr: sympy.Basic, shape_env: ShapeEnv, pytype: type) -> None:
-        self.given, self.shape_env, self.pytype = expr, shape_env, pytype
+        self.given = self._expr = expr  # torch reads the second name
+        self.shape_env, self.pytype = shape_env, pytype
 
     @property
     def expr(self) -> sympy.Basic:
