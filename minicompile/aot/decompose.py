@@ -31,25 +31,23 @@ def lower_to(level: Level, gm: fx.GraphModule, mode: Any, name: str) -> fx.Graph
     kind = PrimsTracer if level == "prims" else Tracer
     tracer = kind(mode, rules=lambda op: rule_for(op, level))
     values: dict[fx.Node, Any] = {}
+
+    def lowered(node: fx.Node) -> Any:
+        rule = tracer.rules(node.target) if isinstance(node.target, OpOverload) else None
+        if rule is not None:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            result = rule(*args, **kwargs)
+            if result is not NotImplemented:
+                return conform(node.target, result, node.meta["val"])
+        return tracer.copy(node, gm, values.__getitem__)
+
     with torch.no_grad(), tracer.active():
         for node in gm.graph.nodes:
             if node.op != "output":
                 tracer.origins, tracer.phase = origins_of(node), node.meta.get("phase")
-                values[node] = lower_node(node, gm, values, tracer)
+                values[node] = lowered(node)
         results = fx.map_arg(results_of(gm.graph), values.__getitem__)
         return tracer.finish(results, name)
-
-
-def lower_node(
-    node: fx.Node, gm: fx.GraphModule, values: dict[fx.Node, Any], tracer: Tracer
-) -> Any:
-    rule = tracer.rules(node.target) if isinstance(node.target, OpOverload) else None
-    if rule is not None:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-        result = rule(*args, **kwargs)
-        if result is not NotImplemented:
-            return conform(node.target, result, node.meta["val"])
-    return tracer.copy(node, gm, values.__getitem__)
 
 
 COMPARISONS = aten_ops("eq ne lt le gt ge")

@@ -80,7 +80,11 @@ def partition(
     metadata.saved, metadata.saved_sizes = len(saved) + len(sizes), len(sizes)
     forward = extract(joint, "forward", parts.primals, [*parts.results, *saved, *sizes])
     backward = extract(joint, "backward", [*saved, *sizes, *parts.tangents], parts.gradients)
-    twice = computed_names(forward) & computed_names(backward)
+    calls = [
+        {node.name for node in half.nodes if isinstance(node.target, OpOverload)}
+        for half in (forward, backward)
+    ]
+    twice = set.intersection(*calls)
     report = Partition(
         tuple(saved_value(node, reasons[node]) for node in saved),
         tuple(node.name for node in parts.nodes if node.name in twice and not is_view(node)),
@@ -94,10 +98,6 @@ def partition(
 def saved_value(node: fx.Node, reason: str) -> SavedValue:
     size = None if is_symbolic(node) else bytes_of(node)
     return SavedValue(node.name, size, reason, is_input=node.op == "placeholder")
-
-
-def computed_names(graph: Graph) -> set[str]:
-    return {node.name for node in graph.nodes if isinstance(node.target, OpOverload)}
 
 
 def copy_mutated_inputs(gm: fx.GraphModule, inputs: Iterable[fx.Node]) -> None:
@@ -229,16 +229,15 @@ def save_all(parts: JointParts) -> Saved:
     for node in parts.nodes:
         if node in parts.needed_by_backward and parts.is_backward(node):
             for used in node.all_input_nodes:
-                if not is_size(used):
-                    saved.setdefault(alias_root(used), f"read by {node.name} in the backward pass")
+                saved.setdefault(alias_root(used), f"read by {node.name} in the backward pass")
     for value in parts.gradients:
         if isinstance(value, fx.Node):
             saved.setdefault(alias_root(value), "a gradient by itself")
-    return {
-        node: reason
-        for node, reason in saved.items()
-        if not is_constant(node) and not parts.is_backward(node)
-    }
+
+    def worth_keeping(node: fx.Node) -> bool:
+        return not (is_size(node) or is_constant(node) or parts.is_backward(node))
+
+    return {node: reason for node, reason in saved.items() if worth_keeping(node)}
 
 
 # Minimum cut -------------------------------------------------------------------------------------
@@ -278,16 +277,12 @@ def why_not_recomputed(node: fx.Node, in_memory: set[fx.Node]) -> str:
     """The reason why a value can't or shouldn't be computed again in the backward; "" if it may be."""
     if node.op == "placeholder":
         return "an input of the graph"
-    if node.op == "get_attr" or is_constant(node):
+    if is_constant(node) or is_view(node):
         return ""
     if node.target is operator.getitem:
-        whole = node.args[0]
-        assert isinstance(whole, fx.Node)
-        return "" if is_view(node) else why_not_recomputed(whole, in_memory)
+        return why_not_recomputed(node.all_input_nodes[0], in_memory)
     if is_random(node):
         return "random: a second call would draw other numbers"
-    if is_view(node):
-        return ""
     if is_heavy(node):
         return f"{node.target} is expensive to compute again"
     if node.target is aten.clone.default and node.all_input_nodes[0].op == "placeholder":

@@ -37,11 +37,10 @@ def make_callable(
 
     `forward` and `backward` run the graphs of `result`, compiled or interpreted.
     """
-    compute = (
-        inference_call(result, forward)
-        if backward is None
-        else training_call(result, forward, backward)
-    )
+    if backward is None:
+        compute = inference_call(result, forward)
+    else:
+        compute = training_call(result, forward, backward)
     call = with_outputs(compute, result)
 
     def run(inputs: list[Any]) -> Sequence[Any]:
