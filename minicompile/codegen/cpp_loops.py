@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import sympy
 import torch
@@ -229,8 +228,8 @@ class LoopPrinter(ValuePrinter):
             def lanes(values: Sequence[Value]) -> None:
                 self._inner(columns, values, self._simd(values, inner), arrays)
 
-            def one_row(values: Sequence[Value], stretch: Stretch) -> None:
-                with self.loop(stretch.loop):
+            def one_row(values: Sequence[Value], loop: Loop, *_: int) -> None:
+                with self.loop(loop):
                     lanes(values)
 
             for phase in self.plan.phases:
@@ -325,7 +324,7 @@ class LoopPrinter(ValuePrinter):
                 start, stop = block, f"{inner}_end"
             most = BLOCK if in_blocks or not isinstance(size, int) else size
             loop = Loop(inner, size, start, stop or self.index(size))
-            innermost(values, Stretch(loop, most, at_once))
+            innermost(values, loop, most, at_once)
             self._for_each(totals, "{1} += {0};")
         self._for_each(totals, "{0} = {1};")
 
@@ -401,7 +400,7 @@ class LoopPrinter(ValuePrinter):
         in_memory = value.inputs[0] in self.plan.loop and self.plan.vector_width > 1
         return known and in_memory and not self.tile
 
-    def _row(self, values: Sequence[Value], stretch: Stretch) -> None:
+    def _row(self, values: Sequence[Value], loop: Loop, most: int, at_once: bool) -> None:
         """The innermost loop: values, stores, what row reductions will read, other reductions."""
         by_row = [v for v in values if v.op == "reduction" and self._by_row(v)]
         stashed, index = self.plan.stashed, self.index(self.place())
@@ -411,7 +410,7 @@ class LoopPrinter(ValuePrinter):
             for v in by_row
             if v.inputs[0] not in stashed and not self._lies_in_memory(v.inputs[0])
         }
-        inner, _, start, stop, _ = stretch.loop
+        inner, _, start, stop, _ = loop
         before = "" if start == "0" else f" - {start}"
         for value in self.in_order(filled):
             scratch[value] = f"{self.names[value]}_part[{inner}{before}]"
@@ -419,14 +418,14 @@ class LoopPrinter(ValuePrinter):
         needed = cone((v for v in wanted if v not in by_row), values, ())
         if needed:
             inside = [v for v in values if v in needed]
-            self._scratch(self.in_order(filled), "_part", stretch.most)
-            self._inner(stretch.loop, inside, self._simd(inside, inner, riding=True), scratch)
+            self._scratch(self.in_order(filled), "_part", most)
+            self._inner(loop, inside, self._simd(inside, inner, riding=True), scratch)
         for value in by_row:
-            name, row = self.names[value], self._row_address(value.inputs[0], stretch.loop)
+            name, row = self.names[value], self._row_address(value.inputs[0], loop)
             ctype = CTYPES[value.dtype]
             helper = f"mc_row_{value.kind}" + ("_double" if ctype == "double" else "")
             found = f"{helper}({row}, {stop}{before})"
-            if stretch.at_once:
+            if at_once:
                 self.line(f"{ctype} {name} = {found};", value.origins)
             else:
                 self.line(f"{ctype} {name}_part = {found};", value.origins)
@@ -451,19 +450,9 @@ class LoopPrinter(ValuePrinter):
         return base if offset == "0" else f"{base} + {offset}"
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """The part of the innermost loop over r that is at hand: all of it, or a block."""
-
-    loop: Loop
-    most: int
-    """Most elements it can have, where that is known."""
-    at_once: bool
-    """It is the whole reduction: nothing has been accumulated before."""
-
-
-Innermost = Callable[[Sequence[Value], Stretch], None]
-"""Prints the innermost loop over r."""
+Innermost = Callable[[Sequence[Value], Loop, int, bool], None]
+"""Prints the innermost loop over r, or a block of it: values, the loop, the most iterations it can have, and
+whether it is the whole reduction, so that nothing has been accumulated before."""
 
 
 def operands(values: Iterable[Value]) -> set[Value]:

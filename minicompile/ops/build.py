@@ -130,21 +130,21 @@ class Module:
         raise AttributeError(f"no C function {name!r} in {files}")
 
 
+@dataclass(frozen=True)
 class Pending:
     """Compilers at work, one for each source that the cache doesn't have."""
 
-    def __init__(self, sources: Sequence[str], compiler: Compiler, options: Options) -> None:
-        self._jobs = [_Job(text, compiler, options) for text in sources]
+    jobs: Sequence[_Job]
 
     def result(self) -> Module:
         """Wait and load, once. Raises BackendError with the compiler's first complaints."""
-        return Module([job.finish(_load) for job in self._jobs])
+        return Module([job.finish(_load) for job in self.jobs])
 
 
 def start_build(source: str | Sequence[str], options: Options) -> Pending:
     """Start compiling one source, or several side by side. Raises BackendError without a compiler."""
     sources = [source] if isinstance(source, str) else source
-    return Pending(sources, find_compiler(options), options)
+    return Pending([_Job(text, options) for text in sources])
 
 
 @functools.cache
@@ -163,7 +163,7 @@ def load_extension(source: Path) -> ModuleType | None:
         return module
 
     try:
-        return _Job(source.read_text(), find_compiler(options), options).finish(load)
+        return _Job(source.read_text(), options).finish(load)
     except (BackendError, ImportError, OSError):
         return None
 
@@ -171,8 +171,9 @@ def load_extension(source: Path) -> ModuleType | None:
 class _Job:
     """One source on its way to a library."""
 
-    def __init__(self, source: str, compiler: Compiler, options: Options) -> None:
-        self.source, self.compiler = source, compiler
+    def __init__(self, source: str, options: Options) -> None:
+        self.source = source
+        self.compiler = compiler = find_compiler(options)
         facts = (source, *compiler.command, compiler.version, *compiler.flags, processor_features())
         self.key = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
         self.folder = _usable(Path(options.cache_dir) / "cpp") if options.disk_cache else None

@@ -11,7 +11,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from minicompile import compat
 from minicompile.codegen.plan import KernelSource
@@ -21,7 +20,6 @@ from minicompile.runtime.triton import (
     Tiles,
     compile_kernel,
     execute,
-    module_name,
     planned_tiles,
     require_triton,
 )
@@ -40,18 +38,20 @@ class Assembly(Shown):
     levels: dict[str, str]
     """Text by level, in order: ttir, ttgir, llir, ptx, sass (or amdgcn)."""
     binary: bytes
+    file: str
+    """What line tables call the kernel's text."""
     shared_bytes: int
     """Dynamic shared memory of a block."""
-    registers: int | None = None
+    registers: int | None
     """Per thread; None where no disassembler is at hand."""
-    spilled_bytes: int | None = None
+    spilled_bytes: int | None
     """Local memory per thread: registers that didn't fit."""
 
     def kernel_lines(self, level: str) -> list[int | None]:
         """For each line of a level's text, the index in `source.lines` that it came from."""
         first = self.source.prelude.count("\n") + 1
         inside = range(first, first + len(self.source.lines))
-        place = re.compile(re.escape(module_name(self.source)) + r'"?(?::|, line )(\d+)')
+        place = re.compile(re.escape(self.file) + r'"?(?::|, line )(\d+)')
 
         def outermost(text: str) -> int | None:
             numbers = place.findall(text)
@@ -84,42 +84,35 @@ def cross_compile(
     tiles = tiles or planned_tiles(plan)
     divisible = [a.name for a in plan.arguments]
     divisible += [str(s) for s in plan.sizes if plan.hints.get(s, 1) % ALIGNMENT == 0]
-    function, _ = execute(source)
+    function, namespace = execute(source)
     compiled = compile_kernel(
         source, function, tiles, divisible if aligned else [], compat.gpu_target(*target)
     )
     texts = {name: text for name, text in compiled.asm.items() if isinstance(text, str)}
     texts.pop("source", None)
     binary = next(compiled.asm[name] for name in BINARIES if name in compiled.asm)
-    assembly = Assembly(
-        source, f"{target[0]} {target[1]}", tiles, texts, binary, compiled.metadata.shared
-    )
-    if target[0] == "cuda":
-        _disassemble(assembly)
-    return assembly
-
-
-def _disassemble(assembly: Assembly) -> None:
-    """Add SASS, registers and spills, as far as NVIDIA's tools are here."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(assembly.binary)
-        sass = _tool_output("nvdisasm", "-g", "-c", str(path))
-        usage = _tool_output("cuobjdump", "-res-usage", str(path))
-    if sass is not None:
-        assembly.levels["sass"] = sass
-    found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage or "")
-    if found:
+    registers = spilled = None
+    if sass := _tool_output(binary, "nvdisasm", "-g", "-c"):
+        texts["sass"] = sass
+    usage = _tool_output(binary, "cuobjdump", "-res-usage")
+    if found := re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage):
         registers, stack, local = map(int, found.groups())
-        assembly.registers, assembly.spilled_bytes = registers, stack + local
+        spilled = stack + local
+    shared = compiled.metadata.shared
+    name, file = f"{target[0]} {target[1]}", namespace["__name__"]
+    return Assembly(source, name, tiles, texts, binary, file, shared, registers, spilled)
 
 
-def _tool_output(tool: str, *arguments: str) -> str | None:
+def _tool_output(binary: bytes, tool: str, *flags: str) -> str:
+    """What one of NVIDIA's tools says; "" where it isn't here or the binary is for another GPU."""
     path = compat.nvidia_tool(tool)
     if path is None:
-        return None
-    run = subprocess.run([path, *arguments], capture_output=True, text=True, check=False)
-    return run.stdout if run.returncode == 0 else None
+        return ""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        command = [path, *flags, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 Place = Callable[[str], int | None]

@@ -3,15 +3,13 @@
 The interpreter is slow per program and quick per element, so tiles are as large as it allows. What it can't
 do or does wrong is put right here, and only while a kernel runs (Triton 3.6.0 to 3.9.0):
 
-- libdevice functions are torch's; nothing else runs libdevice bitcode on a CPU.
-- bfloat16 lives in uint16 arrays: conversion from and to fp32 rounds as torch does.
-- `range` over a runtime bound fails with NumPy 2.4 under Triton 3.6.0.
-- A reduction with a combine function of its own goes element by element in Python: here it folds halves.
-- `tl.sum` and our helpers are compiled functions, unless the whole process was started for interpreting:
-  calling one inside a kernel interprets it too, so interpreting and compiling mix in one process.
-- bfloat16 has no atomic addition.
-- A scalar condition that meets a block must stay a truth value.
-- Index checks (`tl.device_assert`) are off unless asked for.
+- nothing runs libdevice bitcode on a CPU: libdevice functions are torch's;
+- bfloat16 lives in uint16 arrays, is converted with wrong rounding, and has no atomic addition;
+- `range` over a runtime bound fails with NumPy 2.4 under Triton 3.6.0;
+- a reduction with a combine function of its own goes element by element in Python;
+- `tl.sum` and our helpers are compiled functions, unless the whole process was started for interpreting;
+- a scalar condition that meets a block turns into a number;
+- index checks (`tl.device_assert`) are off unless asked for.
 """
 
 from __future__ import annotations
