@@ -95,10 +95,7 @@ class Facts:
         if not isinstance(cls, type):
             raise NotCoveredError
         self.classes[id(cls)] = cls
-        try:
-            return lookup(cls, name)
-        except KeyError:
-            return ABSENT
+        return lookup(cls, name)
 
     def slot(self, value: Any, name: str) -> Any:
         """An attribute stored by C code, or in `__slots__`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 import time
@@ -78,7 +79,33 @@ def seeds(a: torch.Tensor) -> torch.Tensor:
     return a + torch.rand(4)
 
 
+def deep_copies(a: torch.Tensor) -> Any:
+    return a + len(copy.deepcopy([1]))
+
+
+def default_device(a: torch.Tensor) -> Any:
+    with torch.device("meta"):
+        return a, torch.zeros(2).device.type
+
+
+class Counting:
+    made = 0
+
+    def __init_subclass__(cls) -> None:
+        Counting.made += 1
+
+
+def subclasses(a: torch.Tensor) -> Any:
+    class Local(Counting):
+        pass
+
+    return a, Local.__name__
+
+
 CASES = [
+    (deep_copies, "deep copy"),
+    (default_device, "default device"),
+    (subclasses, "__init_subclass__"),
     (item, "`.item()`"),
     (branch, "branches on a tensor's data"),
     (prints, "print"),
