@@ -5,6 +5,7 @@ The real compiler: torch/_dynamo/polyfills/, torch/_dynamo/variables/user_define
 
 from __future__ import annotations
 
+import collections
 import contextvars
 import copy
 import dataclasses
@@ -17,12 +18,19 @@ import types
 import typing
 from typing import Any
 
+import torch
+
 from minicompile.dynamo.builtins import means, refuse
-from minicompile.dynamo.calls import Calls
+from minicompile.dynamo.calls import FIXED_TYPES, Calls
+from minicompile.dynamo.containers import python_method
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     MISSING,
+    OBJECT_NEW,
+    builtin_base,
     is_constant,
+    plain_dict,
+    words,
 )
 
 means(functools.cached_property)(lambda tracer, function: functools.cached_property(function))
@@ -64,7 +72,59 @@ def signature(tracer: Calls, function: Any) -> Any:
     return found
 
 
-refuse("a deep copy is made", "copy it outside", copy.deepcopy)
+PYTHON_COPY: Any = copy.copy
+
+
+@means(copy.copy)
+def shallow_copy(tracer: Calls, value: Any) -> Any:
+    if isinstance(value, torch.Tensor) or python_method(value, "__copy__") is not None:
+        return tracer.call_python(PYTHON_COPY, (value,), {})
+    return duplicate(tracer, value, None)
+
+
+means(copy.deepcopy)(lambda tracer, value: duplicate(tracer, value, {}))
+
+
+def duplicate(tracer: Calls, value: Any, memo: dict[int, Any] | None) -> Any:
+    """A copy of plain data: containers and objects that only have a `__dict__`. With a memo, deep."""
+    if isinstance(value, torch.Tensor):
+        tracer.unsupported("a tensor is copied by copy.copy or copy.deepcopy", "use clone()")
+    if is_constant(value) or isinstance(value, FIXED_TYPES):
+        return value
+    if memo is not None and id(value) in memo:
+        return memo[id(value)]
+
+    def again(item: Any) -> Any:
+        return item if memo is None else duplicate(tracer, item, memo)
+
+    cls = type(value)
+    if cls is dict or cls is collections.OrderedDict:
+        made: Any = cls((key, again(item)) for key, item in tracer.imported(value).items())
+    elif cls in (list, tuple, set, frozenset):
+        made = cls([again(item) for item in tracer.imported(value)])
+    elif builtin_base(value) is None and plain_copy(value):
+        made = object.__new__(cls)
+        if memo is not None:
+            memo[id(value)] = made
+        namespace = tracer.imported(tracer.generic_attribute(value, "__dict__"))
+        made.__dict__.update({key: again(item) for key, item in namespace.items()})
+    else:
+        tracer.unsupported(f"a {cls.__name__} is copied")
+    if memo is not None:
+        memo[id(value)] = made
+    return made
+
+
+COPY_HOOKS = words(
+    "__deepcopy__ __copy__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __getnewargs__"
+)
+
+
+def plain_copy(value: Any) -> bool:
+    """Whether copying the `__dict__` is all that `copy` would do."""
+    cls = type(value)
+    defined = any(COPY_HOOKS & owner.__dict__.keys() for owner in cls.__mro__[:-1])
+    return plain_dict(value) is not None and not defined and cls.__new__ is OBJECT_NEW
 
 
 @means(contextvars.ContextVar.get)

@@ -568,12 +568,12 @@ def classinframe_program(a):
 
 
 @prog(x)
-def copy_program(a):
+def deepcopy_program(a):
     l = [1, [2, 3]]
+    m = copy.deepcopy(l)
+    m[1].append(4)
     c = copy.copy(l)
-    c.append(4)
-    c[1].append(5)
-    return l, c, a
+    return l, m, c, a
 
 
 def echo():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import random
 import time
@@ -79,10 +78,6 @@ def seeds(a: torch.Tensor) -> torch.Tensor:
     return a + torch.rand(4)
 
 
-def deep_copies(a: torch.Tensor) -> Any:
-    return a + len(copy.deepcopy([1]))
-
-
 def default_device(a: torch.Tensor) -> Any:
     with torch.device("meta"):
         return a, torch.zeros(2).device.type
@@ -103,7 +98,6 @@ def subclasses(a: torch.Tensor) -> Any:
 
 
 CASES = [
-    (deep_copies, "deep copy"),
     (default_device, "default device"),
     (subclasses, "__init_subclass__"),
     (item, "`.item()`"),
