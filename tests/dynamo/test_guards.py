@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 import minicompile as mc
-from minicompile.dynamo import guards, native
+from minicompile.dynamo import guards
+from minicompile.dynamo.snapshot import EXTENSION
+from minicompile.ops.build import load_extension
 from tests.dynamo.helpers import compiled, equal, explained, graphs, lenient
 
 x = torch.randn(3, 4)
