@@ -1,11 +1,12 @@
 """The command line: `minicompile COMMAND` or `python -m minicompile COMMAND`.
 
-A command is one decorated function in COMMANDS; its module is imported when the command runs.
+A command is a row of COMMANDS; what it needs is imported when the command runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import importlib
 import inspect
@@ -19,49 +20,36 @@ from pathlib import Path
 from minicompile.errors import MinicompileError
 from minicompile.options import CHOICES, Options
 
-Run = Callable[[argparse.Namespace], int]
-"""Runs a command with what was chosen; gives the exit code."""
-
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: one line of help, a function that adds its arguments, and one that runs it."""
+    """A subcommand: one line of help, what runs it and gives the exit code, what adds its arguments."""
 
     help: str
-    arguments: Callable[[argparse.ArgumentParser], None]
-    run: Run
+    run: Callable[[argparse.Namespace], int]
+    arguments: Callable[[argparse.ArgumentParser], object] = lambda parser: None
 
 
-def add_nothing(parser: argparse.ArgumentParser) -> None:
-    """A command without arguments."""
+def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
+    from minicompile.bench import demo
+
+    demo.add_arguments(parser)
 
 
-def from_module(module: str, help: str) -> Command:
-    """A command whose module has `add_arguments(parser)` and `run(chosen)`; imported only if it is called."""
+def run_demo(chosen: argparse.Namespace) -> int:
+    from minicompile.bench import demo
 
-    def run(chosen: argparse.Namespace) -> int:
-        code: int = importlib.import_module(module).run(chosen)
-        return code
-
-    def arguments(parser: argparse.ArgumentParser) -> None:
-        importlib.import_module(module).add_arguments(parser)
-
-    return Command(help, arguments, run)
+    return demo.run(chosen)
 
 
 def option_docs() -> dict[str, str]:
     """Each option's docstring: the string that follows its field in the source of `Options`."""
-    import ast
-    import textwrap
-
-    body = ast.parse(textwrap.dedent(inspect.getsource(Options))).body[0]
+    body = ast.parse(inspect.getsource(Options)).body[0]
     assert isinstance(body, ast.ClassDef)
     docs: dict[str, str] = {}
     for field, after in zip(body.body, body.body[1:]):
         match field, after:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
-                value=ast.Constant(value=str(doc))
-            ):
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(doc))):
                 docs[name] = doc
     return docs
 
@@ -70,27 +58,16 @@ def show_options(chosen: argparse.Namespace) -> int:
     """Every option with its value here, what it can be, and what it does."""
     docs, here = option_docs(), Options()
     for field in dataclasses.fields(Options):
-        allowed = (
-            f"  (one of {', '.join(map(repr, CHOICES[field.name]))})"
-            if field.name in CHOICES
-            else ""
-        )
+        choices = ", ".join(map(repr, CHOICES.get(field.name, ())))
+        allowed = f"  (one of {choices})" if choices else ""
         print(f"{field.name} = {getattr(here, field.name)!r}{allowed}")
         for line in docs.get(field.name, "").splitlines():
             print(f"    {line.strip()}")
     return 0
 
 
-RULE_HOLDERS = (
-    "minicompile.dynamo.capture",
-    "minicompile.pipeline",
-    "minicompile.show",
-)
+RULE_HOLDERS = ("minicompile.dynamo.capture", "minicompile.pipeline", "minicompile.show")
 """Importing these fills the registries."""
-
-
-def add_rules_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("registry", nargs="?", help="list the rules of this registry")
 
 
 def show_rules(chosen: argparse.Namespace) -> int:
@@ -110,12 +87,6 @@ def show_rules(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--clear", action="store_true", help="delete everything in the cache folder"
-    )
-
-
 def run_cache(chosen: argparse.Namespace) -> int:
     """Where compiled code is kept, how much there is; `--clear` empties it."""
     folder = Path(Options().cache_dir)
@@ -124,21 +95,28 @@ def run_cache(chosen: argparse.Namespace) -> int:
     print(f"{folder}: {len(files)} files, {size / 2**20:.1f} MiB")
     if chosen.clear and folder.is_dir():
         if Path.home().is_relative_to(folder) or Path.cwd().is_relative_to(folder):
-            raise MinicompileError(
-                f"{folder} holds your home or working folder, so it is not cleared"
-            )
+            reason = "holds your home or working folder, so it is not cleared"
+            raise MinicompileError(f"{folder} {reason}")
         shutil.rmtree(folder)
         print("cleared")
     return 0
 
 
-COMMANDS: dict[str, Command] = {
-    "demo": from_module(
-        "minicompile.bench.demo", "train the lesson model: eager, torch.compile, minicompile"
+COMMANDS = {
+    "demo": Command(
+        "train the lesson model: eager, torch.compile, minicompile", run_demo, add_demo_arguments
     ),
-    "options": Command("list every option with its value and meaning", add_nothing, show_options),
-    "rules": Command("list the registries, or the rules of one", add_rules_arguments, show_rules),
-    "cache": Command("show or clear the folder of compiled code", add_cache_arguments, run_cache),
+    "options": Command("list every option with its value and meaning", show_options),
+    "rules": Command(
+        "list the registries, or the rules of one",
+        show_rules,
+        lambda to: to.add_argument("registry", nargs="?", help="list the rules of this registry"),
+    ),
+    "cache": Command(
+        "show or clear the folder of compiled code",
+        run_cache,
+        lambda to: to.add_argument("--clear", action="store_true", help="delete all in the folder"),
+    ),
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -40,25 +40,17 @@ def eager_backend(options: Options) -> Backend:
 @backends("aot_eager")
 def aot_eager_backend(options: Options) -> Backend:
     """Forward and backward graphs of ATen operators, run by torch."""
+    from minicompile import pipeline
 
-    def compile_with(capture: Capture) -> Any:
-        from minicompile import pipeline
-
-        return pipeline.aot_eager(capture, options)
-
-    return compile_with
+    return functools.partial(pipeline.aot_eager, options=options)
 
 
 @backends("inductor")
 def inductor_backend(options: Options) -> Backend:
     """All the way to generated kernels."""
+    from minicompile import pipeline
 
-    def compile_with(capture: Capture) -> Any:
-        from minicompile import pipeline
-
-        return pipeline.compile_capture(capture, options)
-
-    return compile_with
+    return functools.partial(pipeline.compile_capture, options=options)
 
 
 def callable_backend(function: Callable[[Any, list[Any]], Callable[..., Any]]) -> Backend:
@@ -74,16 +66,15 @@ def callable_backend(function: Callable[[Any, list[Any]], Callable[..., Any]]) -
 
 
 def find_backend(backend: Any, options: Options) -> Backend:
-    if isinstance(backend, str):
-        maker = backends.get(backend)
-        if maker is None:
-            raise OptionError(
-                f"no backend {backend!r}; known: {', '.join(sorted(backends))}, or a callable"
-            )
-        return maker(options)
     if callable(backend):
         return callable_backend(backend)
-    raise OptionError(f"backend must be a name or a callable, not a {type(backend).__name__}")
+    if not isinstance(backend, str):
+        raise OptionError(f"backend must be a name or a callable, not a {type(backend).__name__}")
+    maker = backends.get(backend)
+    if maker is None:
+        known = ", ".join(sorted(backends))
+        raise OptionError(f"no backend {backend!r}; known: {known}, or a callable")
+    return maker(options)
 
 
 def compile(
@@ -118,9 +109,8 @@ def compile(
     if target is None:
         return again
     if isinstance(target, type) or not callable(target):
-        raise OptionError(
-            f"can't compile a {type(target).__name__}: give a function or an nn.Module"
-        )
+        kind = type(target).__name__
+        raise OptionError(f"can't compile a {kind}: give a function or an nn.Module")
     return compiled_target(target, compiles, chosen, fullgraph, dynamic, again)
 
 
@@ -134,8 +124,8 @@ def compiled_target(
 ) -> Any:
     target = original_of(target)
     if isinstance(target, torch.nn.Module):
-        name = type(target).__qualname__
-        dispatcher = Dispatcher(module_function(), backend, options, fullgraph, dynamic, name)
+        name, frame = type(target).__qualname__, cast(types.FunctionType, call_module)
+        dispatcher = Dispatcher(frame, backend, options, fullgraph, dynamic, name)
         return wrap_module(target, dispatcher, again)
     if isinstance(target, types.MethodType):
         method = compiled_target(target.__func__, backend, options, fullgraph, dynamic, again)
@@ -145,11 +135,6 @@ def compiled_target(
     return compiled_function(Dispatcher(target, backend, options, fullgraph, dynamic))
 
 
-def module_function() -> types.FunctionType:
-    assert isinstance(call_module, types.FunctionType)
-    return call_module
-
-
 def calling(target: Any) -> types.FunctionType:
     """A function that calls some other callable (a functools.partial, an object with `__call__`)."""
 
@@ -157,34 +142,23 @@ def calling(target: Any) -> types.FunctionType:
         return target(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = getattr(target, "__name__", type(target).__name__)
-    assert isinstance(call, types.FunctionType)
-    return call
+    return cast(types.FunctionType, call)
 
 
 def original_of(target: Any) -> Any:
     """What was compiled, if the target is already a compiled function or module."""
     if isinstance(target, CompiledModule):
         return target._orig_mod
-    return (
-        getattr(target, "_minicompile_original", target)
-        if isinstance(target, types.FunctionType)
-        else target
-    )
+    if isinstance(target, types.FunctionType):
+        return getattr(target, "_minicompile_original", target)
+    return target
 
 
-def existing_dispatcher(target: Any) -> Dispatcher | None:
+def dispatcher_of(target: Any) -> Dispatcher | None:
     """The Dispatcher behind a compiled function or module, None if it is neither."""
     inner = target.__func__ if isinstance(target, types.MethodType) else target
     found = getattr(inner, "_minicompile", None)
     return found if isinstance(found, Dispatcher) else None
-
-
-def dispatcher_of(target: Any) -> Dispatcher:
-    """The Dispatcher behind a compiled function or module. Raises OptionError if it is neither."""
-    found = existing_dispatcher(target)
-    if found is None:
-        raise OptionError(f"{target!r} was not made by mc.compile")
-    return found
 
 
 def explain(
@@ -195,7 +169,9 @@ def explain(
     def run(*args: Any, **kwargs: Any) -> Explanation:
         compiled = compile(original_of(target), dynamic=dynamic, backend="eager", options=options)
         compiled(*args, **kwargs)
-        return dispatcher_of(compiled).explanation()
+        found = dispatcher_of(compiled)
+        assert found is not None
+        return found.explanation()
 
     return run
 
@@ -208,7 +184,7 @@ def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
     """
     from minicompile import pipeline
 
-    found = existing_dispatcher(target)
+    found = dispatcher_of(target)
     options = found.options if found is not None else make_options()
     dynamic = found.dynamic if found is not None else None
 

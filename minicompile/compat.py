@@ -14,9 +14,12 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.autograd import forward_ad
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from minicompile.ops.strides import laid_out_as_eager
 
 __all__ = ["TorchDispatchMode", "map_aggregate"]  # private modules, re-exported
 
@@ -31,14 +34,26 @@ def fake_tensor_type() -> type[torch.Tensor]:
     return FakeTensor
 
 
+@functools.cache
+def _eager_layouts() -> Any:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    class EagerLayouts(FakeTensorMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+            return laid_out_as_eager(func, args, result)
+
+    return EagerLayouts
+
+
 def fake_mode(symbolic: bool = False) -> Any:
     """A FakeTensorMode. `symbolic`: sizes may be SymInts of our own ShapeEnv, which torch's cache can't key.
 
     The first one costs most of a second, since torch imports a lot.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    mode = FakeTensorMode(shape_env=None, allow_non_fake_inputs=True)
+    mode = _eager_layouts()(shape_env=None, allow_non_fake_inputs=True)
     mode.static_shapes = not symbolic
     if symbolic:
         mode.cache_enabled = False
@@ -120,6 +135,15 @@ def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphM
     from torch.fx._lazy_graph_module import _LazyGraphModule
 
     return _LazyGraphModule(root, graph, class_name=name)
+
+
+def boxed_function(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """A graph as a function of one list, which it empties, so that values die after their last use."""
+    from torch.fx.graph import _BoxedCodeGen
+
+    gm.graph.set_codegen(_BoxedCodeGen())
+    run: Callable[[list[Any]], Any] = fx.GraphModule(gm, gm.graph).forward
+    return run
 
 
 # Capture and guards (torch 2.11 to 2.13) ---------------------------------------------------------
@@ -220,6 +244,7 @@ def global_facts() -> dict[str, Any]:
         "float32 matmul precision": torch.get_float32_matmul_precision(),
         "function modes": torch._C._len_torch_function_stack(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "forward-mode level": forward_ad._current_level,
     }
 
 
@@ -233,15 +258,25 @@ def global_state_check(native: bool = True) -> Callable[[], bool]:
             expected, modes = inference(), torch._C._len_torch_function_stack
             dispatch_modes = torch._C._len_torch_dispatch_stack
             return lambda: (
-                state() and not modes() and not dispatch_modes() and inference() is expected
+                state()
+                and not modes()
+                and not dispatch_modes()
+                and inference() is expected
+                and forward_ad._current_level < 0
             )
     facts = global_facts()
     return lambda: global_facts() == facts
 
 
-def active_modes() -> int:
-    """How many torch function and dispatch modes are active on this thread."""
-    return torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+def active_modes() -> dict[str, int]:
+    """What changes the meaning of torch functions on this thread, and how many levels of it."""
+    depths = {
+        "a torch function mode": torch._C._len_torch_function_stack(),
+        "a torch dispatch mode": torch._C._len_torch_dispatch_stack(),
+        "a torch.func transform": torch._C._functorch.maybe_current_level() or 0,
+        "forward-mode differentiation": forward_ad._current_level + 1,
+    }
+    return {what: depth for what, depth in depths.items() if depth}
 
 
 def no_function_modes() -> Any:

@@ -20,6 +20,8 @@
 a while. Importing this page imports every built-in rule.
 """
 
+# ruff: noqa: F401 (names to import from here)
+
 from minicompile.aot.decompositions.registry import decompose
 from minicompile.api import backends
 from minicompile.codegen.generate import code_generator
@@ -34,22 +36,3 @@ from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import pattern
 from minicompile.runtime.load import kernel_loader
 from minicompile.scheduling.fusion import fusion_rule
-
-__all__ = [
-    "Registry",
-    "backends",
-    "bytecode",
-    "call_rules",
-    "code_generator",
-    "decompose",
-    "fusion_rule",
-    "graph_pass",
-    "guard_rules",
-    "kernel_loader",
-    "lowering",
-    "pattern",
-    "plan_rule",
-    "scoped",
-    "triton_op",
-    "without",
-]

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from minicompile.errors import OptionError
 
@@ -47,11 +47,6 @@ def environment(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def default_c_compiler() -> str:
-    """`CC`, for the small C extensions; "" to look for cc, gcc, clang."""
-    return os.environ.get("CC", "")
-
-
 @dataclass(frozen=True)
 class Options:
     """Everything that can be chosen about one compilation."""
@@ -79,18 +74,16 @@ class Options:
     disk_cache: bool = True
     cache_dir: str = field(default_factory=default_cache_dir)
 
-    def key(self) -> tuple[Any, ...]:
-        """Hashable: equal options compile alike."""
-        return dataclasses.astuple(self)
 
+MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+"""Names that torch.compile knows; here they all mean the same."""
 
-MODES: dict[str | None, dict[str, Any]] = {
-    None: {},
-    "default": {},
-    "reduce-overhead": {},
-    "max-autotune": {},
-    "max-autotune-no-cudagraphs": {},
+CHOICES: dict[str, tuple[str, ...]] = {
+    name: get_args(kind)
+    for name, kind in get_type_hints(Options).items()
+    if get_origin(kind) is Literal
 }
+"""What an option can be, where that is listed."""
 
 
 def make_options(
@@ -101,21 +94,11 @@ def make_options(
         return options
     if mode not in MODES:
         raise OptionError(f"no mode {mode!r}; known: {', '.join(repr(m) for m in MODES if m)}")
-    chosen = {**MODES[mode], **(options or {})}
-    known = {f.name: f for f in dataclasses.fields(Options)}
-    for name in chosen:
+    known = [field.name for field in dataclasses.fields(Options)]
+    for name, value in (options or {}).items():
         if name not in known:
             raise OptionError(f"no option {name!r}; known: {', '.join(sorted(known))}")
-    result = Options(**chosen)
-    for name, allowed in CHOICES.items():
-        if getattr(result, name) not in allowed:
-            raise OptionError(
-                f"option {name} can't be {getattr(result, name)!r}; one of {', '.join(map(repr, allowed))}"
-            )
-    return result
-
-
-CHOICES: dict[str, tuple[str, ...]] = {
-    "inline": ("auto", "never"),
-    "partitioner": ("min_cut", "default"),
-}
+        if value not in CHOICES.get(name, (value,)):
+            allowed = ", ".join(map(repr, CHOICES[name]))
+            raise OptionError(f"option {name} can't be {value!r}; one of {allowed}")
+    return Options(**(options or {}))

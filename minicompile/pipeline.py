@@ -14,6 +14,7 @@ room sees only the results of earlier ones. The real compiler: torch/_inductor/c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from minicompile.aot.autograd import ahead_of_time
@@ -26,7 +27,7 @@ from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
 from minicompile.options import Options
 from minicompile.pipeline_result import CompiledStages, Trace
-from minicompile.runtime.load import Loading, start_loading
+from minicompile.runtime.load import start_loading
 from minicompile.scheduling.schedule import schedule
 
 
@@ -71,11 +72,8 @@ class CompiledGraph:
     """One ATen graph's stages, and its kernels on their way through the system's compilers."""
 
     stages: CompiledStages
-    loading: Loading
-
-    def finish(self) -> BoxedCallable:
-        """Wait for the compilers. Raises BackendError where one is missing or fails."""
-        return self.loading.finish()
+    finish: Callable[[], BoxedCallable]
+    """Waits for the compilers. Raises BackendError where one is missing or fails."""
 
 
 def compile_graph(graph: Graph, options: Options) -> CompiledGraph:
@@ -86,6 +84,6 @@ def compile_graph(graph: Graph, options: Options) -> CompiledGraph:
     modules = generate_kernels(plans)
     kernels = by_position(plans, modules)
     wrapper = generate_wrapper(scheduled, kernels, options)
-    loading = start_loading(modules, wrapper, loops.constants, options)
+    finish = start_loading(modules, wrapper, loops.constants, options)
     stages = CompiledStages(loops, scheduled, list(plans.values()), list(kernels.values()), wrapper)
-    return CompiledGraph(stages, loading)
+    return CompiledGraph(stages, finish)

@@ -21,7 +21,7 @@ from minicompile.codegen.plan import KernelPlan, KernelSource, WrapperSource
 from minicompile.dynamo.result import Capture
 from minicompile.lowering.ir import LoopGraph
 from minicompile.ops.display import Several, Shown, bytes_text, count_text, to_html
-from minicompile.ops.origin import SourceLine, short_file
+from minicompile.ops.origin import SourceLine, short_file, union
 from minicompile.provenance import Piece
 from minicompile.scheduling.nodes import Schedule
 
@@ -144,19 +144,14 @@ class Trace(Shown):
 
     def pieces(self) -> Iterator[Piece]:
         """Every object of every stage, with the operations it came from."""
-        yield from provenance.of_capture(self.capture)
-        if self.aot is not None:
-            yield from provenance.of_aot(self.aot)
+        yield from provenance.before_lowering(self.capture, self.aot)
         for name, compiled in self.graphs.items():
             yield from compiled.pieces(name)
 
     def source_lines(self) -> list[SourceLine]:
         """The lines of user code that the trace came from, callers included, in order."""
-        found: set[SourceLine] = set()
-        for piece in self.pieces():
-            for origin in piece.origins:
-                found.update(origin.stack)
-        return sorted(found)
+        origins = union(piece.origins for piece in self.pieces())
+        return sorted({line for origin in origins for line in origin.stack})
 
     def from_line(self, line: int, file: str | None = None) -> Several[Piece]:
         """Everything that came from a line of source, in the order of the corridor.
@@ -168,31 +163,27 @@ class Trace(Shown):
         def matches(at: SourceLine) -> bool:
             return at.line == line and (file is None or at.file.endswith(file))
 
-        files = {at.file for at in self.source_lines() if matches(at)}
+        pieces = list(self.pieces())
+        made = {o for piece in pieces for o in piece.origins if any(map(matches, o.stack))}
+        files = {at.file for origin in made for at in origin.stack if matches(at)}
         if len(files) > 1:
             names = ", ".join(sorted(map(short_file, files)))
             raise ValueError(f"line {line} is in several files, say which: {names}")
-        return Several(
-            piece
-            for piece in self.pieces()
-            if any(matches(at) for origin in piece.origins for at in origin.stack)
-        )
+        return Several(piece for piece in pieces if piece.origins & made)
 
     def rooms(self) -> list[Room]:
         """The corridor with its counts."""
-        graph = self.capture.graph
+        aot, graph = self.aot, self.capture.graph
         out = [
             Room("source", "Python", count_text(len(self.source_lines()), "line")),
             Room("bytecode", "Bytecode", f"{len(self.capture.bytecode)} instr"),
             Room("capture", "Graph", count_text(graph.op_count, "op")),
         ]
-        if self.aot is not None:
-            if self.aot.joint is not None:
-                out.append(Room("joint", "Joint", count_text(self.aot.joint.op_count, "op")))
-            counts = [str(self.aot.forward.op_count)]
-            if self.aot.backward is not None:
-                counts.append(f"{self.aot.backward.op_count} backward")
-            out.append(Room("aot", "ATen", " + ".join(counts) + " ops"))
+        if aot is not None:
+            if aot.joint is not None:
+                out.append(Room("joint", "Joint", count_text(aot.joint.op_count, "op")))
+            backward = f" + {aot.backward.op_count} backward" if aot.backward is not None else ""
+            out.append(Room("aot", "ATen", f"{aot.forward.op_count}{backward} ops"))
         for name, compiled in self.graphs.items():
             out += [replace(room, stage=f"{name}.{room.stage}") for room in compiled.rooms()]
         return out
@@ -206,9 +197,8 @@ class Trace(Shown):
             lines.append(f"  {title:<20} {room.count:<28} {path}".rstrip())
         if self.aot is not None and self.aot.partition is not None:
             lines.append("  " + saving(self.aot.partition))
-        lines += ["", "print a stage to read it; trace.from_line(n) follows a line of source;"]
-        lines[-1] += " trace.save(folder) writes everything"
-        return "\n".join(lines)
+        hint = "print a stage to read it; trace.from_line(n) follows a line of source;"
+        return "\n".join([*lines, "", hint + " trace.save(folder) writes everything"])
 
     def save(self, folder: str | Path) -> Path:
         """Write `index.html` (every stage on one page, no network needed) and a text file per stage.

@@ -72,9 +72,10 @@ def layout_bytes(layout: Layout) -> int | None:
     return int(numel) * layout.dtype.itemsize if numel.is_Integer else None
 
 
-def sized(text: str, count: int | None) -> str:
-    """A type with its bytes, where they are known."""
-    return text if count is None else f"{text}, {bytes_text(count)}"
+def layout_text(layout: Layout) -> str:
+    """A layout with its bytes, where they are known."""
+    size = layout_bytes(layout)
+    return str(layout) if size is None else f"{layout}, {bytes_text(size)}"
 
 
 def node_line(node: fx.Node) -> str:
@@ -91,21 +92,20 @@ def node_detail(node: fx.Node) -> str:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or not all(type(s) is int for s in value.shape):
         return value_text(value)
-    return sized(value_text(value), value.numel() * value.element_size())
+    return f"{value_text(value)}, {bytes_text(value.numel() * value.element_size())}"
 
 
 def of_graph(stage: str, graph: Graph, partition: Partition | None = None) -> Iterator[Piece]:
     """The nodes of a graph; with a partition, why a value is saved or computed again."""
-    saved = {v.name: v for v in partition.saved} if partition is not None else {}
-    recomputed = set(partition.recomputed) if partition is not None else set()
-    for node in graph.nodes:
-        why = []
-        if node.name in saved:
-            value = saved[node.name]
+    reasons: dict[str, str] = {}
+    if partition is not None:
+        for value in partition.saved:
             size = bytes_text(value.bytes) if value.bytes is not None else "symbolic size"
-            why.append(f"saved for backward ({size}): {value.reason}")
-        if node.name in recomputed:
-            why.append("computed again in backward instead of saved")
+            reasons[value.name] = f"saved for backward ({size}): {value.reason}"
+        again = "computed again in backward instead of saved"
+        reasons.update(dict.fromkeys(partition.recomputed, again))
+    for node in graph.nodes:
+        why = [reasons[node.name]] if node.name in reasons else []
         if node.meta.get("phase") == "backward":
             why.append("backward: made by the gradient of this line")
         detail = "" if node.op == "output" else node_detail(node)
@@ -168,16 +168,6 @@ def parties(decision: FusionDecision, known: Sequence[str]) -> list[str]:
     return found
 
 
-def decisions_by_node(schedule: Schedule) -> dict[str, list[FusionDecision]]:
-    """For each node, the fusion decisions it took part in: fused ones first, then by bytes."""
-    found: dict[str, list[FusionDecision]] = {node.name: [] for node in schedule.before}
-    names = list(found)
-    for decision in sorted(schedule.decisions, key=lambda d: (not d.fused, -d.score)):
-        for name in parties(decision, names):
-            found[name].append(decision)
-    return found
-
-
 MOST_REASONS = 4
 """How many fusion decisions are told about one buffer; the schedule has all of them."""
 
@@ -200,10 +190,13 @@ def operation_reasons(
 
 def of_loops(stage: str, loops: LoopGraph, schedule: Schedule) -> Iterator[Piece]:
     """The operations of a loop graph, and what became of them in its schedule."""
-    told = decisions_by_node(schedule)
+    told: dict[str, list[FusionDecision]] = {node.name: [] for node in schedule.before}
+    names = list(told)
+    for decision in sorted(schedule.decisions, key=lambda d: (not d.fused, -d.score)):
+        for name in parties(decision, names):
+            told[name].append(decision)
     for operation in loops.operations:
-        layouts = [buffer.layout for buffer in written_by(operation)]
-        made = "; ".join(sized(str(layout), layout_bytes(layout)) for layout in layouts)
+        made = "; ".join(layout_text(buffer.layout) for buffer in written_by(operation))
         yield Piece(
             stage,
             operation.name,
@@ -236,7 +229,8 @@ def of_code(
 ) -> Iterator[Piece]:
     """The lines of generated code, numbered from 1."""
     for number, line in enumerate(lines, 1):
-        yield Piece(stage, f"{name}:{number}", line.text, line.origins, line, "", why)
+        at = f"{name}:{number}"
+        yield Piece(stage, at, line.text, line.origins, line, at, why)
 
 
 def of_kernel(stage: str, kernel: KernelSource) -> Iterator[Piece]:
@@ -244,14 +238,12 @@ def of_kernel(stage: str, kernel: KernelSource) -> Iterator[Piece]:
     yield from of_code(stage, kernel.name, kernel.lines, (f"computes {nodes}; {kernel.plan.cost}",))
 
 
-def of_capture(capture: Capture) -> Iterator[Piece]:
+def before_lowering(capture: Capture, aot: AotResult | None) -> Iterator[Piece]:
+    """Instructions, and the nodes of every graph until the ATen ones."""
     yield from of_bytecode(capture)
     yield from of_graph("capture", capture.graph)
-
-
-def of_aot(aot: AotResult) -> Iterator[Piece]:
-    if aot.joint is not None:
-        yield from of_graph("aot.joint", aot.joint, aot.partition)
-    yield from of_graph("aot.forward", aot.forward, aot.partition)
-    if aot.backward is not None:
-        yield from of_graph("aot.backward", aot.backward, aot.partition)
+    if aot is not None:
+        for name in ("joint", "forward", "backward"):
+            graph = getattr(aot, name)
+            if graph is not None:
+                yield from of_graph(f"aot.{name}", graph, aot.partition)

@@ -28,20 +28,20 @@ def ahead_of_time(
     """
     mode = fake_mode_of(graph, fakes, shape_env)
     records: list[PassRecord] = []
-    traced = trace(graph.gm, fakes, mode, training=training)
-    name, metadata = traced.name, traced.metadata
-    functional = Graph(functionalize(traced, mode), name, "functionalization")
+    traced, metadata = trace(graph.gm, fakes, mode, training=training)
+    name = metadata.graph_name
+    functional = Graph(functionalize(traced, metadata, mode), name, "functionalization")
     full = run_passes("full", functional, mode, records)
     core = Graph(lower_to("core", full.gm, mode, name), name, "decomposition to Core ATen")
     lowered = Graph(lower_to("prims", core.gm, mode, name), name, "decomposition to prims")
     prims = run_passes("prims", lowered, mode, records)
     levels = {"full": full, "core": core, "prims": prims}
     if not metadata.trains:
-        return AotResult(full, prims, None, None, None, metadata, levels, records)
-    forward, backward, split = partition(prims, traced.primals, metadata, options.partitioner)
+        return AotResult(prims, None, None, None, metadata, levels, records)
+    forward, backward, split = partition(prims, len(fakes), metadata, options.partitioner)
     run_passes("forward", forward, mode, records)
     run_passes("backward", backward, mode, records)
-    return AotResult(full, forward, backward, prims, split, metadata, levels, records)
+    return AotResult(forward, backward, prims, split, metadata, levels, records)
 
 
 def fake_mode_of(graph: Graph, fakes: list[Any], shape_env: Any) -> Any:

@@ -31,31 +31,23 @@ def lower_to(level: Level, gm: fx.GraphModule, mode: Any, name: str) -> fx.Graph
     kind = PrimsTracer if level == "prims" else Tracer
     tracer = kind(mode, rules=lambda op: rule_for(op, level))
     values: dict[fx.Node, Any] = {}
-    with torch.no_grad(), tracer.active():
-        for node in gm.graph.nodes:
-            if node.op != "output":
-                tracer.origins, tracer.phase = origins_of(node), node.meta.get("phase")
-                values[node] = lower_node(node, gm, values, tracer)
-        results = fx.map_arg(results_of(gm.graph), values.__getitem__)
-        return tracer.finish(results, name)
 
-
-def lower_node(
-    node: fx.Node, gm: fx.GraphModule, values: dict[fx.Node, Any], tracer: Tracer
-) -> Any:
-    value, whole = node.meta["val"], node.args[0] if node.args else None
-    if node.op == "call_function":
-        if isinstance(value, torch.SymInt):
-            return value  # sizes become nodes again where they are used
-        if not isinstance(node.target, OpOverload):
-            return values[whole][node.args[1]] if isinstance(whole, fx.Node) else value
-        rule = tracer.rules(node.target)
+    def lowered(node: fx.Node) -> Any:
+        rule = tracer.rules(node.target) if isinstance(node.target, OpOverload) else None
         if rule is not None:
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             result = rule(*args, **kwargs)
             if result is not NotImplemented:
-                return conform(node.target, result, value)
-    return tracer.copy(node, gm, values.__getitem__)
+                return conform(node.target, result, node.meta["val"])
+        return tracer.copy(node, gm, values.__getitem__)
+
+    with torch.no_grad(), tracer.active():
+        for node in gm.graph.nodes:
+            if node.op != "output":
+                tracer.origins, tracer.phase = origins_of(node), node.meta.get("phase")
+                values[node] = lowered(node)
+        results = fx.map_arg(results_of(gm.graph), values.__getitem__)
+        return tracer.finish(results, name)
 
 
 COMPARISONS = aten_ops("eq ne lt le gt ge")

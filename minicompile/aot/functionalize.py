@@ -19,8 +19,9 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from minicompile.aot.joint import Traced, user_line
-from minicompile.aot.layout import inverse_order, is_dense, with_layout
+from minicompile.aot.joint import user_line
+from minicompile.aot.layout import inverse_order, is_dense, repeats, with_layout
+from minicompile.aot.result import RuntimeMetadata
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import (
     ALIASES,
@@ -92,13 +93,13 @@ class Storage:
     """Other inputs in the same memory."""
 
 
-def functionalize(traced: Traced, mode: Any) -> fx.GraphModule:
-    """A graph that returns (results..., bases..., updated inputs...); when training, the pair of that
-    and (gradients...). Which inputs are updated goes into `traced.metadata`.
+def functionalize(gm: fx.GraphModule, metadata: RuntimeMetadata, mode: Any) -> fx.GraphModule:
+    """A graph that returns (results..., updated inputs...); when training, the pair of that and
+    (gradients...). Which inputs are updated goes into `metadata`.
     """
-    run = Functionalizer(traced, mode)
+    run = Functionalizer(gm, metadata, mode)
     with torch.no_grad(), run.tracer.active():
-        for node in traced.gm.graph.nodes:
+        for node in gm.graph.nodes:
             run.tracer.origins, run.tracer.phase = origins_of(node), node.meta.get("phase")
             run.visit(node)
         return run.finish()
@@ -107,8 +108,8 @@ def functionalize(traced: Traced, mode: Any) -> fx.GraphModule:
 class Functionalizer:
     """State of one run over the old graph. Values are fakes that stand for nodes of the new graph."""
 
-    def __init__(self, traced: Traced, mode: Any) -> None:
-        self.traced = traced
+    def __init__(self, gm: fx.GraphModule, metadata: RuntimeMetadata, mode: Any) -> None:
+        self.gm, self.metadata = gm, metadata
         self.tracer = Tracer(mode)
         self.values: dict[fx.Node, tuple[Any, int]] = {}
         """Old node -> its value in the new graph, and the storage's version when that was computed."""
@@ -141,14 +142,13 @@ class Functionalizer:
     def view_call(self, node: fx.Node) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]]:
         """(operator, arguments after the base, keyword arguments) of a view, in place or not."""
         target = node.target
+        if target is operator.getitem:
+            return part_of_split(node)
         assert isinstance(target, OpOverload)
         args, kwargs = fx.map_arg((node.args[1:], dict(node.kwargs)), self.read)
         return functional_variant(target) if is_inplace_view(target) else target, args, kwargs
 
     def apply_view(self, node: fx.Node, base: torch.Tensor) -> Any:
-        if node.target is operator.getitem:
-            views, index = getitem_parts(node)
-            return self.apply_view(views, base)[index]
         target, args, kwargs = self.view_call(node)
         if target is aten.as_strided.default:  # speaks of addresses: the base must start its memory
             if not covers(self.canonical(self.view_of[node]).meta["val"], node.meta["val"]):
@@ -175,30 +175,16 @@ class Functionalizer:
         while node in self.view_of:
             base = self.view_of[node]
             new, node = self.undo_view(node, self.read(base), new), base
+        if repeats(node.meta["val"]):
+            raise Unsupported("a write to a tensor whose elements share memory", user_line(node))
         storage.version += 1
         self.values[node] = (with_layout(new, node.meta["val"]), storage.version)
 
     def undo_view(self, node: fx.Node, base: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        if node.target is operator.getitem:
-            return self.undo_split(node, base, new)
         target, args, kwargs = self.view_call(node)
         if target in INVERSES:
             return INVERSES[target](base, new, *args, **kwargs)
         reason = f"a write through {target} can't be carried to the memory it views"
-        raise Unsupported(reason, user_line(node))
-
-    def undo_split(self, node: fx.Node, base: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """A write to one result of `unbind` or `split`."""
-        views, index = getitem_parts(node)
-        packet = views.target.overloadpacket if isinstance(views.target, OpOverload) else None
-        if packet is aten.unbind:
-            return aten.select_scatter.default(base, new, argument(views, 1, 0), index)
-        if packet in (aten.split, aten.split_with_sizes):
-            dim = argument(views, 2, 0)
-            sizes = [part.shape[dim] for part in views.meta["val"][: index + 1]]
-            start = sum(sizes[:-1])
-            return aten.slice_scatter.default(base, new, dim, start, start + sizes[-1])
-        reason = f"a write to a result of {views.target} can't be carried to the memory it views"
         raise Unsupported(reason, user_line(node))
 
     # Going through the old graph
@@ -209,8 +195,6 @@ class Functionalizer:
             return
         if node.op != "call_function":
             self.new_root(node, self.copy(node))
-        elif isinstance(value, torch.SymInt | torch.SymFloat):
-            self.values[node] = (value, 0)  # sizes become nodes where they are used
         elif target is operator.getitem:
             self.visit_getitem(node)
         elif target in ALIASES:
@@ -227,7 +211,7 @@ class Functionalizer:
             self.new_root(node, self.copy(node))
 
     def copy(self, node: fx.Node) -> Any:
-        return self.tracer.copy(node, self.traced.gm, self.read)
+        return self.tracer.copy(node, self.gm, self.read)
 
     def new_root(self, node: fx.Node, value: Any) -> None:
         self.values[node] = (value, 0)
@@ -267,8 +251,6 @@ class Functionalizer:
         """Part of a result with several tensors: possibly a view of what was split."""
         whole, index = getitem_parts(node)
         values, _ = self.values[whole]
-        if values is None:  # an operator that writes: the part is the tensor written to
-            return
         storage = self.storage(node)
         if storage is None:
             self.new_root(node, values[index])
@@ -285,11 +267,11 @@ class Functionalizer:
             for i, a in enumerate(schema.arguments)
             if a.alias_info is not None and a.alias_info.is_write
         ]
-        if any(isinstance(target, list | tuple) for target in targets):
-            raise Unsupported(f"{op} writes into a list of tensors", user_line(node))
+        fresh = sum(r.alias_info is None for r in schema.returns)
+        if isinstance(targets[0], list | tuple) or (len(targets) > 1 and not fresh):
+            raise Unsupported(f"{op} writes into several tensors", user_line(node))
         result = self.compute(node, op)
         parts = list(result) if isinstance(result, tuple | list) else [result]
-        fresh = sum(r.alias_info is None for r in schema.returns)
         for target, new in zip(targets, parts[fresh:], strict=True):
             if isinstance(target, fx.Node):
                 self.write(target, new)
@@ -297,12 +279,8 @@ class Functionalizer:
             self.new_root(node, parts[0])
         elif fresh:
             self.values[node] = (tuple(parts[:fresh]), 0)
-        elif len(targets) == 1:  # it returns what it wrote
+        else:  # it returns what it wrote
             self.same_as[node] = targets[0]
-        else:
-            self.values[node] = (None, 0)
-            for user in node.users:
-                self.same_as[user] = targets[getitem_parts(user)[1]]
 
     def compute(self, node: fx.Node, op: OpOverload) -> Any:
         """The results of the operator's functional form."""
@@ -324,17 +302,17 @@ class Functionalizer:
     # The end of the graph
 
     def finish(self) -> fx.GraphModule:
-        inputs = placeholders(self.traced.gm.graph)[: self.traced.primals]
+        inputs = [node for node in placeholders(self.gm.graph) if node.meta["phase"] == "forward"]
         storages = [self.storage(node) for node in inputs]
         mutated = tuple(i for i, s in enumerate(storages) if s is not None and s.version > 0)
-        returned, gradients = results_of(self.traced.gm.graph)
+        returned, gradients = results_of(self.gm.graph)
         self.tracer.phase = "forward"
         forward = [self.read_any(value) for value in [*returned, *(inputs[i] for i in mutated)]]
         results: tuple[Any, ...] = tuple(self.own_memory(forward))
-        if self.traced.metadata.trains:
+        if self.metadata.trains:
             results = (results, tuple(self.dense(self.read_any(value)) for value in gradients))
-        self.traced.metadata.mutated_inputs = mutated
-        gm = self.tracer.finish(results, self.traced.name)
+        self.metadata.mutated_inputs = mutated
+        gm = self.tracer.finish(results, self.metadata.graph_name)
         gm.graph.eliminate_dead_code(has_effect)
         return gm
 
@@ -374,6 +352,21 @@ def getitem_parts(node: fx.Node) -> tuple[fx.Node, int]:
     assert node.target is operator.getitem
     assert isinstance(whole, fx.Node) and isinstance(index, int)
     return whole, index
+
+
+def part_of_split(node: fx.Node) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]]:
+    """One result of `unbind` or `split`, as a selection or a slice of what was split."""
+    views, index = getitem_parts(node)
+    packet = views.target.overloadpacket if isinstance(views.target, OpOverload) else None
+    if packet is aten.unbind:
+        return aten.select.int, (argument(views, 1, 0), index), {}
+    if packet in (aten.split, aten.split_with_sizes):
+        dim = argument(views, 2, 0)
+        sizes = [part.shape[dim] for part in views.meta["val"][: index + 1]]
+        end = sum(sizes)
+        return aten.slice.Tensor, (dim, end - sizes[-1], end), {}
+    reason = f"a write to the memory that results of {views.target} view can't be followed"
+    raise Unsupported(reason, user_line(node))
 
 
 def covers(base: torch.Tensor, view: torch.Tensor) -> bool:

@@ -8,41 +8,26 @@ The real compiler: torch/_functorch/_aot_autograd/collect_metadata_analysis.py, 
 
 from __future__ import annotations
 
-import operator
+import contextlib
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import fx
 
 from minicompile import compat
-from minicompile.aot.layout import empty_like_layout, geometry, is_dense
+from minicompile.aot.layout import empty_like_layout, geometry, is_dense, size_expr
 from minicompile.aot.result import OutputSpec, RuntimeMetadata
 from minicompile.aot.tracer import Tracer
-from minicompile.aot.views import is_inplace_view, results_of
+from minicompile.aot.views import is_inplace_view
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of, placeholders
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, union
 
 STORAGE_SURGERY = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::set_data"}
-
-
-@dataclass
-class Traced:
-    """An ATen graph before functionalization: `gm` returns ((results..., bases...), (gradients...)).
-
-    Its placeholders are `primals` inputs, then tangents. Nodes carry `meta["storage"]`: equal for values
-    that share memory.
-    """
-
-    gm: fx.GraphModule
-    primals: int
-    metadata: RuntimeMetadata
-
-    @property
-    def name(self) -> str:
-        return "joint" if self.metadata.trains else "forward"
 
 
 class JointTracer(Tracer):
@@ -84,19 +69,16 @@ class JointTracer(Tracer):
 
     def remember_autograd(self, values: Any, origins: Origins) -> None:
         """The autograd nodes that were made since the last call came from `origins`."""
-
-        def enter(*_: Any) -> None:
-            self.running = origins
-
-        def leave(*_: Any) -> None:
-            self.running = NO_ORIGINS
-
+        enter, leave = partial(self.run_as, origins), partial(self.run_as, NO_ORIGINS)
         found = [getattr(value, "grad_fn", None) for value in compat.tree_leaves(values)]
         while found:
             node = found.pop()
             if node is not None and node not in self.hooks:
                 self.hooks[node] = [node.register_prehook(enter), node.register_hook(leave)]
                 found.extend(following for following, _ in node.next_functions)
+
+    def run_as(self, origins: Origins, *_: Any) -> None:
+        self.running = origins
 
     def forget_autograd(self) -> None:
         for handles in self.hooks.values():
@@ -110,15 +92,20 @@ def user_line(node: fx.Node) -> SourceLine | None:
     return next((line for line in lines if line is not None), None)
 
 
-def trace(gm: fx.GraphModule, fakes: list[Any], mode: Any, *, training: bool) -> Traced:
-    """Record the captured graph `gm` on inputs like `fakes`; with its backward pass when training."""
+def trace(
+    gm: fx.GraphModule, fakes: list[Any], mode: Any, *, training: bool
+) -> tuple[fx.GraphModule, RuntimeMetadata]:
+    """Record the captured graph `gm` on inputs like `fakes`; with its backward pass when training.
+
+    The ATen graph takes the inputs, then tangents, and returns ((results...), (gradients...)). Its nodes
+    carry `meta["storage"]`: equal for values that share memory.
+    """
     tracer = JointTracer(mode)
     inputs = private_inputs(fakes, mode, training)
     nodes = placeholders(gm.graph)
     for node, value in zip(nodes, inputs, strict=True):
-        tracer.placeholder(
-            str(node.target), value, {"origins": origins_of(node), "phase": "forward"}
-        )
+        tracer.origins = origins_of(node)
+        tracer.placeholder(str(node.target), value)
     before = [input_state(value) for value in inputs]
     try:
         with (
@@ -126,13 +113,13 @@ def trace(gm: fx.GraphModule, fakes: list[Any], mode: Any, *, training: bool) ->
             torch.set_grad_enabled(training),
             torch.autograd.set_multithreading_enabled(False),
         ):
-            outputs = run_forward(gm, dict(zip(nodes, inputs)), tracer)
+            outputs = CapturedRun(gm, tracer).run(*inputs)
             for node, value, state in zip(nodes, inputs, before):
                 if input_state(value) != state:
                     reason = f"input {node.name} changes shape, layout or gradient history in place"
                     raise Unsupported(reason, user_line(node))
-            specs, results, bases = classify(outputs, inputs, tracer)
-            returned = [*results, *bases]
+            specs, results, bases, sizes = classify(outputs, inputs, tracer)
+            returned = [*results, *bases, *sizes.values()]
             gradients = run_backward(returned, inputs, tracer) if training else []
     finally:
         tracer.forget_autograd()
@@ -142,11 +129,11 @@ def trace(gm: fx.GraphModule, fakes: list[Any], mode: Any, *, training: bool) ->
         tuple(specs),
         differentiable_inputs=wanted if any(flags) else (),
         bases=len(bases),
+        view_sizes=tuple(sizes),
         trains=any(flags) and bool(wanted),
         result_requires_grad=flags,
     )
-    graph = tracer.finish((tuple(returned), tuple(gradients)), "joint" if training else "forward")
-    return Traced(graph, len(inputs), metadata)
+    return tracer.finish((tuple(returned), tuple(gradients)), metadata.graph_name), metadata
 
 
 def requires_grad(value: Any) -> bool:
@@ -158,14 +145,16 @@ def private_inputs(fakes: list[Any], mode: Any, training: bool) -> list[Any]:
 
     Refused: sparse tensors, which have no strides; CUDA without CUDA, where autograd ends the process.
     """
-    sharers = Counter(compat.storage_id(fake) for fake in fakes if is_strided(fake))
+    tensors = [value for value in fakes if isinstance(value, torch.Tensor)]
+    for value in tensors:
+        if value.layout is not torch.strided:
+            raise Unsupported(f"an input has layout {value.layout}")
+        if value.device.type == "cuda" and not torch.backends.cuda.is_built():
+            raise Unsupported("CUDA tensors can't be traced with a build of torch without CUDA")
+    sharers = Counter(map(compat.storage_id, tensors))
     inputs: list[Any] = []
     for value in fakes:
         if isinstance(value, torch.Tensor):
-            if not is_strided(value):
-                raise Unsupported(f"an input has layout {value.layout}")
-            if value.device.type == "cuda" and not torch.backends.cuda.is_built():
-                raise Unsupported("CUDA tensors can't be traced with a build of torch without CUDA")
             alone = sharers[compat.storage_id(value)] == 1
             private = empty_like_layout(mode, value) if alone else value.detach()
             inputs.append(private.requires_grad_(training and value.requires_grad))
@@ -174,50 +163,49 @@ def private_inputs(fakes: list[Any], mode: Any, training: bool) -> list[Any]:
     return inputs
 
 
-def is_strided(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout is torch.strided
-
-
 def input_state(value: Any) -> Any:
     """What an input must keep: its contents may change in place, these may not."""
     return (geometry(value), value.requires_grad) if isinstance(value, torch.Tensor) else None
 
 
-def run_forward(
-    gm: fx.GraphModule, values: dict[fx.Node, Any], tracer: JointTracer
-) -> tuple[Any, ...]:
-    """Call the captured graph node by node; grad-mode switches inside it act as they do in eager."""
-    for node in gm.graph.nodes:
-        if node.op in ("placeholder", "output"):
-            continue
-        tracer.origins = origins_of(node)
-        try:
-            values[node] = run_node(gm, node, values)
-        except Unsupported as error:
-            raise Unsupported(error.reason, error.where or user_line(node), error.hint) from error
-        except Exception as error:
-            reason = f"{node.target} can't be traced: {type(error).__name__}: {error}"
-            raise Unsupported(reason, user_line(node)) from error
-        tracer.remember_autograd(
-            (values[node], [values[n] for n in node.all_input_nodes]), tracer.origins
-        )
-    return tuple(fx.map_arg(results_of(gm.graph), values.__getitem__))
+@contextlib.contextmanager
+def refusing(what: str, where: SourceLine | None) -> Iterator[None]:
+    """Whatever goes wrong inside is a reason not to compile."""
+    try:
+        yield
+    except Unsupported as error:
+        raise Unsupported(error.reason, error.where or where, error.hint) from error
+    except Exception as error:
+        reason = f"{what} can't be traced: {type(error).__name__}: {error}"
+        raise Unsupported(reason, where) from error
 
 
-def run_node(gm: fx.GraphModule, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    if node.op == "get_attr":
-        return operator.attrgetter(str(node.target))(gm)
-    args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-    if node.op == "call_method":
-        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
-    assert callable(node.target), f"a captured graph has no {node.op} nodes"
-    return node.target(*args, **kwargs)
+class CapturedRun(fx.Interpreter):
+    """Calls a captured graph node by node; grad-mode switches inside it act as they do in eager."""
+
+    def __init__(self, gm: fx.GraphModule, tracer: JointTracer) -> None:
+        super().__init__(gm)
+        self.extra_traceback = False
+        self.tracer = tracer
+
+    def run_node(self, node: fx.Node) -> Any:
+        self.tracer.origins = origins_of(node)
+        read = [self.env[used] for used in node.all_input_nodes]
+        with refusing(str(node.target), user_line(node)):
+            bytes_given = any(getattr(x, "dtype", 0) is torch.uint8 for x in read)
+            if bytes_given and node.target is torch.nn.functional.interpolate:
+                raise Unsupported("images of bytes are resampled in eager's fixed-point arithmetic")
+            value = super().run_node(node)
+        self.tracer.remember_autograd((value, read), self.tracer.origins)
+        return value
 
 
 def classify(
     outputs: tuple[Any, ...], inputs: list[Any], tracer: JointTracer
-) -> tuple[list[OutputSpec], list[Any], list[torch.Tensor]]:
-    """Each output's `OutputSpec`, and what the graph itself must return: fresh results, bases of views."""
+) -> tuple[list[OutputSpec], list[Any], list[torch.Tensor], dict[Any, torch.SymInt]]:
+    """Each output's `OutputSpec`, and what the graph itself must return: fresh results, bases and
+    symbolic sizes of views.
+    """
     tensors = [(i, value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
     input_itself = {id(value): i for i, value in tensors}
     input_memory = {compat.storage_id(value): i for i, value in reversed(tensors)}
@@ -226,6 +214,7 @@ def classify(
     specs: list[OutputSpec] = []
     results: list[Any] = []
     bases: dict[int, torch.Tensor] = {}
+    sizes: dict[Any, torch.SymInt] = {}
     first_seen: dict[int, int] = {}
     for position, value in enumerate(outputs):
         if not isinstance(value, torch.Tensor):
@@ -241,7 +230,7 @@ def classify(
             spec = OutputSpec("output", same)
         elif storage in input_memory:
             index = input_memory[storage]
-            spec = view_of("input_view", index, value, inputs[index])
+            spec = view_of("input_view", index, value, inputs[index], sizes)
         elif sharers[storage] == 1 and is_dense(value):
             results.append(value)
             spec = OutputSpec("fresh")
@@ -249,20 +238,27 @@ def classify(
             base = bases.setdefault(storage, tracer.first_in_storage(storage))
             if not is_dense(base) or base.storage_offset() != 0:
                 raise Unsupported("outputs are views of a tensor whose memory has gaps")
-            spec = view_of("view", list(bases).index(storage), value, base)
+            spec = view_of("view", list(bases).index(storage), value, base, sizes)
         specs.append(replace(spec, requires_grad=value.requires_grad))
-    return specs, results, list(bases.values())
+    return specs, results, list(bases.values()), sizes
 
 
 def view_of(
-    kind: Literal["view", "input_view"], index: int, view: torch.Tensor, base: torch.Tensor
+    kind: Literal["view", "input_view"],
+    index: int,
+    view: torch.Tensor,
+    base: torch.Tensor,
+    sizes: dict[Any, torch.SymInt],
 ) -> OutputSpec:
     """Views are rebuilt from sizes and strides, which can't say that bytes are read as another type."""
     if view.dtype != base.dtype or view.is_conj() or view.is_neg():
         raise Unsupported(f"an output views {base.dtype} memory as {view.dtype}, or conjugated")
-    size, stride, offset = geometry(view)
-    start = offset - geometry(base)[2]
-    return OutputSpec(kind, index, size=size, stride=stride, offset=start)
+    offset = view.storage_offset() - base.storage_offset()
+    for number in (*view.shape, *view.stride(), offset):
+        if isinstance(number, torch.SymInt):
+            sizes.setdefault(size_expr(number), number)
+    size, stride, _ = geometry(view)
+    return OutputSpec(kind, index, size=size, stride=stride, offset=size_expr(offset))
 
 
 def run_backward(returned: list[Any], inputs: list[Any], tracer: JointTracer) -> list[Any]:
@@ -274,17 +270,12 @@ def run_backward(returned: list[Any], inputs: list[Any], tracer: JointTracer) ->
     if not results or not wanted:
         return []
     tangents = []
-    for index, result in enumerate(results):
-        meta = {"origins": origins_of(tracer.argument(result)), "phase": "backward"}
-        tangent = empty_like_layout(tracer.mode, result)
-        tangents.append(tracer.placeholder(f"tangents_{index}", tangent, meta))
     tracer.phase = "backward"
-    try:
+    for index, result in enumerate(results):
+        tracer.origins = origins_of(tracer.argument(result))
+        tangent = empty_like_layout(tracer.mode, result)
+        tangents.append(tracer.placeholder(f"tangents_{index}", tangent))
+    with refusing("the backward pass", None):
         gradients = torch.autograd.grad(results, wanted, tangents, allow_unused=True)
-    except Unsupported:
-        raise
-    except Exception as error:
-        reason = f"the backward pass can't be traced: {type(error).__name__}: {error}"
-        raise Unsupported(reason) from error
     tracer.origins = NO_ORIGINS
     return list(gradients)

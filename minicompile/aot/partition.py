@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
-from minicompile.aot.layout import hint
+from minicompile.aot.layout import hint, size_expr
 from minicompile.aot.maxflow import UNLIMITED, FlowNetwork
 from minicompile.aot.result import Partition, RuntimeMetadata, SavedValue
 from minicompile.aot.views import (
@@ -75,10 +76,15 @@ def partition(
     reasons = min_cut(parts) if method == "min_cut" else naive
     saved = [node for node in parts.nodes if node in reasons]
     sizes = parts.sizes_read_by_backward(reasons)
+    sizes += parts.sizes_of_shapes([*saved, *sizes, *parts.tangents], joint.gm.graph)
     metadata.saved, metadata.saved_sizes = len(saved) + len(sizes), len(sizes)
     forward = extract(joint, "forward", parts.primals, [*parts.results, *saved, *sizes])
     backward = extract(joint, "backward", [*saved, *sizes, *parts.tangents], parts.gradients)
-    twice = computed_names(forward) & computed_names(backward)
+    calls = [
+        {node.name for node in half.nodes if isinstance(node.target, OpOverload)}
+        for half in (forward, backward)
+    ]
+    twice = set.intersection(*calls)
     report = Partition(
         tuple(saved_value(node, reasons[node]) for node in saved),
         tuple(node.name for node in parts.nodes if node.name in twice and not is_view(node)),
@@ -92,10 +98,6 @@ def partition(
 def saved_value(node: fx.Node, reason: str) -> SavedValue:
     size = None if is_symbolic(node) else bytes_of(node)
     return SavedValue(node.name, size, reason, is_input=node.op == "placeholder")
-
-
-def computed_names(graph: Graph) -> set[str]:
-    return {node.name for node in graph.nodes if isinstance(node.target, OpOverload)}
 
 
 def copy_mutated_inputs(gm: fx.GraphModule, inputs: Iterable[fx.Node]) -> None:
@@ -154,6 +156,29 @@ class JointParts:
         used = ancestors(self.gradients, stop=lambda node: node in saved or is_size(node))
         return [node for node in self.nodes if node in used and is_size(node)]
 
+    def sizes_of_shapes(self, inputs: Sequence[fx.Node], graph: fx.Graph) -> list[fx.Node]:
+        """New nodes for the symbols in the backward's shapes that aren't the size of an input of it."""
+        used = ancestors(self.gradients, stop=lambda node: node in inputs)
+        known = set().union(*map(size_expressions, inputs))
+        symbols = set().union(*(e.free_symbols for node in used for e in size_expressions(node)))
+        made = []
+        for symbol in sorted(symbols - known, key=str):
+            source = next(node for node in self.primals if symbol in size_expressions(node))
+            value = source.meta["val"]
+            dim = [size_expr(size) for size in value.shape].index(symbol)
+            with graph.inserting_after(self.primals[-1]):
+                made.append(graph.call_function(aten.sym_size.int, (source, dim)))
+            made[-1].meta.update(source.meta, val=value.shape[dim])
+        self.nodes = [node for node in graph.nodes if node.op != "output"]
+        return made
+
+
+def size_expressions(node: fx.Node) -> set[sympy.Expr]:
+    """The sizes in a node's value, symbolic or not."""
+    value = node.meta.get("val")
+    sizes = (value,) if isinstance(value, torch.SymInt) else getattr(value, "shape", ())
+    return {sympy.sympify(size_expr(size)) for size in sizes}
+
 
 def ancestors(outputs: Iterable[Any], stop: Any = lambda node: False) -> set[fx.Node]:
     """The nodes that the outputs are computed from, themselves included; not past nodes where `stop`."""
@@ -204,16 +229,15 @@ def save_all(parts: JointParts) -> Saved:
     for node in parts.nodes:
         if node in parts.needed_by_backward and parts.is_backward(node):
             for used in node.all_input_nodes:
-                if not is_size(used):
-                    saved.setdefault(alias_root(used), f"read by {node.name} in the backward pass")
+                saved.setdefault(alias_root(used), f"read by {node.name} in the backward pass")
     for value in parts.gradients:
         if isinstance(value, fx.Node):
             saved.setdefault(alias_root(value), "a gradient by itself")
-    return {
-        node: reason
-        for node, reason in saved.items()
-        if not is_constant(node) and not parts.is_backward(node)
-    }
+
+    def worth_keeping(node: fx.Node) -> bool:
+        return not (is_size(node) or is_constant(node) or parts.is_backward(node))
+
+    return {node: reason for node, reason in saved.items() if worth_keeping(node)}
 
 
 # Minimum cut -------------------------------------------------------------------------------------
@@ -253,16 +277,12 @@ def why_not_recomputed(node: fx.Node, in_memory: set[fx.Node]) -> str:
     """The reason why a value can't or shouldn't be computed again in the backward; "" if it may be."""
     if node.op == "placeholder":
         return "an input of the graph"
-    if node.op == "get_attr" or is_constant(node):
+    if is_constant(node) or is_view(node):
         return ""
     if node.target is operator.getitem:
-        whole = node.args[0]
-        assert isinstance(whole, fx.Node)
-        return "" if is_view(node) else why_not_recomputed(whole, in_memory)
+        return why_not_recomputed(node.all_input_nodes[0], in_memory)
     if is_random(node):
         return "random: a second call would draw other numbers"
-    if is_view(node):
-        return ""
     if is_heavy(node):
         return f"{node.target} is expensive to compute again"
     if node.target is aten.clone.default and node.all_input_nodes[0].op == "placeholder":

@@ -8,12 +8,13 @@ The real compiler: torch/_inductor/fx_passes/{post_grad,joint_graph}.py, torch/_
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from torch import fx
 
-from minicompile.aot.layout import conform, empty_like_layout, same_value
+from minicompile.aot.layout import conform, empty_like_layout, frozen, same_value
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import (
     alias_root,
@@ -24,6 +25,7 @@ from minicompile.aot.views import (
     is_random,
     is_size,
     is_symbolic,
+    is_view,
     returned_nodes,
 )
 from minicompile.ops.graph import origins_of
@@ -55,12 +57,12 @@ NEUTRAL = {aten.mul.Tensor: 1, aten.div.Tensor: 1, aten.sub.Tensor: 0, aten.pow.
 
 
 def gives_back_argument(node: fx.Node) -> bool:
-    if node.target not in NO_OPS and node.target not in NEUTRAL:
-        return False
     if node.target in NEUTRAL:
         number = node.args[1]
         if not isinstance(number, int | float) or number != NEUTRAL[node.target] or node.kwargs:
             return False
+    elif node.target not in NO_OPS:
+        return False
     first = node.args[0]
     return isinstance(first, fx.Node) and same_value(first.meta["val"], node.meta["val"])
 
@@ -105,18 +107,12 @@ def merge_views(gm: fx.GraphModule, mode: Any) -> int:
 
 # Constants ---------------------------------------------------------------------------------------
 
-FOLDED_VIEWS = aten_ops(
-    "expand.default view.default permute.default unsqueeze.default squeeze.dim squeeze.dims "
-    "slice.Tensor select.int clone.default"
-)
 SCALAR_OPERANDS = aten_ops("add.Tensor sub.Tensor mul.Tensor div.Tensor")
 """Binary operators whose second operand may be a number of the same dtype."""
 
 
 def uniform_value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
-    """The 0-d tensor that every element of the node equals, computed by eager's own kernels; None
-    if unknown.
-    """
+    """The 0-d tensor that every element of the node equals, by eager's own kernels; None if unknown."""
     value, target = node.meta["val"], node.target
     if not isinstance(value, torch.Tensor) or value.is_complex():
         return None
@@ -126,8 +122,8 @@ def uniform_value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Te
     inputs = [used for used in node.all_input_nodes if not is_size(used)]
     if not inputs or is_random(node) or any(used not in known for used in inputs):
         return None
-    if target in FOLDED_VIEWS:
-        return known[inputs[0]]
+    if is_view(node) or target is aten.clone.default:
+        return known[inputs[0]] if known[inputs[0]].dtype == value.dtype else None
     if not is_pointwise(target) or inputs != node.all_input_nodes:
         return None
     args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
@@ -171,17 +167,6 @@ def same_dtype(node: fx.Node) -> bool:
 # Common subexpressions ---------------------------------------------------------------------------
 
 
-def frozen(value: Any) -> Any:
-    """A hashable form of an argument that tells 1, 1.0 and True apart, and 0.0 from -0.0."""
-    if isinstance(value, fx.Node):
-        return value
-    if isinstance(value, list | tuple):
-        return tuple(map(frozen, value))
-    if isinstance(value, float):
-        return (float, value.hex())
-    return (type(value), value)
-
-
 @graph_pass("cse", stage="prims", order=30)
 def merge_equal_calls(gm: fx.GraphModule, mode: Any) -> int:
     """Compute the same thing once. A returned value keeps its own call: the user may write to it."""
@@ -190,7 +175,7 @@ def merge_equal_calls(gm: fx.GraphModule, mode: Any) -> int:
     for node in list(gm.graph.nodes):
         if node.op != "call_function" or is_random(node) or has_effect(node):
             continue
-        key = (node.target, frozen(node.args), frozen(sorted(node.kwargs.items())))
+        key = (node.target, frozen(node.args), frozen(node.kwargs))
         first = seen.setdefault(key, node)
         if first is not node and alias_root(node) not in returned:
             replace(node, first)
@@ -213,7 +198,7 @@ def trace_pattern(entry: Pattern, mode: Any) -> fx.Graph:
     """The search function as a graph of ATen operators on fakes like the examples."""
     tracer = Tracer(mode)
     arguments = [
-        tracer.placeholder(f"x{index}", empty_like_layout(mode, example), {})
+        tracer.placeholder(f"x{index}", empty_like_layout(mode, example))
         if isinstance(example, torch.Tensor)
         else example
         for index, example in enumerate(entry.examples)
@@ -265,14 +250,8 @@ def apply_patterns(gm: fx.GraphModule, mode: Any, stage: str) -> int:
     return found
 
 
-@graph_pass("patterns", stage="full", order=50)
-def full_patterns(gm: fx.GraphModule, mode: Any) -> int:
-    return apply_patterns(gm, mode, "full")
-
-
-@graph_pass("patterns", stage="prims", order=25)
-def prims_patterns(gm: fx.GraphModule, mode: Any) -> int:
-    return apply_patterns(gm, mode, "prims")
+for stage, place in (("full", 50), ("prims", 25)):
+    graph_pass("patterns", stage=stage, order=place)(functools.partial(apply_patterns, stage=stage))
 
 
 EXAMPLE = torch.empty(2, 2)

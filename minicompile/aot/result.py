@@ -1,8 +1,8 @@
 """What ahead-of-time autograd hands on.
 
-    AotResult := functional graph, joint graph | None, forward, backward | None,
-                 Partition | None, RuntimeMetadata
-    forward   : (primals...) -> (fresh outputs..., bases..., updated inputs...,
+    AotResult := forward, backward | None, joint graph | None, Partition | None, RuntimeMetadata,
+                 the whole graph by operator level
+    forward   : (primals...) -> (fresh outputs..., bases..., sizes of views..., updated inputs...,
                                  saved tensors..., saved sizes...)
     backward  : (saved tensors..., saved sizes..., tangents...) -> one gradient (or None) per
                                  differentiable input
@@ -67,12 +67,19 @@ class RuntimeMetadata(Shown):
     """How many of them, the last ones, are symbolic sizes."""
     trains: bool = False
     result_requires_grad: tuple[bool, ...] = ()
-    """For each fresh output, then each base: does a gradient (tangent) come back for it?"""
+    """For each result that is returned: does a gradient (tangent) come back for it?"""
+    view_sizes: tuple[Any, ...] = ()
+    """Symbolic sizes, strides and offsets of outputs that are views, returned after the bases."""
+
+    @property
+    def graph_name(self) -> str:
+        return "joint" if self.trains else "forward"
 
     @property
     def returned(self) -> int:
-        """How many results of the forward are outputs or bases: the first ones."""
-        return sum(spec.kind == "fresh" for spec in self.outputs) + self.bases
+        """How many results of the forward serve to make outputs: the first ones."""
+        fresh = sum(spec.kind == "fresh" for spec in self.outputs)
+        return fresh + self.bases + len(self.view_sizes)
 
     def __str__(self) -> str:
         counts = f"{len(self.outputs)} outputs, {self.saved} saved, trains={self.trains}"
@@ -132,7 +139,6 @@ class AotResult(Shown):
     `levels` holds the whole graph (the joint graph when training) by operator level.
     """
 
-    functional: Graph
     forward: Graph
     backward: Graph | None
     joint: Graph | None

@@ -9,70 +9,22 @@ The real compiler: torch/_functorch/_aot_autograd/runtime_wrappers.py.
 from __future__ import annotations
 
 import itertools
-import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import sympy
 import torch
-from torch import fx
 
 from minicompile import compat
-from minicompile.aot.layout import inverse_order, size_expr, stride_order
+from minicompile.aot.layout import dense_in_order, stride_order
 from minicompile.aot.result import AotResult, BoxedCallable, OutputSpec
 from minicompile.ops.graph import Graph, placeholders
 
 Call = Callable[[list[Any]], Sequence[Any]]
 
 
-# An ATen graph run by eager operators ------------------------------------------------------------
-
-
-class Name(str):
-    """Prints without quotes among the arguments of a generated call."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
 def interpret(graph: Graph) -> BoxedCallable:
-    """Run an ATen graph with eager's operators, one by one; every value dies after its last use.
-
-    The graph becomes one straight-line Python function, which costs less per call than walking nodes.
-    """
-    names: dict[str, Any] = {
-        "torch": torch,
-        "device": torch.device,
-        "inf": math.inf,
-        "nan": math.nan,
-    }
-    lines = ["def run(boxed_inputs):"]
-    nodes = list(graph.gm.graph.nodes)
-    if placeholders(graph.gm.graph):
-        arguments = "".join(f"{node.name}, " for node in placeholders(graph.gm.graph))
-        lines.append(f"    {arguments}= boxed_inputs")
-    lines.append("    boxed_inputs.clear()")
-    last_use = {used: node for node in nodes for used in node.all_input_nodes}
-    for node in nodes:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda used: Name(used.name))
-        if node.op == "output":
-            lines.append(f"    return {args[0]!r}")
-            break
-        if node.op == "get_attr":
-            names[f"_{node.name}"] = getattr(graph.gm, str(node.target))
-            lines.append(f"    {node.name} = _{node.name}")
-        elif node.op == "call_function":
-            names[f"_{node.name}"] = node.target
-            given = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
-            lines.append(f"    {node.name} = _{node.name}({', '.join(given)})")
-        dead = [used.name for used in node.all_input_nodes if last_use[used] is node]
-        dead += [node.name] if node not in last_use else []
-        if dead:
-            lines.append(f"    del {', '.join(dead)}")
-    exec(compile("\n".join(lines), f"<{graph.name}>", "exec"), names)
-    run: BoxedCallable = names["run"]
-    return run
+    """Run an ATen graph with eager's operators, one by one; every value dies after its last use."""
+    return compat.boxed_function(graph.gm)
 
 
 # The callable ------------------------------------------------------------------------------------
@@ -85,11 +37,10 @@ def make_callable(
 
     `forward` and `backward` run the graphs of `result`, compiled or interpreted.
     """
-    compute = (
-        inference_call(result, forward)
-        if backward is None
-        else training_call(result, forward, backward)
-    )
+    if backward is None:
+        compute = inference_call(result, forward)
+    else:
+        compute = training_call(result, forward, backward)
     call = with_outputs(compute, result)
 
     def run(inputs: list[Any]) -> Sequence[Any]:
@@ -196,18 +147,13 @@ def tangent_fitter(result: AotResult) -> Callable[..., list[torch.Tensor]]:
     inputs = placeholders(result.backward.gm.graph)[result.metadata.saved :]
     values = [node.meta["val"] for node in inputs]
     orders = [stride_order(value) for value in values]
-    permuted = [order != sorted(order) for order in orders]
 
     def fit(tangents: Sequence[Any], shapes: Sequence[Any]) -> list[torch.Tensor]:
         fitted = []
-        for index, tangent in enumerate(tangents):
+        for tangent, shape, value, order in zip(tangents, shapes, values, orders, strict=True):
             if tangent is None:
-                value = values[index]
-                tangent = torch.zeros(shapes[index], dtype=value.dtype, device=value.device)
-            if permuted[index]:
-                order = orders[index]
-                tangent = tangent.permute(order).contiguous().permute(inverse_order(order))
-            fitted.append(tangent if permuted[index] else tangent.contiguous())
+                tangent = torch.zeros(shape, dtype=value.dtype, device=value.device)
+            fitted.append(dense_in_order(tangent, order))
         return fitted
 
     return fit
@@ -228,7 +174,8 @@ def with_outputs(compute: Call, result: AotResult) -> Call:
     specs = result.metadata.outputs
     if all(spec.kind == "fresh" for spec in specs):
         return lambda inputs: list(compute(inputs))
-    sizes = SizeReader(result.forward)
+    first_size = result.metadata.returned - len(result.metadata.view_sizes)
+    positions = {size: first_size + i for i, size in enumerate(result.metadata.view_sizes)}
     fresh = itertools.count()
     constants = [spec.value for spec in specs]
     plan = []
@@ -237,68 +184,39 @@ def with_outputs(compute: Call, result: AotResult) -> Call:
         if spec.kind == "fresh":
             index = next(fresh)
         elif spec.kind == "view":
-            index += result.metadata.returned - result.metadata.bases
+            index += first_size - result.metadata.bases
         elif spec.kind == "constant":
             index = number
-        plan.append((PLACES[spec.kind], index, view_maker(spec, sizes) if spec.is_view else None))
+        plan.append(
+            (PLACES[spec.kind], index, view_maker(spec, positions) if spec.is_view else None)
+        )
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         kept = list(inputs)
+        results = compute(inputs)
         outputs: list[Any] = []
-        places = (kept, compute(inputs), outputs, constants)
+        places = (kept, results, outputs, constants)
         for place, index, view in plan:
             value = places[place][index]
-            outputs.append(value if view is None else view(value, kept))
+            outputs.append(value if view is None else view(value, results))
         return outputs
 
     return run
 
 
-def view_maker(spec: OutputSpec, sizes: SizeReader) -> Callable[..., torch.Tensor]:
-    """(base, inputs of the call) -> the view that `spec` describes."""
+def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., torch.Tensor]:
+    """(base, results of the graph) -> the view that `spec` describes. `positions`: where among the
+    results the symbolic sizes are.
+    """
     rank = len(spec.size)
-    geometry = sizes.function((*spec.size, *spec.stride, spec.offset))
+    geometry = (*spec.size, *spec.stride, spec.offset)
 
-    def view(base: torch.Tensor, inputs: Sequence[Any]) -> torch.Tensor:
-        numbers = geometry(inputs)
+    def view(base: torch.Tensor, results: Sequence[Any]) -> torch.Tensor:
+        numbers = geometry
+        if positions:
+            numbers = tuple(results[positions[n]] if n in positions else n for n in geometry)
         base = base if spec.requires_grad else base.detach()
         start = base.storage_offset() + numbers[-1]
         return base.as_strided(numbers[:rank], numbers[rank:-1], start)
 
     return view
-
-
-INTEGER_FUNCTIONS: dict[str, Callable[..., int]] = {
-    "FloorDiv": operator.floordiv,
-    "ModularIndexing": lambda base, divisor, modulus: base // divisor % modulus,
-}
-
-
-class SizeReader:
-    """Computes symbolic sizes of a call from its inputs."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.sources: dict[Any, tuple[int, int | None]] = {}
-        """Symbol -> input that is this number, or input and dimension of this size."""
-        for position, node in enumerate(placeholders(graph.gm.graph)):
-            value = node.meta["val"]
-            if isinstance(value, torch.SymInt):
-                self.sources[size_expr(value)] = (position, None)
-            elif isinstance(value, torch.Tensor):
-                for dim, size in enumerate(value.shape):
-                    self.sources.setdefault(size_expr(size), (position, dim))
-
-    def function(self, sizes: Sequence[Any]) -> Callable[[Sequence[Any]], list[int]]:
-        """Inputs -> the sizes as ints."""
-        symbols = sorted(set().union(*(sympy.sympify(s).free_symbols for s in sizes)), key=str)
-        if not symbols:
-            plain = [int(size) for size in sizes]
-            return lambda inputs: plain
-        compute = sympy.lambdify(symbols, list(sizes), modules=[INTEGER_FUNCTIONS, "math"])
-        places = [self.sources[symbol] for symbol in symbols]
-
-        def read(inputs: Sequence[Any]) -> list[int]:
-            found = [inputs[i] if dim is None else inputs[i].shape[dim] for i, dim in places]
-            return [int(size) for size in compute(*found)]
-
-        return read

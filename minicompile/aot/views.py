@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import Any
 
@@ -35,6 +36,14 @@ def is_view(node: fx.Node) -> bool:
         bool(returns)
         and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
     )
+
+
+@functools.cache
+def makes_memory(op: OpOverload) -> bool:
+    """Is the operator's result a new tensor, and nothing written, by its schema?"""
+    schema = op._schema
+    aliases = [r.alias_info for r in schema.returns]
+    return aliases == [None] and not schema.is_mutable and op is not aten._unsafe_view.default
 
 
 def alias_root(node: fx.Node) -> fx.Node:

@@ -23,6 +23,7 @@ from minicompile.lessons.train import train
 
 WARM_STEPS = 3
 MEASURED_STEPS = 5
+TIMEOUT_SECONDS = 1200
 
 
 def measure(contestant: Contestant, device: str) -> dict[str, float]:
@@ -38,15 +39,13 @@ def measure(contestant: Contestant, device: str) -> dict[str, float]:
     return {"import_seconds": imported - start, "compile_seconds": result.compile_seconds}
 
 
-def measure_in_fresh_process(
-    name: str, device: str, threads: int, timeout: float = 1200
-) -> dict[str, float]:
+def measure_in_fresh_process(name: str, device: str, threads: int) -> dict[str, float]:
     """`measure` in a new Python with this environment. Raises BackendError with what it printed last."""
     command = [sys.executable, "-m", __name__, name, "--device", device, "--threads", str(threads)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired as error:
-        raise BackendError(f"{name} did not finish compiling within {timeout:.0f} s") from error
+        raise BackendError(f"{name} did not finish compiling within {TIMEOUT_SECONDS} s") from error
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
         raise BackendError(f"{name} failed while compiling in a fresh process: {last}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from minicompile.lessons.model import GPT
@@ -21,16 +21,10 @@ FULL_LENGTH = 300
 COMPILE_RATIO = 1 / 3
 STEP_RATIO = 1.1
 
-LISTED_EXTERNS = {
-    "aten.mm": "matrix product",
-    "aten.addmm": "matrix product",
-    "aten.bmm": "matrix product",
-    "aten.baddbmm": "matrix product",
-    "aten.embedding_dense_backward": "adds rows at positions known only at run time",
-}
-"""Operators that may stay calls of PyTorch's own kernels, and why."""
-
-Progress = Callable[[int], None]
+MATRIX_PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
+LISTED_EXTERNS = (*MATRIX_PRODUCTS, "aten.embedding_dense_backward")
+"""Operators that may stay calls of PyTorch's own kernels; the last adds rows at positions known only at
+run time."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +88,7 @@ class Contest:
     """The standings, in the contestants' order."""
 
     steps: int
-    standings: list[Standing] = field(default_factory=list)
+    standings: list[Standing]
 
     def __getitem__(self, name: str) -> Standing:
         return next(standing for standing in self.standings if standing.name == name)
@@ -114,72 +108,62 @@ def run_contest(
     steps: int,
     *,
     steps_a_turn: int = 10,
-    progress: Progress = lambda done: None,
-    **choices: Any,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> Contest:
     """Train a copy of `start` with every contestant, a few steps each in turn: all meet the same machine.
 
     Who begins rotates. A contestant that raises is out, with its error; the others go on.
     """
-    contest = Contest(steps)
-    trainers: dict[str, Trainer] = {}
-    for contestant in contestants:
-        standing = Standing(contestant.name, TrainResult())
-        contest.standings.append(standing)
-        trainers[contestant.name] = Trainer(copy.deepcopy(start), contestant.compile_fn, **choices)
-        standing.result = trainers[contestant.name].result
+    trainers = [Trainer(copy.deepcopy(start), c.compile_fn) for c in contestants]
+    standings = [Standing(c.name, t.result) for c, t in zip(contestants, trainers, strict=True)]
     done = 0
     for turn, begin in enumerate(range(0, steps, steps_a_turn)):
-        count = min(steps_a_turn, steps - begin)
-        for standing in rotated(contest.standings, turn):
-            for _ in range(count if not standing.error else 0):
-                try:
-                    trainers[standing.name].step()
-                except Exception as error:  # whatever a compiler raises is the result
-                    standing.error = f"{type(error).__name__}: {error}"
+        for place in range(len(standings)):
+            number = (turn + place) % len(standings)
+            for _ in range(begin, min(begin + steps_a_turn, steps)):
+                if standings[number].error:
                     break
-                progress(done := done + 1)
-    reference = contest.standings[0].result.losses
-    for standing, contestant in zip(contest.standings, contestants, strict=True):
+                try:
+                    trainers[number].step()
+                except Exception as error:  # whatever a compiler raises is the result
+                    standings[number].error = f"{type(error).__name__}: {error}"
+                else:
+                    progress(done := done + 1)
+    reference = standings[0].result.losses
+    for standing, contestant, trainer in zip(standings, contestants, trainers, strict=True):
         losses = standing.result.losses
         standing.first_difference = largest_difference(
             losses[:FIRST_STEPS], reference[:FIRST_STEPS]
         )
         standing.all_difference = largest_difference(losses, reference)
         if contestant.inspect is not None and not standing.error:
-            trainer = trainers[contestant.name]
             standing.report = contestant.inspect(trainer.model, trainer.next_batch())
-    return contest
-
-
-def rotated(standings: list[Standing], turn: int) -> Iterable[Standing]:
-    """The standings, beginning with another one each turn."""
-    shift = turn % len(standings)
-    return standings[shift:] + standings[:shift]
+    return Contest(steps, standings)
 
 
 def missed_targets(contest: Contest, ours: str, theirs: str) -> list[str]:
     """One sentence for every target that `ours` missed; `theirs` is the compiler it is compared with."""
-    standing, rival = contest[ours], contest[theirs]
+    standing = contest[ours]
     if standing.error:
         return [f"{ours} failed: {standing.error}"]
-    missed = []
-    result = standing.result
-    if standing.first_difference > FIRST_DIFFERENCE:
-        missed.append(
-            f"losses differ from eager's by {standing.first_difference:.1e} over the first {FIRST_STEPS} "
-            f"steps, allowed {FIRST_DIFFERENCE:.0e}"
-        )
-    if standing.all_difference > ALL_DIFFERENCE:
-        missed.append(
-            f"losses differ from eager's by {standing.all_difference:.1e} over all steps, "
-            f"allowed {ALL_DIFFERENCE:.0e}"
-        )
-    if contest.steps >= FULL_LENGTH and not result.fall > LEAST_FALL:
-        missed.append(f"the loss fell by {result.fall:.0%}, more than {LEAST_FALL:.0%} wanted")
-    missed += compare_times(standing, rival)
-    missed += judge_report(ours, standing.report)
-    return missed
+    first, whole, fall = standing.first_difference, standing.all_difference, standing.result.fall
+    targets = [
+        (
+            first <= FIRST_DIFFERENCE,
+            f"losses differ from eager's by {first:.1e} over the first {FIRST_STEPS} steps, "
+            f"allowed {FIRST_DIFFERENCE:.0e}",
+        ),
+        (
+            whole <= ALL_DIFFERENCE,
+            f"losses differ from eager's by {whole:.1e} over all steps, allowed {ALL_DIFFERENCE:.0e}",
+        ),
+        (
+            contest.steps < FULL_LENGTH or fall > LEAST_FALL,
+            f"the loss fell by {fall:.0%}, more than {LEAST_FALL:.0%} wanted",
+        ),
+    ]
+    missed = [sentence for met, sentence in targets if not met]
+    return missed + compare_times(standing, contest[theirs]) + judge_report(ours, standing.report)
 
 
 def compare_times(standing: Standing, rival: Standing) -> list[str]:
@@ -187,13 +171,12 @@ def compare_times(standing: Standing, rival: Standing) -> list[str]:
     if rival.error:
         return [f"{rival.name} failed, so nothing could be compared with it: {rival.error}"]
     missed = []
-    if standing.compile_seconds is None or rival.compile_seconds is None:
+    ours, theirs = standing.compile_seconds, rival.compile_seconds
+    if ours is None or theirs is None:
         missed.append("compile times were not measured")
-    elif standing.compile_seconds > COMPILE_RATIO * rival.compile_seconds:
-        missed.append(
-            f"compiling took {standing.compile_seconds:.1f} s, allowed {COMPILE_RATIO:.2f} of {rival.name}'s "
-            f"{rival.compile_seconds:.1f} s"
-        )
+    elif ours > COMPILE_RATIO * theirs:
+        allowed = f"allowed {COMPILE_RATIO:.2f} of {rival.name}'s {theirs:.1f} s"
+        missed.append(f"compiling took {ours:.1f} s, {allowed}")
     ratio = standing.result.step_ms / rival.result.step_ms
     if ratio > STEP_RATIO:
         missed.append(f"a step took {ratio:.2f} times {rival.name}'s, allowed {STEP_RATIO}")
@@ -206,15 +189,9 @@ def judge_report(name: str, report: CompilerReport | None) -> list[str]:
         return [f"{name} gave no report on eager frames and extern calls"]
     missed = [f"a frame ran in eager: {line}" for line in report.eager_frames]
     for call in report.externs:
-        if base_name(call.name) not in LISTED_EXTERNS:
-            missed.append(
-                f"{call.name} ran PyTorch's own kernel ({call.reason}) and is not on the list"
-            )
+        ran = f"{call.name} ran PyTorch's own kernel"
+        if call.name.rpartition(".")[0] not in LISTED_EXTERNS:
+            missed.append(f"{ran} ({call.reason}) and is not on the list")
         elif not call.reason:
-            missed.append(f"{call.name} ran PyTorch's own kernel without a reason")
+            missed.append(f"{ran} without a reason")
     return missed
-
-
-def base_name(operator: str) -> str:
-    """`aten.mm` for `aten.mm.default` and `aten.mm.out`."""
-    return ".".join(operator.split(".")[:2])

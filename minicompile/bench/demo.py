@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+import minicompile
 from minicompile.bench.cold import measure_in_fresh_process
 from minicompile.bench.contest import (
     FIRST_STEPS,
@@ -34,37 +35,23 @@ from minicompile.bench.contest import (
 from minicompile.bench.screen import Screen
 from minicompile.errors import MinicompileError
 from minicompile.lessons.model import GPT
+from minicompile.lessons.train import TrainResult
 from minicompile.options import environment
-
-
-def compile_with_minicompile(model: GPT) -> Callable[..., Any]:
-    """`minicompile.compile`, imported when it is wanted."""
-    import minicompile
-
-    compiled: Callable[..., Any] = minicompile.compile(model)
-    return compiled
 
 
 def inspect_minicompile(model: GPT, batch: Sequence[Any]) -> CompilerReport:
     """What `explain` and `trace` say about the model on one batch."""
-    import minicompile
-
     return report_from(minicompile.explain(model)(*batch), minicompile.trace(model, *batch))
 
 
 def report_from(explanation: Any, trace: Any) -> CompilerReport:
     """Breaks of an `Explanation`; extern calls (equal ones counted) and kernels of a `Trace`."""
-    calls = Counter(
-        (str(extern.op), extern.reason)
-        for compiled in trace.graphs.values()
-        for extern in compiled.loops.externs
-    )
+    graphs = trace.graphs.values()
+    calls = Counter((str(e.op), e.reason) for graph in graphs for e in graph.loops.externs)
     return CompilerReport(
-        eager_frames=tuple(str(graph_break) for graph_break in explanation.breaks),
-        externs=tuple(
-            ExternCall(name, count, reason) for (name, reason), count in sorted(calls.items())
-        ),
-        kernels=sum(len(compiled.kernels) for compiled in trace.graphs.values()),
+        tuple(map(str, explanation.breaks)),
+        tuple(ExternCall(name, count, reason) for (name, reason), count in sorted(calls.items())),
+        sum(len(graph.kernels) for graph in graphs),
     )
 
 
@@ -77,7 +64,7 @@ TORCH = Contestant(
 )
 OURS = Contestant(
     "minicompile",
-    compile_with_minicompile,
+    lambda model: minicompile.compile(model),  # the name is loaded on first use
     ("minicompile.pipeline", "minicompile.api"),
     "MINICOMPILE_CACHE_DIR",
     inspect_minicompile,
@@ -89,19 +76,12 @@ MeasureCold = Callable[[str, str, int], dict[str, float]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `minicompile demo`."""
-    parser.add_argument("--device", default="cpu", help='"cpu" (default) or "cuda"')
-    parser.add_argument(
-        "--steps", type=int, default=FULL_LENGTH, help=f"AdamW steps (default {FULL_LENGTH})"
-    )
-    parser.add_argument(
-        "--threads", type=int, default=torch.get_num_threads(), help="CPU threads of each"
-    )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write everything measured to FILE"
-    )
-    parser.add_argument(
-        "--plain", action="store_true", help="no colours and bars, even where rich is installed"
-    )
+    add, steps, threads = parser.add_argument, FULL_LENGTH, torch.get_num_threads()
+    add("--device", default="cpu", help='"cpu" (default) or "cuda"')
+    add("--steps", type=int, default=steps, help=f"AdamW steps (default {steps})")
+    add("--threads", type=int, default=threads, help="CPU threads of each")
+    add("--json", type=Path, metavar="FILE", help="write everything measured to FILE")
+    add("--plain", action="store_true", help="no colours and bars, even where rich is installed")
 
 
 def run(chosen: argparse.Namespace, measure_cold: MeasureCold = measure_in_fresh_process) -> int:
@@ -111,7 +91,7 @@ def run(chosen: argparse.Namespace, measure_cold: MeasureCold = measure_in_fresh
         raise MinicompileError("--steps and --threads must be at least 1")
     screen = Screen(chosen.plain)
     torch.set_num_threads(chosen.threads)
-    contest = demo(screen, CONTESTANTS, device, chosen.steps, chosen.threads, measure_cold)
+    contest = demo(screen, device, chosen.steps, chosen.threads, measure_cold)
     missed = missed_targets(contest, OURS.name, TORCH.name)
     show(screen, contest, device)
     if chosen.json is not None:
@@ -136,100 +116,84 @@ def check_device(name: str) -> str:
 
 
 def demo(
-    screen: Screen,
-    contestants: Sequence[Contestant],
-    device: str,
-    steps: int,
-    threads: int,
-    measure_cold: MeasureCold,
+    screen: Screen, device: str, steps: int, threads: int, measure_cold: MeasureCold
 ) -> Contest:
     """Compile from cold one after the other, then train all in turns."""
-    with tempfile.TemporaryDirectory(
-        prefix="minicompile-demo-", ignore_cleanup_errors=True
-    ) as folder:
-        caches = {
-            c.cache_variable: str(Path(folder, c.name)) for c in contestants if c.cache_variable
-        }
-        with environment(**caches):
-            cold: dict[str, dict[str, float]] = {}
-            errors: dict[str, str] = {}
-            for contestant in contestants:
-                if contestant.compiles:
-                    with screen.waiting(
-                        f"{contestant.name}: compiling the lesson model from cold ..."
-                    ):
-                        try:
-                            cold[contestant.name] = measure_cold(contestant.name, device, threads)
-                        except MinicompileError as error:
-                            errors[contestant.name] = str(error)
-            running = [c for c in contestants if c.name not in errors]
-            torch.manual_seed(0)
-            start = GPT().to(device)
-            with screen.progress("training in turns", steps * len(running)) as progress:
-                contest = run_contest(start, running, steps, progress=progress)
+    cold: dict[str, dict[str, float]] = {}
+    errors: dict[str, str] = {}
+    folder = tempfile.TemporaryDirectory(prefix="minicompile-demo-", ignore_cleanup_errors=True)
+    caches = {c.cache_variable: c.name for c in CONTESTANTS if c.cache_variable}
+    caches = {variable: str(Path(folder.name, name)) for variable, name in caches.items()}
+    with folder, environment(**caches):
+        for contestant in CONTESTANTS:
+            if contestant.compiles:
+                screen.say(f"{contestant.name}: compiling the lesson model from cold ...")
+                try:
+                    cold[contestant.name] = measure_cold(contestant.name, device, threads)
+                except MinicompileError as error:
+                    errors[contestant.name] = str(error)
+        running = [c for c in CONTESTANTS if c.name not in errors]
+        torch.manual_seed(0)
+        start = GPT().to(device)
+        with screen.progress("training in turns", steps * len(running)) as progress:
+            contest = run_contest(start, running, steps, progress=progress)
     for standing in contest.standings:
-        if standing.name in cold:
-            standing.compile_seconds = cold[standing.name]["compile_seconds"]
-            standing.import_seconds = cold[standing.name]["import_seconds"]
-    contest.standings += [
-        Standing(name, contest.standings[0].result, error=text) for name, text in errors.items()
-    ]
+        seconds = cold.get(standing.name, {})
+        standing.compile_seconds = seconds.get("compile_seconds")
+        standing.import_seconds = seconds.get("import_seconds")
+    for name, error_text in errors.items():
+        contest.standings.append(Standing(name, TrainResult(), error=error_text))
     return contest
 
 
-HEADER = (
-    "",
-    "first loss",
-    "last loss",
-    "fall",
-    f"off by, first {FIRST_STEPS}",
-    "off by, all",
-    "import s",
-    "compile s",
-    "ms a step",
-)
-"""Off by: the largest difference of a loss to eager's."""
+def one_decimal(seconds: float | None) -> str:
+    return f"{seconds:.1f}" if seconds is not None else ""
 
 
-def table_row(standing: Standing) -> tuple[str, ...]:
-    """One line of the table."""
+COLUMNS: dict[str, Callable[[Standing], str]] = {
+    "first loss": lambda s: f"{s.result.losses[0]:.4f}",
+    "last loss": lambda s: f"{s.result.losses[-1]:.4f}",
+    "fall": lambda s: f"{s.result.fall:.0%}",
+    f"off by, first {FIRST_STEPS}": lambda s: f"{s.first_difference:.1e}",
+    "off by, all": lambda s: f"{s.all_difference:.1e}",
+    "import s": lambda s: one_decimal(s.import_seconds),
+    "compile s": lambda s: one_decimal(s.compile_seconds),
+    "ms a step": lambda s: f"{s.result.step_ms:.2f}",
+}
+"""What the table tells of each. Off by: the largest difference of a loss to eager's."""
+
+
+def table_row(standing: Standing) -> list[str]:
     if standing.error:
-        return (standing.name, "failed", *[""] * (len(HEADER) - 2))
-    result = standing.result
-    seconds = [
-        f"{s:.1f}" if s is not None else ""
-        for s in (standing.import_seconds, standing.compile_seconds)
-    ]
-    return (
-        standing.name,
-        f"{result.losses[0]:.4f}",
-        f"{result.losses[-1]:.4f}",
-        f"{result.fall:.0%}",
-        f"{standing.first_difference:.1e}",
-        f"{standing.all_difference:.1e}",
-        *seconds,
-        f"{result.step_ms:.2f}",
-    )
+        return [standing.name, "failed", *[""] * (len(COLUMNS) - 1)]
+    return [standing.name, *(column(standing) for column in COLUMNS.values())]
 
 
 def show(screen: Screen, contest: Contest, device: str) -> None:
     """The table, and what each compiler says about itself."""
     title = f"{contest.steps} AdamW steps of the lesson model on {device}, fp32"
-    screen.table(title, HEADER, [table_row(standing) for standing in contest.standings])
+    screen.table(title, ["", *COLUMNS], [table_row(standing) for standing in contest.standings])
     for standing in contest.standings:
         report = standing.report
         if report is None:
             continue
-        screen.say(
-            f"{standing.name}: {len(report.eager_frames)} frames in eager, {report.kernels} kernels"
-        )
+        frames = f"{len(report.eager_frames)} frames in eager"
+        screen.say(f"{standing.name}: {frames}, {report.kernels} kernels")
         for line in report.eager_frames:
             screen.say(f"  {line}")
         if report.externs:
+            head = ("operator", "calls a step", "reason")
             rows = [(call.name, str(call.calls), call.reason) for call in report.externs]
-            screen.table(
-                "calls of PyTorch's own kernels", ("operator", "calls a step", "reason"), rows
-            )
+            screen.table("calls of PyTorch's own kernels", head, rows)
+
+
+def measured(standing: Standing) -> dict[str, Any]:
+    """A standing for the file; no averages where the training broke off at once."""
+    result, facts = standing.result, asdict(standing)
+    facts["losses"] = facts.pop("result")["losses"]
+    if result.losses:
+        facts |= {"step_ms": result.step_ms, "fall": result.fall}
+    return facts
 
 
 def as_json(contest: Contest, missed: list[str], device: str, threads: int) -> str:
@@ -241,14 +205,6 @@ def as_json(contest: Contest, missed: list[str], device: str, threads: int) -> s
         "torch": torch.__version__,
         "python": platform.python_version(),
         "missed": missed,
-        "contestants": [
-            {
-                **{k: v for k, v in asdict(standing).items() if k != "result"},
-                "losses": standing.result.losses,
-                "step_ms": standing.result.step_ms,
-                "fall": standing.result.fall,
-            }
-            for standing in contest.standings
-        ],
+        "contestants": list(map(measured, contest.standings)),
     }
     return json.dumps(facts, indent=2) + "\n"

@@ -15,7 +15,7 @@ from minicompile.codegen.cpp_math import prelude
 from minicompile.codegen.cpp_ops import STORAGE
 from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource
 
-KERNELS_PER_UNIT = 8
+KERNELS_OF_ONE = 8
 """With more distinct kernels than this, two compilers at work are faster than one."""
 
 
@@ -33,8 +33,8 @@ def print_kernel(plan: KernelPlan) -> KernelSource:
     return printer.source("cpp", prelude)
 
 
-def kernel_module(plans: Sequence[KernelPlan], most_units: int = 2) -> KernelModule:
-    """All kernels of a graph: one text, and the same as up to `most_units` files to compile side by side.
+def kernel_module(plans: Sequence[KernelPlan]) -> KernelModule:
+    """All kernels of a graph: one text, and the same as one or two files to compile side by side.
 
     Kernels that differ in name only (the layers of a model) are compiled once: the others call the first.
     """
@@ -43,9 +43,7 @@ def kernel_module(plans: Sequence[KernelPlan], most_units: int = 2) -> KernelMod
     for source in sources:
         alike.setdefault(source.text.replace(source.name, "", 1), []).append(source)
     groups = list(alike.values())
-    units: list[list[list[KernelSource]]] = [[]]
-    if len(groups) > KERNELS_PER_UNIT:
-        units = [[] for _ in range(most_units)]
+    units: list[list[list[KernelSource]]] = [[], []] if len(groups) > KERNELS_OF_ONE else [[]]
     for group in sorted(groups, key=lambda group: -len(group[0].lines)):
         min(units, key=lambda unit: sum(len(g[0].lines) for g in unit)).append(group)
     return KernelModule("cpp", _unit_text(groups), sources, tuple(map(_unit_text, units)))

@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import sympy
 import torch
 
 from minicompile.codegen.cpp_ops import CTYPES
-from minicompile.codegen.cpp_values import ALIGNED, Loop, ValuePrinter, is_positional
+from minicompile.codegen.cpp_values import ALIGNED, SIGNS, Loop, ValuePrinter, is_positional
 from minicompile.codegen.phases import cone, varying
 from minicompile.codegen.plan import KernelPlan, count
 from minicompile.codegen.rules import is_update, separates, transposed
 from minicompile.scheduling.body import Value, iterate_indices
-from minicompile.shapes.expr import Size, coefficient_of
+from minicompile.shapes.expr import coefficient_of
 
 OUTER_ITERATIONS = 8
 """Outer loops with fewer iterations leave threads idle: then the inner loop is shared."""
@@ -34,8 +33,6 @@ LONG_ROW = 8192
 """Float sums over longer rows are summed in blocks, so that rounding errors don't pile up."""
 
 BLOCK = 1024
-
-_CLAUSE = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
 
 
 class LoopPrinter(ValuePrinter):
@@ -48,6 +45,11 @@ class LoopPrinter(ValuePrinter):
         """Columns of a tile; 0 in kernels of rows."""
         self.lane = ""
         """The column at hand: its place in the tile."""
+        self.split = "r" in plan.tiles
+        """Threads share chunks of r."""
+        self.x_loops = [Loop(var, size) for var, size in plan.ranges.items() if size != 1]
+        r_loops = [Loop(var, size) for var, size in plan.reduction_ranges.items()]
+        self.r_loops = [loop for loop in r_loops if loop.size != 1] or r_loops[:1]
 
     def body(self) -> None:
         """The loops that the plan asks for. Those of one iteration are no loops."""
@@ -55,7 +57,7 @@ class LoopPrinter(ValuePrinter):
         for var, size in self.plan.body.all_ranges.items():
             if size == 1 and var in used:
                 self.line(f"const int64_t {var} = 0;")
-        if self._is_split():
+        if self.split:
             self._chunks()
         if not self.plan.reduction_ranges:
             values = [v for phase in self.plan.phases for v in phase.values]
@@ -69,13 +71,6 @@ class LoopPrinter(ValuePrinter):
             self._rows()
 
     # ---- what the shapes have in common
-
-    def _x_loops(self) -> list[Loop]:
-        return [Loop(var, size) for var, size in self.plan.ranges.items() if size != 1]
-
-    def _r_loops(self) -> list[Loop]:
-        found = [Loop(var, size) for var, size in self.plan.reduction_ranges.items()]
-        return [loop for loop in found if loop.size != 1] or found[:1]
 
     def _parallel(self, nest: int = 1, simd: bool = False) -> str:
         """`parallel for`, or nothing where one thread does it all."""
@@ -107,7 +102,7 @@ class LoopPrinter(ValuePrinter):
                 extremum = value.kind in ("max", "min") and value.dtype.is_floating_point
                 if extremum or is_positional(value):  # OpenMP's own max and min may drop a NaN
                     return ""
-                clauses.setdefault(_CLAUSE[value.kind], []).append(self.names[value])
+                clauses.setdefault(SIGNS.get(value.kind, value.kind), []).append(self.names[value])
         if any(v.check for v in values):
             clauses.setdefault("|", []).append("error")
         found = ["simd" if plan.vector_width >= 8 else f"simd simdlen({plan.vector_width})"]
@@ -144,11 +139,10 @@ class LoopPrinter(ValuePrinter):
     # ---- pointwise kernels
 
     def _pointwise(self, values: Sequence[Value]) -> None:
-        nest = self._x_loops()
-        if not nest:
+        if not self.x_loops:
             self.compute(values)
             return
-        *outer, inner = nest
+        *outer, inner = self.x_loops
         moving = varying(values, {inner.var})
         inside = [v for v in values if v in moving or v.op == "store"]
         simd = self._simd(inside, inner.var)
@@ -163,13 +157,12 @@ class LoopPrinter(ValuePrinter):
 
     def _squares(self, values: Sequence[Value]) -> None:
         """Loads that jump along the inner loop fill squares of scratch first."""
-        nest = self._x_loops()
-        sides = [loop for loop in nest if str(loop.var) in self.plan.tiles]
-        outer = [loop for loop in nest if loop not in sides]
+        sides = [loop for loop in self.x_loops if str(loop.var) in self.plan.tiles]
+        outer = [loop for loop in self.x_loops if loop not in sides]
         across, inner = (loop.var for loop in sides)
         tile = self.plan.tiles[str(inner)]
         starts = [Loop(f"{var}_start", size, step=tile) for var, size, *_ in sides]
-        with self.loops([*outer, *starts], self._parallel(len(nest))):
+        with self.loops([*outer, *starts], self._parallel(len(self.x_loops))):
             for var, size, *_ in sides:
                 self._end(var, f"{var}_start", tile, self.index(size))
             place = f"{tile}*({across} - {across}_start) + {inner} - {inner}_start"
@@ -201,9 +194,8 @@ class LoopPrinter(ValuePrinter):
     # ---- kernels with reductions: loops over x
 
     def _rows(self) -> None:
-        nest = self._x_loops()
-        pragma = "" if self._is_split() else self._parallel(len(nest))
-        with self.loops(nest, pragma):
+        pragma = "" if self.split else self._parallel(len(self.x_loops))
+        with self.loops(self.x_loops, pragma):
             self._scratch(self.in_order(self.plan.stashed), "_row", self.plan.row_length)
             for phase in self.plan.phases:
                 if phase.level == "row":
@@ -212,12 +204,12 @@ class LoopPrinter(ValuePrinter):
                     self._loop_phase(phase.values, self._row)
 
     def _columns(self) -> None:
-        *outer, last = self._x_loops()
+        *outer, last = self.x_loops
         inner, size = last.var, last.size
         tiled = not isinstance(size, int) or size > self.tile
         fixed = self._fixed(inner)
         together = len(outer) + (tiled and not fixed)  # loops without anything in between
-        shared = bool(outer or tiled) and not self._is_split()
+        shared = bool(outer or tiled) and not self.split
         pragma = self._parallel(max(together, 1)) if shared else ""
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.loops(outer, pragma))
@@ -236,8 +228,8 @@ class LoopPrinter(ValuePrinter):
             def lanes(values: Sequence[Value]) -> None:
                 self._inner(columns, values, self._simd(values, inner), arrays)
 
-            def one_row(values: Sequence[Value], stretch: Stretch) -> None:
-                with self.loop(stretch.loop):
+            def one_row(values: Sequence[Value], loop: Loop, *_: int) -> None:
+                with self.loop(loop):
                     lanes(values)
 
             for phase in self.plan.phases:
@@ -263,18 +255,14 @@ class LoopPrinter(ValuePrinter):
 
     # ---- loops over r
 
-    def _is_split(self) -> bool:
-        """Threads share chunks of r."""
-        return "r" in self.plan.tiles
-
     def _loop_phase(self, values: Sequence[Value], innermost: Innermost) -> None:
         """One sweep over r; or threads share it, and their results are combined in order."""
-        if not self._is_split():
+        if not self.split:
             self._sweep(values, innermost)
             return
         reductions = [v for v in values if v.op == "reduction"]
         parts = [(v, *found) for v in reductions for found in self.accumulators(v)]
-        size = self.index(self._r_loops()[0].size)
+        size = self.index(self.r_loops[0].size)
         most = self.plan.tiles["chunks"]
         for value, suffix, ctype, _ in parts:
             length = most * max(self.tile, 1)
@@ -295,7 +283,7 @@ class LoopPrinter(ValuePrinter):
 
     def _chunks(self) -> None:
         """Declare how many chunks the outermost r has, and how long they are."""
-        size = self._r_loops()[0].size
+        size = self.r_loops[0].size
         chunk, most, text = self.plan.tiles["r"], self.plan.tiles["chunks"], self.index(size)
         if isinstance(size, int):
             self.line(f"const int64_t chunk = {chunk}, chunks = {-(-size // chunk)};")
@@ -311,11 +299,12 @@ class LoopPrinter(ValuePrinter):
 
         Long float sums go in blocks: each block sums for itself, and the sums are added up as doubles.
         """
-        *outer, last = self._r_loops()
+        *outer, last = self.r_loops
         inner, size = last.var, last.size
         reductions = [v for v in values if v.op == "reduction"]
         sums = [v for v in reductions if v.kind == "sum" and v.dtype.is_floating_point]
-        in_blocks = is_long(size) and bool(sums or any(map(self._by_row, reductions)))
+        long = not isinstance(size, int) or size > LONG_ROW
+        in_blocks = long and bool(sums or any(map(self._by_row, reductions)))
         totals = sums if in_blocks else []
         at_once = not outer and not in_blocks
         for value in reductions:
@@ -335,7 +324,7 @@ class LoopPrinter(ValuePrinter):
                 start, stop = block, f"{inner}_end"
             most = BLOCK if in_blocks or not isinstance(size, int) else size
             loop = Loop(inner, size, start, stop or self.index(size))
-            innermost(values, Stretch(loop, most, at_once))
+            innermost(values, loop, most, at_once)
             self._for_each(totals, "{1} += {0};")
         self._for_each(totals, "{0} = {1};")
 
@@ -411,7 +400,7 @@ class LoopPrinter(ValuePrinter):
         in_memory = value.inputs[0] in self.plan.loop and self.plan.vector_width > 1
         return known and in_memory and not self.tile
 
-    def _row(self, values: Sequence[Value], stretch: Stretch) -> None:
+    def _row(self, values: Sequence[Value], loop: Loop, most: int, at_once: bool) -> None:
         """The innermost loop: values, stores, what row reductions will read, other reductions."""
         by_row = [v for v in values if v.op == "reduction" and self._by_row(v)]
         stashed, index = self.plan.stashed, self.index(self.place())
@@ -421,7 +410,7 @@ class LoopPrinter(ValuePrinter):
             for v in by_row
             if v.inputs[0] not in stashed and not self._lies_in_memory(v.inputs[0])
         }
-        inner, _, start, stop, _ = stretch.loop
+        inner, _, start, stop, _ = loop
         before = "" if start == "0" else f" - {start}"
         for value in self.in_order(filled):
             scratch[value] = f"{self.names[value]}_part[{inner}{before}]"
@@ -429,14 +418,14 @@ class LoopPrinter(ValuePrinter):
         needed = cone((v for v in wanted if v not in by_row), values, ())
         if needed:
             inside = [v for v in values if v in needed]
-            self._scratch(self.in_order(filled), "_part", stretch.most)
-            self._inner(stretch.loop, inside, self._simd(inside, inner, riding=True), scratch)
+            self._scratch(self.in_order(filled), "_part", most)
+            self._inner(loop, inside, self._simd(inside, inner, riding=True), scratch)
         for value in by_row:
-            name, row = self.names[value], self._row_address(value.inputs[0], stretch.loop)
+            name, row = self.names[value], self._row_address(value.inputs[0], loop)
             ctype = CTYPES[value.dtype]
             helper = f"mc_row_{value.kind}" + ("_double" if ctype == "double" else "")
             found = f"{helper}({row}, {stop}{before})"
-            if stretch.at_once:
+            if at_once:
                 self.line(f"{ctype} {name} = {found};", value.origins)
             else:
                 self.line(f"{ctype} {name}_part = {found};", value.origins)
@@ -444,7 +433,7 @@ class LoopPrinter(ValuePrinter):
 
     def _lies_in_memory(self, value: Value) -> bool:
         """A plain load whose elements stand side by side along the inner r."""
-        inner = self._r_loops()[-1].var
+        inner = self.r_loops[-1].var
         plain = value.op == "load" and value.mask is None and not value.indirect
         return plain and value.index is not None and coefficient_of(value.index, inner) == 1
 
@@ -461,29 +450,14 @@ class LoopPrinter(ValuePrinter):
         return base if offset == "0" else f"{base} + {offset}"
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """The part of the innermost loop over r that is at hand: all of it, or a block."""
-
-    loop: Loop
-    most: int
-    """Most elements it can have, where that is known."""
-    at_once: bool
-    """It is the whole reduction: nothing has been accumulated before."""
-
-
-Innermost = Callable[[Sequence[Value], Stretch], None]
-"""Prints the innermost loop over r."""
+Innermost = Callable[[Sequence[Value], Loop, int, bool], None]
+"""Prints the innermost loop over r, or a block of it: values, the loop, the most iterations it can have, and
+whether it is the whole reduction, so that nothing has been accumulated before."""
 
 
 def operands(values: Iterable[Value]) -> set[Value]:
     """Everything that the values read."""
     return {operand for value in values for operand in value.operands}
-
-
-def is_long(size: Size) -> bool:
-    """Long enough, or perhaps, for rounding errors to count."""
-    return not isinstance(size, int) or size > LONG_ROW
 
 
 def least(a: str, b: str) -> str:

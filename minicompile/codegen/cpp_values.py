@@ -41,7 +41,8 @@ class Loop(NamedTuple):
 
 ALIGNED = "__attribute__((aligned(64)))"
 
-_SIGN = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
+SIGNS = {"sum": "+", "prod": "*", "any": "|", "all": "&"}
+"""How a reduction combines two elements, in C and in OpenMP."""
 
 
 class ValuePrinter(LinePrinter):
@@ -172,21 +173,21 @@ class ValuePrinter(LinePrinter):
             return [("", "int32_t", str(int(value.kind == "all")))]
         return [("", CTYPES[dtype], start)]
 
+    def better(self, value: Value, other: str, best: str) -> str:
+        """The condition under which a search moves on: strictly better, or (the first) NaN."""
+        condition = f"{other} {'>' if value.kind.endswith('max') else '<'} {best}"
+        if not value.inputs[0].dtype.is_floating_point:
+            return condition
+        nan = f"{other} != {other}"
+        if is_positional(value):
+            nan = f"({nan}) & ({best} == {best})"
+        return f"({condition}) | ({nan})"
+
     def combine(self, value: Value, into: str, other: str) -> str:
         """`into` with one more element or partial result, as an expression; NaN stays."""
-        if value.kind not in ("max", "min"):
-            return f"{into} {_SIGN[value.kind]} {other}"
-        better = f"{other} {'>' if value.kind == 'max' else '<'} {into}"
-        if value.dtype.is_floating_point:
-            better = f"({better}) | ({other} != {other})"
-        return f"{better} ? {other} : {into}"
-
-    def better(self, value: Value, other: str, best: str) -> str:
-        """The condition under which argmax/argmin moves on: strictly better, or the first NaN."""
-        condition = f"{other} {'>' if value.kind == 'argmax' else '<'} {best}"
-        if value.inputs[0].dtype.is_floating_point:
-            condition = f"({condition}) | (({other} != {other}) & ({best} == {best}))"
-        return condition
+        if value.kind in SIGNS:
+            return f"{into} {SIGNS[value.kind]} {other}"
+        return f"{self.better(value, other, into)} ? {other} : {into}"
 
     def place(self) -> sympy.Expr:
         """The linear position in the reduction's ranges."""

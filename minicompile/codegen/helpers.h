@@ -162,21 +162,18 @@ static inline mc_lanes mc_at(const float* x) { return *(const mc_lanes*)x; }
 #define MC_SHUFFLES
 #endif
 #endif
+// f(0, step), f(1, step), ... f(15, step): the places a shuffle takes its lanes from
+#define MC_FOUR(f, i, step) f(i, step), f(i + 1, step), f(i + 2, step), f(i + 3, step)
+#define MC_PLACES(f, step) MC_FOUR(f, 0, step), MC_FOUR(f, 4, step), MC_FOUR(f, 8, step), MC_FOUR(f, 12, step)
+#define MC_OTHER(i, step) ((i) ^ step)
 #ifdef MC_SHUFFLES
-#define mc_swapped_8(v) __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)
-#define mc_swapped_4(v) __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11)
-#define mc_swapped_2(v) __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13)
-#define mc_swapped_1(v) __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
+#define mc_swapped(v, step) __builtin_shufflevector(v, v, MC_PLACES(MC_OTHER, step))
 #else
 static inline mc_lanes mc_swapped(mc_lanes v, int step) {
     mc_lanes found;
     for (int i = 0; i < 16; i++) found[i] = v[i ^ step];
     return found;
 }
-#define mc_swapped_8(v) mc_swapped(v, 8)
-#define mc_swapped_4(v) mc_swapped(v, 4)
-#define mc_swapped_2(v) mc_swapped(v, 2)
-#define mc_swapped_1(v) mc_swapped(v, 1)
 #endif
 
 // a reduction of n floats that lie side by side, in 64 lanes
@@ -191,10 +188,10 @@ static inline mc_lanes mc_swapped(mc_lanes v, int step) {
     } \
     for (; i + 16 <= n; i += 16) a = both(a, mc_at(x + i)); \
     a = both(both(a, b), both(c, d)); \
-    a = both(a, mc_swapped_8(a)); \
-    a = both(a, mc_swapped_4(a)); \
-    a = both(a, mc_swapped_2(a)); \
-    a = both(a, mc_swapped_1(a)); \
+    a = both(a, mc_swapped(a, 8)); \
+    a = both(a, mc_swapped(a, 4)); \
+    a = both(a, mc_swapped(a, 2)); \
+    a = both(a, mc_swapped(a, 1)); \
     float found = a[0]; \
     for (; i < n; i++) found = next; \
     return found;
@@ -205,69 +202,53 @@ static inline float mc_row_sum(const float* x, int64_t n) {
 }
 
 // NaN stays: it is taken, and nothing compares better than it
-static inline mc_lanes mc_lanes_max(mc_lanes a, mc_lanes b) {
-    mc_masks take = (mc_masks)((b > a) | (b != b));
+#define MC_LANES_BEST(better) \
+    mc_masks take = (mc_masks)((b better a) | (b != b)); \
     return (mc_lanes)((take & (mc_masks)b) | (~take & (mc_masks)a));
-}
-static inline float mc_row_max(const float* x, int64_t n) {
-    MC_ROW((-INFINITY), mc_lanes_max, (x[i] > found) | (x[i] != x[i]) ? x[i] : found)
-}
-
-// NaN stays: it is taken, and nothing compares better than it
-static inline mc_lanes mc_lanes_min(mc_lanes a, mc_lanes b) {
-    mc_masks take = (mc_masks)((b < a) | (b != b));
-    return (mc_lanes)((take & (mc_masks)b) | (~take & (mc_masks)a));
-}
-static inline float mc_row_min(const float* x, int64_t n) {
-    MC_ROW(INFINITY, mc_lanes_min, (x[i] < found) | (x[i] != x[i]) ? x[i] : found)
-}
+#define MC_NEXT(better) ((x[i] better found) | (x[i] != x[i]) ? x[i] : found)
+static inline mc_lanes mc_lanes_max(mc_lanes a, mc_lanes b) { MC_LANES_BEST(>) }
+static inline mc_lanes mc_lanes_min(mc_lanes a, mc_lanes b) { MC_LANES_BEST(<) }
+static inline float mc_row_max(const float* x, int64_t n) { MC_ROW((-INFINITY), mc_lanes_max, MC_NEXT(>)) }
+static inline float mc_row_min(const float* x, int64_t n) { MC_ROW(INFINITY, mc_lanes_min, MC_NEXT(<)) }
 
 // the same for doubles: OpenMP's max and min may drop a NaN, so that is noted apart
-static inline double mc_row_max_double(const double* x, int64_t n) {
-    double found = -INFINITY;
-    int32_t nan = 0;
-    #pragma omp simd reduction(max:found) reduction(|:nan)
-    for (int64_t i = 0; i < n; i++) {
-        found = x[i] > found ? x[i] : found;
-        nan |= x[i] != x[i];
-    }
+#define MC_ROW_DOUBLE(better, worst, simd) \
+    double found = worst; \
+    int32_t nan = 0; \
+    _Pragma(simd) \
+    for (int64_t i = 0; i < n; i++) { \
+        found = x[i] better found ? x[i] : found; \
+        nan |= x[i] != x[i]; \
+    } \
     return nan ? NAN : found;
+static inline double mc_row_max_double(const double* x, int64_t n) {
+    MC_ROW_DOUBLE(>, -INFINITY, "omp simd reduction(max:found) reduction(|:nan)")
 }
 static inline double mc_row_min_double(const double* x, int64_t n) {
-    double found = INFINITY;
-    int32_t nan = 0;
-    #pragma omp simd reduction(min:found) reduction(|:nan)
-    for (int64_t i = 0; i < n; i++) {
-        found = x[i] < found ? x[i] : found;
-        nan |= x[i] != x[i];
-    }
-    return nan ? NAN : found;
+    MC_ROW_DOUBLE(<, INFINITY, "omp simd reduction(min:found) reduction(|:nan)")
 }
 
 // a square of a matrix, turned: target[j][i] = source[i][j], in blocks of 16 x 16 by four rounds of shuffles
+#define MC_SQUARE const void* from, int64_t jump, void* to, int64_t width, int64_t rows, int64_t columns
 #ifdef MC_SHUFFLES
-#define MC_ROUND(from, to, step, low, high) \
+#define MC_LOW(i, step) ((i) & step ? ((i) ^ step) + 16 : (i))
+#define MC_HIGH(i, step) ((i) & step ? (i) + 16 : (i) ^ step)
+#define MC_ROUND(from, to, step) \
     _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) if (!(i & step)) { \
-        to[i] = __builtin_shufflevector(from[i], from[i | step], low); \
-        to[i | step] = __builtin_shufflevector(from[i], from[i | step], high); \
+        to[i] = __builtin_shufflevector(from[i], from[i | step], MC_PLACES(MC_LOW, step)); \
+        to[i | step] = __builtin_shufflevector(from[i], from[i | step], MC_PLACES(MC_HIGH, step)); \
     }
-#define MC_LIST(...) __VA_ARGS__
 static inline void mc_transpose16(const int32_t* source, int64_t jump, int32_t* target, int64_t width) {
     mc_masks a[16], b[16];
     _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) a[i] = *(const mc_masks*)(source + i * jump);
-    MC_ROUND(a, b, 1, MC_LIST(0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
-             MC_LIST(1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))
-    MC_ROUND(b, a, 2, MC_LIST(0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
-             MC_LIST(2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
-    MC_ROUND(a, b, 4, MC_LIST(0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
-             MC_LIST(4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
-    MC_ROUND(b, a, 8, MC_LIST(0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
-             MC_LIST(8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+    MC_ROUND(a, b, 1)
+    MC_ROUND(b, a, 2)
+    MC_ROUND(a, b, 4)
+    MC_ROUND(b, a, 8)
     _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++) *(mc_masks*)(target + i * width) = a[i];
 }
 #endif
-static inline void mc_transpose_4(const void* from, int64_t jump, void* to, int64_t width,
-                                  int64_t rows, int64_t columns) {
+static inline void mc_transpose_4(MC_SQUARE) {
     const int32_t* source = (const int32_t*)from;
     int32_t* target = (int32_t*)to;
     int64_t whole_rows = 0, whole_columns = 0;
@@ -286,18 +267,6 @@ static inline void mc_transpose_4(const void* from, int64_t jump, void* to, int6
     for (int64_t i = 0; i < rows; i++) \
         for (int64_t j = 0; j < columns; j++) \
             memcpy((type*)to + j * width + i, (const type*)from + i * jump + j, sizeof(type));
-
-static inline void mc_transpose_1(const void* from, int64_t jump, void* to, int64_t width,
-                                  int64_t rows, int64_t columns) {
-    MC_TRANSPOSE(int8_t)
-}
-
-static inline void mc_transpose_2(const void* from, int64_t jump, void* to, int64_t width,
-                                  int64_t rows, int64_t columns) {
-    MC_TRANSPOSE(int16_t)
-}
-
-static inline void mc_transpose_8(const void* from, int64_t jump, void* to, int64_t width,
-                                  int64_t rows, int64_t columns) {
-    MC_TRANSPOSE(int64_t)
-}
+static inline void mc_transpose_1(MC_SQUARE) { MC_TRANSPOSE(int8_t) }
+static inline void mc_transpose_2(MC_SQUARE) { MC_TRANSPOSE(int16_t) }
+static inline void mc_transpose_8(MC_SQUARE) { MC_TRANSPOSE(int64_t) }

@@ -2,8 +2,10 @@
 
 After `legalize`, a printer only prints:
 
-- half types exist at loads and stores alone: a load is followed by `to_dtype` to float32, a store preceded
-  by the rounding; an explicit `to_dtype` to a half type rounds there and widens again;
+- half types exist at loads, stores and roundings alone: a load is followed by `to_dtype` to float32, a store
+  preceded by the rounding. A value rounds to its half type before it leaves it (conversions, comparisons,
+  logic, predicates, positions) and before a step function (floor, remainder, sign); from one arithmetic
+  operation to the next it keeps float32's digits, where eager rounds each result;
 - bools are stored as bytes (`uint8`): loads and stores convert, and arithmetic on bools is logic;
 - integer and float `floordiv` and `remainder` are written with `truncdiv`, `fmod` and corrections;
 - float `maximum` and `minimum` are comparisons and `where`, such that a NaN operand gives NaN; on integers
@@ -27,6 +29,7 @@ import torch
 
 from minicompile.codegen.printing import index_dtype
 from minicompile.ops.dtypes import computation_dtype, is_int
+from minicompile.ops.table import BOOL_AS_LOGIC
 from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead
 from minicompile.shapes.expr import FloorDiv, simplify_index
 
@@ -34,19 +37,12 @@ HALF = frozenset({torch.float16, torch.bfloat16})
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 LOGIC = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not"})
 ROUNDING = frozenset({"floor", "ceil", "trunc", "round"})
+STEPS = ROUNDING | {"sign", "floordiv", "truncdiv", "remainder", "fmod"}
+"""A last digit more or less in an operand can change the result by far."""
 
-BOOL_ARITHMETIC = {
-    "add": "logical_or",
-    "mul": "logical_and",
-    "maximum": "logical_or",
-    "minimum": "logical_and",
-    "bitwise_or": "logical_or",
-    "bitwise_and": "logical_and",
-    "bitwise_xor": "logical_xor",
-    "bitwise_not": "logical_not",
-    "sub": "logical_xor",
-    "ne": "logical_xor",
-}
+CONVERSIONS = frozenset({"load", "constant", "index_expr", "to_dtype", "bitcast"})
+CHOICES = frozenset({"where", "maximum", "minimum", "neg", "abs", "max", "min"}) | ROUNDING
+"""Operations and reductions that give numbers of a half type if they are given such numbers."""
 
 
 def legalize(
@@ -70,14 +66,28 @@ class _Legalizer:
         self.ops = Recorder(self.body)
         self.dtypes = dtypes
         self.new: dict[Value, Value] = {}
+        self.unrounded: set[Value] = set()
+        """Values of half types that have more digits than their type."""
 
     def visit(self, value: Value) -> Value:
         """A method for each operation that isn't arithmetic."""
         method = getattr(self, f"visit_{value.op}", self.visit_pointwise)
+        chosen = not CHOICES.isdisjoint({value.op, value.kind})
+        rounded = value.op in CONVERSIONS or (chosen and self.unrounded.isdisjoint(value.inputs))
+        if value.dtype in HALF and not rounded:
+            self.unrounded.add(value)
         return method(self.ops.at(value.origins), value)
 
+    def operand(self, ops: Recorder, user: Value, position: int = 0) -> Value:
+        """The legal form of an operand, rounded unless `user` is arithmetic within its half type."""
+        value = user.inputs[position]
+        stays = value.dtype is user.dtype and user.op not in STEPS
+        if stays or value not in self.unrounded:
+            return self.new[value]
+        return convert(ops, self.new[value], value.dtype)
+
     def visit_pointwise(self, ops: Recorder, value: Value) -> Value:
-        operands = [self.new[v] for v in value.inputs]
+        operands = [self.operand(ops, value, i) for i in range(len(value.inputs))]
         if value.op in ("ge", "gt", "lt", "le"):
             operands = self._coarser(ops, value.op, operands)
         if value.dtype in HALF and value.op in ("floordiv", "truncdiv"):
@@ -120,7 +130,7 @@ class _Legalizer:
 
     def visit_store(self, ops: Recorder, value: Value) -> Value:
         stored = self.dtypes.get(value.buffer, value.dtype)
-        source = convert(ops, self.new[value.inputs[0]], stored)
+        source = convert(ops, self.operand(ops, value), stored)
         if any(v.size == 0 for v in value.indirect):
             return source
         if stored in HALF:
@@ -147,7 +157,7 @@ class _Legalizer:
         return convert(ops, raw, value.dtype)
 
     def visit_to_dtype(self, ops: Recorder, value: Value) -> Value:
-        return convert(ops, self.new[value.inputs[0]], value.dtype)
+        return convert(ops, self.operand(ops, value), value.dtype)
 
     def visit_bitcast(self, ops: Recorder, value: Value) -> Value:
         source = self.new[value.inputs[0]]
@@ -168,7 +178,7 @@ class _Legalizer:
         )
 
     def visit_reduction(self, ops: Recorder, value: Value) -> Value:
-        source, kind, dtype = self.new[value.inputs[0]], value.kind, value.dtype
+        source, kind, dtype = self.operand(ops, value), value.kind, value.dtype
         if kind in ("argmax", "argmin"):
             if source.dtype is torch.bool:
                 source = ops.to_dtype(source, torch.uint8)
@@ -257,8 +267,8 @@ def pointwise(ops: Recorder, name: str, values: list[Value]) -> Value:
 
 
 def _on_bools(ops: Recorder, name: str, values: list[Value]) -> Value:
-    if name in BOOL_ARITHMETIC:
-        return ops.pointwise(BOOL_ARITHMETIC[name], *values)
+    if name in BOOL_AS_LOGIC:
+        return ops.pointwise(BOOL_AS_LOGIC[name], *values)
     # what is left (comparisons, division, shifts, powers) computes on bytes
     found = pointwise(ops, name, [ops.to_dtype(v, torch.uint8) for v in values])
     return ops.to_dtype(found, torch.bool)

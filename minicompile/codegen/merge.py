@@ -41,10 +41,14 @@ def merge(
     Raises VerifyError if a body loads an element of a fused buffer other than the one just stored.
     """
     merger = _Merger(node, internal, dtypes)
-    for body, level in zip(node.bodies, node.levels, strict=True):
-        merger.add(body, level == "elem")
+    every = [
+        merger.copies[store]
+        for body, level in zip(node.bodies, node.levels, strict=True)
+        for store in merger.add(body)
+        if store.kind != "store" and level == "elem"
+    ]
     drop_dead(merger.body)
-    return Merged(merger.body, frozenset(merger.every))
+    return Merged(merger.body, frozenset(every))
 
 
 class _Merger:
@@ -56,10 +60,10 @@ class _Merger:
         self.internal, self.dtypes = internal, dtypes
         self.copies: dict[Value, Value] = {}
         self.stored: dict[str, tuple[Index, Value]] = {}
-        self.indirect: dict[tuple[object, ...], Value] = {}
-        self.every: set[Value] = set()
+        self.symbols: set[sympy.Symbol] = set()
 
-    def add(self, body: LoopBody, elementwise: bool) -> None:
+    def add(self, body: LoopBody) -> list[Value]:
+        """Copy a body's values; gives its stores."""
         renamed: dict[sympy.Symbol, Index] = {}
         for value in body.values:
             index = None if value.index is None else value.index.xreplace(renamed)
@@ -67,15 +71,17 @@ class _Merger:
                 copy = self._load(value, index)
             elif value.op == "store":
                 copy = self._store(value, index)
-                if value.kind != "store" and elementwise:
-                    self.every.add(copy)
             elif value.op == "indirect":
-                copy = self._indirect(value)
+                # equal indices share a symbol; different ones get different symbols across bodies
+                symbol = loop_symbol(f"i{len(self.symbols)}")
+                copy = self._emit(value, None, symbol=symbol)
                 assert value.symbol is not None and copy.symbol is not None
+                self.symbols.add(copy.symbol)
                 renamed[value.symbol] = copy.symbol
             else:
                 copy = self._emit(value, index)
             self.copies[value] = copy
+        return body.stores
 
     def _emit(self, value: Value, index: Index | None, **fields: object) -> Value:
         fresh = value.copy(self.copies, index)
@@ -106,15 +112,3 @@ class _Merger:
             if value.buffer in self.internal:
                 return source
         return self._emit(value, index)
-
-    def _indirect(self, value: Value) -> Value:
-        """Equal indices share a symbol; different ones get different symbols across bodies."""
-        operands = tuple(self.copies[v] for v in value.operands)
-        key = (operands, value.size, value.check, value.wrap_negative)
-        if key in self.indirect:
-            known = self.indirect[key]
-            known.origins = known.origins | value.origins
-            return known
-        symbol = loop_symbol(f"i{len(self.indirect)}")
-        self.indirect[key] = self._emit(value, None, symbol=symbol)
-        return self.indirect[key]

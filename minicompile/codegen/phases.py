@@ -45,7 +45,7 @@ def loop_level(body: LoopBody, every: Collection[Value] = ()) -> frozenset[Value
     return varying(body.values, body.reduction_ranges, every, set(body.reductions))
 
 
-def stages(body: LoopBody, loop: Collection[Value]) -> dict[Value, int]:
+def stages(body: LoopBody) -> dict[Value, int]:
     """How many loops over r must have run before a value can be computed."""
     found: dict[Value, int] = {}
     for value in body.values:
@@ -61,7 +61,7 @@ def cut(
 
     `recompute=False` computes every value once: a persistent kernel holds its rows in registers.
     """
-    stage = stages(body, loop)
+    stage = stages(body)
     needs = loop_needs(body, loop, stashed)
     # constants are written in place, reductions belong to their loop
     rows = [v for v in body.values if v not in loop and v.op not in ("constant", "reduction")]
@@ -84,7 +84,7 @@ def loop_needs(
     body: LoopBody, loop: Collection[Value], stashed: Collection[Value] = ()
 ) -> dict[int, frozenset[Value]]:
     """For each loop, by stage: what it must compute or read back from a scratch row."""
-    stage = stages(body, loop)
+    stage = stages(body)
     roots: dict[int, list[Value]] = {}
     for value in body.values:
         if value.op == "reduction":

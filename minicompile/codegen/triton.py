@@ -19,6 +19,8 @@ that line alone. The real compiler: torch/_inductor/codegen/{simd,triton}.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import sympy
 import torch
 
@@ -91,6 +93,7 @@ class _Printer(LinePrinter):
         length = product(plan.reduction_ranges.values())
         self.full_row = plan.reduction == "persistent" and length == power_of_two(plan.row_length)
         """No lane is left over."""
+        self.position = "rindex" if self.wide else "rindex.to(tl.int64)"
         self.unsynced: set[str] = set()
         """Buffers stored since the last barrier."""
         self.stored_before: set[str] = set()
@@ -161,8 +164,7 @@ class _Printer(LinePrinter):
         reductions = [v for v in phase.values if v.op == "reduction"]
         for reduction in reductions:
             self._accumulator(reduction)
-        if self.unsynced & {v.buffer for v in phase.values if v.op == "load"}:
-            self._barrier()
+        self._synchronise(v.buffer for v in phase.values if v.op == "load")
         with self.block("for roffset in range(0, rnumel, RBLOCK):"):
             self._row_index("roffset + ")
             for value in phase.values:
@@ -176,37 +178,38 @@ class _Printer(LinePrinter):
             reduced = self._reduce(value, name, f"{name}_at")
             self.line(f"{self.names[value]} = {reduced}", value.origins)
 
-    def _barrier(self) -> None:
-        """Make what the program's other threads have stored visible."""
-        self.line("tl.debug_barrier()")
-        self.unsynced.clear()
+    def _synchronise(self, loaded: Iterable[str]) -> None:
+        """Make what the program's other threads have stored in these buffers visible."""
+        if not self.unsynced.isdisjoint(loaded):
+            self.line("tl.debug_barrier()")
+            self.unsynced.clear()
 
     # Values ------------------------------------------------------------------------------------------
 
     def value(self, value: Value, level: str) -> None:
         """The lines of one value."""
+        if value.op == "store":
+            self.line(self._store(value, level), value.origins)
+        elif value.op == "indirect":
+            self._indirect(value)
+        else:
+            self.line(f"{self.names[value]} = {self._expression(value)}", value.origins)
+
+    def _expression(self, value: Value) -> str:
+        dtype = TRITON_DTYPES[value.dtype]
         match value.op:
             case "load":
-                text = self._load(value)
-            case "store":
-                self.line(self._store(value, level), value.origins)
-                return
+                return self._load(value)
             case "index_expr":
-                index = self._index(value, wide=value.dtype is torch.int64)
-                text = f"({index}).to({TRITON_DTYPES[value.dtype]})"
-            case "indirect":
-                self._indirect(value)
-                return
+                return f"({self._index(value, wide=value.dtype is torch.int64)}).to({dtype})"
             case "to_dtype":
                 source = value.inputs[0]
-                text = convert(self.ref(source), source.dtype, value.dtype)
+                return convert(self.ref(source), source.dtype, value.dtype)
             case "bitcast":
-                text = f"{self.ref(value.inputs[0])}.to({TRITON_DTYPES[value.dtype]}, bitcast=True)"
+                return f"{self.ref(value.inputs[0])}.to({dtype}, bitcast=True)"
             case "reduction":
-                text = self._persistent(value)
-            case _:
-                text = pointwise_text(value, self.ref)
-        self.line(f"{self.names[value]} = {text}", value.origins)
+                return self._persistent(value)
+        return pointwise_text(value, self.ref)
 
     def ref(self, value: Value) -> str:
         """A value's name, or a constant of its dtype."""
@@ -263,8 +266,7 @@ class _Printer(LinePrinter):
                 f"{self.plan.name} would read {buffer} again after it has been overwritten",
                 hint="a persistent reduction reads each row once",
             )
-        if buffer in self.unsynced:
-            self._barrier()
+        self._synchronise([buffer])
 
     def _store(self, value: Value, level: str) -> str:
         axes: Axes = frozenset({"x", "r"} if level == "loop" and self.tiled else {"x"})
@@ -303,7 +305,7 @@ class _Printer(LinePrinter):
             text = f"tl.broadcast_to({text}, {TILE})"
         if not self.full_row:
             text = f"tl.where(rmask, {text}, {self._identity(value)})"
-        return self._reduce(value, text, f"tl.broadcast_to({self._position()}, {TILE})")
+        return self._reduce(value, text, f"tl.broadcast_to({self.position}, {TILE})")
 
     def _accumulator(self, value: Value) -> None:
         name = f"_{self.names[value]}"
@@ -319,7 +321,7 @@ class _Printer(LinePrinter):
             combined = ACCUMULATED[value.kind].format(name, source)
             self.line(f"{name} = tl.where(rmask, {combined}, {name})", value.origins)
             return
-        combined = f"{value.kind}_combine({name}, {name}_at, {source}, {self._position()})"
+        combined = f"{value.kind}_combine({name}, {name}_at, {source}, {self.position})"
         self.line(f"{name}_new, {name}_new_at = {combined}", value.origins)
         for part in ("", "_at"):
             text = f"{name}{part} = tl.where(rmask, {name}_new{part}, {name}{part})"
@@ -334,9 +336,6 @@ class _Printer(LinePrinter):
 
     def _identity(self, value: Value) -> str:
         return literal(reduction_identity(value.kind, value.inputs[0].dtype))  # type: ignore[arg-type]
-
-    def _position(self) -> str:
-        return "rindex" if self.wide else "rindex.to(tl.int64)"
 
     # Indices -----------------------------------------------------------------------------------------
 

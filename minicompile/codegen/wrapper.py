@@ -12,7 +12,7 @@
 Names the text expects where it runs, besides `torch`: each kernel and each constant by its name; `aten`
 (`torch.ops.aten`); `empty_strided_cpu(size, stride, dtype)` and, for other devices,
 `empty_strided(size, stride, dtype, device)`; `reinterpret(tensor, size, stride, offset)`, which sees a
-tensor's memory with another layout; `to_layout(tensor, size, stride)`, which copies (runtime/wrapper.py has
+tensor's memory with another layout; `to_layout(tensor, size, stride)`, which copies (runtime/load.py has
 them). `call` runs without autograd: its caller sees to that.
 The real compiler: torch/_inductor/codegen/wrapper.py.
 """
@@ -39,7 +39,7 @@ from minicompile.scheduling.nodes import (
     FusedSchedulerNode,
     Schedule,
 )
-from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, contiguous_strides, same
+from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, same
 
 HELPERS = {"empty_strided", "empty_strided_cpu", "reinterpret", "to_layout"}
 RESERVED = HELPERS | {"aten", "torch", "args", "call", "results", "min", "max", "float"}
@@ -78,7 +78,7 @@ class _Writer:
         """Buffers that are Python variables right now."""
 
     def write(self) -> WrapperSource:
-        inputs = [self._input_name(i, b) for i, b in enumerate(self.graph.inputs)]
+        inputs = [self._input_name(value) for value in self.graph.inputs]
         for step, node in enumerate(self.schedule.nodes):
             self._step(step, node)
         outputs = tuple(self.graph.outputs)
@@ -117,10 +117,10 @@ class _Writer:
 
     # -- inputs and sizes
 
-    def _input_name(self, position: int, value: InputBuffer | Size) -> str:
+    def _input_name(self, value: InputBuffer | Size) -> str:
         if isinstance(value, InputBuffer):
             return self._name(value.name)
-        return str(value) if isinstance(value, sympy.Symbol) else self._unique(f"size{position}")
+        return str(value) if isinstance(value, sympy.Symbol) else self._unique("size")
 
     def _name(self, buffer: str) -> str:
         """The variable of a buffer: its own name if Python allows it."""
@@ -182,11 +182,8 @@ class _Writer:
             self._line(f"{name} = {self._empty(layout)}", origins)
             return
         self.bound.discard(old)
-        memory = self._name(old)
-        text = memory
-        if not _same_layout(self.layouts[old], layout):
-            text = f"reinterpret({memory}, {self._memory(layout)}, 0)"
-        self._line(f"{name} = {text}; del {memory}  # reuse", origins)
+        memory = self._view(View(old, layout))
+        self._line(f"{name} = {memory}; del {self._name(old)}  # reuse", origins)
 
     def _empty(self, layout: Layout) -> str:
         arguments = f"{self._memory(layout)}, {layout.dtype}"
@@ -281,7 +278,7 @@ class _Writer:
                 f"{view.buffer} holds {own.dtype} and can't be seen as {layout.dtype}"
             )
         name = self._name(view.buffer)
-        if _same_layout(own, layout):
+        if own == layout:  # strides of dimensions of size 1 included: callers may look at them
             return name
         return f"reinterpret({name}, {self._memory(layout)}, {self._size(layout.offset)})"
 
@@ -323,16 +320,6 @@ def size_text(size: Size) -> str:
     return str(size).replace("Max(", "max(").replace("Min(", "min(")
 
 
-def _same_layout(a: Layout, b: Layout) -> bool:
-    """Alike for every element (strides of dimensions of size 1 included: callers may look at them)."""
-    return (
-        len(a.size) == len(b.size)
-        and all(map(same, a.size, b.size))
-        and all(map(same, a.stride, b.stride))
-        and same(a.offset, b.offset)
-    )
-
-
 def variable_layouts(schedule: Schedule) -> dict[str, Layout]:
     """The layout that each buffer's variable has in Python.
 
@@ -340,22 +327,27 @@ def variable_layouts(schedule: Schedule) -> dict[str, Layout]:
     most often: each look saved is a microsecond and a half. Offsets are left to views.
     """
     graph, memory = schedule.graph, schedule.memory
+    externs = (n.kernel for n in schedule.nodes if isinstance(n, ExternKernelSchedulerNode))
+    views = [view for kernel in externs for view in kernel.views()]
+    views += [output for output in graph.outputs if isinstance(output, View)]
     looks: dict[str, list[Layout]] = {}
-    for node in schedule.nodes:
-        if isinstance(node, ExternKernelSchedulerNode):
-            for view in node.kernel.views():
-                looks.setdefault(view.buffer, []).append(view.layout)
-    for output in graph.outputs:
-        if isinstance(output, View):
-            looks.setdefault(output.buffer, []).append(output.layout)
+    for view in views:
+        looks.setdefault(view.buffer, []).append(view.layout)
     allocated = {allocation.buffer for step in memory.allocate for allocation in step}
     targets = {*memory.aliases, *memory.aliases.values()}
     found: dict[str, Layout] = {}
     for name, buffer in graph.buffers.items():
         found[name] = _flat(buffer.layout) if name in allocated else buffer.layout
         if name in allocated and isinstance(buffer, ComputedBuffer) and name not in targets:
-            fitting = [look for look in looks.get(name, ()) if _fills(look, found[name])]
-            found[name] = max(fitting, key=fitting.count, default=found[name])
+            own = found[name]
+            fitting = [
+                look
+                for look in looks.get(name, ())
+                if _is_plain(look)
+                and look.dtype == own.dtype
+                and same(look.storage_size, own.storage_size)
+            ]
+            found[name] = max(fitting, key=fitting.count, default=own)
     for name, target in memory.aliases.items():
         found[name] = found[target]
     return found
@@ -363,24 +355,15 @@ def variable_layouts(schedule: Schedule) -> dict[str, Layout]:
 
 def _flat(layout: Layout) -> Layout:
     """What to allocate: the layout itself, or one dimension of memory if it begins elsewhere or overlaps."""
-    if layout.offset == 0 and not _overlaps(layout):
+    if _is_plain(layout):
         return layout
-    extent = layout.storage_size
-    return Layout(layout.device, layout.dtype, (extent,), contiguous_strides((extent,)))
+    return Layout.contiguous(layout.device, layout.dtype, (layout.storage_size,))
 
 
-def _overlaps(layout: Layout) -> bool:
-    return any(s == 0 and n != 1 for s, n in zip(layout.stride, layout.size, strict=True))
-
-
-def _fills(look: Layout, memory: Layout) -> bool:
-    """Allocated as `look`, a tensor has exactly the memory that the buffer needs."""
-    return (
-        look.offset == 0
-        and look.dtype == memory.dtype
-        and not _overlaps(look)
-        and same(look.storage_size, memory.storage_size)
-    )
+def _is_plain(layout: Layout) -> bool:
+    """It begins where its memory does, and no two of its elements are one."""
+    expanded = any(s == 0 and n != 1 for s, n in zip(layout.stride, layout.size, strict=True))
+    return layout.offset == 0 and not expanded
 
 
 def _solved(size: Size, symbol: sympy.Symbol, text: str) -> str | None:

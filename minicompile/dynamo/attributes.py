@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import torch
 
 from minicompile import compat
-from minicompile.dynamo.interpreter import UNBOUND
+from minicompile.dynamo.interpreter import DELETED, UNBOUND
 from minicompile.dynamo.outside import MODULE_TABLES, Outside
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
@@ -97,12 +97,6 @@ class Attributes(Outside):
         kind = f"type object {cls.__name__!r}" if cls is value else f"{cls.__name__!r} object"
         raise AttributeError(f"{kind} has no attribute {name!r}", name=name, obj=value)
 
-    def guard_undefined(self, cls: type, name: str) -> None:
-        """No class of the MRO defines a name."""
-        if not is_fixed(cls):
-            source = self.class_tracker(cls).source
-            self.guard("class_absent", source, name, "looked up and not found", name)
-
     def generic_attribute(self, value: Any, name: str, fallback: bool = False) -> Any:
         """What `object.__getattribute__` does; with `fallback`, `__getattr__` after it."""
         cls = type(value)
@@ -146,8 +140,6 @@ class Attributes(Outside):
                 return found
         elif function is not MISSING:
             return self.call_defined(value, "__getattr__", function, name)
-        if self.tracker(value) is not None:
-            self.guard_undefined(type(value), name)
         return self.no_attribute(value, name)
 
     def module_table_attribute(self, module: torch.nn.Module, name: str) -> Any:
@@ -262,7 +254,8 @@ class Attributes(Outside):
     def native_value(self, value: Any, name: str) -> Any:
         """An attribute that Python itself may read: of enum members and classes."""
         found, owner = getattr(value, name), self.tracker(value)
-        if owner is None or is_constant(found) or self.tracker(found) is not None:
+        fixed = isinstance(value, enum.Enum) or is_fixed(value)
+        if owner is None or (is_constant(found) and fixed) or self.tracker(found) is not None:
             return found
         return self.wrap(found, Source("slot", name, owner.source), fixed=True)
 
@@ -286,7 +279,6 @@ class Attributes(Outside):
         ):
             return self.bind_attribute(cls, meta, meta, name, definition)
         if definition is MISSING and not isinstance(cls, enum.EnumType):
-            self.guard_undefined(cls, name)
             self.no_attribute(cls, name)
         self.class_tracker(cls)
         return self.native_value(cls, name)
@@ -321,6 +313,8 @@ class Attributes(Outside):
             # A module that loads its names on demand: the same object every time.
             source = Source("slot", name, owner.source)
             return self.wrap(getattr(module, name), source, fixed=is_fixed(module))
+        for missing in (name, "__getattr__"):
+            self.dict_get(namespace, missing)  # guards that it is
         raise AttributeError(
             f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module
         )
@@ -395,38 +389,45 @@ class Attributes(Outside):
         return not any(name in table for table in tables) and self.tracker(module) is not None
 
     def generic_store(self, value: Any, name: str, new: Any) -> None:
-        """What `object.__setattr__` does."""
+        """What `object.__setattr__` does, and `object.__delattr__` where `new` is DELETED."""
         cls, owner = type(value), self.tracker(value)
-        definition = find(cls, name)
+        definition, deleted = find(cls, name), new is DELETED
         if isinstance(definition, property):
-            if definition.fset is None:
-                raise AttributeError(f"property {name!r} of {cls.__name__!r} object has no setter")
-            self.call(self.wrap_part(cls, name, definition, "fset"), (value, new), {})
-        elif isinstance(definition, types.MemberDescriptorType) and owner is not None:
+            part, role = ("fdel", "deleter") if deleted else ("fset", "setter")
+            if getattr(definition, part) is None:
+                raise AttributeError(f"property {name!r} of {cls.__name__!r} object has no {role}")
+            setter = self.wrap_part(cls, name, definition, part)
+            self.call(setter, (value,) if deleted else (value, new), {})
+        elif isinstance(definition, types.MemberDescriptorType) and owner and not deleted:
             self.mark_written(owner)
             owner.writes[name] = new
         elif definition is not MISSING and self.is_data_descriptor(definition):
             if owner is not None or self.is_python_descriptor(definition):
+                how = "deleted" if deleted else "set"
                 self.unsupported(
-                    f"the attribute {name!r} is set through a {type(definition).__name__}"
+                    f"the attribute {name!r} is {how} by a {type(definition).__name__}"
                 )
-            object.__setattr__(value, name, new)
+            write_now(value, name, new)
         else:
             self.store_instance(value, name, new)
+
+    def generic_delete(self, value: Any, name: str) -> None:
+        self.generic_store(value, name, DELETED)
 
     def store_instance(self, value: Any, name: str, new: Any) -> None:
         owner = self.tracker(value)
         if owner is None:
-            namespace = plain_dict(value)
-            if namespace is None:
-                object.__setattr__(value, name, new)  # raises as Python would
-            else:
-                namespace[name] = new
+            write_now(value, name, new)
             return
         tracker = self.namespace_tracker(owner)
         if tracker is None:
             self.unsupported(f"an attribute of {owner.source} (a {type(value).__name__}) is set")
-        self.dict_set(tracker, name, new)
+        if new is not DELETED:
+            self.dict_set(tracker, name, new)
+        elif self.dict_get(tracker, name) is MISSING:
+            self.no_attribute(value, name)
+        else:
+            self.dict_delete(tracker, name)
 
     def delete_attr(self, value: Any, name: str) -> None:
         deleter = find(type(value), "__delattr__")
@@ -437,20 +438,15 @@ class Attributes(Outside):
         else:
             self.generic_delete(value, name)
 
-    def generic_delete(self, value: Any, name: str) -> None:
-        owner = self.tracker(value)
-        if owner is None:
-            object.__delattr__(value, name)
-            return
-        namespace = self.namespace_tracker(owner)
-        if namespace is None:
-            self.unsupported(f"an attribute of {owner.source} is deleted")
-        try:
-            self.dict_delete(namespace, name)
-        except KeyError:
-            self.no_attribute(value, name)
-
     def part(self, value: Any, name: str) -> Any:
         """An attribute stored by C code, such as `partial.func`."""
         owner, found = self.tracker(value), getattr(value, name)
         return found if owner is None else self.wrap(found, Source("slot", name, owner.source))
+
+
+def write_now(value: Any, name: str, new: Any) -> None:
+    """Set or delete an attribute of an object that the frame made. Raises as Python would."""
+    if new is DELETED:
+        object.__delattr__(value, name)
+    else:
+        object.__setattr__(value, name, new)

@@ -23,7 +23,7 @@ import torch
 from minicompile.dynamo.calls import CallRule, Calls, call_rules
 from minicompile.dynamo.containers import SYMBOLIC, python_method
 from minicompile.dynamo.interpreter import BINARY, COMPARE, UNARY, UNBOUND, TracedGenerator
-from minicompile.dynamo.variables import MISSING, VariableTracker, is_constant
+from minicompile.dynamo.variables import MISSING, VariableTracker, is_constant, is_fixed
 
 Meaning = TypeVar("Meaning", bound=Callable[..., Any])
 
@@ -138,7 +138,7 @@ means(object.__init__, object.__init_subclass__)(lambda tracer, /, *args, **kwar
 means(super)(lambda tracer, *args: super(*args) if args else tracer.zero_argument_super())
 means(type)(
     lambda tracer, *args, **kwargs: (
-        type(*args, **kwargs) if len(args) > 1 else tracer.type_of(args[0])
+        tracer.construct(type, args, kwargs) if len(args) > 1 else tracer.type_of(args[0])
     )
 )
 call_rules(builtins.__build_class__)(lambda tracer, args, kwargs: tracer.build_class(args, kwargs))
@@ -159,13 +159,30 @@ def builtin_isinstance(tracer: Calls, value: Any, classes: Any) -> bool:
         return issubclass(int, classes)
     if isinstance(value, TracedGenerator):
         return issubclass(types.GeneratorType, classes)
-    return isinstance(value, classes)
+    return checked(tracer, value, classes, isinstance)
 
 
-means(issubclass)(lambda tracer, cls, classes: issubclass(cls, class_list(tracer, classes)))
+@means(issubclass)
+def builtin_issubclass(tracer: Calls, cls: Any, classes: Any) -> bool:
+    return checked(tracer, cls, class_list(tracer, classes), issubclass)
+
+
+def checked(tracer: Calls, value: Any, classes: Any, check: Callable[[Any, Any], bool]) -> bool:
+    """isinstance or issubclass, with what metaclasses define in Python interpreted."""
+    if isinstance(classes, tuple):
+        return any(checked(tracer, value, cls, check) for cls in classes)
+    name = "__instancecheck__" if check is isinstance else "__subclasscheck__"
+    own = python_method(classes, name)
+    if own is None or is_fixed(own.__module__) or type(value) is classes:
+        return check(value, classes)
+    return tracer.truth(tracer.call(tracer.special(classes, name), (value,), {}))
 
 
 # -- iteration
+
+means(TracedGenerator.send)(lambda tracer, generator, value: generator.send(value))
+means(TracedGenerator.throw)(lambda tracer, generator, *error: generator.throw(*error))
+means(TracedGenerator.close)(lambda tracer, generator: generator.close())
 
 
 @means(iter)

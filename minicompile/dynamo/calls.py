@@ -39,6 +39,7 @@ from minicompile.dynamo.variables import (
     is_numpy_scalar,
     library_of,
     lookup,
+    owner_of,
     words,
 )
 from minicompile.ops.registry import Registry
@@ -339,7 +340,7 @@ class Calls(Containers):
         if tracker is not None and builtin_base(owner) is not None:
             if name in MUTATING:
                 return method(self.mutable(owner), *rest, **kwargs)
-            owner = self.imported(owner)
+            owner = self.inside(owner)
         elif tracker is not None and name not in SAFE_OBJECT_METHODS:
             where = f"{tracker.source}, which C code defines"
             self.unsupported(f"the method {method.__qualname__} of {where}")
@@ -400,6 +401,8 @@ class Calls(Containers):
         cls, rest = args[0], args[1:]
         if maker is object.__new__:
             return object.__new__(cls)
+        if maker is type.__new__:
+            return self.make_class(*args, **kwargs)
         if issubclass(cls, BaseException):
             return maker(cls, *rest, **kwargs)
         bases = cls.__mro__[:-1]
@@ -409,6 +412,19 @@ class Calls(Containers):
         if cls in RAW_CLASSES:
             return maker(cls, *rest, **kwargs)
         return self.run_native(functools.partial(maker, cls), rest, kwargs)
+
+    def make_class(self, meta: type, name: str, bases: Any, body: Any, **keywords: Any) -> type:
+        """What `type.__new__` does, where it would run no code of the user's."""
+        for base in bases:
+            owner = owner_of(base, "__init_subclass__")
+            if owner is not None and owner is not object and not is_fixed(owner):
+                self.unsupported("a class with __init_subclass__ gets a subclass")
+        for item in body.values():
+            if python_method(item, "__set_name__") is not None and not is_fixed(type(item)):
+                self.unsupported("an attribute with __set_name__ gets a class")
+        made: type = type.__new__(meta, name, bases, body, **keywords)
+        self.made_classes.append(made)
+        return made
 
 
 CALL_KINDS: dict[type, Callable[..., Any]] = {

@@ -23,7 +23,7 @@ from minicompile.dynamo.outside import MODULE_TABLES
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import Capture, GraphInput, Guard, Source
-from minicompile.dynamo.sizes import any_marked, free_dims
+from minicompile.dynamo.sizes import any_marked, free_dims, shape_guards
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import CONTAINERS, IDENTITY_TYPES, UserError, VariableTracker
 from minicompile.errors import Unsupported
@@ -79,8 +79,9 @@ def capture_until(
     resume: Resume | None = None,
 ) -> CapturedFrame:
     """Capture the first `cut` instructions of the frame, or all of it."""
-    if compat.active_modes():
-        raise Unsupported("a torch function mode or dispatch mode is active")
+    active = compat.active_modes()
+    if active:
+        raise Unsupported(f"{' and '.join(active)} is active")
     marked = dynamic is None and any_marked(values)
     recorder = Recorder(marked or bool(dynamic), bool(dynamic))
     tracer = Tracer(recorder, function)
@@ -155,7 +156,9 @@ def finish(tracer: Tracer, returned: Any, name: str, go_on: GoOn | None) -> Capt
     recorder, sizes = tracer.recorder, tracer.recorder.sizes
     check_memory(tracer)
     guard_aliases(tracer)
-    guards = (*tracer.guards.values(), *(sizes.guards() if sizes is not None else ()))
+    env = sizes.env if sizes is not None and sizes.env.symbols else None
+    assumed = (*(sizes.extra if sizes is not None else ()), *shape_guards(env))
+    guards = (*tracer.guards.values(), *assumed)
     identical = {g.sources[0]: g.expected for g in guards if g.kind == "identity"}
     arguments = {source: value for source, value in identical.items() if source.kind == "local"}
     # what lies below an argument that must be one particular object is reached without it
@@ -180,7 +183,7 @@ def finish(tracer: Tracer, returned: Any, name: str, go_on: GoOn | None) -> Capt
         side_effects=tuple(rebuild.effects),
         inlined=tuple(tracer.inlined),
         grad_enabled=torch.is_grad_enabled(),
-        shape_env=sizes.env if sizes is not None and sizes.first else None,
+        shape_env=env,
     )
     kept = [f"{name} = inputs[{position}]" for position, name in rebuild.kept_inputs.items()]
     free = {i: dims for i, tracker in enumerate(inputs) if (dims := free_dims(tracker.value))}

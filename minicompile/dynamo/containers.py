@@ -200,7 +200,7 @@ class Containers(Attributes):
         if self.tracker(value) is not None:
             if builtin_base(value) is None:
                 self.unsupported(f"iteration over a {type(value).__name__} from outside")
-            return iter(self.imported(value))
+            return iter(self.inside(value))
         if python_method(value, "__getitem__") is not None:
             return self.by_position(value)
         if isinstance(value, dict):

@@ -29,8 +29,9 @@ from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate
 from minicompile.dynamo.interpreter import Marker
 from minicompile.dynamo.result import Capture, Explanation, GraphBreak, GuardFailure
+from minicompile.dynamo.sizes import shape_guards
 from minicompile.dynamo.variables import UserError, is_constant
-from minicompile.errors import BackendError, MinicompileError, Unsupported
+from minicompile.errors import BackendError, MinicompileError, OptionError, Unsupported
 from minicompile.options import Options
 
 Backend = Callable[[Capture], BoxedGraph]
@@ -139,6 +140,9 @@ class Dispatcher:
             finally:
                 _thread.capturing = False
             compiled = self.backend(captured.capture)
+            capture = captured.capture
+            late = [g for g in shape_guards(capture.shape_env) if g not in capture.guards]
+            capture.guards += (*late,)  # what the rooms after capture assumed
         except Unsupported as error:
             if self.fullgraph and isinstance(error, UserError):
                 self.eager(arguments)  # raises what the user should see
@@ -146,6 +150,15 @@ class Dispatcher:
             return None
         except BackendError as error:  # this machine lacks something
             self.stop(error)
+            return None
+        except OptionError:
+            raise
+        except Exception as error:
+            if self.fullgraph:
+                raise
+            reason = f"internal error of minicompile: {type(error).__name__}: {error}"
+            warnings.warn(f"{reason}; {self.name} runs in eager", stacklevel=4)
+            self.refuse(key, Unsupported(reason, hint="please report it; fullgraph=True raises it"))
             return None
         if (why := captured.stopped_by) is not None:
             self.breaks[GraphBreak(why.reason, why.where, why.hint, "instruction")] = None

@@ -24,7 +24,14 @@ from minicompile import compat
 from minicompile.dynamo.result import GUARD_KINDS, SOURCE_KINDS, Guard, GuardFailure, Source
 from minicompile.dynamo.sizes import free_dims, python_text
 from minicompile.dynamo.torch_rules import HOOKS
-from minicompile.dynamo.variables import CONTAINERS, IDENTITY_TYPES, lookup, same_constant
+from minicompile.dynamo.variables import (
+    CONTAINERS,
+    IDENTITY_TYPES,
+    class_facts,
+    keys_of,
+    lookup,
+    same_constant,
+)
 from minicompile.ops.registry import Registry
 
 GuardRule = Callable[["SourceCode", Guard, list[str]], str]
@@ -62,7 +69,7 @@ def base_length(value: Any) -> int:
 
 
 def same_keys(value: dict[Any, Any], expected: tuple[Any, ...]) -> bool:
-    found = tuple(dict.keys(value))
+    found = keys_of(value)
     return len(found) == len(expected) and all(
         a is b or same_constant(a, b) for a, b in zip(found, expected, strict=True)
     )
@@ -75,10 +82,6 @@ def hook_free(module: Any) -> bool:
     )
 
 
-def class_has(cls: type, name: str) -> bool:
-    return any(name in owner.__dict__ for owner in cls.__mro__)
-
-
 def apart(mutated: torch.Tensor, *others: torch.Tensor) -> bool:
     """Whether a tensor that the graph changes shares memory with no other input."""
     own = compat.storage_id(mutated)
@@ -89,7 +92,7 @@ HELPERS: dict[str, Any] = {
     helper.__name__: helper
     for helper in (
         *(member, closure_cell, namespace_of, base_length, same_keys),
-        *(hook_free, class_has, apart, lookup, same_constant),
+        *(hook_free, class_facts, apart, lookup, same_constant),
     )
 }
 PLAIN_GETTERS = (object.__getattribute__, type.__getattribute__, types.ModuleType.__getattribute__)
@@ -298,7 +301,7 @@ def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[boo
 FACTS: dict[str, Callable[[Any], Any]] = {
     "type": type,
     "length": base_length,
-    "keys": lambda value: tuple(dict.keys(value)),
+    "keys": keys_of,
     "code": lambda function: function.__code__,
 }
 """What to show of a value that was found, where a guard is about less than all of it."""

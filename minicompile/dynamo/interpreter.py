@@ -42,6 +42,8 @@ NULL = Marker("NULL")
 """CPython's NULL beside a callable on the stack."""
 UNBOUND = Marker("UNBOUND")
 """An empty fast slot."""
+DELETED = Marker("DELETED")
+"""Stands for the new value where something is deleted."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -251,6 +253,9 @@ class Interpreter:
     def __init__(self) -> None:
         self.frame: Frame | None = None
         """The frame that is running."""
+        self.raised: BaseException | None = None
+        self.raised_at: SourceLine | None = None
+        """The last exception, and the user's line where it came up."""
 
     # -- control
 
@@ -262,7 +267,15 @@ class Interpreter:
         return self.frame.line if self.frame is not None else None
 
     def catches(self, error: BaseException) -> bool:
-        """Whether interpreted code may handle an exception: ours and the user's interrupt pass through."""
+        """Whether interpreted code may handle an exception: ours and the user's interrupt pass through.
+
+        What is raised while another exception is handled gets that as its context.
+        """
+        if error is not self.raised:
+            self.raised, self.raised_at = error, self.user_line()
+        handled = self.frame.handling() if self.frame is not None else None
+        if error.__context__ is None and error is not handled:
+            error.__context__ = handled
         return not isinstance(error, MinicompileError | KeyboardInterrupt)
 
     def step(self, frame: Frame, instruction: Instruction) -> None:
@@ -359,7 +372,10 @@ class Interpreter:
         return cell.cell_contents  # raises ValueError when empty
 
     def store_cell(self, cell: types.CellType, value: Any) -> None:
-        cell.cell_contents = value
+        if value is DELETED:
+            del cell.cell_contents
+        else:
+            cell.cell_contents = value
 
     def closure(self, function: types.FunctionType) -> tuple[types.CellType, ...]:
         return function.__closure__ or ()
@@ -454,8 +470,9 @@ def bind(
 ) -> list[Any]:
     """Arguments in fast slots, as CPython binds them. Raises TypeError as CPython would."""
 
-    def wrong(problem: str) -> NoReturn:
-        raise TypeError(f"{function.__qualname__}() {problem}")
+    def wrong() -> NoReturn:
+        function(*args, **kwargs)  # raises before the body runs
+        raise AssertionError(function)
 
     code = function.__code__
     names, positional = code.co_varnames, code.co_argcount
@@ -466,7 +483,7 @@ def bind(
     if code.co_flags & 0x04:  # *args
         fast[after] = args[positional:]
     elif given > positional:
-        wrong(f"takes {positional} positional arguments but {given} were given")
+        wrong()
     extra: dict[str, Any] | None = None
     if code.co_flags & 0x08:  # **kwargs
         extra = fast[after + bool(code.co_flags & 0x04)] = {}
@@ -474,24 +491,24 @@ def bind(
     for name, value in kwargs.items():
         slot = by_name.get(name)
         if slot is not None and fast[slot] is not UNBOUND:
-            wrong(f"got multiple values for argument {name!r}")
+            wrong()
         elif slot is not None:
             fast[slot] = value
         elif extra is not None:
             extra[name] = value
         else:
-            wrong(f"got an unexpected keyword argument {name!r}")
+            wrong()
     first_default = positional - len(function.__defaults__ or ())
     for slot in range(given, positional):
         if fast[slot] is UNBOUND:
             if slot < first_default:
-                wrong(f"missing required argument {names[slot]!r}")
+                wrong()
             fast[slot] = world.default(function, slot - first_default)
     for slot in range(positional, after):
         if fast[slot] is UNBOUND:
             fast[slot] = world.keyword_default(function, names[slot])
             if fast[slot] is UNBOUND:
-                wrong(f"missing required keyword-only argument {names[slot]!r}")
+                wrong()
     return fast
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minicompile.dynamo.bytecode import Instruction
-from minicompile.dynamo.interpreter import NULL, UNBOUND, Frame, Lazy, bytecode
+from minicompile.dynamo.interpreter import DELETED, NULL, UNBOUND, Frame, Lazy, bytecode
 
 # -- opcodes that take a fixed number of values, and give one or none
 
@@ -114,10 +114,11 @@ def cell_contents(frame: Frame, ins: Instruction) -> Any:
     try:
         return frame.world.load_cell(frame.fast[ins.arg])
     except ValueError:
-        free = ins.value in frame.program.code.co_freevars
-        error: type[NameError] = NameError if free else UnboundLocalError
-        raise error(
-            f"cannot access variable {ins.value!r} where it is not associated with a value"
+        if ins.value not in frame.program.code.co_freevars:
+            raise unbound(ins.value) from None
+        raise NameError(
+            f"cannot access free variable {ins.value!r} where it is not associated with a value "
+            "in enclosing scope"
         ) from None
 
 
@@ -223,7 +224,7 @@ def copy_free_vars(frame: Frame, ins: Instruction) -> None:
 @bytecode("DELETE_DEREF")
 def delete_deref(frame: Frame, ins: Instruction) -> None:
     cell_contents(frame, ins)
-    frame.fast[ins.arg] = types.CellType()
+    frame.world.store_cell(frame.fast[ins.arg], DELETED)
 
 
 @bytecode("LOAD_CLASSDEREF")

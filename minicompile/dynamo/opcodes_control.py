@@ -66,6 +66,8 @@ def raise_varargs(frame: Frame, ins: Instruction) -> None:
         error = frame.world.call(error, (), {})
     if not isinstance(error, BaseException):
         raise TypeError("exceptions must derive from BaseException")
+    if frame.handling() is not None and error is not frame.handling():
+        error.__context__ = None  # the exception being handled takes its place
     if cause is not NULL:
         error.__cause__ = frame.world.call(cause, (), {}) if isinstance(cause, type) else cause
     raise error

@@ -11,23 +11,25 @@ The real compiler: torch/_dynamo/variables/builder.py, guards.py, side_effects.p
 from __future__ import annotations
 
 import collections
+import copy
 import types
 from typing import Any, NoReturn
 
 import torch
 
 from minicompile import compat
-from minicompile.dynamo.interpreter import UNBOUND, Frame, Interpreter, Lazy
+from minicompile.dynamo.interpreter import DELETED, UNBOUND, Frame, Interpreter, Lazy
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import Guard, Source
 from minicompile.dynamo.variables import (
-    DELETED,
     IDENTITY_TYPES,
     MISSING,
     OBJECT_HASH,
     VariableTracker,
+    class_facts,
     is_constant,
     is_fixed,
+    keys_of,
     plain_dict,
     same_constant,
 )
@@ -109,16 +111,12 @@ class Outside(Interpreter):
                 source = Source("held", f"{label}#{number}")
             self.held[source] = value
             found = self.trackers[id(value)] = VariableTracker(value, source)
+            self.guard_class(type(value))
         return found
 
     def is_made(self, cls: type) -> bool:
         """Whether the frame defined a class."""
         return any(cls is made for made in self.made_classes)
-
-    def build_class(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        cls = super().build_class(args, kwargs)
-        self.made_classes.append(cls)
-        return cls
 
     def class_tracker(self, cls: type) -> VariableTracker:
         return self.hold(cls, cls.__qualname__)
@@ -166,11 +164,22 @@ class Outside(Interpreter):
             return known.value
         if isinstance(value, torch.Tensor):
             return self.wrap_tensor(value, source)
-        self.guard_new(value, source, reason, fixed)
         self.trackers[id(value)] = VariableTracker(value, source)
+        self.guard_new(value, source, reason, fixed)
         return value
 
+    def guard_class(self, cls: type) -> None:
+        """Rely on what a class defines, and on what it doesn't."""
+        if is_fixed(cls) or self.is_made(cls):
+            return
+        source = self.class_tracker(cls).source
+        if ("class", source, None) not in self.guards:
+            self.guard("class", source, class_facts(cls), "attributes are looked up there")
+
     def guard_new(self, value: Any, source: Source, reason: str, fixed: bool) -> None:
+        self.guard_class(type(value))
+        if isinstance(value, type):
+            self.guard_class(value)
         if isinstance(value, types.FunctionType):
             if not is_fixed(value.__module__ or ""):
                 self.guard("type", source, types.FunctionType, reason)
@@ -242,12 +251,16 @@ class Outside(Interpreter):
             self.unsupported(f"the key {key!r} of {container.source} is deleted and set again")
         self.mark_written(container)
         container.writes[key] = value
+        if container.contents is not None:
+            container.contents[key] = value
 
     def dict_delete(self, container: VariableTracker, key: Any) -> None:
         """Raises KeyError if there is no such key."""
         if self.dict_get(container, key) is MISSING:
             raise KeyError(key)
         self.mark_written(container)
+        if container.contents is not None:
+            del container.contents[key]
         if dict.__contains__(container.value, key):
             container.writes[key] = DELETED
         else:
@@ -255,7 +268,7 @@ class Outside(Interpreter):
 
     def dict_keys(self, container: VariableTracker) -> list[Any]:
         """All keys in order, guarded."""
-        keys = tuple(dict.keys(container.value))
+        keys = keys_of(container.value)
         for key in keys:
             self.check_key(key)
         self.guard("keys", container.source, keys, "its keys are enumerated")
@@ -278,11 +291,20 @@ class Outside(Interpreter):
 
     def imported(self, value: Any) -> Any:
         """An inside copy of an outside container, one level deep, items wrapped; other values unchanged."""
+        inside = self.inside(value)
+        return inside if inside is value else copy.copy(inside)
+
+    def inside(self, value: Any) -> Any:
+        """The inside copy that stands for an outside container, and follows what the frame does to it."""
         tracker = self.tracker(value)
         if tracker is None or isinstance(value, torch.Tensor):
             return value
-        if tracker.contents is not None:
-            return type(tracker.contents)(tracker.contents)
+        if tracker.contents is None:
+            tracker.contents = self.imported_contents(value, tracker)
+        return value if tracker.contents is None else tracker.contents
+
+    def imported_contents(self, value: Any, tracker: VariableTracker) -> Any:
+        """None if it is no container."""
         if isinstance(value, dict):
             items = {key: self.dict_get(tracker, key) for key in self.dict_keys(tracker)}
             ordered = isinstance(value, collections.OrderedDict)
@@ -298,7 +320,7 @@ class Outside(Interpreter):
             return base(members)
         if isinstance(value, types.MappingProxyType):
             self.unsupported("a mappingproxy is read as a whole")
-        return value
+        return None
 
     def imported_sequence(self, value: Any, tracker: VariableTracker) -> Any:
         base = next(cls for cls in (list, tuple, collections.deque) if isinstance(value, cls))
@@ -319,10 +341,8 @@ class Outside(Interpreter):
             self.unsupported(
                 f"{tracker.source} (a {type(value).__name__}) is changed", "make the change outside"
             )
-        if tracker.contents is None:
-            tracker.contents = self.imported(value)
-            self.mark_written(tracker)
-        return tracker.contents
+        self.mark_written(tracker)
+        return self.inside(value)
 
     # -- names
 
@@ -357,6 +377,8 @@ class Outside(Interpreter):
         if tracker is None:
             return self.realize(cell.cell_contents)
         if "cell_contents" in tracker.writes:
+            if tracker.writes["cell_contents"] is DELETED:
+                raise ValueError("Cell is empty")
             return tracker.writes["cell_contents"]
         source = tracker.source
         if source.kind != "cell":  # the cell itself is an argument, as resume functions take them
@@ -366,7 +388,7 @@ class Outside(Interpreter):
     def store_cell(self, cell: types.CellType, value: Any) -> None:
         tracker = self.tracker(cell)
         if tracker is None:
-            cell.cell_contents = value
+            super().store_cell(cell, value)
         else:
             self.mark_written(tracker)
             tracker.writes["cell_contents"] = value

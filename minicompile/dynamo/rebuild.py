@@ -18,12 +18,11 @@ import torch
 from torch import fx
 
 from minicompile.dynamo.guards import SourceCode
-from minicompile.dynamo.interpreter import Frame, TracedGenerator
+from minicompile.dynamo.interpreter import DELETED, Frame, TracedGenerator
 from minicompile.dynamo.outside import unchanged
 from minicompile.dynamo.result import Source, describe
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import (
-    DELETED,
     HEAP_TYPE,
     IDENTITY_TYPES,
     VariableTracker,
@@ -183,7 +182,7 @@ class Rebuild:
         """Lines that replay what the frame wrote outside; values first, then the stores."""
         stores: list[str] = []
         for tracker in self.tracer.written:
-            if tracker.contents is not None and not self.as_before(tracker):
+            if isinstance(tracker.value, list | set) and not self.as_before(tracker):
                 target, contents = self.outside(tracker), self.expression(tracker.contents)
                 if isinstance(tracker.value, list):
                     stores.append(f"{target}[:] = {contents}")
@@ -210,15 +209,15 @@ class Rebuild:
                 return []
             source = self.tracer.item_source(tracker, key)
             place = f"{self.outside(tracker)}[{self.expression(key)}]"
-            line = f"del {place}" if value is DELETED else f"{place} = {self.expression(value)}"
         elif isinstance(tracker.value, types.CellType):
             source = tracker.source
-            line = f"{self.outside(tracker)}.cell_contents = {self.expression(value)}"
+            place = f"{self.outside(tracker)}.cell_contents"
         else:
             source = Source("slot", key, tracker.source)
-            line = self.set_attribute(self.outside(tracker), key, value)
+            self.effects.append(f"{source} = {describe(value)}")
+            return [self.set_attribute(self.outside(tracker), key, value)]
         self.effects.append(f"{source} = {describe(value)}")
-        return [line]
+        return [f"del {place}" if value is DELETED else f"{place} = {self.expression(value)}"]
 
 
 def made_by_python(cls: type) -> bool:

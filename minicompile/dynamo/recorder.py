@@ -46,6 +46,8 @@ RESHAPES_IN_PLACE = frozenset(
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        return [tree]
     return [leaf for leaf in compat.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
@@ -93,8 +95,14 @@ class Recorder:
 
         Raises Unsupported if an argument can't be in a graph, UserError if torch refuses the call.
         """
-        lifted, lifted_kwargs = compat.map_aggregate((args, kwargs), self.lift)
-        tensors = tensors_in((args, kwargs))
+        tensors: list[torch.Tensor] = []
+
+        def lift(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                tensors.append(value)
+            return self.lift(value)
+
+        lifted, lifted_kwargs = compat.map_aggregate((args, kwargs), lift)
         if op == "call_method" and target in RESHAPES_IN_PLACE:
             self.snapshot(args[0])
         before = sum(tensor._version for tensor in tensors)
@@ -199,7 +207,7 @@ class Recorder:
         """The call that computes a size expression."""
         assert self.sizes is not None
         if isinstance(expr, sympy.Symbol):
-            source = self.sizes.first[expr]
+            source = self.sizes.env.symbols[expr]
             tensor = next(i for i in self.inputs if i.source == source.base)
             return "size", (self.inputs[tensor][0], source.key)
         if isinstance(expr, ModularIndexing):

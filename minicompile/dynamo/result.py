@@ -117,7 +117,7 @@ GUARD_KINDS: dict[str, tuple[str, str]] = {
     "type": ("type({0}) is {e}", "type({0}) is {c}"),
     "identity": ("{0} is {e}", "{0} is {c}"),
     "absent": ("{e} not in {0}", "not dict.__contains__({0}, {c})"),
-    "class_absent": ("{0} has no {e}", "not class_has({0}, {c})"),
+    "class": ("attributes of {0} are defined as before", "class_facts({0}) == {c}"),
     "code": ("{0}.__code__ is {e}", "{0}.__code__ is {c}"),
     "defaults": ("{0} has {e} defaults", "len({0}.__defaults__ or ()) == {c}"),
     "hooks": ("{0} has no hooks", "hook_free({0})"),

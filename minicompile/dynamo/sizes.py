@@ -52,9 +52,7 @@ class Sizes:
 
     def __init__(self, mode: Any, dynamic: bool) -> None:
         self.env, self.mode, self.dynamic = ShapeEnv(), mode, dynamic
-        self.by_hint: dict[int, torch.SymInt] = {}
-        self.first: dict[sympy.Symbol, Source] = {}
-        """The size that each symbol is read from."""
+        self.by_hint: dict[int, tuple[torch.SymInt, Source]] = {}
         self.extra: list[Guard] = []
 
     def fake(self, tensor: torch.Tensor, source: Source) -> torch.Tensor | None:
@@ -74,7 +72,7 @@ class Sizes:
             raise Unsupported(reason, hint="clone it")
         strides = self.strides(tensor, sizes)
         layout = sympy.Tuple(*map(expression_of, strides))
-        sources = (source, *self.sources(layout))
+        sources = (source, *sources_of(self.env, layout))
         self.extra.append(Guard(sources, "strides", layout, "memory layout of an input"))
         with self.mode:
             made = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
@@ -83,19 +81,17 @@ class Sizes:
     def symbol(self, hint: int, source: Source) -> torch.SymInt:
         """The symbol of all sizes that are `hint` while capturing."""
         if hint in self.by_hint:
-            symbol = expression_of(self.by_hint[hint])
-            pair = source, self.first[symbol]
-            self.extra.append(Guard(pair, "same_size", symbol, "equal while capturing"))
+            size, first = self.by_hint[hint]
+            guard = Guard(
+                (source, first), "same_size", expression_of(size), "equal while capturing"
+            )
         else:
-            made = self.by_hint[hint] = self.env.create_symbol(hint, source)
-            self.first[expression_of(made)] = source
-            fact = sympy.Ge(expression_of(made), SMALLEST_SIZE)
-            self.extra.append(Guard((source,), "shape", fact, "sizes 0 and 1 are compiled apart"))
-        return self.by_hint[hint]
-
-    def sources(self, expr: sympy.Basic) -> tuple[Source, ...]:
-        """Where the symbols of an expression are read, these ordered by name."""
-        return tuple(self.first[symbol] for symbol in sorted(expr.free_symbols, key=str))
+            size = self.env.create_symbol(hint, source)
+            self.by_hint[hint] = size, source
+            fact = sympy.Ge(expression_of(size), SMALLEST_SIZE)
+            guard = Guard((source,), "shape", fact, "sizes 0 and 1 are compiled apart")
+        self.extra.append(guard)
+        return size
 
     @staticmethod
     def strides(tensor: torch.Tensor, sizes: list[Any]) -> list[Any]:
@@ -110,10 +106,17 @@ class Sizes:
             expected, hint = expected * sizes[dim], hint * tensor.shape[dim]
         return found
 
-    def guards(self) -> list[Guard]:
-        """Everything that must hold for other sizes."""
-        assumed = self.env.guards
-        return [*self.extra, *(Guard(self.sources(e), "shape", e, why) for e, why in assumed)]
+
+def sources_of(env: ShapeEnv, expr: sympy.Basic) -> tuple[Source, ...]:
+    """Where the symbols of an expression are read, these ordered by name."""
+    return tuple(env.symbols[symbol] for symbol in sorted(expr.free_symbols, key=str))
+
+
+def shape_guards(env: ShapeEnv | None) -> list[Guard]:
+    """What has been assumed of the sizes so far."""
+    if env is None:
+        return []
+    return [Guard(sources_of(env, fact), "shape", fact, why) for fact, why in env.guards]
 
 
 def expression_of(size: Any) -> Any:

@@ -11,16 +11,20 @@ The real compiler walks its guard tree on every call: torch/csrc/dynamo/guards.c
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
+from pathlib import Path
 from typing import Any
 
-from minicompile.dynamo import native
 from minicompile.dynamo.guards import closure_cell
 from minicompile.dynamo.outside import MODULE_TABLES
 from minicompile.dynamo.result import Guard, Source
 from minicompile.dynamo.torch_rules import HOOKS
 from minicompile.dynamo.variables import HEAP_TYPE, lookup, plain_dict
+from minicompile.ops.build import load_extension
+
+EXTENSION = Path(__file__).with_name("snapshot.c")
 
 
 class NotCoveredError(Exception):
@@ -91,10 +95,7 @@ class Facts:
         if not isinstance(cls, type):
             raise NotCoveredError
         self.classes[id(cls)] = cls
-        try:
-            return lookup(cls, name)
-        except KeyError:
-            return ABSENT
+        return lookup(cls, name)
 
     def slot(self, value: Any, name: str) -> Any:
         """An attribute stored by C code, or in `__slots__`."""
@@ -159,14 +160,16 @@ class Facts:
                 pass
             case "type":
                 self.kind(value)
+            case "keys" if isinstance(value, collections.OrderedDict):
+                raise NotCoveredError  # its order is not that of the dict inside
             case "length" | "keys" if isinstance(value, dict):
                 self.enumerated[id(value)] = value
             case "length" if type(value) is list:
                 self.lists[id(value)] = value
             case "absent" if isinstance(value, dict):
                 self.item(value, guard.expected)
-            case "class_absent":
-                self.class_attribute(value, guard.expected)
+            case "class":
+                self.classes[id(value)] = value
             case "code":
                 self.part(CODE, value)
             case "defaults":
@@ -182,7 +185,7 @@ class Facts:
 
     def snapshot(self) -> Any:
         """An object whose `unchanged()` says whether all facts still hold; None without a C compiler."""
-        extension = native.load("snapshot")
+        extension = load_extension(EXTENSION)
         if extension is None:
             return None
         return extension.Snapshot(

@@ -137,6 +137,16 @@ refuse(
     *(torch.autograd.grad, torch.autograd.backward),
 )
 refuse(
+    "the default device is set",
+    "pass `device=` where tensors are made, or set it outside",
+    *(torch.device.__enter__, torch.set_default_device),
+)
+refuse(
+    "the default dtype is set",
+    "pass `dtype=` where tensors are made, or set it outside",
+    torch.set_default_dtype,
+)
+refuse(
     "the random state is changed",
     "seed outside of the compiled function",
     *(torch.manual_seed, torch.seed, torch.set_rng_state),
@@ -145,4 +155,6 @@ refuse(
     "torch.func transforms",
     "",
     *(torch.vmap, torch.func.grad, torch.func.vjp, torch.func.jvp, torch.func.functional_call),
+    *(torch.func.grad_and_value, torch.func.jacrev, torch.func.jacfwd, torch.func.hessian),
+    *(torch.func.linearize, torch.func.functionalize),
 )

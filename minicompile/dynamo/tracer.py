@@ -60,9 +60,6 @@ class Tracer(Calls):
         self.log = InstructionLog()
         self.definition: SourceLine | None = None
         """Stands for the user's line while none of the user's code is running."""
-        self.raised: BaseException | None = None
-        self.raised_at: SourceLine | None = None
-        """The last exception, and the user's line where it came up."""
         self.steps = 0
         """Instructions of the captured frame itself that were executed."""
         self.cut: int | None = None
@@ -108,11 +105,6 @@ class Tracer(Calls):
         if not lines and self.definition is not None:
             return (self.definition,), path
         return tuple(reversed(lines or every)), path
-
-    def catches(self, error: BaseException) -> bool:
-        if error is not self.raised:
-            self.raised, self.raised_at = error, self.user_line()
-        return super().catches(error)
 
     # -- imports
 

@@ -36,8 +36,6 @@ HEAP_TYPE = 1 << 9
 
 MISSING = Marker("MISSING")
 """No such key."""
-DELETED = Marker("DELETED")
-"""A key that the frame deleted."""
 
 
 class UserError(Unsupported):
@@ -55,7 +53,7 @@ class VariableTracker:
     writes: dict[Any, Any] = field(default_factory=dict)
     """Keys of a dict (or names of slots) that the frame wrote; DELETED where it removed them."""
     contents: Any = None
-    """An inside copy that stands for a list or set once the frame has changed it."""
+    """An inside copy that stands for a container as a whole, kept up to date with what the frame does."""
 
 
 def words(text: str) -> frozenset[str]:
@@ -183,6 +181,24 @@ def owner_of(cls: type, name: str) -> type | None:
         if name in owner.__dict__:
             return owner
     return None
+
+
+def class_facts(cls: type) -> list[tuple[type, dict[str, Any]]]:
+    """What finding attributes in a class depends on: its MRO, the names in each class of it with the kinds
+    of their values, and what the special ones are."""
+    return [(owner, {} if is_fixed(owner) else own_facts(owner)) for owner in cls.__mro__]
+
+
+def own_facts(cls: type) -> dict[str, Any]:
+    items = cls.__dict__.items()
+    return {name: item if name.startswith("__") else type(item) for name, item in items}
+
+
+def keys_of(value: dict[Any, Any]) -> tuple[Any, ...]:
+    """A dict's keys in order, without running code of its class."""
+    if isinstance(value, collections.OrderedDict):
+        return tuple(collections.OrderedDict.keys(value))
+    return tuple(dict.keys(value))
 
 
 def plain_dict(value: object) -> dict[str, Any] | None:

@@ -12,9 +12,13 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
+import itertools
+import json
 import platform
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,9 @@ VARIES = "varies"
 
 LARGEST = 1_000_000
 """Most bytes of a notebook."""
+
+TIMEOUT_SECONDS = 900
+"""Longest time a cell may take."""
 
 STAMP = "minicompile"
 """Where a notebook's metadata says what it was made with."""
@@ -52,20 +59,15 @@ def stamp(source: str) -> dict[str, str]:
     }
 
 
-def cell_id(cell: Any, number: int) -> str:
-    """The cell's name if it has one, else its place."""
-    name = cell.metadata.get("name")
-    return re.sub(r"[^\w-]", "-", name)[:64] if name else f"cell-{number:03d}"
-
-
 def read_source(source: Path) -> Any:
     """The notebook that a text source describes, not executed."""
     jupytext = need("jupytext")
     notebook = jupytext.reads(source.read_text(encoding="utf-8"), fmt="py:percent")
     for number, cell in enumerate(notebook.cells):
-        cell["id"] = cell_id(cell, number)
-    ids = [cell["id"] for cell in notebook.cells]
-    repeated = sorted({name for name in ids if ids.count(name) > 1})
+        name = cell.metadata.get("name") or f"cell-{number:03d}"
+        cell["id"] = re.sub(r"[^\w-]", "-", name)[:64]
+    ids = Counter(cell["id"] for cell in notebook.cells)
+    repeated = sorted(name for name, count in ids.items() if count > 1)
     if repeated:
         raise MinicompileError(f"{source.name}: several cells are called {', '.join(repeated)}")
     notebook.nbformat, notebook.nbformat_minor = 4, 5
@@ -79,24 +81,20 @@ def read_source(source: Path) -> Any:
 
 def need(module: str) -> Any:
     """Import something the extra `lessons` brings. Raises MinicompileError that says so."""
-    import importlib
-
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise MinicompileError(f"{error}; pip install 'minicompile[lessons]' brings it") from error
 
 
-def execute(notebook: Any, folder: Path, timeout: int) -> None:
+def execute(notebook: Any, folder: Path) -> None:
     """Run every cell in a fresh kernel. Raises MinicompileError with the cell that failed."""
     client = need("nbclient")
     package = str(Path(__file__).parent.parent.parent)
     with environment(PYTHONHASHSEED="0", PYTHONPATH=package, PYDEVD_DISABLE_FILE_VALIDATION="1"):
+        where = {"metadata": {"path": str(folder)}}
         runner = client.NotebookClient(
-            notebook,
-            timeout=timeout,
-            kernel_name="python3",
-            resources={"metadata": {"path": str(folder)}},
+            notebook, timeout=TIMEOUT_SECONDS, kernel_name="python3", resources=where
         )
         try:
             runner.execute()
@@ -107,51 +105,47 @@ def execute(notebook: Any, folder: Path, timeout: int) -> None:
 def tidy(notebook: Any) -> None:
     """Take out what differs between two runs."""
     notebook.metadata.pop("widgets", None)
-    notebook.metadata["language_info"] = {
-        key: notebook.metadata["language_info"][key]
-        for key in ("name", "file_extension", "mimetype")
-    }
+    language = notebook.metadata["language_info"]
+    kept = ("name", "file_extension", "mimetype")
+    notebook.metadata["language_info"] = {key: language[key] for key in kept}
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
-        if cell.cell_type == "code" and VARIES in cell.metadata.get("tags", []):
-            cell.outputs = []
-        for output in cell.get("outputs", []):
+        if cell.cell_type != "code":
+            continue
+        cell.outputs = [] if VARIES in cell.metadata.get("tags", []) else joined(cell.outputs)
+        for output in cell.outputs:
             output.get("metadata", {}).pop("execution", None)
-        if cell.cell_type == "code":
-            cell.outputs = joined(cell.outputs)
 
 
 def joined(outputs: Sequence[Any]) -> list[Any]:
     """Printed text in one piece: where it was cut depends on timing."""
     out: list[Any] = []
     for output in outputs:
-        stream = output.output_type == "stream"
-        if stream and out and out[-1].get("name") == output.name:
+        if output.output_type == "stream" and out and out[-1].get("name") == output.name:
             out[-1].text += output.text
         else:
             out.append(output)
     return out
 
 
-def build(source: Path, timeout: int = 900) -> str:
+def build(source: Path) -> str:
     """The notebook's text, executed. Raises MinicompileError if a cell fails or the notebook is too large."""
     nbformat = need("nbformat")
     notebook = read_source(source)
-    execute(notebook, source.parent.parent, timeout)
+    execute(notebook, source.parent.parent)
     tidy(notebook)
     nbformat.validate(notebook)
     text: str = nbformat.writes(notebook) + "\n"
-    if len(text.encode()) > LARGEST:
+    size = len(text.encode())
+    if size > LARGEST:
         raise MinicompileError(
-            f"{source.stem}.ipynb would have {len(text.encode()):,} bytes, allowed {LARGEST:,}"
+            f"{source.stem}.ipynb would have {size:,} bytes, allowed {LARGEST:,}"
         )
     return text
 
 
-def why_stale(source: Path, target: Path, timeout: int = 900) -> str:
+def why_stale(source: Path, target: Path) -> str:
     """One sentence if the saved notebook is not what its source gives, else ""."""
-    import json
-
     if not target.exists():
         return f"{target.name} has not been built"
     saved_text = target.read_text(encoding="utf-8")
@@ -159,7 +153,7 @@ def why_stale(source: Path, target: Path, timeout: int = 900) -> str:
     here = stamp(source.read_text(encoding="utf-8"))
     if saved.get("source") != here["source"]:
         return f"{target.name} was built from another version of {source.name}"
-    rebuilt = build(source, timeout)
+    rebuilt = build(source)
     if saved == here and rebuilt != saved_text:
         return f"{target.name} is not what {source.name} gives: {difference(saved_text, rebuilt)}"
     return ""
@@ -167,11 +161,11 @@ def why_stale(source: Path, target: Path, timeout: int = 900) -> str:
 
 def difference(saved: str, rebuilt: str) -> str:
     """The first line that differs, both ways."""
-    ours, theirs = saved.splitlines(), rebuilt.splitlines()
-    for number, (a, b) in enumerate(zip(ours, theirs), 1):
-        if a != b:
-            return f"line {number}: saved {a.strip()[:120]!r}, rebuilt {b.strip()[:120]!r}"
-    return f"saved {len(ours)} lines, rebuilt {len(theirs)}"
+    pairs = itertools.zip_longest(saved.split("\n"), rebuilt.split("\n"), fillvalue="(nothing)")
+    number, (ours, theirs) = next(
+        (i, pair) for i, pair in enumerate(pairs, 1) if pair[0] != pair[1]
+    )
+    return f"line {number}: saved {ours.strip()[:120]!r}, rebuilt {theirs.strip()[:120]!r}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -179,25 +173,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m minicompile.lessons.build", description=__doc__
     )
-    parser.add_argument(
-        "names", nargs="*", help="lessons by the start of their name, such as 00 (default: all)"
-    )
-    parser.add_argument(
-        "--check", action="store_true", help="build, compare with what is saved, write nothing"
-    )
+    which = "lessons by the start of their name, such as 00 (default: all)"
+    parser.add_argument("names", nargs="*", help=which)
+    check = "build, compare with what is saved, write nothing"
+    parser.add_argument("--check", action="store_true", help=check)
     chosen = parser.parse_args(arguments)
     try:
         folder = find_folder(Path.cwd())
         sources = sorted((folder / "src").glob("*.py"))
         wanted = [s for s in sources if not chosen.names or s.stem.startswith(tuple(chosen.names))]
         if not wanted:
-            raise MinicompileError(
-                f"no lesson is called so; there are {', '.join(s.stem for s in sources)}"
-            )
-        stale = [
-            build_or_check(source, folder / f"{source.stem}.ipynb", chosen.check)
-            for source in wanted
-        ]
+            known = ", ".join(source.stem for source in sources)
+            raise MinicompileError(f"no lesson is called so; there are {known}")
+        stale = [build_or_check(s, folder / f"{s.stem}.ipynb", chosen.check) for s in wanted]
     except MinicompileError as error:
         print(error, file=sys.stderr)
         return 1

@@ -35,16 +35,10 @@ def module_source(name: str) -> str | None:
     """Source text of a module, found without importing it; None where only bytecode was shipped."""
     try:
         spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
+        get_source = getattr(spec and spec.loader, "get_source", None)
+        return get_source(name) if get_source is not None else None
+    except (ImportError, OSError, ValueError):
         return None
-    get_source = getattr(spec.loader, "get_source", None) if spec is not None else None
-    if get_source is None:
-        return None
-    try:
-        source: str | None = get_source(name)
-    except (ImportError, OSError):
-        return None
-    return source
 
 
 def encode(text: str) -> Tensor:

@@ -49,11 +49,9 @@ class TrainResult(Shown):
 
     @property
     def compile_seconds(self) -> float:
-        """The first forward and backward, less what they usually take.."""
-        usual = (
-            statistics.median(self.gradient_seconds[1:]) if len(self.gradient_seconds) > 1 else 0.0
-        )
-        return max(0.0, self.gradient_seconds[0] - usual)
+        """The first forward and backward, less what they usually take."""
+        first, *others = self.gradient_seconds
+        return max(0.0, first - (statistics.median(others) if others else 0.0))
 
     def __str__(self) -> str:
         return (
@@ -65,24 +63,15 @@ class TrainResult(Shown):
 class Trainer:
     """AdamW on batches of the standard library's text, one `step()` at a time.
 
-    Two trainers with equal models and equal seeds see the same batches, so their losses can be compared.
+    Two trainers with equal models see the same batches, so their losses can be compared.
     """
 
-    def __init__(
-        self,
-        model: GPT,
-        compile_fn: CompileFn = run_eager,
-        *,
-        batch_size: int = BATCH_SIZE,
-        learning_rate: float = LEARNING_RATE,
-        seed: int = 0,
-        text: Tensor | None = None,
-    ) -> None:
+    def __init__(self, model: GPT, compile_fn: CompileFn = run_eager) -> None:
         self.model = model
         self.device = model.tokens.weight.device
         self.call = compile_fn(model)
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)
-        self.batches = batches(batch_size, model.config.block_size, seed, text)
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+        self.batches = batches(BATCH_SIZE, model.config.block_size)
         self.result = TrainResult()
 
     def now(self) -> float:
@@ -96,8 +85,8 @@ class Trainer:
         inputs, targets = next(self.batches)
         return inputs.to(self.device), targets.to(self.device)
 
-    def step(self) -> float:
-        """One update; gives the loss before it."""
+    def step(self) -> None:
+        """One update, measured."""
         inputs, targets = self.next_batch()
         start = self.now()
         self.optimizer.zero_grad()
@@ -109,21 +98,11 @@ class Trainer:
         self.result.losses.append(loss.item())
         self.result.gradient_seconds.append(gradients - start)
         self.result.step_seconds.append(end - start)
-        return self.result.losses[-1]
 
 
-def train(
-    model: GPT,
-    steps: int = 300,
-    compile_fn: CompileFn = run_eager,
-    *,
-    on_step: Callable[[int, float], None] | None = None,
-    **choices: Any,
-) -> TrainResult:
-    """Train for `steps` updates. `choices` are the Trainer's; `on_step(number, loss)` follows each."""
-    trainer = Trainer(model, compile_fn, **choices)
-    for number in range(steps):
-        loss = trainer.step()
-        if on_step is not None:
-            on_step(number, loss)
+def train(model: GPT, steps: int = 300, compile_fn: CompileFn = run_eager) -> TrainResult:
+    """Train for `steps` updates."""
+    trainer = Trainer(model, compile_fn)
+    for _ in range(steps):
+        trainer.step()
     return trainer.result

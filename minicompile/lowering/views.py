@@ -153,7 +153,8 @@ def slice_bounds(
         found = [choice for choice in found if same(choice[2], length)][:1]
     if len(found) != 1:
         raise Unsupported(f"slice from {start} to {end} of a dimension of size {extent}")
-    return found[0]
+    low, high, count = found[0]
+    return low, high, count if length is None else length
 
 
 def slice_(

@@ -12,6 +12,8 @@ import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import fx
@@ -50,17 +52,15 @@ def target_name(target: object) -> str:
     return f"{module}.{name}" if module else name
 
 
-@dataclass
-class Graph(Shown):
-    """A graph between two stages. `made_by` names the pass that produced it."""
+class Listing:
+    """What prints as a graph. `made_by` names the pass that produced it."""
 
-    gm: fx.GraphModule
     name: str
     made_by: str
 
     @property
-    def nodes(self) -> Iterator[fx.Node]:
-        return iter(self.gm.graph.nodes)
+    def nodes(self) -> Iterator[Any]:
+        raise NotImplementedError
 
     @property
     def op_count(self) -> int:
@@ -70,6 +70,37 @@ class Graph(Shown):
 
     def __str__(self) -> str:
         return graph_text(self)
+
+
+@dataclass
+class Graph(Listing, Shown):
+    """A graph between two stages."""
+
+    gm: fx.GraphModule
+    name: str
+    made_by: str
+
+    @property
+    def nodes(self) -> Iterator[fx.Node]:
+        return iter(self.gm.graph.nodes)
+
+
+class Snapshot(Listing):
+    """A graph's nodes as they are now: quickly taken, since passes edit the graph; printed on demand."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.name, self.made_by = graph.name, graph.made_by
+        self.kept = [
+            SimpleNamespace(
+                **{key: getattr(node, key) for key in ("name", "op", "target", "args", "kwargs")},
+                meta=dict(node.meta),
+            )
+            for node in graph.nodes
+        ]
+
+    @property
+    def nodes(self) -> Iterator[SimpleNamespace]:
+        return iter(self.kept)
 
 
 def _argument(value: object) -> str:
@@ -105,10 +136,10 @@ def call_text(node: fx.Node) -> str:
     return f"{function}({', '.join(arguments)})"
 
 
-def graph_text(graph: Graph) -> str:
+def graph_text(graph: Listing) -> str:
     """The graph as a Python function, headed by the pass that made it; user lines as comments."""
     lines = [f"# {graph.name}, by {graph.made_by}: {graph.op_count} operations"]
-    inputs = placeholders(graph.gm.graph)
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
     typed = [f"{n.name}: '{value_text(n.meta.get('val'))}'" for n in inputs]
     if len(typed) > 3:
         lines += [f"def {graph.name}(", *(f"    {argument}," for argument in typed), "):"]
@@ -132,11 +163,11 @@ def graph_text(graph: Graph) -> str:
 
 @dataclass
 class PassRecord(Shown):
-    """One graph pass: its name, the graph's text before and after, and how many nodes it changed."""
+    """One graph pass: its name, the graph before and after, and how many nodes it changed."""
 
     name: str
-    before: str
-    after: str
+    before: Snapshot | str
+    after: Snapshot | str
     changed: int
 
     def __str__(self) -> str:

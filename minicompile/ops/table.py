@@ -74,6 +74,20 @@ POINTWISE: dict[str, OpSpec] = {
     for name in names.split()
 }
 
+BOOL_AS_LOGIC = {
+    "add": "logical_or",
+    "mul": "logical_and",
+    "maximum": "logical_or",
+    "minimum": "logical_and",
+    "bitwise_or": "logical_or",
+    "bitwise_and": "logical_and",
+    "bitwise_xor": "logical_xor",
+    "bitwise_not": "logical_not",
+    "sub": "logical_xor",
+    "ne": "logical_xor",
+}
+"""Arithmetic on bools is logic: printers need to know no other."""
+
 ReductionKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
 REDUCTION_KINDS: tuple[ReductionKind, ...] = get_args(ReductionKind)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import fx
 
-from minicompile.ops.graph import Graph, PassRecord, graph_text
+from minicompile.ops.graph import Graph, PassRecord, Snapshot
 from minicompile.ops.registry import Registry
 
 Run = Callable[[fx.GraphModule, Any], int]
@@ -48,16 +48,14 @@ def graph_pass(name: str, *, stage: str, order: int = 50) -> Callable[[Run], Run
 
 def run_passes(stage: str, graph: Graph, mode: Any, records: list[PassRecord]) -> Graph:
     """Run a stage's passes on the graph, in place; `records` gets what each did."""
-    before = ""
+    before = Snapshot(graph)
     for entry in sorted((passes[key] for key in passes), key=lambda p: (p.order, p.name)):
-        if entry.stage != stage:
-            continue
-        before = before or graph_text(graph)
-        changed = entry.run(graph.gm, mode)
-        if changed:
-            graph.gm.recompile()
-            graph.made_by = f"{stage}.{entry.name}"
-        after = graph_text(graph) if changed else before
-        records.append(PassRecord(f"{stage}.{entry.name}", before, after, changed))
-        before = after
+        if entry.stage == stage:
+            changed = entry.run(graph.gm, mode)
+            if changed:
+                graph.gm.recompile()
+                graph.made_by = f"{stage}.{entry.name}"
+            after = Snapshot(graph) if changed else before
+            records.append(PassRecord(f"{stage}.{entry.name}", before, after, changed))
+            before = after
     return graph

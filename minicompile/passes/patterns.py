@@ -16,37 +16,30 @@ The real compiler: torch/_inductor/pattern_matcher.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from minicompile.ops.graph import output_node, placeholders
 from minicompile.ops.registry import Registry
 
 aten = torch.ops.aten
 
-COMMUTATIVE = {
-    aten.add.Tensor,
-    aten.mul.Tensor,
-    aten.maximum.default,
-    aten.minimum.default,
-    aten.eq.Tensor,
-    aten.ne.Tensor,
-    aten.bitwise_and.Tensor,
-    aten.bitwise_or.Tensor,
-    aten.logical_and.default,
-    aten.logical_or.default,
+COMMUTATIVE = {aten.add, aten.mul, aten.maximum, aten.minimum, aten.eq, aten.ne} | {
+    *(aten.bitwise_and, aten.bitwise_or, aten.logical_and, aten.logical_or)
 }
+
+Bound = dict[Any, Any]
+"""Values of the pattern (nodes, numbers) -> what they are in the graph."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """One occurrence: the node that gives the result, the values of the pattern's arguments, the
-    nodes replaced.
-    """
+    """One occurrence: the node that gives the result, the pattern's arguments, the nodes replaced."""
 
     anchor: fx.Node
     arguments: tuple[Any, ...]
@@ -103,66 +96,58 @@ class Matcher:
 
     def match(self, anchor: fx.Node) -> Match | None:
         """The occurrence that gives `anchor`, if there is one."""
-        for found in self._node(self.result, anchor, {}):
-            inside = [
-                n for p, n in found.items() if isinstance(p, fx.Node) and p.op == "call_function"
-            ]
-            if self._closed(anchor, inside):
-                match = Match(
-                    anchor, tuple(found.get(p, p) for p in self.parameters), tuple(inside)
-                )
-                if self.entry.when(match):
-                    return match
+        for bound in self.unify(self.result, anchor, {}):
+            calls = [p for p in bound if isinstance(p, fx.Node) and p.op == "call_function"]
+            nodes = tuple(bound[call] for call in calls)
+            arguments = tuple(bound.get(parameter, parameter) for parameter in self.parameters)
+            match = Match(anchor, arguments, nodes)
+            if self.closed(match) and self.entry.when(match):
+                return match
         return None
 
-    def _closed(self, anchor: fx.Node, inside: list[fx.Node]) -> bool:
-        phases = {node.meta.get("phase") for node in inside}
-        private = all(
-            user in inside for node in inside if node is not anchor for user in node.users
+    def closed(self, match: Match) -> bool:
+        """Can the nodes go when the result is computed in another way?"""
+        inner = [node for node in match.nodes if node is not match.anchor]
+        return (
+            all(user in match.nodes for node in inner for user in node.users)
+            and len({node.meta.get("phase") for node in match.nodes}) == 1
+            and not any(
+                torch.Tag.nondeterministic_seeded in node.target.tags  # type: ignore[union-attr]
+                for node in match.nodes
+            )
         )
-        random = any(
-            torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in inside
-        )
-        return private and len(phases) == 1 and not random
 
-    def _node(self, wanted: fx.Node, node: Any, bound: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
-        """Every way to extend `bound` (pattern -> graph) so that `wanted` is `node`."""
+    def unify(self, wanted: Any, given: Any, bound: Bound) -> list[Bound]:
+        """Every way to extend `bound` so that `wanted` is `given`."""
+        if isinstance(wanted, list | tuple):
+            if not isinstance(given, list | tuple) or len(wanted) != len(given):
+                return []
+            ways = [bound]
+            for part, other in zip(wanted, given):
+                ways = [longer for way in ways for longer in self.unify(part, other, way)]
+            return ways
+        if isinstance(wanted, float) and wanted in self.numbers:
+            fits = isinstance(given, int | float) and bound.get(wanted, given) == given
+            return [{**bound, wanted: given}] if fits else []
+        if not isinstance(wanted, fx.Node):
+            return [bound] if type(wanted) is type(given) and wanted == given else []
         if wanted in bound:
-            if bound[wanted] is node:
-                yield bound
-        elif not isinstance(node, fx.Node):
-            return
-        elif wanted.op == "placeholder":
-            yield {**bound, wanted: node}
-        elif wanted.op != "call_function" or wanted.target is not node.target:
-            return  # another call; a pattern's own tensors match nothing
-        elif wanted.kwargs.keys() == node.kwargs.keys():
-            orders = [tuple(node.args)]
-            if node.target in COMMUTATIVE and len(node.args) == 2:
-                orders.append((node.args[1], node.args[0]))
-            for args in orders:
-                given = [*args, *node.kwargs.values()]
-                asked = [*wanted.args, *(wanted.kwargs[key] for key in node.kwargs)]
-                yield from self._all(asked, given, {**bound, wanted: node})
+            return [bound] if bound[wanted] is given else []
+        return self.unify_nodes(wanted, given, bound) if isinstance(given, fx.Node) else []
 
-    def _all(
-        self, wanted: Sequence[Any], given: Sequence[Any], bound: dict[Any, Any]
-    ) -> Iterator[dict[Any, Any]]:
-        if len(wanted) != len(given):
-            return
-        if not wanted:
-            yield bound
-            return
-        for extended in self._value(wanted[0], given[0], bound):
-            yield from self._all(wanted[1:], given[1:], extended)
-
-    def _value(self, wanted: Any, given: Any, bound: dict[Any, Any]) -> Iterator[dict[Any, Any]]:
-        if isinstance(wanted, fx.Node):
-            yield from self._node(wanted, given, bound)
-        elif isinstance(wanted, list | tuple) and isinstance(given, list | tuple):
-            yield from self._all(wanted, given, bound)
-        elif isinstance(wanted, float) and wanted in self.numbers:
-            if isinstance(given, int | float) and bound.get(wanted, given) == given:
-                yield {**bound, wanted: given}
-        elif type(wanted) is type(given) and wanted == given:
-            yield bound
+    def unify_nodes(self, wanted: fx.Node, given: fx.Node, bound: Bound) -> list[Bound]:
+        bound = {**bound, wanted: given}
+        if wanted.op == "placeholder":
+            return [bound]
+        target = wanted.target
+        if not isinstance(target, OpOverload) or target is not given.target:
+            return []  # another call; a pattern's own tensors match nothing
+        if wanted.kwargs.keys() != given.kwargs.keys():
+            return []
+        orders = [given.args]
+        if target.overloadpacket in COMMUTATIVE and not given.kwargs:
+            orders.append(given.args[::-1])
+        keys = list(wanted.kwargs)
+        asked = [*wanted.args, *(wanted.kwargs[key] for key in keys)]
+        options = [[*args, *(given.kwargs[key] for key in keys)] for args in orders]
+        return [way for values in options for way in self.unify(asked, values, bound)]

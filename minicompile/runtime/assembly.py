@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from minicompile import compat
 from minicompile.codegen.plan import KernelSource
@@ -20,7 +20,6 @@ from minicompile.runtime.triton import (
     Tiles,
     compile_kernel,
     execute,
-    module_name,
     planned_tiles,
     require_triton,
 )
@@ -39,19 +38,26 @@ class Assembly(Shown):
     levels: dict[str, str]
     """Text by level, in order: ttir, ttgir, llir, ptx, sass (or amdgcn)."""
     binary: bytes
+    file: str
+    """What line tables call the kernel's text."""
     shared_bytes: int
     """Dynamic shared memory of a block."""
-    registers: int | None = None
+    registers: int | None
     """Per thread; None where no disassembler is at hand."""
-    spilled_bytes: int | None = None
+    spilled_bytes: int | None
     """Local memory per thread: registers that didn't fit."""
 
     def kernel_lines(self, level: str) -> list[int | None]:
         """For each line of a level's text, the index in `source.lines` that it came from."""
-        trace = LINE_TRACERS.get(level, _ptx_lines)
         first = self.source.prelude.count("\n") + 1
         inside = range(first, first + len(self.source.lines))
-        numbers = trace(self.levels[level], module_name(self.source))
+        place = re.compile(re.escape(self.file) + r'"?(?::|, line )(\d+)')
+
+        def outermost(text: str) -> int | None:
+            numbers = place.findall(text)
+            return int(numbers[-1]) if numbers else None
+
+        numbers = LINE_TRACERS.get(level, _ptx_lines)(self.levels[level], outermost)
         return [n - first if n is not None and n in inside else None for n in numbers]
 
     def __str__(self) -> str:
@@ -78,49 +84,45 @@ def cross_compile(
     tiles = tiles or planned_tiles(plan)
     divisible = [a.name for a in plan.arguments]
     divisible += [str(s) for s in plan.sizes if plan.hints.get(s, 1) % ALIGNMENT == 0]
-    function, _ = execute(source)
+    function, namespace = execute(source)
     compiled = compile_kernel(
         source, function, tiles, divisible if aligned else [], compat.gpu_target(*target)
     )
     texts = {name: text for name, text in compiled.asm.items() if isinstance(text, str)}
     texts.pop("source", None)
     binary = next(compiled.asm[name] for name in BINARIES if name in compiled.asm)
-    assembly = Assembly(
-        source, f"{target[0]} {target[1]}", tiles, texts, binary, compiled.metadata.shared
-    )
-    if target[0] == "cuda":
-        _disassemble(assembly)
-    return assembly
-
-
-def _disassemble(assembly: Assembly) -> None:
-    """Add SASS, registers and spills, as far as NVIDIA's tools are here."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.cubin"
-        path.write_bytes(assembly.binary)
-        sass = _tool_output("nvdisasm", "-g", "-c", str(path))
-        usage = _tool_output("cuobjdump", "-res-usage", str(path))
-    if sass is not None:
-        assembly.levels["sass"] = sass
-    found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage or "")
-    if found:
+    registers = spilled = None
+    if sass := _tool_output(binary, "nvdisasm", "-g", "-c"):
+        texts["sass"] = sass
+    usage = _tool_output(binary, "cuobjdump", "-res-usage")
+    if found := re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage):
         registers, stack, local = map(int, found.groups())
-        assembly.registers, assembly.spilled_bytes = registers, stack + local
+        spilled = stack + local
+    shared = compiled.metadata.shared
+    name, file = f"{target[0]} {target[1]}", namespace["__name__"]
+    return Assembly(source, name, tiles, texts, binary, file, shared, registers, spilled)
 
 
-def _tool_output(tool: str, *arguments: str) -> str | None:
+def _tool_output(binary: bytes, tool: str, *flags: str) -> str:
+    """What one of NVIDIA's tools says; "" where it isn't here or the binary is for another GPU."""
     path = compat.nvidia_tool(tool)
     if path is None:
-        return None
-    run = subprocess.run([path, *arguments], capture_output=True, text=True, check=False)
-    return run.stdout if run.returncode == 0 else None
+        return ""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        command = [path, *flags, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
-def _ptx_lines(text: str, file: str) -> list[int | None]:
+Place = Callable[[str], int | None]
+"""The line number that an annotation names: the outermost, where code was inlined."""
+
+
+def _ptx_lines(text: str, place: Place) -> list[int | None]:
     """`.loc` holds until the next one. Inlined code names the call in the comment (Triton 3.6), or refers to
     the `.loc` before it (3.9). Inside inline assembly 3.9 counts its lines on from the true one, so those
     don't count; the same slip is in its SASS, out of reach."""
-    place = re.compile(re.escape(file) + r":(\d+):\d+")
     mark = re.compile(r"\s*\.loc\s+(\d+ \d+ \d+)(?:.*inlined_at (\d+ \d+ \d+))?")
     outermost: dict[str, int | None] = {}
     current: int | None = None
@@ -132,47 +134,33 @@ def _ptx_lines(text: str, file: str) -> list[int | None]:
         match = None if inline else mark.match(line)
         if match:
             where, call = match.groups()
-            current = outermost.get(call) if call else _last(place, line)
-            outermost[where] = current
+            current = outermost[where] = outermost.get(call) if call else place(line)
         found.append(current if line.startswith("\t") else None)
     return found
 
 
-def _sass_lines(text: str, file: str) -> list[int | None]:
+def _sass_lines(text: str, place: Place) -> list[int | None]:
     """Comments before an instruction give its line, then the lines it was inlined at, innermost first."""
-    place = re.compile(f'"{re.escape(file)}", line (\\d+)')
     current: int | None = None
     found: list[int | None] = []
     for line in text.splitlines():
         if line.lstrip().startswith("//##"):
-            current = _last(place, line) or current
+            current = place(line) or current
         found.append(current)
     return found
 
 
-def _mlir_lines(text: str, file: str) -> list[int | None]:
+def _mlir_lines(text: str, place: Place) -> list[int | None]:
     """`loc(#loc7)` at a line's end; `#loc7 = loc("file":12:5)`, or named, or `callsite(#loc3 at #loc5)`."""
     definitions = dict(re.findall(r"^(#loc\w*) = loc\((.*)\)$", text, re.MULTILINE))
-    place = re.compile(f'"{re.escape(file)}":(\\d+):\\d+')
 
     def resolve(where: str) -> int | None:
-        direct = _last(place, where)
-        if direct is not None:
-            return direct
         names = re.findall(r"#loc\w*", where)
-        return resolve(definitions.get(names[-1], "")) if names else None
+        return place(where) or (resolve(definitions.get(names[-1], "")) if names else None)
 
-    found: list[int | None] = []
-    for line in text.splitlines():
-        end = re.search(r"loc\((.*)\)$", line)
-        found.append(resolve(end.group(1)) if end and not line.startswith("#") else None)
-    return found
+    ends = (re.search(r"^[^#].*loc\((.*)\)$", line) for line in text.splitlines())
+    return [resolve(end.group(1)) if end else None for end in ends]
 
 
 LINE_TRACERS = {"ttir": _mlir_lines, "ttgir": _mlir_lines, "sass": _sass_lines}
-"""level -> (text, file) -> line numbers; the others annotate like PTX."""
-
-
-def _last(place: re.Pattern[str], text: str) -> int | None:
-    numbers = place.findall(text)
-    return int(numbers[-1]) if numbers else None
+"""level -> function of its text; the others annotate like PTX."""

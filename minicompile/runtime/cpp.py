@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from minicompile.codegen.plan import KernelPlan
+from minicompile.ops.build import Module, load_extension
 from minicompile.ops.origin import source_lines, union
-from minicompile.runtime import fast_call
-from minicompile.runtime.build import Module
 from minicompile.scheduling.body import Value
 
 Kernel = Callable[..., None]
+
+FAST_CALL = Path(__file__).with_name("fast_call.c")
+MOST_ARGUMENTS = 48
+"""What the extension can pass."""
 
 INDEX_ERROR = 1
 ZERO_DIVISION = 2
@@ -26,12 +30,12 @@ def bind(module: Module, plan: KernelPlan) -> Kernel:
     divided by zero.
     """
     tensors, sizes = len(plan.arguments), len(plan.sizes)
-    extension = fast_call.extension(module.options)
-    if extension is None or tensors + sizes > fast_call.MOST_ARGUMENTS:
+    extension = load_extension(FAST_CALL)
+    if extension is None or tensors + sizes > MOST_ARGUMENTS:
         return bind_ctypes(module, plan)
     address = ctypes.cast(getattr(module, plan.name), ctypes.c_void_p).value
-    assert address is not None
-    return extension(address, tensors, sizes, lambda code: fail(plan, code))
+    kernel: Kernel = extension.bind(address, tensors, sizes, lambda code: fail(plan, code))
+    return kernel
 
 
 def bind_ctypes(module: Module, plan: KernelPlan) -> Kernel:

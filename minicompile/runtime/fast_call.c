@@ -1,30 +1,33 @@
-// Kernels as builtin functions of Python; see fast_call.py, which puts a number in place of MOST_ARGUMENTS and
-// a case for each number of arguments in place of CASES.
+// A quick way from Python into a C kernel: builtin functions instead of ctypes, which converts every argument
+// by its own rules, one Python call per tensor besides. Other threads run while a kernel does.
+// The real compiler makes such an entry per kernel: torch/_inductor/codecache.py (CppPythonBindingsCodeCache).
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
 #include <stdlib.h>
 
+#define MOST_ARGUMENTS 48
+#define EIGHT(i) a[i], a[i + 1], a[i + 2], a[i + 3], a[i + 4], a[i + 5], a[i + 6], a[i + 7]
+
 typedef struct {
-    void* function;
+    int64_t (*function)();
     Py_ssize_t tensors, sizes;
     PyObject* fail;
 } Kernel;
 
 static PyObject* data_ptr;
 
-// tensors' addresses and sizes travel in the same registers: a kernel is a function of n integers
-static int64_t invoke(void* f, Py_ssize_t n, const int64_t* a) {
-    switch (n) {
-CASES
-    }
-    return 0;
+// tensors' addresses and sizes travel in the same registers; a kernel doesn't see arguments that it doesn't take
+static int64_t invoke(int64_t (*f)(), Py_ssize_t n, const int64_t* a) {
+    if (n <= 8) return f(EIGHT(0));
+    if (n <= 16) return f(EIGHT(0), EIGHT(8));
+    return f(EIGHT(0), EIGHT(8), EIGHT(16), EIGHT(24), EIGHT(32), EIGHT(40));
 }
 
 static PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t n) {
     Kernel* kernel = PyCapsule_GetPointer(self, NULL);
-    int64_t a[MOST_ARGUMENTS], code;
+    int64_t a[MOST_ARGUMENTS] = {0}, code;
     if (n != kernel->tensors + kernel->sizes) {
         return PyErr_Format(PyExc_TypeError, "the kernel takes %zd tensors and %zd sizes, got %zd arguments",
                             kernel->tensors, kernel->sizes, n);
@@ -55,6 +58,7 @@ static void release(PyObject* capsule) {
     free(kernel);
 }
 
+// bind(address, tensors, sizes, fail): the kernel at `address` as a function of tensors, then sizes
 static PyObject* bind(PyObject* self, PyObject* args) {
     unsigned long long address;
     Py_ssize_t tensors, sizes;
@@ -63,7 +67,7 @@ static PyObject* bind(PyObject* self, PyObject* args) {
     if (tensors + sizes > MOST_ARGUMENTS) return PyErr_Format(PyExc_ValueError, "too many arguments");
     Kernel* kernel = malloc(sizeof(Kernel));
     if (kernel == NULL) return PyErr_NoMemory();
-    *kernel = (Kernel){(void*)(uintptr_t)address, tensors, sizes, Py_NewRef(fail)};
+    *kernel = (Kernel){(int64_t (*)())(uintptr_t)address, tensors, sizes, Py_NewRef(fail)};
     PyObject* capsule = PyCapsule_New(kernel, NULL, release);
     PyObject* function = capsule == NULL ? NULL : PyCFunction_New(&call_method, capsule);
     Py_XDECREF(capsule);

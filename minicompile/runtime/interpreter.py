@@ -3,14 +3,13 @@
 The interpreter is slow per program and quick per element, so tiles are as large as it allows. What it can't
 do or does wrong is put right here, and only while a kernel runs (Triton 3.6.0 to 3.9.0):
 
-- libdevice functions are torch's; nothing else runs libdevice bitcode on a CPU.
-- bfloat16 lives in uint16 arrays: conversion from and to fp32 rounds as torch does.
-- `range` over a runtime bound fails with NumPy 2.4 under Triton 3.6.0.
-- A reduction with a combine function of its own goes element by element in Python: here it folds halves.
-- `tl.sum` and our helpers are compiled functions, unless the whole process was started for interpreting:
-  calling one inside a kernel interprets it too, so interpreting and compiling mix in one process.
-- bfloat16 has no atomic addition.
-- Index checks (`tl.device_assert`) are off unless asked for.
+- nothing runs libdevice bitcode on a CPU: libdevice functions are torch's;
+- bfloat16 lives in uint16 arrays, is converted with wrong rounding, and has no atomic addition;
+- `range` over a runtime bound fails with NumPy 2.4 under Triton 3.6.0;
+- a reduction with a combine function of its own goes element by element in Python;
+- `tl.sum` and our helpers are compiled functions, unless the whole process was started for interpreting;
+- a scalar condition that meets a block turns into a number;
+- index checks (`tl.device_assert`) are off unless asked for.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import triton.language as tl
 
 from minicompile import compat
 from minicompile.codegen.plan import KernelPlan, KernelSource, power_of_two
-from minicompile.ops.origin import source_lines, union
+from minicompile.runtime.cpp import INDEX_ERROR, fail
 from minicompile.runtime.triton import Tiles, blocks, execute
 from minicompile.shapes.expr import product, size_hint
 
@@ -44,44 +43,30 @@ class InterpretedKernel:
     """A kernel on CPU tensors: call it with tensors, then sizes."""
 
     def __init__(self, source: KernelSource, tiles: Tiles | None = None) -> None:
-        self.source, self.tiles = source, tiles
+        self.plan, self.tiles = source.plan, tiles
         function, namespace = execute(source)
-        namespace["libdevice"] = TorchLibdevice()
-        namespace["range"] = interpreted_range
-        # Triton patches the modules it finds here; tl.max uses this one
-        namespace["core"] = tl.core
+        # Triton patches the modules it finds here; tl.max uses the last one
+        namespace |= {"libdevice": TorchLibdevice(), "range": interpreted_range, "core": tl.core}
         self.kernel = interpreter.InterpretedFunction(function.fn)
 
     def __call__(self, *arguments: Any) -> None:
-        plan = self.source.plan
-        sizes = arguments[len(plan.arguments) :]
-        known = dict(zip(plan.sizes, sizes, strict=True))
+        plan, count = self.plan, len(self.plan.arguments)
+        known = dict(zip(plan.sizes, arguments[count:], strict=True))
         rows = size_hint(product(plan.ranges.values()), known)
         if rows == 0:
             return
         length = size_hint(product(plan.reduction_ranges.values()), known)
         tiles = self.tiles or interpreter_tiles(plan, rows, length)
-        tensors = [bytes_of(t) for t in arguments[: len(plan.arguments)]]
+        # bools are bytes in memory, and kernels read them as such
+        tensors = [t.view(torch.uint8) if t.dtype is torch.bool else t for t in arguments[:count]]
         grid = (-(-rows // tiles.x), 1, 1)
         try:
             with interpreting(), np.errstate(all="ignore"):
-                self.kernel[grid](*tensors, *sizes, **blocks(plan, tiles))
+                self.kernel[grid](*tensors, *arguments[count:], **blocks(plan, tiles))
         except interpreter.InterpreterError as error:
-            failed = error.__cause__
-            if isinstance(failed, AssertionError):  # an index check, where eager raises IndexError
-                raise IndexError(f"{failed}{where(plan)}") from None
+            if isinstance(error.__cause__, AssertionError):  # an index check
+                fail(plan, INDEX_ERROR)
             raise
-
-
-def where(plan: KernelPlan) -> str:
-    """The user's lines that index."""
-    checked = [v.origins for v in plan.body.values if v.op == "indirect" and v.check]
-    return "".join(f"; {line}" for line in source_lines(union(checked)))
-
-
-def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Bools as the bytes they are stored in: kernels know no other bools in memory."""
-    return tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
 
 
 def interpreter_tiles(plan: KernelPlan, rows: int, length: int) -> Tiles:
@@ -96,17 +81,16 @@ def interpreter_tiles(plan: KernelPlan, rows: int, length: int) -> Tiles:
 def interpreting() -> Iterator[None]:
     """Triton's interpreter with its gaps filled; leaves Triton as it was."""
     builder = interpreter.interpreter_builder
-    builder_type = interpreter.InterpreterBuilder
-    checked = interpreter.InterpreterOptions(debug=True, sanitize_overflow=False)
-    changes: list[tuple[Any, str, Any]] = [
-        (interpreter, "_convert_float", convert_float(interpreter._convert_float)),
-        (interpreter.ReduceOps, "generic_reduce", fold),
-        (builder_type, "create_atomic_rmw", atomic_rmw(builder_type.create_atomic_rmw)),
-        (JITFunction, "__call__", call_interpreted),
-        (builder, "options", checked),
-    ]
+    changes: dict[tuple[Any, str], Any] = {
+        (interpreter, "_convert_float"): convert_float(interpreter._convert_float),
+        (interpreter.ReduceOps, "generic_reduce"): fold,
+        (type(builder), "create_atomic_rmw"): atomic_rmw(type(builder).create_atomic_rmw),
+        (type(builder), "create_splat"): splat(type(builder).create_splat),
+        (JITFunction, "__call__"): call_interpreted,
+        (builder, "options"): interpreter.InterpreterOptions(debug=True, sanitize_overflow=False),
+    }
     with _LOCK, contextlib.ExitStack() as after:
-        for owner, name, value in changes:
+        for (owner, name), value in changes.items():
             after.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
         yield
@@ -155,20 +139,30 @@ def atomic_rmw(otherwise: Callable[..., Any]) -> Callable[..., Any]:
     return add
 
 
+def splat(otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """A scalar as a block. The interpreter takes a comparison's result for a number of its operands' type."""
+
+    def create(self: Any, shape: Any, value: Any) -> Any:
+        if value.data.dtype == np.bool_:
+            value = interpreter.TensorHandle(value.data, tl.int1)
+        return otherwise(self, shape, value)
+
+    return create
+
+
 def fold(self: Any, blocks: tuple[Any, ...]) -> list[Any]:
-    """Reduce an axis (a power of two long) by combining its halves, for any combine function."""
-    axis = self.axis
-    arrays = [np.moveaxis(b.handle.data, axis, 0) for b in blocks]
-    while len(arrays[0]) > 1:
-        half = len(arrays[0]) // 2
-        left = [self.to_tensor(a[:half], b.dtype) for a, b in zip(arrays, blocks, strict=True)]
-        right = [self.to_tensor(a[half:], b.dtype) for a, b in zip(arrays, blocks, strict=True)]
-        both = self.combine_fn.fn(*left, *right)
+    """Reduce rows (a power of two long) by combining their halves, for any combine function."""
+
+    def tensors(columns: slice | int) -> list[Any]:
+        pairs = zip(arrays, blocks, strict=True)
+        return [self.to_tensor(array[:, columns], block.dtype) for array, block in pairs]
+
+    arrays = [block.handle.data for block in blocks]
+    while arrays[0].shape[1] > 1:
+        half = arrays[0].shape[1] // 2
+        both = self.combine_fn.fn(*tensors(slice(half)), *tensors(slice(half, None)))
         arrays = [t.handle.data for t in (both if isinstance(both, tuple) else (both,))]
-    found = [a if self.keep_dims else a[0] for a in arrays]
-    if self.keep_dims:
-        found = [np.moveaxis(a, 0, axis) for a in found]
-    return [self.to_tensor(a, b.dtype) for a, b in zip(found, blocks, strict=True)]
+    return tensors(0)
 
 
 class TorchLibdevice:

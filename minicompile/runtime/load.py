@@ -1,24 +1,27 @@
 """From generated text to a callable graph: start the compilers, then load kernels and wrapper.
 
 A language's loader is a rule in the registry `kernel_loader`: it starts its compiler at once and gives a
-function that waits and returns the kernels by name. So two graphs compile side by side.
+function that waits and returns the kernels by name. So two graphs compile side by side. The functions that a
+wrapper's text names are here too, in plain torch; one in the namespace under the same name wins.
 The real compiler: torch/_inductor/async_compile.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import hashlib
+import linecache
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from minicompile.aot.result import BoxedCallable
 from minicompile.codegen.plan import KernelModule, WrapperSource
 from minicompile.lowering.ir import ConstantBuffer
+from minicompile.ops.build import start_build
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.runtime import cpp, triton
-from minicompile.runtime.build import start_build
-from minicompile.runtime.wrapper import load_wrapper
 
 Kernels = dict[str, Callable[..., None]]
 KernelLoader = Callable[[KernelModule, Options], Callable[[], Kernels]]
@@ -44,27 +47,71 @@ def load_triton(module: KernelModule, options: Options) -> Callable[[], Kernels]
     return lambda: {kernel.name: triton.load_kernel(kernel) for kernel in module.kernels}
 
 
-@dataclass(eq=False)
-class Loading:
-    """A graph whose kernels are being compiled."""
-
-    wrapper: WrapperSource
-    constants: Sequence[ConstantBuffer]
-    kernels: list[Callable[[], Kernels]]
-
-    def finish(self) -> BoxedCallable:
-        """Wait and load. Raises BackendError where a compiler is missing or fails."""
-        namespace: dict[str, Any] = {c.name: c.value for c in self.constants}
-        for wait in self.kernels:
-            namespace.update(wait())
-        return load_wrapper(self.wrapper, namespace)
-
-
 def start_loading(
     modules: Sequence[KernelModule],
     wrapper: WrapperSource,
     constants: Sequence[ConstantBuffer],
     options: Options,
-) -> Loading:
-    """Start every compiler that the kernels need."""
-    return Loading(wrapper, constants, [kernel_loader[m.language](m, options) for m in modules])
+) -> Callable[[], BoxedCallable]:
+    """Start every compiler that the kernels need. What comes back waits for them and loads the wrapper.
+
+    It raises BackendError where a compiler is missing or fails.
+    """
+    kernels = [kernel_loader[m.language](m, options) for m in modules]
+
+    def finish() -> BoxedCallable:
+        namespace: dict[str, Any] = {c.name: c.value for c in constants}
+        for wait in kernels:
+            namespace.update(wait())
+        return load_wrapper(wrapper, namespace)
+
+    return finish
+
+
+def empty_strided_cpu(
+    size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """New memory on the CPU."""
+    return torch.empty_strided(size, stride, dtype=dtype)
+
+
+def empty_strided(
+    size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """New memory on a device."""
+    return torch.empty_strided(size, stride, dtype=dtype, device=device)
+
+
+def reinterpret(
+    tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int
+) -> torch.Tensor:
+    """A tensor's memory with another layout; `offset` counts from the tensor's first element."""
+    if offset:
+        return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+    return torch.as_strided(tensor, size, stride)
+
+
+def to_layout(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    """A copy that lies as the kernels expect."""
+    out = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
+    return out.copy_(tensor)
+
+
+def load_wrapper(wrapper: WrapperSource, namespace: Mapping[str, Any]) -> BoxedCallable:
+    """The wrapper's `call`. `namespace` holds kernels and constants by name, and may replace the helpers."""
+    text = wrapper.text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    filename = f"<minicompile wrapper {wrapper.name} {digest}>"
+    # so that tracebacks show the generated lines
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    scope: dict[str, Any] = {
+        "aten": torch.ops.aten,
+        "empty_strided_cpu": empty_strided_cpu,
+        "empty_strided": empty_strided,
+        "reinterpret": reinterpret,
+        "to_layout": to_layout,
+        **namespace,
+    }
+    exec(compile(text, filename, "exec"), scope)
+    call: BoxedCallable = scope["call"]
+    return call

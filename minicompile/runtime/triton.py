@@ -93,31 +93,28 @@ def planned_tiles(plan: KernelPlan) -> Tiles:
     return Tiles(plan.tiles["x"], r, plan.num_warps)
 
 
-def function_name(source: KernelSource) -> str:
-    """The kernel's name without its place in the schedule: equal kernels compile once."""
-    return re.sub(r"_\d+$", "", source.name)
-
-
 def module_text(source: KernelSource) -> str:
-    """A module that holds the kernel: imports, helpers, the kernel."""
-    kernel = source.text.replace(f"def {source.name}(", f"def {function_name(source)}(", 1)
-    return source.prelude + kernel
+    """A module that holds the kernel: imports, helpers, the kernel.
 
-
-def module_name(source: KernelSource) -> str:
-    """The file name that line tables give: the same for the same text."""
-    digest = hashlib.sha256(module_text(source).encode()).hexdigest()[:12]
-    return f"<{function_name(source)} {digest}>"
+    Its name doesn't tell its place in the schedule, so that equal kernels compile once.
+    """
+    return source.prelude + re.sub(
+        r"^def (\w+)_\d+\(", r"def \1(", source.text, count=1, flags=re.M
+    )
 
 
 def execute(source: KernelSource) -> tuple[Any, dict[str, Any]]:
-    """Run the kernel's module: (the kernel's JITFunction, the module's namespace)."""
-    text, filename = module_text(source), module_name(source)
+    """Run the kernel's module: (the kernel's JITFunction, the module's namespace).
+
+    `__name__` is the file name that line tables give: the same for the same text.
+    """
+    text, name = module_text(source), re.sub(r"_\d+$", "", source.name)
+    filename = f"<{name} {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
     # Triton reads functions' source back
     linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
     namespace: dict[str, Any] = {"__name__": filename}
     exec(compile(text, filename, "exec"), namespace)
-    return namespace[function_name(source)], namespace
+    return namespace[name], namespace
 
 
 def blocks(plan: KernelPlan, tiles: Tiles) -> dict[str, int]:

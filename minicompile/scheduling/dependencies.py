@@ -21,6 +21,7 @@ from minicompile.shapes.expr import (
     Ranges,
     Size,
     exact_quotient,
+    is_nonnegative,
     product,
     same,
     simplify_index,
@@ -114,13 +115,13 @@ def _stride(term: Index, loop: sympy.Symbol) -> Size | None:
 
 
 def divide(a: Size, b: Size) -> Size | None:
-    """a / b if it is exact and not trivial to get wrong: None for a remainder or a zero."""
+    """a / b if it is exact and positive, else None."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b if b > 0 and a > 0 and a % b == 0 else None
     if b == 0 or a == 0:
         return None
     quotient = exact_quotient(sympy.sympify(a), sympy.sympify(b))
-    return None if quotient is None else to_size(quotient)
+    return None if quotient is None or not is_nonnegative(quotient - 1) else to_size(quotient)
 
 
 def times(a: Size, b: Size) -> Size:

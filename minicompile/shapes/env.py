@@ -15,9 +15,10 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.core.function import Application
 
 from minicompile.ops.display import Shown
-from minicompile.shapes.expr import loop_symbol, size_symbol
+from minicompile.shapes.expr import exact_quotient, loop_symbol, size_symbol
 from minicompile.shapes.symnode import SymNode
 
 SMALLEST_SIZE = 2
@@ -33,11 +34,11 @@ class ShapeEnv(Shown):
 
     def __init__(self) -> None:
         self.hints: dict[sympy.Symbol, int] = {}
-        self.symbols: dict[sympy.Symbol, object | None] = {}
+        self.symbols: dict[sympy.Symbol, Any] = {}
         self.guards: list[tuple[sympy.Basic, str]] = []
         self._answers: dict[sympy.Basic, sympy.Basic | None] = {}
         self._shifted: dict[sympy.Symbol, sympy.Expr] = {}
-        self._equal: dict[sympy.Symbol, sympy.Expr] = {}
+        self._equal: dict[sympy.Expr, sympy.Expr] = {}
 
     def create_symbol(self, hint: int, source: object | None) -> torch.SymInt:
         """A new size that is `hint` (at least 2) while compiling."""
@@ -63,8 +64,12 @@ class ShapeEnv(Shown):
         if not expr.free_symbols:
             return expr
         if expr not in self._answers:
-            self._answers[expr] = self._decide(expr.xreplace(self._equal) if self._equal else expr)
+            self._answers[expr] = self._decide(self.simplified(expr))
         return self._answers[expr]
+
+    def simplified(self, expr: sympy.Basic) -> sympy.Basic:
+        """The expression without the symbols that the guards give in terms of others."""
+        return expr.xreplace(self._equal) if self._equal else expr
 
     def _decide(self, expr: sympy.Basic) -> sympy.Basic | None:
         if isinstance(expr, sympy.core.relational.Relational):
@@ -106,11 +111,36 @@ class ShapeEnv(Shown):
         self._answers = {k: v for k, v in self._answers.items() if v is not None}
         self._answers[fact], self._answers[sympy.Not(fact)] = sympy.true, sympy.false
         if isinstance(fact, sympy.Eq):
-            left, right = fact.args if isinstance(fact.args[0], sympy.Symbol) else fact.args[::-1]
-            right = right.xreplace(self._equal)
-            if isinstance(left, sympy.Symbol) and left not in right.free_symbols:
-                known = {k: v.xreplace({left: right}) for k, v in self._equal.items()}
-                self._equal = {**known, left: right}
+            fact = self.simplified(fact)
+            if isinstance(fact, sympy.Eq):
+                for term, value in self._solved(fact).items():
+                    known = {k: v.xreplace({term: value}) for k, v in self._equal.items()}
+                    self._equal = {**known, term: value}
+
+    def _solved(self, fact: sympy.Eq) -> dict[sympy.Expr, sympy.Expr]:
+        """A term (the youngest symbol, else a quotient, remainder, minimum) that an equation gives.
+
+        One that gives none pins its symbols to the sizes at hand.
+        """
+        difference = sympy.factor(fact.lhs - fact.rhs)
+        factors = [
+            f for f in sympy.Mul.make_args(difference) if not f.is_number and not f.is_positive
+        ]
+        equation = sympy.expand(factors[0] if len(factors) == 1 else difference)
+        symbols = sorted(fact.free_symbols, key=list(self.hints).index, reverse=True)
+        for term in (*symbols, *sorted(equation.atoms(Application), key=str)):
+            step = equation.coeff(term, 1)
+            value = (
+                exact_quotient(equation - step * term, -step) if step.is_Integer and step else None
+            )
+            if value is not None and not value.has(term):
+                return {term: value}
+        if equation.has(Application) and not fact.rhs.is_number:
+            return {}
+        pinned = {symbol: sympy.Integer(self.hints[symbol]) for symbol in symbols}
+        reason = f"{fact} gives no size by the others"
+        self.guards += [(sympy.Eq(*pair), reason) for pair in pinned.items()]
+        return pinned
 
     def broken_guard(self, sizes: Mapping[sympy.Symbol, int]) -> tuple[sympy.Basic, str] | None:
         """The first guard that doesn't hold for `sizes`, or None if the compiled code may be used."""

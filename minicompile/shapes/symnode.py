@@ -35,8 +35,13 @@ class SymNode:
     _hint = None
 
     def __init__(self, expr: sympy.Basic, shape_env: ShapeEnv, pytype: type) -> None:
-        self.expr = self._expr = expr
+        self.given = self._expr = expr  # torch reads the second name
         self.shape_env, self.pytype = shape_env, pytype
+
+    @property
+    def expr(self) -> sympy.Basic:
+        """The expression, with what guards have said of its symbols since."""
+        return self.shape_env.simplified(self.given)
 
     def _new(self, expr: sympy.Basic, pytype: type) -> SymNode:
         return SymNode(expr, self.shape_env, pytype)
@@ -125,6 +130,12 @@ class SymNode:
 
     def pos(self) -> SymNode:
         return self
+
+    def sym_max(self, other: SymNode) -> SymNode:
+        """The larger one. Compared with 1, as in row-major strides, which one that is becomes a guard."""
+        if ONE in (self.expr, other.expr):
+            return self if self._truth(sympy.Ge, other).guard_bool() else other
+        return self._new(sympy.Max(self.expr, other.expr), int)
 
     def sym_not(self) -> SymNode:
         return self._new(sympy.Not(self.expr), bool)
@@ -216,7 +227,6 @@ ARITHMETIC: dict[str, Callable[..., sympy.Expr]] = {
     "floordiv": FloorDiv,
     "int_floordiv": FloorDiv,
     "sym_min": sympy.Min,
-    "sym_max": sympy.Max,
     "pow": operator.pow,
     "pow_by_natural": operator.pow,
     "float_pow": operator.pow,

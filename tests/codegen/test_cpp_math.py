@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from minicompile.codegen.cpp_math import HELPERS, prelude
+from minicompile.ops.build import Module, start_build
 from minicompile.options import Options
-from minicompile.runtime.build import Module, start_build
 from tests.codegen.minimax import Fit, fits, float32, remez
 
 FUNCTIONS = {

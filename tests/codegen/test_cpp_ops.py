@@ -11,9 +11,9 @@ import torch
 from minicompile.codegen.cpp import kernel_module
 from minicompile.codegen.cpp_ops import EXPRESSIONS
 from minicompile.codegen.plan import KernelPlan
+from minicompile.ops.build import start_build
 from minicompile.ops.table import POINTWISE
 from minicompile.options import Options
-from minicompile.runtime.build import start_build
 from minicompile.runtime.cpp import bind
 from tests.codegen.fusing import Program
 

@@ -90,3 +90,52 @@ def test_data_dependent_control_flow_runs_in_eager_with_line_and_way_out():
     [reason] = mc.explain(f)(torch.ones(3)).breaks
     assert reason.user_line is not None and "x.sum() > 0" in reason.user_line.text
     assert reason.hint
+
+
+def loss(w, x):
+    return (w * x).sin().sum()
+
+
+TRANSFORMED = {
+    "vmap": lambda w, x: torch.vmap(lambda a, b: a * b + 1)(w, x),
+    "grad": lambda w, x: torch.func.grad(loss)(w, x) * 2,
+    "grad_and_value": lambda w, x: torch.func.grad_and_value(loss)(w, x)[0] * 2,
+    "vjp": lambda w, x: torch.func.vjp(torch.sin, w)[1](x)[0] * 2,
+    "jvp": lambda w, x: torch.func.jvp(torch.sin, (w,), (x,))[1] * 2,
+    "jacrev": lambda w, x: torch.func.jacrev(torch.sin)(w) @ x,
+    "jacfwd": lambda w, x: torch.func.jacfwd(torch.sin)(w) @ x,
+    "hessian": lambda w, x: torch.func.hessian(loss)(w, x) @ x,
+    "linearize": lambda w, x: torch.func.linearize(torch.sin, w)[1](x) * 2,
+    "functionalize": lambda w, x: torch.func.functionalize(torch.sin)(w) + x,
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_a_torch_func_transform_inside_runs_in_eager_with_a_reason(name):
+    fn, w, x = TRANSFORMED[name], torch.randn(3), torch.randn(3)
+    assert torch.equal(mc.compile(fn)(w, x), fn(w, x))
+    assert "torch.func transforms" in mc.explain(fn)(w, x).breaks[0].reason
+
+
+@pytest.mark.parametrize("compiled_before", [False, True])
+def test_a_compiled_function_under_a_transform_or_with_a_tangent_runs_in_eager(compiled_before):
+    def fn(x):
+        return x.sin() * 2
+
+    def tangent(run):
+        with torch.autograd.forward_ad.dual_level():
+            dual = torch.autograd.forward_ad.make_dual(w, x)
+            return torch.autograd.forward_ad.unpack_dual(run(dual)).tangent
+
+    w, x = torch.randn(3), torch.randn(3)
+    for outside in (
+        lambda run: torch.vmap(run)(torch.stack([w, x])),
+        lambda run: torch.func.grad(lambda a: run(a).sum())(w),
+        lambda run: torch.func.jvp(run, (w,), (x,))[1],
+        lambda run: torch.func.jacfwd(torch.func.jacrev(run))(w),
+        tangent,
+    ):
+        compiled = mc.compile(fn)
+        if compiled_before:
+            compiled(w)
+        torch.testing.assert_close(outside(compiled), outside(fn))

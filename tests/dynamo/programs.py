@@ -576,6 +576,69 @@ def deepcopy_program(a):
     return l, m, c, a
 
 
+def echo():
+    got = None
+    while True:
+        try:
+            got = yield got
+        except ValueError as error:
+            got = str(error)
+
+
+@prog(x)
+def generator_methods_program(a):
+    g = echo()
+    next(g)
+    seen = g.send(3), g.throw(ValueError("thrown"))
+    g.close()
+    return a + 1, seen
+
+
+@contextlib.contextmanager
+def logged(log):
+    try:
+        yield len(log)
+    except ValueError as error:
+        log.append(str(error))
+    finally:
+        log.append("out")
+
+
+@prog(x)
+def contextmanager_program(a):
+    log = ["in"]
+    with logged(log) as n:
+        a = a * n
+        raise ValueError("handled")
+    try:
+        with logged(log):
+            raise KeyError("passed on")
+    except KeyError as error:
+        return a, log, type(error.__context__)
+
+
+@prog(x)
+def binding_errors_program(a):
+    def f(p, /, q, *, r):
+        return p
+
+    log = []
+    for args, kwargs in [((), {}), ((1,), {}), ((1, 2, 3), {"r": 1}), ((1,), {"p": 1, "q": 2})]:
+        try:
+            f(*args, **kwargs)
+        except TypeError as error:
+            log.append(str(error))
+    return a, log
+
+
+@prog(x)
+def views_program(a):
+    table = {"a": 1}
+    keys, items = table.keys(), table.items()
+    table["b"] = 2
+    return a, list(keys), list(items), len(keys)
+
+
 @prog(x)
 def while_program(a):
     i = 0

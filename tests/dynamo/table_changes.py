@@ -221,6 +221,16 @@ def call_is_added(a):
     return thing(a) if callable(thing) else a
 
 
+@program(x, change="Child.depth = property(lambda self: 5)")
+def property_over_an_instance_attribute(a):
+    return a * thing.depth
+
+
+@program(x, change="Child.runs = 1")
+def attribute_of_a_class_appears(a):
+    return a * 2 if hasattr(Child, "runs") else a
+
+
 @program(x, change="other = thing")
 def two_objects_become_one(a):
     thing.n, other.n = 1, 2

@@ -79,7 +79,28 @@ def seeds(a: torch.Tensor) -> torch.Tensor:
     return a + torch.rand(4)
 
 
+def default_device(a: torch.Tensor) -> Any:
+    with torch.device("meta"):
+        return a, torch.zeros(2).device.type
+
+
+class Counting:
+    made = 0
+
+    def __init_subclass__(cls) -> None:
+        Counting.made += 1
+
+
+def subclasses(a: torch.Tensor) -> Any:
+    class Local(Counting):
+        pass
+
+    return a, Local.__name__
+
+
 CASES = [
+    (default_device, "default device"),
+    (subclasses, "__init_subclass__"),
     (item, "`.item()`"),
     (branch, "branches on a tensor's data"),
     (prints, "print"),

@@ -21,7 +21,7 @@ from minicompile import api
 from minicompile.dynamo.calls import call_rules
 from minicompile.dynamo.dispatch import plain_backend
 from minicompile.dynamo.interpreter import bytecode
-from minicompile.errors import BackendError, OptionError, Unsupported
+from minicompile.errors import BackendError, OptionError, Unsupported, VerifyError
 from tests.dynamo.helpers import compiled, equal, explained, graphs, lenient
 
 x = torch.randn(3, 4)
@@ -288,3 +288,19 @@ def test_threads_share_a_compiled_function() -> None:
     finally:
         threading.excepthook = run_limit
     assert not wrong and not failures and graphs(run) == 6
+
+
+def test_an_internal_error_after_capture_runs_in_eager_and_is_named() -> None:
+    def backend(gm: Any, example_inputs: Any) -> Any:
+        raise VerifyError("two loops over one index")
+
+    run = mc.compile(lambda a: a + 1, backend=backend)
+    with pytest.warns(UserWarning, match="internal error of minicompile: VerifyError: two loops"):
+        assert equal(run(x), x + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert equal(run(x), x + 1)  # said once
+    explanation = explained(run)
+    assert explanation.eager_calls == 2 and "two loops" in explanation.breaks[0].reason
+    with pytest.raises(VerifyError, match="two loops"):
+        mc.compile(lambda a: a + 1, backend=backend, fullgraph=True)(x)

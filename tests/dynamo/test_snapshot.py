@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from minicompile import compat
-from minicompile.dynamo import native
 from minicompile.dynamo.result import Guard, Source
-from minicompile.dynamo.snapshot import Facts
+from minicompile.dynamo.snapshot import EXTENSION, Facts
+from minicompile.dynamo.variables import class_facts
+from minicompile.ops.build import load_extension
 
-needs_compiler = pytest.mark.skipif(native.load("snapshot") is None, reason="no C compiler")
+needs_compiler = pytest.mark.skipif(load_extension(EXTENSION) is None, reason="no C compiler")
 kinds = pytest.mark.parametrize("use_native", [True, False])
 
 
@@ -46,7 +47,7 @@ def facts_about(thing: Any) -> Facts:
         ("equals", Source("default", 0, function), 1),
         ("equals", Source("keyword_default", "b", function), 2),
         ("equals", Source("class_attribute", "kind", cls), 1),
-        ("class_absent", cls, "other"),
+        ("class", cls, class_facts(Thing)),
     ]:
         facts.cover(Guard((source,), kind, expected, ""))
     return facts

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from minicompile.errors import BackendError
+from minicompile.ops import build
+from minicompile.ops.build import find_compiler, start_build
 from minicompile.options import Options
-from minicompile.runtime import build
-from minicompile.runtime.build import find_compiler, start_build
 
 SOURCE = "long answer(void) { return 42; }\n"
 
@@ -135,7 +135,7 @@ def test_a_compile_error_shows_the_first_lines_and_keeps_the_source(tmp_path: Pa
 def test_processes_can_share_a_cache(tmp_path: Path) -> None:
     program = (
         "from minicompile.options import Options\n"
-        "from minicompile.runtime.build import start_build\n"
+        "from minicompile.ops.build import start_build\n"
         f"print(start_build({SOURCE!r}, Options(cache_dir={str(tmp_path)!r})).result().answer())\n"
     )
     running = [

@@ -16,10 +16,10 @@ import torch
 
 from minicompile.codegen.cpp import kernel_module
 from minicompile.codegen.plan import KernelPlan
+from minicompile.ops.build import Module, load_extension, start_build
 from minicompile.options import Options
-from minicompile.runtime import fast_call
-from minicompile.runtime.build import Module, start_build
-from minicompile.runtime.cpp import bind, bind_ctypes
+from minicompile.runtime import cpp
+from minicompile.runtime.cpp import FAST_CALL, bind, bind_ctypes
 from minicompile.shapes.expr import size_symbol
 from tests.codegen.fusing import Program
 
@@ -87,13 +87,15 @@ def test_kernels_run_in_several_threads(kernel: Any) -> None:
 
 def test_the_extension_is_used_where_python_headers_are() -> None:
     headers = (Path(sysconfig.get_path("include")) / "Python.h").exists()
-    assert (fast_call.extension(Options()) is not None) == headers
+    assert (load_extension(FAST_CALL) is not None) == headers
 
 
 def test_without_headers_ctypes_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     options = Options(cache_dir=str(tmp_path))
-    assert fast_call.extension(options) is None
+    without = load_extension.__wrapped__
+    assert without(FAST_CALL) is None
+    monkeypatch.setattr(cpp, "load_extension", without)
     plan = gather()
     text = kernel_module([plan]).text
     out = torch.empty(1)

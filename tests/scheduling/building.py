@@ -33,7 +33,7 @@ from minicompile.lowering.ir import (
 )
 from minicompile.lowering.reference import ReferenceOps, evaluate, run_reference
 from minicompile.options import Options
-from minicompile.runtime.wrapper import load_wrapper
+from minicompile.runtime.load import load_wrapper
 from minicompile.scheduling.body import Value
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, product, same

@@ -16,7 +16,7 @@ from minicompile.errors import Unsupported
 from minicompile.lowering.ir import ExternKernel, ExternOutput, Layout, View
 from minicompile.ops.origin import Origin, SourceLine
 from minicompile.options import Options
-from minicompile.runtime.wrapper import load_wrapper
+from minicompile.runtime.load import load_wrapper
 from minicompile.scheduling.memory import WRITES_INTO
 from minicompile.scheduling.schedule import schedule
 from minicompile.shapes.expr import FloorDiv, size_symbol

@@ -137,3 +137,12 @@ def test_the_environment_prints_its_symbols_and_guards(env):
         "  s0 = 5 from size 5",
         "  guard s0 < 9  # an operator asked for it while shapes were computed",
     ]
+
+
+def test_an_equation_gives_a_term_by_the_others_or_pins_its_symbols(env):
+    s, t, u = size(env, 5), size(env, 8), size(env, 7)
+    assert s * t == 8 * s and (u + 1) // 2 == 4
+    assert t.node.expr == 8 and (s * t).node.expr == 8 * s.node.expr
+    assert (3 * ((u + 1) // 2)).node.expr == 12 and u.node.expr.is_Symbol
+    assert s * u == 35  # nothing to solve for: both are what they are
+    assert (s.node.expr, u.node.expr) == (5, 7) and len(env.guards) == 5

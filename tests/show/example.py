@@ -163,13 +163,12 @@ def aot() -> AotResult:
     )
     before = str(functional)
     return AotResult(
-        functional,
         forward.finish("forward", "partition", "div", "relu"),
         backward.finish("backward", "partition", "mm_1"),
         joint_graph,
         partition,
         RuntimeMetadata((OutputSpec("fresh", requires_grad=True),), (), (1,), 0, 3, True),
-        {"core": joint_graph},
+        {"full": functional, "core": joint_graph},
         [PassRecord("decompose", before, before.replace("torch.relu", "aten.relu"), 1)],
     )
 

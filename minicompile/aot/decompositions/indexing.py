@@ -8,22 +8,11 @@ import torch
 from torch import Tensor
 
 from minicompile.aot.decompositions.pointwise import scaled
-from minicompile.aot.decompositions.registry import Rule, decompose, formulas
+from minicompile.aot.decompositions.registry import HALF_TYPES, decompose, formulas
 
 aten = torch.ops.aten
 index = aten.index.Tensor
 index_put = aten.index_put.default
-
-
-def along(rule: Rule) -> Rule:
-    """rule(x, indices, ...) for operators (x, dim, index, ...); tensors without dimensions keep theirs."""
-
-    def run(x: Tensor, dim: int, at: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if x.dim() == 0:
-            return NotImplemented
-        return rule(x, [None] * (dim % x.dim()) + [at.reshape([-1])], *args, **kwargs)
-
-    return run
 
 
 @decompose(aten.embedding_dense_backward.default, to="prims", wide=True)
@@ -39,16 +28,15 @@ def embedding_backward(
     return index_put(empty, [at], grad, True)
 
 
-formulas(
-    {
-        aten.index_add.default: along(
-            lambda x, at, source, *, alpha=1: index_put(x, at, scaled(source, alpha), True)
-        ),
-        aten.index_copy.default: along(index_put),
-    },
-    to="prims",
-    wide=False,
-)
+@decompose(aten.index_add.default, to="prims")
+def index_add(x: Tensor, dim: int, at: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    """As `scatter_add`, for which a negative index is an error too."""
+    if x.dim() == 0 or source.dim() != x.dim() or x.dtype in (*HALF_TYPES, torch.bool):
+        return NotImplemented
+    column = at.reshape([-1 if d == dim % x.dim() else 1 for d in range(x.dim())])
+    return x.scatter_add(dim, column.expand(source.shape).long(), scaled(source, alpha))
+
+
 formulas(
     {
         aten.take.default: lambda x, at: index(x.reshape([-1]), [at]),

@@ -116,7 +116,7 @@ def nll_loss_backward(
     slope = -grad.unsqueeze(dim) if grad.dim() else -grad
     if weight is not None:
         slope = slope * along_classes(weight, x)
-    return where(chosen, slope, 0.0)
+    return where(chosen, slope, 0.0).expand(x.shape)
 
 
 # Elementwise losses ------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ their own.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, where
 
-from minicompile.aot.decompositions.registry import decompose, formulas
+from minicompile.aot.decompositions.registry import decompose, formulas, wide
 
 aten = torch.ops.aten
 Number = int | float | bool
@@ -39,6 +40,27 @@ def rsub(x: Tensor, y: Any, alpha: Number = 1) -> Tensor:
     return torch.add(torch.neg(scaled(x, alpha)), y)
 
 
+def promoted(*tensors: Tensor) -> list[Tensor]:
+    """The tensors in their common dtype, in which eager's kernels compute from the first step on."""
+    dtype = functools.reduce(
+        torch.promote_types, (torch.result_type(tensors[0], t) for t in tensors)
+    )
+    return [t.to(dtype) for t in tensors]
+
+
+@decompose(aten.addcmul.default, to="core", wide=True)
+def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Tensor:
+    """x + value * a * b; among integers the value is cut to one too."""
+    x, a, b = promoted(x, a, b)
+    return x + scaled(a, value if x.is_floating_point() else int(value)) * b
+
+
+@decompose(aten.addcdiv.default, to="core", wide=True)
+def addcdiv(x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Tensor:
+    x, a, b = promoted(x, a, b)
+    return x + scaled(a, value) / b
+
+
 @decompose(aten.lerp.Scalar, aten.lerp.Tensor, to="core", wide=True)
 def lerp(start: Tensor, end: Tensor, weight: Any) -> Tensor:
     """From the nearer end, so that weight 1 gives `end` exactly."""
@@ -64,17 +86,21 @@ POWERS: dict[float, Callable[[Tensor], Tensor]] = {
 }
 
 
-@decompose(aten.pow.Tensor_Scalar, to="prims", wide=True)
+@decompose(aten.pow.Tensor_Scalar, to="prims")
 def power(x: Tensor, exponent: Number) -> Tensor:
     """Small powers as products and roots, which eager's kernels do too."""
-    if type(exponent) not in (int, float) or exponent not in POWERS:
+    if type(exponent) not in (int, float) or exponent not in POWERS or x.is_complex():
         return NotImplemented
+    if abs(exponent) == 0.5 and x.dtype is torch.float16 and x.device.type == "cpu":
+        x = where(
+            x == -INF, INF, x + 0.0
+        )  # eager calls C's pow, for which minus infinity has a root
     if not x.is_floating_point():
         if isinstance(exponent, float):
             x = x.to(torch.get_default_dtype())
         elif exponent < 0:
             return NotImplemented
-    return POWERS[exponent](x)
+    return POWERS[exponent](wide(x))
 
 
 @decompose(aten.pow.Scalar, to="prims")
@@ -109,8 +135,6 @@ def logaddexp(x: Tensor, y: Tensor) -> Tensor:
 
 formulas(
     {
-        aten.addcmul.default: lambda x, a, b, *, value=1: x + scaled(a * b, value),
-        aten.addcdiv.default: lambda x, a, b, *, value=1: x + scaled(a / b, value),
         aten.xlogy.Tensor: lambda x, y: where(
             torch.isnan(y), math.nan, where(x == 0, 0.0, x * torch.log(y))
         ),
@@ -135,6 +159,7 @@ formulas(
         aten.sub.Scalar: lambda x, y, alpha=1: aten.sub.Tensor(x, y, alpha=alpha),
         aten.mul.Scalar: lambda x, y: aten.mul.Tensor(x, y),
         aten.div.Scalar: lambda x, y: aten.div.Tensor(x, y),
+        aten.ldexp.Tensor: lambda x, y: x * torch.pow(2.0, y),
         aten.frac.default: lambda x: x - torch.trunc(x),
         aten.deg2rad.default: lambda x: x * (math.pi / 180),
         aten.rad2deg.default: lambda x: x * (180 / math.pi),

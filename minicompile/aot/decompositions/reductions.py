@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minicompile.aot.decompositions.registry import Dtype, decompose, formulas, wide
+from minicompile.aot.decompositions.registry import Dtype, decompose, formulas
+from minicompile.ops.dtypes import computation_dtype
 
 aten = torch.ops.aten
 
@@ -52,7 +53,7 @@ def sum_dims(x: Tensor, dims: Any, keepdim: bool = False, *, dtype: Dtype = None
 @decompose(aten.mean.dim, to="prims")
 def mean(x: Tensor, dims: Any, keepdim: bool = False, *, dtype: Dtype = None) -> Tensor:
     dims = all_dims(x, dims)
-    return wide(x.to(dtype or x.dtype)).sum(dims, keepdim) / count(x, dims)
+    return x.to(computation_dtype(dtype or x.dtype)).sum(dims, keepdim) / count(x, dims)
 
 
 @decompose(aten.var_mean.correction, to="prims", wide=True)

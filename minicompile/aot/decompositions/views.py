@@ -32,9 +32,10 @@ def split_with_sizes(x: Tensor, sizes: list[Any], dim: int = 0) -> list[Tensor]:
 
 @decompose(aten.split.Tensor, to="core")
 def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
-    length = int(x.shape[dim])
-    starts = range(0, max(length, 1), max(size, 1))
-    return [x.narrow(dim, start, min(size, length - start)) for start in starts]
+    length = x.shape[dim]
+    count = int((length + size - 1) // size) if length != 0 else 1
+    sizes = [size] * (count - 1)
+    return aten.split_with_sizes.default(x, [*sizes, length - size * (count - 1)], dim)
 
 
 @decompose(aten.repeat.default, to="prims")

@@ -5,7 +5,6 @@ Integers are computed as integers: `arange(11) * 1_000_000_000` must be right in
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,23 +79,21 @@ def arange(
     device: Any = None,
     **_: Any,
 ) -> TensorValue:
-    """start + i * step, in floats."""
+    """start + i * step as a float: of whole numbers, which are exact. Eager rounds others in its own way."""
     dtype = dtype or torch.get_default_dtype()
     if is_int(dtype):
         raise Unsupported("a sequence of integers with fractional bounds")
-    whole = all(isinstance(n, int | sympy.Expr) for n in (start, end, step))
-    if all(isinstance(n, int | float) for n in (start, end, step)):
-        length: Size = max(math.ceil((end - start) / step), 0)
-    elif whole and step == 1:
+    if not all(isinstance(n, int | sympy.Expr) for n in (start, end, step)):
+        raise Unsupported("a sequence with a fractional step")
+    if all(isinstance(n, int) for n in (start, end, step)):
+        length: Size = max(-((start - end) // step), 0)
+    elif step == 1:
         length = to_size(end - start)
     else:
         raise Unsupported("arange with symbolic bounds and a step")
     wide = computation_dtype(dtype)
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
-        if whole:
-            return ops.to_dtype(ops.index_expr(index[0] * step + start, wide), dtype)
-        steps = ops.mul(ops.index_expr(index[0], wide), constant(ops, step, wide))
-        return ops.to_dtype(ops.add(constant(ops, start, wide), steps), dtype)
+        return ops.to_dtype(ops.index_expr(index[0] * step + start, wide), dtype)
 
     return ctx.pointwise((length,), target_device(torch.device(device or "cpu")), body, dtype)

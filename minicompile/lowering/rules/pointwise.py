@@ -30,6 +30,7 @@ from minicompile.lowering.rules.common import (
 from minicompile.lowering.value import TensorValue
 from minicompile.ops.dtypes import computation_dtype, is_int
 from minicompile.ops.handler import Ops, V
+from minicompile.ops.table import BOOL_AS_LOGIC
 
 OPERATORS = """
     sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p
@@ -43,19 +44,6 @@ def overloads(packet: Any) -> list[Any]:
     """An operator's overloads for tensors and numbers in any place."""
     names = {"default", "Tensor", "Scalar", "Scalar_Tensor", "Tensor_Scalar"}
     return [getattr(packet, name) for name in packet.overloads() if name in names]
-
-
-BOOL_AS_LOGIC = {
-    "add": "logical_or",
-    "mul": "logical_and",
-    "maximum": "logical_or",
-    "minimum": "logical_and",
-    "bitwise_and": "logical_and",
-    "bitwise_or": "logical_or",
-    "bitwise_xor": "logical_xor",
-    "bitwise_not": "logical_not",
-}
-"""Arithmetic on bools is logic: said here, so that code generators need no bool arithmetic."""
 
 
 def operation(name: str, dtype: torch.dtype) -> Formula:

@@ -24,7 +24,6 @@ def through(make: Callable[..., views.ViewMap]) -> Rule:
     return rule
 
 
-lowering(aten.view.default)(through(views.reshape))
 lowering(aten.permute.default)(through(views.permute))
 lowering(aten.expand.default)(through(views.expand))
 lowering(aten.select.int)(through(views.select))
@@ -38,6 +37,12 @@ lowering(aten.flip.default)(through(views.flip))
 @lowering(aten.detach.default, aten.alias.default)
 def alias(ctx: LoweringContext, x: TensorValue) -> TensorValue:
     return x
+
+
+@lowering(aten.view.default)
+def view(ctx: LoweringContext, x: TensorValue, size: Sequence[Size]) -> TensorValue:
+    (result,) = ctx.layouts
+    return ctx.view(x, views.reshape(x.size, result.size if result is not None else size))
 
 
 @lowering(aten.slice.Tensor)

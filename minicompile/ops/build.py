@@ -1,9 +1,10 @@
 """C source to a loaded library: compiler, flags, disk cache.
 
-`start_build` starts the compiler and returns at once; `Pending.result()` waits for it. A finished library is
-kept under a key made of everything that determines it: source, flags, compiler version, processor features.
-Files appear by rename, with a checksum beside them, so that processes can share the cache and a damaged entry
-is built again. The real compiler: torch/_inductor/codecache.py (CppCodeCache), cpp_builder.py.
+Kernels are built by `start_build`, which starts the compiler and returns at once; our own small extensions of
+Python by `load_extension`. A finished library is kept under a key made of everything that determines it:
+source, flags, compiler version, processor features. Files appear by rename, with a checksum beside them, so
+that processes can share the cache and a damaged entry is built again.
+The real compiler: torch/_inductor/codecache.py (CppCodeCache), cpp_builder.py.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 import torch
 
@@ -36,6 +41,8 @@ BASE_FLAGS = (
 
 ERROR_LINES = 12
 
+Loaded = TypeVar("Loaded")
+
 
 @dataclass(frozen=True)
 class Compiler:
@@ -47,11 +54,11 @@ class Compiler:
 
 
 def find_compiler(options: Options) -> Compiler:
-    """The chosen compiler, which may be a command with arguments ("ccache g++"), else g++, else clang++.
+    """The chosen compiler, which may be a command with arguments ("ccache g++"), else g++, clang++ or cc.
 
     Raises BackendError that says what to install.
     """
-    names = [options.cpp_compiler] if options.cpp_compiler else ["g++", "clang++"]
+    names = [options.cpp_compiler] if options.cpp_compiler else ["g++", "clang++", "cc"]
     for name in names:
         program, *arguments = [name] if shutil.which(name) else shlex.split(name) or [name]
         path = shutil.which(program)
@@ -110,8 +117,8 @@ def openmp_flags() -> tuple[str, ...]:
 class Module:
     """Loaded libraries; `module.name` is the C function `name`."""
 
-    def __init__(self, libraries: Sequence[ctypes.CDLL], options: Options) -> None:
-        self.libraries, self.options = tuple(libraries), options
+    def __init__(self, libraries: Sequence[ctypes.CDLL]) -> None:
+        self.libraries = libraries
 
     def __getattr__(self, name: str) -> Any:
         for library in self.libraries:
@@ -123,35 +130,51 @@ class Module:
         raise AttributeError(f"no C function {name!r} in {files}")
 
 
+@dataclass(frozen=True)
 class Pending:
     """Compilers at work, one for each source that the cache doesn't have."""
 
-    def __init__(self, jobs: Sequence[_Job], options: Options) -> None:
-        self._jobs, self._options = jobs, options
+    jobs: Sequence[_Job]
 
     def result(self) -> Module:
-        """Wait and load. Raises BackendError with the compiler's first complaints."""
-        return self._module
-
-    @functools.cached_property
-    def _module(self) -> Module:
-        return Module([job.finish() for job in self._jobs], self._options)
+        """Wait and load, once. Raises BackendError with the compiler's first complaints."""
+        return Module([job.finish(_load) for job in self.jobs])
 
 
 def start_build(source: str | Sequence[str], options: Options) -> Pending:
     """Start compiling one source, or several side by side. Raises BackendError without a compiler."""
     sources = [source] if isinstance(source, str) else source
-    compiler = find_compiler(options)
-    return Pending([_Job(text, compiler, options) for text in sources], options)
+    return Pending([_Job(text, options) for text in sources])
+
+
+@functools.cache
+def load_extension(source: Path) -> ModuleType | None:
+    """The module `minicompile_<name>` of `<name>.c`; None without a compiler or Python's headers."""
+    include = Path(sysconfig.get_path("include"))
+    if not (include / "Python.h").exists():
+        return None
+    lookup = ("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()
+    options = Options(cpp_flags=(f"-I{include}", *lookup))
+
+    def load(path: Path) -> ModuleType:
+        loader = ExtensionFileLoader(f"minicompile_{source.stem}", str(path))
+        module = module_from_spec(ModuleSpec(loader.name, loader, origin=str(path)))
+        loader.exec_module(module)
+        return module
+
+    try:
+        return _Job(source.read_text(), options).finish(load)
+    except (BackendError, ImportError, OSError):
+        return None
 
 
 class _Job:
     """One source on its way to a library."""
 
-    def __init__(self, source: str, compiler: Compiler, options: Options) -> None:
-        self.source, self.compiler = source, compiler
-        command, version, flags = compiler.command, compiler.version, compiler.flags
-        facts = (source, *command, version, *flags, processor_features())
+    def __init__(self, source: str, options: Options) -> None:
+        self.source = source
+        self.compiler = compiler = find_compiler(options)
+        facts = (source, *compiler.command, compiler.version, *compiler.flags, processor_features())
         self.key = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
         self.folder = _usable(Path(options.cache_dir) / "cpp") if options.disk_cache else None
         self.process: subprocess.Popen[str] | None = None
@@ -179,11 +202,11 @@ class _Job:
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         return self.process
 
-    def finish(self) -> ctypes.CDLL:
+    def finish(self, load: Callable[[Path], Loaded]) -> Loaded:
         """Wait for the compiler; move source, library and checksum into the cache, the checksum last."""
         library = self._cached() if self.process is None else None
         if library is not None:
-            return _load(library)
+            return load(library)
         process = self.process or self._start()  # if it was there a moment ago
         _, complaints = process.communicate()
         built = self.work / f"{self.key}.so"
@@ -198,7 +221,7 @@ class _Job:
             for suffix in (".c", ".so", ".sha256"):
                 os.replace(built.with_suffix(suffix), self.folder / f"{self.key}{suffix}")
             built = self.folder / built.name
-        loaded = _load(built)  # once loaded, a library needs its file no more
+        loaded = load(built)  # once loaded, a library needs its file no more
         shutil.rmtree(self.work, ignore_errors=True)
         return loaded
 

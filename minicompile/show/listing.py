@@ -1,0 +1,83 @@
+"""Lines of code as every view shows them: coloured, with the stripe and the title of their source line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from minicompile.codegen.plan import CodeLine
+from minicompile.ops.origin import Origins, SourceLine, source_lines
+from minicompile.provenance import Piece
+from minicompile.show.html import cut, text
+from minicompile.show.palette import line_colour
+from minicompile.show.syntax import highlight
+
+Line = CodeLine | Piece
+"""A line of code and the operations it came from."""
+
+
+def from_text(lines: Iterable[SourceLine]) -> str:
+    """Where something comes from, in one line of text."""
+    told = "; ".join(map(str, lines))
+    return f"from {told}" if told else ""
+
+
+def source_cell(made: Origins | SourceLine | None) -> str:
+    """The user's lines as a table cell, each with its colour; places without their folders."""
+    lines = source_lines(made) if isinstance(made, frozenset) else filter(None, [made])
+    return "<br>".join(
+        f'<span title="{text(line)}" style="border-left:4px solid {line_colour(line)};padding-left:6px;'
+        f'white-space:nowrap">{text(line.place.rsplit("/", 1)[-1])} '
+        f"<code>{text(cut(line.text))}</code></span>"
+        for line in lines
+    )
+
+
+def stripe(
+    content: str,
+    lines: Sequence[SourceLine] = (),
+    number: object = None,
+    title: str = "",
+    data: str = "",
+    tint: str = "",
+) -> str:
+    """One line of a listing. `content` is HTML; the stripe's colour is that of its last source line."""
+    colour = tint or (line_colour(lines[-1]) if lines else "transparent")
+    gutter = f"<i>{text(number):>4} </i>" if number is not None else ""
+    told = title or from_text(lines)
+    shown = f' title="{text(told)}"' if told else ""
+    return f'<span class="ln" style="border-left:4px solid {colour}"{shown}{data}>{gutter}{content}\n</span>'
+
+
+def listing(lines: Iterable[str], tall: bool = True) -> str:
+    """Stripes, one below the other."""
+    return f'<pre class="code{" tall" if tall else ""}">{"".join(lines)}</pre>'
+
+
+def code_lines(
+    lines: Iterable[Line],
+    language: str = "python",
+    first: int | None = None,
+    data: Callable[[Any], str] = lambda line: "",
+) -> Iterator[str]:
+    """Syntax-coloured lines, numbered from `first`; `data` gives attributes for the script.
+
+    The title of a piece has its type, its source lines, and the decisions about it.
+    """
+    for number, line in enumerate(lines, first or 0):
+        at, told = source_lines(line.origins), ""
+        if isinstance(line, Piece):
+            at = line.lines
+            told = "\n".join([line.detail, from_text(at), *line.why]).rstrip()
+        content = highlight(line.text, language)[0]
+        yield stripe(content, at, None if first is None else number, told, data(line))
+
+
+def code_listing(lines: Iterable[Line], language: str = "python", first: int | None = None) -> str:
+    return listing(code_lines(lines, language, first))
+
+
+def plain_code(source: str, language: str = "python", numbered: bool = True) -> str:
+    """Code that has no origins."""
+    coloured = highlight(source.rstrip("\n"), language)
+    return listing(stripe(c, number=i if numbered else None) for i, c in enumerate(coloured, 1))

@@ -1,0 +1,172 @@
+"""Eager's values to the bit, its dtypes and its strides, where they are easily missed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, tensor
+
+import minicompile as mc
+
+BF16, FP16, I8, I32, U8 = torch.bfloat16, torch.float16, torch.int8, torch.int32, torch.uint8
+INF = float("inf")
+
+Case = tuple[Callable[..., Any], Sequence[Tensor]]
+
+
+def bf16(*values: float) -> Tensor:
+    return tensor(values, dtype=BF16)
+
+
+def fp16(*values: float) -> Tensor:
+    return tensor(values, dtype=FP16)
+
+
+def column_major() -> Tensor:
+    return torch.arange(1.0, 7.0).reshape(2, 3).T
+
+
+PROMOTION: dict[str, Case] = {
+    "number less bytes": (lambda x: 0.5 - x, [tensor([1, 255], dtype=U8)]),
+    "rsub": (lambda x: torch.rsub(x, 1.5), [tensor([5], dtype=U8)]),
+    "alpha of int8": (
+        lambda x, y: torch.add(x, y, alpha=2),
+        [tensor([255], dtype=U8), tensor([-83], dtype=I8)],
+    ),
+    "alpha of bf16": (lambda x, y: torch.sub(x, y, alpha=3), [tensor([0.0]), bf16(0.00099945)]),
+    "addcmul of bytes": (
+        lambda x, y: torch.addcmul(x, y, y, value=2),
+        [tensor([1.0]), tensor([20], dtype=U8)],
+    ),
+    "addcmul of ints": (lambda x, y: torch.addcmul(x, y, y, value=0.5), [tensor([1]), tensor([4])]),
+    "addcdiv": (
+        lambda x, y: torch.addcdiv(x, y, y + 3, value=2),
+        [torch.ones(1, dtype=torch.float64), tensor([20.0])],
+    ),
+    "mean as fp16": (lambda x: x.mean(dtype=FP16), [tensor([70000, 1])]),
+    "mean as bf16": (lambda x: x.mean(0, dtype=BF16), [torch.linspace(1, 2, 90).view(30, 3)]),
+    "ldexp": (torch.ldexp, [tensor([1.5, 3.7]), bf16(0.1, 3.3)]),
+    "arange": (lambda x: torch.arange(0, 1, 0.15) * x, [torch.ones(7, dtype=torch.float64)]),
+    "root of fp16": (lambda x: (x**0.5, x**-0.5), [fp16(-INF, -0.0, 0.0, 2.0)]),
+    "index_add of bools": (
+        lambda x, i: x.index_add(0, i, x, alpha=2),
+        [tensor([True]), tensor([0])],
+    ),
+    "huber_loss": (F.huber_loss, [fp16(1, 2), bf16(3, 2)]),
+}
+
+LEAVING_HALF: dict[str, Case] = {
+    "==": (lambda x, y: (x + y) == x, [bf16(256), bf16(1)]),
+    "long": (lambda x, y: (x + y).long(), [bf16(256), bf16(1)]),
+    "float": (lambda x, y: (x + y).float(), [bf16(0.1), bf16(3.3)]),
+    "fp16": (lambda x, y: (x * y).half(), [bf16(0.1), bf16(3.3)]),
+    "isinf": (lambda x: (x * x).isinf(), [fp16(300, 2)]),
+    "bool": (lambda x: (x * x).bool(), [fp16(-1e-5, 2)]),
+    "logic": (lambda x: torch.logical_and(x * x, x), [fp16(-1e-5, 2)]),
+    "floor": (lambda x, y: (x + y).floor(), [bf16(3.99), bf16(0.004)]),
+    "sign": (lambda x: (x * x).sign(), [fp16(-1e-5, 2)]),
+    "argmax": (lambda x, y: (x + y).argmax(), [bf16(256, 257, 256), bf16(0, 0, 1)]),
+    "sum": (lambda x: x.sum().float() + (x * x).sum(dtype=torch.float32), [bf16(1, 0.01, 3.3)]),
+}
+
+STRIDES: dict[str, Case] = {
+    "power of a number": (lambda x: (2**x, (2**x).is_contiguous()), [column_major()]),
+    "logsigmoid": (lambda x: F.logsigmoid(x * 0), [column_major()]),
+    "rrelu": (F.rrelu, [column_major()]),
+    "batch_norm": (
+        lambda x: F.batch_norm(x, torch.zeros(2), torch.ones(2), eps=0.0),
+        [column_major()],
+    ),
+    "batch_norm, channels last": (
+        lambda x: F.batch_norm(x, torch.zeros(3), torch.ones(3), eps=0.0),
+        [torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)],
+    ),
+    "two layouts": (
+        lambda x, y: (
+            torch.copysign(x, y), torch.xlogy(x, y), x // y, torch.div(y, x, rounding_mode="floor")
+        ),
+        [column_major(), torch.ones(3, 2)],
+    ),
+}  # fmt: skip
+
+TRITON: dict[str, Case] = {
+    "floor division": (lambda x: (x // 3, x % 3), [torch.linspace(-9, 9, 8)]),
+    "by a fraction": (lambda x: x // 3.5, [torch.arange(-5, 5)]),
+    "scalar condition": (torch.minimum, [torch.ones(1, 1), torch.linspace(-2, 2, 5)]),
+}
+
+LANGUAGES = {"cpp": PROMOTION | LEAVING_HALF | STRIDES, "triton": LEAVING_HALF | TRITON}
+
+
+def assert_as_eager(found: Any, expected: Any) -> None:
+    if not isinstance(expected, tuple):
+        found, expected = (found,), (expected,)
+    for have, want in zip(found, expected, strict=True):
+        if isinstance(want, Tensor):
+            torch.testing.assert_close(have, want, rtol=0, atol=0, equal_nan=True)
+            assert have.stride() == want.stride()
+        else:
+            assert have == want
+
+
+@pytest.mark.parametrize(
+    ("language", "name"), [(lang, name) for lang, table in LANGUAGES.items() for name in table]
+)
+def test_results_are_eagers(language: str, name: str) -> None:
+    if language == "triton":
+        pytest.importorskip("triton")
+    fn, inputs = LANGUAGES[language][name]
+    compiled = mc.compile(fn, fullgraph=True, options={"device_codegen": language})
+    assert_as_eager(compiled(*inputs), fn(*inputs))
+
+
+@pytest.mark.parametrize("name", ["index_add", "index_copy", "index_select", "embedding"])
+def test_a_negative_index_is_an_error_where_eager_says_so(name: str) -> None:
+    def f(x: Tensor, i: Tensor) -> Tensor:
+        if name == "embedding":
+            return F.embedding(i, x)
+        return getattr(x, name)(0, i, *([] if name == "index_select" else [x[:1]]))
+
+    x = torch.randn(3, 2)
+    assert_as_eager(mc.compile(f)(x, tensor([2])), f(x, tensor([2])))
+    with pytest.raises((IndexError, RuntimeError)):
+        mc.compile(f)(x, tensor([-1]))
+
+
+@pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors")
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.fill_(2.0),
+        lambda x: x.masked_fill_(x > 0, 0.5),
+        lambda x: x[0].add_(1),
+        lambda x: x.index_put_((tensor([1]),), tensor(4.0)),
+    ],
+)
+def test_writes_to_an_expanded_input_are_eagers(write: Callable[[Tensor], Tensor]) -> None:
+    ours, theirs = (torch.ones(1, 3).expand(2, 3) for _ in range(2))
+    mc.compile(write)(ours)
+    write(theirs)
+    assert_as_eager(ours, theirs)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "nearest"])
+def test_images_of_bytes_are_resampled_as_in_eager(mode: str) -> None:
+    image = torch.arange(0, 245, 7).to(U8).reshape(1, 1, 5, 7)
+    f = lambda x: F.interpolate(x, size=(3, 9), mode=mode)  # noqa: E731
+    assert_as_eager(mc.compile(f)(image), f(image))
+
+
+def test_targets_of_known_length_train_at_symbolic_sizes() -> None:
+    f = lambda x: F.nll_loss(x.log_softmax(1), torch.arange(8) % 7)  # noqa: E731
+    ours = torch.randn(8, 7, requires_grad=True)
+    theirs = ours.detach().clone().requires_grad_()
+    mc.compile(f, dynamic=True)(ours).backward()
+    f(theirs).backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    with pytest.raises(ValueError, match="batch_size"):
+        mc.compile(f, dynamic=True)(torch.randn(10, 7))
