@@ -187,6 +187,8 @@ class Tracer(compat.TorchDispatchMode):
         """A real tensor that the traced code made or held: scalars become `full`, others attributes."""
         if isinstance(value, compat.fake_tensor_type()):
             raise Unsupported("a tensor appeared in the graph that no recorded operator made")
+        if value.is_meta:
+            raise Unsupported("a tensor without data appeared in the graph")
         if value.requires_grad:
             raise Unsupported("a tensor that requires grad is used without being a graph input")
         if value.numel() == 1 and not value.is_complex() and value.device.type == "cpu":
@@ -225,6 +227,8 @@ class Tracer(compat.TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
+        if func is aten._efficientzerotensor.default:  # a view of it would leave the trace
+            func = aten.zeros.default
         rule = self.rules(func)
         if rule is not None:
             with self:

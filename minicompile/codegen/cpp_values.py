@@ -123,7 +123,12 @@ class ValuePrinter(LinePrinter):
             case "index_expr":
                 return self.index_of(value)
             case "to_dtype":
-                return conversion(operands[0], value.inputs[0].dtype, value.dtype)
+                (source,) = value.inputs
+                text = conversion(operands[0], source.dtype, value.dtype)
+                if source.op == "to_dtype" and not source.dtype.is_floating_point:
+                    # gcc takes (float)(int)x for truncf(x), which has a negative zero
+                    return f"{operands[0]} ? {text} : 0"
+                return text
             case "bitcast":
                 return bitcast(operands[0], value.inputs[0].dtype, value.dtype)
         return EXPRESSIONS[value.op](value.inputs[-1].dtype, *operands)
