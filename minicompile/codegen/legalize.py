@@ -109,7 +109,7 @@ class _Legalizer:
             quotient = simplify_index(FloorDiv(source.index, step), self.body.all_ranges)
             if threshold % int(step) == 0 and not quotient.has(FloorDiv):
                 wide = index_dtype(quotient, self.body.all_ranges)
-                coarse = ops.emit("index_expr", (), wide, index=quotient)
+                coarse = ops.index_expr(quotient, wide)
                 return [coarse, ops.constant(threshold // int(step) - beyond, wide)]
         return operands
 

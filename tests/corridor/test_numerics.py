@@ -185,3 +185,13 @@ def test_zero_gradients_of_views_are_ordinary_zeros():
     x = torch.randn(8, 7, requires_grad=True)
     mc.compile(lambda x: x.reshape(-1).sgn(), fullgraph=True)(x).sum().backward()
     assert x.grad is not None and torch.equal(x.grad, torch.zeros(8, 7))
+
+
+def test_a_condition_that_is_always_true_is_a_constant_in_triton():
+    def fn(x):
+        return F.relu6(torch.cat([x, x], 0))
+
+    x, y = (torch.arange(-3.0, 3.0).view(2, 3).half().requires_grad_() for _ in range(2))
+    mc.compile(fn, options={"device_codegen": "triton"})(x).sum().backward()
+    fn(y).sum().backward()
+    assert torch.equal(x.grad, y.grad)
