@@ -199,6 +199,11 @@ class ExternKernel(Shown):
     """Why no loops: "library matrix product", "no lowering for aten.sort", ..."""
     origins: Origins = NO_ORIGINS
 
+    @property
+    def has_effect(self) -> bool:
+        """Whether eager would behave differently without it, even if nobody reads its results."""
+        return not self.outputs or torch.Tag.nondeterministic_seeded in self.op.tags
+
     def views(self) -> Iterator[View]:
         """The tensors it reads, in order."""
         waiting: list[Any] = [self.args, self.kwargs]
@@ -215,6 +220,11 @@ class ExternKernel(Shown):
         outputs = ", ".join(str(o) if o is not None else "None" for o in self.outputs)
         return f"{outputs} = extern {self.op}({', '.join(arguments)})  # {self.reason}"
 
+
+PRODUCTS = frozenset(
+    getattr(torch.ops.aten, name).default for name in ("mm", "bmm", "addmm", "baddbmm")
+)
+"""Matrix products: they take `out=`, and their result lies the same way however their operands do."""
 
 Operation = ComputedBuffer | ExternKernel
 Output: TypeAlias = View | Size | float | bool | None
@@ -274,25 +284,29 @@ def loop_index(count: int, prefix: str = "p") -> list[sympy.Symbol]:
     return [loop_symbol(f"{prefix}{i}") for i in range(count)]
 
 
+def loop_ranges(loops: Loops) -> tuple[dict[sympy.Symbol, Size], dict[sympy.Symbol, Size]]:
+    """The extents of the loops p0, p1, ... and of the reduction's loops r0, r1, ..."""
+    reduced = loops.reduction_ranges if isinstance(loops, Reduction) else ()
+    p, r = loop_index(len(loops.ranges)), loop_index(len(reduced), "r")
+    return dict(zip(p, loops.ranges, strict=True)), dict(zip(r, reduced, strict=True))
+
+
 def evaluate_loops(loops: Loops, ops: Ops) -> tuple[Any, Sequence[Index] | None]:
     """A loop body in some handler: its value, and the index it writes if it is a scatter."""
-    index = loop_index(len(loops.ranges))
+    index, reduction_index = map(list, loop_ranges(loops))
     if isinstance(loops, Reduction):
-        return loops.inner_fn(ops, index, loop_index(len(loops.reduction_ranges), "r")), None
+        return loops.inner_fn(ops, index, reduction_index), None
     where = loops.output_index(ops, index) if isinstance(loops, Scatter) else None
     return loops.inner_fn(ops, index), where
 
 
 def loops_text(loops: Loops) -> str:
     """`Pointwise([64, 128], relu(load(x, 128*p0 + p1)))`: the loop body as a formula."""
-    extents = dict(zip(loop_index(len(loops.ranges)), loops.ranges, strict=True))
-    ranges = f"[{', '.join(map(str, loops.ranges))}]"
+    p, r = loop_ranges(loops)
+    inner, where = evaluate_loops(loops, FormulaOps({**p, **r}))
+    ranges, reduced = (f"[{', '.join(map(str, group.values()))}]" for group in (p, r))
     if isinstance(loops, Reduction):
-        reduced = loops.reduction_ranges
-        extents.update(zip(loop_index(len(reduced), "r"), reduced, strict=True))
-        inner, _ = evaluate_loops(loops, FormulaOps(extents))
-        return f"Reduction({ranges}, [{', '.join(map(str, reduced))}], '{loops.kind}', {inner})"
-    inner, where = evaluate_loops(loops, FormulaOps(extents))
+        return f"Reduction({ranges}, {reduced}, '{loops.kind}', {inner})"
     if isinstance(loops, Scatter):
         place = f"{loops.target}[{', '.join(map(str, where or ()))}]"
         return f"Scatter({ranges}, {place}, {inner}, '{loops.mode}')"

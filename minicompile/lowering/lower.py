@@ -19,6 +19,7 @@ from minicompile.lowering import realize as heuristics
 from minicompile.lowering import rules
 from minicompile.lowering.context import LoweringContext, layout_of
 from minicompile.lowering.ir import (
+    PRODUCTS,
     ConstantBuffer,
     ExternKernel,
     ExternOutput,
@@ -40,16 +41,6 @@ from minicompile.options import Options
 from minicompile.shapes.expr import Size, to_size
 
 __all__ = ["LoweringContext", "lower", "lowering", "rules"]
-
-STRIDES_DONT_MATTER = frozenset(
-    {
-        torch.ops.aten.mm.default,
-        torch.ops.aten.bmm.default,
-        torch.ops.aten.addmm.default,
-        torch.ops.aten.baddbmm.default,
-    }
-)
-"""Libraries whose result lies the same way however their operands do."""
 
 
 def lower(graph: Graph, options: Options) -> LoopGraph:
@@ -220,7 +211,7 @@ class _Lowering:
             if not isinstance(value, TensorValue):
                 return value
             why = f"read by {op}"
-            if op in STRIDES_DONT_MATTER:
+            if op in PRODUCTS:
                 view = ctx.realize(value, why)
             else:  # operators choose their result's strides by their operands'
                 view = ctx.realize_as(value, layout_of(argument.meta["val"]), why)
@@ -295,7 +286,8 @@ def _without_unread(
     kept: list[Operation] = []
     for operation in reversed(ctx.operations):
         names = {buffer.name for buffer in written_by(operation)}
-        if names & needed or _has_effect(operation):
+        effect = isinstance(operation, ExternKernel) and operation.has_effect
+        if names & needed or effect:
             if isinstance(operation, ExternKernel):
                 operation.outputs = tuple(
                     o if o is not None and o.name in needed else None for o in operation.outputs
@@ -303,9 +295,3 @@ def _without_unread(
             needed |= ctx.reads[operation.name]
             kept.append(operation)
     return kept[::-1], [c for c in ctx.constants if c.name in needed]
-
-
-def _has_effect(operation: Operation) -> bool:
-    if not isinstance(operation, ExternKernel):
-        return False
-    return not operation.outputs or torch.Tag.nondeterministic_seeded in operation.op.tags

@@ -132,6 +132,11 @@ class TensorValue:
             return scope.load_memory(self.storage, self.layout, index)
         return scope.load_storage(self.storage, self.view.index(index) if self.view else index)
 
+    def load_as(self, ops: Ops, index: Sequence[Index], dtype: torch.dtype) -> V:
+        """The element converted to `dtype`."""
+        value = self.load(ops, index)
+        return value if self.dtype is dtype else ops.to_dtype(value, dtype)
+
     @property
     def known_positions(self) -> Positions | None:
         """The value's integers where no load is needed to know them."""

@@ -11,26 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
-from minicompile.lowering.ir import ComputedBuffer, LoopGraph, Scatter, View
-from minicompile.scheduling.nodes import (
-    Allocation,
-    FusedSchedulerNode,
-    MemoryPlan,
-    ScheduledNode,
-)
+from minicompile.lowering.ir import PRODUCTS, ComputedBuffer, LoopGraph, Scatter, View
+from minicompile.scheduling.nodes import Allocation, FusedSchedulerNode, MemoryPlan, ScheduledNode
 from minicompile.shapes.expr import size_hint
-
-WRITES_INTO = frozenset(
-    {
-        torch.ops.aten.mm.default,
-        torch.ops.aten.bmm.default,
-        torch.ops.aten.addmm.default,
-        torch.ops.aten.baddbmm.default,
-    }
-)
-"""Library operators that take `out=`: their results go into memory that the plan provides."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +72,8 @@ class Liveness:
             if isinstance(output, View):
                 self.last[output.buffer] = self.steps
         self.aliases = {s: t for s, t in scatter_targets(graph).items() if s in born_at}
-        library = [
-            not isinstance(node, FusedSchedulerNode) and node.kernel.op not in WRITES_INTO
+        library = [  # the plan provides the memory of products: they take `out=`
+            not isinstance(node, FusedSchedulerNode) and node.kernel.op not in PRODUCTS
             for node in nodes
         ]
         lent = {

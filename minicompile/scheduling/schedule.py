@@ -13,17 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from minicompile.errors import Unsupported, VerifyError
-from minicompile.lowering.ir import (
-    Buffer,
-    ExternKernel,
-    LoopGraph,
-    Scatter,
-    View,
-    written_by,
-)
+from minicompile.lowering.ir import Buffer, ExternKernel, LoopGraph, Scatter, View, written_by
 from minicompile.options import Options
 from minicompile.scheduling.body import record
 from minicompile.scheduling.body import verify as verify_body
@@ -101,12 +92,7 @@ def live_nodes(graph: LoopGraph, nodes: Sequence[AnyNode]) -> list[AnyNode]:
 
 
 def has_effect(node: AnyNode) -> bool:
-    """Whether eager would behave differently without the call, even if nobody reads its result."""
-    if not isinstance(node, ExternKernelSchedulerNode):
-        return False
-    op = node.kernel.op
-    random = torch.Tag.nondeterministic_seeded in op.tags
-    return random or op._schema.is_mutable or not node.writes
+    return isinstance(node, ExternKernelSchedulerNode) and node.kernel.has_effect
 
 
 def dependency_graph(nodes: Sequence[AnyNode]) -> dict[int, set[int]]:

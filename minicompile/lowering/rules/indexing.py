@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -47,9 +48,8 @@ def loaded_index(
     known = tensor.known_positions
     if known is not None and is_nonnegative(known.low) and is_nonnegative(extent - 1 - known.high):
         return known.formula(at)
-    value = tensor.load(ops, at)
-    wide = value if tensor.dtype is torch.int64 else ops.to_dtype(value, torch.int64)
-    return ops.indirect_indexing(wide, extent, check=True, wrap_negative=wrap)
+    value = tensor.load_as(ops, at, torch.int64)
+    return ops.indirect_indexing(value, extent, check=True, wrap_negative=wrap)
 
 
 def load_through(ops: Ops, x: TensorValue, at: Sequence[Index], *indices: TensorValue) -> V:
@@ -133,13 +133,9 @@ def index_select(ctx: LoweringContext, x: TensorValue, dim: int, index: TensorVa
 
 @lowering(aten.embedding.default)
 def embedding(
-    ctx: LoweringContext,
-    weight: TensorValue,
-    indices: TensorValue,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
+    ctx: LoweringContext, weight: TensorValue, indices: TensorValue, *_: Any, **__: Any
 ) -> TensorValue:
+    """Rows of `weight`; the other arguments matter to gradients only."""
     return AdvancedIndex.of(weight, [indices], wrap=False).read(ctx)
 
 

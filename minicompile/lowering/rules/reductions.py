@@ -49,8 +49,7 @@ def reduce(
     def body(ops: Ops, index: Sequence[Index], rindex: Sequence[Index]) -> V:
         inner = iter(rindex)
         outer = iter([i for d, i in enumerate(index) if not (keepdim and d in gone)])
-        value = x.load(ops, [next(inner if d in gone else outer) for d in range(x.dim)])
-        return value if x.dtype is source else ops.to_dtype(value, source)
+        return x.load_as(ops, [next(inner if d in gone else outer) for d in range(x.dim)], source)
 
     ranges = [x.size[d] for d in dims]
     return ctx.reduction(kind, size, ranges, source, result or source, x.device, body)
@@ -70,22 +69,14 @@ def accumulation(kind: ReductionKind) -> ReductionRule:
         if dtype is torch.bool:
             raise Unsupported(f"{kind} as bool")
         narrow = converted(ctx, x, dtype) if dtype.is_floating_point else x  # eager rounds first
-        dims = canonical_dims(dim, x.dim)
-        return reduce(
-            ctx, kind, narrow, dims, keepdim, source=computation_dtype(dtype), result=dtype
-        )
+        source, dims = computation_dtype(dtype), canonical_dims(dim, x.dim)
+        return reduce(ctx, kind, narrow, dims, keepdim, source=source, result=dtype)
 
     return rule
 
 
 lowering(aten.sum.dim_IntList)(accumulation("sum"))
-_prod = accumulation("prod")
-lowering(aten.prod.dim_int)(_prod)
-
-
-@lowering(aten.prod.default)
-def prod_all(ctx: LoweringContext, x: TensorValue, dtype: torch.dtype | None = None) -> TensorValue:
-    return _prod(ctx, x, dtype=dtype)
+lowering(aten.prod.default, aten.prod.dim_int)(accumulation("prod"))
 
 
 def extreme(kind: ReductionKind, of_bools: ReductionKind | None = None) -> ReductionRule:
