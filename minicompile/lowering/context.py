@@ -21,6 +21,7 @@ from minicompile.lowering.ir import (
     Scatter,
     View,
     loop_index,
+    same_size,
 )
 from minicompile.lowering.value import Inputs, Probe, Storage, TensorValue, scoped
 from minicompile.lowering.views import ViewMap
@@ -168,7 +169,7 @@ class LoweringContext:
             storage.stride = layout.stride
         buffer = self.settle(storage, why)
         have = value.layout
-        if have is not None and (0 in have.size or same_strides(have, layout)):
+        if have is not None and (0 in have.size or have.has_strides(layout.stride)):
             chosen = Layout(have.device, have.dtype, layout.size, layout.stride, have.offset)
             return View(buffer.name, chosen)
         if value.dtype not in LOOP_DTYPES:
@@ -268,16 +269,6 @@ def tensor_layouts(val: Any) -> list[Layout | None]:
     if isinstance(val, tuple | list):
         return [layout_of(v) if isinstance(v, torch.Tensor) else None for v in val]
     return []
-
-
-def same_size(a: Sequence[Size], b: Sequence[Size]) -> bool:
-    return len(a) == len(b) and all(map(same, a, b))
-
-
-def same_strides(a: Layout, b: Layout) -> bool:
-    """Equal strides wherever they matter."""
-    pairs = zip(a.size, a.stride, b.stride, strict=True)
-    return all(extent == 1 or same(have, want) for extent, have, want in pairs)
 
 
 def is_dense(layout: Layout) -> bool:

@@ -69,13 +69,14 @@ class Layout:
         last = linear_index([extent - 1 for extent in self.size], self.stride, self.offset)
         return int(last) + 1 if last.is_Integer else last + 1
 
+    def has_strides(self, stride: Sequence[Size]) -> bool:
+        """Whether it has these strides wherever they matter: not where the size is 1."""
+        steps = zip(self.size, self.stride, stride, strict=True)
+        return all(extent == 1 or same(have, want) for extent, have, want in steps)
+
     def is_contiguous(self) -> bool:
-        """Row-major without gaps (strides of dimensions of size 1 don't matter)."""
-        expected = contiguous_strides(self.size)
-        return all(
-            extent == 1 or same(have, want)
-            for extent, have, want in zip(self.size, self.stride, expected, strict=True)
-        )
+        """Row-major without gaps."""
+        return self.has_strides(contiguous_strides(self.size))
 
     def index(self, index: Sequence[Expr]) -> Expr:
         """Linear position of an element."""
@@ -88,6 +89,10 @@ class Layout:
         if self.offset != 0:
             parts.append(f"+{self.offset}")
         return f"{short(self.dtype)}[{'; '.join(parts)}]"
+
+
+def same_size(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    return len(a) == len(b) and all(map(same, a, b))
 
 
 @dataclass(eq=False)
@@ -183,6 +188,15 @@ class View:
         return f"{self.buffer}[{self.layout}]"
 
 
+def leaves(nested: Any) -> Iterator[Any]:
+    """What nested tuples, lists and dicts hold, in order."""
+    if isinstance(nested, tuple | list | dict):
+        for item in nested.values() if isinstance(nested, dict) else nested:
+            yield from leaves(item)
+    else:
+        yield nested
+
+
 @dataclass(eq=False)
 class ExternKernel(Shown):
     """An operator that a library runs.
@@ -204,15 +218,9 @@ class ExternKernel(Shown):
         """Whether eager would behave differently without it, even if nobody reads its results."""
         return not self.outputs or torch.Tag.nondeterministic_seeded in self.op.tags
 
-    def views(self) -> Iterator[View]:
+    def views(self) -> list[View]:
         """The tensors it reads, in order."""
-        waiting: list[Any] = [self.args, self.kwargs]
-        while waiting:
-            value = waiting.pop(0)
-            if isinstance(value, View):
-                yield value
-            elif isinstance(value, tuple | list | dict):
-                waiting[:0] = value.values() if isinstance(value, dict) else value
+        return [value for value in leaves((self.args, self.kwargs)) if isinstance(value, View)]
 
     def __str__(self) -> str:
         arguments = [_extern_argument(a) for a in self.args]
@@ -408,6 +416,6 @@ def _verify_loops(buffer: ComputedBuffer) -> list[str]:
         if len(where) != len(layout.size):
             raise VerifyError(f"{buffer.name}: not one index per dimension of its target")
         return [*ops.names, loops.target]
-    if len(loops.ranges) != len(layout.size) or not all(map(same, loops.ranges, layout.size)):
+    if not same_size(loops.ranges, layout.size):
         raise VerifyError(f"{buffer.name}: ranges {loops.ranges} are not its size {layout.size}")
     return ops.names

@@ -11,7 +11,7 @@ The real compiler: TensorBox, StorageBox, BaseView in torch/_inductor/ir.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -144,17 +144,6 @@ class TensorValue:
         if found is None or view is None:
             return found
         return Positions(lambda i: found.formula(view.index(i)), found.low, found.high)
-
-
-def values_in(nested: Any) -> list[TensorValue]:
-    """All tensor values in nested tuples, lists and dicts."""
-    if isinstance(nested, TensorValue):
-        return [nested]
-    if isinstance(nested, Mapping):
-        nested = nested.values()
-    elif not isinstance(nested, tuple | list):
-        return []
-    return [value for item in nested for value in values_in(item)]
 
 
 class Scope(Ops):
