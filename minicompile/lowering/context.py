@@ -56,6 +56,13 @@ class LoweringContext:
         self.node, self.origins = node, origins_of(node)
         self.layouts = tensor_layouts(node.meta.get("val"))
 
+    @property
+    def result_size(self) -> tuple[Size, ...]:
+        """The size of the node's result (it has one) in eager."""
+        (layout,) = self.layouts
+        assert layout is not None
+        return layout.size
+
     def eager_strides(self, size: Sequence[Size]) -> tuple[Size, ...]:
         """Strides for a new tensor: eager's for the node's result of this size if dense, else contiguous."""
         for layout in self.layouts:

@@ -254,12 +254,18 @@ class LoopGraph(Shown):
     @property
     def buffers(self) -> dict[str, Buffer]:
         """All buffers by name."""
-        found: dict[str, Buffer] = {b.name: b for b in self.inputs if isinstance(b, InputBuffer)}
-        found.update({b.name: b for b in self.constants})
-        for operation in self.operations:
-            for buffer in written_by(operation):
-                found[buffer.name] = buffer
-        return found
+        written = [buffer for operation in self.operations for buffer in written_by(operation)]
+        return {buffer.name: buffer for buffer in (*self.given, *written)}
+
+    @property
+    def given(self) -> list[Buffer]:
+        """Memory that is full before anything runs, and the caller's: inputs and constants."""
+        return [b for b in (*self.inputs, *self.constants) if isinstance(b, Buffer)]
+
+    @property
+    def returned(self) -> list[str]:
+        """The buffers that outputs are, or look at."""
+        return [output.buffer for output in self.outputs if isinstance(output, View)]
 
     @property
     def externs(self) -> list[ExternKernel]:
@@ -380,8 +386,7 @@ class _LoadNames(FormulaOps):
 
 def verify(graph: LoopGraph) -> None:
     """Raise VerifyError where the graph breaks the grammar: names, order, ranges, dtypes."""
-    first = [b for b in graph.inputs if isinstance(b, InputBuffer)]
-    known = {buffer.name for buffer in (*first, *graph.constants)}
+    known = {buffer.name for buffer in graph.given}
     spent: set[str] = set()
 
     def read(names: Iterable[str], by: str) -> None:
@@ -402,7 +407,7 @@ def verify(graph: LoopGraph) -> None:
             if buffer.name in known:
                 raise VerifyError(f"{buffer.name} is written twice")
             known.add(buffer.name)
-    read([output.buffer for output in graph.outputs if isinstance(output, View)], "the output")
+    read(graph.returned, "the output")
 
 
 def _verify_loops(buffer: ComputedBuffer) -> list[str]:

@@ -7,7 +7,7 @@ formulas until something needs their memory. The real compiler: GraphLowering in
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -20,7 +20,6 @@ from minicompile.lowering import rules
 from minicompile.lowering.context import LoweringContext, layout_of
 from minicompile.lowering.ir import (
     PRODUCTS,
-    ConstantBuffer,
     ExternKernel,
     ExternOutput,
     InputBuffer,
@@ -28,7 +27,6 @@ from minicompile.lowering.ir import (
     LoopGraph,
     Operation,
     Output,
-    View,
     leaves,
     verify,
     written_by,
@@ -81,9 +79,9 @@ class _Lowering:
                 self.values[node] = visit[node.op](node)
             else:
                 raise Unsupported(f"a {node.op} node in an ATen graph")
-        ctx = self.ctx
-        operations, constants = _without_unread(ctx, outputs)
-        found = LoopGraph(self.graph.name, self.inputs, constants, operations, outputs, self.hints)
+        name, ctx = self.graph.name, self.ctx
+        found = LoopGraph(name, self.inputs, ctx.constants, ctx.operations, outputs, self.hints)
+        drop_unread(found, ctx.reads)
         if self.options.verify:
             verify(found)
         return found
@@ -274,16 +272,14 @@ def _where(node: fx.Node) -> Any:
     return lines[0] if lines else None
 
 
-def _without_unread(
-    ctx: LoweringContext, outputs: Sequence[Output]
-) -> tuple[list[Operation], list[ConstantBuffer]]:
-    """Drop operations that nothing reads, and single outputs of operators.
+def drop_unread(graph: LoopGraph, reads: Mapping[str, frozenset[str]]) -> None:
+    """Drop operations and constants that nothing reads, and single outputs of operators.
 
     Operators that do more than compute (random numbers, checks) stay.
     """
-    needed = {output.buffer for output in outputs if isinstance(output, View)}
+    needed = set(graph.returned)
     kept: list[Operation] = []
-    for operation in reversed(ctx.operations):
+    for operation in reversed(graph.operations):
         names = {buffer.name for buffer in written_by(operation)}
         effect = isinstance(operation, ExternKernel) and operation.has_effect
         if names & needed or effect:
@@ -291,6 +287,7 @@ def _without_unread(
                 operation.outputs = tuple(
                     o if o is not None and o.name in needed else None for o in operation.outputs
                 )
-            needed |= ctx.reads[operation.name]
+            needed |= reads[operation.name]
             kept.append(operation)
-    return kept[::-1], [c for c in ctx.constants if c.name in needed]
+    graph.operations = kept[::-1]
+    graph.constants = [c for c in graph.constants if c.name in needed]

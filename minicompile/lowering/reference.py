@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
@@ -174,20 +175,16 @@ class _Run:
         return ReferenceOps(self.memory, values, extents, device)
 
 
+@dataclass(eq=False)
 class ReferenceOps(Ops):
     """Values are tensors that broadcast over the index space; symbols stand for ints or such tensors."""
 
-    def __init__(
-        self,
-        memory: Mapping[str, torch.Tensor],
-        values: Values,
-        extents: Sequence[int],
-        device: torch.device,
-        mask: torch.Tensor | None = None,
-    ) -> None:
-        self.memory, self.values, self.extents, self.device = memory, values, extents, device
-        self.mask = mask
-        """Where the body being evaluated counts; elsewhere its loads are made harmless."""
+    memory: Mapping[str, torch.Tensor]
+    values: Values
+    extents: Sequence[int]
+    device: torch.device
+    mask: torch.Tensor | None = None
+    """Where the body being evaluated counts; elsewhere its loads are made harmless."""
 
     def whole(self, value: torch.Tensor) -> torch.Tensor:
         """The value with an element of its own for each iteration."""
@@ -231,7 +228,7 @@ class ReferenceOps(Ops):
         self, mask: torch.Tensor, body: Callable[[Ops], torch.Tensor], other: float | int | bool
     ) -> torch.Tensor:
         inside = mask if self.mask is None else torch.logical_and(mask, self.mask)
-        value = body(ReferenceOps(self.memory, self.values, self.extents, self.device, inside))
+        value = body(replace(self, mask=inside))
         return torch.where(mask, value, self.constant(other, value.dtype))
 
     def indirect_indexing(

@@ -146,6 +146,7 @@ class TensorValue:
         return Positions(lambda i: found.formula(view.index(i)), found.low, found.high)
 
 
+@dataclass(eq=False)
 class Scope(Ops):
     """The handler that values see while one loop body is evaluated; the real handler is inside.
 
@@ -154,18 +155,16 @@ class Scope(Ops):
     realized later are still inlined.
     """
 
-    def __init__(
-        self,
-        inner: Ops,
-        position: int = NEVER,
-        origins: Origins = NO_ORIGINS,
-        views: Origins = NO_ORIGINS,
-        memo: dict[Any, V] | None = None,
-    ) -> None:
-        self.inner, self.position, self.origins, self.views = inner, position, origins, views
-        self.memo: dict[Any, V] = {} if memo is None else memo
-        self.arithmetic = inner.at(origins)
-        self.addressing = inner.at(origins | views) if views else self.arithmetic
+    inner: Ops
+    position: int = NEVER
+    origins: Origins = NO_ORIGINS
+    views: Origins = NO_ORIGINS
+    memo: dict[Any, V] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.arithmetic = self.inner.at(self.origins)
+        seen = self.origins | self.views
+        self.addressing = self.inner.at(seen) if self.views else self.arithmetic
 
     @staticmethod
     def over(ops: Ops) -> Scope:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minicompile.lowering.ir import PRODUCTS, ComputedBuffer, LoopGraph, Scatter, View
+from minicompile.lowering.ir import PRODUCTS, ComputedBuffer, LoopGraph, Scatter
 from minicompile.scheduling.nodes import Allocation, FusedSchedulerNode, MemoryPlan, ScheduledNode
 from minicompile.shapes.expr import size_hint
 
@@ -43,9 +43,8 @@ def scatter_targets(graph: LoopGraph) -> dict[str, str]:
 
 def kept_buffers(graph: LoopGraph) -> frozenset[str]:
     """Buffers that need memory whoever reads them: outputs, and what scatters update."""
-    outputs = {output.buffer for output in graph.outputs if isinstance(output, View)}
     targets = scatter_targets(graph)
-    return frozenset({*outputs, *targets, *targets.values()})
+    return frozenset({*graph.returned, *targets, *targets.values()})
 
 
 class Liveness:
@@ -68,9 +67,7 @@ class Liveness:
         """Buffers that one kernel writes and only that kernel reads."""
         for name in self.internal:
             del self.last[name]
-        for output in graph.outputs:
-            if isinstance(output, View):
-                self.last[output.buffer] = self.steps
+        self.last.update(dict.fromkeys(graph.returned, self.steps))
         self.aliases = {s: t for s, t in scatter_targets(graph).items() if s in born_at}
         library = [  # the plan provides the memory of products: they take `out=`
             not isinstance(node, FusedSchedulerNode) and node.kernel.op not in PRODUCTS

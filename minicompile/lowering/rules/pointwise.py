@@ -161,7 +161,6 @@ def product(name: str) -> Rule:
 lowering(aten.add.Tensor)(scaled_sum("add"))
 lowering(aten.sub.Tensor)(scaled_sum("sub"))
 lowering(aten.mul.Tensor)(product("mul"))
-divide = lowering(aten.div.Tensor)(product("truediv"))
 
 
 def division(name: str) -> Rule:
@@ -180,18 +179,20 @@ def division(name: str) -> Rule:
     return rule
 
 
-divide_down, divide_to_zero = division("floordiv"), division("truncdiv")
+DIVISIONS: dict[str | None, Rule] = {
+    None: product("truediv"),
+    "floor": division("floordiv"),
+    "trunc": division("truncdiv"),
+}
+"""By rounding mode."""
+
 lowering(*overloads(aten.remainder))(division("remainder"))
 lowering(*overloads(aten.fmod))(division("fmod"))
 
 
-@lowering(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div_mode(
-    ctx: LoweringContext, a: Operand, b: Operand, rounding_mode: str | None = None
-) -> TensorValue:
-    if rounding_mode is None:
-        return divide(ctx, a, b)
-    return (divide_down if rounding_mode == "floor" else divide_to_zero)(ctx, a, b)
+@lowering(aten.div.Tensor, aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div(ctx: LoweringContext, a: Operand, b: Operand, rounding_mode: str | None = None) -> Any:
+    return DIVISIONS[rounding_mode](ctx, a, b)
 
 
 # -- powers
