@@ -266,11 +266,8 @@ def drop_dead(body: LoopBody) -> None:
 
 def names(values: list[Value]) -> dict[Value, str]:
     """tmp0, tmp1, ... in order; constants are written in place and get no name."""
-    found: dict[Value, str] = {}
-    for value in values:
-        if value.op not in ("constant", "store"):
-            found[value] = f"tmp{len(found)}"
-    return found
+    named = [value for value in values if value.op not in ("constant", "store")]
+    return {value: f"tmp{number}" for number, value in enumerate(named)}
 
 
 def ranges_text(ranges: Ranges) -> str:

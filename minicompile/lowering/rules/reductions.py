@@ -6,14 +6,14 @@ torch/_inductor/lowering.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from minicompile.errors import Unsupported
 from minicompile.lowering.context import LoweringContext
-from minicompile.lowering.registry import lowering
+from minicompile.lowering.registry import Rule, lowering
 from minicompile.lowering.rules.common import aten, canonical_dims, converted
 from minicompile.lowering.value import TensorValue
 from minicompile.ops.dtypes import computation_dtype
@@ -22,8 +22,6 @@ from minicompile.ops.table import ReductionKind
 from minicompile.shapes.expr import Size
 
 Dims = int | Sequence[int] | None
-ReductionRule = Callable[..., TensorValue]
-"""`rule(ctx, x, dim=None, keepdim=False)`."""
 
 
 def reduce(
@@ -55,7 +53,7 @@ def reduce(
     return ctx.reduction(kind, size, ranges, source, result or source, x.device, body)
 
 
-def accumulation(kind: ReductionKind) -> ReductionRule:
+def accumulation(kind: ReductionKind) -> Rule:
     """sum or prod; of integers in int64."""
 
     def rule(
@@ -79,7 +77,7 @@ lowering(aten.sum.dim_IntList)(accumulation("sum"))
 lowering(aten.prod.default, aten.prod.dim_int)(accumulation("prod"))
 
 
-def extreme(kind: ReductionKind, of_bools: ReductionKind | None = None) -> ReductionRule:
+def extreme(kind: ReductionKind, of_bools: ReductionKind | None = None) -> Rule:
     """The largest or smallest, or where it is; of bools any or all."""
 
     def rule(
@@ -102,7 +100,7 @@ lowering(aten.argmax.default)(extreme("argmax"))
 lowering(aten.argmin.default)(extreme("argmin"))
 
 
-def truth(kind: ReductionKind) -> ReductionRule:
+def truth(kind: ReductionKind) -> Rule:
     def rule(
         ctx: LoweringContext, x: TensorValue, dim: Dims = None, keepdim: bool = False
     ) -> TensorValue:
