@@ -43,11 +43,6 @@ def grouped_guards(guards: Sequence[Guard]) -> str:
     )
 
 
-@shows(Guard)
-def guard_view(guard: Guard) -> str:
-    return box("guard", "must hold for the capture to be used again", guard_table([guard]))
-
-
 def failure_table(failures: Sequence[GuardFailure]) -> str:
     rows = (
         [
@@ -60,20 +55,16 @@ def failure_table(failures: Sequence[GuardFailure]) -> str:
     return table(("what happened", "why it is checked", "line"), rows)
 
 
-@shows(GuardFailure)
-def failure_view(failure: GuardFailure) -> str:
-    about = "the captured graph could not be used again"
-    return box("guard failed", about, failure_table([failure]))
-
-
 def break_table(breaks: Sequence[GraphBreak]) -> str:
     rows = ([text(b.kind), text(b.reason), source_cell(b.user_line), text(b.hint)] for b in breaks)
     return table(("ran in eager", "reason", "line", "way out"), rows)
 
 
-@shows(GraphBreak)
-def break_view(found: GraphBreak) -> str:
-    return box("graph break", f"{found.kind} ran in eager", break_table([found]))
+shows(Guard)(lambda g: box("guard", "must hold for the capture to be used again", guard_table([g])))
+shows(GuardFailure)(
+    lambda f: box("guard failed", "the captured graph could not be used again", failure_table([f]))
+)
+shows(GraphBreak)(lambda b: box("graph break", f"{b.kind} ran in eager", break_table([b])))
 
 
 def bytecode_lines(records: Sequence[InstructionRecord]) -> Iterator[str]:

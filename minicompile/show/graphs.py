@@ -21,7 +21,7 @@ from minicompile.ops.graph import (
 from minicompile.ops.origin import source_lines
 from minicompile.provenance import node_detail
 from minicompile.show.graphviz import EDGE, Diagram, Edge, Node, picture
-from minicompile.show.html import box, columns, details, heading, shows, text
+from minicompile.show.html import box, columns, details, few, heading, shows, text
 from minicompile.show.listing import from_text, listing, plain_code, stripe
 from minicompile.show.palette import BACKWARD, BAD, FORWARD, GOOD, NEUTRAL, colour
 from minicompile.show.syntax import highlight
@@ -106,10 +106,9 @@ def block_diagram(title: str, nodes: Sequence[fx.Node]) -> Diagram | None:
     for i, (block, run) in enumerate(runs):
         name = f"block{i}"
         place.update(dict.fromkeys(run, name))
-        kinds = list(dict.fromkeys(short_target(n) for n in run if n.op.startswith("call")))
-        few = ", ".join(kinds[:4]) + (", …" if len(kinds) > 4 else "")
+        kinds = few((short_target(n) for n in run if n.op.startswith("call")), 4)
         label, hue = f"{block or 'main'}: {len(run)} ops", colour(origins_of(run[0])) or ""
-        boxes.append(Node(name, label, few, hue, phase_colour(run[-1]), True))
+        boxes.append(Node(name, label, kinds, hue, phase_colour(run[-1]), True))
     edges = tuple(
         Edge(start, place[user])
         for node, start in place.items()

@@ -94,9 +94,8 @@ def decision_table(decisions: Sequence[FusionDecision]) -> str:
     return table(head, rows, numbers=(0, 5))
 
 
-@shows(FusionDecision)
-def decision_view(decision: FusionDecision) -> str:
-    return box("fusion decision", "may these two run as one kernel?", decision_table([decision]))
+ONE_KERNEL = "may these two run as one kernel?"
+shows(FusionDecision)(lambda d: box("fusion decision", ONE_KERNEL, decision_table([d])))
 
 
 def memory_table(memory: MemoryPlan, names: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from minicompile.ops.display import Several, bytes_text, count_text
 from minicompile.ops.origin import Origin, SourceLine, short_file
 from minicompile.pipeline_result import CompiledStages, Trace, saving
 from minicompile.provenance import Piece
-from minicompile.show.html import box, code, details, inside, shows, table, text
+from minicompile.show.html import box, code, details, few, inside, shows, table, text
 from minicompile.show.listing import code_lines, listing, stripe
 from minicompile.show.palette import GOOD, NEUTRAL, colour
 from minicompile.show.schedule import group, operations
@@ -116,9 +116,8 @@ def source_code(links: Links) -> str:
                 lines.append(stripe(content, number=number))
                 continue
             at, origins = SourceLine(file, number, function), used[number]
-            calls = sorted({o.target for o in origins})
-            few = ", ".join(calls[:6]) + (", …" if len(calls) > 6 else "")
-            told = f"{count_text(len(origins), 'operation')}: {few}\n{at.place} in {function}"
+            calls = few(sorted(o.target for o in origins), 6)
+            told = f"{count_text(len(origins), 'operation')}: {calls}\n{at.place} in {function}"
             lines.append(stripe(content, [at], number, told, links.operations(origins)))
         out += sub(f"{function} · {short_file(file)}") + listing(lines, tall=False)
     return out
@@ -259,9 +258,7 @@ def piece_table(pieces: Sequence[Piece]) -> str:
     return table(("stage", "what it became", "type", "why"), rows)
 
 
-@shows(Piece)
-def piece_view(piece: Piece) -> str:
-    return box(piece.name, piece.stage, piece_table([piece]))
+shows(Piece)(lambda piece: box(piece.name, piece.stage, piece_table([piece])))
 
 
 @shows(Several)
