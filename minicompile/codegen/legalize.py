@@ -217,7 +217,11 @@ def pointwise(ops: Recorder, name: str, values: list[Value]) -> Value:
     if name in LOGIC:
         return ops.pointwise(name, *(ops.to_dtype(v, torch.bool) for v in values))
     if dtype is torch.bool:
-        return _on_bools(ops, name, values)
+        if name in BOOL_AS_LOGIC:
+            return ops.pointwise(BOOL_AS_LOGIC[name], *values)
+        # what is left (comparisons, division, shifts, powers) computes on bytes
+        found = pointwise(ops, name, [ops.to_dtype(v, torch.uint8) for v in values])
+        return ops.to_dtype(found, torch.bool)
     if name in ("maximum", "minimum") and dtype.is_floating_point:
         return _extremum(ops, "gt" if name == "maximum" else "lt", values[0], values[1])
     if name in ("floordiv", "truncdiv") and dtype.is_floating_point:
@@ -236,14 +240,6 @@ def pointwise(ops: Recorder, name: str, values: list[Value]) -> Value:
         if name == "signbit":
             return ops.pointwise("lt", values[0], ops.constant(0, dtype))
     return ops.pointwise(name, *values)
-
-
-def _on_bools(ops: Recorder, name: str, values: list[Value]) -> Value:
-    if name in BOOL_AS_LOGIC:
-        return ops.pointwise(BOOL_AS_LOGIC[name], *values)
-    # what is left (comparisons, division, shifts, powers) computes on bytes
-    found = pointwise(ops, name, [ops.to_dtype(v, torch.uint8) for v in values])
-    return ops.to_dtype(found, torch.bool)
 
 
 def _extremum(ops: Recorder, better: str, a: Value, b: Value) -> Value:

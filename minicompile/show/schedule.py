@@ -72,16 +72,12 @@ def fused_view(node: FusedSchedulerNode) -> str:
     )
 
 
-def verdict(decision: FusionDecision) -> str:
-    tint, word = (GOOD, "fused") if decision.fused else (BAD, "kept apart")
-    return f'<b style="color:{tint}">{word}</b>'
-
-
 def decision_table(decisions: Sequence[FusionDecision]) -> str:
+    verdicts = {True: (GOOD, "fused"), False: (BAD, "kept apart")}
     rows = (
         [
             str(number),
-            verdict(d),
+            '<b style="color:{}">{}</b>'.format(*verdicts[d.fused]),
             code(d.producer, wrap=True),
             code(d.consumer, wrap=True),
             text(d.kind.replace("_", " ")),
