@@ -124,7 +124,7 @@ class _Legalizer:
         if any(v.size == 0 for v in value.indirect):
             return ops.constant(0, computation_dtype(stored))
         raw = self.again(value, dtype=torch.uint8 if stored is torch.bool else stored)
-        return _widen(ops, raw, stored)
+        return ops.to_dtype(raw, computation_dtype(stored))
 
     def visit_store(self, ops: Recorder, value: Value) -> Value:
         stored = self.dtypes.get(value.buffer, value.dtype)
@@ -152,7 +152,7 @@ class _Legalizer:
         source = self.new[value.inputs[0]]
         if value.inputs[0].dtype in HALF:
             source = _narrow(ops, source, value.inputs[0].dtype)
-        return _widen(ops, ops.bitcast(source, value.dtype), value.dtype)
+        return ops.to_dtype(ops.bitcast(source, value.dtype), computation_dtype(value.dtype))
 
     def visit_indirect(self, ops: Recorder, value: Value) -> Value:
         source = ops.to_dtype(self.new[value.inputs[0]], torch.int64)
@@ -195,11 +195,7 @@ def convert(ops: Recorder, value: Value, dtype: torch.dtype) -> Value:
     """A legal value as `dtype`; a half type rounds and stays float32."""
     if dtype not in HALF:
         return ops.to_dtype(value, dtype)
-    return _widen(ops, _narrow(ops, value, dtype), dtype)
-
-
-def _widen(ops: Recorder, value: Value, dtype: torch.dtype) -> Value:
-    return ops.to_dtype(value, computation_dtype(dtype))
+    return ops.to_dtype(_narrow(ops, value, dtype), torch.float32)
 
 
 def _narrow(ops: Recorder, value: Value, dtype: torch.dtype) -> Value:

@@ -82,6 +82,7 @@ class _Printer(LinePrinter):
         super().__init__(plan)
         self.tiled = bool(plan.reduction_ranges)
         self.wide = plan.index_dtype is torch.int64
+        self.position = "rindex" if self.wide else "rindex.to(tl.int64)"
         self.sizes = IndexPrinter(INDEX_WORDS, {})
         self.axes: dict[Value, Axes] = {}
         for value in plan.body.values:
@@ -303,7 +304,7 @@ class _Printer(LinePrinter):
             text = f"tl.broadcast_to({text}, {TILE})"
         if not self.full_row:
             text = f"tl.where(rmask, {text}, {self._identity(value)})"
-        return self._reduce(value, text, f"tl.broadcast_to({self._position()}, {TILE})")
+        return self._reduce(value, text, f"tl.broadcast_to({self.position}, {TILE})")
 
     def _accumulator(self, value: Value) -> None:
         name = f"_{self.names[value]}"
@@ -319,7 +320,7 @@ class _Printer(LinePrinter):
             combined = ACCUMULATED[value.kind].format(name, source)
             self.line(f"{name} = tl.where(rmask, {combined}, {name})", value.origins)
             return
-        combined = f"{value.kind}_combine({name}, {name}_at, {source}, {self._position()})"
+        combined = f"{value.kind}_combine({name}, {name}_at, {source}, {self.position})"
         self.line(f"{name}_new, {name}_new_at = {combined}", value.origins)
         for part in ("", "_at"):
             text = f"{name}{part} = tl.where(rmask, {name}_new{part}, {name}{part})"
@@ -334,9 +335,6 @@ class _Printer(LinePrinter):
 
     def _identity(self, value: Value) -> str:
         return literal(reduction_identity(value.kind, value.inputs[0].dtype))  # type: ignore[arg-type]
-
-    def _position(self) -> str:
-        return "rindex" if self.wide else "rindex.to(tl.int64)"
 
     # Indices -----------------------------------------------------------------------------------------
 

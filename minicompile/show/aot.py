@@ -24,16 +24,18 @@ def partition_parts(partition: Partition, origins: Mapping[str, Origins]) -> str
     most = max(partition.saved_bytes, partition.default_bytes)
     compare = ([text(what), bytes_text(n), bar(n, most, hue)] for what, n, hue in totals)
     largest = max((v.bytes or 0 for v in partition.saved), default=0)
-    saved, again = [], []
+    saved = []
+
+    def named(name: str) -> list[str]:
+        made = origins.get(name, NO_ORIGINS)
+        return [code(name, colour(made)), source_cell(made)]
+
     for value in sorted(partition.saved, key=lambda v: (-(v.bytes or 0), v.name)):
-        made = origins.get(value.name, NO_ORIGINS)
-        name, line = code(value.name, colour(made)), source_cell(made)
+        name, line = named(value.name)
         size = bytes_text(value.bytes) if value.bytes is not None else "symbolic"
         length = bar(value.bytes or 0, largest, GOOD, 16)
         saved.append([name, size, length, text(value.reason), line])
-    for name in partition.recomputed:
-        made = origins.get(name, NO_ORIGINS)
-        again.append([code(name, colour(made)), source_cell(made)])
+    again = list(map(named, partition.recomputed))
     return (
         table(("kept for backward", "bytes", ""), compare, numbers=(1,))
         + table(("saved", "bytes", "", "why", "line"), saved, numbers=(1,))

@@ -46,11 +46,11 @@ def grouped_guards(guards: Sequence[Guard]) -> str:
 def failure_table(failures: Sequence[GuardFailure]) -> str:
     rows = (
         [
-            code(str(failure).split("\n")[0], wrap=True),
-            text(failure.guard.reason),
-            source_cell(failure.guard.user_line),
+            code(str(f).split("\n")[0], wrap=True),
+            text(f.guard.reason),
+            source_cell(f.guard.user_line),
         ]
-        for failure in failures
+        for f in failures
     )
     return table(("what happened", "why it is checked", "line"), rows)
 

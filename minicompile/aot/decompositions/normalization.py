@@ -149,10 +149,6 @@ def channels(value: Maybe, x: Tensor) -> Any:
     return None if value is None else value.reshape([1, -1] + [1] * (x.dim() - 2))
 
 
-def batch_dims(x: Tensor) -> list[int]:
-    return [0, *range(2, x.dim())]
-
-
 @decompose(aten._native_batch_norm_legit_functional.default, to="prims", wide=True)
 def batch_norm(
     x: Tensor,
@@ -172,7 +168,7 @@ def batch_norm(
         normal = (x - channels(running_mean, x)) * channels(torch.rsqrt(running_var + eps), x)
         updated = (running_mean.clone(), running_var.clone())
         return affine(normal, scale, shift), nothing, nothing, *updated
-    dims = batch_dims(x)
+    dims = [0, *range(2, x.dim())]
     normal, *statistics = normalize(x, dims, eps)
     mean, rstd, variance = (value.squeeze(dims) for value in statistics)
     results = (affine(normal, scale, shift), mean, rstd)
@@ -212,7 +208,7 @@ def batch_norm_backward(
     eps: float,
     mask: list[bool],
 ) -> tuple[Maybe, ...]:
-    dims = batch_dims(x)
+    dims = [0, *range(2, x.dim())]
     if not training:
         assert running_mean is not None and running_var is not None
         mean, rstd = running_mean, torch.rsqrt(running_var + eps)
