@@ -11,7 +11,7 @@ from minicompile.ops.graph import Graph, origins_of
 from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.show.graphs import graph_parts, pass_parts
 from minicompile.show.html import bar, box, code, details, facts, heading, shows, table, text
-from minicompile.show.listing import source_cell
+from minicompile.show.listing import headline, source_cell
 from minicompile.show.palette import GOOD, NEUTRAL, colour
 
 
@@ -45,11 +45,7 @@ def partition_parts(partition: Partition, origins: Mapping[str, Origins]) -> str
 
 @shows(Partition)
 def partition_view(partition: Partition) -> str:
-    about = (
-        f"saves {len(partition.saved)} values, {bytes_text(partition.saved_bytes)} · "
-        f"computes {len(partition.recomputed)} operations again"
-    )
-    return box(f"{partition.method} partition", about, partition_parts(partition, {}))
+    return box(*headline(partition), partition_parts(partition, {}))
 
 
 def output_row(number: int, spec: OutputSpec) -> list[str]:
@@ -82,8 +78,7 @@ def _plain(value: object) -> str:
 
 @shows(RuntimeMetadata)
 def metadata_view(metadata: RuntimeMetadata) -> str:
-    about = f"{len(metadata.outputs)} outputs · {metadata.saved} saved"
-    return box("runtime metadata", about, metadata_parts(metadata))
+    return box(*headline(metadata), metadata_parts(metadata))
 
 
 def graph_details(name: str, graph: Graph) -> str:

@@ -9,7 +9,7 @@ from minicompile.ops.display import bytes_text, count_text
 from minicompile.ops.dtypes import short
 from minicompile.ops.origin import NO_ORIGINS
 from minicompile.show.html import box, code, columns, details, facts, heading, shows, table, text
-from minicompile.show.listing import code_listing, plain_code, source_cell
+from minicompile.show.listing import code_listing, headline, plain_code, source_cell
 from minicompile.show.loops import body_listing
 
 
@@ -87,8 +87,7 @@ def assembly_view(assembly: Any) -> str:
         known = sum(1 for line in lines if line.origins)
         about = f"{count_text(len(lines), 'line')}, {known} of them from a source line"
         parts.append(details(level.upper(), about, code_listing(lines, level, first=1)))
-    head = str(assembly).split("\n")[0].split(": ", 1)
-    return box(head[0], head[-1], *parts)
+    return box(*headline(assembly), *parts)
 
 
 @shows(KernelModule)
