@@ -172,10 +172,13 @@ class Recorder(Ops):
 
     def emit(self, op: str, inputs: tuple[Value, ...], dtype: torch.dtype, **fields: Any) -> Value:
         """The value of an operation; the known one if it has been recorded before."""
-        value = Value(op, inputs, dtype, self.origins, **fields)
+        return self.append(Value(op, inputs, dtype, self.origins, **fields))
+
+    def append(self, value: Value) -> Value:
+        """A value of the body from now on, unless one that is computed alike is there."""
         known = self.known.setdefault(value.key, value)
-        if known is not value and op != "store":
-            known.origins = known.origins | self.origins
+        if known is not value and value.op != "store":
+            known.origins = known.origins | value.origins
             return known
         self.body.values.append(value)
         return value
