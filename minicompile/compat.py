@@ -6,7 +6,6 @@ Each function says which versions it is known for.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -15,7 +14,12 @@ from typing import Any
 import torch
 from torch import fx
 from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
+from torch._dispatch.python import enable_python_dispatcher as python_dispatcher
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.graph import _BoxedCodeGen
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_modes
@@ -23,31 +27,20 @@ from torch.utils._pytree import tree_leaves
 
 from minicompile.ops.strides import laid_out_as_eager
 
-__all__ = ["TorchDispatchMode", "map_aggregate", "no_dispatch_modes", "tree_leaves"]  # re-exported
+__all__ = [
+    "FakeTensor", "TorchDispatchMode", "map_aggregate", "no_dispatch_modes", "python_dispatcher",
+    "tree_leaves",
+]  # fmt: skip
+"""From private modules, for use elsewhere."""
 
 # Fake tensors and tracing (torch 2.11 to 2.13) ---------------------------------------------------
 
 
-@functools.cache
-def fake_tensor_type() -> type[torch.Tensor]:
-    """The class of tensors that have a shape, dtype and device but no data."""
-    from torch._subclasses.fake_tensor import FakeTensor
+class EagerLayouts(FakeTensorMode):
+    """Fake tensors with the strides that eager's results have."""
 
-    return FakeTensor
-
-
-@functools.cache
-def _eager_layouts() -> Any:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    class EagerLayouts(FakeTensorMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            result = super().__torch_dispatch__(func, types, args, kwargs)
-            return laid_out_as_eager(func, args, result)
-
-    return EagerLayouts
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return laid_out_as_eager(func, args, super().__torch_dispatch__(func, types, args, kwargs))
 
 
 def fake_mode(symbolic: bool = False) -> Any:
@@ -55,7 +48,7 @@ def fake_mode(symbolic: bool = False) -> Any:
 
     The first one costs most of a second, since torch imports a lot.
     """
-    mode = _eager_layouts()(shape_env=None, allow_non_fake_inputs=True)
+    mode = EagerLayouts(shape_env=None, allow_non_fake_inputs=True)
     mode.static_shapes = not symbolic
     if symbolic:
         mode.cache_enabled = False
@@ -82,14 +75,7 @@ def new_fake(
             last = sum((n - 1) * step for n, step in zip(size, stride) if n != 0)
             meta = torch.empty((offset + 1 + last,), dtype=dtype, device="meta")
             meta = meta.as_strided(size, stride, offset)
-        return fake_tensor_type()(mode, meta, device)  # type: ignore[call-arg]
-
-
-def python_dispatcher() -> contextlib.AbstractContextManager[Any]:
-    """Use torch's Python kernels of composite operators: without them batch norm hides that it mutates."""
-    from torch._dispatch.python import enable_python_dispatcher
-
-    return enable_python_dispatcher()
+        return FakeTensor(mode, meta, device)
 
 
 def symbolic_dispatcher() -> contextlib.AbstractContextManager[Any]:
@@ -121,15 +107,11 @@ without_autocast = torch._C._DisableAutocast
 
 def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
     """A GraphModule that generates its Python code when first called: most of ours never are."""
-    from torch.fx._lazy_graph_module import _LazyGraphModule
-
     return _LazyGraphModule(root, graph, class_name=name)
 
 
 def boxed_function(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """A graph as a function of one list, which it empties, so that values die after their last use."""
-    from torch.fx.graph import _BoxedCodeGen
-
     gm.graph.set_codegen(_BoxedCodeGen())
     run: Callable[[list[Any]], Any] = fx.GraphModule(gm, gm.graph).forward
     return run
@@ -138,17 +120,13 @@ def boxed_function(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
 # Capture and guards (torch 2.11 to 2.13) ---------------------------------------------------------
 
 
-@functools.cache
-def fake_limits() -> tuple[type[BaseException], ...]:
-    """What a fake tensor raises where eager would have looked at the data, or has no fake kernel."""
-    from torch._subclasses import fake_tensor
-
-    return (
-        fake_tensor.DataDependentOutputException,
-        fake_tensor.DynamicOutputShapeException,
-        fake_tensor.UnsupportedFakeTensorException,
-        fake_tensor.UnsupportedOperatorException,
-    )
+FAKE_LIMITS: tuple[type[BaseException], ...] = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedFakeTensorException,
+    fake_tensor.UnsupportedOperatorException,
+)
+"""What a fake tensor raises where eager would have looked at the data, or has no fake kernel."""
 
 
 def fake_of(mode: Any, tensor: torch.Tensor) -> torch.Tensor:
@@ -193,7 +171,7 @@ def tensor_facts(tensor: torch.Tensor, free: Collection[int] = ()) -> tuple[Any,
     `free`: dimensions of any size; if there are any, strides are left out.
     """
     cls = type(tensor)
-    if cls is fake_tensor_type():
+    if cls is FakeTensor:
         cls = torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else torch.Tensor
     return (
         *(cls, tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout),
