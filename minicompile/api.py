@@ -198,16 +198,13 @@ def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
     try:
         traced(*args, **kwargs)
     except _Traced as stop:
-        return stop.trace
+        made: Trace = stop.args[0]
+        return made
     raise Unsupported(f"{plain!r} was not captured: it never reached the compiler")
 
 
 class _Traced(Exception):
     """Carries a finished trace out of a call that need not run."""
-
-    def __init__(self, trace: Trace) -> None:
-        super().__init__("traced")
-        self.trace = trace
 
 
 def reset() -> None:
