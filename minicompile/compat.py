@@ -55,11 +55,6 @@ def fake_mode(symbolic: bool = False) -> Any:
     return mode
 
 
-def mode_of(fake: torch.Tensor) -> Any:
-    """The FakeTensorMode that a fake tensor belongs to."""
-    return fake.fake_mode  # type: ignore[attr-defined]
-
-
 def new_fake(
     mode: Any,
     size: Sequence[Any],

@@ -48,5 +48,5 @@ def fake_mode_of(graph: Graph, fakes: list[Any], shape_env: Any) -> Any:
     """The mode that the captured fakes belong to."""
     for value in (*fakes, *compat.tree_leaves([node.meta.get("val") for node in graph.nodes])):
         if isinstance(value, compat.FakeTensor):
-            return compat.mode_of(value)
+            return value.fake_mode
     return compat.fake_mode(symbolic=shape_env is not None)
