@@ -17,7 +17,7 @@ import sympy
 import torch
 from torch import fx
 
-from minicompile.aot.result import AotResult, Partition
+from minicompile.aot.result import Partition
 from minicompile.codegen.plan import CodeLine, KernelSource
 from minicompile.dynamo.result import Capture
 from minicompile.lowering.ir import (
@@ -236,14 +236,3 @@ def of_code(
 def of_kernel(stage: str, kernel: KernelSource) -> Iterator[Piece]:
     nodes = " + ".join(node.name for node in kernel.plan.node.nodes)
     yield from of_code(stage, kernel.name, kernel.lines, (f"computes {nodes}; {kernel.plan.cost}",))
-
-
-def before_lowering(capture: Capture, aot: AotResult | None) -> Iterator[Piece]:
-    """Instructions, and the nodes of every graph until the ATen ones."""
-    yield from of_bytecode(capture)
-    yield from of_graph("capture", capture.graph)
-    if aot is not None:
-        for name in ("joint", "forward", "backward"):
-            graph = getattr(aot, name)
-            if graph is not None:
-                yield from of_graph(f"aot.{name}", graph, aot.partition)

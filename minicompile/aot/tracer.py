@@ -121,6 +121,7 @@ class Tracer(compat.TorchDispatchMode):
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Operators called inside are recorded. Composite ones arrive as what they are made of."""
+        # torch's Python kernels of composites: in C++ batch norm hides that it mutates
         with self.mode, compat.python_dispatcher(), self:
             yield
 
@@ -185,7 +186,7 @@ class Tracer(compat.TorchDispatchMode):
 
     def _constant(self, value: torch.Tensor) -> fx.Node:
         """A real tensor that the traced code made or held: scalars become `full`, others attributes."""
-        if isinstance(value, compat.fake_tensor_type()):
+        if isinstance(value, compat.FakeTensor):
             raise Unsupported("a tensor appeared in the graph that no recorded operator made")
         if value.is_meta:
             raise Unsupported("a tensor without data appeared in the graph")

@@ -10,7 +10,7 @@ The real compiler: torch/fx/experimental/symbolic_shapes.py.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import sympy
@@ -141,15 +141,6 @@ class ShapeEnv(Shown):
         reason = f"{fact} gives no size by the others"
         self.guards += [(sympy.Eq(*pair), reason) for pair in pinned.items()]
         return pinned
-
-    def broken_guard(self, sizes: Mapping[sympy.Symbol, int]) -> tuple[sympy.Basic, str] | None:
-        """The first guard that doesn't hold for `sizes`, or None if the compiled code may be used."""
-        for symbol in self.hints:
-            if sizes[symbol] < SMALLEST_SIZE:
-                return sympy.Ge(symbol, SMALLEST_SIZE), "sizes 0 and 1 are specialised"
-        return next(
-            (guard for guard in self.guards if guard[0].xreplace(dict(sizes)) != sympy.true), None
-        )
 
     # What FakeTensorMode asks of the environment of a SymNode it meets.
 

@@ -140,12 +140,6 @@ def floor_div(a: Size | Expr, b: Size | Expr) -> Size:
     return to_size(FloorDiv(sympy.sympify(a), sympy.sympify(b)))
 
 
-def modulo(a: Size | Expr, b: Size | Expr) -> Size:
-    if isinstance(a, int) and isinstance(b, int):
-        return a % b
-    return to_size(ModularIndexing(sympy.sympify(a), ONE, sympy.sympify(b)))
-
-
 def same(a: Size, b: Size) -> bool:
     """Equal for every value of the size symbols."""
     if isinstance(a, int) and isinstance(b, int):
@@ -226,15 +220,14 @@ def _split(base: Expr, divisor: Expr) -> tuple[Expr, Expr]:
     """base = quotient * divisor + rest, moving every term that divides exactly."""
     quotient, rest = [], []
     for term in sympy.Add.make_args(base):
-        q = exact_quotient(term, divisor)
-        if q is None and divisor.is_Integer:
-            coefficient, factors = term.as_coeff_Mul()
-            if factors == 1 and coefficient.is_Integer:  # a constant: keep its remainder
-                q_const, r_const = divmod(int(coefficient), int(divisor))
-                quotient.append(sympy.Integer(q_const))
-                rest.append(sympy.Integer(r_const))
-                continue
-        (rest if q is None else quotient).append(term if q is None else q)
+        exact = exact_quotient(term, divisor)
+        if exact is not None:
+            quotient.append(exact)
+        elif term.is_Integer and divisor.is_Integer:  # a constant: keep its remainder
+            quotient.append(term // divisor)
+            rest.append(term % divisor)
+        else:
+            rest.append(term)
     return sympy.Add(*quotient), sympy.Add(*rest)
 
 

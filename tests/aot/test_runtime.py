@@ -253,9 +253,7 @@ def test_cuda_fakes_are_refused_by_a_build_without_cuda():
     if torch.backends.cuda.is_built():
         pytest.skip("this build has CUDA")
     graph, fakes, _ = capture(lambda x: x.sin(), [torch.randn(3)])
-    fake = compat.new_fake(
-        compat.mode_of(fakes[0]), (3,), (1,), torch.float32, torch.device("cuda")
-    )
+    fake = compat.new_fake(fakes[0].fake_mode, (3,), (1,), torch.float32, torch.device("cuda"))
     with pytest.raises(Unsupported, match="without CUDA"):
         ahead_of_time(graph, [fake], Options(), training=True)
 
