@@ -124,11 +124,6 @@ FAKE_LIMITS: tuple[type[BaseException], ...] = (
 """What a fake tensor raises where eager would have looked at the data, or has no fake kernel."""
 
 
-def fake_of(mode: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """The fake of a real tensor: same metadata and class; views of one storage share a fake storage."""
-    return mode.from_tensor(tensor, static_shapes=True)
-
-
 @contextlib.contextmanager
 def quiet_fakes() -> Iterator[None]:
     """Silences what fake tensors log when an operator refuses its arguments: here that is expected."""
@@ -141,8 +136,7 @@ def quiet_fakes() -> Iterator[None]:
 
 
 def tensor_guards(
-    tensors: Sequence[torch.Tensor],
-    free: Mapping[int, Collection[int]] = {},
+    tensors: Sequence[torch.Tensor], free: Mapping[int, Collection[int]] = {}
 ) -> Callable[..., bool]:
     """One check in C++ for many tensors: that each has the same `tensor_facts`, and that all are distinct.
 
@@ -229,7 +223,7 @@ STATE_SETTERS: list[Any] = [
 ]
 """Functions that set grad mode or autocast for the thread, or count the open autocast blocks."""
 
-_STATE_READERS = {
+_READER_NAMES = {
     torch: """
         is_grad_enabled is_inference_mode_enabled is_autocast_enabled get_autocast_dtype
         get_autocast_gpu_dtype get_autocast_cpu_dtype is_autocast_cpu_enabled is_autocast_cache_enabled
@@ -248,17 +242,13 @@ _STATE_READERS = {
 }
 
 
-def state_readers() -> list[Any]:
-    """torch functions without tensors whose answers only depend on guarded global state or on the build.
-
-    A reader that this version of torch doesn't have is left out.
-    """
-    found = [
-        getattr(owner, name, None)
-        for owner, names in _STATE_READERS.items()
-        for name in names.split()
-    ]
-    return [function for function in found if callable(function)]
+STATE_READERS: list[Any] = [
+    reader
+    for owner, names in _READER_NAMES.items()
+    for name in names.split()
+    if callable(reader := getattr(owner, name, None))  # this version of torch has it
+]
+"""torch functions whose answers only depend on guarded global state or on the build."""
 
 
 def compiling_predicates() -> list[Any]:

@@ -133,7 +133,8 @@ class Module:
 class Pending:
     """Compilers at work, one for each source that the cache doesn't have."""
 
-    def __init__(self, sources: Sequence[str], compiler: Compiler, options: Options) -> None:
+    def __init__(self, sources: Sequence[str], options: Options) -> None:
+        compiler = find_compiler(options)
         self._jobs = [_Job(text, compiler, options) for text in sources]
 
     def result(self) -> Module:
@@ -143,8 +144,7 @@ class Pending:
 
 def start_build(source: str | Sequence[str], options: Options) -> Pending:
     """Start compiling one source, or several side by side. Raises BackendError without a compiler."""
-    sources = [source] if isinstance(source, str) else source
-    return Pending(sources, find_compiler(options), options)
+    return Pending([source] if isinstance(source, str) else source, options)
 
 
 @functools.cache

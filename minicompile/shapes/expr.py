@@ -159,12 +159,8 @@ def is_nonnegative(value: Size | Expr) -> bool:
     if value.is_nonnegative:
         return True
     shifted = {s: s + 1 for s in value.free_symbols if s.is_positive}
-    expanded = sympy.expand(value.xreplace(shifted)) if shifted else sympy.expand(value)
-    for term in sympy.Add.make_args(expanded):
-        coefficient, rest = term.as_coeff_Mul()
-        if coefficient < 0 or not all(f.is_nonnegative for f in sympy.Mul.make_args(rest)):
-            return False
-    return True
+    terms = sympy.Add.make_args(sympy.expand(value.xreplace(shifted)))
+    return all(f.is_nonnegative for term in terms for f in sympy.Mul.make_args(term))
 
 
 def _below(expr: Expr, limit: Expr) -> bool:
