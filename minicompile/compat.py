@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards
 from torch._dispatch.python import enable_python_dispatcher as python_dispatcher
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -26,6 +25,11 @@ from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_m
 from torch.utils._pytree import tree_leaves
 
 from minicompile.ops.strides import laid_out_as_eager
+
+TensorGuards: Any = None
+GlobalStateGuard: Any = None
+with contextlib.suppress(ImportError):
+    from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards  # type: ignore[no-redef]
 
 __all__ = [
     "FakeTensor", "TorchDispatchMode", "map_aggregate", "no_dispatch_modes", "python_dispatcher",
@@ -124,11 +128,6 @@ FAKE_LIMITS: tuple[type[BaseException], ...] = (
 """What a fake tensor raises where eager would have looked at the data, or has no fake kernel."""
 
 
-def fake_of(mode: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """The fake of a real tensor: same metadata and class; views of one storage share a fake storage."""
-    return mode.from_tensor(tensor, static_shapes=True)
-
-
 @contextlib.contextmanager
 def quiet_fakes() -> Iterator[None]:
     """Silences what fake tensors log when an operator refuses its arguments: here that is expected."""
@@ -143,11 +142,23 @@ def quiet_fakes() -> Iterator[None]:
 def tensor_guards(
     tensors: Sequence[torch.Tensor],
     free: Mapping[int, Collection[int]] = {},
+    native: bool = True,
 ) -> Callable[..., bool]:
-    """One check in C++ for many tensors: that each has the same `tensor_facts`, and that all are distinct.
+    """One check for many tensors: that each has the same `tensor_facts`, and that all are distinct.
 
-    `free` gives, by tensor number, the dimensions of any size; the strides of such a tensor are not checked.
+    In C++ where torch has TensorGuards, else (or with `native=False`) in Python. `free` gives, by tensor
+    number, the dimensions of any size; the strides of such a tensor are not checked.
     """
+    if TensorGuards is None or not native:
+        expected = [tensor_facts(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
+        return lambda *given: (
+            len(set(map(id, given))) == len(given)
+            and expected
+            == [
+                isinstance(tensor, torch.Tensor) and tensor_facts(tensor, free.get(i, ()))
+                for i, tensor in enumerate(given)
+            ]
+        )
     sizes: list[Any] = [_sizes(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
     strides: list[Any] = [
         [None] * tensor.dim() if i in free else list(tensor.stride())
@@ -190,8 +201,11 @@ def global_facts() -> dict[str, Any]:
     }
 
 
-def global_state_check() -> Callable[[], bool]:
-    """A quick check that the process-wide settings are as they are now."""
+def global_state_check(native: bool = True) -> Callable[[], bool]:
+    """A check that the process-wide settings are as they are now; in C++ where torch has one."""
+    if GlobalStateGuard is None or not native:
+        facts = global_facts()
+        return lambda: global_facts() == facts
     state, inference = GlobalStateGuard().check, torch.is_inference_mode_enabled
     expected, modes = inference(), torch._C._len_torch_function_stack
     dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -229,7 +243,7 @@ STATE_SETTERS: list[Any] = [
 ]
 """Functions that set grad mode or autocast for the thread, or count the open autocast blocks."""
 
-_STATE_READERS = {
+_READER_NAMES = {
     torch: """
         is_grad_enabled is_inference_mode_enabled is_autocast_enabled get_autocast_dtype
         get_autocast_gpu_dtype get_autocast_cpu_dtype is_autocast_cpu_enabled is_autocast_cache_enabled
@@ -248,17 +262,13 @@ _STATE_READERS = {
 }
 
 
-def state_readers() -> list[Any]:
-    """torch functions without tensors whose answers only depend on guarded global state or on the build.
-
-    A reader that this version of torch doesn't have is left out.
-    """
-    found = [
-        getattr(owner, name, None)
-        for owner, names in _STATE_READERS.items()
-        for name in names.split()
-    ]
-    return [function for function in found if callable(function)]
+STATE_READERS: list[Any] = [
+    reader
+    for owner, names in _READER_NAMES.items()
+    for name in names.split()
+    if callable(reader := getattr(owner, name, None))  # this version of torch has it
+]
+"""torch functions whose answers only depend on guarded global state or on the build."""
 
 
 def compiling_predicates() -> list[Any]:

@@ -93,7 +93,7 @@ def state_reader(reader: Any) -> Callable[..., Any]:
 
 for _setter in compat.STATE_SETTERS:
     means(_setter)(state_setter(_setter))
-for _reader in compat.state_readers():
+for _reader in compat.STATE_READERS:
     means(_reader)(state_reader(_reader))
 
 

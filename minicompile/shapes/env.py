@@ -10,7 +10,6 @@ The real compiler: torch/fx/experimental/symbolic_shapes.py.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import sympy
@@ -152,9 +151,8 @@ class ShapeEnv(Shown):
     def _maybe_evaluate_static(self, expr: sympy.Basic, **_: object) -> sympy.Basic | None:
         return self.static(expr) if isinstance(expr, sympy.Basic) else sympy.sympify(expr)
 
-    @contextlib.contextmanager
-    def ignore_fresh_unbacked_symbols(self) -> Iterator[None]:
-        yield
+    def ignore_fresh_unbacked_symbols(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def __str__(self) -> str:
         lines = [f"{len(self.symbols)} symbolic sizes, {len(self.guards)} guards"]

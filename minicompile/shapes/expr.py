@@ -159,12 +159,8 @@ def is_nonnegative(value: Size | Expr) -> bool:
     if value.is_nonnegative:
         return True
     shifted = {s: s + 1 for s in value.free_symbols if s.is_positive}
-    expanded = sympy.expand(value.xreplace(shifted)) if shifted else sympy.expand(value)
-    for term in sympy.Add.make_args(expanded):
-        coefficient, rest = term.as_coeff_Mul()
-        if coefficient < 0 or not all(f.is_nonnegative for f in sympy.Mul.make_args(rest)):
-            return False
-    return True
+    terms = sympy.Add.make_args(sympy.expand(value.xreplace(shifted)))
+    return all(f.is_nonnegative for term in terms for f in sympy.Mul.make_args(term))
 
 
 def _below(expr: Expr, limit: Expr) -> bool:
@@ -235,11 +231,9 @@ def _simplify_floor(base: Expr, divisor: Expr, ranges: Ranges) -> Expr:
     if _fits(base, divisor, ranges):
         return ZERO
     quotient, rest = _split(base, divisor)
-    if quotient != 0:
-        if _fits(rest, divisor, ranges):
-            return quotient
-        return quotient + FloorDiv(rest, divisor)
-    return FloorDiv(base, divisor)
+    if quotient != 0 and _fits(rest, divisor, ranges):
+        return quotient
+    return quotient + FloorDiv(rest, divisor)
 
 
 def _simplify_modular(base: Expr, divisor: Expr, modulus: Expr, ranges: Ranges) -> Expr:
@@ -289,9 +283,7 @@ def simplify_index(expr: Expr | int, ranges: Ranges) -> Expr:
     """
     if isinstance(expr, int):
         return sympy.Integer(expr)
-    units = {v: ZERO for v in expr.free_symbols if v in ranges and ranges[v] == 1}
-    if units:
-        expr = expr.xreplace(units)
+    expr = expr.xreplace({v: ZERO for v in expr.free_symbols if ranges.get(v) == 1})
     if not expr.has(FloorDiv, ModularIndexing):
         products_of_sums = any(
             isinstance(a, sympy.Add) for m in expr.atoms(sympy.Mul) for a in m.args
