@@ -124,11 +124,9 @@ class ValuePrinter(LinePrinter):
                 return self.index_of(value)
             case "to_dtype":
                 (source,) = value.inputs
-                text = conversion(operands[0], source.dtype, value.dtype)
-                if source.op == "to_dtype" and not source.dtype.is_floating_point:
-                    # gcc takes (float)(int)x for truncf(x), which has a negative zero
-                    return f"{operands[0]} ? {text} : 0"
-                return text
+                hidden = source.op == "to_dtype" and not source.dtype.is_floating_point
+                text = f"mc_opaque({operands[0]})" if hidden else operands[0]
+                return conversion(text, source.dtype, value.dtype)
             case "bitcast":
                 return bitcast(operands[0], value.inputs[0].dtype, value.dtype)
         return EXPRESSIONS[value.op](value.inputs[-1].dtype, *operands)
