@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from minicompile.errors import MinicompileError
 from minicompile.options import CHOICES, Options
@@ -30,16 +31,8 @@ class Command:
     arguments: Callable[[argparse.ArgumentParser], object] = lambda parser: None
 
 
-def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
-    from minicompile.bench import demo
-
-    demo.add_arguments(parser)
-
-
-def run_demo(chosen: argparse.Namespace) -> int:
-    from minicompile.bench import demo
-
-    return demo.run(chosen)
+def demo() -> Any:
+    return importlib.import_module("minicompile.bench.demo")
 
 
 def option_docs() -> dict[str, str]:
@@ -66,16 +59,11 @@ def show_options(chosen: argparse.Namespace) -> int:
     return 0
 
 
-RULE_HOLDERS = ("minicompile.dynamo.capture", "minicompile.pipeline", "minicompile.show")
-"""Importing these fills the registries."""
-
-
 def show_rules(chosen: argparse.Namespace) -> int:
     """Every registry with its meaning; the rules of one if it is named."""
+    from minicompile import extension, pipeline, show  # noqa: F401 (they fill the registries)
     from minicompile.ops.registry import ALL, key_name
 
-    for module in RULE_HOLDERS:
-        importlib.import_module(module)
     if chosen.registry is None:
         for name, registry in sorted(ALL.items()):
             print(f"{name:<14} {len(registry):>5} rules  {registry.doc}")
@@ -104,7 +92,9 @@ def run_cache(chosen: argparse.Namespace) -> int:
 
 COMMANDS = {
     "demo": Command(
-        "train the lesson model: eager, torch.compile, minicompile", run_demo, add_demo_arguments
+        "train the lesson model: eager, torch.compile, minicompile",
+        lambda chosen: int(demo().run(chosen)),
+        lambda to: demo().add_arguments(to),
     ),
     "options": Command("list every option with its value and meaning", show_options),
     "rules": Command(

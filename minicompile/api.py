@@ -102,7 +102,13 @@ def compile(
     ):
         if not any(value is kind for kind in kinds):
             raise OptionError(f"{name} must be one of {', '.join(map(repr, kinds))}, not {value!r}")
-    compiles = find_backend(backend, chosen)
+    make = functools.partial(
+        Dispatcher,
+        backend=find_backend(backend, chosen),
+        options=chosen,
+        fullgraph=fullgraph,
+        dynamic=dynamic,
+    )
     again = functools.partial(
         compile, fullgraph=fullgraph, dynamic=dynamic, backend=backend, options=chosen
     )
@@ -111,28 +117,20 @@ def compile(
     if isinstance(target, type) or not callable(target):
         kind = type(target).__name__
         raise OptionError(f"can't compile a {kind}: give a function or an nn.Module")
-    return compiled_target(target, compiles, chosen, fullgraph, dynamic, again)
+    return compiled_target(target, make, again)
 
 
-def compiled_target(
-    target: Any,
-    backend: Backend,
-    options: Options,
-    fullgraph: bool,
-    dynamic: bool | None,
-    again: Callable[..., Any],
-) -> Any:
+def compiled_target(target: Any, make: Callable[..., Dispatcher], again: Callable[..., Any]) -> Any:
+    """`make(function)` gives the dispatcher; `again` compiles copies of a module."""
     target = original_of(target)
     if isinstance(target, torch.nn.Module):
-        name, frame = type(target).__qualname__, cast(types.FunctionType, call_module)
-        dispatcher = Dispatcher(frame, backend, options, fullgraph, dynamic, name)
-        return wrap_module(target, dispatcher, again)
+        frame = cast(types.FunctionType, call_module)
+        return wrap_module(target, make(frame, name=type(target).__qualname__), again)
     if isinstance(target, types.MethodType):
-        method = compiled_target(target.__func__, backend, options, fullgraph, dynamic, again)
-        return types.MethodType(method, target.__self__)
+        return types.MethodType(compiled_target(target.__func__, make, again), target.__self__)
     if not isinstance(target, types.FunctionType):
         target = calling(target)
-    return compiled_function(Dispatcher(target, backend, options, fullgraph, dynamic))
+    return compiled_function(make(target))
 
 
 def calling(target: Any) -> types.FunctionType:
@@ -194,20 +192,19 @@ def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
         raise _Traced(traced)
 
     plain = original_of(target)
-    traced = compiled_target(plain, compile_and_stop, options, True, dynamic, compile)
+    make = functools.partial(
+        Dispatcher, backend=compile_and_stop, options=options, fullgraph=True, dynamic=dynamic
+    )
     try:
-        traced(*args, **kwargs)
+        compiled_target(plain, make, compile)(*args, **kwargs)
     except _Traced as stop:
-        return stop.trace
+        made: Trace = stop.args[0]
+        return made
     raise Unsupported(f"{plain!r} was not captured: it never reached the compiler")
 
 
 class _Traced(Exception):
     """Carries a finished trace out of a call that need not run."""
-
-    def __init__(self, trace: Trace) -> None:
-        super().__init__("traced")
-        self.trace = trace
 
 
 def reset() -> None:

@@ -6,7 +6,6 @@ Each function says which versions it is known for.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -14,38 +13,38 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher as python_dispatcher
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.graph import _BoxedCodeGen
 from torch.fx.node import map_aggregate
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_modes
+from torch.utils._pytree import tree_leaves
 
 from minicompile.ops.strides import laid_out_as_eager
 
-__all__ = ["TorchDispatchMode", "map_aggregate"]  # private modules, re-exported
+TensorGuards: Any = None
+GlobalStateGuard: Any = None
+with contextlib.suppress(ImportError):
+    from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards  # type: ignore[no-redef]
+
+__all__ = [
+    "FakeTensor", "TorchDispatchMode", "map_aggregate", "no_dispatch_modes", "python_dispatcher",
+    "tree_leaves",
+]  # fmt: skip
+"""From private modules, for use elsewhere."""
 
 # Fake tensors and tracing (torch 2.11 to 2.13) ---------------------------------------------------
 
 
-@functools.cache
-def fake_tensor_type() -> type[torch.Tensor]:
-    """The class of tensors that have a shape, dtype and device but no data."""
-    from torch._subclasses.fake_tensor import FakeTensor
+class EagerLayouts(FakeTensorMode):
+    """Fake tensors with the strides that eager's results have."""
 
-    return FakeTensor
-
-
-@functools.cache
-def _eager_layouts() -> Any:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    class EagerLayouts(FakeTensorMode):
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            result = super().__torch_dispatch__(func, types, args, kwargs)
-            return laid_out_as_eager(func, args, result)
-
-    return EagerLayouts
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return laid_out_as_eager(func, args, super().__torch_dispatch__(func, types, args, kwargs))
 
 
 def fake_mode(symbolic: bool = False) -> Any:
@@ -53,16 +52,11 @@ def fake_mode(symbolic: bool = False) -> Any:
 
     The first one costs most of a second, since torch imports a lot.
     """
-    mode = _eager_layouts()(shape_env=None, allow_non_fake_inputs=True)
+    mode = EagerLayouts(shape_env=None, allow_non_fake_inputs=True)
     mode.static_shapes = not symbolic
     if symbolic:
         mode.cache_enabled = False
     return mode
-
-
-def mode_of(fake: torch.Tensor) -> Any:
-    """The FakeTensorMode that a fake tensor belongs to."""
-    return fake.fake_mode  # type: ignore[attr-defined]
 
 
 def new_fake(
@@ -74,25 +68,13 @@ def new_fake(
     offset: Any = 0,
 ) -> torch.Tensor:
     """A fake tensor of a given layout, made without an operator call (ten times cheaper)."""
-    with _disable_current_modes():
+    with no_dispatch_modes():
         meta = torch.empty_strided(size, stride, dtype=dtype, device="meta")
         if offset:
             last = sum((n - 1) * step for n, step in zip(size, stride) if n != 0)
             meta = torch.empty((offset + 1 + last,), dtype=dtype, device="meta")
             meta = meta.as_strided(size, stride, offset)
-        return fake_tensor_type()(mode, meta, device)  # type: ignore[call-arg]
-
-
-def no_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
-    """Inside, operators run as if no dispatch mode were active."""
-    return _disable_current_modes()
-
-
-def python_dispatcher() -> contextlib.AbstractContextManager[Any]:
-    """Use torch's Python kernels of composite operators: without them batch norm hides that it mutates."""
-    from torch._dispatch.python import enable_python_dispatcher
-
-    return enable_python_dispatcher()
+        return FakeTensor(mode, meta, device)
 
 
 def symbolic_dispatcher() -> contextlib.AbstractContextManager[Any]:
@@ -110,10 +92,6 @@ def storage_id(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def tree_leaves(tree: Any) -> list[Any]:
-    return pytree.tree_leaves(tree)
-
-
 def clear_saved_tensors(ctx: Any) -> None:
     """Let an autograd.Function's saved tensors die before its backward ends, unless the graph is retained."""
     clear = getattr(ctx, "maybe_clear_saved_tensors", None)
@@ -121,26 +99,18 @@ def clear_saved_tensors(ctx: Any) -> None:
         clear()
 
 
-def any_autocast_enabled() -> bool:
-    return torch._C._is_any_autocast_enabled()
-
-
-def without_autocast() -> contextlib.AbstractContextManager[Any]:
-    """Inside, operators run in the dtypes they are given."""
-    return torch._C._DisableAutocast()
+any_autocast_enabled = torch._C._is_any_autocast_enabled
+without_autocast = torch._C._DisableAutocast
+"""A context in which operators run in the dtypes they are given."""
 
 
 def graph_module(root: torch.nn.Module, graph: fx.Graph, name: str) -> fx.GraphModule:
     """A GraphModule that generates its Python code when first called: most of ours never are."""
-    from torch.fx._lazy_graph_module import _LazyGraphModule
-
     return _LazyGraphModule(root, graph, class_name=name)
 
 
 def boxed_function(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
     """A graph as a function of one list, which it empties, so that values die after their last use."""
-    from torch.fx.graph import _BoxedCodeGen
-
     gm.graph.set_codegen(_BoxedCodeGen())
     run: Callable[[list[Any]], Any] = fx.GraphModule(gm, gm.graph).forward
     return run
@@ -149,22 +119,13 @@ def boxed_function(gm: fx.GraphModule) -> Callable[[list[Any]], Any]:
 # Capture and guards (torch 2.11 to 2.13) ---------------------------------------------------------
 
 
-@functools.cache
-def fake_limits() -> tuple[type[BaseException], ...]:
-    """What a fake tensor raises where eager would have looked at the data, or has no fake kernel."""
-    from torch._subclasses import fake_tensor
-
-    return (
-        fake_tensor.DataDependentOutputException,
-        fake_tensor.DynamicOutputShapeException,
-        fake_tensor.UnsupportedFakeTensorException,
-        fake_tensor.UnsupportedOperatorException,
-    )
-
-
-def fake_of(mode: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """The fake of a real tensor: same metadata and class; views of one storage share a fake storage."""
-    return mode.from_tensor(tensor, static_shapes=True)
+FAKE_LIMITS: tuple[type[BaseException], ...] = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedFakeTensorException,
+    fake_tensor.UnsupportedOperatorException,
+)
+"""What a fake tensor raises where eager would have looked at the data, or has no fake kernel."""
 
 
 @contextlib.contextmanager
@@ -185,31 +146,25 @@ def tensor_guards(
 ) -> Callable[..., bool]:
     """One check for many tensors: that each has the same `tensor_facts`, and that all are distinct.
 
-    torch's C++ TensorGuards where it exists, else (or with `native=False`) the same in Python. `free` gives,
-    by tensor number, the dimensions of any size; the strides of such a tensor are not checked.
+    In C++ where torch has TensorGuards, else (or with `native=False`) in Python. `free` gives, by tensor
+    number, the dimensions of any size; the strides of such a tensor are not checked.
     """
-    if native:
-        with contextlib.suppress(ImportError, TypeError):
-            from torch._C._dynamo.guards import TensorGuards
-
-            sizes: list[Any] = [_sizes(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
-            strides: list[Any] = [
-                [None] * tensor.dim() if i in free else list(tensor.stride())
-                for i, tensor in enumerate(tensors)
+    if TensorGuards is None or not native:
+        expected = [tensor_facts(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
+        return lambda *given: (
+            len(set(map(id, given))) == len(given)
+            and expected
+            == [
+                isinstance(tensor, torch.Tensor) and tensor_facts(tensor, free.get(i, ()))
+                for i, tensor in enumerate(given)
             ]
-            return TensorGuards(
-                *tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides
-            ).check
-    expected = [tensor_facts(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
-
-    def check(*given: Any) -> bool:
-        return len(set(map(id, given))) == len(given) and all(
-            isinstance(tensor, torch.Tensor)
-            and tensor_facts(tensor, free.get(i, ())) == expected[i]
-            for i, tensor in enumerate(given)
         )
-
-    return check
+    sizes: list[Any] = [_sizes(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
+    strides: list[Any] = [
+        [None] * tensor.dim() if i in free else list(tensor.stride())
+        for i, tensor in enumerate(tensors)
+    ]
+    return TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
 
 
 def _sizes(tensor: torch.Tensor, free: Collection[int]) -> list[int | None]:
@@ -222,7 +177,7 @@ def tensor_facts(tensor: torch.Tensor, free: Collection[int] = ()) -> tuple[Any,
     `free`: dimensions of any size; if there are any, strides are left out.
     """
     cls = type(tensor)
-    if cls is fake_tensor_type():
+    if cls is FakeTensor:
         cls = torch.nn.Parameter if isinstance(tensor, torch.nn.Parameter) else torch.Tensor
     return (
         *(cls, tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout),
@@ -242,30 +197,25 @@ def global_facts() -> dict[str, Any]:
         "autocast cuda": (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
         "autocast cache": torch.is_autocast_cache_enabled(),
         "float32 matmul precision": torch.get_float32_matmul_precision(),
-        "function modes": torch._C._len_torch_function_stack(),
-        "dispatch modes": torch._C._len_torch_dispatch_stack(),
-        "forward-mode level": forward_ad._current_level,
+        "active modes": active_modes(),
     }
 
 
 def global_state_check(native: bool = True) -> Callable[[], bool]:
-    """A check that the process-wide settings are as they are now; C++ where torch has it."""
-    if native:
-        with contextlib.suppress(ImportError):
-            from torch._C._dynamo.guards import GlobalStateGuard
-
-            state, inference = GlobalStateGuard().check, torch.is_inference_mode_enabled
-            expected, modes = inference(), torch._C._len_torch_function_stack
-            dispatch_modes = torch._C._len_torch_dispatch_stack
-            return lambda: (
-                state()
-                and not modes()
-                and not dispatch_modes()
-                and inference() is expected
-                and forward_ad._current_level < 0
-            )
-    facts = global_facts()
-    return lambda: global_facts() == facts
+    """A check that the process-wide settings are as they are now; in C++ where torch has one."""
+    if GlobalStateGuard is None or not native:
+        facts = global_facts()
+        return lambda: global_facts() == facts
+    state, inference = GlobalStateGuard().check, torch.is_inference_mode_enabled
+    expected, modes = inference(), torch._C._len_torch_function_stack
+    dispatch_modes = torch._C._len_torch_dispatch_stack
+    return lambda: (
+        state()
+        and not modes()
+        and not dispatch_modes()
+        and inference() is expected
+        and forward_ad._current_level < 0
+    )
 
 
 def active_modes() -> dict[str, int]:
@@ -279,28 +229,21 @@ def active_modes() -> dict[str, int]:
     return {what: depth for what, depth in depths.items() if depth}
 
 
-def no_function_modes() -> Any:
-    """Inside, `__torch_function__` modes are off."""
-    return torch._C.DisableTorchFunction()
+no_function_modes = torch._C.DisableTorchFunction
+"""A context in which `__torch_function__` modes are off."""
 
+STATE_SETTERS: list[Any] = [
+    torch._C._set_grad_enabled,
+    torch.set_autocast_enabled,
+    torch.set_autocast_dtype,
+    torch.set_autocast_cache_enabled,
+    torch.clear_autocast_cache,
+    torch.autocast_increment_nesting,
+    torch.autocast_decrement_nesting,
+]
+"""Functions that set grad mode or autocast for the thread, or count the open autocast blocks."""
 
-def state_setters() -> list[Any]:
-    """Functions that set grad mode or autocast for the thread and return nothing."""
-    return [
-        torch._C._set_grad_enabled,
-        torch.set_autocast_enabled,
-        torch.set_autocast_dtype,
-        torch.set_autocast_cache_enabled,
-        torch.clear_autocast_cache,
-    ]
-
-
-def nesting_counters() -> list[Any]:
-    """Functions that count how many autocast blocks are open, and return the count."""
-    return [torch.autocast_increment_nesting, torch.autocast_decrement_nesting]
-
-
-_STATE_READERS = {
+_READER_NAMES = {
     torch: """
         is_grad_enabled is_inference_mode_enabled is_autocast_enabled get_autocast_dtype
         get_autocast_gpu_dtype get_autocast_cpu_dtype is_autocast_cpu_enabled is_autocast_cache_enabled
@@ -319,17 +262,13 @@ _STATE_READERS = {
 }
 
 
-def state_readers() -> list[Any]:
-    """torch functions without tensors whose answers only depend on guarded global state or on the build.
-
-    A reader that this version of torch doesn't have is left out.
-    """
-    found = [
-        getattr(owner, name, None)
-        for owner, names in _STATE_READERS.items()
-        for name in names.split()
-    ]
-    return [function for function in found if callable(function)]
+STATE_READERS: list[Any] = [
+    reader
+    for owner, names in _READER_NAMES.items()
+    for name in names.split()
+    if callable(reader := getattr(owner, name, None))  # this version of torch has it
+]
+"""torch functions whose answers only depend on guarded global state or on the build."""
 
 
 def compiling_predicates() -> list[Any]:
@@ -341,10 +280,9 @@ def compiling_predicates() -> list[Any]:
     return [predicate for predicate in found if predicate is not None]
 
 
-def tracing_predicates() -> list[Any]:
-    """Functions by which a program asks whether another tracer is at work."""
-    jit: Any = torch.jit
-    return [jit.is_tracing, jit.is_scripting, torch.compiler.is_exporting]
+_jit: Any = torch.jit
+TRACING_PREDICATES: list[Any] = [_jit.is_tracing, _jit.is_scripting, torch.compiler.is_exporting]
+"""Functions by which a program asks whether another tracer is at work."""
 
 
 def is_operator_binding(function: Any) -> bool:
@@ -368,29 +306,18 @@ def disabled_original(function: Any) -> Any:
     return None
 
 
-def tensor_base() -> type:
-    """The C class below torch.Tensor, which defines its methods."""
-    return torch._C.TensorBase
+TensorBase = torch._C.TensorBase
+"""The C class below torch.Tensor, which defines its methods."""
 
+GLOBAL_HOOK_TABLES: list[dict[Any, Any]] = [
+    getattr(torch.nn.modules.module, f"_global_{kind}_hooks")
+    for kind in ("backward_pre", "backward", "forward_pre", "forward")
+]
+"""The hooks that apply to every nn.Module."""
 
-def global_hook_tables() -> list[dict[Any, Any]]:
-    """The dicts of hooks that apply to every nn.Module."""
-    kinds = ("backward_pre", "backward", "forward_pre", "forward")
-    return [getattr(torch.nn.modules.module, f"_global_{kind}_hooks") for kind in kinds]
-
-
-def module_call() -> Any:
-    """The function that `nn.Module.__call__` is."""
-    return torch.nn.Module.__call__
-
-
-def module_getattr() -> Any:
-    return torch.nn.Module.__getattr__
-
-
-def module_call_impl() -> Any:
-    """What `nn.Module.__call__` ends in: hooks around `forward`."""
-    return torch.nn.Module._call_impl
+module_call, module_getattr = torch.nn.Module.__call__, torch.nn.Module.__getattr__
+module_call_impl: Any = torch.nn.Module._call_impl
+"""What `nn.Module.__call__` ends in: hooks around `forward`."""
 
 
 # Triton (3.6.0 to 3.9.0) -------------------------------------------------------------------------------
@@ -442,15 +369,11 @@ def triton_launch(compiled: Any) -> tuple[Callable[..., Any], Any, Any]:
     try:
         return compiled.run, compiled.function, compiled.packed_metadata
     except AttributeError:
-        return _plain_launch(compiled), None, None
 
+        def run(x: int, y: int, z: int, stream: int, *rest: Any) -> None:
+            compiled[(x, y, z)](*rest[5:], stream=stream)
 
-def _plain_launch(compiled: Any) -> Callable[..., None]:
-    def run(x: int, y: int, z: int, stream: int, *rest: Any) -> None:
-        arguments = rest[5:]
-        compiled[(x, y, z)](*arguments, stream=stream)
-
-    return run
+        return run, None, None
 
 
 def triton_interpreter() -> tuple[Any, Any]:

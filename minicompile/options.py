@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -16,8 +16,7 @@ from minicompile.errors import OptionError
 
 def default_cache_dir() -> str:
     """`MINICOMPILE_CACHE_DIR`, else the user's cache folder."""
-    chosen = os.environ.get("MINICOMPILE_CACHE_DIR")
-    if chosen:
+    if chosen := os.environ.get("MINICOMPILE_CACHE_DIR"):
         return chosen
     home = os.environ.get("XDG_CACHE_HOME")
     try:
@@ -27,24 +26,11 @@ def default_cache_dir() -> str:
     return str(base / "minicompile")
 
 
-def default_compiler() -> str:
-    """`CXX`, or "" to look for g++, then clang++."""
-    return os.environ.get("CXX", "")
-
-
-@contextlib.contextmanager
-def environment(**values: str) -> Iterator[None]:
+def environment(**values: str) -> contextlib.AbstractContextManager[Any]:
     """Set environment variables inside a `with` block; what this process starts there inherits them."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    from unittest import mock  # slow to import, and only lessons and the benchmark come here
+
+    return mock.patch.dict(os.environ, values)
 
 
 @dataclass(frozen=True)
@@ -68,7 +54,8 @@ class Options:
     """Compiled versions kept per code object; after that a frame runs in eager."""
     max_fusion_nodes: int = 64
     """Most loop nests in one kernel."""
-    cpp_compiler: str = field(default_factory=default_compiler)
+    cpp_compiler: str = field(default_factory=lambda: os.environ.get("CXX", ""))
+    """`CXX`; "" looks for g++, then clang++, then cc."""
     cpp_flags: tuple[str, ...] = ()
     """Extra flags, after the built-in ones."""
     disk_cache: bool = True

@@ -12,6 +12,7 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from minicompile.ops.display import Several, Shown, bytes_text, count_text, to_h
 from minicompile.ops.origin import SourceLine, short_file, union
 from minicompile.provenance import Piece
 from minicompile.scheduling.nodes import Schedule
+
+COMPILED = ("loops", "schedule", "plans", "kernels", "wrapper")
+"""The stages after AOT."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,7 @@ class CompiledStages(Shown):
 
     @property
     def stages(self) -> dict[str, Any]:
-        names = ("loops", "schedule", "plans", "kernels", "wrapper")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in COMPILED}
 
     def pieces(self, name: str) -> Iterator[Piece]:
         """Everything in these stages; `name` is the graph's: "forward" or "backward"."""
@@ -114,37 +117,20 @@ class Trace(Shown):
             raise AttributeError(f"the trace of {self.name} has no {name} graph; it has {made}")
         return self.graphs[name]
 
-    @property
-    def forward(self) -> CompiledStages:
-        return self.graph("forward")
-
-    @property
-    def backward(self) -> CompiledStages:
-        return self.graph("backward")
-
-    @property
-    def loops(self) -> LoopGraph:
-        return self.forward.loops
-
-    @property
-    def schedule(self) -> Schedule:
-        return self.forward.schedule
-
-    @property
-    def plans(self) -> list[KernelPlan]:
-        return self.forward.plans
-
-    @property
-    def kernels(self) -> list[KernelSource]:
-        return self.forward.kernels
-
-    @property
-    def wrapper(self) -> WrapperSource:
-        return self.forward.wrapper
+    forward = property(lambda self: self.graph("forward"))
+    backward = property(lambda self: self.graph("backward"))
+    loops, schedule, plans, kernels, wrapper = (
+        property(attrgetter(f"forward.{stage}")) for stage in COMPILED
+    )
 
     def pieces(self) -> Iterator[Piece]:
         """Every object of every stage, with the operations it came from."""
-        yield from provenance.before_lowering(self.capture, self.aot)
+        yield from provenance.of_bytecode(self.capture)
+        yield from provenance.of_graph("capture", self.capture.graph)
+        if self.aot is not None:
+            for name in ("joint", "forward", "backward"):
+                if (graph := getattr(self.aot, name)) is not None:
+                    yield from provenance.of_graph(f"aot.{name}", graph, self.aot.partition)
         for name, compiled in self.graphs.items():
             yield from compiled.pieces(name)
 

@@ -17,7 +17,7 @@ import sympy
 import torch
 from torch import fx
 
-from minicompile.aot.result import AotResult, Partition
+from minicompile.aot.result import Partition
 from minicompile.codegen.plan import CodeLine, KernelSource
 from minicompile.dynamo.result import Capture
 from minicompile.lowering.ir import (
@@ -118,16 +118,10 @@ def of_bytecode(capture: Capture) -> Iterator[Piece]:
     for record in capture.bytecode:
         text = "  " * record.depth + f"{record.opname} {record.argument}".rstrip()
         why = (f"made {', '.join(record.nodes)}",) if record.nodes else ()
-        yield Piece(
-            "bytecode",
-            f"offset {record.offset}",
-            text,
-            union(made.get(name, NO_ORIGINS) for name in record.nodes),
-            record,
-            f"call depth {record.depth}, {record.stack_after} values on the stack after it",
-            why,
-            record.line,
-        )
+        name, detail = f"offset {record.offset}", f"call depth {record.depth}, "
+        detail += f"{record.stack_after} values on the stack after it"
+        origins = union(made.get(node, NO_ORIGINS) for node in record.nodes)
+        yield Piece("bytecode", name, text, origins, record, detail, why, record.line)
 
 
 def formula(buffer: ComputedBuffer) -> str:
@@ -197,15 +191,9 @@ def of_loops(stage: str, loops: LoopGraph, schedule: Schedule) -> Iterator[Piece
             told[name].append(decision)
     for operation in loops.operations:
         made = "; ".join(layout_text(buffer.layout) for buffer in written_by(operation))
-        yield Piece(
-            stage,
-            operation.name,
-            operation_line(operation),
-            operation.origins,
-            operation,
-            f"{operation_kind(operation)}, {made}",
-            operation_reasons(operation, schedule, told.get(operation.name, ())),
-        )
+        text, detail = operation_line(operation), f"{operation_kind(operation)}, {made}"
+        why = operation_reasons(operation, schedule, told.get(operation.name, ()))
+        yield Piece(stage, operation.name, text, operation.origins, operation, detail, why)
 
 
 def of_decisions(stage: str, schedule: Schedule) -> Iterator[Piece]:
@@ -213,15 +201,10 @@ def of_decisions(stage: str, schedule: Schedule) -> Iterator[Piece]:
     origins = {node.name: node.origins for node in schedule.before}
     for decision in schedule.decisions:
         pair = f"{decision.producer} + {decision.consumer}"
-        yield Piece(
-            stage,
-            pair,
-            f"{'fused' if decision.fused else 'apart'} {pair}",
-            union(origins[name] for name in parties(decision, list(origins))),
-            decision,
-            f"{decision.kind}, {bytes_text(decision.score)}",
-            (decision.reason,),
-        )
+        text = f"{'fused' if decision.fused else 'apart'} {pair}"
+        about = union(origins[name] for name in parties(decision, list(origins)))
+        detail = f"{decision.kind}, {bytes_text(decision.score)}"
+        yield Piece(stage, pair, text, about, decision, detail, (decision.reason,))
 
 
 def of_code(
@@ -236,14 +219,3 @@ def of_code(
 def of_kernel(stage: str, kernel: KernelSource) -> Iterator[Piece]:
     nodes = " + ".join(node.name for node in kernel.plan.node.nodes)
     yield from of_code(stage, kernel.name, kernel.lines, (f"computes {nodes}; {kernel.plan.cost}",))
-
-
-def before_lowering(capture: Capture, aot: AotResult | None) -> Iterator[Piece]:
-    """Instructions, and the nodes of every graph until the ATen ones."""
-    yield from of_bytecode(capture)
-    yield from of_graph("capture", capture.graph)
-    if aot is not None:
-        for name in ("joint", "forward", "backward"):
-            graph = getattr(aot, name)
-            if graph is not None:
-                yield from of_graph(f"aot.{name}", graph, aot.partition)

@@ -47,6 +47,6 @@ def ahead_of_time(
 def fake_mode_of(graph: Graph, fakes: list[Any], shape_env: Any) -> Any:
     """The mode that the captured fakes belong to."""
     for value in (*fakes, *compat.tree_leaves([node.meta.get("val") for node in graph.nodes])):
-        if isinstance(value, compat.fake_tensor_type()):
-            return compat.mode_of(value)
+        if isinstance(value, compat.FakeTensor):
+            return value.fake_mode
     return compat.fake_mode(symbolic=shape_env is not None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -208,7 +208,8 @@ def classify(
     """
     tensors = [(i, value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
     input_itself = {id(value): i for i, value in tensors}
-    input_memory = {compat.storage_id(value): i for i, value in reversed(tensors)}
+    input_memory = {compat.storage_id(value) for _, value in tensors}
+    of_input = {tracer.argument(value): i for i, value in tensors}
     distinct = {id(value): value for value in outputs if isinstance(value, torch.Tensor)}
     sharers = Counter(map(compat.storage_id, distinct.values()))
     specs: list[OutputSpec] = []
@@ -229,7 +230,7 @@ def classify(
         elif same != position:
             spec = OutputSpec("output", same)
         elif storage in input_memory:
-            index = input_memory[storage]
+            index = viewed_input(tracer.argument(value), of_input)
             spec = view_of("input_view", index, value, inputs[index], sizes)
         elif sharers[storage] == 1 and is_dense(value):
             results.append(value)
@@ -241,6 +242,15 @@ def classify(
             spec = view_of("view", list(bases).index(storage), value, base, sizes)
         specs.append(replace(spec, requires_grad=value.requires_grad))
     return specs, results, list(bases.values()), sizes
+
+
+def viewed_input(node: fx.Node, of_input: Mapping[fx.Node, int]) -> int:
+    """The input that a view was made of: others may share its memory, but gradients go to this one."""
+    while node not in of_input:
+        if not node.args or not isinstance(node.args[0], fx.Node):
+            raise Unsupported("an output shares memory with an input that it was not made of")
+        node = node.args[0]
+    return of_input[node]
 
 
 def view_of(

@@ -85,12 +85,14 @@ def partition(
         for half in (forward, backward)
     ]
     twice = set.intersection(*calls)
+    again = [node for node in parts.nodes if node.name in twice and not is_view(node)]
     report = Partition(
         tuple(saved_value(node, reasons[node]) for node in saved),
-        tuple(node.name for node in parts.nodes if node.name in twice and not is_view(node)),
+        tuple(node.name for node in again),
         sum(map(bytes_of, saved)),
         sum(map(bytes_of, naive)),
         method,
+        {node.name: origins_of(node) for node in (*saved, *again)},
     )
     return forward, backward, report
 

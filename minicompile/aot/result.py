@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from minicompile.ops.display import Shown
 from minicompile.ops.graph import Graph, PassRecord
+from minicompile.ops.origin import Origins
 
 BoxedCallable = Callable[[list[Any]], Sequence[Any]]
 """Takes a list of inputs, which it may empty, and gives the outputs in order."""
@@ -113,6 +114,8 @@ class Partition(Shown):
     default_bytes: int
     """What saving everything that backward reads would have kept."""
     method: str
+    origins: dict[str, Origins] = field(default_factory=dict)
+    """Of what is saved or computed again, by name."""
 
     def __str__(self) -> str:
         lines = [

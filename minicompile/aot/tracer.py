@@ -121,6 +121,7 @@ class Tracer(compat.TorchDispatchMode):
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Operators called inside are recorded. Composite ones arrive as what they are made of."""
+        # torch's Python kernels of composites: in C++ batch norm hides that it mutates
         with self.mode, compat.python_dispatcher(), self:
             yield
 
@@ -185,8 +186,10 @@ class Tracer(compat.TorchDispatchMode):
 
     def _constant(self, value: torch.Tensor) -> fx.Node:
         """A real tensor that the traced code made or held: scalars become `full`, others attributes."""
-        if isinstance(value, compat.fake_tensor_type()):
+        if isinstance(value, compat.FakeTensor):
             raise Unsupported("a tensor appeared in the graph that no recorded operator made")
+        if value.is_meta:
+            raise Unsupported("a tensor without data appeared in the graph")
         if value.requires_grad:
             raise Unsupported("a tensor that requires grad is used without being a graph input")
         if value.numel() == 1 and not value.is_complex() and value.device.type == "cpu":
@@ -225,6 +228,8 @@ class Tracer(compat.TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
+        if func is aten._efficientzerotensor.default:  # a view of it would leave the trace
+            func = aten.zeros.default
         rule = self.rules(func)
         if rule is not None:
             with self:

@@ -123,7 +123,10 @@ class ValuePrinter(LinePrinter):
             case "index_expr":
                 return self.index_of(value)
             case "to_dtype":
-                return conversion(operands[0], value.inputs[0].dtype, value.dtype)
+                (source,) = value.inputs
+                hidden = source.op == "to_dtype" and not source.dtype.is_floating_point
+                text = f"mc_opaque({operands[0]})" if hidden else operands[0]
+                return conversion(text, source.dtype, value.dtype)
             case "bitcast":
                 return bitcast(operands[0], value.inputs[0].dtype, value.dtype)
         return EXPRESSIONS[value.op](value.inputs[-1].dtype, *operands)

@@ -23,6 +23,8 @@ argmin give the first position, and integers wrap around.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import sympy
 import torch
@@ -78,6 +80,10 @@ class _Legalizer:
             self.unrounded.add(value)
         return method(self.ops.at(value.origins), value)
 
+    def again(self, value: Value, **changed: Any) -> Value:
+        """The same operation on the legal operands, but for what is `changed`."""
+        return self.ops.append(replace(value.copy(self.new), **changed))
+
     def operand(self, ops: Recorder, user: Value, position: int = 0) -> Value:
         """The legal form of an operand, rounded unless `user` is arithmetic within its half type."""
         value = user.inputs[position]
@@ -109,7 +115,7 @@ class _Legalizer:
             quotient = simplify_index(FloorDiv(source.index, step), self.body.all_ranges)
             if threshold % int(step) == 0 and not quotient.has(FloorDiv):
                 wide = index_dtype(quotient, self.body.all_ranges)
-                coarse = ops.emit("index_expr", (), wide, index=quotient)
+                coarse = ops.index_expr(quotient, wide)
                 return [coarse, ops.constant(threshold // int(step) - beyond, wide)]
         return operands
 
@@ -117,16 +123,8 @@ class _Legalizer:
         stored = self.dtypes.get(value.buffer, value.dtype)
         if any(v.size == 0 for v in value.indirect):
             return ops.constant(0, computation_dtype(stored))
-        raw = ops.emit(
-            "load",
-            (),
-            torch.uint8 if stored is torch.bool else stored,
-            buffer=value.buffer,
-            index=value.index,
-            mask=self._mask(value),
-            indirect=self._indirect(value),
-        )
-        return _widen(ops, raw, stored)
+        raw = self.again(value, dtype=torch.uint8 if stored is torch.bool else stored)
+        return ops.to_dtype(raw, computation_dtype(stored))
 
     def visit_store(self, ops: Recorder, value: Value) -> Value:
         stored = self.dtypes.get(value.buffer, value.dtype)
@@ -137,15 +135,7 @@ class _Legalizer:
             source = _narrow(ops, source, stored)
         elif stored is torch.bool:
             source = ops.to_dtype(source, torch.uint8)
-        return ops.emit(
-            "store",
-            (source,),
-            source.dtype,
-            buffer=value.buffer,
-            index=value.index,
-            kind=value.kind,
-            indirect=self._indirect(value),
-        )
+        return self.again(value, inputs=(source,), dtype=source.dtype)
 
     def visit_constant(self, ops: Recorder, value: Value) -> Value:
         return ops.constant(value.constant, computation_dtype(value.dtype))
@@ -153,8 +143,7 @@ class _Legalizer:
     def visit_index_expr(self, ops: Recorder, value: Value) -> Value:
         assert value.index is not None
         wide = index_dtype(value.index, self.body.all_ranges)
-        raw = ops.emit("index_expr", (), wide, index=value.index, indirect=self._indirect(value))
-        return convert(ops, raw, value.dtype)
+        return convert(ops, self.again(value, dtype=wide), value.dtype)
 
     def visit_to_dtype(self, ops: Recorder, value: Value) -> Value:
         return convert(ops, self.operand(ops, value), value.dtype)
@@ -163,19 +152,11 @@ class _Legalizer:
         source = self.new[value.inputs[0]]
         if value.inputs[0].dtype in HALF:
             source = _narrow(ops, source, value.inputs[0].dtype)
-        return _widen(ops, ops.bitcast(source, value.dtype), value.dtype)
+        return ops.to_dtype(ops.bitcast(source, value.dtype), computation_dtype(value.dtype))
 
     def visit_indirect(self, ops: Recorder, value: Value) -> Value:
-        return ops.emit(
-            "indirect",
-            (ops.to_dtype(self.new[value.inputs[0]], torch.int64),),
-            torch.int64,
-            symbol=value.symbol,
-            size=value.size,
-            check=value.check,
-            wrap_negative=value.wrap_negative,
-            mask=self._mask(value),
-        )
+        source = ops.to_dtype(self.new[value.inputs[0]], torch.int64)
+        return self.again(value, inputs=(source,), dtype=torch.int64)
 
     def visit_reduction(self, ops: Recorder, value: Value) -> Value:
         source, kind, dtype = self.operand(ops, value), value.kind, value.dtype
@@ -186,18 +167,11 @@ class _Legalizer:
         if dtype is torch.bool:
             kind = {"max": "any", "min": "all", "sum": "any", "prod": "all"}.get(kind, kind)
         if kind in ("any", "all"):
-            found = ops.emit(
-                "reduction", (ops.to_dtype(source, torch.bool),), torch.bool, kind=kind
-            )
+            source = ops.to_dtype(source, torch.bool)
+            found = ops.emit("reduction", (source,), torch.bool, kind=kind)
             return convert(ops, found, dtype)
         source = ops.to_dtype(source, computation_dtype(dtype))
         return ops.emit("reduction", (source,), source.dtype, kind=kind)
-
-    def _mask(self, value: Value) -> Value | None:
-        return self.new[value.mask] if value.mask is not None else None
-
-    def _indirect(self, value: Value) -> tuple[Value, ...]:
-        return tuple(self.new[v] for v in value.indirect)
 
 
 def settle_checks(body: LoopBody) -> None:
@@ -221,11 +195,7 @@ def convert(ops: Recorder, value: Value, dtype: torch.dtype) -> Value:
     """A legal value as `dtype`; a half type rounds and stays float32."""
     if dtype not in HALF:
         return ops.to_dtype(value, dtype)
-    return _widen(ops, _narrow(ops, value, dtype), dtype)
-
-
-def _widen(ops: Recorder, value: Value, dtype: torch.dtype) -> Value:
-    return ops.to_dtype(value, computation_dtype(dtype))
+    return ops.to_dtype(_narrow(ops, value, dtype), torch.float32)
 
 
 def _narrow(ops: Recorder, value: Value, dtype: torch.dtype) -> Value:
@@ -243,15 +213,17 @@ def pointwise(ops: Recorder, name: str, values: list[Value]) -> Value:
     if name in LOGIC:
         return ops.pointwise(name, *(ops.to_dtype(v, torch.bool) for v in values))
     if dtype is torch.bool:
-        return _on_bools(ops, name, values)
+        if name in BOOL_AS_LOGIC:
+            return ops.pointwise(BOOL_AS_LOGIC[name], *values)
+        # what is left (comparisons, division, shifts, powers) computes on bytes
+        found = pointwise(ops, name, [ops.to_dtype(v, torch.uint8) for v in values])
+        return ops.to_dtype(found, torch.bool)
     if name in ("maximum", "minimum") and dtype.is_floating_point:
         return _extremum(ops, "gt" if name == "maximum" else "lt", values[0], values[1])
     if name in ("floordiv", "truncdiv") and dtype.is_floating_point:
         return _divide_float(ops, name, values[0], values[1], dtype)
-    if name == "floordiv":
-        return _floor_divide_int(ops, *values)
-    if name == "remainder":
-        return _remainder(ops, *values)
+    if name in ("floordiv", "remainder"):
+        return _divide_down(ops, name, *values)
     if name in COMPARISONS and dtype is torch.int64:
         a, b = (_as_int32(ops, v) for v in values)
         if a is not None and b is not None:
@@ -264,14 +236,6 @@ def pointwise(ops: Recorder, name: str, values: list[Value]) -> Value:
         if name == "signbit":
             return ops.pointwise("lt", values[0], ops.constant(0, dtype))
     return ops.pointwise(name, *values)
-
-
-def _on_bools(ops: Recorder, name: str, values: list[Value]) -> Value:
-    if name in BOOL_AS_LOGIC:
-        return ops.pointwise(BOOL_AS_LOGIC[name], *values)
-    # what is left (comparisons, division, shifts, powers) computes on bytes
-    found = pointwise(ops, name, [ops.to_dtype(v, torch.uint8) for v in values])
-    return ops.to_dtype(found, torch.bool)
 
 
 def _extremum(ops: Recorder, better: str, a: Value, b: Value) -> Value:
@@ -306,20 +270,14 @@ def _signs_differ(ops: Recorder, rest: Value, b: Value) -> Value:
     return ops.pointwise("logical_and", inexact, signs)
 
 
-def _floor_divide_int(ops: Recorder, a: Value, b: Value) -> Value:
-    quotient = ops.pointwise("truncdiv", a, b)
+def _divide_down(ops: Recorder, name: str, a: Value, b: Value) -> Value:
+    """The quotient or the remainder, corrected where truncation isn't floor."""
+    found = ops.pointwise("truncdiv" if name == "floordiv" else "fmod", a, b)
     if a.dtype is torch.uint8:
-        return quotient
+        return found
     rest = ops.pointwise("fmod", a, b)
-    below = ops.pointwise("sub", quotient, ops.constant(1, a.dtype))
-    return ops.pointwise("where", _signs_differ(ops, rest, b), below, quotient)
-
-
-def _remainder(ops: Recorder, a: Value, b: Value) -> Value:
-    rest = ops.pointwise("fmod", a, b)
-    if a.dtype is torch.uint8:
-        return rest
-    return ops.pointwise("where", _signs_differ(ops, rest, b), ops.pointwise("add", rest, b), rest)
+    change = ("sub", found, ops.constant(1, a.dtype)) if name == "floordiv" else ("add", rest, b)
+    return ops.pointwise("where", _signs_differ(ops, rest, b), ops.pointwise(*change), found)
 
 
 def _divide_float(ops: Recorder, name: str, a: Value, b: Value, dtype: torch.dtype) -> Value:

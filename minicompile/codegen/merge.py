@@ -8,9 +8,9 @@ all their uses. What the real compiler does with its CSE and store caches while 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import sympy
 import torch
@@ -20,9 +20,6 @@ from minicompile.ops.handler import Index
 from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead
 from minicompile.scheduling.nodes import FusedSchedulerNode
 from minicompile.shapes.expr import loop_symbol, same
-
-_, _, _, _, *COPIED = (field.name for field in dataclasses.fields(Value))
-"""What a value has besides its operation, inputs, dtype and origins."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +80,8 @@ class _Merger:
             self.copies[value] = copy
         return body.stores
 
-    def _emit(self, value: Value, index: Index | None, **fields: object) -> Value:
-        fresh = value.copy(self.copies, index)
-        copied = {name: getattr(fresh, name) for name in COPIED} | fields
-        return self.ops.at(value.origins).emit(fresh.op, fresh.inputs, fresh.dtype, **copied)
+    def _emit(self, value: Value, index: Index | None, **changed: Any) -> Value:
+        return self.ops.append(replace(value.copy(self.copies, index), **changed))
 
     def _load(self, value: Value, index: Index | None) -> Value:
         if value.buffer not in self.stored:

@@ -84,6 +84,7 @@ class _Printer(LinePrinter):
         super().__init__(plan)
         self.tiled = bool(plan.reduction_ranges)
         self.wide = plan.index_dtype is torch.int64
+        self.position = "rindex" if self.wide else "rindex.to(tl.int64)"
         self.sizes = IndexPrinter(INDEX_WORDS, {})
         self.axes: dict[Value, Axes] = {}
         for value in plan.body.values:

@@ -134,7 +134,7 @@ class Attributes(Outside):
     def missing_attribute(self, value: Any, name: str) -> Any:
         """`__getattr__`, or AttributeError."""
         function = find(type(value), "__getattr__")
-        if function is compat.module_getattr():
+        if function is compat.module_getattr:
             found = self.module_table_attribute(value, name)
             if found is not MISSING:
                 return found

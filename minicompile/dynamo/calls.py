@@ -119,7 +119,7 @@ def is_torch_function(function: Any) -> bool:
 
 def is_tensor_method(function: Any) -> bool:
     if isinstance(function, C_METHODS):
-        return issubclass(function.__objclass__, compat.tensor_base())
+        return issubclass(function.__objclass__, compat.TensorBase)
     name = getattr(function, "__name__", "")
     return isinstance(function, types.FunctionType) and torch.Tensor.__dict__.get(name) is function
 

@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from minicompile import compat
 from minicompile.dynamo.interpreter import DELETED, UNBOUND, Frame, Interpreter, Lazy
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import Guard, Source
@@ -221,7 +220,7 @@ class Outside(Interpreter):
         sizes = self.recorder.sizes
         fake = None if sizes is None else sizes.fake(value, source)
         if fake is None:
-            fake = compat.fake_of(self.recorder.mode, value)
+            fake = self.recorder.mode.from_tensor(value, static_shapes=True)
         tracker = self.recorder.input(value, fake, source)
         self.trackers[id(value)] = self.trackers[id(fake)] = tracker
         self.guard("tensor", source, fake, "becomes an input of the graph")

@@ -124,7 +124,7 @@ class Recorder:
                 if op == "call_method":
                     return getattr(args[0], target)(*args[1:], **kwargs)
                 return target(*args, **kwargs)
-        except compat.fake_limits() as error:
+        except compat.FAKE_LIMITS as error:
             raise Unsupported(
                 f"{name} gives a result that depends on the tensor's data ({type(error).__name__})",
                 self.line(),

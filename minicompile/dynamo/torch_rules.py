@@ -22,7 +22,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 # -- modules
 
 
-@means(compat.module_call())
+@means(compat.module_call)
 def module_call(tracer: Calls, module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
     """`module(...)`: straight to `forward` if there are no hooks, else nn.Module's own code."""
     frame = tracer.frame
@@ -30,19 +30,19 @@ def module_call(tracer: Calls, module: torch.nn.Module, /, *args: Any, **kwargs:
     before = frame.module_path
     frame.module_path = module_path(tracer, module)
     try:
-        hooked = any(compat.global_hook_tables())
+        hooked = any(compat.GLOBAL_HOOK_TABLES)
         if not hooked:
             guard_no_global_hooks(tracer)
             hooked = has_hooks(tracer, module)
         if hooked:
-            return tracer.call_function(compat.module_call_impl(), (module, *args), kwargs)
+            return tracer.call_function(compat.module_call_impl, (module, *args), kwargs)
         return tracer.call(tracer.load_attr(module, "forward"), args, kwargs)
     finally:
         frame.module_path = before
 
 
 def guard_no_global_hooks(tracer: Calls) -> None:
-    for table in compat.global_hook_tables():
+    for table in compat.GLOBAL_HOOK_TABLES:
         tracker = tracer.hold(table, "hooks of every module")
         tracer.guard("length", tracker.source, len(table), "hooks that apply to every module")
 
@@ -91,9 +91,9 @@ def state_reader(reader: Any) -> Callable[..., Any]:
     return lambda tracer, *args, **kwargs: reader(*map(tracer.deep, args), **kwargs)
 
 
-for _setter in (*compat.state_setters(), *compat.nesting_counters()):
+for _setter in compat.STATE_SETTERS:
     means(_setter)(state_setter(_setter))
-for _reader in compat.state_readers():
+for _reader in compat.STATE_READERS:
     means(_reader)(state_reader(_reader))
 
 
@@ -105,7 +105,7 @@ def set_grad_enabled(tracer: Calls, mode: Any) -> Any:
 
 
 call_rules(*compat.compiling_predicates())(lambda tracer, args, kwargs: True)
-call_rules(*compat.tracing_predicates(), torch.overrides.has_torch_function)(
+call_rules(*compat.TRACING_PREDICATES, torch.overrides.has_torch_function)(
     lambda tracer, args, kwargs: False
 )
 call_rules(torch.is_tensor, torch.overrides.is_tensor_like)(

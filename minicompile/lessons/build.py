@@ -35,6 +35,8 @@ LARGEST = 1_000_000
 TIMEOUT_SECONDS = 900
 """Longest time a cell may take."""
 
+LANGUAGE = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python"}
+
 STAMP = "minicompile"
 """Where a notebook's metadata says what it was made with."""
 
@@ -73,7 +75,7 @@ def read_source(source: Path) -> Any:
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-        "language_info": {"name": "python", "file_extension": ".py", "mimetype": "text/x-python"},
+        "language_info": LANGUAGE,
         STAMP: stamp(source.read_text(encoding="utf-8")),
     }
     return notebook
@@ -87,27 +89,25 @@ def need(module: str) -> Any:
         raise MinicompileError(f"{error}; pip install 'minicompile[lessons]' brings it") from error
 
 
-def execute(notebook: Any, folder: Path) -> None:
+def execute(notebook: Any, source: Path) -> None:
     """Run every cell in a fresh kernel. Raises MinicompileError with the cell that failed."""
     client = need("nbclient")
     package = str(Path(__file__).parent.parent.parent)
     with environment(PYTHONHASHSEED="0", PYTHONPATH=package, PYDEVD_DISABLE_FILE_VALIDATION="1"):
-        where = {"metadata": {"path": str(folder)}}
+        where = {"metadata": {"path": str(source.parent.parent)}}
         runner = client.NotebookClient(
             notebook, timeout=TIMEOUT_SECONDS, kernel_name="python3", resources=where
         )
         try:
             runner.execute()
         except client.exceptions.CellExecutionError as error:
-            raise MinicompileError(f"a cell failed:\n{error}") from error
+            raise MinicompileError(f"{source.name}: a cell failed:\n{error}") from error
 
 
 def tidy(notebook: Any) -> None:
     """Take out what differs between two runs."""
     notebook.metadata.pop("widgets", None)
-    language = notebook.metadata["language_info"]
-    kept = ("name", "file_extension", "mimetype")
-    notebook.metadata["language_info"] = {key: language[key] for key in kept}
+    notebook.metadata["language_info"] = LANGUAGE
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type != "code":
@@ -132,7 +132,7 @@ def build(source: Path) -> str:
     """The notebook's text, executed. Raises MinicompileError if a cell fails or the notebook is too large."""
     nbformat = need("nbformat")
     notebook = read_source(source)
-    execute(notebook, source.parent.parent)
+    execute(notebook, source)
     tidy(notebook)
     nbformat.validate(notebook)
     text: str = nbformat.writes(notebook) + "\n"
@@ -198,10 +198,7 @@ def build_or_check(source: Path, target: Path, check: bool) -> bool:
         sentence = why_stale(source, target)
         print(sentence or f"{target.name} is up to date")
         return bool(sentence)
-    try:
-        text = build(source)
-    except MinicompileError as error:
-        raise MinicompileError(f"{source.name}: {error}") from error
+    text = build(source)
     target.write_text(text, encoding="utf-8")
     print(f"{target.name}: {len(text.encode()):,} bytes")
     return False

@@ -21,6 +21,7 @@ from minicompile.lowering.ir import (
     Scatter,
     View,
     loop_index,
+    same_size,
 )
 from minicompile.lowering.value import Inputs, Probe, Storage, TensorValue, scoped
 from minicompile.lowering.views import ViewMap
@@ -54,6 +55,13 @@ class LoweringContext:
         """Everything made from here on belongs to `node`."""
         self.node, self.origins = node, origins_of(node)
         self.layouts = tensor_layouts(node.meta.get("val"))
+
+    @property
+    def result_size(self) -> tuple[Size, ...]:
+        """The size of the node's result (it has one) in eager."""
+        (layout,) = self.layouts
+        assert layout is not None
+        return layout.size
 
     def eager_strides(self, size: Sequence[Size]) -> tuple[Size, ...]:
         """Strides for a new tensor: eager's for the node's result of this size if dense, else contiguous."""
@@ -168,7 +176,7 @@ class LoweringContext:
             storage.stride = layout.stride
         buffer = self.settle(storage, why)
         have = value.layout
-        if have is not None and (0 in have.size or same_strides(have, layout)):
+        if have is not None and (0 in have.size or have.has_strides(layout.stride)):
             chosen = Layout(have.device, have.dtype, layout.size, layout.stride, have.offset)
             return View(buffer.name, chosen)
         if value.dtype not in LOOP_DTYPES:
@@ -268,16 +276,6 @@ def tensor_layouts(val: Any) -> list[Layout | None]:
     if isinstance(val, tuple | list):
         return [layout_of(v) if isinstance(v, torch.Tensor) else None for v in val]
     return []
-
-
-def same_size(a: Sequence[Size], b: Sequence[Size]) -> bool:
-    return len(a) == len(b) and all(map(same, a, b))
-
-
-def same_strides(a: Layout, b: Layout) -> bool:
-    """Equal strides wherever they matter."""
-    pairs = zip(a.size, a.stride, b.stride, strict=True)
-    return all(extent == 1 or same(have, want) for extent, have, want in pairs)
 
 
 def is_dense(layout: Layout) -> bool:

@@ -69,13 +69,14 @@ class Layout:
         last = linear_index([extent - 1 for extent in self.size], self.stride, self.offset)
         return int(last) + 1 if last.is_Integer else last + 1
 
+    def has_strides(self, stride: Sequence[Size]) -> bool:
+        """Whether it has these strides wherever they matter: not where the size is 1."""
+        steps = zip(self.size, self.stride, stride, strict=True)
+        return all(extent == 1 or same(have, want) for extent, have, want in steps)
+
     def is_contiguous(self) -> bool:
-        """Row-major without gaps (strides of dimensions of size 1 don't matter)."""
-        expected = contiguous_strides(self.size)
-        return all(
-            extent == 1 or same(have, want)
-            for extent, have, want in zip(self.size, self.stride, expected, strict=True)
-        )
+        """Row-major without gaps."""
+        return self.has_strides(contiguous_strides(self.size))
 
     def index(self, index: Sequence[Expr]) -> Expr:
         """Linear position of an element."""
@@ -88,6 +89,10 @@ class Layout:
         if self.offset != 0:
             parts.append(f"+{self.offset}")
         return f"{short(self.dtype)}[{'; '.join(parts)}]"
+
+
+def same_size(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    return len(a) == len(b) and all(map(same, a, b))
 
 
 @dataclass(eq=False)
@@ -183,6 +188,15 @@ class View:
         return f"{self.buffer}[{self.layout}]"
 
 
+def leaves(nested: Any) -> Iterator[Any]:
+    """What nested tuples, lists and dicts hold, in order."""
+    if isinstance(nested, tuple | list | dict):
+        for item in nested.values() if isinstance(nested, dict) else nested:
+            yield from leaves(item)
+    else:
+        yield nested
+
+
 @dataclass(eq=False)
 class ExternKernel(Shown):
     """An operator that a library runs.
@@ -199,15 +213,14 @@ class ExternKernel(Shown):
     """Why no loops: "library matrix product", "no lowering for aten.sort", ..."""
     origins: Origins = NO_ORIGINS
 
-    def views(self) -> Iterator[View]:
+    @property
+    def has_effect(self) -> bool:
+        """Whether eager would behave differently without it, even if nobody reads its results."""
+        return not self.outputs or torch.Tag.nondeterministic_seeded in self.op.tags
+
+    def views(self) -> list[View]:
         """The tensors it reads, in order."""
-        waiting: list[Any] = [self.args, self.kwargs]
-        while waiting:
-            value = waiting.pop(0)
-            if isinstance(value, View):
-                yield value
-            elif isinstance(value, tuple | list | dict):
-                waiting[:0] = value.values() if isinstance(value, dict) else value
+        return [value for value in leaves((self.args, self.kwargs)) if isinstance(value, View)]
 
     def __str__(self) -> str:
         arguments = [_extern_argument(a) for a in self.args]
@@ -215,6 +228,11 @@ class ExternKernel(Shown):
         outputs = ", ".join(str(o) if o is not None else "None" for o in self.outputs)
         return f"{outputs} = extern {self.op}({', '.join(arguments)})  # {self.reason}"
 
+
+PRODUCTS = frozenset(
+    getattr(torch.ops.aten, name).default for name in ("mm", "bmm", "addmm", "baddbmm")
+)
+"""Matrix products: they take `out=`, and their result lies the same way however their operands do."""
 
 Operation = ComputedBuffer | ExternKernel
 Output: TypeAlias = View | Size | float | bool | None
@@ -236,12 +254,18 @@ class LoopGraph(Shown):
     @property
     def buffers(self) -> dict[str, Buffer]:
         """All buffers by name."""
-        found: dict[str, Buffer] = {b.name: b for b in self.inputs if isinstance(b, InputBuffer)}
-        found.update({b.name: b for b in self.constants})
-        for operation in self.operations:
-            for buffer in written_by(operation):
-                found[buffer.name] = buffer
-        return found
+        written = [buffer for operation in self.operations for buffer in written_by(operation)]
+        return {buffer.name: buffer for buffer in (*self.given, *written)}
+
+    @property
+    def given(self) -> list[Buffer]:
+        """Memory that is full before anything runs, and the caller's: inputs and constants."""
+        return [b for b in (*self.inputs, *self.constants) if isinstance(b, Buffer)]
+
+    @property
+    def returned(self) -> list[str]:
+        """The buffers that outputs are, or look at."""
+        return [output.buffer for output in self.outputs if isinstance(output, View)]
 
     @property
     def externs(self) -> list[ExternKernel]:
@@ -274,25 +298,29 @@ def loop_index(count: int, prefix: str = "p") -> list[sympy.Symbol]:
     return [loop_symbol(f"{prefix}{i}") for i in range(count)]
 
 
+def loop_ranges(loops: Loops) -> tuple[dict[sympy.Symbol, Size], dict[sympy.Symbol, Size]]:
+    """The extents of the loops p0, p1, ... and of the reduction's loops r0, r1, ..."""
+    reduced = loops.reduction_ranges if isinstance(loops, Reduction) else ()
+    p, r = loop_index(len(loops.ranges)), loop_index(len(reduced), "r")
+    return dict(zip(p, loops.ranges, strict=True)), dict(zip(r, reduced, strict=True))
+
+
 def evaluate_loops(loops: Loops, ops: Ops) -> tuple[Any, Sequence[Index] | None]:
     """A loop body in some handler: its value, and the index it writes if it is a scatter."""
-    index = loop_index(len(loops.ranges))
+    index, reduction_index = map(list, loop_ranges(loops))
     if isinstance(loops, Reduction):
-        return loops.inner_fn(ops, index, loop_index(len(loops.reduction_ranges), "r")), None
+        return loops.inner_fn(ops, index, reduction_index), None
     where = loops.output_index(ops, index) if isinstance(loops, Scatter) else None
     return loops.inner_fn(ops, index), where
 
 
 def loops_text(loops: Loops) -> str:
     """`Pointwise([64, 128], relu(load(x, 128*p0 + p1)))`: the loop body as a formula."""
-    extents = dict(zip(loop_index(len(loops.ranges)), loops.ranges, strict=True))
-    ranges = f"[{', '.join(map(str, loops.ranges))}]"
+    p, r = loop_ranges(loops)
+    inner, where = evaluate_loops(loops, FormulaOps({**p, **r}))
+    ranges, reduced = (f"[{', '.join(map(str, group.values()))}]" for group in (p, r))
     if isinstance(loops, Reduction):
-        reduced = loops.reduction_ranges
-        extents.update(zip(loop_index(len(reduced), "r"), reduced, strict=True))
-        inner, _ = evaluate_loops(loops, FormulaOps(extents))
-        return f"Reduction({ranges}, [{', '.join(map(str, reduced))}], '{loops.kind}', {inner})"
-    inner, where = evaluate_loops(loops, FormulaOps(extents))
+        return f"Reduction({ranges}, {reduced}, '{loops.kind}', {inner})"
     if isinstance(loops, Scatter):
         place = f"{loops.target}[{', '.join(map(str, where or ()))}]"
         return f"Scatter({ranges}, {place}, {inner}, '{loops.mode}')"
@@ -358,8 +386,7 @@ class _LoadNames(FormulaOps):
 
 def verify(graph: LoopGraph) -> None:
     """Raise VerifyError where the graph breaks the grammar: names, order, ranges, dtypes."""
-    first = [b for b in graph.inputs if isinstance(b, InputBuffer)]
-    known = {buffer.name for buffer in (*first, *graph.constants)}
+    known = {buffer.name for buffer in graph.given}
     spent: set[str] = set()
 
     def read(names: Iterable[str], by: str) -> None:
@@ -380,7 +407,7 @@ def verify(graph: LoopGraph) -> None:
             if buffer.name in known:
                 raise VerifyError(f"{buffer.name} is written twice")
             known.add(buffer.name)
-    read([output.buffer for output in graph.outputs if isinstance(output, View)], "the output")
+    read(graph.returned, "the output")
 
 
 def _verify_loops(buffer: ComputedBuffer) -> list[str]:
@@ -394,6 +421,6 @@ def _verify_loops(buffer: ComputedBuffer) -> list[str]:
         if len(where) != len(layout.size):
             raise VerifyError(f"{buffer.name}: not one index per dimension of its target")
         return [*ops.names, loops.target]
-    if len(loops.ranges) != len(layout.size) or not all(map(same, loops.ranges, layout.size)):
+    if not same_size(loops.ranges, layout.size):
         raise VerifyError(f"{buffer.name}: ranges {loops.ranges} are not its size {layout.size}")
     return ops.names

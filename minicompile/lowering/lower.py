@@ -7,7 +7,7 @@ formulas until something needs their memory. The real compiler: GraphLowering in
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -19,7 +19,7 @@ from minicompile.lowering import realize as heuristics
 from minicompile.lowering import rules
 from minicompile.lowering.context import LoweringContext, layout_of
 from minicompile.lowering.ir import (
-    ConstantBuffer,
+    PRODUCTS,
     ExternKernel,
     ExternOutput,
     InputBuffer,
@@ -27,12 +27,12 @@ from minicompile.lowering.ir import (
     LoopGraph,
     Operation,
     Output,
-    View,
+    leaves,
     verify,
     written_by,
 )
 from minicompile.lowering.registry import Rule, extern_reasons, lowering
-from minicompile.lowering.value import Storage, TensorValue, values_in
+from minicompile.lowering.value import Storage, TensorValue
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.graph import Graph, origins_of, output_node, target_name
 from minicompile.ops.origin import source_lines
@@ -40,16 +40,6 @@ from minicompile.options import Options
 from minicompile.shapes.expr import Size, to_size
 
 __all__ = ["LoweringContext", "lower", "lowering", "rules"]
-
-STRIDES_DONT_MATTER = frozenset(
-    {
-        torch.ops.aten.mm.default,
-        torch.ops.aten.bmm.default,
-        torch.ops.aten.addmm.default,
-        torch.ops.aten.baddbmm.default,
-    }
-)
-"""Libraries whose result lies the same way however their operands do."""
 
 
 def lower(graph: Graph, options: Options) -> LoopGraph:
@@ -72,25 +62,26 @@ class _Lowering:
 
     def run(self) -> LoopGraph:
         outputs: list[Output] = []
+        visit = {
+            "placeholder": self._placeholder,
+            "get_attr": self._attribute,
+            "call_function": self._call,
+        }
         self.ctx.names.update(
             n.name for n in self.graph.nodes if n.op in ("placeholder", "get_attr")
         )
         for node in self.graph.nodes:
             self.ctx.enter(node)
-            if node.op == "placeholder":
-                self.values[node] = self._placeholder(node)
-            elif node.op == "get_attr":
-                self.values[node] = self._attribute(node)
-            elif node.op == "output":
+            if node.op == "output":
                 items: Any = node.args[0]
                 outputs = [self._output(item) for item in items]
-            elif node.op == "call_function":
-                self.values[node] = self._call(node)
+            elif node.op in visit:
+                self.values[node] = visit[node.op](node)
             else:
                 raise Unsupported(f"a {node.op} node in an ATen graph")
-        ctx = self.ctx
-        operations, constants = _without_unread(ctx, outputs)
-        found = LoopGraph(self.graph.name, self.inputs, constants, operations, outputs, self.hints)
+        name, ctx = self.graph.name, self.ctx
+        found = LoopGraph(name, self.inputs, ctx.constants, ctx.operations, outputs, self.hints)
+        drop_unread(found, ctx.reads)
         if self.options.verify:
             verify(found)
         return found
@@ -213,41 +204,34 @@ class _Lowering:
             layouts = [
                 lay and Layout.contiguous(lay.device, lay.dtype, lay.size) for lay in layouts
             ]
-        reads: list[str] = []
+        single, why = isinstance(val, torch.Tensor), f"read by {op}"
 
         def operand(argument: fx.Node) -> Any:
             value = self.values[argument]
             if not isinstance(value, TensorValue):
                 return value
-            why = f"read by {op}"
-            if op in STRIDES_DONT_MATTER:
-                view = ctx.realize(value, why)
-            else:  # operators choose their result's strides by their operands'
-                view = ctx.realize_as(value, layout_of(argument.meta["val"]), why)
-            reads.append(view.buffer)
-            return view
+            if op in PRODUCTS:
+                return ctx.realize(value, why)
+            # operators choose their result's strides by their operands'
+            return ctx.realize_as(value, layout_of(argument.meta["val"]), why)
+
+        def output(index: int, layout: Layout) -> ExternOutput:
+            if single:
+                return ExternOutput(name, layout, ctx.origins, name)
+            return ExternOutput(f"{name}_{index}", layout, ctx.origins, name, index)
 
         args, kwargs = fx.map_arg((node.args, node.kwargs), operand)
-        name, single = ctx.new_name(), isinstance(val, torch.Tensor)
-        outputs: list[ExternOutput | None] = []
-        for index, layout in enumerate(layouts):
-            own = name if single else f"{name}_{index}"
-            ctx.names.add(own)
-            place = None if single else index
-            output = (
-                ExternOutput(own, layout, ctx.origins, name, place) if layout is not None else None
-            )
-            outputs.append(output)
-        kernel = ExternKernel(name, op, args, dict(kwargs), tuple(outputs), reason, ctx.origins)
-        ctx.add(kernel, reads)
-        results = [ctx.in_memory(output) if output is not None else None for output in outputs]
-        if single:
-            return results[0]
-        numbers = val if isinstance(val, tuple | list) else results
-        return tuple(
-            _number(number) if result is None else result
-            for result, number in zip(results, numbers, strict=True)
+        name = ctx.new_name()
+        outputs = tuple(
+            output(k, layout) if layout is not None else None for k, layout in enumerate(layouts)
         )
+        kernel = ExternKernel(name, op, args, dict(kwargs), outputs, reason, ctx.origins)
+        ctx.add(kernel, [view.buffer for view in kernel.views()])
+        results = tuple(
+            ctx.in_memory(made) if made is not None else _number(number)
+            for made, number in zip(outputs, [val] if single else val or (), strict=True)
+        )
+        return results[0] if single else results
 
     def _known_size(self, node: fx.Node, value: Any) -> Size:
         """A number as a Size. Refuses one that only the operator knows, once it has run."""
@@ -258,6 +242,10 @@ class _Lowering:
                 where=_where(node),
             )
         return size
+
+
+def values_in(nested: Any) -> list[TensorValue]:
+    return [value for value in leaves(nested) if isinstance(value, TensorValue)]
 
 
 def _number(value: Any) -> Any:
@@ -284,28 +272,22 @@ def _where(node: fx.Node) -> Any:
     return lines[0] if lines else None
 
 
-def _without_unread(
-    ctx: LoweringContext, outputs: Sequence[Output]
-) -> tuple[list[Operation], list[ConstantBuffer]]:
-    """Drop operations that nothing reads, and single outputs of operators.
+def drop_unread(graph: LoopGraph, reads: Mapping[str, frozenset[str]]) -> None:
+    """Drop operations and constants that nothing reads, and single outputs of operators.
 
     Operators that do more than compute (random numbers, checks) stay.
     """
-    needed = {output.buffer for output in outputs if isinstance(output, View)}
+    needed = set(graph.returned)
     kept: list[Operation] = []
-    for operation in reversed(ctx.operations):
+    for operation in reversed(graph.operations):
         names = {buffer.name for buffer in written_by(operation)}
-        if names & needed or _has_effect(operation):
+        effect = isinstance(operation, ExternKernel) and operation.has_effect
+        if names & needed or effect:
             if isinstance(operation, ExternKernel):
                 operation.outputs = tuple(
                     o if o is not None and o.name in needed else None for o in operation.outputs
                 )
-            needed |= ctx.reads[operation.name]
+            needed |= reads[operation.name]
             kept.append(operation)
-    return kept[::-1], [c for c in ctx.constants if c.name in needed]
-
-
-def _has_effect(operation: Operation) -> bool:
-    if not isinstance(operation, ExternKernel):
-        return False
-    return not operation.outputs or torch.Tag.nondeterministic_seeded in operation.op.tags
+    graph.operations = kept[::-1]
+    graph.constants = [c for c in graph.constants if c.name in needed]

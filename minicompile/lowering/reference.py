@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
@@ -23,10 +24,12 @@ from minicompile.lowering.ir import (
     InputBuffer,
     Layout,
     LoopGraph,
+    Loops,
     Reduction,
     Scatter,
     View,
-    loop_index,
+    evaluate_loops,
+    loop_ranges,
 )
 from minicompile.ops.handler import Index, Ops, StoreMode
 from minicompile.ops.table import POINTWISE, ReductionKind, result_dtype
@@ -65,9 +68,8 @@ def run_reference(graph: LoopGraph, inputs: Sequence[Any]) -> list[Any]:
     run = _Run()
     for declared, given in zip(graph.inputs, inputs, strict=True):
         if isinstance(declared, InputBuffer):
-            run.bind(
-                (*declared.layout.size, *declared.layout.stride), (*given.shape, *given.stride())
-            )
+            run.bind(declared.layout.size, given.shape)
+            run.bind(declared.layout.stride, given.stride())
         else:
             run.bind([declared], [given])
     for declared, given in zip(graph.inputs, inputs, strict=True):
@@ -148,52 +150,41 @@ class _Run:
             count = self.shape([layout.storage_size])
             memory = torch.empty(count, dtype=layout.dtype, device=layout.device)
         self.memory[buffer.name] = memory
-        if isinstance(loops, Reduction):
-            ops, (index, rindex) = self.space(layout.device, loops.ranges, loops.reduction_ranges)
-            value, dtype = ops.whole(loops.inner_fn(ops, index, rindex)), loops.source_dtype
-        else:
-            ops, (index,) = self.space(layout.device, loops.ranges)
-            value, dtype = ops.whole(loops.inner_fn(ops, index)), layout.dtype
+        ops = self.space(loops, layout.device)
+        value, where = evaluate_loops(loops, ops)
+        value = ops.whole(value)
+        dtype = loops.source_dtype if isinstance(loops, Reduction) else layout.dtype
         if value.dtype is not dtype:
             raise VerifyError(f"{buffer.name}: its body gives {value.dtype}, not {dtype}")
         if isinstance(loops, Scatter):
-            position = layout.index(loops.output_index(ops, index))
-            ops.store(buffer.name, position, value, loops.mode)
+            ops.store(buffer.name, layout.index(where or ()), value, loops.mode)
             return
         if isinstance(loops, Reduction):
-            flat = value.reshape([*value.shape[: len(index)], math.prod(value.shape[len(index) :])])
+            kept = len(loops.ranges)
+            flat = value.reshape([*value.shape[:kept], math.prod(value.shape[kept:])])
             value = ops.reduction(loops.kind, layout.dtype, flat).to(layout.dtype)
         self.view(buffer.name, layout).copy_(value)
 
-    def space(
-        self, device: torch.device, *ranges: Sequence[Size]
-    ) -> tuple[ReferenceOps, list[list[sympy.Symbol]]]:
-        """A handler for the loops, and their variables."""
-        indices = [
-            loop_index(len(group), prefix) for prefix, group in zip("pr", ranges, strict=False)
-        ]
-        extents = [n for group in ranges for n in self.shape(group)]
-        values: Values = dict(self.sizes)
-        for at, variable in enumerate(v for group in indices for v in group):
+    def space(self, loops: Loops, device: torch.device) -> ReferenceOps:
+        """A handler in which each loop variable stands for all of its values."""
+        ranges = {v: extent for group in loop_ranges(loops) for v, extent in group.items()}
+        extents, values = self.shape(list(ranges.values())), dict(self.sizes)
+        for at, variable in enumerate(ranges):
             shape = [-1 if axis == at else 1 for axis in range(len(extents))]
             values[variable] = torch.arange(extents[at], device=device).reshape(shape)
-        return ReferenceOps(self.memory, values, extents, device), indices
+        return ReferenceOps(self.memory, values, extents, device)
 
 
+@dataclass(eq=False)
 class ReferenceOps(Ops):
     """Values are tensors that broadcast over the index space; symbols stand for ints or such tensors."""
 
-    def __init__(
-        self,
-        memory: Mapping[str, torch.Tensor],
-        values: Values,
-        extents: Sequence[int],
-        device: torch.device,
-        mask: torch.Tensor | None = None,
-    ) -> None:
-        self.memory, self.values, self.extents, self.device = memory, values, extents, device
-        self.mask = mask
-        """Where the body being evaluated counts; elsewhere its loads are made harmless."""
+    memory: Mapping[str, torch.Tensor]
+    values: Values
+    extents: Sequence[int]
+    device: torch.device
+    mask: torch.Tensor | None = None
+    """Where the body being evaluated counts; elsewhere its loads are made harmless."""
 
     def whole(self, value: torch.Tensor) -> torch.Tensor:
         """The value with an element of its own for each iteration."""
@@ -237,7 +228,7 @@ class ReferenceOps(Ops):
         self, mask: torch.Tensor, body: Callable[[Ops], torch.Tensor], other: float | int | bool
     ) -> torch.Tensor:
         inside = mask if self.mask is None else torch.logical_and(mask, self.mask)
-        value = body(ReferenceOps(self.memory, self.values, self.extents, self.device, inside))
+        value = body(replace(self, mask=inside))
         return torch.where(mask, value, self.constant(other, value.dtype))
 
     def indirect_indexing(
@@ -262,11 +253,9 @@ class ReferenceOps(Ops):
         self, kind: ReductionKind, dtype: torch.dtype, value: torch.Tensor
     ) -> torch.Tensor:
         """Reduce the last dimension."""
-        if kind in ("sum", "prod"):
-            found: torch.Tensor = getattr(torch, kind)(value, -1, dtype=value.dtype)
-            return found
-        names = {"max": "amax", "min": "amin"}
-        found = getattr(torch, names.get(kind, kind))(value, -1)
+        name = {"max": "amax", "min": "amin"}.get(kind, kind)
+        options = {"dtype": value.dtype} if kind in ("sum", "prod") else {}
+        found: torch.Tensor = getattr(torch, name)(value, -1, **options)
         return found
 
     def pointwise(self, name: str, *values: torch.Tensor) -> torch.Tensor:

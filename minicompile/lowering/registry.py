@@ -13,25 +13,14 @@ torch/_inductor/lowering.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from minicompile.ops.registry import Registry
 
 Rule = Callable[..., Any]
 """`rule(ctx, *args, **kwargs) -> TensorValue | tuple`."""
 
-F = TypeVar("F", bound=Rule)
-
-
-class Lowerings(Registry[Rule]):
-    """Keys are overloads: `aten.relu.default`."""
-
-    def __call__(self, *keys: Any) -> Callable[[F], F]:
-        """As any registry's decorator; the rule keeps its own type, since rules call each other."""
-        return super().__call__(*keys)  # type: ignore[return-value]
-
-
-lowering = Lowerings("lowering", "ATen overload -> rule that gives loops")
+lowering: Registry[Rule] = Registry("lowering", "ATen overload -> rule that gives loops")
 
 extern_reasons: Registry[str] = Registry(
     "extern", "ATen overload or packet -> why a library runs it rather than loops"

@@ -11,7 +11,7 @@ The real compiler: TensorBox, StorageBox, BaseView in torch/_inductor/ir.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -132,6 +132,11 @@ class TensorValue:
             return scope.load_memory(self.storage, self.layout, index)
         return scope.load_storage(self.storage, self.view.index(index) if self.view else index)
 
+    def load_as(self, ops: Ops, index: Sequence[Index], dtype: torch.dtype) -> V:
+        """The element converted to `dtype`."""
+        value = self.load(ops, index)
+        return value if self.dtype is dtype else ops.to_dtype(value, dtype)
+
     @property
     def known_positions(self) -> Positions | None:
         """The value's integers where no load is needed to know them."""
@@ -141,17 +146,7 @@ class TensorValue:
         return Positions(lambda i: found.formula(view.index(i)), found.low, found.high)
 
 
-def values_in(nested: Any) -> list[TensorValue]:
-    """All tensor values in nested tuples, lists and dicts."""
-    if isinstance(nested, TensorValue):
-        return [nested]
-    if isinstance(nested, Mapping):
-        nested = nested.values()
-    elif not isinstance(nested, tuple | list):
-        return []
-    return [value for item in nested for value in values_in(item)]
-
-
+@dataclass(eq=False)
 class Scope(Ops):
     """The handler that values see while one loop body is evaluated; the real handler is inside.
 
@@ -160,18 +155,16 @@ class Scope(Ops):
     realized later are still inlined.
     """
 
-    def __init__(
-        self,
-        inner: Ops,
-        position: int = NEVER,
-        origins: Origins = NO_ORIGINS,
-        views: Origins = NO_ORIGINS,
-        memo: dict[Any, V] | None = None,
-    ) -> None:
-        self.inner, self.position, self.origins, self.views = inner, position, origins, views
-        self.memo: dict[Any, V] = {} if memo is None else memo
-        self.arithmetic = inner.at(origins)
-        self.addressing = inner.at(origins | views) if views else self.arithmetic
+    inner: Ops
+    position: int = NEVER
+    origins: Origins = NO_ORIGINS
+    views: Origins = NO_ORIGINS
+    memo: dict[Any, V] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.arithmetic = self.inner.at(self.origins)
+        seen = self.origins | self.views
+        self.addressing = self.inner.at(seen) if self.views else self.arithmetic
 
     @staticmethod
     def over(ops: Ops) -> Scope:

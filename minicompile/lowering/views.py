@@ -27,7 +27,6 @@ from minicompile.shapes.expr import (
     floor_div,
     is_nonnegative,
     linear_index,
-    product,
     same,
     simplify_index,
     to_size,
@@ -235,18 +234,6 @@ def unfold(size: Sequence[Size], dim: int, length: int, step: int) -> ViewMap:
     return ViewMap((*size[:dim], count, *size[dim + 1 :], length), index)
 
 
-def resolve_size(numel: Size, size: Sequence[Size]) -> tuple[Size, ...]:
-    """A view's size with its -1, if any, worked out."""
-    unknown = [d for d, extent in enumerate(size) if isinstance(extent, int) and extent == -1]
-    if not unknown:
-        return tuple(map(to_size, size))
-    known = product(extent for d, extent in enumerate(size) if d != unknown[0])
-    return tuple(
-        floor_div(numel, known) if d == unknown[0] else to_size(extent)
-        for d, extent in enumerate(size)
-    )
-
-
 Group = tuple[list[int], list[int]]
 """Dimensions of the base and of the view that hold the same elements."""
 
@@ -284,7 +271,7 @@ def _divides(a: Size, b: Size) -> bool:
 
 def reshape(old: Sequence[Size], new: Sequence[Size]) -> ViewMap:
     """The same elements in row-major order, as `new`: divisions only inside groups that merge dimensions."""
-    old, new = tuple(old), resolve_size(product(old), new)
+    new = tuple(map(to_size, new))
     if any(extent == 0 for extent in (*old, *new)):
         return ViewMap(
             new,

@@ -69,7 +69,29 @@ class Listing:
         return sum(target is not operator.getitem for target in calls)
 
     def __str__(self) -> str:
-        return graph_text(self)
+        """The graph as a Python function, headed by the pass that made it; user lines as comments."""
+        lines = [f"# {self.name}, by {self.made_by}: {self.op_count} operations"]
+        inputs = [node for node in self.nodes if node.op == "placeholder"]
+        typed = [f"{n.name}: '{value_text(n.meta.get('val'))}'" for n in inputs]
+        if len(typed) > 3:
+            lines += [f"def {self.name}(", *(f"    {argument}," for argument in typed), "):"]
+        else:
+            lines.append(f"def {self.name}({', '.join(typed)}):")
+        shown: object = None
+        for node in self.nodes:
+            if node.op == "placeholder":
+                continue
+            if node.op == "output":
+                lines.append(f"    return {_argument(node.args[0])}")
+                continue
+            at = source_lines(origins_of(node))
+            if at and at != shown:
+                phase = " (backward)" if node.meta.get("phase") == "backward" else ""
+                lines.extend(f"    # {line}{phase}" for line in at)
+                shown = at
+            value = value_text(node.meta.get("val"))
+            lines.append(f"    {node.name}: '{value}' = {call_text(node)}")
+        return "\n".join(lines)
 
 
 @dataclass
@@ -134,31 +156,6 @@ def call_text(node: fx.Node) -> str:
     elif node.op == "call_module":
         function = f"self.{function}"
     return f"{function}({', '.join(arguments)})"
-
-
-def graph_text(graph: Listing) -> str:
-    """The graph as a Python function, headed by the pass that made it; user lines as comments."""
-    lines = [f"# {graph.name}, by {graph.made_by}: {graph.op_count} operations"]
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    typed = [f"{n.name}: '{value_text(n.meta.get('val'))}'" for n in inputs]
-    if len(typed) > 3:
-        lines += [f"def {graph.name}(", *(f"    {argument}," for argument in typed), "):"]
-    else:
-        lines.append(f"def {graph.name}({', '.join(typed)}):")
-    shown: object = None
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            continue
-        if node.op == "output":
-            lines.append(f"    return {_argument(node.args[0])}")
-            continue
-        at = source_lines(origins_of(node))
-        if at and at != shown:
-            phase = " (backward)" if node.meta.get("phase") == "backward" else ""
-            lines.extend(f"    # {line}{phase}" for line in at)
-            shown = at
-        lines.append(f"    {node.name}: '{value_text(node.meta.get('val'))}' = {call_text(node)}")
-    return "\n".join(lines)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
@@ -89,7 +89,6 @@ BOOL_AS_LOGIC = {
 """Arithmetic on bools is logic: printers need to know no other."""
 
 ReductionKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
-REDUCTION_KINDS: tuple[ReductionKind, ...] = get_args(ReductionKind)
 
 
 def reduction_identity(kind: ReductionKind, dtype: torch.dtype) -> float | int | bool:

@@ -35,9 +35,7 @@ passes: Registry[Pass] = Registry("pass", "name -> graph pass")
 
 
 def graph_pass(name: str, *, stage: str, order: int = 50) -> Callable[[Run], Run]:
-    """Decorator that registers a pass. Stages: "full" (after functionalization), "prims",
-    "forward", "backward".
-    """
+    """Decorator. Stages: "full" (after functionalization), "prims", "forward", "backward"."""
 
     def add(run: Run) -> Run:
         passes(f"{stage}.{name}")(Pass(name, stage, order, run))

@@ -48,9 +48,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Pattern:
-    """`replace(*arguments)` computes what `search(*arguments)` does. `when(match)` may refuse an
-    occurrence.
-    """
+    """`replace(*arguments)` computes what `search` does. `when(match)` may refuse an occurrence."""
 
     name: str
     search: Callable[..., Any]
@@ -71,9 +69,7 @@ def pattern(
     stage: str = "full",
     when: Callable[[Match], bool] = lambda match: True,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: the function replaces what `search` matches. `examples` are tensors and numbers
-    to trace it with.
-    """
+    """Decorator: the function replaces what `search` matches, traced with the examples."""
 
     def add(replace: Callable[..., Any]) -> Callable[..., Any]:
         patterns(name)(Pattern(name, search, replace, tuple(examples), stage, when))

@@ -27,7 +27,7 @@ import sympy
 import torch
 
 from minicompile.errors import VerifyError
-from minicompile.lowering.ir import ComputedBuffer, Reduction, Scatter
+from minicompile.lowering.ir import ComputedBuffer, Reduction, Scatter, evaluate_loops, loop_ranges
 from minicompile.ops.display import Shown
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.handler import Index, Ops, StoreMode
@@ -131,7 +131,20 @@ class LoopBody(Shown):
         return out
 
     def __str__(self) -> str:
-        return body_text(self)
+        """The body as a Python class: ranges, named index formulas, then one operation a line."""
+        named = names(self.values)
+        indices = {index: f"index{k}" for k, index in enumerate(iterate_indices(self))}
+        lines = [f"class {self.name}_loop_body:"]
+        lines.append(f"    var_ranges = {ranges_text(self.ranges)}")
+        if self.reduction_ranges:
+            lines.append(f"    reduction_ranges = {ranges_text(self.reduction_ranges)}")
+        lines += [f"    {name} = {index}" for index, name in indices.items()]
+        lines.append("    def body(self, ops):")
+        for value in self.values:
+            if value.op != "constant":
+                target = f"{named[value]}: '{short(value.dtype)}' = " if value in named else ""
+                lines.append(f"        {target}{_value_text(value, named, indices)}")
+        return "\n".join(lines)
 
 
 class Recorder(Ops):
@@ -159,10 +172,13 @@ class Recorder(Ops):
 
     def emit(self, op: str, inputs: tuple[Value, ...], dtype: torch.dtype, **fields: Any) -> Value:
         """The value of an operation; the known one if it has been recorded before."""
-        value = Value(op, inputs, dtype, self.origins, **fields)
+        return self.append(Value(op, inputs, dtype, self.origins, **fields))
+
+    def append(self, value: Value) -> Value:
+        """A value of the body from now on, unless one that is computed alike is there."""
         known = self.known.setdefault(value.key, value)
-        if known is not value and op != "store":
-            known.origins = known.origins | self.origins
+        if known is not value and value.op != "store":
+            known.origins = known.origins | value.origins
             return known
         self.body.values.append(value)
         return value
@@ -230,21 +246,13 @@ class Recorder(Ops):
 def record(buffer: ComputedBuffer, dtypes: Mapping[str, torch.dtype]) -> LoopBody:
     """Run a buffer's loop functions once and keep what they did. A reduction's store follows it."""
     loops, layout = buffer.loops, buffer.layout
-    over = loops.reduction_ranges if isinstance(loops, Reduction) else ()
-    ranges = {loop_symbol(f"p{i}"): size for i, size in enumerate(loops.ranges)}
-    reduction_ranges = {loop_symbol(f"r{i}"): size for i, size in enumerate(over)}
-    body = LoopBody(buffer.name, ranges, reduction_ranges)
+    body = LoopBody(buffer.name, *loop_ranges(loops))
     ops = Recorder(body, dtypes).at(buffer.origins)
-    index = list(ranges)
+    value, where = evaluate_loops(loops, ops)
     if isinstance(loops, Reduction):
-        source = loops.inner_fn(ops, index, list(reduction_ranges))
-        reduced = ops.reduction(loops.kind, layout.dtype, source)
-        ops.store(buffer.name, layout.index(index), reduced)
-    elif isinstance(loops, Scatter):
-        where = layout.index(loops.output_index(ops, index))
-        ops.store(buffer.name, where, loops.inner_fn(ops, index), loops.mode)
-    else:
-        ops.store(buffer.name, layout.index(index), loops.inner_fn(ops, index))
+        value = ops.reduction(loops.kind, layout.dtype, value)
+    index = layout.index(where if where is not None else list(body.ranges))
+    ops.store(buffer.name, index, value, loops.mode if isinstance(loops, Scatter) else "store")
     drop_dead(body)
     return body
 
@@ -261,33 +269,13 @@ def drop_dead(body: LoopBody) -> None:
 
 def names(values: list[Value]) -> dict[Value, str]:
     """tmp0, tmp1, ... in order; constants are written in place and get no name."""
-    found: dict[Value, str] = {}
-    for value in values:
-        if value.op not in ("constant", "store"):
-            found[value] = f"tmp{len(found)}"
-    return found
+    named = [value for value in values if value.op not in ("constant", "store")]
+    return {value: f"tmp{number}" for number, value in enumerate(named)}
 
 
 def ranges_text(ranges: Ranges) -> str:
     """`{p0: 64, p1: 8}`."""
     return f"{{{', '.join(f'{loop}: {size}' for loop, size in ranges.items())}}}"
-
-
-def body_text(body: LoopBody) -> str:
-    """The body as a Python class: ranges, named index formulas, then one operation a line."""
-    named = names(body.values)
-    indices = {index: f"index{k}" for k, index in enumerate(iterate_indices(body))}
-    lines = [f"class {body.name}_loop_body:"]
-    lines.append(f"    var_ranges = {ranges_text(body.ranges)}")
-    if body.reduction_ranges:
-        lines.append(f"    reduction_ranges = {ranges_text(body.reduction_ranges)}")
-    lines += [f"    {name} = {index}" for index, name in indices.items()]
-    lines.append("    def body(self, ops):")
-    for value in body.values:
-        if value.op != "constant":
-            target = f"{named[value]}: '{short(value.dtype)}' = " if value in named else ""
-            lines.append(f"        {target}{_value_text(value, named, indices)}")
-    return "\n".join(lines)
 
 
 def _value_text(value: Value, named: Mapping[Value, str], indices: Mapping[Index, str]) -> str:

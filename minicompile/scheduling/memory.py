@@ -11,26 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
-from minicompile.lowering.ir import ComputedBuffer, LoopGraph, Scatter, View
-from minicompile.scheduling.nodes import (
-    Allocation,
-    FusedSchedulerNode,
-    MemoryPlan,
-    ScheduledNode,
-)
+from minicompile.lowering.ir import PRODUCTS, ComputedBuffer, LoopGraph, Scatter
+from minicompile.scheduling.nodes import Allocation, FusedSchedulerNode, MemoryPlan, ScheduledNode
 from minicompile.shapes.expr import size_hint
-
-WRITES_INTO = frozenset(
-    {
-        torch.ops.aten.mm.default,
-        torch.ops.aten.bmm.default,
-        torch.ops.aten.addmm.default,
-        torch.ops.aten.baddbmm.default,
-    }
-)
-"""Library operators that take `out=`: their results go into memory that the plan provides."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +43,8 @@ def scatter_targets(graph: LoopGraph) -> dict[str, str]:
 
 def kept_buffers(graph: LoopGraph) -> frozenset[str]:
     """Buffers that need memory whoever reads them: outputs, and what scatters update."""
-    outputs = {output.buffer for output in graph.outputs if isinstance(output, View)}
     targets = scatter_targets(graph)
-    return frozenset({*outputs, *targets, *targets.values()})
+    return frozenset({*graph.returned, *targets, *targets.values()})
 
 
 class Liveness:
@@ -85,12 +67,10 @@ class Liveness:
         """Buffers that one kernel writes and only that kernel reads."""
         for name in self.internal:
             del self.last[name]
-        for output in graph.outputs:
-            if isinstance(output, View):
-                self.last[output.buffer] = self.steps
+        self.last.update(dict.fromkeys(graph.returned, self.steps))
         self.aliases = {s: t for s, t in scatter_targets(graph).items() if s in born_at}
-        library = [
-            not isinstance(node, FusedSchedulerNode) and node.kernel.op not in WRITES_INTO
+        library = [  # the plan provides the memory of products: they take `out=`
+            not isinstance(node, FusedSchedulerNode) and node.kernel.op not in PRODUCTS
             for node in nodes
         ]
         lent = {

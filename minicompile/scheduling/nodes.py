@@ -124,12 +124,9 @@ class FusedSchedulerNode(Shown):
         return tuple(d for node in self.nodes for d in node.writes)
 
     def __str__(self) -> str:
-        text = "fused " if len(self.nodes) > 1 else "kernel "
-        text += " + ".join(node.name for node in self.nodes)
-        text += f": {ranges_text(self.ranges)}"
-        return text + (
-            f" over {ranges_text(self.reduction_ranges)}" if self.reduction_ranges else ""
-        )
+        kind, names = "fused" if len(self.nodes) > 1 else "kernel", [n.name for n in self.nodes]
+        over = f" over {ranges_text(self.reduction_ranges)}" if self.reduction_ranges else ""
+        return f"{kind} {' + '.join(names)}: {ranges_text(self.ranges)}{over}"
 
 
 ScheduledNode: TypeAlias = FusedSchedulerNode | ExternKernelSchedulerNode

@@ -13,17 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from minicompile.errors import Unsupported, VerifyError
-from minicompile.lowering.ir import (
-    Buffer,
-    ExternKernel,
-    LoopGraph,
-    Scatter,
-    View,
-    written_by,
-)
+from minicompile.lowering.ir import ExternKernel, LoopGraph, Scatter, written_by
 from minicompile.options import Options
 from minicompile.scheduling.body import record
 from minicompile.scheduling.body import verify as verify_body
@@ -67,7 +58,7 @@ def make_nodes(graph: LoopGraph) -> list[AnyNode]:
     A scatter reads its target: what it leaves alone is part of its result.
     """
     dtypes = {name: buffer.layout.dtype for name, buffer in graph.buffers.items()}
-    owned = {b.name for b in (*graph.constants, *graph.inputs) if isinstance(b, Buffer)}
+    owned = {buffer.name for buffer in graph.given}
     nodes: list[AnyNode] = []
     for operation in graph.operations:
         if isinstance(operation, ExternKernel):
@@ -91,7 +82,7 @@ def make_nodes(graph: LoopGraph) -> list[AnyNode]:
 
 def live_nodes(graph: LoopGraph, nodes: Sequence[AnyNode]) -> list[AnyNode]:
     """The nodes that outputs need, and library calls with effects (random numbers, checks)."""
-    needed = {output.buffer for output in graph.outputs if isinstance(output, View)}
+    needed = set(graph.returned)
     live: list[AnyNode] = []
     for node in reversed(nodes):
         if has_effect(node) or any(d.buffer in needed for d in node.writes):
@@ -101,12 +92,7 @@ def live_nodes(graph: LoopGraph, nodes: Sequence[AnyNode]) -> list[AnyNode]:
 
 
 def has_effect(node: AnyNode) -> bool:
-    """Whether eager would behave differently without the call, even if nobody reads its result."""
-    if not isinstance(node, ExternKernelSchedulerNode):
-        return False
-    op = node.kernel.op
-    random = torch.Tag.nondeterministic_seeded in op.tags
-    return random or op._schema.is_mutable or not node.writes
+    return isinstance(node, ExternKernelSchedulerNode) and node.kernel.has_effect
 
 
 def dependency_graph(nodes: Sequence[AnyNode]) -> dict[int, set[int]]:
@@ -182,7 +168,7 @@ def topological_order(
 def verify(result: Schedule) -> None:
     """Raise VerifyError where a schedule breaks its promises: bodies, order, memory."""
     graph, memory = result.graph, result.memory
-    present = {b.name for b in (*graph.constants, *graph.inputs) if isinstance(b, Buffer)}
+    present = {buffer.name for buffer in graph.given}
     for step, node in enumerate(result.nodes):
         for body in node.bodies if isinstance(node, FusedSchedulerNode) else ():
             verify_body(body)
@@ -191,6 +177,6 @@ def verify(result: Schedule) -> None:
                 raise VerifyError(f"{node.name} reads {dependency.buffer}, which isn't in memory")
         present.difference_update(a.reuses for a in memory.allocate[step] if a.reuses is not None)
         present.update(d.buffer for d in node.writes if d.buffer not in memory.internal)
-    for output in graph.outputs:
-        if isinstance(output, View) and output.buffer not in present:
-            raise VerifyError(f"output {output.buffer} is not in memory at the end")
+    for buffer in graph.returned:
+        if buffer not in present:
+            raise VerifyError(f"output {buffer} is not in memory at the end")

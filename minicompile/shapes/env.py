@@ -10,7 +10,6 @@ The real compiler: torch/fx/experimental/symbolic_shapes.py.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import sympy
@@ -142,15 +141,6 @@ class ShapeEnv(Shown):
         self.guards += [(sympy.Eq(*pair), reason) for pair in pinned.items()]
         return pinned
 
-    def broken_guard(self, sizes: Mapping[sympy.Symbol, int]) -> tuple[sympy.Basic, str] | None:
-        """The first guard that doesn't hold for `sizes`, or None if the compiled code may be used."""
-        for symbol in self.hints:
-            if sizes[symbol] < SMALLEST_SIZE:
-                return sympy.Ge(symbol, SMALLEST_SIZE), "sizes 0 and 1 are specialised"
-        return next(
-            (guard for guard in self.guards if guard[0].xreplace(dict(sizes)) != sympy.true), None
-        )
-
     # What FakeTensorMode asks of the environment of a SymNode it meets.
 
     def evaluate_sym_node(
@@ -161,9 +151,8 @@ class ShapeEnv(Shown):
     def _maybe_evaluate_static(self, expr: sympy.Basic, **_: object) -> sympy.Basic | None:
         return self.static(expr) if isinstance(expr, sympy.Basic) else sympy.sympify(expr)
 
-    @contextlib.contextmanager
-    def ignore_fresh_unbacked_symbols(self) -> Iterator[None]:
-        yield
+    def ignore_fresh_unbacked_symbols(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def __str__(self) -> str:
         lines = [f"{len(self.symbols)} symbolic sizes, {len(self.guards)} guards"]

@@ -140,12 +140,6 @@ def floor_div(a: Size | Expr, b: Size | Expr) -> Size:
     return to_size(FloorDiv(sympy.sympify(a), sympy.sympify(b)))
 
 
-def modulo(a: Size | Expr, b: Size | Expr) -> Size:
-    if isinstance(a, int) and isinstance(b, int):
-        return a % b
-    return to_size(ModularIndexing(sympy.sympify(a), ONE, sympy.sympify(b)))
-
-
 def same(a: Size, b: Size) -> bool:
     """Equal for every value of the size symbols."""
     if isinstance(a, int) and isinstance(b, int):
@@ -165,12 +159,8 @@ def is_nonnegative(value: Size | Expr) -> bool:
     if value.is_nonnegative:
         return True
     shifted = {s: s + 1 for s in value.free_symbols if s.is_positive}
-    expanded = sympy.expand(value.xreplace(shifted)) if shifted else sympy.expand(value)
-    for term in sympy.Add.make_args(expanded):
-        coefficient, rest = term.as_coeff_Mul()
-        if coefficient < 0 or not all(f.is_nonnegative for f in sympy.Mul.make_args(rest)):
-            return False
-    return True
+    terms = sympy.Add.make_args(sympy.expand(value.xreplace(shifted)))
+    return all(f.is_nonnegative for term in terms for f in sympy.Mul.make_args(term))
 
 
 def _below(expr: Expr, limit: Expr) -> bool:
@@ -226,15 +216,14 @@ def _split(base: Expr, divisor: Expr) -> tuple[Expr, Expr]:
     """base = quotient * divisor + rest, moving every term that divides exactly."""
     quotient, rest = [], []
     for term in sympy.Add.make_args(base):
-        q = exact_quotient(term, divisor)
-        if q is None and divisor.is_Integer:
-            coefficient, factors = term.as_coeff_Mul()
-            if factors == 1 and coefficient.is_Integer:  # a constant: keep its remainder
-                q_const, r_const = divmod(int(coefficient), int(divisor))
-                quotient.append(sympy.Integer(q_const))
-                rest.append(sympy.Integer(r_const))
-                continue
-        (rest if q is None else quotient).append(term if q is None else q)
+        exact = exact_quotient(term, divisor)
+        if exact is not None:
+            quotient.append(exact)
+        elif term.is_Integer and divisor.is_Integer:  # a constant: keep its remainder
+            quotient.append(term // divisor)
+            rest.append(term % divisor)
+        else:
+            rest.append(term)
     return sympy.Add(*quotient), sympy.Add(*rest)
 
 
@@ -242,11 +231,9 @@ def _simplify_floor(base: Expr, divisor: Expr, ranges: Ranges) -> Expr:
     if _fits(base, divisor, ranges):
         return ZERO
     quotient, rest = _split(base, divisor)
-    if quotient != 0:
-        if _fits(rest, divisor, ranges):
-            return quotient
-        return quotient + FloorDiv(rest, divisor)
-    return FloorDiv(base, divisor)
+    if quotient != 0 and _fits(rest, divisor, ranges):
+        return quotient
+    return quotient + FloorDiv(rest, divisor)
 
 
 def _simplify_modular(base: Expr, divisor: Expr, modulus: Expr, ranges: Ranges) -> Expr:
@@ -296,9 +283,7 @@ def simplify_index(expr: Expr | int, ranges: Ranges) -> Expr:
     """
     if isinstance(expr, int):
         return sympy.Integer(expr)
-    units = {v: ZERO for v in expr.free_symbols if v in ranges and ranges[v] == 1}
-    if units:
-        expr = expr.xreplace(units)
+    expr = expr.xreplace({v: ZERO for v in expr.free_symbols if ranges.get(v) == 1})
     if not expr.has(FloorDiv, ModularIndexing):
         products_of_sums = any(
             isinstance(a, sympy.Add) for m in expr.atoms(sympy.Mul) for a in m.args

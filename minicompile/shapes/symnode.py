@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import sympy
 
@@ -109,24 +109,17 @@ class SymNode:
 
     # Arithmetic
 
-    def _arithmetic(self, rule: Callable[..., sympy.Expr], *others: SymNode) -> SymNode:
+    def _apply(
+        self, rule: Callable[..., sympy.Basic], pytype: type | None, *others: SymNode
+    ) -> SymNode:
+        """A number of type `pytype`; None is what Python's arithmetic gives."""
         nodes = (self, *others)
-        pytype = float if any(node.pytype is float for node in nodes) else int
+        if pytype is None:
+            pytype = float if any(node.pytype is float for node in nodes) else int
         return self._new(rule(*(node.expr for node in nodes)), pytype)
-
-    def _quotient(self, other: SymNode) -> SymNode:
-        return self._new(self.expr / other.expr, float)
-
-    truediv = int_truediv = float_truediv = _quotient
-
-    def sym_sqrt(self) -> SymNode:
-        return self._new(sympy.sqrt(self.expr), float)
 
     def sym_sum(self, nodes: Sequence[SymNode]) -> SymNode:
         return self._new(sympy.Add(*(node.expr for node in nodes)), int)
-
-    def sym_float(self) -> SymNode:
-        return self._new(self.expr, float)
 
     def pos(self) -> SymNode:
         return self
@@ -134,20 +127,11 @@ class SymNode:
     def sym_max(self, other: SymNode) -> SymNode:
         """The larger one. Compared with 1, as in row-major strides, which one that is becomes a guard."""
         if ONE in (self.expr, other.expr):
-            return self if self._truth(sympy.Ge, other).guard_bool() else other
+            return self if self.shape_env.evaluate(sympy.Ge(self.expr, other.expr)) else other
         return self._new(sympy.Max(self.expr, other.expr), int)
-
-    def sym_not(self) -> SymNode:
-        return self._new(sympy.Not(self.expr), bool)
 
     def sym_ite(self, then: SymNode, otherwise: SymNode) -> SymNode:
         return then if self.guard_bool() else otherwise
-
-    def _truth(self, rule: Callable[..., sympy.Basic], other: SymNode) -> SymNode:
-        return self._new(rule(self.expr, other.expr), bool)
-
-    def _rounded(self, rule: Callable[[sympy.Expr], sympy.Expr]) -> SymNode:
-        return self if self.pytype is int else self._new(rule(self.expr), int)
 
     # Layout predicates over sizes and strides: decided at once, so that they guard on little
 
@@ -214,7 +198,7 @@ def _modulo(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
 
 
 def _toward_zero(value: sympy.Expr) -> sympy.Expr:
-    return sympy.sign(value) * sympy.floor(sympy.Abs(value))
+    return value if value.is_integer else sympy.sign(value) * sympy.floor(sympy.Abs(value))
 
 
 ARITHMETIC: dict[str, Callable[..., sympy.Expr]] = {
@@ -242,6 +226,14 @@ TRUTHS = {
     "sym_and": sympy.And,
     "or_": sympy.Or,
     "sym_or": sympy.Or,
+    "sym_not": sympy.Not,
+}
+FLOATS = {
+    "truediv": operator.truediv,
+    "int_truediv": operator.truediv,
+    "float_truediv": operator.truediv,
+    "sym_sqrt": sympy.sqrt,
+    "sym_float": lambda value: value,
 }
 ROUNDING = {
     "floor": sympy.floor,
@@ -261,18 +253,14 @@ ANSWERS = {
 """What torch asks of nodes and all of ours answer alike."""
 
 
-def _method(kind: Callable[..., SymNode], rule: Any) -> Callable[..., SymNode]:
-    rule = functools.lru_cache(4096)(rule)  # the same few sizes are combined again and again
-    return lambda self, *others: kind(self, rule, *others)
-
-
-for _names, _kind in (
-    (ARITHMETIC, SymNode._arithmetic),
-    (TRUTHS, SymNode._truth),
-    (ROUNDING, SymNode._rounded),
-):
-    for _name, _rule in _names.items():
-        setattr(SymNode, _name, _method(_kind, _rule))
+for _rules, _pytype in ((ARITHMETIC, None), (TRUTHS, bool), (FLOATS, float), (ROUNDING, int)):
+    for _name, _rule in _rules.items():
+        _cached = functools.lru_cache(4096)(_rule)  # the same few sizes come again and again
+        setattr(
+            SymNode,
+            _name,
+            lambda self, *others, _rule=_cached, _type=_pytype: self._apply(_rule, _type, *others),
+        )
 for _rank, _order in CHANNELS_LAST.items():
     for _name, _test in (
         ("contiguous", SymNode._contiguous_in_order),

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 
 from minicompile.aot.result import AotResult, OutputSpec, Partition, RuntimeMetadata
 from minicompile.ops.display import bytes_text
-from minicompile.ops.graph import Graph, origins_of
-from minicompile.ops.origin import NO_ORIGINS, Origins
+from minicompile.ops.graph import Graph
+from minicompile.ops.origin import NO_ORIGINS
 from minicompile.show.graphs import graph_parts, pass_parts
 from minicompile.show.html import bar, box, code, details, facts, heading, shows, table, text
-from minicompile.show.listing import source_cell
+from minicompile.show.listing import headline, source_cell
 from minicompile.show.palette import GOOD, NEUTRAL, colour
 
 
-def partition_parts(partition: Partition, origins: Mapping[str, Origins]) -> str:
+def partition_parts(partition: Partition) -> str:
     """Bytes kept, against keeping everything; each saved value; what is computed again."""
     totals = [
         (f"this partition ({partition.method})", partition.saved_bytes, GOOD),
@@ -24,16 +23,18 @@ def partition_parts(partition: Partition, origins: Mapping[str, Origins]) -> str
     most = max(partition.saved_bytes, partition.default_bytes)
     compare = ([text(what), bytes_text(n), bar(n, most, hue)] for what, n, hue in totals)
     largest = max((v.bytes or 0 for v in partition.saved), default=0)
-    saved, again = [], []
+    saved = []
+
+    def named(name: str) -> list[str]:
+        made = partition.origins.get(name, NO_ORIGINS)
+        return [code(name, colour(made)), source_cell(made)]
+
     for value in sorted(partition.saved, key=lambda v: (-(v.bytes or 0), v.name)):
-        made = origins.get(value.name, NO_ORIGINS)
-        name, line = code(value.name, colour(made)), source_cell(made)
+        name, line = named(value.name)
         size = bytes_text(value.bytes) if value.bytes is not None else "symbolic"
         length = bar(value.bytes or 0, largest, GOOD, 16)
         saved.append([name, size, length, text(value.reason), line])
-    for name in partition.recomputed:
-        made = origins.get(name, NO_ORIGINS)
-        again.append([code(name, colour(made)), source_cell(made)])
+    again = list(map(named, partition.recomputed))
     return (
         table(("kept for backward", "bytes", ""), compare, numbers=(1,))
         + table(("saved", "bytes", "", "why", "line"), saved, numbers=(1,))
@@ -43,11 +44,7 @@ def partition_parts(partition: Partition, origins: Mapping[str, Origins]) -> str
 
 @shows(Partition)
 def partition_view(partition: Partition) -> str:
-    about = (
-        f"saves {len(partition.saved)} values, {bytes_text(partition.saved_bytes)} · "
-        f"computes {len(partition.recomputed)} operations again"
-    )
-    return box(f"{partition.method} partition", about, partition_parts(partition, {}))
+    return box(*headline(partition), partition_parts(partition))
 
 
 def output_row(number: int, spec: OutputSpec) -> list[str]:
@@ -80,8 +77,7 @@ def _plain(value: object) -> str:
 
 @shows(RuntimeMetadata)
 def metadata_view(metadata: RuntimeMetadata) -> str:
-    about = f"{len(metadata.outputs)} outputs · {metadata.saved} saved"
-    return box("runtime metadata", about, metadata_parts(metadata))
+    return box(*headline(metadata), metadata_parts(metadata))
 
 
 def graph_details(name: str, graph: Graph) -> str:
@@ -90,10 +86,6 @@ def graph_details(name: str, graph: Graph) -> str:
 
 @shows(AotResult)
 def aot_view(aot: AotResult) -> str:
-    origins: dict[str, Origins] = {}
-    for graph in (aot.forward, aot.backward, aot.joint):
-        nodes = graph.nodes if graph is not None else ()
-        origins.update({node.name: origins_of(node) for node in nodes})
     headline = f"forward {aot.forward.op_count} operations"
     if aot.backward is None:
         parts = [graph_parts(aot.forward)]
@@ -105,7 +97,7 @@ def aot_view(aot: AotResult) -> str:
         parts.append(details("joint graph", about, graph_parts(aot.joint, aot.partition)))
     if aot.partition is not None:
         parts.append(heading("saved or computed again"))
-        parts.append(partition_parts(aot.partition, origins))
+        parts.append(partition_parts(aot.partition))
     for name, graph in aot.levels.items():
         parts.append(graph_details(f"level {name}", graph))
     for record in aot.passes:

@@ -12,13 +12,12 @@ from minicompile.dynamo.result import (
     GuardFailure,
     InstructionRecord,
 )
-from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import origins_of
 from minicompile.ops.origin import SourceLine, source_lines
 from minicompile.show.graphs import drawing, graph_code
 from minicompile.show.html import box, code, columns, details, facts, heading, shows, table, text
-from minicompile.show.listing import listing, source_cell, stripe
+from minicompile.show.listing import headline, listing, source_cell, stripe
 from minicompile.show.palette import NEUTRAL, line_colour
 from minicompile.show.syntax import highlight
 
@@ -43,27 +42,16 @@ def grouped_guards(guards: Sequence[Guard]) -> str:
     )
 
 
-@shows(Guard)
-def guard_view(guard: Guard) -> str:
-    return box("guard", "must hold for the capture to be used again", guard_table([guard]))
-
-
 def failure_table(failures: Sequence[GuardFailure]) -> str:
     rows = (
         [
-            code(str(failure).split("\n")[0], wrap=True),
-            text(failure.guard.reason),
-            source_cell(failure.guard.user_line),
+            code(str(f).split("\n")[0], wrap=True),
+            text(f.guard.reason),
+            source_cell(f.guard.user_line),
         ]
-        for failure in failures
+        for f in failures
     )
     return table(("what happened", "why it is checked", "line"), rows)
-
-
-@shows(GuardFailure)
-def failure_view(failure: GuardFailure) -> str:
-    about = "the captured graph could not be used again"
-    return box("guard failed", about, failure_table([failure]))
 
 
 def break_table(breaks: Sequence[GraphBreak]) -> str:
@@ -71,9 +59,11 @@ def break_table(breaks: Sequence[GraphBreak]) -> str:
     return table(("ran in eager", "reason", "line", "way out"), rows)
 
 
-@shows(GraphBreak)
-def break_view(found: GraphBreak) -> str:
-    return box("graph break", f"{found.kind} ran in eager", break_table([found]))
+shows(Guard)(lambda g: box("guard", "must hold for the capture to be used again", guard_table([g])))
+shows(GuardFailure)(
+    lambda f: box("guard failed", "the captured graph could not be used again", failure_table([f]))
+)
+shows(GraphBreak)(lambda b: box("graph break", f"{b.kind} ran in eager", break_table([b])))
 
 
 def bytecode_lines(records: Sequence[InstructionRecord]) -> Iterator[str]:
@@ -117,10 +107,6 @@ def input_table(capture: Capture) -> str:
 @shows(Capture)
 def capture_view(capture: Capture) -> str:
     inlined, guards = capture.inlined, capture.guards
-    about = (
-        f"{count_text(capture.graph.op_count, 'operation')} · {count_text(len(capture.inputs), 'input')} · "
-        f"{count_text(len(guards), 'guard')} · {count_text(len(inlined), 'call')} inlined"
-    )
     beside = graph_code(capture.graph)
     if capture.bytecode:
         count = heading(f"bytecode, {len(capture.bytecode)} instructions")
@@ -128,8 +114,7 @@ def capture_view(capture: Capture) -> str:
         beside = columns(bytecode, heading("graph") + beside)
     calls = listing(stripe(text(name)) for name in inlined)
     return box(
-        f"capture of {capture.name}",
-        about,
+        *headline(capture),
         beside,
         heading("source lines"),
         user_lines(capture),
@@ -163,8 +148,4 @@ def explanation_view(explanation: Explanation) -> str:
         about = f"{capture.graph.op_count} operations, {len(capture.guards)} guards"
         content = graph_code(capture.graph) + grouped_guards(capture.guards)
         parts.append(details(f"graph of {capture.name}", about, content, opened=len(captures) == 1))
-    about = (
-        f"{count_text(len(captures), 'graph')} · {count_text(explanation.op_count, 'operation')} · "
-        f"{count_text(explanation.guard_count, 'guard')} · {count_text(len(breaks), 'break')}"
-    )
-    return box(f"explanation of {explanation.name}", about, *parts)
+    return box(*headline(explanation), *parts)

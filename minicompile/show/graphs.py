@@ -21,7 +21,7 @@ from minicompile.ops.graph import (
 from minicompile.ops.origin import source_lines
 from minicompile.provenance import node_detail
 from minicompile.show.graphviz import EDGE, Diagram, Edge, Node, picture
-from minicompile.show.html import box, columns, details, heading, shows, text
+from minicompile.show.html import box, columns, details, few, heading, shows, text
 from minicompile.show.listing import from_text, listing, plain_code, stripe
 from minicompile.show.palette import BACKWARD, BAD, FORWARD, GOOD, NEUTRAL, colour
 from minicompile.show.syntax import highlight
@@ -106,10 +106,9 @@ def block_diagram(title: str, nodes: Sequence[fx.Node]) -> Diagram | None:
     for i, (block, run) in enumerate(runs):
         name = f"block{i}"
         place.update(dict.fromkeys(run, name))
-        kinds = list(dict.fromkeys(short_target(n) for n in run if n.op.startswith("call")))
-        few = ", ".join(kinds[:4]) + (", …" if len(kinds) > 4 else "")
+        kinds = few((short_target(n) for n in run if n.op.startswith("call")), 4)
         label, hue = f"{block or 'main'}: {len(run)} ops", colour(origins_of(run[0])) or ""
-        boxes.append(Node(name, label, few, hue, phase_colour(run[-1]), True))
+        boxes.append(Node(name, label, kinds, hue, phase_colour(run[-1]), True))
     edges = tuple(
         Edge(start, place[user])
         for node, start in place.items()
@@ -194,30 +193,29 @@ SAME_RUN = 3
 def diff_view(before: str, after: str) -> str:
     """Two texts side by side; what went is red, what came is green."""
     old, new = before.split("\n"), after.split("\n")
-    left: list[str] = []
-    right: list[str] = []
-
-    def put(gone: Sequence[str], come: Sequence[str], changed: bool) -> None:
-        for pair in itertools.zip_longest(gone, come, fillvalue=""):
-            for side, line, sign, tint in zip((left, right), pair, "−+", (BAD, GOOD)):
-                if not changed or not line:
-                    sign, tint = " ", ""
-                side.append(stripe(highlight(line, "python")[0], number=sign, tint=tint))
-
+    pairs: list[tuple[tuple[str, str], bool]] = []
     shown = 0
     matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
     for group in [*matcher.get_grouped_opcodes(SAME_RUN), [("equal", len(old), len(old), 0, 0)]]:
         equal = old[shown : group[0][1]]
         if len(equal) > 1:
             equal = [f"… {len(equal)} equal lines"]
-        put(equal, equal, changed=False)
+        pairs += [((line, line), False) for line in equal]
         for kind, i1, i2, j1, j2 in group:
-            put(old[i1:i2], new[j1:j2], changed=kind != "equal")
+            rows = itertools.zip_longest(old[i1:i2], new[j1:j2], fillvalue="")
+            pairs += [(row, kind != "equal") for row in rows]
         shown = group[-1][2]
-    return (
-        f'<div class="diff"><div>{heading("before")}{listing(left)}</div>'
-        f"<div>{heading('after')}{listing(right)}</div></div>"
-    )
+    out = ""
+    for side, title, sign, tint in ((0, "before", "−", BAD), (1, "after", "+", GOOD)):
+        lines = []
+        for pair, changed in pairs:
+            content = highlight(pair[side], "python")[0]
+            marked = changed and pair[side] != ""
+            lines.append(
+                stripe(content, number=sign if marked else " ", tint=tint if marked else "")
+            )
+        out += f"<div>{heading(title)}{listing(lines)}</div>"
+    return f'<div class="diff">{out}</div>'
 
 
 def pass_parts(record: PassRecord) -> tuple[str, str, str]:

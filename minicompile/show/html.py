@@ -37,7 +37,7 @@ def text(value: object) -> str:
     return html.escape(str(value))
 
 
-def shows(*types: type | str, script: bool = False) -> Callable[[View[T]], View[T]]:
+def shows(*types: type[T] | str, script: bool = False) -> Callable[[View[T]], View[T]]:
     """Register a view of these types. The function itself stays a plain fragment maker.
 
     A type whose module may not be importable here (it needs Triton, say) is given by its full name.
@@ -113,6 +113,12 @@ def bar(value: int, most: int, colour: str, width: int = 32) -> str:
     """A bar of block characters: it survives where style sheets don't."""
     full = round(width * value / most) if most else 0
     return f'<span style="color:{colour};letter-spacing:0px;font-family:monospace">{"█" * full or "▏"}</span>'
+
+
+def few(names: Iterable[str], most: int) -> str:
+    """The first names, and whether there are more."""
+    found = list(dict.fromkeys(names))
+    return ", ".join(found[:most]) + (", …" if len(found) > most else "")
 
 
 def cut(value: str, longest: int = 56) -> str:

@@ -7,11 +7,10 @@ from typing import Any
 from minicompile.codegen.plan import CodeLine, KernelModule, KernelPlan, KernelSource, WrapperSource
 from minicompile.ops.display import bytes_text, count_text
 from minicompile.ops.dtypes import short
-from minicompile.ops.origin import NO_ORIGINS, source_lines
+from minicompile.ops.origin import NO_ORIGINS
 from minicompile.show.html import box, code, columns, details, facts, heading, shows, table, text
-from minicompile.show.listing import code_listing, plain_code
+from minicompile.show.listing import code_listing, headline, plain_code, source_cell
 from minicompile.show.loops import body_listing
-from minicompile.show.palette import line_colour
 
 
 def plan_facts(plan: KernelPlan) -> str:
@@ -53,18 +52,6 @@ def plan_view(plan: KernelPlan) -> str:
     return box(plan.name, headline, columns(about, body_listing(plan.body)))
 
 
-def legend(kernel: KernelSource) -> str:
-    """The source lines that this code came from, with their colours."""
-    rows = (
-        [
-            f'<span style="border-left:14px solid {line_colour(at)}"></span>',
-            f"{text(at.place)} {code(at.text)}",
-        ]
-        for at in source_lines(kernel.origins)
-    )
-    return table(("colour", "line"), rows)
-
-
 @shows(KernelSource)
 def kernel_view(kernel: KernelSource) -> str:
     prelude = ""
@@ -76,7 +63,7 @@ def kernel_view(kernel: KernelSource) -> str:
         f"{kernel.language} · {len(kernel.lines)} lines · {kernel.plan.cost}",
         prelude,
         code_listing(kernel.lines, kernel.language, first=1),
-        details("source lines", "what the colours mean", legend(kernel)),
+        details("source lines", "what the colours mean", source_cell(kernel.origins)),
     )
 
 
@@ -100,8 +87,7 @@ def assembly_view(assembly: Any) -> str:
         known = sum(1 for line in lines if line.origins)
         about = f"{count_text(len(lines), 'line')}, {known} of them from a source line"
         parts.append(details(level.upper(), about, code_listing(lines, level, first=1)))
-    head = str(assembly).split("\n")[0].split(": ", 1)
-    return box(head[0], head[-1], *parts)
+    return box(*headline(assembly), *parts)
 
 
 @shows(KernelModule)

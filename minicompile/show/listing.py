@@ -22,6 +22,12 @@ def from_text(lines: Iterable[SourceLine]) -> str:
     return f"from {told}" if told else ""
 
 
+def headline(obj: object) -> tuple[str, str]:
+    """Title and summary: the first line of what a terminal prints."""
+    title, _, about = str(obj).split("\n")[0].partition(": ")
+    return title, about
+
+
 def source_cell(made: Origins | SourceLine | None) -> str:
     """The user's lines as a table cell, each with its colour; places without their folders."""
     lines = source_lines(made) if isinstance(made, frozenset) else filter(None, [made])

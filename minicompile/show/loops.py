@@ -60,9 +60,16 @@ def operation_table(operations: list[Operation]) -> str:
     return table(head, map(operation_row, operations), numbers=(2,))
 
 
+shows(ComputedBuffer)(lambda b: box(b.name, operation_kind(b), operation_table([b])))
+shows(ExternKernel)(lambda call: box(call.name, operation_kind(call), operation_table([call])))
+
+
 def buffer_table(buffers: Iterable[Buffer]) -> str:
     rows = ([code(b.name), code(b.layout), size_text(b)] for b in buffers)
     return table(("name", "layout", "bytes"), rows, numbers=(2,))
+
+
+shows(Buffer)(lambda b: box(b.name, type(b).__name__, buffer_table([b])))
 
 
 @shows(LoopGraph)
@@ -79,16 +86,6 @@ def loop_graph_view(graph: LoopGraph) -> str:
     parts.append(operation_table(graph.operations))
     parts.append(facts([("returns", ", ".join(map(str, graph.outputs)))]))
     return box(graph.name, about, *parts)
-
-
-@shows(ComputedBuffer, ExternKernel)
-def operation_view(operation: Operation) -> str:
-    return box(operation.name, operation_kind(operation), operation_table([operation]))
-
-
-@shows(Buffer)
-def buffer_view(buffer: Buffer) -> str:
-    return box(buffer.name, type(buffer).__name__, buffer_table([buffer]))
 
 
 def body_listing(body: LoopBody) -> str:

@@ -72,16 +72,12 @@ def fused_view(node: FusedSchedulerNode) -> str:
     )
 
 
-def verdict(decision: FusionDecision) -> str:
-    tint, word = (GOOD, "fused") if decision.fused else (BAD, "kept apart")
-    return f'<b style="color:{tint}">{word}</b>'
-
-
 def decision_table(decisions: Sequence[FusionDecision]) -> str:
+    verdicts = {True: (GOOD, "fused"), False: (BAD, "kept apart")}
     rows = (
         [
             str(number),
-            verdict(d),
+            '<b style="color:{}">{}</b>'.format(*verdicts[d.fused]),
             code(d.producer, wrap=True),
             code(d.consumer, wrap=True),
             text(d.kind.replace("_", " ")),
@@ -94,9 +90,8 @@ def decision_table(decisions: Sequence[FusionDecision]) -> str:
     return table(head, rows, numbers=(0, 5))
 
 
-@shows(FusionDecision)
-def decision_view(decision: FusionDecision) -> str:
-    return box("fusion decision", "may these two run as one kernel?", decision_table([decision]))
+ONE_KERNEL = "may these two run as one kernel?"
+shows(FusionDecision)(lambda d: box("fusion decision", ONE_KERNEL, decision_table([d])))
 
 
 def memory_table(memory: MemoryPlan, names: Sequence[str]) -> str:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import functools
 import html
+import keyword
 import re
 
 KEYWORDS = {
-    "python": (
-        "False None True and as assert async await break class continue def del elif else except finally "
-        "for from global if import in is lambda nonlocal not or pass raise return try while with yield"
-    ),
+    "python": " ".join(keyword.kwlist),
     "cpp": (
         "alignas auto bool break case char class const constexpr continue default delete do double else enum "
         "extern false float for if inline int int16_t int32_t int64_t int8_t long namespace new nullptr "

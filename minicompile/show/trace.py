@@ -10,7 +10,7 @@ from __future__ import annotations
 import linecache
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import fx
 
@@ -20,7 +20,7 @@ from minicompile.ops.display import Several, bytes_text, count_text
 from minicompile.ops.origin import Origin, SourceLine, short_file
 from minicompile.pipeline_result import CompiledStages, Trace, saving
 from minicompile.provenance import Piece
-from minicompile.show.html import box, code, details, inside, shows, table, text
+from minicompile.show.html import box, code, details, few, inside, shows, table, text
 from minicompile.show.listing import code_lines, listing, stripe
 from minicompile.show.palette import GOOD, NEUTRAL, colour
 from minicompile.show.schedule import group, operations
@@ -35,14 +35,12 @@ DEF_SEARCH = 60
 """How far above a function's first used line its `def` is looked for."""
 
 
-class Pane(NamedTuple):
-    """A column: its key (which room opens it), title, remark, width and content."""
-
-    key: str
-    title: str
-    about: str
-    width: float
-    content: str
+def pane(key: str, title: str, about: str, width: float, content: str) -> str:
+    """A column; `key` says which room of the corridor opens it."""
+    return (
+        f'<div class="pane" data-p="{key}" data-w="{width}"><h4>{text(title)} '
+        f"<span>{text(about)}</span></h4>{content}</div>"
+    )
 
 
 class Links:
@@ -116,9 +114,8 @@ def source_code(links: Links) -> str:
                 lines.append(stripe(content, number=number))
                 continue
             at, origins = SourceLine(file, number, function), used[number]
-            calls = sorted({o.target for o in origins})
-            few = ", ".join(calls[:6]) + (", …" if len(calls) > 6 else "")
-            told = f"{count_text(len(origins), 'operation')}: {few}\n{at.place} in {function}"
+            calls = few(sorted(o.target for o in origins), 6)
+            told = f"{count_text(len(origins), 'operation')}: {calls}\n{at.place} in {function}"
             lines.append(stripe(content, [at], number, told, links.operations(origins)))
         out += sub(f"{function} · {short_file(file)}") + listing(lines, tall=False)
     return out
@@ -157,31 +154,31 @@ AFTER_AOT = (
 """Panes with the forward above the backward: key, title, remark, width, content of one graph."""
 
 
-def panes(trace: Trace) -> list[Pane]:
+def panes(trace: Trace) -> list[str]:
     """All panes, in the order of the corridor."""
     links, aot = Links(trace), trace.aot
     bytecode = links.stage("bytecode")
     count = f"{len(bytecode)} instructions"
     found = [
-        Pane("source", "Python", trace.name, 1.1, source_code(links)),
-        Pane("bytecode", "Bytecode", count, 0.9, links.listing(bytecode, first=0)),
-        Pane("capture", "Graph", "captured", 1.1, links.listing(links.stage("capture"))),
+        pane("source", "Python", trace.name, 1.1, source_code(links)),
+        pane("bytecode", "Bytecode", count, 0.9, links.listing(bytecode, first=0)),
+        pane("capture", "Graph", "captured", 1.1, links.listing(links.stage("capture"))),
     ]
     if aot is not None:
         if aot.joint is not None:
             joint = links.listing(links.stage("aot.joint"))
-            found.append(Pane("joint", "Joint graph", "forward and backward", 1.2, joint))
+            found.append(pane("joint", "Joint graph", "forward and backward", 1.2, joint))
         content = links.listing(links.stage("aot.forward"))
         if aot.backward is not None:
             backward = links.listing(links.stage("aot.backward"))
             content = sub("forward") + content + sub("backward") + backward
-        found.append(Pane("aot", "ATen graph", f"by {aot.forward.made_by}", 1.2, content))
+        found.append(pane("aot", "ATen graph", f"by {aot.forward.made_by}", 1.2, content))
     for key, title, about, width, view in AFTER_AOT if trace.graphs else ():
         content = ""
         for name, compiled in trace.graphs.items():
             content += sub(name) if len(trace.graphs) > 1 else ""
             content += view(name, compiled, links)
-        found.append(Pane(key, title, about, width, content))
+        found.append(pane(key, title, about, width, content))
     return found
 
 
@@ -228,11 +225,7 @@ def foot(trace: Trace) -> str:
 
 @shows(Trace, script=True)
 def trace_view(trace: Trace) -> str:
-    shown = "".join(
-        f'<div class="pane" data-p="{pane.key}" data-w="{pane.width}"><h4>{text(pane.title)} '
-        f"<span>{text(pane.about)}</span></h4>{pane.content}</div>"
-        for pane in panes(trace)
-    )
+    shown = "".join(panes(trace))
     wires = '<svg class="wires" aria-hidden="true"></svg>'
     return (
         f'<div class="mc trace" role="group" aria-label="{text(trace.name)} through the compiler">'
@@ -259,9 +252,7 @@ def piece_table(pieces: Sequence[Piece]) -> str:
     return table(("stage", "what it became", "type", "why"), rows)
 
 
-@shows(Piece)
-def piece_view(piece: Piece) -> str:
-    return box(piece.name, piece.stage, piece_table([piece]))
+shows(Piece)(lambda piece: box(piece.name, piece.stage, piece_table([piece])))
 
 
 @shows(Several)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import minicompile as mc
 from minicompile import compat
 from minicompile.aot.autograd import ahead_of_time
 from minicompile.aot.runtime import interpret, make_callable
@@ -253,9 +254,7 @@ def test_cuda_fakes_are_refused_by_a_build_without_cuda():
     if torch.backends.cuda.is_built():
         pytest.skip("this build has CUDA")
     graph, fakes, _ = capture(lambda x: x.sin(), [torch.randn(3)])
-    fake = compat.new_fake(
-        compat.mode_of(fakes[0]), (3,), (1,), torch.float32, torch.device("cuda")
-    )
+    fake = compat.new_fake(fakes[0].fake_mode, (3,), (1,), torch.float32, torch.device("cuda"))
     with pytest.raises(Unsupported, match="without CUDA"):
         ahead_of_time(graph, [fake], Options(), training=True)
 
@@ -302,3 +301,15 @@ def test_conv_and_batch_norm_train_as_eager_over_several_steps():
             optimizer.step()
     for (name, a), b in zip(module.state_dict().items(), reference.state_dict().values()):
         torch.testing.assert_close(a, b, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_gradients_reach_the_input_that_an_output_views_not_another_in_its_memory():
+    def fn(row, x):
+        return row * 1, x.reshape(4, 5)
+
+    weight, grads = torch.randn(4, 5), []
+    for call in (mc.compile(fn, fullgraph=True), fn):
+        x = torch.arange(20.0).reshape(5, 4).requires_grad_()
+        (call(x[-1], x)[1] * weight).sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads)

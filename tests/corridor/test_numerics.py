@@ -170,3 +170,28 @@ def test_targets_of_known_length_train_at_symbolic_sizes() -> None:
     torch.testing.assert_close(ours.grad, theirs.grad)
     with pytest.raises(ValueError, match="batch_size"):
         mc.compile(f, dynamic=True)(torch.randn(10, 7))
+
+
+def test_an_integer_on_its_way_between_floats_loses_the_sign_of_zero():
+    def fn(x):
+        return 1 / x.long().float(), 1 / x.int().double(), x.long() <= 0.5
+
+    x = tensor([-0.3, 0.3, -1.5, 1e10])
+    for ours, theirs in zip(mc.compile(fn)(x), fn(x)):
+        assert torch.equal(ours, theirs)
+
+
+def test_zero_gradients_of_views_are_ordinary_zeros():
+    x = torch.randn(8, 7, requires_grad=True)
+    mc.compile(lambda x: x.reshape(-1).sgn(), fullgraph=True)(x).sum().backward()
+    assert x.grad is not None and torch.equal(x.grad, torch.zeros(8, 7))
+
+
+def test_a_condition_that_is_always_true_is_a_constant_in_triton():
+    def fn(x):
+        return F.relu6(torch.cat([x, x], 0))
+
+    x, y = (torch.arange(-3.0, 3.0).view(2, 3).half().requires_grad_() for _ in range(2))
+    mc.compile(fn, options={"device_codegen": "triton"})(x).sum().backward()
+    fn(y).sum().backward()
+    assert torch.equal(x.grad, y.grad)

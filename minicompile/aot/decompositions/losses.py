@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, clamp, exp, log, log1p, where
 
-from minicompile.aot.decompositions.registry import decompose, formulas
+from minicompile.aot.decompositions.registry import Dtype, Maybe, decompose, formulas
 
 aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 
 @decompose(aten._safe_softmax.default, to="core")
-def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+def safe_softmax(x: Tensor, dim: int, dtype: Dtype = None) -> Tensor:
     """Softmax that gives zeros instead of NaN for a row of minus infinities (everything masked)."""
     x = x.to(dtype or x.dtype)
     masked = torch.all(x == float("-inf"), dim, keepdim=True)
@@ -79,7 +79,7 @@ def along_classes(values: Tensor, x: Tensor) -> Tensor:
 
 @decompose(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default, to="core", wide=True)
 def nll_loss(
-    x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore: int
+    x: Tensor, target: Tensor, weight: Maybe, reduction: int, ignore: int
 ) -> tuple[Tensor, Tensor]:
     """(loss, total weight of the targets that count)."""
     dim, counts = class_dim(x), target != ignore
@@ -103,7 +103,7 @@ def nll_loss_backward(
     grad: Tensor,
     x: Tensor,
     target: Tensor,
-    weight: Tensor | None,
+    weight: Maybe,
     reduction: int,
     ignore: int,
     total: Tensor,
@@ -134,9 +134,7 @@ def slope(grad: Tensor, x: Tensor, reduction: int) -> Tensor:
 
 
 @decompose(aten.binary_cross_entropy.default, to="core", wide=True)
-def binary_cross_entropy(
-    x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = MEAN
-) -> Tensor:
+def bce(x: Tensor, y: Tensor, weight: Maybe = None, reduction: int = MEAN) -> Tensor:
     positive = clamp(log(x), min=SMALLEST_LOG)
     negative = clamp(log1p(-x), min=SMALLEST_LOG)
     losses = (y - 1) * negative - y * positive
@@ -144,20 +142,16 @@ def binary_cross_entropy(
 
 
 @decompose(aten.binary_cross_entropy_backward.default, to="core", wide=True)
-def binary_cross_entropy_backward(
-    grad: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = MEAN
+def bce_backward(
+    grad: Tensor, x: Tensor, y: Tensor, weight: Maybe = None, reduction: int = MEAN
 ) -> Tensor:
     result = grad * (x - y) / clamp((1 - x) * x, min=1e-12)
     return slope(result if weight is None else result * weight, x, reduction)
 
 
 @decompose(aten.binary_cross_entropy_with_logits.default, to="core", wide=True)
-def binary_cross_entropy_with_logits(
-    x: Tensor,
-    y: Tensor,
-    weight: Tensor | None = None,
-    pos_weight: Tensor | None = None,
-    reduction: int = MEAN,
+def bce_with_logits(
+    x: Tensor, y: Tensor, weight: Maybe = None, pos_weight: Maybe = None, reduction: int = MEAN
 ) -> Tensor:
     log_sigmoid = clamp(x, max=0) - log1p(exp(-x.abs()))
     scale = 1 if pos_weight is None else (pos_weight - 1) * y + 1

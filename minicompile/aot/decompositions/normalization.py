@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from minicompile.aot.decompositions.reductions import count, deviations
-from minicompile.aot.decompositions.registry import decompose, formulas
+from minicompile.aot.decompositions.registry import Maybe, decompose, formulas
 
 aten = torch.ops.aten
-Optional3 = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def normalize(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -26,21 +25,40 @@ def normalize(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, T
     return (x - mean) * rstd, mean, rstd, variance
 
 
-def affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def affine(x: Tensor, weight: Maybe, bias: Maybe) -> Tensor:
     x = x if weight is None else x * weight
     return x if bias is None else x + bias
-
-
-def input_gradient(grad: Tensor, normal: Tensor, rstd: Tensor, dims: list[int]) -> Tensor:
-    """Gradient through the normalization over dims; every argument broadcasts against `grad`."""
-    n = count(grad, dims)
-    along = (grad * normal).sum(dims, keepdim=True)
-    return rstd * (grad - grad.sum(dims, keepdim=True) / n - normal * (along / n))
 
 
 def total(x: Tensor, dims: list[int]) -> Tensor:
     """A sum over no dimensions is the value itself (torch would take all of them)."""
     return x.sum(dims) if dims else x.clone()
+
+
+def gradients(
+    grad: Tensor,
+    normal: Tensor,
+    rstd: Tensor,
+    weight: Maybe,
+    along: list[int] | None,
+    shared: list[int],
+    mask: list[bool],
+) -> tuple[Maybe, ...]:
+    """Of input, weight and bias, as far as `mask` wants them; every argument broadcasts against `grad`.
+
+    The input was normalized over the dimensions `along` (None: by constants); a weight counts for all
+    elements along `shared`.
+    """
+    to_input = scaled = affine(grad, weight, None)
+    if along is not None:
+        n = count(grad, along)
+        steep = (scaled * normal).sum(along, keepdim=True)
+        to_input = scaled - scaled.sum(along, keepdim=True) / n - normal * (steep / n)
+    return (
+        rstd * to_input if mask[0] else None,
+        total(grad * normal, shared) if mask[1] else None,
+        total(grad, shared) if mask[2] else None,
+    )
 
 
 # Over the last dimensions ------------------------------------------------------------------------
@@ -54,7 +72,7 @@ def outer_and_inner(x: Tensor, shape: list[Any]) -> tuple[list[int], list[int]]:
 
 @decompose(aten.native_layer_norm.default, to="prims", wide=True)
 def layer_norm(
-    x: Tensor, shape: list[Any], weight: Tensor | None, bias: Tensor | None, eps: float
+    x: Tensor, shape: list[Any], weight: Maybe, bias: Maybe, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     normal, mean, rstd, _ = normalize(x, outer_and_inner(x, shape)[1], eps)
     return affine(normal, weight, bias), mean, rstd
@@ -67,23 +85,19 @@ def layer_norm_backward(
     shape: list[Any],
     mean: Tensor,
     rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
+    weight: Maybe,
+    bias: Maybe,
     mask: list[bool],
-) -> Optional3:
+) -> tuple[Maybe, ...]:
     outer, inner = outer_and_inner(x, shape)
-    normal = (x - mean) * rstd
-    return (
-        input_gradient(affine(grad, weight, None), normal, rstd, inner) if mask[0] else None,
-        total(grad * normal, outer) if mask[1] and weight is not None else None,
-        total(grad, outer) if mask[2] and bias is not None else None,
-    )
+    wanted = [mask[0], mask[1] and weight is not None, mask[2] and bias is not None]
+    return gradients(grad, (x - mean) * rstd, rstd, weight, inner, outer, wanted)
 
 
 @decompose(aten._fused_rms_norm_backward.default, to="core", wide=True)
 def rms_norm_backward(
-    grad: Tensor, x: Tensor, shape: list[Any], rstd: Tensor, weight: Tensor | None, mask: list[bool]
-) -> tuple[Tensor | None, Tensor | None]:
+    grad: Tensor, x: Tensor, shape: list[Any], rstd: Tensor, weight: Maybe, mask: list[bool]
+) -> tuple[Maybe, Maybe]:
     outer, inner = outer_and_inner(x, shape)
     normal, scaled = x * rstd, affine(grad, weight, None)
     along = (scaled * normal).mean(inner, keepdim=True)
@@ -98,14 +112,7 @@ def rms_norm_backward(
 
 @decompose(aten.native_group_norm.default, to="prims", wide=True)
 def group_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    n: Any,
-    c: Any,
-    spatial: Any,
-    groups: int,
-    eps: float,
+    x: Tensor, weight: Maybe, bias: Maybe, n: Any, c: Any, spatial: Any, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     grouped = x.reshape([n, groups, (c // groups) * spatial])
     normal, mean, rstd, _ = normalize(grouped, [2], eps)
@@ -119,44 +126,36 @@ def group_norm_backward(
     x: Tensor,
     mean: Tensor,
     rstd: Tensor,
-    weight: Tensor | None,
+    weight: Maybe,
     n: Any,
     c: Any,
     spatial: Any,
     groups: int,
     mask: list[bool],
-) -> Optional3:
+) -> tuple[Maybe, ...]:
     size = [n, groups, c // groups, spatial]
     center, rstd = (v.reshape([n, groups, 1, 1]) for v in (mean, rstd))
     normal = (x.reshape(size) - center) * rstd
-    scaled = affine(grad, channels(weight, x), None).reshape(size)
-    grad = grad.reshape(size)
-    return (
-        input_gradient(scaled, normal, rstd, [2, 3]).reshape(x.shape) if mask[0] else None,
-        (grad * normal).sum([0, 3]).reshape([c]) if mask[1] else None,
-        grad.sum([0, 3]).reshape([c]) if mask[2] else None,
-    )
+    weight = weight.reshape([1, groups, -1, 1]) if weight is not None else None
+    found = gradients(grad.reshape(size), normal, rstd, weight, [2, 3], [0, 3], mask)
+    return tuple(g if g is None else g.reshape(to) for g, to in zip(found, (x.shape, [c], [c])))
 
 
 # Over all but the channels -----------------------------------------------------------------------
 
 
-def channels(value: Tensor | None, x: Tensor) -> Any:
+def channels(value: Maybe, x: Tensor) -> Any:
     """[C] as [1, C, 1, ...]; None stays."""
     return None if value is None else value.reshape([1, -1] + [1] * (x.dim() - 2))
-
-
-def batch_dims(x: Tensor) -> list[int]:
-    return [0, *range(2, x.dim())]
 
 
 @decompose(aten._native_batch_norm_legit_functional.default, to="prims", wide=True)
 def batch_norm(
     x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
+    weight: Maybe,
+    bias: Maybe,
+    running_mean: Maybe,
+    running_var: Maybe,
     training: bool,
     momentum: float,
     eps: float,
@@ -169,7 +168,7 @@ def batch_norm(
         normal = (x - channels(running_mean, x)) * channels(torch.rsqrt(running_var + eps), x)
         updated = (running_mean.clone(), running_var.clone())
         return affine(normal, scale, shift), nothing, nothing, *updated
-    dims = batch_dims(x)
+    dims = [0, *range(2, x.dim())]
     normal, *statistics = normalize(x, dims, eps)
     mean, rstd, variance = (value.squeeze(dims) for value in statistics)
     results = (affine(normal, scale, shift), mean, rstd)
@@ -200,25 +199,20 @@ formulas(
 def batch_norm_backward(
     grad: Tensor,
     x: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    mean: Tensor | None,
-    rstd: Tensor | None,
+    weight: Maybe,
+    running_mean: Maybe,
+    running_var: Maybe,
+    mean: Maybe,
+    rstd: Maybe,
     training: bool,
     eps: float,
     mask: list[bool],
-) -> Optional3:
-    dims = batch_dims(x)
+) -> tuple[Maybe, ...]:
+    dims = [0, *range(2, x.dim())]
     if not training:
         assert running_mean is not None and running_var is not None
         mean, rstd = running_mean, torch.rsqrt(running_var + eps)
     scale = channels(rstd, x)
     normal = (x - channels(mean, x)) * scale
-    scaled = affine(grad, channels(weight, x), None)
-    to_input = input_gradient(scaled, normal, scale, dims) if training else scaled * scale
-    return (
-        to_input if mask[0] else None,
-        (grad * normal).sum(dims) if mask[1] else None,
-        grad.sum(dims) if mask[2] else None,
-    )
+    along = dims if training else None
+    return gradients(grad, normal, scale, channels(weight, x), along, dims, mask)

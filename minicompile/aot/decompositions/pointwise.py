@@ -76,6 +76,11 @@ def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     return where(mask, constant(value, x.dtype, x.device).to(x.dtype), x)
 
 
+@decompose(torch.ops.prims.convert_element_type.default, to="prims")
+def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype == dtype else NotImplemented
+
+
 POWERS: dict[float, Callable[[Tensor], Tensor]] = {
     2: lambda x: x * x,
     3: lambda x: x * x * x,
@@ -92,9 +97,8 @@ def power(x: Tensor, exponent: Number) -> Tensor:
     if type(exponent) not in (int, float) or exponent not in POWERS or x.is_complex():
         return NotImplemented
     if abs(exponent) == 0.5 and x.dtype is torch.float16 and x.device.type == "cpu":
-        x = where(
-            x == -INF, INF, x + 0.0
-        )  # eager calls C's pow, for which minus infinity has a root
+        # eager calls C's pow, for which minus infinity has a root
+        x = where(x == -INF, INF, x + 0.0)
     if not x.is_floating_point():
         if isinstance(exponent, float):
             x = x.to(torch.get_default_dtype())
@@ -143,15 +147,6 @@ formulas(
         aten.isposinf.default: lambda x: x == INF,
         aten.isneginf.default: lambda x: x == -INF,
     }
-)
-formulas(
-    {
-        torch.ops.prims.convert_element_type.default: lambda x, dtype: (
-            x if x.dtype == dtype else NotImplemented
-        ),
-    },
-    to="prims",
-    wide=False,
 )
 formulas(
     {

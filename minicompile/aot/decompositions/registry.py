@@ -30,6 +30,7 @@ from minicompile.ops.registry import Registry
 
 Rule = Callable[..., Any]
 Dtype = torch.dtype | None
+Maybe = torch.Tensor | None
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 

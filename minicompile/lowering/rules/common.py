@@ -89,16 +89,6 @@ def constant(ops: Ops, value: Scalar, dtype: torch.dtype) -> V:
     return ops.constant(number(value, dtype), dtype)
 
 
-def load_as(
-    ops: Ops, operand: Operand, index: Sequence[Index], size: Sequence[Size], dtype: torch.dtype
-) -> V:
-    """An operand's element, broadcast and converted."""
-    if not isinstance(operand, TensorValue):
-        return constant(ops, operand, dtype)
-    value = operand.load(ops, broadcast_index(operand, index, size))
-    return value if operand.dtype is dtype else ops.to_dtype(value, dtype)
-
-
 def elementwise(
     ctx: LoweringContext,
     formula: Formula,
@@ -110,8 +100,12 @@ def elementwise(
     size, device = broadcast_size(*operands), common_device(*operands)
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
-        values = [load_as(ops, o, index, size, d) for o, d in zip(operands, chosen, strict=True)]
-        return formula(ops, *values)
+        def element(operand: Operand, dtype: torch.dtype) -> V:
+            if not isinstance(operand, TensorValue):
+                return constant(ops, operand, dtype)
+            return operand.load_as(ops, broadcast_index(operand, index, size), dtype)
+
+        return formula(ops, *map(element, operands, chosen))
 
     return ctx.pointwise(size, device, body)
 
@@ -120,9 +114,7 @@ def converted(ctx: LoweringContext, value: TensorValue, dtype: torch.dtype) -> T
     """The value in another dtype; itself if it has it."""
     if value.dtype is dtype:
         return value
-    return ctx.pointwise(
-        value.size, value.device, lambda ops, i: ops.to_dtype(value.load(ops, i), dtype), dtype
-    )
+    return ctx.pointwise(value.size, value.device, lambda ops, i: value.load_as(ops, i, dtype))
 
 
 def canonical_dims(dim: int | Sequence[int] | None, count: int) -> list[int]:

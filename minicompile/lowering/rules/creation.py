@@ -85,15 +85,9 @@ def arange(
         raise Unsupported("a sequence of integers with fractional bounds")
     if not all(isinstance(n, int | sympy.Expr) for n in (start, end, step)):
         raise Unsupported("a sequence with a fractional step")
-    if all(isinstance(n, int) for n in (start, end, step)):
-        length: Size = max(-((start - end) // step), 0)
-    elif step == 1:
-        length = to_size(end - start)
-    else:
-        raise Unsupported("arange with symbolic bounds and a step")
     wide = computation_dtype(dtype)
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
         return ops.to_dtype(ops.index_expr(index[0] * step + start, wide), dtype)
 
-    return ctx.pointwise((length,), target_device(torch.device(device or "cpu")), body, dtype)
+    return ctx.pointwise(ctx.result_size, target_device(torch.device(device or "cpu")), body, dtype)

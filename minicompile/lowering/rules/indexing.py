@@ -8,13 +8,13 @@ each atomic addition would round.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from minicompile.errors import Unsupported
 from minicompile.lowering import views
-from minicompile.lowering.context import LoweringContext
+from minicompile.lowering.context import LoweringContext, OutputIndex
 from minicompile.lowering.registry import lowering
 from minicompile.lowering.rules.common import (
     Scalar,
@@ -26,7 +26,7 @@ from minicompile.lowering.rules.common import (
 )
 from minicompile.lowering.value import Scope, TensorValue
 from minicompile.ops.dtypes import is_int
-from minicompile.ops.handler import Index, InnerFn, Ops, StoreMode, V
+from minicompile.ops.handler import Index, Ops, V
 from minicompile.ops.origin import union
 from minicompile.shapes.expr import Size, is_nonnegative, product
 
@@ -47,128 +47,104 @@ def loaded_index(
     known = tensor.known_positions
     if known is not None and is_nonnegative(known.low) and is_nonnegative(extent - 1 - known.high):
         return known.formula(at)
-    value = tensor.load(ops, at)
-    wide = value if tensor.dtype is torch.int64 else ops.to_dtype(value, torch.int64)
-    return ops.indirect_indexing(wide, extent, check=True, wrap_negative=wrap)
+    value = tensor.load_as(ops, at, torch.int64)
+    return ops.indirect_indexing(value, extent, check=True, wrap_negative=wrap)
 
 
-def load_through(ops: Ops, x: TensorValue, at: Sequence[Index], *indices: TensorValue) -> V:
-    """x's element at an index that tensors gave: the load carries their origins too."""
-    origins = union(i.storage.origins | i.origins for i in indices)
-    return x.load(Scope.over(ops).through(origins), at)
+def advanced_index(
+    x: TensorValue, indices: Sequence[TensorValue | None], wrap: bool = True
+) -> tuple[tuple[Size, ...], OutputIndex]:
+    """The size of `x[i, :, j]`, and the position in x of each of its elements.
 
+    The index tensors' common shape stands where they do, or first if they aren't neighbours. With `wrap`,
+    negative indices count from the end.
+    """
+    every = (*indices, *[None] * (x.dim - len(indices)))
+    used = [d for d, tensor in enumerate(every) if tensor is not None]
+    if not used:
+        raise Unsupported("indexing without index tensors")
+    tensors = [tensor for tensor in every if tensor is not None]
+    for tensor in tensors:
+        integer_index(tensor, x)
+    shape = broadcast_size(*tensors)
+    start = used[0] if used == list(range(used[0], used[-1] + 1)) else 0
+    end = start + len(shape)
 
-@dataclass(frozen=True)
-class AdvancedIndex:
-    """`x[i, :, j]`: which dimensions tensors index, and where their common shape goes in the result."""
-
-    base: TensorValue
-    indices: tuple[TensorValue | None, ...]
-    shape: tuple[Size, ...]
-    """The index tensors' broadcast shape."""
-    at: int
-    """Position of `shape` among the result's dimensions."""
-    wrap: bool
-    """Whether negative indices count from the end."""
-
-    @staticmethod
-    def of(
-        x: TensorValue, indices: Sequence[TensorValue | None], wrap: bool = True
-    ) -> AdvancedIndex:
-        every = (*indices, *[None] * (x.dim - len(indices)))
-        used = [d for d, i in enumerate(every) if i is not None]
-        if not used:
-            raise Unsupported("indexing without index tensors")
-        tensors = [i for i in every if i is not None]
-        for index in tensors:
-            integer_index(index, x)
-        adjacent = used == list(range(used[0], used[-1] + 1))
-        return AdvancedIndex(x, every, broadcast_size(*tensors), used[0] if adjacent else 0, wrap)
-
-    @property
-    def size(self) -> tuple[Size, ...]:
-        kept = [s for s, i in zip(self.base.size, self.indices, strict=True) if i is None]
-        return (*kept[: self.at], *self.shape, *kept[self.at :])
-
-    def position(self, ops: Ops, index: Sequence[Index]) -> list[Index]:
-        """The element of the base that the result's element `index` reads."""
-        count = len(self.shape)
-        chosen = index[self.at : self.at + count]
-        kept = iter([*index[: self.at], *index[self.at + count :]])
+    def position(ops: Ops, index: Sequence[Index]) -> list[Index]:
+        kept = iter([*index[:start], *index[end:]])
         out: list[Index] = []
-        for extent, tensor in zip(self.base.size, self.indices, strict=True):
+        for extent, tensor in zip(x.size, every, strict=True):
             if tensor is None:
                 out.append(next(kept))
             else:
-                at = broadcast_index(tensor, chosen, self.shape)
-                out.append(loaded_index(ops, tensor, at, extent, self.wrap))
+                at = broadcast_index(tensor, index[start:end], shape)
+                out.append(loaded_index(ops, tensor, at, extent, wrap))
         return out
 
-    def read(self, ctx: LoweringContext) -> TensorValue:
-        x, used = self.base, [i for i in self.indices if i is not None]
+    kept = [extent for extent, tensor in zip(x.size, every, strict=True) if tensor is None]
+    return (*kept[:start], *shape, *kept[start:]), position
 
-        def body(ops: Ops, i: Sequence[Index]) -> V:
-            return load_through(ops, x, self.position(ops, i), *used)
 
-        return ctx.pointwise(self.size, x.device, body, x.dtype)
+def along(x: TensorValue, dim: int, index: TensorValue) -> OutputIndex:
+    """The positions in x that `index` gives: each element's own, but in dimension `dim` the loaded one."""
+    integer_index(index, x)
+    if x.dim == 0 or index.dim == 0:
+        raise Unsupported("gather or scatter of a 0-d tensor")
+    dim = views.wrap_dim(dim, x.dim)
+
+    def position(ops: Ops, i: Sequence[Index]) -> list[Index]:
+        return [*i[:dim], loaded_index(ops, index, i, x.size[dim], wrap=False), *i[dim + 1 :]]
+
+    return position
 
 
 # -- reading
+
+
+def read(
+    ctx: LoweringContext,
+    x: TensorValue,
+    indices: Sequence[TensorValue | None],
+    size: Sequence[Size],
+    position: OutputIndex,
+) -> TensorValue:
+    """x's elements at positions that index tensors gave: the loads carry their origins too."""
+    origins = union(i.storage.origins | i.origins for i in indices if i is not None)
+
+    def body(ops: Ops, i: Sequence[Index]) -> V:
+        return x.load(Scope.over(ops).through(origins), position(ops, i))
+
+    return ctx.pointwise(size, x.device, body, x.dtype)
 
 
 @lowering(aten.index.Tensor)
 def index(
     ctx: LoweringContext, x: TensorValue, indices: Sequence[TensorValue | None]
 ) -> TensorValue:
-    return AdvancedIndex.of(x, indices).read(ctx)
+    return read(ctx, x, indices, *advanced_index(x, indices))
 
 
 @lowering(aten.index_select.default)
 def index_select(ctx: LoweringContext, x: TensorValue, dim: int, index: TensorValue) -> TensorValue:
     if x.dim == 0 or index.dim == 0:
         raise Unsupported("index_select of a 0-d tensor")
-    before = [None] * views.wrap_dim(dim, x.dim)
-    return AdvancedIndex.of(x, [*before, index], wrap=False).read(ctx)
+    indices = [*[None] * views.wrap_dim(dim, x.dim), index]
+    return read(ctx, x, indices, *advanced_index(x, indices, wrap=False))
 
 
 @lowering(aten.embedding.default)
 def embedding(
-    ctx: LoweringContext,
-    weight: TensorValue,
-    indices: TensorValue,
-    padding_idx: int = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
+    ctx: LoweringContext, weight: TensorValue, indices: TensorValue, *_: Any, **__: Any
 ) -> TensorValue:
-    return AdvancedIndex.of(weight, [indices], wrap=False).read(ctx)
-
-
-def along(
-    x: TensorValue, dim: int, index: TensorValue, ops: Ops, i: Sequence[Index]
-) -> list[Index]:
-    """`i` with its place in dimension `dim` of x taken from an index tensor."""
-    at = list(i)
-    dim = views.wrap_dim(dim, x.dim)
-    at[dim] = loaded_index(ops, index, i, x.size[dim], wrap=False)
-    return at
-
-
-def check_along(x: TensorValue, index: TensorValue) -> None:
-    integer_index(index, x)
-    if x.dim == 0 or index.dim == 0:
-        raise Unsupported("gather or scatter of a 0-d tensor")
+    """Rows of `weight`; the other arguments matter to gradients only."""
+    return read(ctx, weight, [indices], *advanced_index(weight, [indices], wrap=False))
 
 
 @lowering(aten.gather.default)
 def gather(
     ctx: LoweringContext, x: TensorValue, dim: int, index: TensorValue, sparse_grad: bool = False
 ) -> TensorValue:
-    check_along(x, index)
-
-    def body(ops: Ops, i: Sequence[Index]) -> V:
-        return load_through(ops, x, along(x, dim, index, ops, i), index)
-
-    return ctx.pointwise(index.size, x.device, body, x.dtype)
+    return read(ctx, x, [index], index.size, along(x, dim, index))
 
 
 # -- writing
@@ -190,32 +166,17 @@ def index_put(
     values: TensorValue,
     accumulate: bool = False,
 ) -> TensorValue:
-    chosen = AdvancedIndex.of(x, indices)
+    size, position = advanced_index(x, indices)
     common_device(x, values)
     if accumulate:
         can_accumulate(x.dtype)
     elif product(values.size) != 1:
         raise Unsupported("writes whose order matters where indices repeat")
-    size = chosen.size
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
         return values.load(ops, broadcast_index(values, index, size))
 
-    mode: StoreMode = "atomic_add" if accumulate else "store"
-    return ctx.scatter(x, size, chosen.position, body, mode)
-
-
-def scatter_along(
-    ctx: LoweringContext,
-    x: TensorValue,
-    dim: int,
-    index: TensorValue,
-    body: InnerFn,
-    mode: StoreMode,
-) -> TensorValue:
-    """For each element of `index`, write to x at that position of dimension `dim`."""
-    check_along(x, index)
-    return ctx.scatter(x, index.size, lambda ops, i: along(x, dim, index, ops, i), body, mode)
+    return ctx.scatter(x, size, position, body, "atomic_add" if accumulate else "store")
 
 
 @lowering(aten.scatter_add.default)
@@ -223,11 +184,15 @@ def scatter_add(
     ctx: LoweringContext, x: TensorValue, dim: int, index: TensorValue, src: TensorValue
 ) -> TensorValue:
     can_accumulate(x.dtype)
-    return scatter_along(ctx, x, dim, index, src.load, "atomic_add")
+    return ctx.scatter(x, index.size, along(x, dim, index), src.load, "atomic_add")
 
 
 @lowering(aten.scatter.value)
 def scatter_value(
     ctx: LoweringContext, x: TensorValue, dim: int, index: TensorValue, value: Scalar
 ) -> TensorValue:
-    return scatter_along(ctx, x, dim, index, lambda ops, _: constant(ops, value, x.dtype), "store")
+
+    def body(ops: Ops, _: Sequence[Index]) -> V:
+        return constant(ops, value, x.dtype)
+
+    return ctx.scatter(x, index.size, along(x, dim, index), body, "store")

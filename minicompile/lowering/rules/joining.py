@@ -43,11 +43,6 @@ def inside(ops: Ops, index: Sequence[Index], size: Sequence[Size], bounds: Bound
     return functools.reduce(ops.logical_and, checks) if checks else None
 
 
-def load_as(ops: Ops, x: TensorValue, index: Sequence[Index], dtype: torch.dtype) -> V:
-    value = x.load(ops, index)
-    return value if x.dtype is dtype else ops.to_dtype(value, dtype)
-
-
 @lowering(aten.cat.default)
 def cat(ctx: LoweringContext, tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
     dtype = functools.reduce(torch.promote_types, [t.dtype for t in tensors])
@@ -68,7 +63,7 @@ def cat(ctx: LoweringContext, tensors: Sequence[TensorValue], dim: int = 0) -> T
     def body(ops: Ops, index: Sequence[Index]) -> V:
         def element(part: TensorValue, start: Size, inner: Ops) -> V:
             at = [*index[:dim], index[dim] - start, *index[dim + 1 :]]
-            return load_as(inner, part, at, dtype)
+            return part.load_as(inner, at, dtype)
 
         found: V = None
         for part, start, end in reversed(list(zip(parts, starts, starts[1:], strict=False))):
@@ -143,8 +138,8 @@ def slice_scatter(
             first = ops.eq(skipped, ops.constant(0, torch.int64))
             mask = first if mask is None else ops.logical_and(mask, first)
         if mask is None:
-            return load_as(ops, source, at, x.dtype)
-        new = ops.masked(mask, lambda inner: load_as(inner, source, at, x.dtype), 0)
+            return source.load_as(ops, at, x.dtype)
+        new = ops.masked(mask, lambda inner: source.load_as(inner, at, x.dtype), 0)
         return ops.where(mask, new, x.load(ops, i))
 
     return ctx.pointwise(x.size, x.device, body, x.dtype)

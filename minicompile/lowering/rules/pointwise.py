@@ -28,7 +28,7 @@ from minicompile.lowering.rules.common import (
     prims,
 )
 from minicompile.lowering.value import TensorValue
-from minicompile.ops.dtypes import computation_dtype, is_int
+from minicompile.ops.dtypes import LOOP_DTYPES, computation_dtype
 from minicompile.ops.handler import Ops, V
 from minicompile.ops.table import BOOL_AS_LOGIC
 
@@ -52,50 +52,52 @@ def operation(name: str, dtype: torch.dtype) -> Formula:
     return lambda ops, *values: ops.pointwise(chosen, *values)
 
 
-def one_operation(name: str) -> Rule:
-    """The rule of an operator that is one loop operation."""
+Dtypes = frozenset[torch.dtype]
+BOOL: Dtypes = frozenset({torch.bool})
+FLOATS: Dtypes = frozenset(dtype for dtype in LOOP_DTYPES if dtype.is_floating_point)
+INTS: Dtypes = LOOP_DTYPES - FLOATS - BOOL
 
-    def rule(ctx: LoweringContext, *operands: Operand) -> TensorValue:
-        return elementwise(ctx, operation(name, common_dtype(*operands)), *operands)
+
+def one_operation(
+    name: str, unchanged: Dtypes = frozenset(), refused: Dtypes = frozenset()
+) -> Rule:
+    """The rule of an operator that is one loop operation; it gives values of some dtypes back as they are."""
+
+    def rule(ctx: LoweringContext, *operands: Operand) -> Operand:
+        dtype = common_dtype(*operands)
+        if dtype in refused:
+            raise Unsupported(f"{name} of {dtype}")
+        if dtype in unchanged:
+            return operands[0]
+        return elementwise(ctx, operation(name, dtype), *operands)
 
     return rule
 
 
 for _name in OPERATORS.split():
     lowering(*overloads(getattr(aten, _name)))(one_operation(_name))
-
-
-def partly_unchanged(name: str, unchanged: frozenset[torch.dtype]) -> Rule:
-    """The rule of an operator that gives some dtypes back as they are."""
-
-    def rule(ctx: LoweringContext, x: TensorValue) -> TensorValue:
-        if x.dtype in unchanged:
-            return x
-        if x.dtype is torch.bool:
-            raise Unsupported(f"{name} of bools")
-        return elementwise(ctx, operation(name, x.dtype), x)
-
-    return rule
-
-
-INTS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
-
-lowering(aten.abs.default)(partly_unchanged("abs", frozenset({torch.bool, torch.uint8})))
-lowering(aten.sign.default)(partly_unchanged("sign", frozenset({torch.bool})))
+lowering(aten.abs.default)(one_operation("abs", unchanged=BOOL | {torch.uint8}))
+lowering(aten.sign.default)(one_operation("sign", unchanged=BOOL))
 for _name in ("floor", "ceil", "trunc", "round"):
-    lowering(getattr(aten, _name).default)(partly_unchanged(_name, INTS))
+    lowering(getattr(aten, _name).default)(one_operation(_name, unchanged=INTS, refused=BOOL))
+lowering(*overloads(aten.__lshift__), *overloads(aten.bitwise_left_shift))(
+    one_operation("lshift", refused=FLOATS | BOOL)
+)
+lowering(*overloads(aten.__rshift__), *overloads(aten.bitwise_right_shift))(
+    one_operation("rshift", refused=FLOATS | BOOL)
+)
 
 
 @lowering(aten.isnan.default)
 def isnan(ctx: LoweringContext, x: TensorValue) -> TensorValue:
-    if x.dtype.is_floating_point:
+    if x.dtype in FLOATS:
         return elementwise(ctx, operation("isnan", x.dtype), x)
     return elementwise(ctx, lambda ops, _: ops.constant(False, torch.bool), x)
 
 
 @lowering(aten.signbit.default)
 def signbit(ctx: LoweringContext, x: TensorValue) -> TensorValue:
-    if x.dtype.is_floating_point:
+    if x.dtype in FLOATS:
         return elementwise(ctx, operation("signbit", x.dtype), x)
     return elementwise(ctx, operation("lt", x.dtype), x, 0)
 
@@ -159,7 +161,6 @@ def product(name: str) -> Rule:
 lowering(aten.add.Tensor)(scaled_sum("add"))
 lowering(aten.sub.Tensor)(scaled_sum("sub"))
 lowering(aten.mul.Tensor)(product("mul"))
-divide = lowering(aten.div.Tensor)(product("truediv"))
 
 
 def division(name: str) -> Rule:
@@ -178,32 +179,20 @@ def division(name: str) -> Rule:
     return rule
 
 
-divide_down, divide_to_zero = division("floordiv"), division("truncdiv")
+DIVISIONS: dict[str | None, Rule] = {
+    None: product("truediv"),
+    "floor": division("floordiv"),
+    "trunc": division("truncdiv"),
+}
+"""By rounding mode."""
+
 lowering(*overloads(aten.remainder))(division("remainder"))
 lowering(*overloads(aten.fmod))(division("fmod"))
 
 
-@lowering(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div_mode(
-    ctx: LoweringContext, a: Operand, b: Operand, rounding_mode: str | None = None
-) -> TensorValue:
-    if rounding_mode is None:
-        return divide(ctx, a, b)
-    return (divide_down if rounding_mode == "floor" else divide_to_zero)(ctx, a, b)
-
-
-def shift(name: str) -> Rule:
-    def rule(ctx: LoweringContext, a: Operand, b: Operand) -> TensorValue:
-        dtype = common_dtype(a, b)
-        if not is_int(dtype):
-            raise Unsupported(f"a shift of {dtype}")
-        return elementwise(ctx, operation(name, dtype), a, b)
-
-    return rule
-
-
-lowering(*overloads(aten.__lshift__), *overloads(aten.bitwise_left_shift))(shift("lshift"))
-lowering(*overloads(aten.__rshift__), *overloads(aten.bitwise_right_shift))(shift("rshift"))
+@lowering(aten.div.Tensor, aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div(ctx: LoweringContext, a: Operand, b: Operand, rounding_mode: str | None = None) -> Any:
+    return DIVISIONS[rounding_mode](ctx, a, b)
 
 
 # -- powers
@@ -263,9 +252,7 @@ def clamp(
 # -- conversions and copies
 
 
-@lowering(prims.convert_element_type.default)
-def convert_element_type(ctx: LoweringContext, x: TensorValue, dtype: torch.dtype) -> TensorValue:
-    return converted(ctx, x, dtype)
+lowering(prims.convert_element_type.default)(converted)
 
 
 @lowering(aten.clone.default)

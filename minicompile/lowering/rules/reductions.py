@@ -6,14 +6,14 @@ torch/_inductor/lowering.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from minicompile.errors import Unsupported
 from minicompile.lowering.context import LoweringContext
-from minicompile.lowering.registry import lowering
+from minicompile.lowering.registry import Rule, lowering
 from minicompile.lowering.rules.common import aten, canonical_dims, converted
 from minicompile.lowering.value import TensorValue
 from minicompile.ops.dtypes import computation_dtype
@@ -22,8 +22,6 @@ from minicompile.ops.table import ReductionKind
 from minicompile.shapes.expr import Size
 
 Dims = int | Sequence[int] | None
-ReductionRule = Callable[..., TensorValue]
-"""`rule(ctx, x, dim=None, keepdim=False)`."""
 
 
 def reduce(
@@ -49,14 +47,13 @@ def reduce(
     def body(ops: Ops, index: Sequence[Index], rindex: Sequence[Index]) -> V:
         inner = iter(rindex)
         outer = iter([i for d, i in enumerate(index) if not (keepdim and d in gone)])
-        value = x.load(ops, [next(inner if d in gone else outer) for d in range(x.dim)])
-        return value if x.dtype is source else ops.to_dtype(value, source)
+        return x.load_as(ops, [next(inner if d in gone else outer) for d in range(x.dim)], source)
 
     ranges = [x.size[d] for d in dims]
     return ctx.reduction(kind, size, ranges, source, result or source, x.device, body)
 
 
-def accumulation(kind: ReductionKind) -> ReductionRule:
+def accumulation(kind: ReductionKind) -> Rule:
     """sum or prod; of integers in int64."""
 
     def rule(
@@ -70,25 +67,17 @@ def accumulation(kind: ReductionKind) -> ReductionRule:
         if dtype is torch.bool:
             raise Unsupported(f"{kind} as bool")
         narrow = converted(ctx, x, dtype) if dtype.is_floating_point else x  # eager rounds first
-        dims = canonical_dims(dim, x.dim)
-        return reduce(
-            ctx, kind, narrow, dims, keepdim, source=computation_dtype(dtype), result=dtype
-        )
+        source, dims = computation_dtype(dtype), canonical_dims(dim, x.dim)
+        return reduce(ctx, kind, narrow, dims, keepdim, source=source, result=dtype)
 
     return rule
 
 
 lowering(aten.sum.dim_IntList)(accumulation("sum"))
-_prod = accumulation("prod")
-lowering(aten.prod.dim_int)(_prod)
+lowering(aten.prod.default, aten.prod.dim_int)(accumulation("prod"))
 
 
-@lowering(aten.prod.default)
-def prod_all(ctx: LoweringContext, x: TensorValue, dtype: torch.dtype | None = None) -> TensorValue:
-    return _prod(ctx, x, dtype=dtype)
-
-
-def extreme(kind: ReductionKind, of_bools: ReductionKind | None = None) -> ReductionRule:
+def extreme(kind: ReductionKind, of_bools: ReductionKind | None = None) -> Rule:
     """The largest or smallest, or where it is; of bools any or all."""
 
     def rule(
@@ -111,7 +100,7 @@ lowering(aten.argmax.default)(extreme("argmax"))
 lowering(aten.argmin.default)(extreme("argmin"))
 
 
-def truth(kind: ReductionKind) -> ReductionRule:
+def truth(kind: ReductionKind) -> Rule:
     def rule(
         ctx: LoweringContext, x: TensorValue, dim: Dims = None, keepdim: bool = False
     ) -> TensorValue:

@@ -41,8 +41,7 @@ def alias(ctx: LoweringContext, x: TensorValue) -> TensorValue:
 
 @lowering(aten.view.default)
 def view(ctx: LoweringContext, x: TensorValue, size: Sequence[Size]) -> TensorValue:
-    (result,) = ctx.layouts
-    return ctx.view(x, views.reshape(x.size, result.size if result is not None else size))
+    return ctx.view(x, views.reshape(x.size, ctx.result_size))
 
 
 @lowering(aten.slice.Tensor)
@@ -54,9 +53,7 @@ def slice_(
     end: Size | None = None,
     step: int = 1,
 ) -> TensorValue:
-    (result,) = ctx.layouts
-    length = result.size[views.wrap_dim(dim, x.dim)] if result is not None else None
-    return ctx.view(x, views.slice_(x.size, dim, start, end, step, length))
+    return ctx.view(x, views.slice_(x.size, dim, start, end, step, ctx.result_size[dim]))
 
 
 @lowering(aten.as_strided.default)
