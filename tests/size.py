@@ -1,7 +1,7 @@
 """`make size`: lines of Python and C by room, against the budget. Exit code 1 if it is exceeded.
 
-The budget counts as tinygrad's `sz.py` does: lines on which a token begins, so neither blank lines nor comments,
-and one for each docstring. Every line is printed beside it.
+The budget counts as tinygrad's `sz.py` does: lines on which a token begins. Blank lines and comments don't
+count, a docstring counts once. The number of all lines is printed beside it.
 """
 
 from __future__ import annotations

@@ -100,8 +100,8 @@ def test_size_stays_within_the_budget():
 
 def test_make_size_prints_each_folder_and_the_budget():
     text = size.report(size.sizes())
-    assert "compiler rooms (budget 20,000 lines)" in text
-    assert "whole package (budget 26,000 lines)" in text
+    assert "compiler rooms (budget 20,000 lines of code)" in text
+    assert "whole package (budget 26,000 lines of code)" in text
     assert "  ops" in text
 
 
