@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 
 from minicompile.dynamo import dispatch
-from minicompile.dynamo.dispatch import Backend, Dispatcher, compiled_function, plain_backend
+from minicompile.dynamo.dispatch import Backend, Dispatcher, plain_backend
 from minicompile.dynamo.module import CompiledModule, call_module, wrap_module
 from minicompile.dynamo.result import Capture, Explanation
 from minicompile.dynamo.sizes import mark_dynamic
@@ -130,7 +130,7 @@ def compiled_target(target: Any, make: Callable[..., Dispatcher], again: Callabl
         return types.MethodType(compiled_target(target.__func__, make, again), target.__self__)
     if not isinstance(target, types.FunctionType):
         target = calling(target)
-    return compiled_function(make(target))
+    return make(target).entrance
 
 
 def calling(target: Any) -> types.FunctionType:

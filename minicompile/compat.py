@@ -225,6 +225,8 @@ def active_modes() -> dict[str, int]:
         "a torch dispatch mode": torch._C._len_torch_dispatch_stack(),
         "a torch.func transform": torch._C._functorch.maybe_current_level() or 0,
         "forward-mode differentiation": forward_ad._current_level + 1,
+        "a hook on saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(True)
+        is not None,
     }
     return {what: depth for what, depth in depths.items() if depth}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from minicompile.ops.origin import SourceLine
 
 
@@ -15,8 +17,8 @@ class Unsupported(MinicompileError):
     `reason` is one sentence, `where` the user's line, `hint` the way out.
     """
 
-    steps = 0
-    """Instructions of the captured frame that were interpreted before; 0 outside of capturing."""
+    places: Sequence[int] = ()
+    """Where the capture could end instead, the best place first: numbers of executed instructions."""
 
     def __init__(self, reason: str, where: SourceLine | None = None, hint: str = "") -> None:
         self.reason, self.where, self.hint = reason, where, hint

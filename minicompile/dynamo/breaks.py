@@ -1,21 +1,31 @@
 """Graph breaks: capture a frame up to an instruction, run that one as Python does, capture what follows.
 
-    resume_after(frame, resume) -> GoOn     where the cut frame stands, and the function that goes on there
+    places(frame, log) -> [steps]           where the running frames could be cut, the best place first
+    resume_after(frame, resume) -> GoOn     what remains to be done where they are cut
+    run(function, values)                   does it, and what that leaves to be done, until there is a result
 
-The entry that was captured up to the cut ends with `return go_on(*values)`. `go_on` runs the instruction
-natively and calls a resume function: the original bytecode from the next instruction on, behind a
-dispatcher of its own (`continuation.py` makes both). The real compiler: torch/_dynamo/symbolic_convert.py
-(break_graph_if_unsupported), resume_execution.py.
+An entry that was captured up to a cut ends with a GoOn: `function(*values)` runs one instruction natively
+and gives the next GoOn, to a resume function: the original bytecode from the next instruction on, behind a
+dispatcher of its own (`continuation.py` makes both). `run` calls one after the other, so that a break in a
+loop nests nothing.
+
+A break inside an inlined call cuts every frame from there up: in the caller's stack a `StandIn` takes the
+callable's place, and when the call runs, natively, it runs the rest of the callee.
+The real compiler: torch/_dynamo/symbolic_convert.py (break_graph_if_unsupported), resume_execution.py.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from minicompile.dynamo.assembler import Op
+from minicompile.dynamo.assembler import VERSION, Op
+from minicompile.dynamo.bytecode import Instruction, Program, is_generator
 from minicompile.dynamo.continuation import (
     State,
     bind,
@@ -29,35 +39,138 @@ from minicompile.dynamo.continuation import (
 from minicompile.dynamo.interpreter import NULL, UNBOUND, Frame
 from minicompile.errors import Unsupported
 
-Resume = Callable[[State, types.FunctionType], Callable[..., Any]]
-"""From a resume function (and the state that it starts in) to what is called in its place."""
-
 READS_ALL_LOCALS = {"locals", "vars", "eval", "exec", "dir"}
+CALLS = ("CALL", "CALL_FUNCTION_EX")
+OPENERS = {"BEFORE_WITH": 1, "GET_ITER": 0}
+"""Instructions that leave something on the stack for a whole block; how many slots they put above it."""
 
 
 class Cut(BaseException):
     """Leaves the interpreter where the capture shall end."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GoOn:
-    """What a cut frame needs: `function(*values)` runs the rest of it."""
+    """What remains to be done: `function(*values)`."""
 
     function: Callable[..., Any]
     values: tuple[Any, ...]
 
 
-def resume_after(frame: Frame, resume: Resume) -> GoOn:
-    """How to go on from the instruction before which `frame` stands.
+def run(function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
+    """The result of a cut frame."""
+    while True:
+        result = function(*values)
+        if type(result) is not GoOn:
+            return result
+        function, values = result.function, result.values
 
-    Raises Unsupported where the frame can't be cut.
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """In the stack of a cut frame, in place of a callable whose frame is cut too."""
+
+    function: Callable[..., Any]
+    values: tuple[Any, ...]
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        """The arguments are among the values already."""
+        return run(self.function, self.values)
+
+
+class Resume(Protocol):
+    """Gives the callable that goes on in a frame of `function` from a state."""
+
+    def __call__(
+        self, function: types.FunctionType, state: State, closure: tuple[types.CellType, ...]
+    ) -> Callable[..., Any]: ...
+
+
+# -- where to cut
+
+Log = Sequence[tuple[Program, Instruction, int, int, int]]
+"""Every executed instruction with its program, call depth and the height of the stack after it."""
+
+
+def places(frame: Frame, log: Log, made: Callable[[types.FunctionType], bool]) -> list[int]:
+    """Numbers of executed instructions after which to cut, given the innermost frame that runs.
+
+    First before the instruction that each frame is at, the innermost frame first; then before the with
+    statements and loops around it, whose objects on the stack may be of a kind that can't be rebuilt. In an
+    except block: before the instruction that raised. `made`: whether the frame itself made a function.
     """
-    function, code = frame.function, frame.function.__code__
-    if frame.handled is not None:
-        raise Unsupported("a break inside an except block")
-    if frame.program.instructions[frame.pc].opname == "BEFORE_WITH":
-        raise Unsupported("a break at entering a with block")
-    point = point_of(frame)
+    here: list[int] = []
+    around: list[int] = []
+    while True:
+        if frame.handled is not None:
+            here, around = [frame.before_raise], []
+        else:
+            here.append(frame.steps)
+            around += openers(frame, log)
+        caller = frame.parent
+        if caller is None:
+            break
+        if not waits_for(caller, frame) or (frame.function.__closure__ and made(frame.function)):
+            here, around = [], []
+        frame = caller
+    return [steps for steps in dict.fromkeys((*here, *around)) if steps]
+
+
+def waits_for(caller: Frame, frame: Frame) -> bool:
+    """Whether what `frame` returns is the result of the call that its caller is at."""
+    called = caller.called
+    if isinstance(called, types.MethodType):
+        called = called.__func__
+    elif not isinstance(called, types.FunctionType):
+        called = inspect.getattr_static(type(called), "__call__", None)
+    plain = called is frame.function and not is_generator(frame.function.__code__)
+    return plain and caller.current.opname in CALLS and caller.namespace is None
+
+
+def openers(frame: Frame, log: Log) -> list[int]:
+    """How many instructions were executed before each `with` and loop around, innermost first."""
+    found: list[int] = []
+    lowest, waiting = math.inf, False
+    for number in range(len(log), 0, -1):
+        _, ins, depth, height, _ = log[number - 1]
+        if depth < frame.depth:
+            break
+        if depth > frame.depth:
+            continue
+        if waiting:
+            found.append(number)
+        held = height - OPENERS.get(ins.opname, 0)
+        waiting = ins.opname in OPENERS and held <= lowest
+        lowest = min(lowest, height)
+    return found
+
+
+# -- cutting
+
+
+def resume_after(frame: Frame, resume: Resume) -> GoOn:
+    """How to go on from the instruction before which `frame` stands; its callers stand at their calls.
+
+    Raises Unsupported where a frame can't be cut.
+    """
+    go_on = cut(frame, frame.pc, frame.stack, resume)
+    while (caller := frame.parent) is not None:
+        frame = caller
+        pair: list[Any] = [NULL, StandIn(go_on.function, go_on.values)]
+        ins = frame.current
+        spread: list[Any] = [(), {}]
+        given = [None] * ins.arg if ins.opname == "CALL" else spread[: 1 + (ins.arg & 1)]
+        stack = [*frame.stack, *(pair if VERSION < (3, 13) else pair[::-1]), *given]
+        go_on = cut(frame, frame.pc - 1, stack, resume)
+    return go_on
+
+
+def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
+    """Go on from instruction `index` of one frame, its stack as given."""
+    function, shift = origin(frame.function)
+    code, point = function.__code__, point_of(frame, index) - shift
+    if point < 0:
+        raise Unsupported("a break before the frame is restored")
     kept = live_names(code, point)
     values = {
         name: value
@@ -65,43 +178,49 @@ def resume_after(frame: Frame, resume: Resume) -> GoOn:
         if value is not UNBOUND and name in kept and name not in code.co_freevars
     }
     bound = tuple(name for name in slot_names(code) if name in values)
-    state = State(point, tuple("null" if v is NULL else "value" for v in frame.stack), bound)
+    state = State(point, tuple("null" if value is NULL else "value" for value in stack), bound)
     after = successors(code, state)
-    made: dict[int, Callable[..., Any]] = {}
 
     def transfer(number: int, closure: tuple[types.CellType, ...]) -> Callable[..., Any]:
-        if number not in made:
-            rest = bind(continuation(code, after[number]), function, closure)
-            made[number] = resume(after[number], rest)
-        return made[number]
+        going_on = resume(function, after[number], closure)
+        return lambda *values: GoOn(going_on, values)
 
-    run = bind(break_at(code, state, transfer), function, function.__closure__ or ())
-    stack = [value for value in frame.stack if value is not NULL]
+    step = bind(break_at(code, state, transfer), function, frame.function.__closure__ or ())
     realize = frame.world.realize
-    return GoOn(run, tuple(map(realize, (*(values[name] for name in bound), *stack))))
+    above = (value for value in stack if value is not NULL)
+    return GoOn(step, tuple(map(realize, (*(values[name] for name in bound), *above))))
 
 
-def point_of(frame: Frame) -> int:
-    """The unit that comes next.
+def resume_function(
+    function: types.FunctionType, state: State, closure: tuple[types.CellType, ...]
+) -> types.FunctionType:
+    """The original bytecode from a state on."""
+    code = continuation(function.__code__, state)
+    made = bind(code, function, closure)
+    made.__dict__["_minicompile_origin"] = (
+        function,
+        len(units(code)) - len(units(function.__code__)),
+    )
+    return made
 
-    Raises Unsupported inside a loop: the resume functions of its iterations would nest without end.
-    """
+
+def origin(function: types.FunctionType) -> tuple[types.FunctionType, int]:
+    """The function whose bytecode this is, and by how many units a resume function's prologue shifts it."""
+    found: tuple[types.FunctionType, int] = function.__dict__.get(
+        "_minicompile_origin", (function, 0)
+    )
+    return found
+
+
+def point_of(frame: Frame, index: int) -> int:
+    """The unit that an instruction of a frame belongs to."""
     instructions = frame.program.instructions
-    ahead = instructions[frame.pc]
-    before = instructions[: frame.pc]
-    code = frame.function.__code__
-    point = find(code, ahead.offset, sum(other.offset == ahead.offset for other in before))
-    every = units(code)
-    first = {id(unit[0]): number for number, unit in enumerate(every)}
-    for number, unit in enumerate(every):
-        for op in unit:
-            if op.target is not None and first[id(op.target)] <= point <= number:
-                raise Unsupported(
-                    "a break inside a loop", frame.line, "take the call out of the loop"
-                )
-    return point
+    offset = instructions[index].offset
+    part = sum(other.offset == offset for other in instructions[:index])
+    return find(frame.function.__code__, offset, part)
 
 
+@functools.lru_cache(maxsize=1024)
 def live_names(code: types.CodeType, point: int) -> set[str]:
     """Names of slots that instructions read that can run from `point` on."""
     names = slot_names(code)

@@ -239,14 +239,9 @@ class _Decoder:
         self.emit(ins, "BINARY_OP", arg, ins.argrepr)
 
     def op_format_value(self, ins: dis.Instruction, arg: int) -> None:
-        conversion, with_spec = arg & 3, arg & 4
-        if not with_spec:
+        if not arg & 4:
             self.emit(ins, "LOAD_CONST", 0, "")
-        if conversion:
-            self.emit(ins, "SWAP", 2)
-            self.emit(ins, "CONVERT_VALUE", conversion)
-            self.emit(ins, "SWAP", 2)
-        self.emit(ins, "FORMAT_VALUE")
+        self.emit(ins, "FORMAT_VALUE", arg & 3)
 
     def op_format_simple(self, ins: dis.Instruction, arg: int) -> None:
         self.emit(ins, "LOAD_CONST", 0, "")

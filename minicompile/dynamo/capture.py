@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from minicompile import compat
-from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
+from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after, run
 from minicompile.dynamo.guards import SourceCode, types_from
+from minicompile.dynamo.modes import Change, Modes, changed, restored_modes
 from minicompile.dynamo.outside import MODULE_TABLES
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
@@ -45,70 +46,89 @@ class CapturedFrame:
     """Why the capture ends before the frame does."""
 
 
+@dataclass
+class Traced:
+    """What one run of a frame through the tracer found."""
+
+    tracer: Tracer
+    returned: Any
+    """What the frame returns; the values of `rest` if the frame is cut."""
+    change: Change | None
+    """How it leaves grad mode and autocast."""
+    rest: Callable[..., Any] | None = None
+    """Runs what follows the cut."""
+
+
 def capture_frame(
     function: types.FunctionType,
     values: dict[str, Any],
     dynamic: bool | None = None,
     name: str | None = None,
     resume: Resume | None = None,
+    resumed: bool = False,
 ) -> CapturedFrame:
-    """Capture one call of a Python function, with `resume` as far as that is possible.
+    """Capture one call of a Python function; with `resume` as far as that is possible.
 
     `values`: its parameters by name (`*args` a tuple, `**kwargs` a dict). Nothing outside is changed.
-    Raises Unsupported with the reason and the user's line.
+    `resumed`: it is a resume function itself. Raises Unsupported with the reason and the user's line.
     """
+    name = name or function.__qualname__
     try:
-        return capture_until(function, values, dynamic, name)
+        return finish(trace(function, values, dynamic), name, resumed)
     except Unsupported as error:
-        if resume is None or not error.steps or isinstance(error, UserError):
+        if resume is None or isinstance(error, UserError):
             raise
-        try:
-            captured = capture_until(function, values, dynamic, name, error.steps, resume)
-        except Unsupported:
-            raise error from None
-        captured.stopped_by = error
-        return captured
+        for place in error.places[:MAX_PLACES]:
+            try:
+                captured = finish(trace(function, values, dynamic, place, resume), name, resumed)
+            except Unsupported:
+                continue
+            captured.stopped_by = error
+            return captured
+        raise
 
 
-def capture_until(
+MAX_PLACES = 6
+"""How many places to cut a frame are tried before it runs in eager."""
+
+
+def trace(
     function: types.FunctionType,
     values: dict[str, Any],
     dynamic: bool | None,
-    name: str | None,
-    cut: int | None = None,
+    place: int | None = None,
     resume: Resume | None = None,
-) -> CapturedFrame:
-    """Capture the first `cut` instructions of the frame, or all of it."""
-    active = compat.active_modes()
-    if active:
-        raise Unsupported(f"{' and '.join(active)} is active")
+) -> Traced:
+    """Run a frame through the tracer: all of it, or its first `place` instructions."""
     marked = dynamic is None and any_marked(values)
-    recorder = Recorder(marked or bool(dynamic), bool(dynamic))
-    tracer = Tracer(recorder, function)
-    tracer.cut = cut
-    go_on: GoOn | None = None
+    tracer = Tracer(Recorder(marked or bool(dynamic), bool(dynamic)), function)
     tracer.definition = definition_of(values.get("self"))
-    facts = compat.global_facts()
+    tracer.cut = place
+    facts, modes = compat.global_facts(), Modes.now()
     reason = "settings that torch functions read"
     tracer.guards["global_state",] = Guard((), "global_state", facts, reason)
-    with restored_state(), deep_stack(), compat.quiet_fakes():
+    go_on: GoOn | None = None
+    with restored_modes(), deep_stack(), compat.quiet_fakes():
         try:
             returned = tracer.run_root(values)
         except Cut:
-            assert resume is not None
-            go_on = resume_after(tracer.top, resume)
-            returned = go_on.values
+            assert resume is not None and tracer.frame_at_cut is not None
+            go_on = resume_after(tracer.frame_at_cut, resume)
         except Exception as error:
-            found = tracer.abort or error
-            if isinstance(found, Unsupported):
-                found.steps = tracer.steps
+            if tracer.abort is not None or isinstance(error, Unsupported):
+                found: Any = tracer.abort or error
+                found.places = tracer.places or ()
                 raise found from None
             text = str(error).partition("\n")[0]
             reason = f"the frame raises {type(error).__name__}: {text}"
             raise UserError(reason, tracer.raised_at) from error
-        if compat.global_facts() != facts:
-            raise Unsupported("the frame leaves grad mode or autocast changed")
-    return finish(tracer, returned, name or function.__qualname__, go_on)
+        try:
+            change = changed(facts, modes)
+        except ValueError as error:
+            raise Unsupported(f"the frame leaves the {error} changed") from None
+    if go_on is None:
+        return Traced(tracer, returned, change)
+    return Traced(tracer, go_on.values, change, go_on.function)
 
 
 def definition_of(module: Any) -> SourceLine | None:
@@ -134,25 +154,8 @@ def deep_stack() -> Iterator[None]:
             gc.enable()
 
 
-@contextlib.contextmanager
-def restored_state() -> Iterator[None]:
-    """Grad mode and autocast as before, whatever the captured frame set."""
-    grad, cache = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
-    cast = [
-        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-        for device in ("cpu", "cuda")
-    ]
-    try:
-        yield
-    finally:
-        torch.set_grad_enabled(grad)
-        for device, enabled, dtype in cast:
-            torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, dtype)
-        torch.set_autocast_cache_enabled(cache)
-
-
-def finish(tracer: Tracer, returned: Any, name: str, go_on: GoOn | None) -> CapturedFrame:
+def finish(traced: Traced, name: str, resumed: bool) -> CapturedFrame:
+    tracer = traced.tracer
     recorder, sizes = tracer.recorder, tracer.recorder.sizes
     check_memory(tracer)
     guard_aliases(tracer)
@@ -166,7 +169,7 @@ def finish(tracer: Tracer, returned: Any, name: str, go_on: GoOn | None) -> Capt
     inputs = sorted(recorder.inputs, key=lambda tracker: is_held(tracker.source, code.held))
     recorder.inputs = {tracker: recorder.inputs[tracker] for tracker in inputs}
     rebuild = Rebuild(tracer, code.part("o"))
-    result = rebuild.expression(returned)
+    result = rebuild.expression(traced.returned)
     stores = rebuild.side_effects()
     graph = recorder.build(rebuild.outputs, "graph")
     tracer.log.names = [node.name for node in recorder.calls]
@@ -187,20 +190,21 @@ def finish(tracer: Tracer, returned: Any, name: str, go_on: GoOn | None) -> Capt
     )
     kept = [f"{name} = inputs[{position}]" for position, name in rebuild.kept_inputs.items()]
     free = {i: dims for i, tracker in enumerate(inputs) if (dims := free_dims(tracker.value))}
-    run = ["out = graph(inputs)"]
+    call = ["out = graph(inputs)"]
     if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
-        code.names["restored_state"] = restored_state
-        run = ["with restored_state():", "    out = graph(inputs)"]
-    last = "return result"
-    if go_on is not None:
-        code.names["go_on"] = go_on.function
-        last = "return go_on(*result)"
-    end = [f"result = {result}", *stores, last]
+        code.names["restored_modes"] = restored_modes
+        call = ["with restored_modes():", "    out = graph(inputs)"]
+    end = [f"result = {result}", *stores]
+    if traced.change is not None:
+        code.names["change_modes"] = traced.change
+        end.append("change_modes()")
+    code.names.update(rest=traced.rest, go_on=GoOn if resumed else run)
+    end.append("return result" if traced.rest is None else "return go_on(rest, result)")
     return CapturedFrame(
         capture,
         code,
         tensors_hold=compat.tensor_guards([tracker.real for tracker in inputs], free),
-        lines=[*rebuild.code.lines, *kept, *run, *rebuild.lines, *end],
+        lines=[*rebuild.code.lines, *kept, *call, *rebuild.lines, *end],
     )
 
 

@@ -69,6 +69,19 @@ def unless_defined(name: str) -> Callable[[Method], Method]:
     return decorate
 
 
+class Lazily:
+    """An iterator for native code; the interpreter advances what lies behind it."""
+
+    def __init__(self, world: Containers, iterator: Any) -> None:
+        self.world, self.iterator = world, iterator
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.world.advance(self.iterator)
+
+
 class Containers(Attributes):
     """Operations of the expression language other than calls."""
 
@@ -228,14 +241,8 @@ class Containers(Attributes):
         return list(self.lazily(value))
 
     def lazily(self, value: Any) -> Iterator[Any]:
-        """An iterator whose steps the interpreter runs."""
-        iterator = self.iterate(value)
-        while True:
-            try:
-                item = self.advance(iterator)
-            except StopIteration:
-                return
-            yield item
+        """An iterator for native code whose steps the interpreter runs."""
+        return Lazily(self, self.iterate(value))
 
     def mapping(self, value: Any) -> dict[Any, Any]:
         if type(value) is dict:

@@ -76,7 +76,7 @@ def units(code: CodeType) -> list[list[Op]]:
 
 
 def split(op: Op, empty: int) -> list[Op]:
-    """One thing at a time. The first part is the op itself, so that jumps still find it.
+    """One thing at a time. The first part is the op itself, so that jumps still find it; parts stay whole.
 
     Formatting always gets a specification; `empty` is the number of the constant "".
     """
@@ -92,11 +92,8 @@ def split(op: Op, empty: int) -> list[Op]:
         return become(op, ("COMPARE_OP", arg - 16), ("TO_BOOL", 0))
     if op.opname == "FORMAT_SIMPLE":
         return become(op, ("LOAD_CONST", empty), ("FORMAT_WITH_SPEC", 0))
-    if op.opname == "FORMAT_VALUE":
-        spec = [] if arg & 4 else [("LOAD_CONST", empty)]
-        swap = ("SWAP", 2)
-        convert = [swap, ("FORMAT_VALUE", arg & 3), swap] if arg & 3 else []
-        return become(op, *spec, *convert, ("FORMAT_VALUE", 4))
+    if op.opname == "FORMAT_VALUE" and not arg & 4:
+        return become(op, ("LOAD_CONST", empty), ("FORMAT_VALUE", arg | 4))
     return [op]
 
 
@@ -337,11 +334,3 @@ def bind(code: CodeType, like: FunctionType, closure: tuple[CellType, ...]) -> F
     made = FunctionType(code, like.__globals__, like.__name__, None, closure)
     made.__qualname__, made.__module__ = like.__qualname__, like.__module__
     return made
-
-
-def standing_in(function: Callable[..., Any], *values: Any) -> Callable[..., Any]:
-    """For a break inside an inlined call: put it where the outer frame's stack has the callable.
-
-    The outer frame's native call then runs the callee from where it stood; its arguments are among `values`.
-    """
-    return lambda *args, **kwargs: function(*values)

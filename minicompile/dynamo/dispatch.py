@@ -21,7 +21,8 @@ from typing import Any
 
 import torch
 
-from minicompile.dynamo.breaks import Resume
+from minicompile import compat
+from minicompile.dynamo.breaks import Resume, resume_function
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
 from minicompile.dynamo.capture import capture_frame
 from minicompile.dynamo.continuation import State
@@ -65,20 +66,23 @@ class Dispatcher:
         fullgraph: bool = False,
         dynamic: bool | None = None,
         name: str | None = None,
+        before: Dispatcher | None = None,
     ) -> None:
+        """`before`: what was cut, if `function` is a resume function."""
         self.function, self.backend, self.options = function, backend, options
         self.fullgraph, self.dynamic = fullgraph, dynamic
         self.name = name or function.__qualname__
         self.signature = signature_of(function)
         self.entries: list[Entry] = []
+        self.before = before
         self.clear()
         ALL.add(self)
 
     def clear(self) -> None:
         """Forget every compiled version and all counts."""
         self.entries.clear()
-        self.resumed: list[Dispatcher] = []
-        """What goes on after graph breaks."""
+        self.resumed: dict[Any, Dispatcher] = {}
+        """What goes on after graph breaks, by bytecode and state."""
         self.refused: set[Any] = set()
         """Fingerprints of calls whose capture was refused."""
         self.breaks: dict[GraphBreak, None] = {}
@@ -88,6 +92,11 @@ class Dispatcher:
         """Stopped: everything new runs in eager."""
 
     # -- calls
+
+    @functools.cached_property
+    def entrance(self) -> types.FunctionType:
+        """What callers call."""
+        return compiled_function(self)
 
     def miss(self, *arguments: Any) -> Any:
         """A call that no entry answered: capture it, or run it in eager."""
@@ -118,7 +127,8 @@ class Dispatcher:
 
     def compile(self, arguments: tuple[Any, ...]) -> Entry | None:
         """A new entry for these arguments; None if the call must run in eager. Raises under `fullgraph`."""
-        key = fingerprint(arguments)
+        active = tuple(compat.active_modes())  # a function mode would see the fingerprint's reads
+        key = active or fingerprint(arguments)
         if not self.fullgraph and (self.stopped or key in self.refused):
             return None
         values = self.values(arguments)
@@ -132,11 +142,15 @@ class Dispatcher:
             self.stop(Unsupported(limit, hint=hint))
             return None
         try:
+            if active:
+                raise Unsupported(f"{' and '.join(active)} is active")
             check_kind(self.function)
             _thread.capturing = True
             try:
-                resume = None if self.fullgraph else resuming(weakref.ref(self))
-                captured = capture_frame(self.function, values, self.dynamic, self.name, resume)
+                resume = None if self.fullgraph else resuming(weakref.ref(self.before or self))
+                captured = capture_frame(
+                    self.function, values, self.dynamic, self.name, resume, self.before is not None
+                )
             finally:
                 _thread.capturing = False
             compiled = self.backend(captured.capture)
@@ -194,7 +208,7 @@ class Dispatcher:
 
     def explanation(self) -> Explanation:
         """Calls are those of the function; the rest includes what goes on after graph breaks."""
-        rest = [resumed.explanation() for resumed in self.resumed]
+        rest = [dispatcher.explanation() for dispatcher in self.resumed.values()]
         return Explanation(
             name=self.name,
             captures=sum((r.captures for r in rest), tuple(e.capture for e in self.entries)),
@@ -207,19 +221,28 @@ class Dispatcher:
 
 
 def resuming(owner: weakref.ref[Dispatcher]) -> Resume:
-    """Makes dispatchers for what follows graph breaks of `owner`."""
+    """Finds or makes what goes on after graph breaks of `owner`."""
 
-    def resume(state: State, rest: types.FunctionType) -> Callable[..., Any]:
+    def resume(
+        function: types.FunctionType, state: State, closure: tuple[types.CellType, ...]
+    ) -> Callable[..., Any]:
         before = owner()
-        if before is None:
+        key = id(function.__code__), state, tuple(map(id, closure))
+        if before is not None and key in before.resumed:
+            return before.resumed[key].entrance
+        rest = resume_function(function, state, closure)
+        if before is None or len(before.resumed) >= MAX_RESUMED:
             return rest
         options = before.backend, before.options, False, before.dynamic
-        before.resumed.append(Dispatcher(rest, *options, f"{before.name}, resumed"))
-        return compiled_function(before.resumed[-1])
+        name = f"{before.name}, resumed"
+        before.resumed[key] = Dispatcher(rest, *options, name, before)
+        return before.resumed[key].entrance
 
     return resume
 
 
+MAX_RESUMED = 256
+"""How many places of one function go on in a compiled resume function; others in plain bytecode."""
 MAX_FAILURES = 64
 MAX_REFUSED = 64
 

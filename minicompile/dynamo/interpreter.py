@@ -66,6 +66,7 @@ class Frame:
     __slots__ = (
         *("world", "function", "program", "fast", "stack", "pc", "current", "result", "finished"),
         *("handled", "parent", "depth", "namespace", "module_path"),
+        *("called", "steps", "before_raise"),
     )
 
     def __init__(self, world: Interpreter, function: types.FunctionType, fast: list[Any]) -> None:
@@ -79,6 +80,11 @@ class Frame:
         self.finished = False
         self.handled: BaseException | None = None
         """The exception that an `except` block is handling."""
+        self.called: Any = None
+        """What the current or last call calls."""
+        self.steps = self.before_raise = 0
+        """Steps of the whole interpreter when this frame's current instruction began, and when the
+        instruction began whose exception it handles."""
         self.depth: int = parent.depth + 1 if parent is not None else 0
         self.namespace: dict[str, Any] | None = None
         """Locals of a class body; None in functions."""
@@ -134,6 +140,8 @@ class Frame:
         entry = self.current.handler
         if entry is None:
             return False
+        if self.handled is None:
+            self.before_raise = self.steps
         del self.stack[entry.depth :]
         if entry.lasti:
             self.stack.append(self.program.instructions.index(self.current))
@@ -443,6 +451,10 @@ class Interpreter:
     def advance(self, iterator: Any) -> Any:
         """The next item. Raises StopIteration."""
         return next(iterator)
+
+    def mutable(self, value: Any) -> Any:
+        """What to change in place of a list or set."""
+        return value
 
     def length(self, value: Any) -> int:
         return len(value)

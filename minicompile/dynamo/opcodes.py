@@ -63,9 +63,14 @@ GIVES: dict[str, tuple[int | None, Operation]] = {
     "BUILD_SET": (None, lambda frame, ins, *values: set(values)),
     "BUILD_STRING": (None, lambda frame, ins, *values: "".join(values)),
     "BUILD_SLICE": (None, lambda frame, ins, *values: slice(*values)),
-    "LIST_TO_TUPLE": (1, lambda frame, ins, items: tuple(items)),
+    "LIST_TO_TUPLE": (1, lambda frame, ins, items: tuple(frame.world.items(items))),
     "CONVERT_VALUE": (1, lambda frame, ins, value: frame.world.convert(ins.arg, value)),
-    "FORMAT_VALUE": (2, lambda frame, ins, value, spec: frame.world.format(value, spec)),
+    "FORMAT_VALUE": (
+        2,
+        lambda frame, ins, value, spec: frame.world.format(
+            frame.world.convert(ins.arg, value) if ins.arg else value, spec
+        ),
+    ),
     "END_SEND": (2, lambda frame, ins, receiver, value: value),
     "RETURN_GENERATOR": (0, lambda frame, ins: None),
 }
@@ -91,23 +96,30 @@ GIVES_NONE: dict[str, tuple[int | None, Operation]] = {
         lambda frame, ins, new, owner, *ends: frame.world.store_subscript(owner, slice(*ends), new),
     ),
     # A display (`[*a, b]`) builds its container under the values.
-    "LIST_APPEND": (1, lambda frame, ins, item: frame.stack[-ins.arg].append(item)),
-    "SET_ADD": (1, lambda frame, ins, item: frame.stack[-ins.arg].add(item)),
-    "MAP_ADD": (2, lambda frame, ins, key, item: frame.stack[-ins.arg].__setitem__(key, item)),
+    "LIST_APPEND": (1, lambda frame, ins, item: under(frame, ins).append(item)),
+    "SET_ADD": (1, lambda frame, ins, item: under(frame, ins).add(item)),
+    "MAP_ADD": (
+        2,
+        lambda frame, ins, key, item: frame.world.store_subscript(frame.stack[-ins.arg], key, item),
+    ),
     "LIST_EXTEND": (
         1,
-        lambda frame, ins, items: frame.stack[-ins.arg].extend(frame.world.items(items)),
+        lambda frame, ins, items: under(frame, ins).extend(frame.world.items(items)),
     ),
-    "SET_UPDATE": (
-        1,
-        lambda frame, ins, items: frame.stack[-ins.arg].update(frame.world.items(items)),
-    ),
-    "DICT_UPDATE": (
-        1,
-        lambda frame, ins, items: frame.stack[-ins.arg].update(frame.world.mapping(items)),
-    ),
+    "SET_UPDATE": (1, lambda frame, ins, items: under(frame, ins).update(frame.world.items(items))),
+    "DICT_UPDATE": (1, lambda frame, ins, items: update(frame, frame.stack[-ins.arg], items)),
     "DICT_MERGE": (1, lambda frame, ins, items: merge(frame, frame.stack[-ins.arg], items)),
 }
+
+
+def under(frame: Frame, ins: Instruction) -> Any:
+    """The list or set on the stack that is being filled; it can be from before a graph break."""
+    return frame.world.mutable(frame.stack[-ins.arg])
+
+
+def update(frame: Frame, target: Any, items: Any) -> None:
+    for key, item in frame.world.mapping(items).items():
+        frame.world.store_subscript(target, key, item)
 
 
 def cell_contents(frame: Frame, ins: Instruction) -> Any:
@@ -130,11 +142,10 @@ def find_name(frame: Frame, ins: Instruction, namespace: Any) -> Any:
 
 
 def merge(frame: Frame, target: dict[Any, Any], items: Any) -> None:
-    other = frame.world.mapping(items)
-    for key in other:
-        if key in target:
+    for key, item in frame.world.mapping(items).items():
+        if frame.world.contains(target, key):
             raise TypeError(f"got multiple values for keyword argument {key!r}")
-    target.update(other)
+        frame.world.store_subscript(target, key, item)
 
 
 def register(opname: str, count: int | None, operation: Operation, gives: bool) -> None:
@@ -349,6 +360,7 @@ def call(frame: Frame, ins: Instruction) -> None:
     names = ins.value or ()
     count = len(given) - len(names)
     kwargs = dict(zip(names, given[count:], strict=True))
+    frame.called = function
     frame.stack.append(frame.world.call(function, (*own, *given[:count]), kwargs))
 
 
@@ -357,6 +369,7 @@ def call_function_ex(frame: Frame, ins: Instruction) -> None:
     kwargs = frame.world.mapping(frame.stack.pop()) if ins.arg & 1 else {}
     args = tuple(frame.world.items(frame.stack.pop()))
     function, own = split_callable(*frame.popn(2))
+    frame.called = function
     frame.stack.append(frame.world.call(function, (*own, *args), kwargs))
 
 

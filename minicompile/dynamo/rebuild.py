@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
+import itertools
 import operator
 import types
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import fx
 
+from minicompile.dynamo.breaks import StandIn
+from minicompile.dynamo.containers import Lazily
 from minicompile.dynamo.guards import SourceCode
 from minicompile.dynamo.interpreter import DELETED, Frame, TracedGenerator
 from minicompile.dynamo.outside import unchanged
@@ -29,6 +34,27 @@ from minicompile.dynamo.variables import (
     is_constant,
     plain_dict,
 )
+
+_NO_ITEMS: dict[Any, Any] = {}
+DICT_ITERATORS = {
+    type(iter(_NO_ITEMS)): "dict.keys",
+    type(iter(_NO_ITEMS.values())): "dict.values",
+    type(iter(_NO_ITEMS.items())): "dict.items",
+}
+_ITERABLES: tuple[Any, ...] = ([], (), set(), "", b"", range(0), range(1 << 70))
+ITERATORS: tuple[type, ...] = (
+    *(*DICT_ITERATORS, *(type(iter(empty)) for empty in _ITERABLES)),
+    *(enumerate, zip, reversed, type(reversed([])), itertools.count, itertools.islice),
+    *(itertools.chain, itertools.repeat, itertools.product, itertools.cycle),
+)
+"""Iterators of native code that can be made again where they stand."""
+
+
+def advanced(iterator: Iterator[Any], count: int) -> Iterator[Any]:
+    """The iterator after `count` items."""
+    collections.deque(itertools.islice(iterator, count), maxlen=0)
+    return iterator
+
 
 LITERALS = (int, str, bool, type(None))
 EMPTY = {list: "[]", dict: "{}", collections.OrderedDict: "OrderedDict()"}
@@ -44,6 +70,7 @@ class Rebuild:
         self.tracer, self.code = tracer, code
         code.names.update(deque=collections.deque, partial=functools.partial, types=types)
         code.names["OrderedDict"] = collections.OrderedDict
+        code.names.update(StandIn=StandIn, advanced=advanced)
         self.outputs: dict[fx.Node, int] = {}
         self.lines: list[str] = []
         self.made: dict[int, str] = {}
@@ -107,8 +134,19 @@ class Rebuild:
             given = self.sequence((value.func, *value.args))
             keywords = [f"{k!r}: {self.expression(v)}" for k, v in value.keywords.items()]
             return self.assign(value, f"partial(*{given}, **{{{', '.join(keywords)}}})")
+        if cls is StandIn:
+            values = self.sequence(value.values)
+            return self.assign(value, f"StandIn({self.code.constant(value.function)}, {values})")
         if cls is types.FunctionType:
             return self.made_function(value)
+        if cls is TracedGenerator and not value.started:
+            return self.made_generator(value)
+        if cls is Lazily:
+            return self.expression(value.iterator)
+        if cls in ITERATORS:
+            return self.iterator(value)
+        if isinstance(value, BaseException) and value.__traceback__ is None:
+            return self.exception(value)
         if cls is types.CellType:
             name = self.assign(value, "types.CellType()")
             contents = self.expression(self.tracer.realize(value.cell_contents))
@@ -136,6 +174,57 @@ class Rebuild:
             if getattr(value, part):
                 self.lines.append(f"{name}.{part} = {self.expression(getattr(value, part))}")
         self.lines.append(f"{name}.__qualname__ = {value.__qualname__!r}")
+        return name
+
+    def made_generator(self, value: TracedGenerator) -> str:
+        """A generator that has not begun: made by its function."""
+        frame = value.frame
+        code, fast = frame.function.__code__, list(map(self.tracer.realize, frame.fast))
+        after = code.co_argcount + code.co_kwonlyargcount
+        names = code.co_varnames[code.co_argcount : after]
+        given = fast[: code.co_argcount]
+        keywords = dict(zip(names, fast[code.co_argcount : after], strict=True))
+        if code.co_flags & 0x04:
+            given += fast[after]
+            after += 1
+        if code.co_flags & 0x08:
+            keywords.update(fast[after])
+        function = self.expression(frame.function)
+        call = f"{function}(*{self.sequence(given)}, **{self.expression(keywords)})"
+        return self.assign(value, call)
+
+    def iterator(self, value: Any) -> str:
+        """An iterator that native code made, where it stands."""
+        if type(value) in DICT_ITERATORS:
+            (owner,) = (found for found in gc.get_referents(value) if isinstance(found, dict))
+            gone = len(owner) - operator.length_hint(value)
+            view = f"{DICT_ITERATORS[type(value)]}({self.iterated(owner)})"
+            return self.assign(value, f"advanced(iter({view}), {gone})")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            maker, given, *state = value.__reduce__()
+        text = "".join(f"{self.iterated(part)}, " for part in given)
+        name = self.assign(value, f"{self.code.constant(maker)}({text})")
+        if state and state[0] is not None:
+            self.lines.append(f"{name}.__setstate__({self.expression(state[0])})")
+        return name
+
+    def iterated(self, value: Any) -> str:
+        """What an iterator runs over: an outside container if it is the inside copy of one."""
+        trackers = self.tracer.trackers.values()
+        copied = (tracker for tracker in trackers if tracker.contents is value is not None)
+        tracker = next(copied, None)
+        return self.expression(value) if tracker is None else self.outside(tracker)
+
+    def exception(self, value: BaseException) -> str:
+        """An exception that was made, but not raised."""
+        cls, given = self.expression(type(value)), self.sequence(value.args)
+        name = self.assign(value, f"{cls}.__new__({cls}, *{given})")
+        self.lines.append(f"{name}.args = {given}")
+        for part in ("__cause__", "__context__", "__dict__"):
+            if getattr(value, part):
+                self.lines.append(f"{name}.{part} = {self.expression(getattr(value, part))}")
+        self.lines.append(f"{name}.__suppress_context__ = {value.__suppress_context__}")
         return name
 
     def made_object(self, value: Any) -> str:

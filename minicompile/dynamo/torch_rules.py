@@ -34,9 +34,12 @@ def module_call(tracer: Calls, module: torch.nn.Module, /, *args: Any, **kwargs:
         if not hooked:
             guard_no_global_hooks(tracer)
             hooked = has_hooks(tracer, module)
+        function = compat.module_call_impl if hooked else tracer.load_attr(module, "forward")
+        if frame.called is module:  # so that a break inside can cut this frame at the call
+            frame.called = function
         if hooked:
-            return tracer.call_function(compat.module_call_impl, (module, *args), kwargs)
-        return tracer.call(tracer.load_attr(module, "forward"), args, kwargs)
+            return tracer.call_function(function, (module, *args), kwargs)
+        return tracer.call(function, args, kwargs)
     finally:
         frame.module_path = before
 

@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from minicompile.dynamo import builtins, opcodes, opcodes_control, stdlib, torch_rules
-from minicompile.dynamo.breaks import Cut
+from minicompile.dynamo.breaks import Cut, places
 from minicompile.dynamo.bytecode import Instruction, Program, decode
 from minicompile.dynamo.calls import Calls
 from minicompile.dynamo.interpreter import UNBOUND, Frame, Lazy
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import InstructionRecord, Source
 from minicompile.dynamo.variables import is_fixed
+from minicompile.errors import Unsupported
 from minicompile.ops.origin import SourceLine
 
 RULES = (builtins, stdlib, opcodes, opcodes_control, torch_rules)
@@ -60,10 +61,11 @@ class Tracer(Calls):
         self.log = InstructionLog()
         self.definition: SourceLine | None = None
         """Stands for the user's line while none of the user's code is running."""
-        self.steps = 0
-        """Instructions of the captured frame itself that were executed."""
         self.cut: int | None = None
-        """The number of steps after which to stop."""
+        """The number of executed instructions after which to stop."""
+        self.frame_at_cut: Frame | None = None
+        self.places: list[int] | None = None
+        """Where the frames could be cut that ran when the capture was given up."""
         recorder.stack = self.provenance
         self.hold(function, function.__qualname__)
 
@@ -72,8 +74,7 @@ class Tracer(Calls):
         program = self.program(self.root.__code__)
         lazy = {name: Lazy(value, Source("local", name)) for name, value in values.items()}
         fast = [lazy.get(name, UNBOUND) for name in program.slots]
-        self.top = Frame(self, self.root, fast)
-        return self.top.run()
+        return Frame(self, self.root, fast).run()
 
     def program(self, code: types.CodeType) -> Program:
         found = self.programs.get(id(code))
@@ -83,13 +84,22 @@ class Tracer(Calls):
         return found
 
     def step(self, frame: Frame, instruction: Instruction) -> None:
-        self.log.steps.append(
+        steps = self.log.steps
+        steps.append(
             (frame.program, instruction, frame.depth, len(frame.stack), len(self.recorder.calls))
         )
-        if frame.depth == 0:
-            self.steps += 1
-            if self.steps == self.cut:
-                raise Cut
+        frame.steps = len(steps)
+        if frame.steps == self.cut:
+            self.frame_at_cut = frame
+            raise Cut
+
+    def catches(self, error: BaseException) -> bool:
+        if isinstance(error, Cut):
+            return False
+        if isinstance(error, Unsupported) and self.places is None and self.frame is not None:
+            made = lambda function: self.tracker(function) is None  # noqa: E731
+            self.places = places(self.frame, self.log.steps, made)
+        return super().catches(error)
 
     # -- where we are
 

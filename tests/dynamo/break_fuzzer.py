@@ -26,7 +26,8 @@ from break_programs_more import CANNOT, WIDE
 from minicompile.dynamo.assembler import disassemble
 from minicompile.dynamo.bytecode import decode
 from minicompile.dynamo.continuation import State, bind, break_at, continuation, find
-from minicompile.dynamo.continuation import standing_in, start, successors, units
+from minicompile.dynamo.breaks import StandIn
+from minicompile.dynamo.continuation import start, successors, units
 from minicompile.errors import Unsupported
 
 SKIP_NESTED = {"big"}
@@ -237,7 +238,7 @@ class Fuzzer:
                 position, callee, args, kwargs = call_of(outer)  # type: ignore[misc]
                 inner = step_to(begin(callee, args, kwargs), count)
                 values = list(outer.values)
-                values[position] = standing_in(natively(inner), *inner.values)
+                values[position] = StandIn(natively(inner), inner.values)
                 return natively(outer)(*values)
 
             self.compare(f"{what}, in the callee after {count} units", want, run)

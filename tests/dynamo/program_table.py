@@ -26,6 +26,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+import numpy as np
 import torch
 
 TABLES = (
@@ -151,7 +152,9 @@ class Recorder:
         kind = type(value).__qualname__
         if value is None or isinstance(value, bool | int | str | bytes | type(...) | torch.Size):
             return kind, str(value)
-        if isinstance(value, float | complex | torch.dtype | torch.device | slice | range):
+        if isinstance(
+            value, float | complex | torch.dtype | torch.device | slice | range | np.generic
+        ):
             return kind, repr(value)
         if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
             return kind, value.__qualname__

@@ -1,0 +1,120 @@
+"""Breaks captures where nothing is wrong: after any number of instructions, and again and again.
+
+    python -m tests.dynamo.break_captures [--every N] [name ...]
+
+Every program of the tables runs once for each instruction that its capture executes: the capture is given up
+there and goes on behind a graph break. Then some runs with breaks at random places, in resume functions too.
+Whatever a caller could notice must be as in plain Python. Prints the differences and how many cuts were made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import minicompile as mc
+from minicompile.dynamo.breaks import places
+from minicompile.dynamo.interpreter import Frame
+from minicompile.dynamo.tracer import Tracer
+from tests.dynamo.helpers import explained
+from tests.dynamo.program_table import names, run
+
+STEPS = ("first call", "second call")
+FORCED = "a break for the test"
+
+
+@contextlib.contextmanager
+def broken(stop: Callable[[Tracer, int], bool]) -> Iterator[list[int]]:
+    """Captures end where `stop` says, given the tracer and the number of executed instructions.
+
+    Gives the numbers at which it was asked, for the first capture.
+    """
+    plain, seen = Tracer.step, list[int]()
+    first: list[Tracer] = []
+
+    def step(self: Tracer, frame: Frame, instruction: Any) -> None:
+        plain(self, frame, instruction)
+        if self.cut is not None or instruction.opname in ("RETURN_VALUE", "YIELD_VALUE"):
+            return
+        number = len(self.log.steps)
+        first.append(self)
+        if self is first[0]:
+            seen.append(number)
+        if stop(self, number):
+            made = lambda function: self.tracker(function) is None  # noqa: E731
+            self.places = places(frame, self.log.steps, made)
+            self.unsupported(FORCED)
+
+    Tracer.step = step  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        Tracer.step = plain  # type: ignore[method-assign]
+
+
+def compile_eager(function: Any) -> Any:
+    return mc.compile(function, backend="eager")
+
+
+def resumed(tracer: Tracer) -> bool:
+    return "_minicompile_origin" in tracer.root.__dict__
+
+
+class Outcome:
+    """Counts over many runs."""
+
+    def __init__(self) -> None:
+        self.runs = self.cut = 0
+        self.wrong: list[str] = []
+
+    def compare(
+        self, table: str, name: str, expected: Any, what: str, stop: Callable[[Tracer, int], bool]
+    ) -> None:
+        with broken(stop):
+            found, compiled = run(table, name, compile_eager, STEPS)
+        self.runs += 1
+        kinds = {(stop.reason, stop.kind) for stop in explained(compiled).breaks}
+        self.cut += (FORCED, "instruction") in kinds
+        for step, shown in expected.items():
+            if found[step] != shown:
+                self.wrong.append(f"{name}, {what}: {step} differs")
+                break
+
+    def program(self, table: str, name: str, every: int, random_runs: int = 3) -> None:
+        """Cut one program after every `every`-th instruction, and at random places."""
+        expected, _ = run(table, name, lambda function: function, STEPS)
+        with broken(lambda tracer, number: False) as seen:
+            run(table, name, compile_eager, STEPS[:1])
+        offset = zlib.crc32(name.encode()) % every
+        for place in seen[offset::every]:
+            stop = lambda tracer, number: number == place and not resumed(tracer)  # noqa: B023, E731
+            self.compare(table, name, expected, f"cut after {place}", stop)
+        for seed in range(random_runs):
+            choose = random.Random(f"{name} {seed}")
+            often = lambda tracer, number: choose.random() < 0.06  # noqa: B023, E731
+            self.compare(table, name, expected, f"random cuts {seed}", often)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--every", type=int, default=1)
+    options = parser.parse_args()
+    outcome = Outcome()
+    for table, name in names():
+        if not options.names or name in options.names:
+            before = len(outcome.wrong)
+            outcome.program(table, name, options.every)
+            for line in outcome.wrong[before:]:
+                print(line)
+    print(f"{outcome.runs} runs, {outcome.cut} of them cut there, {len(outcome.wrong)} differences")
+    return bool(outcome.wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
