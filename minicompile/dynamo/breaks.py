@@ -169,12 +169,14 @@ def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
     """Go on from instruction `index` of one frame, its stack as given."""
     function, shift = origin(frame.function)
     code, point = function.__code__, point_of(frame, index) - shift
-    if point < 0:
-        raise Unsupported("a break before the frame is restored")
+    fast = dict(zip(frame.program.slots, frame.fast, strict=True))
+    cells = (*code.co_cellvars, *code.co_freevars)
+    if point < 0 or not all(isinstance(fast[name], types.CellType) for name in cells):
+        raise Unsupported("a break before the frame is set up")
     kept = live_names(code, point)
     values = {
         name: value
-        for name, value in zip(frame.program.slots, frame.fast, strict=True)
+        for name, value in fast.items()
         if value is not UNBOUND and name in kept and name not in code.co_freevars
     }
     bound = tuple(name for name in slot_names(code) if name in values)

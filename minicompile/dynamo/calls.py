@@ -213,6 +213,14 @@ class Calls(Containers):
         keywords = self.mapping(self.part(partial, "keywords"))
         return self.call(self.part(partial, "func"), (*own, *args), {**keywords, **kwargs})
 
+    def call_methodcaller(self, caller: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        maker, given = caller.__reduce__()
+        if isinstance(maker, functools.partial):  # it holds the name and the keywords
+            given, kwargs = (*maker.args, *given), maker.keywords
+        name, *rest = given
+        (owner,) = args
+        return self.call(self.load_attr(owner, name), tuple(rest), kwargs)
+
     def call_wrapper(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         definition = method.__objclass__.__dict__[method.__name__]
         return self.call(definition, (method.__self__, *args), kwargs)
@@ -434,6 +442,7 @@ CALL_KINDS: dict[type, Callable[..., Any]] = {
     types.MethodWrapperType: Calls.call_wrapper,
     **dict.fromkeys(C_METHODS, Calls.call_descriptor),
     functools.partial: Calls.call_partial,
+    operator.methodcaller: Calls.call_methodcaller,
     weakref.ReferenceType: Calls.call_reference,
     CACHED: Calls.call_cached,
 }

@@ -259,10 +259,10 @@ def fingerprint(value: Any, depth: int = 0) -> Any:
     """What two calls must share for a refusal of one to stand for the other; hashable."""
     if isinstance(value, torch.Tensor):
         return type(value), value.dtype, tuple(value.shape), value.device, value.requires_grad
-    if is_constant(value) and not isinstance(value, slice | torch.SymInt):
-        return type(value), repr(value) if isinstance(value, float | complex) else value
     if isinstance(value, list | tuple) and depth < 4:
         return type(value), tuple(fingerprint(item, depth + 1) for item in value)
+    if is_constant(value) and not isinstance(value, tuple | slice | torch.SymInt):
+        return type(value), repr(value) if isinstance(value, float | complex) else value
     if type(value) is dict and depth < 4:
         return tuple((str(key), fingerprint(item, depth + 1)) for key, item in value.items())
     if isinstance(value, torch.nn.Module):

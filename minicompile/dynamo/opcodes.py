@@ -381,17 +381,21 @@ def make_function(frame: Frame, ins: Instruction) -> None:
     empty = tuple(types.CellType() for _ in code.co_freevars)  # until SET_FUNCTION_ATTRIBUTE
     made = types.FunctionType(code, frame.function.__globals__, closure=empty or None)
     for flag, value in zip(flags, extras, strict=True):
-        made = with_part(made, flag, value)
+        made = with_part(frame, made, flag, value)
     frame.stack.append(made)
 
 
 @bytecode("SET_FUNCTION_ATTRIBUTE")
 def set_function_attribute(frame: Frame, ins: Instruction) -> None:
     value, made = frame.popn(2)
-    frame.stack.append(with_part(made, ins.arg, value))
+    frame.stack.append(with_part(frame, made, ins.arg, value))
 
 
-def with_part(function: types.FunctionType, flag: int, value: Any) -> types.FunctionType:
+def with_part(
+    frame: Frame, function: types.FunctionType, flag: int, given: Any
+) -> types.FunctionType:
+    world = frame.world
+    value: Any = world.mapping(given) if flag == 2 else tuple(world.items(given))
     if flag == 1:
         function.__defaults__ = value
     elif flag == 2:

@@ -278,6 +278,8 @@ class Outside(Interpreter):
     def check_key(self, key: Any) -> None:
         """Only keys whose hash and equality are the built-in ones may be looked up natively."""
         cls = type(key)
+        if isinstance(key, torch.Tensor):
+            self.unsupported("a tensor is a key of a dict or set from outside")
         builtin = is_constant(key) or cls.__hash__ is OBJECT_HASH or is_fixed(cls)
         if not builtin and not isinstance(key, IDENTITY_TYPES):
             self.unsupported(f"a {cls.__name__} with its own __hash__ is used as a key")

@@ -8,6 +8,7 @@ The real compiler: torch/_dynamo/codegen.py (PyCodegen), side_effects.py.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import gc
 import itertools
@@ -114,6 +115,8 @@ class Rebuild:
 
     def assign(self, value: Any, text: str) -> str:
         """A new variable for an inside object, known from here on (so that cycles close)."""
+        if id(value) in self.made:  # made meanwhile, by a part that leads back to it
+            return self.made[id(value)]
         name = self.made[id(value)] = f"v{len(self.made)}"
         self.lines.append(f"{name} = {text}")
         return name
@@ -149,8 +152,9 @@ class Rebuild:
             return self.exception(value)
         if cls is types.CellType:
             name = self.assign(value, "types.CellType()")
-            contents = self.expression(self.tracer.realize(value.cell_contents))
-            self.lines.append(f"{name}.cell_contents = {contents}")
+            with contextlib.suppress(ValueError):  # empty
+                contents = self.expression(self.tracer.realize(value.cell_contents))
+                self.lines.append(f"{name}.cell_contents = {contents}")
             return name
         if hasattr(cls, "n_sequence_fields"):  # torch.return_types
             return self.assign(value, f"{self.code.constant(cls)}({self.sequence(value)})")
@@ -196,10 +200,19 @@ class Rebuild:
     def iterator(self, value: Any) -> str:
         """An iterator that native code made, where it stands."""
         if type(value) in DICT_ITERATORS:
-            (owner,) = (found for found in gc.get_referents(value) if isinstance(found, dict))
-            gone = len(owner) - operator.length_hint(value)
+            owner = next(
+                (found for found in gc.get_referents(value) if isinstance(found, dict)), {}
+            )
+            left = operator.length_hint(value)
+            if not left:
+                try:
+                    next(value)
+                except StopIteration:
+                    return self.assign(value, "iter(())")
+                except RuntimeError:  # the dict has changed its size
+                    self.refuse(value)
             view = f"{DICT_ITERATORS[type(value)]}({self.iterated(owner)})"
-            return self.assign(value, f"advanced(iter({view}), {gone})")
+            return self.assign(value, f"advanced(iter({view}), {len(owner) - left})")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             maker, given, *state = value.__reduce__()

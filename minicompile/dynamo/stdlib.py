@@ -5,11 +5,13 @@ The real compiler: torch/_dynamo/polyfills/, torch/_dynamo/variables/user_define
 
 from __future__ import annotations
 
+import bisect
 import collections
 import contextvars
 import copy
 import dataclasses
 import functools
+import heapq
 import inspect
 import itertools
 import logging
@@ -40,6 +42,23 @@ means(itertools.chain)(
 means(itertools.chain.from_iterable)(
     lambda tracer, parts: (item for part in tracer.lazily(parts) for item in tracer.lazily(part))
 )
+
+
+def changes_first(function: Any) -> None:
+    """A C function that changes the list that it is given first."""
+    means(function)(
+        lambda tracer, items, *rest, **options: tracer.run_native(
+            functools.partial(function, tracer.mutable(items)), rest, options
+        )
+    )
+
+
+for _function in (
+    *(heapq.heapify, heapq.heappush, heapq.heappop, heapq.heapreplace, heapq.heappushpop),
+    *(bisect.insort_left, bisect.insort_right),
+):
+    changes_first(_function)
+
 means(typing.cast)(lambda tracer, kind, value: value)
 # The fields of a dataclass are fixed when the class is made.
 means(dataclasses.fields)(lambda tracer, owner: dataclasses.fields(owner))
