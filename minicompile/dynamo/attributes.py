@@ -242,7 +242,10 @@ class Attributes(Outside):
             return self.type_of(value)
         owner = self.tracker(value)
         if owner is None:
-            return self.realize(definition.__get__(value, type(value)))
+            found = definition.__get__(value, type(value))
+            if name == "__dict__":
+                self.namespaces[id(found)] = value
+            return self.realize(found)
         if name == "__dict__":
             namespace = self.namespace_tracker(owner)
             if namespace is not None:

@@ -117,11 +117,18 @@ def is_torch_function(function: Any) -> bool:
     return isinstance(function, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
 
 
+TENSOR_FUNCTIONS = {
+    function: name
+    for name, function in torch.Tensor.__dict__.items()
+    if isinstance(function, types.FunctionType)
+}
+"""Methods of tensors written in Python, by the name that finds them: `__pow__` calls itself pow."""
+
+
 def is_tensor_method(function: Any) -> bool:
     if isinstance(function, C_METHODS):
         return issubclass(function.__objclass__, compat.TensorBase)
-    name = getattr(function, "__name__", "")
-    return isinstance(function, types.FunctionType) and torch.Tensor.__dict__.get(name) is function
+    return isinstance(function, types.FunctionType) and function in TENSOR_FUNCTIONS
 
 
 class RecordingMode(TorchFunctionMode):
@@ -253,7 +260,8 @@ class Calls(Containers):
         args = tuple(self.deep(arg) for arg in args)
         kwargs = {key: self.deep(arg) for key, arg in kwargs.items()}
         if is_tensor_method(function):
-            return self.tensor_method(function.__name__, args, kwargs)
+            name = TENSOR_FUNCTIONS.get(function) or function.__name__
+            return self.tensor_method(name, args, kwargs)
         name = getattr(function, "__name__", "")
         if name in REFUSED_FUNCTIONS:
             self.unsupported(REFUSED_FUNCTIONS[name])
@@ -293,6 +301,8 @@ class Calls(Containers):
             definition = find(type(owner), function.__name__)
             if isinstance(definition, C_METHODS):
                 return self.call(definition, (owner, *args), kwargs)
+        if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
+            self.unsupported("a custom autograd.Function")
         if isinstance(owner, type) and function.__name__ == "__new__":
             return self.native_new(function, args, kwargs)
         return self.call_native(function, args, kwargs)

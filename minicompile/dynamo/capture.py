@@ -76,7 +76,7 @@ def capture_frame(
     try:
         return finish(trace(function, values, dynamic), name, resumed)
     except Unsupported as error:
-        if resume is None or isinstance(error, UserError):
+        if resume is None:
             raise
         for place in error.places[:MAX_PLACES]:
             try:
@@ -121,7 +121,9 @@ def trace(
                 raise found from None
             text = str(error).partition("\n")[0]
             reason = f"the frame raises {type(error).__name__}: {text}"
-            raise UserError(reason, tracer.raised_at) from error
+            raised = UserError(reason, tracer.raised_at)
+            raised.places = [tracer.raised_after]
+            raise raised from error
         try:
             change = changed(facts, modes)
         except ValueError as error:

@@ -167,6 +167,9 @@ class Dispatcher:
             return None
         except OptionError:
             raise
+        except RecursionError:
+            self.refuse(key, Unsupported("Python's stack is nearly full"))
+            return None
         except Exception as error:
             if self.fullgraph:
                 raise

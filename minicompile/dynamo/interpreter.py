@@ -140,7 +140,7 @@ class Frame:
         entry = self.current.handler
         if entry is None:
             return False
-        if self.handled is None:
+        if self.handled is None and self.current.opname != "RERAISE":
             self.before_raise = self.steps
         del self.stack[entry.depth :]
         if entry.lasti:

@@ -54,6 +54,8 @@ class Outside(Interpreter):
         """The refusal that ends this capture, even if native code in between swallowed the exception."""
         self.own_globals: dict[str, Any] | None = None
         self.programs: dict[int, Any] = {}
+        self.namespaces: dict[int, Any] = {}
+        """Inside objects by the id of their `__dict__`, where that was read as an object."""
         self.made_classes: list[type] = []
         """Classes that the frame defined."""
 
@@ -213,6 +215,8 @@ class Outside(Interpreter):
             self.unsupported(f"the tensor subclass {type(value).__name__}")
         if value.layout is not torch.strided or value.is_quantized or value.is_nested:
             self.unsupported(f"a tensor of layout {value.layout}")
+        if value.is_inference():
+            self.unsupported("a tensor made in inference mode", "use torch.no_grad")
         if value.is_conj() or value.is_neg():
             self.unsupported(
                 "a tensor with a lazy conjugate or negative", "call resolve_conj() or resolve_neg()"

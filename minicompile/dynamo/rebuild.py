@@ -96,6 +96,8 @@ class Rebuild:
             return self.code.constant(value)
         if id(value) in self.made:
             return self.made[id(value)]
+        if (owner := self.tracer.namespaces.get(id(value))) is not None:
+            return f"{self.expression(owner)}.__dict__"
         if isinstance(value, type) and self.tracer.is_made(value):
             self.refuse(value)
         if isinstance(value, IDENTITY_TYPES) and not isinstance(value, torch.nn.Module):
@@ -200,15 +202,13 @@ class Rebuild:
     def iterator(self, value: Any) -> str:
         """An iterator that native code made, where it stands."""
         if type(value) in DICT_ITERATORS:
-            owner = next(
-                (found for found in gc.get_referents(value) if isinstance(found, dict)), {}
-            )
-            left = operator.length_hint(value)
-            if not left:
+            held = [found for found in gc.get_referents(value) if isinstance(found, dict)]
+            owner, left = held[0] if held else {}, operator.length_hint(value)
+            if held and not left:
                 try:
                     next(value)
                 except StopIteration:
-                    return self.assign(value, "iter(())")
+                    pass
                 except RuntimeError:  # the dict has changed its size
                     self.refuse(value)
             view = f"{DICT_ITERATORS[type(value)]}({self.iterated(owner)})"
@@ -227,6 +227,8 @@ class Rebuild:
         trackers = self.tracer.trackers.values()
         copied = (tracker for tracker in trackers if tracker.contents is value is not None)
         tracker = next(copied, None)
+        if tracker is not None and tracker.writes:  # it changes its size after the iterator is made
+            self.refuse(value)
         return self.expression(value) if tracker is None else self.outside(tracker)
 
     def exception(self, value: BaseException) -> str:

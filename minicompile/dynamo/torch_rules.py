@@ -76,6 +76,13 @@ def module_path(tracer: Calls, module: torch.nn.Module) -> str:
     return ".".join(reversed(parts))
 
 
+refuse(
+    "a custom autograd.Function",
+    "write it with torch operations, and autograd will differentiate them",
+    torch.autograd.Function.apply.__func__,  # type: ignore[attr-defined]
+)
+
+
 # -- global state
 
 

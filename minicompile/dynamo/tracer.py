@@ -64,6 +64,8 @@ class Tracer(Calls):
         self.cut: int | None = None
         """The number of executed instructions after which to stop."""
         self.frame_at_cut: Frame | None = None
+        self.raised_after = 0
+        """Instructions executed before the captured frame's one that raised last."""
         self.places: list[int] | None = None
         """Where the frames could be cut that ran when the capture was given up."""
         recorder.stack = self.provenance
@@ -99,6 +101,11 @@ class Tracer(Calls):
         if isinstance(error, Unsupported) and self.places is None and self.frame is not None:
             made = lambda function: self.tracker(function) is None  # noqa: E731
             self.places = places(self.frame, self.log.steps, made)
+        elif error is not self.raised and self.frame is not None:
+            root = self.frame
+            while root.parent is not None:
+                root = root.parent
+            self.raised_after = root.before_raise if root.handled is not None else root.steps
         return super().catches(error)
 
     # -- where we are

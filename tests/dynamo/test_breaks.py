@@ -16,7 +16,9 @@ import torch
 
 import minicompile as mc
 from minicompile.errors import Unsupported
+from tests.dynamo import break_captures
 from tests.dynamo.helpers import compiled, equal, explained, lenient, outcome
+from tests.dynamo.program_table import names
 
 x = torch.randn(3, 4)
 
@@ -287,10 +289,11 @@ def test_with_and_finally_end_once_and_in_order() -> None:
     assert explained(run).graph_count >= 2
 
 
-def test_a_break_in_a_callee_breaks_at_the_call() -> None:
+def test_a_break_in_a_callee_cuts_both_frames() -> None:
     def helper(a: torch.Tensor) -> torch.Tensor:
+        b = a.exp()
         print(end="")
-        return a * 2
+        return b * 2
 
     def function(a: torch.Tensor) -> torch.Tensor:
         rows = [a.sin()]
@@ -299,7 +302,9 @@ def test_a_break_in_a_callee_breaks_at_the_call() -> None:
 
     run = lenient(function)
     assert equal(run(x), function(x)) and equal(run(x + 1), function(x + 1))
-    assert explained(run).graph_count == 2 and explained(run).eager_calls == 0
+    found = explained(run)
+    assert found.graph_count == 3 and found.eager_calls == 0
+    assert [capture.graph.op_count for capture in found.captures] == [3, 1, 1]
 
 
 def test_what_the_frame_shares_with_nested_functions_stays_shared() -> None:
@@ -320,21 +325,110 @@ def test_what_the_frame_shares_with_nested_functions_stays_shared() -> None:
     assert equal(run(x), function(x)) and equal(run(x), function(x))
 
 
-def test_in_a_loop_or_in_an_except_block_the_whole_frame_runs_in_eager() -> None:
-    def loop(a: torch.Tensor) -> torch.Tensor:
-        for _ in range(3):
-            a = a * 2
+def test_breaks_in_a_loop_reuse_their_graphs_and_nest_nothing() -> None:
+    def function(a: torch.Tensor, limit: torch.Tensor) -> torch.Tensor:
+        total = torch.zeros(())
+        while total < limit:
+            total = total + a.amax()
+        return total
+
+    run, a = lenient(function), torch.ones(3)
+    for limit in (3, 600):
+        assert equal(run(a, torch.tensor(limit)), function(a, torch.tensor(limit)))
+    assert explained(run).graph_count <= 5 and not explained(run).limit_reached
+
+
+def test_iterators_go_on_where_they_stood() -> None:
+    def function(a: torch.Tensor, given: list[int], table: dict[str, int]) -> Any:
+        seen: list[Any] = []
+        for place, (n, key) in enumerate(zip(given, table)):
+            a = a * n
             print(end="")
+            seen.append((place, n, key))
+        for key, value in table.items():
+            print(end="")
+            seen.append((key, value))
+        for n in reversed(given):
+            print(end="")
+            seen.append(n)
+        return a, seen
+
+    run = lenient(function)
+    for given in ([2, 3, 4], [2, 3, 4], [5]):
+        table = {"p": 1, "q": 2, "r": 3}
+        assert equal(run(x, given, table), function(x, given, table))
+    assert explained(run).eager_calls == 0
+
+
+def test_a_break_in_an_except_block_runs_the_raising_instruction_natively() -> None:
+    def function(a: torch.Tensor, table: dict[str, int]) -> Any:
+        b = a * 2
+        try:
+            table["missing"]
+        except KeyError as error:
+            print(end="")
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            return b.cos(), last.line
         return a
 
-    def handler(a: torch.Tensor) -> torch.Tensor:
-        try:
-            raise KeyError
-        except KeyError:
-            print(end="")
-        return a * 2
+    run = lenient(function)
+    assert equal(run(x, {}), function(x, {})) and equal(run(x, {}), function(x, {}))
+    assert explained(run).graph_count == 1 and explained(run).eager_calls == 0
 
-    for function in (loop, handler):
-        run = lenient(function)
-        assert equal(run(x), function(x))
-        assert explained(run).graph_count == 0 and explained(run).eager_calls == 1
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_modes_hold_across_a_break_and_end_with_their_block(fail: bool) -> None:
+    def function(a: torch.Tensor) -> Any:
+        with torch.no_grad(), torch.autocast("cpu"):
+            b = a @ a.T
+            print(end="")
+            if fail:
+                raise ValueError("asked for")
+            c = b @ a
+        return c, a @ a.T, torch.is_grad_enabled()
+
+    a = torch.randn(3, 4, requires_grad=True)
+    run = lenient(function)
+    for _ in range(2):
+        assert equal(outcome(run, a), outcome(function, a))
+        assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+    assert explained(run).eager_calls == 0
+
+
+def test_a_generator_based_context_manager_is_entered_natively() -> None:
+    def function(a: torch.Tensor, log: list[str]) -> torch.Tensor:
+        b = a.sin()
+        with noted(log, "block"):
+            b = b * 2
+            print(end="")
+            b = b.cos()
+        return b
+
+    logs: tuple[list[str], list[str]] = ([], [])
+    run = lenient(function)
+    assert equal(run(x, logs[0]), function(x, logs[1])) and logs[0] == logs[1]
+    assert explained(run).eager_calls == 0 and explained(run).graph_count >= 3
+
+
+def test_under_an_active_function_mode_nothing_of_ours_is_seen() -> None:
+    class Counting(torch.overrides.TorchFunctionMode):
+        seen = 0
+
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            Counting.seen += 1
+            return function(*args, **(kwargs or {}))
+
+    def function(a: torch.Tensor) -> torch.Tensor:
+        with Counting():
+            return torch.add(a, 1)
+
+    assert equal(lenient(function)(x), x + 1) and Counting.seen == 1
+
+
+@pytest.mark.parametrize(("table", "name"), names(), ids=[name for _, name in names()])
+def test_a_capture_can_be_broken_anywhere(table: str, name: str) -> None:
+    outcome = break_captures.Outcome()
+    outcome.program(table, name, every=40, random_runs=1)
+    assert not outcome.wrong
