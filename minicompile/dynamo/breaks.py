@@ -171,7 +171,8 @@ def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
     code, point = function.__code__, point_of(frame, index) - shift
     fast = dict(zip(frame.program.slots, frame.fast, strict=True))
     cells = (*code.co_cellvars, *code.co_freevars)
-    if point < 0 or not all(isinstance(fast[name], types.CellType) for name in cells):
+    cells_made = all(isinstance(fast[name], types.CellType) for name in cells)
+    if point < 0 or not (shift or cells_made):
         raise Unsupported("a break before the frame is set up")
     kept = live_names(code, point)
     values = {

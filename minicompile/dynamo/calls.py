@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from minicompile import compat
 from minicompile.dynamo.attributes import C_METHODS, CACHED, HINTS, TENSOR_FACTS, TENSOR_REFUSED
 from minicompile.dynamo.containers import Containers, python_method
-from minicompile.dynamo.interpreter import BINARY, METHOD_OF
+from minicompile.dynamo.interpreter import BINARY, METHOD_OF, TracedGenerator
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     OBJECT_HASH,
@@ -157,7 +157,9 @@ class Calls(Containers):
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rule = self.rule_for(function)
         if rule is not None:
-            return rule(self, args, kwargs)
+            made = rule(self, args, kwargs)
+            self.note_native(made)
+            return made
         handler = CALL_KINDS.get(type(function))
         if handler is not None:
             return handler(self, function, args, kwargs)
@@ -203,7 +205,10 @@ class Calls(Containers):
         self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         self.inlined.setdefault(f"{function.__module__}.{function.__qualname__}")
-        return super().call_function(function, args, kwargs)
+        found = super().call_function(function, args, kwargs)
+        if type(found) is TracedGenerator and not found.started:
+            self.note_native(found)
+        return found
 
     def call_method(
         self, method: types.MethodType, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -329,7 +334,9 @@ class Calls(Containers):
         """Call C code now, on what is known; torch calls that it makes are recorded."""
         with self.native():
             prepared = {key: self.native_argument(value) for key, value in kwargs.items()}
-            return function(*map(self.native_argument, args), **prepared)
+            made = function(*map(self.native_argument, args), **prepared)
+        self.note_native(made)
+        return made
 
     def native_argument(self, value: Any) -> Any:
         """An argument for C code: containers as inside copies, Python functions as callbacks."""
@@ -428,7 +435,9 @@ class Calls(Containers):
             where = f"{cls.__module__}.{cls.__qualname__}"
             self.unsupported(f"the class {where}, which C code defines, is instantiated")
         if cls in RAW_CLASSES:
-            return maker(cls, *rest, **kwargs)
+            made = maker(cls, *rest, **kwargs)
+            self.note_native(made)
+            return made
         return self.run_native(functools.partial(maker, cls), rest, kwargs)
 
     def make_class(self, meta: type, name: str, bases: Any, body: Any, **keywords: Any) -> type:
@@ -442,6 +451,7 @@ class Calls(Containers):
                 self.unsupported("an attribute with __set_name__ gets a class")
         made: type = type.__new__(meta, name, bases, body, **keywords)
         self.made_classes.append(made)
+        self.note_native(made)
         return made
 
 

@@ -78,10 +78,16 @@ def capture_frame(
     except Unsupported as error:
         if resume is None:
             raise
-        for place in error.places[:MAX_PLACES]:
+        waiting, tried = list(error.places), list[int]()
+        while waiting and len(tried) < MAX_PLACES:
+            place = waiting.pop(0)
+            if place in tried or not place:
+                continue
+            tried.append(place)
             try:
                 captured = finish(trace(function, values, dynamic, place, resume), name, resumed)
-            except Unsupported:
+            except Unsupported as again:
+                waiting = [*again.places, *waiting]
                 continue
             captured.stopped_by = error
             return captured

@@ -56,6 +56,9 @@ class Outside(Interpreter):
         self.programs: dict[int, Any] = {}
         self.namespaces: dict[int, Any] = {}
         """Inside objects by the id of their `__dict__`, where that was read as an object."""
+        self.natives: list[tuple[Any, int]] = []
+        """Generators, classes and what native code made, each with the number of instructions executed
+        before the captured frame's instruction that made it."""
         self.made_classes: list[type] = []
         """Classes that the frame defined."""
 
@@ -80,6 +83,19 @@ class Outside(Interpreter):
                 return frame.line
             frame = frame.parent
         return self.frame.line if self.frame is not None else None
+
+    def root_frame(self) -> Frame:
+        """The captured frame."""
+        frame = self.frame
+        assert frame is not None
+        while frame.parent is not None:
+            frame = frame.parent
+        return frame
+
+    def note_native(self, value: Any) -> None:
+        plain = value is None or isinstance(value, bool | int | str | torch.Tensor)
+        if not plain and self.tracker(value) is None:
+            self.natives.append((value, self.root_frame().steps))
 
     # -- guards
 

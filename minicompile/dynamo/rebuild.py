@@ -16,7 +16,7 @@ import operator
 import types
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
@@ -35,6 +35,7 @@ from minicompile.dynamo.variables import (
     is_constant,
     plain_dict,
 )
+from minicompile.errors import Unsupported
 
 _NO_ITEMS: dict[Any, Any] = {}
 DICT_ITERATORS = {
@@ -104,9 +105,12 @@ class Rebuild:
             return self.code.constant(value)
         return self.inside(value)
 
-    def refuse(self, value: Any) -> None:
+    def refuse(self, value: Any) -> NoReturn:
+        """Raises Unsupported; the capture could end before the instruction that made the value."""
         kind = type(value).__name__
-        self.tracer.unsupported(f"the frame returns or stores a {kind} that it made")
+        error = Unsupported(f"the frame returns or stores a {kind} that it made")
+        error.places = [steps for made, steps in self.tracer.natives if made is value]
+        raise error
 
     def outside(self, tracker: VariableTracker) -> str:
         source = tracker.source

@@ -102,9 +102,7 @@ class Tracer(Calls):
             made = lambda function: self.tracker(function) is None  # noqa: E731
             self.places = places(self.frame, self.log.steps, made)
         elif error is not self.raised and self.frame is not None:
-            root = self.frame
-            while root.parent is not None:
-                root = root.parent
+            root = self.root_frame()
             self.raised_after = root.before_raise if root.handled is not None else root.steps
         return super().catches(error)
 
