@@ -243,32 +243,51 @@ STATE_SETTERS: list[Any] = [
 ]
 """Functions that set grad mode or autocast for the thread, or count the open autocast blocks."""
 
-_READER_NAMES = {
-    torch: """
+
+
+def _present(owner: Any, names: str) -> list[Any]:
+    """Those that this version of torch has."""
+    return [found for name in names.split() if callable(found := getattr(owner, name, None))]
+
+
+STATE_READERS = [
+    *_present(
+        torch,
+        """
         is_grad_enabled is_inference_mode_enabled is_autocast_enabled get_autocast_dtype
         get_autocast_gpu_dtype get_autocast_cpu_dtype is_autocast_cpu_enabled is_autocast_cache_enabled
-        get_default_dtype is_anomaly_enabled are_deterministic_algorithms_enabled
+        get_default_dtype are_deterministic_algorithms_enabled
         result_type is_tensor promote_types can_cast""",
-    torch._C: """
-        _get_tracing_state _is_tracing _get_deterministic_algorithms _get_cudnn_enabled _log_api_usage_once
+    ),
+    *_present(
+        torch._C,
+        """
+        _get_tracing_state _is_tracing _get_deterministic_algorithms _log_api_usage_once
         _has_torch_function _has_torch_function_unary _has_torch_function_variadic
         _is_torch_function_enabled _is_torch_function_mode_enabled
         _len_torch_function_stack _len_torch_dispatch_stack
-        _get_default_device _is_any_autocast_enabled _is_autocast_available _get_autocast_supported_dtype
-        _get_math_sdp_enabled _get_flash_sdp_enabled _get_mem_efficient_sdp_enabled
-        _has_cuda _has_mps _has_mkldnn _get_privateuse1_backend_name _get_float32_matmul_precision
-        _functorch _cuda_isInBadFork _cuda_getDeviceCount
-        _get_cudnn_deterministic _get_cudnn_benchmark _get_cublas_allow_tf32""",
-}
-
-
-STATE_READERS: list[Any] = [
-    reader
-    for owner, names in _READER_NAMES.items()
-    for name in names.split()
-    if callable(reader := getattr(owner, name, None))  # this version of torch has it
+        _is_any_autocast_enabled _is_autocast_available _get_autocast_supported_dtype
+        _has_cuda _has_mps _has_mkldnn _get_privateuse1_backend_name
+        _functorch _cuda_isInBadFork _cuda_getDeviceCount""",
+    ),
 ]
-"""torch functions whose answers only depend on guarded global state or on the build."""
+"""torch functions whose answers only depend on guarded global state, the frame's own writes, or the build."""
+
+SETTING_READERS = [
+    *_present(torch, "is_anomaly_enabled is_anomaly_check_nan_enabled get_num_threads"),
+    *_present(
+        torch._C,
+        """
+        _get_deterministic_algorithms_warn_only _get_deterministic_fill_uninitialized_memory
+        _get_cudnn_enabled _get_cudnn_deterministic _get_cudnn_benchmark _get_cudnn_allow_tf32
+        _get_cublas_allow_tf32 _get_cublas_allow_fp16_reduced_precision_reduction
+        _get_cublas_allow_bf16_reduced_precision_reduction _get_float32_matmul_precision
+        _get_default_device _get_mkldnn_enabled _get_nnpack_enabled _get_fp32_precision_getter
+        _get_math_sdp_enabled _get_flash_sdp_enabled _get_mem_efficient_sdp_enabled
+        _get_cudnn_sdp_enabled _get_overrideable_sdp_enabled""",
+    ),
+]
+"""torch functions that read other settings; a frame that asks gets a guard on the answer."""
 
 
 def compiling_predicates() -> list[Any]:

@@ -19,7 +19,7 @@ import torch
 from minicompile import compat
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
 from minicompile.dynamo.guards import SourceCode, types_from
-from minicompile.dynamo.outside import MODULE_TABLES
+from minicompile.dynamo.outside import MODULE_TABLES, place_of
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import Capture, GraphInput, Guard, Source
@@ -213,17 +213,19 @@ def is_held(source: Source | None, held: dict[Source, Any]) -> bool:
 
 def check_memory(tracer: Tracer) -> None:
     """Inputs that the graph changes must share memory with no other input, now and later."""
-    for mutated, (_, version) in tracer.recorder.inputs.items():
-        if mutated.value._version == version:
-            continue
-        others = [other for other in tracer.recorder.inputs if other is not mutated]
-        for other in others:
-            if compat.storage_id(other.real) == compat.storage_id(mutated.real):
-                reason = f"{mutated.source} is changed and shares memory with {other.source}"
-                raise Unsupported(reason, hint="clone one of them")
-        if others:
-            sources = (mutated.source, *(other.source for other in others))
-            tracer.relate("no_overlap", sources, "changed by the graph")
+    inputs = tracer.recorder.inputs
+    mutated = [i for i, (_, version) in inputs.items() if i.value._version != version]
+    if not mutated or len(inputs) == 1:
+        return
+    ordered = sorted(inputs, key=lambda tracker: tracker not in mutated)
+    owners: dict[int, VariableTracker] = {}
+    for tracker in ordered:
+        owner = owners.setdefault(compat.storage_id(tracker.real), tracker)
+        if owner is not tracker and owner in mutated:
+            reason = f"{owner.source} is changed and shares memory with {tracker.source}"
+            raise Unsupported(reason, hint="clone one of them")
+    sources = tuple(tracker.source for tracker in ordered)
+    tracer.relate("no_overlap", sources, "changed by the graph", len(mutated))
 
 
 def guard_aliases(tracer: Tracer) -> None:
@@ -231,12 +233,12 @@ def guard_aliases(tracer: Tracer) -> None:
     for written in tracer.written:
         kind = family(tracer, written)
         others = [
-            tracker.source
+            place_of(tracker)
             for tracker in tracer.trackers.values()
             if tracker is not written and kind is not None and family(tracer, tracker) is kind
         ]
         if others:
-            sources = tuple(dict.fromkeys((written.source, *others)))
+            sources = tuple(dict.fromkeys((place_of(written), *others)))
             tracer.relate("distinct", sources, "one of them is changed")
 
 
@@ -246,7 +248,8 @@ def family(tracer: Tracer, tracker: VariableTracker) -> type | None:
     if source.kind == "namespace":
         owners = (other for other in tracer.trackers.values() if other.source is source.base)
         value = next((owner.value for owner in owners), None)
-        return None if value is None or isinstance(value, IDENTITY_TYPES) else type(value)
+        return None if value is None or isinstance(value, IDENTITY_TYPES) else dict
     module_table = source.kind == "attribute" and source.key in MODULE_TABLES
     guarded = source.kind == "held" or module_table or isinstance(value, IDENTITY_TYPES)
-    return type(value) if isinstance(value, CONTAINERS) and not guarded else None
+    kinds = (*CONTAINERS, types.CellType)
+    return type(value) if isinstance(value, kinds) and not guarded else None

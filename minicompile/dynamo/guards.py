@@ -11,9 +11,12 @@ The real compiler: torch/_dynamo/guards.py (GuardBuilder), torch/csrc/dynamo/gua
 
 from __future__ import annotations
 
+import collections
 import copy
+import itertools
 import linecache
 import math
+import operator
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -27,10 +30,15 @@ from minicompile.dynamo.torch_rules import HOOKS
 from minicompile.dynamo.variables import (
     CONTAINERS,
     IDENTITY_TYPES,
+    READERS,
+    builtin_base,
     class_facts,
+    find,
     keys_of,
     lookup,
+    plain_dict,
     same_constant,
+    same_items,
 )
 from minicompile.ops.registry import Registry
 
@@ -57,21 +65,34 @@ def closure_cell(function: types.FunctionType, name: str) -> types.CellType:
     return (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
 
 
-def namespace_of(value: Any) -> Any:
-    return object.__getattribute__(value, "__dict__")
+def namespace_of(value: Any) -> dict[str, Any]:
+    found = plain_dict(value)
+    if found is None:
+        raise AttributeError("__dict__")
+    return found
+
+
+def container_base(value: Any) -> Any:
+    base = builtin_base(value)
+    if base is None or base is types.MappingProxyType:
+        raise TypeError("no container")
+    return base
 
 
 def base_length(value: Any) -> int:
-    for base in CONTAINERS:
-        if isinstance(value, base):
-            return int(base.__len__(value))  # type: ignore[attr-defined]
-    return len(value)
+    return int(container_base(value).__len__(value))
 
 
-def same_keys(value: dict[Any, Any], expected: tuple[Any, ...]) -> bool:
-    found = keys_of(value)
-    return len(found) == len(expected) and all(
-        a is b or same_constant(a, b) for a, b in zip(found, expected, strict=True)
+def items_of(value: Any) -> tuple[Any, ...]:
+    """What a container holds (of a dict, its keys), in order."""
+    base = container_base(value)
+    return keys_of(value) if base is dict else tuple(base.__iter__(value))
+
+
+def same_class(cls: type, expected: tuple[tuple[Any, ...], ...]) -> bool:
+    found = class_facts(cls)
+    return list(map(len, found)) == list(map(len, expected)) and all(
+        map(operator.is_, itertools.chain(*found), itertools.chain(*expected))
     )
 
 
@@ -82,20 +103,28 @@ def hook_free(module: Any) -> bool:
     )
 
 
-def apart(mutated: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Whether a tensor that the graph changes shares memory with no other input."""
-    own = compat.storage_id(mutated)
-    return all(other is mutated or compat.storage_id(other) != own for other in others)
+def apart(mutated: int, *tensors: torch.Tensor) -> bool:
+    """Whether the first tensors, which the graph changes, share memory with no other input."""
+    memory = list(map(compat.storage_id, tensors))
+    changed = set(memory[:mutated])
+    return len(changed) == mutated and changed.isdisjoint(memory[mutated:])
 
 
 HELPERS: dict[str, Any] = {
     helper.__name__: helper
     for helper in (
-        *(member, closure_cell, namespace_of, base_length, same_keys),
-        *(hook_free, class_facts, apart, lookup, same_constant),
+        *(member, closure_cell, namespace_of, base_length, items_of, same_items),
+        *(hook_free, same_class, apart, lookup, same_constant),
     )
 }
-PLAIN_GETTERS = (object.__getattribute__, type.__getattribute__, types.ModuleType.__getattribute__)
+PLAIN_GETTERS = (object.__getattribute__, types.ModuleType.__getattribute__)
+
+
+def has_plain_attributes(cls: type) -> bool:
+    """Whether `value.__dict__` runs no code of the class."""
+    return (
+        find(cls, "__getattribute__") in PLAIN_GETTERS and type(find(cls, "__dict__")) in READERS
+    )
 
 
 class SourceCode:
@@ -151,14 +180,14 @@ class SourceCode:
         base, cls = self.expression(source.base), self.types_of.get(source.base)
         if source.kind == "item":
             return self.item(base, cls, source.key)
-        plain = cls is not None and lookup(cls, "__getattribute__") in PLAIN_GETTERS
+        plain = cls is not None and has_plain_attributes(cls)
         namespace = f"{base}.__dict__" if plain else f"namespace_of({base})"
         form = SOURCE_KINDS[source.kind][1]
         return form.format(base=base, namespace=namespace, key=source.key)
 
     def item(self, base: str, cls: type | None, key: Any) -> str:
         if cls is not None and cls not in CONTAINERS:
-            for builtin in (dict, list, tuple):
+            for builtin in (dict, list, tuple, collections.deque):
                 if issubclass(cls, builtin):
                     return f"{builtin.__name__}.__getitem__({base}, {self.literal(key)})"
         return f"{base}[{self.literal(key)}]"
@@ -205,13 +234,12 @@ def length_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
 def keys_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     if guard.sources[0].kind == "local" and code.types_of.get(guard.sources[0]) is dict:
         return f"tuple({values[0]}) == {code.constant(guard.expected)}"  # **kwargs: all keys are strings
-    return f"same_keys({values[0]}, {code.constant(guard.expected)})"
+    return items_rule(code, guard, values)
 
 
 @guard_rules("members")
-def members_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    expected = code.constant(guard.expected)
-    return f"base_length({values[0]}) == {len(guard.expected)} and {expected}.issubset({values[0]})"
+def items_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
+    return f"same_items(items_of({values[0]}), {code.constant(guard.expected)})"
 
 
 @guard_rules("distinct")
@@ -301,7 +329,8 @@ def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[boo
 FACTS: dict[str, Callable[[Any], Any]] = {
     "type": type,
     "length": base_length,
-    "keys": keys_of,
+    "keys": items_of,
+    "members": items_of,
     "code": lambda function: function.__code__,
 }
 """What to show of a value that was found, where a guard is about less than all of it."""

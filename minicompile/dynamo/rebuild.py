@@ -19,13 +19,14 @@ from torch import fx
 
 from minicompile.dynamo.guards import SourceCode
 from minicompile.dynamo.interpreter import DELETED, Frame, TracedGenerator
-from minicompile.dynamo.outside import unchanged
+from minicompile.dynamo.outside import place_of, unchanged
 from minicompile.dynamo.result import Source, describe
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import (
     HEAP_TYPE,
     IDENTITY_TYPES,
     VariableTracker,
+    has_symbols,
     is_constant,
     plain_dict,
 )
@@ -64,7 +65,7 @@ class Rebuild:
             return f"out[{self.outputs.setdefault(recorder.lift(value), len(self.outputs))}]"
         if tracker is not None:
             return self.outside(tracker)
-        if is_constant(value):
+        if is_constant(value) and not has_symbols(value):
             return self.code.constant(value)
         if id(value) in self.made:
             return self.made[id(value)]
@@ -79,11 +80,7 @@ class Rebuild:
         self.tracer.unsupported(f"the frame returns or stores a {kind} that it made")
 
     def outside(self, tracker: VariableTracker) -> str:
-        source = tracker.source
-        if isinstance(tracker.value, types.CellType) and source.kind == "cell":  # not its contents
-            assert source.base is not None
-            return f"closure_cell({self.code.expression(source.base)}, {source.key!r})"
-        return self.code.expression(source)
+        return self.code.expression(place_of(tracker))
 
     def assign(self, value: Any, text: str) -> str:
         """A new variable for an inside object, known from here on (so that cycles close)."""

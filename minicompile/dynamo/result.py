@@ -30,6 +30,7 @@ SOURCE_KINDS: dict[str, tuple[str, str]] = {
     "cell": ("{base}.<cell {key}>", "closure_cell({base}, {key!r}).cell_contents"),
     "default": ("{base}.<default {key}>", "{base}.__defaults__[{key}]"),
     "keyword_default": ("{base}.<default {key}>", "{base}.__kwdefaults__[{key!r}]"),
+    "closure": ("{base}.<closure {key}>", "closure_cell({base}, {key!r})"),
     # the base is an object with a `__dict__`; the tables are nn.Module's
     "attribute": ("{base}.{key}", "{namespace}[{key!r}]"),
     "namespace": ("{base}.__dict__", "{namespace}"),
@@ -37,7 +38,7 @@ SOURCE_KINDS: dict[str, tuple[str, str]] = {
     "buffer": ("{base}.{key}", "member({namespace}, '_buffers', {key!r})"),
     "submodule": ("{base}.{key}", "member({namespace}, '_modules', {key!r})"),
     # the base is a module's globals, a container, a class, an object of a C type, a ContextVar, a weak
-    # reference, a tensor
+    # reference, a tensor, a C function that reads a setting of torch
     "global": ("{base}.{key}", "{base}[{key!r}]"),
     "item": ("{base}[{key}]", "{base}[{key!r}]"),
     "class_attribute": ("{base}.{key}", "lookup({base}, {key!r})"),
@@ -45,6 +46,7 @@ SOURCE_KINDS: dict[str, tuple[str, str]] = {
     "context": ("{base}.get()", "{base}.get()"),
     "referent": ("{base}()", "{base}()"),
     "size": ("{base}.shape[{key}]", "{base}.shape[{key}]"),
+    "setting": ("{base}(*{key})", "{base}(*{key!r})"),
     # no base: an argument; an object that the cache entry holds (a module's globals, a class)
     "local": ("{key}", "L_{key}"),
     "held": ("{key}", "{key}"),
@@ -117,13 +119,14 @@ GUARD_KINDS: dict[str, tuple[str, str]] = {
     "type": ("type({0}) is {e}", "type({0}) is {c}"),
     "identity": ("{0} is {e}", "{0} is {c}"),
     "absent": ("{e} not in {0}", "not dict.__contains__({0}, {c})"),
-    "class": ("attributes of {0} are defined as before", "class_facts({0}) == {c}"),
+    "class": ("attributes of {0} are defined as before", "same_class({0}, {c})"),
     "code": ("{0}.__code__ is {e}", "{0}.__code__ is {c}"),
+    "globals": ("{0} has the same globals", "{0}.__globals__ is {c}"),
     "defaults": ("{0} has {e} defaults", "len({0}.__defaults__ or ()) == {c}"),
     "hooks": ("{0} has no hooks", "hook_free({0})"),
     "same": ("{0} is {1}", "{0} is {1}"),
     "same_size": ("{0} == {1}", "{0} == {1}"),
-    "no_overlap": ("{0} shares no memory with other inputs", "apart({all})"),
+    "no_overlap": ("the first {e} of {all} share no memory", "apart({c}, {all})"),
     # whose condition depends on what is expected (rules in guards.py)
     "equals": ("{0} == {e}", ""),
     "length": ("len({0}) == {e}", ""),
@@ -157,7 +160,8 @@ class Guard(Shown):
         """The check as one readable line."""
         names = [source.name for source in self.sources]
         form, _ = GUARD_KINDS.get(self.kind, ("{all}: " + self.kind + " {e}", ""))
-        text = form.format(*names, e=describe(self.expected), all=", ".join(names))
+        expected = describe(self.expected) if "{e}" in form else ""
+        text = form.format(*names, e=expected, all=", ".join(names))
         if self.kind == "shape":
             symbols = sorted(map(str, self.expected.free_symbols))
             text += ", where " + ", ".join(

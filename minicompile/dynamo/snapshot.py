@@ -136,6 +136,8 @@ class Facts:
             case "cell":
                 self.part(CODE, base)
                 return self.part(CONTENTS, closure_cell(base, key))
+            case "closure":
+                return closure_cell(base, key)  # a function keeps its own
             case "default":
                 return self.part(DEFAULTS, base)[key]
             case "keyword_default":
@@ -172,6 +174,8 @@ class Facts:
                 self.classes[id(value)] = value
             case "code":
                 self.part(CODE, value)
+            case "globals":
+                pass  # a function keeps its own
             case "defaults":
                 self.part(DEFAULTS, value)
             case "hooks":

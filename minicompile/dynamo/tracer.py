@@ -65,7 +65,8 @@ class Tracer(Calls):
         self.cut: int | None = None
         """The number of steps after which to stop."""
         recorder.stack = self.provenance
-        self.hold(function, function.__qualname__)
+        own = self.hold(function, function.__qualname__)
+        self.guard("code", own.source, function.__code__, "the compiled function")
 
     def run_root(self, values: dict[str, Any]) -> Any:
         """Interpret the frame with these arguments; each is read, and guarded, at its first use."""
@@ -119,5 +120,8 @@ class Tracer(Calls):
                 "import it at the top of the file",
             )
         module = __import__(name, namespace, None, fromlist, level)
+        loaded = self.hold(sys.modules, "sys.modules")
+        for imported in {full, module.__name__}:
+            self.dict_get(loaded, imported)
         self.hold(module, module.__name__)
         return module
