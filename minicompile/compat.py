@@ -206,16 +206,29 @@ def global_state_check(native: bool = True) -> Callable[[], bool]:
     if GlobalStateGuard is None or not native:
         facts = global_facts()
         return lambda: global_facts() == facts
-    state, inference = GlobalStateGuard().check, torch.is_inference_mode_enabled
-    expected, modes = inference(), torch._C._len_torch_function_stack
-    dispatch_modes = torch._C._len_torch_dispatch_stack
-    return lambda: (
-        state()
-        and not modes()
-        and not dispatch_modes()
-        and inference() is expected
-        and forward_ad._current_level < 0
+    calls, (namespace, keys, values) = global_state_reads()
+
+    def holds() -> bool:
+        for read, found in calls:
+            if read() is not found:
+                return False
+        return all(namespace[key] == value for key, value in zip(keys, values, strict=True))
+
+    return holds
+
+
+def global_state_reads() -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
+    """What the process-wide settings are read by: C functions with what they give now; a dict, keys, values."""
+    state = GlobalStateGuard()
+    readers = (
+        state.check,
+        torch.is_inference_mode_enabled,
+        torch._C._len_torch_function_stack,
+        torch._C._len_torch_dispatch_stack,
+        torch._C._functorch.maybe_current_level,
     )
+    calls = tuple((read, read()) for read in readers)
+    return calls, (vars(forward_ad), ("_current_level",), (forward_ad._current_level,))
 
 
 def active_modes() -> dict[str, int]:

@@ -24,6 +24,7 @@ from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import Capture, GraphInput, Guard, Source
 from minicompile.dynamo.sizes import any_marked, free_dims, shape_guards
+from minicompile.dynamo.snapshot import state_check
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import CONTAINERS, IDENTITY_TYPES, UserError, VariableTracker
 from minicompile.errors import Unsupported
@@ -37,6 +38,8 @@ class CapturedFrame:
     capture: Capture
     code: SourceCode
     """The names that generated code uses; `code.held`: objects that the cache entry holds."""
+    state_holds: Callable[[], bool]
+    """The guard on process-wide settings, as they were before the capture."""
     tensors_hold: Callable[..., bool]
     """Guards on all inputs together."""
     lines: list[str]
@@ -88,7 +91,7 @@ def capture_until(
     tracer.cut = cut
     go_on: GoOn | None = None
     tracer.definition = definition_of(values.get("self"))
-    facts = compat.global_facts()
+    facts, state_holds = compat.global_facts(), state_check()
     reason = "settings that torch functions read"
     tracer.guards["global_state",] = Guard((), "global_state", facts, reason)
     with restored_state(), deep_stack(), compat.quiet_fakes():
@@ -108,7 +111,7 @@ def capture_until(
             raise UserError(reason, tracer.raised_at) from error
         if compat.global_facts() != facts:
             raise Unsupported("the frame leaves grad mode or autocast changed")
-    return finish(tracer, returned, name or function.__qualname__, go_on)
+    return finish(tracer, returned, name or function.__qualname__, go_on, state_holds)
 
 
 def definition_of(module: Any) -> SourceLine | None:
@@ -152,7 +155,9 @@ def restored_state() -> Iterator[None]:
         torch.set_autocast_cache_enabled(cache)
 
 
-def finish(tracer: Tracer, returned: Any, name: str, go_on: GoOn | None) -> CapturedFrame:
+def finish(
+    tracer: Tracer, returned: Any, name: str, go_on: GoOn | None, state_holds: Callable[[], bool]
+) -> CapturedFrame:
     recorder, sizes = tracer.recorder, tracer.recorder.sizes
     check_memory(tracer)
     guard_aliases(tracer)
@@ -199,6 +204,7 @@ def finish(tracer: Tracer, returned: Any, name: str, go_on: GoOn | None) -> Capt
     return CapturedFrame(
         capture,
         code,
+        state_holds,
         tensors_hold=compat.tensor_guards([tracker.real for tracker in inputs], free),
         lines=[*rebuild.code.lines, *kept, *run, *rebuild.lines, *end],
     )

@@ -30,6 +30,7 @@ from minicompile.dynamo.variables import (
     flags_of,
     is_constant,
     is_fixed,
+    is_numpy_scalar,
     keys_of,
     plain_dict,
     same_constant,
@@ -157,6 +158,8 @@ class Outside(Interpreter):
         """The compile-time object for an outside value: itself, or a fake for a tensor. Guards what it is."""
         if is_constant(value):
             self.guard("equals", source, value, reason)
+            if is_numpy_scalar(value):  # given back, it is the caller's own object
+                self.trackers.setdefault(id(value), VariableTracker(value, source))
             return value
         known = self.trackers.get(id(value))
         if known is not None:
