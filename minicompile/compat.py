@@ -143,16 +143,17 @@ def tensor_guards(
     tensors: Sequence[torch.Tensor],
     free: Mapping[int, Collection[int]] = {},
     native: bool = True,
+    different: bool = True,
 ) -> Callable[..., bool]:
-    """One check for many tensors: that each has the same `tensor_facts`, and that all are distinct.
+    """One check for many tensors: that each has the same `tensor_facts`, and that all are different.
 
     In C++ where torch has TensorGuards, else (or with `native=False`) in Python. `free` gives, by tensor
     number, the dimensions of any size; the strides of such a tensor are not checked.
     """
-    if TensorGuards is None or not native:
+    if TensorGuards is None or not native or not different:
         expected = [tensor_facts(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
         return lambda *given: (
-            len(set(map(id, given))) == len(given)
+            (not different or len(set(map(id, given))) == len(given))
             and expected
             == [
                 isinstance(tensor, torch.Tensor) and tensor_facts(tensor, free.get(i, ()))
@@ -171,10 +172,16 @@ def _sizes(tensor: torch.Tensor, free: Collection[int]) -> list[int | None]:
     return [None if dim in free else size for dim, size in enumerate(tensor.shape)]
 
 
+TENSOR_FACTS = (
+    *("class", "dtype", "device", "requires_grad", "layout", "conjugate", "negative", "inference"),
+    *("shape", "strides"),
+)
+
+
 def tensor_facts(tensor: torch.Tensor, free: Collection[int] = ()) -> tuple[Any, ...]:
     """What a captured graph relies on in a tensor input, comparable with `==`; the same for its fake.
 
-    `free`: dimensions of any size; if there are any, strides are left out.
+    In the order of TENSOR_FACTS. `free`: dimensions of any size; if there are any, strides are left out.
     """
     cls = type(tensor)
     if cls is FakeTensor:
@@ -182,21 +189,39 @@ def tensor_facts(tensor: torch.Tensor, free: Collection[int] = ()) -> tuple[Any,
     return (
         *(cls, tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout),
         *(tensor.is_conj(), tensor.is_neg(), tensor.is_inference()),
-        *(_sizes(tensor, free), None if free else tensor.stride()),
+        *(tuple(_sizes(tensor, free)), None if free else tensor.stride()),
     )
+
+
+AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "xla", "ipu", "maia")
 
 
 def global_facts() -> dict[str, Any]:
     """The process-wide settings that change what torch functions compute."""
+    blas = torch.backends.cuda.matmul
     return {
         "grad mode": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
         "default dtype": torch.get_default_dtype(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "autocast cpu": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
-        "autocast cuda": (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
+        "deterministic": (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        "threads": torch.get_num_threads(),
+        **{
+            f"autocast {device}": (
+                torch.is_autocast_enabled(device),
+                torch.get_autocast_dtype(device),
+            )
+            for device in AUTOCAST_DEVICES
+        },
         "autocast cache": torch.is_autocast_cache_enabled(),
         "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "reduced precision in matmul": (
+            torch._C._get_cublas_allow_tf32(),
+            blas.allow_fp16_reduced_precision_reduction,
+            blas.allow_bf16_reduced_precision_reduction,
+        ),
         "active modes": active_modes(),
     }
 
@@ -218,7 +243,7 @@ def global_state_check(native: bool = True) -> Callable[[], bool]:
 
 
 def global_state_reads() -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
-    """What the process-wide settings are read by: C functions with what they give now; a dict, keys, values."""
+    """What the process-wide settings are read by: C functions and what they give; a dict, keys, values."""
     state = GlobalStateGuard()
     readers = (
         state.check,
@@ -255,7 +280,6 @@ STATE_SETTERS: list[Any] = [
     torch.autocast_decrement_nesting,
 ]
 """Functions that set grad mode or autocast for the thread, or count the open autocast blocks."""
-
 
 
 def _present(owner: Any, names: str) -> list[Any]:

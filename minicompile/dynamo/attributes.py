@@ -315,7 +315,9 @@ class Attributes(Outside):
             if name in namespace.value:
                 return self.dict_get(namespace, name)
             if found is not MISSING:
-                return found if is_constant(found) else self.hold(found, f"{module.__name__}.{name}").value
+                if not is_constant(found):
+                    self.hold(found, f"{module.__name__}.{name}")
+                return found
         self.dict_get(namespace, name)  # guards that it is missing
         compute = self.dict_get(namespace, "__getattr__")
         if compute is not MISSING and not is_fixed(module):
@@ -358,7 +360,9 @@ class Attributes(Outside):
         if hasattr(torch.Tensor, name):
             definition = find(torch.Tensor, name)
             if callable(definition):  # calling it may be refused
-                return types.MethodType(self.wrap_class_attribute(torch.Tensor, name, definition), fake)
+                return types.MethodType(
+                    self.wrap_class_attribute(torch.Tensor, name, definition), fake
+                )
             self.unsupported(TENSOR_REFUSED.get(name, f"the tensor attribute {name!r}"))
         owner = self.tracker(fake)
         namespace = plain_dict(owner.real) if owner is not None and owner.real is not None else None

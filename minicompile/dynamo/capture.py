@@ -18,7 +18,7 @@ import torch
 
 from minicompile import compat
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
-from minicompile.dynamo.guards import SourceCode, types_from
+from minicompile.dynamo.guards import SourceCode, guard_rules, types_from
 from minicompile.dynamo.outside import MODULE_TABLES, place_of
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
@@ -205,7 +205,9 @@ def finish(
         capture,
         code,
         state_holds,
-        tensors_hold=compat.tensor_guards([tracker.real for tracker in inputs], free),
+        tensors_hold=compat.tensor_guards(
+            [tracker.real for tracker in inputs], free, different="different" in guard_rules
+        ),
         lines=[*rebuild.code.lines, *kept, *run, *rebuild.lines, *end],
     )
 
@@ -221,6 +223,9 @@ def check_memory(tracer: Tracer) -> None:
     """Inputs that the graph changes must share memory with no other input, now and later."""
     inputs = tracer.recorder.inputs
     mutated = [i for i, (_, version) in inputs.items() if i.value._version != version]
+    if len(inputs) > 1:
+        sources = tuple(tracker.source for tracker in inputs)
+        tracer.relate("different", sources, "each is an input of its own")
     if not mutated or len(inputs) == 1:
         return
     ordered = sorted(inputs, key=lambda tracker: tracker not in mutated)

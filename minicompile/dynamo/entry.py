@@ -37,7 +37,7 @@ class HeldCheck:
     `unchanged()`: everything is as when `tensors` were found; else `check()` evaluates the guards.
     """
 
-    __slots__ = ("code", "guards", "fetched", "evaluate", "unchanged", "tensors")
+    __slots__ = ("code", "evaluate", "fetched", "guards", "tensors", "unchanged")
 
     def __init__(self, code: SourceCode, guards: list[Guard], fetched: list[Source]) -> None:
         self.code, self.guards, self.fetched = code, guards, fetched

@@ -24,7 +24,15 @@ from typing import Any
 import torch
 
 from minicompile import compat
-from minicompile.dynamo.result import GUARD_KINDS, SOURCE_KINDS, Guard, GuardFailure, Source
+from minicompile.dynamo.result import (
+    GUARD_KINDS,
+    SOURCE_KINDS,
+    Description,
+    Guard,
+    GuardFailure,
+    Source,
+    describe,
+)
 from minicompile.dynamo.sizes import free_dims, python_text
 from minicompile.dynamo.torch_rules import HOOKS
 from minicompile.dynamo.variables import (
@@ -34,6 +42,7 @@ from minicompile.dynamo.variables import (
     builtin_base,
     class_facts,
     find,
+    is_constant,
     keys_of,
     lookup,
     plain_dict,
@@ -122,9 +131,7 @@ PLAIN_GETTERS = (object.__getattribute__, types.ModuleType.__getattribute__)
 
 def has_plain_attributes(cls: type) -> bool:
     """Whether `value.__dict__` runs no code of the class."""
-    return (
-        find(cls, "__getattribute__") in PLAIN_GETTERS and type(find(cls, "__dict__")) in READERS
-    )
+    return find(cls, "__getattribute__") in PLAIN_GETTERS and type(find(cls, "__dict__")) in READERS
 
 
 class SourceCode:
@@ -298,17 +305,17 @@ def find_failure(
         try:
             holds, found = evaluate(guard, code, scope)
         except FETCH_ERRORS as error:
-            return GuardFailure(guard, f"nothing ({type(error).__name__})")
+            return GuardFailure(guard, Description(f"nothing ({type(error).__name__})"))
         if not holds:
-            return GuardFailure(guard, found)
+            keep = is_constant(found) or isinstance(found, type)
+            return GuardFailure(guard, found if keep else Description(describe(found)))
     return None
 
 
 def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[bool, Any]:
     """Whether a guard holds, and the fact that it is about. Raises one of FETCH_ERRORS."""
     if guard.kind == "global_state":
-        now = compat.global_facts()
-        changed = {name: value for name, value in now.items() if value != guard.expected[name]}
+        changed = changes(guard.expected, compat.global_facts())
         return not changed, changed
     text = condition(code, guard)
     if text is None:
@@ -318,12 +325,37 @@ def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[boo
     code.lines.clear()
     found = eval(value, code.names, scope)
     if guard.kind == "tensor":
+        if not isinstance(found, torch.Tensor):
+            return False, found
         free = free_dims(guard.expected)
-        expected = compat.tensor_facts(guard.expected, free)
-        holds = isinstance(found, torch.Tensor) and compat.tensor_facts(found, free) == expected
-        return holds, found
+        facts = [compat.tensor_facts(tensor, free) for tensor in (guard.expected, found)]
+        changed = changes(*(dict(zip(compat.TENSOR_FACTS, each, strict=True)) for each in facts))
+        return not changed, changed
+    if guard.kind == "different":
+        fetched = [code.expression(source) for source in guard.sources]
+        exec("\n".join(code.lines), code.names, scope)
+        code.lines.clear()
+        return two_alike(guard.sources, [eval(text, code.names, scope) for text in fetched])
     read = FACTS.get(guard.kind)
     return bool(eval(text, code.names, scope)), found if read is None else read(found)
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> Description:
+    """`dtype f64 (was f32), ...`: the facts that differ; empty if none does."""
+    differ = [name for name, value in now.items() if value != before[name]]
+    return Description(
+        ", ".join(f"{name} {describe(now[name])} (was {describe(before[name])})" for name in differ)
+    )
+
+
+def two_alike(sources: tuple[Source, ...], values: list[Any]) -> tuple[bool, Any]:
+    """Whether all values are different objects; if not, which two are one."""
+    seen: dict[int, Source] = {}
+    for source, value in zip(sources, values, strict=True):
+        other = seen.setdefault(id(value), source)
+        if other is not source:
+            return False, Description(f"{source} is {other}")
+    return True, None
 
 
 FACTS: dict[str, Callable[[Any], Any]] = {
@@ -332,5 +364,12 @@ FACTS: dict[str, Callable[[Any], Any]] = {
     "keys": items_of,
     "members": items_of,
     "code": lambda function: function.__code__,
+    "globals": lambda function: Description("other globals"),
+    "same": lambda value: Description("another object"),
+    "distinct": lambda value: Description("one object under two names"),
+    "class": lambda cls: Description("other attributes or bases"),
+    "hooks": lambda module: Description("hooks"),
+    "absent": lambda container: Description("it there"),
+    "no_overlap": lambda tensor: Description("shared memory"),
 }
 """What to show of a value that was found, where a guard is about less than all of it."""

@@ -198,9 +198,7 @@ class Outside(Interpreter):
         else:
             self.guard("type", source, type(value), reason)
 
-    def guard_known(
-        self, known: VariableTracker, value: Any, source: Source, reason: str
-    ) -> None:
+    def guard_known(self, known: VariableTracker, value: Any, source: Source, reason: str) -> None:
         if source == known.source:
             return
         if isinstance(value, IDENTITY_TYPES) or known.source.kind == "held":

@@ -215,5 +215,7 @@ def state_check() -> Callable[[], bool]:
         return compat.global_state_check()
     calls, level = compat.global_state_reads()
     empty = dict.fromkeys(("enumerated", "parts", "lists", "classes"), ())
-    unchanged: Callable[[], bool] = extension.Snapshot(gets=(level,), calls=calls, **empty).unchanged
+    unchanged: Callable[[], bool] = extension.Snapshot(
+        gets=(level,), calls=calls, **empty
+    ).unchanged
     return unchanged
