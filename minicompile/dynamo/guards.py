@@ -51,6 +51,8 @@ from minicompile.dynamo.variables import (
 )
 from minicompile.ops.registry import Registry
 
+CONTAINER_IDS = frozenset(map(id, CONTAINERS))
+
 GuardRule = Callable[["SourceCode", Guard, list[str]], str]
 """(names, guard, expressions of its sources) -> a Python condition."""
 
@@ -193,7 +195,7 @@ class SourceCode:
         return form.format(base=base, namespace=namespace, key=source.key)
 
     def item(self, base: str, cls: type | None, key: Any) -> str:
-        if cls is not None and cls not in CONTAINERS:
+        if cls is not None and id(cls) not in CONTAINER_IDS:
             for builtin in (dict, list, tuple, collections.deque):
                 if issubclass(cls, builtin):
                     return f"{builtin.__name__}.__getitem__({base}, {self.literal(key)})"
@@ -233,7 +235,7 @@ def equals_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
 
 @guard_rules("length")
 def length_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    exact = code.types_of.get(guard.sources[0]) in CONTAINERS
+    exact = id(code.types_of.get(guard.sources[0])) in CONTAINER_IDS
     return f"{'len' if exact else 'base_length'}({values[0]}) == {guard.expected}"
 
 

@@ -114,8 +114,8 @@ def describe(value: Any) -> str:
         return value_text(value) + (", requires grad" if value.requires_grad else "")
     if cls is types.CodeType:
         return f"<code {value.co_qualname}>"
-    if cls in BRACKETS and len(value) <= LONGEST:
-        first, last = BRACKETS[cls]
+    if id(cls) in BRACKETS and len(value) <= LONGEST:
+        first, last = BRACKETS[id(cls)]
         items = [describe(item) for item in value]
         if cls is dict:
             items = [f"{key}: {describe(item)}" for key, item in zip(items, value.values())]
@@ -128,11 +128,12 @@ def describe(value: Any) -> str:
 
 
 LONGEST = 120
-BRACKETS: dict[Any, tuple[str, str]] = {
-    **dict.fromkeys((set, frozenset, dict), ("{", "}")),
-    tuple: ("(", ")"),
-    list: ("[", "]"),
+BRACKETS = {
+    **dict.fromkeys(map(id, (set, frozenset, dict)), ("{", "}")),
+    id(tuple): ("(", ")"),
+    id(list): ("[", "]"),
 }
+"""By the class's id: looking it up by itself would ask its metaclass for `__hash__`."""
 TRUSTED = ("builtins", "torch", "numpy", "sympy", "datetime", "pathlib", "collections")
 """Libraries whose classes have a `repr` that is no user code."""
 
