@@ -337,8 +337,6 @@ class Calls(Containers):
             return self.torch_call(method, args, kwargs)
         owner, rest = args[0], args[1:]
         tracker, name = self.tracker(owner), method.__name__
-        if is_constant(owner):
-            tracker = None
         if tracker is not None and builtin_base(owner) is not None:
             if name in MUTATING:
                 return method(self.mutable(owner), *rest, **kwargs)

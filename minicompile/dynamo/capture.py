@@ -222,7 +222,11 @@ def is_held(source: Source | None, held: dict[Source, Any]) -> bool:
 def check_memory(tracer: Tracer) -> None:
     """Inputs that the graph changes must share memory with no other input, now and later."""
     inputs = tracer.recorder.inputs
-    mutated = [i for i, (_, version) in inputs.items() if i.value._version != version]
+    mutated = [
+        tracker
+        for tracker, (_, version) in inputs.items()
+        if tracker.value._version != version or id(tracker.value) in tracer.recorder.updated
+    ]
     if len(inputs) > 1:
         sources = tuple(tracker.source for tracker in inputs)
         tracer.relate("different", sources, "each is an input of its own")

@@ -49,6 +49,8 @@ class Outside(Interpreter):
         self.recorder = recorder
         self.trackers: dict[int, VariableTracker] = {}
         """Outside objects by id; a tensor's tracker is found by the id of the real tensor and of its fake."""
+        self.numbers: dict[int, VariableTracker] = {}
+        """NumPy's scalars: constants, but given back they are the caller's own objects."""
         self.guards: dict[tuple[Any, ...], Guard] = {}
         self.held: dict[Source, Any] = {}
         """Objects that guards and the result refer to directly."""
@@ -158,8 +160,8 @@ class Outside(Interpreter):
         """The compile-time object for an outside value: itself, or a fake for a tensor. Guards what it is."""
         if is_constant(value):
             self.guard("equals", source, value, reason)
-            if is_numpy_scalar(value):  # given back, it is the caller's own object
-                self.trackers.setdefault(id(value), VariableTracker(value, source))
+            if is_numpy_scalar(value):
+                self.numbers.setdefault(id(value), VariableTracker(value, source))
             return value
         known = self.trackers.get(id(value))
         if known is not None:

@@ -65,6 +65,9 @@ class Rebuild:
             return f"out[{self.outputs.setdefault(recorder.lift(value), len(self.outputs))}]"
         if tracker is not None:
             return self.outside(tracker)
+        number = self.tracer.numbers.get(id(value))
+        if number is not None and number.value is value:
+            return self.outside(number)
         if is_constant(value) and not has_symbols(value):
             return self.code.constant(value)
         if id(value) in self.made:

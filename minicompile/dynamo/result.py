@@ -47,7 +47,7 @@ SOURCE_KINDS: dict[str, tuple[str, str]] = {
     "context": ("{base}.get()", "{base}.get()"),
     "referent": ("{base}()", "{base}()"),
     "size": ("{base}.shape[{key}]", "{base}.shape[{key}]"),
-    "setting": ("{base}(*{key})", "{base}(*{key!r})"),
+    "setting": ("{base}{key}", "{base}(*{key!r})"),
     # no base: an argument; an object that the cache entry holds (a module's globals, a class)
     "local": ("{key}", "L_{key}"),
     "held": ("{key}", "{key}"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 import contextvars
 import functools
+import os
 import sys
 import types
 import weakref
@@ -550,4 +552,134 @@ def properties_slots_and_descriptors() -> Any:
     Ten.value = 11
     yield run, same_x
     Thing.double = property(lambda self: 1)  # type: ignore[assignment,method-assign]
+    yield run, same_x
+
+
+@program()
+def parameters_that_are_tied() -> Any:
+    first, second = linear(), linear()
+    second.weight.data.fill_(0.25)
+
+    def run(a: torch.Tensor) -> Any:
+        return first(a) + second(a) * 2
+
+    yield run, same_x
+    second.weight = first.weight
+    yield run, same_x
+    second.weight = nn.Parameter(torch.full((4, 4), 0.75))
+    yield run, same_x
+    second.weight.data = first.weight.data
+    yield run, same_x
+
+
+@program("no_overlap", backend="aot_eager")
+def statistics_that_share_memory() -> Any:
+    first, second = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+
+    def run(a: torch.Tensor) -> Any:
+        first(a)
+        second(a * 2 + 1)
+        return first.running_mean * 1, second.running_mean * 1  # type: ignore[operator]
+
+    def fresh() -> Any:
+        first.reset_running_stats()
+        second.reset_running_stats()
+        return (x,)
+
+    yield run, fresh
+    second.running_mean = first.running_mean.view(4)  # type: ignore[operator]
+    yield run, fresh
+
+
+@program()
+def classes_registered_with_an_abstract_one() -> Any:
+    class Abstract(abc.ABC):  # noqa: B024
+        pass
+
+    class Thing:
+        pass
+
+    thing = Thing()
+
+    def run(a: torch.Tensor) -> Any:
+        return a * 2 if isinstance(thing, Abstract) else a
+
+    yield run, same_x
+    Abstract.register(Thing)
+    yield run, same_x
+
+
+@program("code")
+def bound_methods_and_partials_as_arguments() -> Any:
+    class Thing:
+        def __init__(self, k: int) -> None:
+            self.k = k
+
+        def times(self, a: torch.Tensor) -> torch.Tensor:
+            return a * self.k
+
+        def minus(self, a: torch.Tensor) -> torch.Tensor:
+            return a - self.k
+
+    two, three = Thing(2), Thing(3)
+    callables: list[Any] = [
+        *(two.times, three.times, three.minus, functools.partial(two.times), torch.neg, torch.abs),
+        *(functools.partial(torch.mul, other=k) for k in (4, 5)),
+        functools.partial(torch.add, other=5),
+    ]
+
+    def run(a: torch.Tensor, callee: Any) -> Any:
+        return callee(a)
+
+    for callee in callables:
+        yield run, lambda callee=callee: (x, callee)
+    two.k = 10
+    yield run, lambda: (x, callables[0])
+
+
+@program()
+def base_classes_of_super() -> Any:
+    class Base:
+        def scale(self, a: torch.Tensor) -> torch.Tensor:
+            return a * 2
+
+    class Thing(Base):
+        def scale(self, a: torch.Tensor) -> torch.Tensor:
+            return super().scale(a) + 1
+
+    thing = Thing()
+
+    def run(a: torch.Tensor) -> Any:
+        return thing.scale(a), isinstance(thing, Base), [Base, Thing][0].scale(thing, a)
+
+    yield run, same_x
+    Base.scale = lambda self, a: a * 9  # type: ignore[assignment,method-assign]
+    yield run, same_x
+
+
+@program("equals")
+def the_environment() -> Any:
+    name = "GUARD_PROGRAMS"
+
+    def run(a: torch.Tensor) -> Any:
+        return a * int(os.environ.get(name, "7")), os.getenv(name), name in os.environ
+
+    for value in ("1", "2"):
+        os.environ[name] = value
+        yield run, same_x
+    del os.environ[name]
+    yield run, same_x
+
+
+@program("identity")
+def functions_in_a_list() -> Any:
+    functions: list[Any] = [torch.sin, torch.cos]
+
+    def run(a: torch.Tensor) -> Any:
+        return [function(a) for function in functions]
+
+    yield run, same_x
+    functions[0] = torch.exp
+    yield run, same_x
+    functions.append(torch.tan)
     yield run, same_x
