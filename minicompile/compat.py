@@ -193,6 +193,14 @@ def tensor_facts(tensor: torch.Tensor, free: Collection[int] = ()) -> tuple[Any,
     )
 
 
+def matmul_precision() -> Any:
+    """By backend; `get_float32_matmul_precision` raises once a program has set `fp32_precision`."""
+    read = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if read is None:
+        return torch.get_float32_matmul_precision()
+    return tuple(read(backend, "matmul") for backend in ("cuda", "mkldnn"))
+
+
 AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "xla", "ipu", "maia")
 
 
@@ -216,9 +224,8 @@ def global_facts() -> dict[str, Any]:
             for device in AUTOCAST_DEVICES
         },
         "autocast cache": torch.is_autocast_cache_enabled(),
-        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "float32 matmul precision": matmul_precision(),
         "reduced precision in matmul": (
-            torch._C._get_cublas_allow_tf32(),
             blas.allow_fp16_reduced_precision_reduction,
             blas.allow_bf16_reduced_precision_reduction,
         ),

@@ -58,7 +58,7 @@ GuardRule = Callable[["SourceCode", Guard, list[str]], str]
 
 guard_rules: Registry[GuardRule] = Registry("guard", "guard kind -> Python text of its condition")
 
-FETCH_ERRORS = (KeyError, AttributeError, IndexError, TypeError, ValueError, LookupError)
+FETCH_ERRORS = (LookupError, AttributeError, TypeError, ValueError, RuntimeError)
 """What fetching a source may raise when the program has changed; the guard has failed then."""
 
 

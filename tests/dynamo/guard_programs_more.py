@@ -221,6 +221,19 @@ def matmul_precision() -> Any:
         yield from with_setting(set_it, value, "highest", run)
 
 
+@program()
+def the_newer_settings_of_precision() -> Any:
+    owner = torch.backends.mkldnn.matmul
+    before = owner.fp32_precision
+
+    def run(a: torch.Tensor) -> Any:
+        return a @ a.t(), owner.fp32_precision
+
+    yield from with_setting(
+        lambda value: setattr(owner, "fp32_precision", value), "bf16", before, run
+    )
+
+
 def backend_flag(owner: Any, name: str) -> Iterator[Any]:
     before = getattr(owner, name)
 
