@@ -147,7 +147,7 @@ class Facts:
             case "keyword_default":
                 return self.item(self.part(KEYWORD_DEFAULTS, base), key)
             case "referent":
-                return base()  # a dead one fails where the object itself is looked for
+                raise NotCoveredError  # facts would keep alive what is only referred to weakly
             case "slot":
                 return self.slot(base, key)
             case "setting" if key == () and type(found := base()) in (bool, type(None)):

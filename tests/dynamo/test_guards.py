@@ -498,6 +498,21 @@ def test_a_failed_guard_on_a_tensor_or_on_global_state_says_what_is_different() 
     assert explained(both).failures[0].found == "b is a"
 
 
+class Plain:
+    k = 2
+
+
+def test_what_is_referred_to_weakly_can_die() -> None:
+    thing = Plain()
+    reference = weakref.ref(thing)
+    function = lambda a: a if reference() is None else a * reference().k  # noqa: E731
+    run = lenient(function)
+    assert equal(run(x), x * 2) and equal(run(x), x * 2)
+    del thing
+    gc.collect()
+    assert equal(run(x), x)
+
+
 def test_no_argument_of_a_call_is_kept_alive() -> None:
     def function(a: torch.Tensor, thing: Any, callee: Any) -> torch.Tensor:
         return callee(a) * thing.k + thing.tensor
