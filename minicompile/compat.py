@@ -143,16 +143,17 @@ def tensor_guards(
     tensors: Sequence[torch.Tensor],
     free: Mapping[int, Collection[int]] = {},
     native: bool = True,
+    different: bool = True,
 ) -> Callable[..., bool]:
-    """One check for many tensors: that each has the same `tensor_facts`, and that all are distinct.
+    """One check for many tensors: that each has the same `tensor_facts`, and that all are different.
 
     In C++ where torch has TensorGuards, else (or with `native=False`) in Python. `free` gives, by tensor
     number, the dimensions of any size; the strides of such a tensor are not checked.
     """
-    if TensorGuards is None or not native:
+    if TensorGuards is None or not native or not different:
         expected = [tensor_facts(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
         return lambda *given: (
-            len(set(map(id, given))) == len(given)
+            (not different or len(set(map(id, given))) == len(given))
             and expected
             == [
                 isinstance(tensor, torch.Tensor) and tensor_facts(tensor, free.get(i, ()))
@@ -171,10 +172,16 @@ def _sizes(tensor: torch.Tensor, free: Collection[int]) -> list[int | None]:
     return [None if dim in free else size for dim, size in enumerate(tensor.shape)]
 
 
+TENSOR_FACTS = (
+    *("class", "dtype", "device", "requires_grad", "layout", "conjugate", "negative", "inference"),
+    *("shape", "strides"),
+)
+
+
 def tensor_facts(tensor: torch.Tensor, free: Collection[int] = ()) -> tuple[Any, ...]:
     """What a captured graph relies on in a tensor input, comparable with `==`; the same for its fake.
 
-    `free`: dimensions of any size; if there are any, strides are left out.
+    In the order of TENSOR_FACTS. `free`: dimensions of any size; if there are any, strides are left out.
     """
     cls = type(tensor)
     if cls is FakeTensor:
@@ -182,21 +189,46 @@ def tensor_facts(tensor: torch.Tensor, free: Collection[int] = ()) -> tuple[Any,
     return (
         *(cls, tensor.dtype, tensor.device, tensor.requires_grad, tensor.layout),
         *(tensor.is_conj(), tensor.is_neg(), tensor.is_inference()),
-        *(_sizes(tensor, free), None if free else tensor.stride()),
+        *(tuple(_sizes(tensor, free)), None if free else tensor.stride()),
     )
+
+
+def matmul_precision() -> Any:
+    """By backend; `get_float32_matmul_precision` raises once a program has set `fp32_precision`."""
+    read = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if read is None:
+        return torch.get_float32_matmul_precision()
+    return tuple(read(backend, "matmul") for backend in ("cuda", "mkldnn"))
+
+
+AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "xla", "ipu", "maia")
 
 
 def global_facts() -> dict[str, Any]:
     """The process-wide settings that change what torch functions compute."""
+    blas = torch.backends.cuda.matmul
     return {
         "grad mode": torch.is_grad_enabled(),
         "inference mode": torch.is_inference_mode_enabled(),
         "default dtype": torch.get_default_dtype(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "autocast cpu": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
-        "autocast cuda": (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")),
+        "deterministic": (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        "threads": torch.get_num_threads(),
+        **{
+            f"autocast {device}": (
+                torch.is_autocast_enabled(device),
+                torch.get_autocast_dtype(device),
+            )
+            for device in AUTOCAST_DEVICES
+        },
         "autocast cache": torch.is_autocast_cache_enabled(),
-        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "float32 matmul precision": matmul_precision(),
+        "reduced precision in matmul": (
+            blas.allow_fp16_reduced_precision_reduction,
+            blas.allow_bf16_reduced_precision_reduction,
+        ),
         "active modes": active_modes(),
     }
 
@@ -206,16 +238,29 @@ def global_state_check(native: bool = True) -> Callable[[], bool]:
     if GlobalStateGuard is None or not native:
         facts = global_facts()
         return lambda: global_facts() == facts
-    state, inference = GlobalStateGuard().check, torch.is_inference_mode_enabled
-    expected, modes = inference(), torch._C._len_torch_function_stack
-    dispatch_modes = torch._C._len_torch_dispatch_stack
-    return lambda: (
-        state()
-        and not modes()
-        and not dispatch_modes()
-        and inference() is expected
-        and forward_ad._current_level < 0
+    calls, (namespace, keys, values) = global_state_reads()
+
+    def holds() -> bool:
+        for read, found in calls:
+            if read() is not found:
+                return False
+        return all(namespace[key] == value for key, value in zip(keys, values, strict=True))
+
+    return holds
+
+
+def global_state_reads() -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
+    """What the process-wide settings are read by: C functions and what they give; a dict, keys, values."""
+    state = GlobalStateGuard()
+    readers = (
+        state.check,
+        torch.is_inference_mode_enabled,
+        torch._C._len_torch_function_stack,
+        torch._C._len_torch_dispatch_stack,
+        torch._C._functorch.maybe_current_level,
     )
+    calls = tuple((read, read()) for read in readers)
+    return calls, (vars(forward_ad), ("_current_level",), (forward_ad._current_level,))
 
 
 def active_modes() -> dict[str, int]:
@@ -245,32 +290,50 @@ STATE_SETTERS: list[Any] = [
 ]
 """Functions that set grad mode or autocast for the thread, or count the open autocast blocks."""
 
-_READER_NAMES = {
-    torch: """
+
+def _present(owner: Any, names: str) -> list[Any]:
+    """Those that this version of torch has."""
+    return [found for name in names.split() if callable(found := getattr(owner, name, None))]
+
+
+STATE_READERS = [
+    *_present(
+        torch,
+        """
         is_grad_enabled is_inference_mode_enabled is_autocast_enabled get_autocast_dtype
         get_autocast_gpu_dtype get_autocast_cpu_dtype is_autocast_cpu_enabled is_autocast_cache_enabled
-        get_default_dtype is_anomaly_enabled are_deterministic_algorithms_enabled
+        get_default_dtype are_deterministic_algorithms_enabled
         result_type is_tensor promote_types can_cast""",
-    torch._C: """
-        _get_tracing_state _is_tracing _get_deterministic_algorithms _get_cudnn_enabled _log_api_usage_once
+    ),
+    *_present(
+        torch._C,
+        """
+        _get_tracing_state _is_tracing _get_deterministic_algorithms _log_api_usage_once
         _has_torch_function _has_torch_function_unary _has_torch_function_variadic
         _is_torch_function_enabled _is_torch_function_mode_enabled
         _len_torch_function_stack _len_torch_dispatch_stack
-        _get_default_device _is_any_autocast_enabled _is_autocast_available _get_autocast_supported_dtype
-        _get_math_sdp_enabled _get_flash_sdp_enabled _get_mem_efficient_sdp_enabled
-        _has_cuda _has_mps _has_mkldnn _get_privateuse1_backend_name _get_float32_matmul_precision
-        _functorch _cuda_isInBadFork _cuda_getDeviceCount
-        _get_cudnn_deterministic _get_cudnn_benchmark _get_cublas_allow_tf32""",
-}
-
-
-STATE_READERS: list[Any] = [
-    reader
-    for owner, names in _READER_NAMES.items()
-    for name in names.split()
-    if callable(reader := getattr(owner, name, None))  # this version of torch has it
+        _is_any_autocast_enabled _is_autocast_available _get_autocast_supported_dtype
+        _has_cuda _has_mps _has_mkldnn _get_privateuse1_backend_name
+        _functorch _cuda_isInBadFork _cuda_getDeviceCount""",
+    ),
 ]
-"""torch functions whose answers only depend on guarded global state or on the build."""
+"""torch functions whose answers only depend on guarded global state, the frame's own writes, or the build."""
+
+SETTING_READERS = [
+    *_present(torch, "is_anomaly_enabled is_anomaly_check_nan_enabled get_num_threads"),
+    *_present(
+        torch._C,
+        """
+        _get_deterministic_algorithms_warn_only _get_deterministic_fill_uninitialized_memory
+        _get_cudnn_enabled _get_cudnn_deterministic _get_cudnn_benchmark _get_cudnn_allow_tf32
+        _get_cublas_allow_tf32 _get_cublas_allow_fp16_reduced_precision_reduction
+        _get_cublas_allow_bf16_reduced_precision_reduction _get_float32_matmul_precision
+        _get_default_device _get_mkldnn_enabled _get_nnpack_enabled _get_fp32_precision_getter
+        _get_math_sdp_enabled _get_flash_sdp_enabled _get_mem_efficient_sdp_enabled
+        _get_cudnn_sdp_enabled _get_overrideable_sdp_enabled""",
+    ),
+]
+"""torch functions that read other settings; a frame that asks gets a guard on the answer."""
 
 
 def compiling_predicates() -> list[Any]:

@@ -21,8 +21,10 @@ from minicompile.dynamo.interpreter import DELETED, UNBOUND
 from minicompile.dynamo.outside import MODULE_TABLES, Outside
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
+    HEAP_TYPE,
     MISSING,
     find,
+    flags_of,
     is_constant,
     is_fixed,
     owner_of,
@@ -164,28 +166,23 @@ class Attributes(Outside):
     # -- class attributes and descriptors
 
     def wrap_class_attribute(self, cls: type, name: str, definition: Any) -> Any:
-        """A class attribute's raw value, guarded unless the class is torch's or the standard library's."""
+        """A class attribute's raw value, guarded unless the class is written in C."""
         owner = owner_of(cls, name)
         assert owner is not None
-        fixed = is_fixed(owner)
-        if self.is_made(owner) or (is_constant(definition) and is_fixed(cls)):
+        if self.is_made(owner) or not flags_of(cls) & HEAP_TYPE:
             return definition
-        if fixed and id(definition) in self.trackers:
-            return self.trackers[id(definition)].value
         source = Source("class_attribute", name, self.class_tracker(cls).source)
-        return self.wrap(definition, source, fixed=fixed)
+        return self.wrap(definition, source)
 
     def wrap_part(self, cls: type, name: str, definition: Any, part: str) -> Any:
         """The function inside a classmethod, staticmethod, property or cached_property."""
         wrapped = self.wrap_class_attribute(cls, name, definition)
         owner = owner_of(cls, name)
         assert owner is not None
-        if self.is_made(owner):
+        if self.is_made(owner) or not flags_of(cls) & HEAP_TYPE:
             return getattr(wrapped, part)
         source = Source("class_attribute", name, self.class_tracker(cls).source)
-        return self.wrap(
-            getattr(wrapped, part), Source("slot", part, source), fixed=is_fixed(owner)
-        )
+        return self.wrap(getattr(wrapped, part), Source("slot", part, source))
 
     def bind_attribute(self, value: Any, cls: type, where: type, name: str, definition: Any) -> Any:
         """The descriptor protocol: what the class `where` defines, seen through an instance of `cls`.
@@ -252,7 +249,11 @@ class Attributes(Outside):
                 return namespace.value
         if name in owner.writes and type(definition) is types.MemberDescriptorType:
             return owner.writes[name]
-        return self.wrap(definition.__get__(value, type(value)), Source("slot", name, owner.source))
+        try:
+            found = definition.__get__(value, type(value))
+        except AttributeError:
+            self.unsupported(f"{owner.source}.{name} has no value yet", "assign it before the call")
+        return self.wrap(found, Source("slot", name, owner.source))
 
     def native_value(self, value: Any, name: str) -> Any:
         """An attribute that Python itself may read: of enum members and classes."""
@@ -260,7 +261,7 @@ class Attributes(Outside):
         fixed = isinstance(value, enum.Enum) or is_fixed(value)
         if owner is None or (is_constant(found) and fixed) or self.tracker(found) is not None:
             return found
-        return self.wrap(found, Source("slot", name, owner.source), fixed=True)
+        return self.wrap(found, Source("slot", name, owner.source))
 
     def class_attribute(self, cls: type, name: str) -> Any:
         definition = find(cls, name)
@@ -302,7 +303,7 @@ class Attributes(Outside):
         namespace = self.namespace_tracker(owner)
         assert namespace is not None
         if name in namespace.value or name in namespace.writes:
-            found = self.dict_get(namespace, name, fixed=is_fixed(module))
+            found = self.dict_get(namespace, name)
             if found is not MISSING:
                 return found
         definition = find(cls, name)
@@ -312,12 +313,18 @@ class Attributes(Outside):
             return self.bind_attribute(module, cls, cls, name, definition)
         if definition is not MISSING:
             return self.native_value(module, name)
-        if "__getattr__" in namespace.value or hasattr(cls, "__getattr__"):
-            # A module that loads its names on demand: the same object every time.
-            source = Source("slot", name, owner.source)
-            return self.wrap(getattr(module, name), source, fixed=is_fixed(module))
-        for missing in (name, "__getattr__"):
-            self.dict_get(namespace, missing)  # guards that it is
+        if is_fixed(module) or find(cls, "__getattr__") is not MISSING:
+            found = getattr(module, name, MISSING)  # a module may load its names on demand
+            if name in namespace.value:
+                return self.dict_get(namespace, name)
+            if found is not MISSING:
+                if not is_constant(found):
+                    self.hold(found, f"{module.__name__}.{name}")
+                return found
+        self.dict_get(namespace, name)  # guards that it is missing
+        compute = self.dict_get(namespace, "__getattr__")
+        if compute is not MISSING and not is_fixed(module):
+            return self.call(compute, (name,), {})
         raise AttributeError(
             f"module {module.__name__!r} has no attribute {name!r}", name=name, obj=module
         )
@@ -354,8 +361,11 @@ class Attributes(Outside):
         if name == "__class__":
             return self.type_of(fake)
         if hasattr(torch.Tensor, name):
-            if callable(getattr(torch.Tensor, name)):  # calling it may be refused
-                return types.MethodType(getattr(torch.Tensor, name), fake)
+            definition = find(torch.Tensor, name)
+            if callable(definition):  # calling it may be refused
+                return types.MethodType(
+                    self.wrap_class_attribute(torch.Tensor, name, definition), fake
+                )
             self.unsupported(TENSOR_REFUSED.get(name, f"the tensor attribute {name!r}"))
         owner = self.tracker(fake)
         namespace = plain_dict(owner.real) if owner is not None and owner.real is not None else None

@@ -6,6 +6,7 @@ The real compiler: torch/_dynamo/variables/builtin.py, polyfills/.
 
 from __future__ import annotations
 
+import abc
 import builtins
 import collections
 import functools
@@ -23,6 +24,7 @@ import torch
 from minicompile.dynamo.calls import CallRule, Calls, call_rules
 from minicompile.dynamo.containers import SYMBOLIC, python_method
 from minicompile.dynamo.interpreter import BINARY, COMPARE, UNARY, UNBOUND, TracedGenerator
+from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import MISSING, VariableTracker, is_constant, is_fixed
 
 Meaning = TypeVar("Meaning", bound=Callable[..., Any])
@@ -171,6 +173,10 @@ def checked(tracer: Calls, value: Any, classes: Any, check: Callable[[Any, Any],
     """isinstance or issubclass, with what metaclasses define in Python interpreted."""
     if isinstance(classes, tuple):
         return any(checked(tracer, value, cls, check) for cls in classes)
+    if isinstance(classes, abc.ABCMeta):
+        registered = tracer.hold(abc.get_cache_token, "abc.get_cache_token").source
+        token = Source("setting", (), registered)
+        tracer.guard("equals", token, abc.get_cache_token(), "classes registered with others")
     name = "__instancecheck__" if check is isinstance else "__subclasscheck__"
     own = python_method(classes, name)
     if own is None or is_fixed(own.__module__) or type(value) is classes:

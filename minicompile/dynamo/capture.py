@@ -18,13 +18,14 @@ import torch
 
 from minicompile import compat
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after, run
-from minicompile.dynamo.guards import SourceCode, types_from
+from minicompile.dynamo.guards import SourceCode, guard_rules, types_from
 from minicompile.dynamo.modes import Change, Modes, changed, restored_modes
-from minicompile.dynamo.outside import MODULE_TABLES
+from minicompile.dynamo.outside import MODULE_TABLES, place_of
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import Capture, GraphInput, Guard, Source
 from minicompile.dynamo.sizes import any_marked, free_dims, shape_guards
+from minicompile.dynamo.snapshot import state_check
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import CONTAINERS, IDENTITY_TYPES, UserError, VariableTracker
 from minicompile.errors import Unsupported
@@ -38,6 +39,8 @@ class CapturedFrame:
     capture: Capture
     code: SourceCode
     """The names that generated code uses; `code.held`: objects that the cache entry holds."""
+    state_holds: Callable[[], bool]
+    """The guard on process-wide settings, as they were before the capture."""
     tensors_hold: Callable[..., bool]
     """Guards on all inputs together."""
     lines: list[str]
@@ -51,6 +54,8 @@ class Traced:
     """What one run of a frame through the tracer found."""
 
     tracer: Tracer
+    state_holds: Callable[[], bool]
+    """The guard on process-wide settings, as they were before."""
     returned: Any
     """What the frame returns; the values of `rest` if the frame is cut."""
     change: Change | None
@@ -110,7 +115,7 @@ def trace(
     tracer = Tracer(Recorder(marked or bool(dynamic), bool(dynamic)), function)
     tracer.definition = definition_of(values.get("self"))
     tracer.cut = place
-    facts, modes = compat.global_facts(), Modes.now()
+    facts, state_holds, modes = compat.global_facts(), state_check(), Modes.now()
     reason = "settings that torch functions read"
     tracer.guards["global_state",] = Guard((), "global_state", facts, reason)
     go_on: GoOn | None = None
@@ -135,8 +140,8 @@ def trace(
         except ValueError as error:
             raise Unsupported(f"the frame leaves the {error} changed") from None
     if go_on is None:
-        return Traced(tracer, returned, change)
-    return Traced(tracer, go_on.values, change, go_on.function)
+        return Traced(tracer, state_holds, returned, change)
+    return Traced(tracer, state_holds, go_on.values, change, go_on.function)
 
 
 def definition_of(module: Any) -> SourceLine | None:
@@ -211,7 +216,10 @@ def finish(traced: Traced, name: str, resumed: bool) -> CapturedFrame:
     return CapturedFrame(
         capture,
         code,
-        tensors_hold=compat.tensor_guards([tracker.real for tracker in inputs], free),
+        traced.state_holds,
+        tensors_hold=compat.tensor_guards(
+            [tracker.real for tracker in inputs], free, different="different" in guard_rules
+        ),
         lines=[*rebuild.code.lines, *kept, *call, *rebuild.lines, *end],
     )
 
@@ -225,17 +233,26 @@ def is_held(source: Source | None, held: dict[Source, Any]) -> bool:
 
 def check_memory(tracer: Tracer) -> None:
     """Inputs that the graph changes must share memory with no other input, now and later."""
-    for mutated, (_, version) in tracer.recorder.inputs.items():
-        if mutated.value._version == version:
-            continue
-        others = [other for other in tracer.recorder.inputs if other is not mutated]
-        for other in others:
-            if compat.storage_id(other.real) == compat.storage_id(mutated.real):
-                reason = f"{mutated.source} is changed and shares memory with {other.source}"
-                raise Unsupported(reason, hint="clone one of them")
-        if others:
-            sources = (mutated.source, *(other.source for other in others))
-            tracer.relate("no_overlap", sources, "changed by the graph")
+    inputs = tracer.recorder.inputs
+    mutated = [
+        tracker
+        for tracker, (_, version) in inputs.items()
+        if tracker.value._version != version or id(tracker.value) in tracer.recorder.updated
+    ]
+    if len(inputs) > 1:
+        sources = tuple(tracker.source for tracker in inputs)
+        tracer.relate("different", sources, "each is an input of its own")
+    if not mutated or len(inputs) == 1:
+        return
+    ordered = sorted(inputs, key=lambda tracker: tracker not in mutated)
+    owners: dict[int, VariableTracker] = {}
+    for tracker in ordered:
+        owner = owners.setdefault(compat.storage_id(tracker.real), tracker)
+        if owner is not tracker and owner in mutated:
+            reason = f"{owner.source} is changed and shares memory with {tracker.source}"
+            raise Unsupported(reason, hint="clone one of them")
+    sources = tuple(tracker.source for tracker in ordered)
+    tracer.relate("no_overlap", sources, "changed by the graph", len(mutated))
 
 
 def guard_aliases(tracer: Tracer) -> None:
@@ -243,12 +260,12 @@ def guard_aliases(tracer: Tracer) -> None:
     for written in tracer.written:
         kind = family(tracer, written)
         others = [
-            tracker.source
+            place_of(tracker)
             for tracker in tracer.trackers.values()
             if tracker is not written and kind is not None and family(tracer, tracker) is kind
         ]
         if others:
-            sources = tuple(dict.fromkeys((written.source, *others)))
+            sources = tuple(dict.fromkeys((place_of(written), *others)))
             tracer.relate("distinct", sources, "one of them is changed")
 
 
@@ -258,7 +275,8 @@ def family(tracer: Tracer, tracker: VariableTracker) -> type | None:
     if source.kind == "namespace":
         owners = (other for other in tracer.trackers.values() if other.source is source.base)
         value = next((owner.value for owner in owners), None)
-        return None if value is None or isinstance(value, IDENTITY_TYPES) else type(value)
+        return None if value is None or isinstance(value, IDENTITY_TYPES) else dict
     module_table = source.kind == "attribute" and source.key in MODULE_TABLES
     guarded = source.kind == "held" or module_table or isinstance(value, IDENTITY_TYPES)
-    return type(value) if isinstance(value, CONTAINERS) and not guarded else None
+    kinds = (*CONTAINERS, types.CellType)
+    return type(value) if isinstance(value, kinds) and not guarded else None

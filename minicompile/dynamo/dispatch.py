@@ -9,6 +9,7 @@ The real compiler: torch/_dynamo/eval_frame.py, convert_frame.py, cache_size.py.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import threading
@@ -16,7 +17,7 @@ import types
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +30,13 @@ from minicompile.dynamo.continuation import State
 from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate
 from minicompile.dynamo.interpreter import Marker
-from minicompile.dynamo.result import Capture, Explanation, GraphBreak, GuardFailure
+from minicompile.dynamo.result import (
+    Capture,
+    Explanation,
+    GraphBreak,
+    GuardFailure,
+    recompiles_text,
+)
 from minicompile.dynamo.sizes import shape_guards
 from minicompile.dynamo.variables import UserError, is_constant
 from minicompile.errors import BackendError, MinicompileError, OptionError, Unsupported
@@ -87,6 +94,7 @@ class Dispatcher:
         """Fingerprints of calls whose capture was refused."""
         self.breaks: dict[GraphBreak, None] = {}
         self.failures: list[GuardFailure] = []
+        self.recompiles = 0
         self.eager_calls = 0
         self.stopped = self.limit_reached = False
         """Stopped: everything new runs in eager."""
@@ -132,14 +140,12 @@ class Dispatcher:
         if not self.fullgraph and (self.stopped or key in self.refused):
             return None
         values = self.values(arguments)
-        found = [entry.failure(values) for entry in self.entries]
-        self.failures += [failure for failure in found if failure is not None]
-        del self.failures[:-MAX_FAILURES]
+        reasons = self.reasons(values)
         if len(self.entries) >= self.options.recompile_limit or len(self.refused) >= MAX_REFUSED:
             self.limit_reached = True
             limit = f"compiled {len(self.entries)} times already (options.recompile_limit)"
             hint = "make what changes a tensor, or raise the limit; mc.explain shows what changes"
-            self.stop(Unsupported(limit, hint=hint))
+            self.stop(Unsupported(limit, hint=hint), reasons)
             return None
         try:
             if active:
@@ -183,22 +189,34 @@ class Dispatcher:
         self.entries.append(entry)
         return entry
 
+    def reasons(self, values: dict[str, Any]) -> list[GuardFailure]:
+        """Why no version fits a call: for each, the guard that failed. Kept for `explanation`."""
+        self.recompiles += bool(self.entries)
+        found: list[GuardFailure] = []
+        for version, entry in enumerate(self.entries, 1):
+            failure = entry.failure(values)
+            if failure is not None:
+                failure = dataclasses.replace(failure, version=version, recompile=self.recompiles)
+                found.append(failure)
+        self.failures += found
+        del self.failures[:-MAX_FAILURES]
+        return found
+
     def refuse(self, key: Any, error: Unsupported) -> None:
         if self.fullgraph:
             raise error
         self.refused.add(key)
         self.breaks[GraphBreak(error.reason, error.where, error.hint)] = None
 
-    def stop(self, error: MinicompileError) -> None:
+    def stop(self, error: MinicompileError, reasons: Sequence[GuardFailure] = ()) -> None:
         """Compile nothing more, and say so once."""
         if self.fullgraph:
             raise error
         self.stopped = True
-        last = f"; last reason: {self.failures[-1]}" if self.failures else ""
         hint = getattr(error, "hint", "")
         self.breaks[GraphBreak(getattr(error, "reason", str(error)), None, hint)] = None
-        text = f"minicompile runs {self.name} in eager from here on: {error}{last}"
-        warnings.warn(text, stacklevel=5)
+        lines = [f"minicompile runs {self.name} in eager from here on: {error}"]
+        warnings.warn("\n".join([*lines, *recompiles_text(reasons)]), stacklevel=5)
 
     def disown(self, entry: Entry, arguments: tuple[Any, ...]) -> None:
         """An entry whose guards do not even hold for the call it was made for: never use it."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minicompile import compat
 from minicompile.dynamo.capture import CapturedFrame, is_held
 from minicompile.dynamo.guards import (
     FETCH_ERRORS,
@@ -33,14 +32,17 @@ BoxedGraph = Callable[[list[Any]], Sequence[Any]]
 
 
 class HeldCheck:
-    """Guards on what the entry holds, and the tensors found there."""
+    """Guards on what the entry holds, and the tensors found there.
+
+    `unchanged()`: everything is as when `tensors` were found; else `check()` evaluates the guards.
+    """
+
+    __slots__ = ("code", "evaluate", "fetched", "guards", "tensors", "unchanged")
 
     def __init__(self, code: SourceCode, guards: list[Guard], fetched: list[Source]) -> None:
         self.code, self.guards, self.fetched = code, guards, fetched
         self.evaluate = self.generate(guards, fetched)
-        self.always: Callable[[], Any] | None = None
-        """Checks the guards that a snapshot can't cover."""
-        self.snapshot: Any = None
+        self.unchanged: Callable[[], bool] = unknown
         self.tensors: list[Any] = []
 
     def generate(self, guards: list[Guard], fetched: list[Source]) -> Callable[[], Any]:
@@ -52,16 +54,15 @@ class HeldCheck:
         tensors = ", ".join(code.expression(source) for source in fetched)
         return generate("check_held()", [*code.lines, f"return [{tensors}]"], code.names)
 
-    def __call__(self) -> Any:
-        """The tensors, or MISS."""
-        if self.snapshot is not None and self.snapshot.unchanged():
-            return self.tensors if self.always is None or self.always() is not MISS else MISS
-        self.snapshot = None
+    def check(self) -> bool:
+        """Whether the guards hold. Fetches the tensors anew."""
+        self.unchanged = unknown
         found = self.evaluate()
-        if found is not MISS:
-            self.tensors = found
-            self.renew()
-        return found
+        if found is MISS:
+            return False
+        self.tensors = found
+        self.renew()
+        return True
 
     def renew(self) -> None:
         """Note the facts under which the guards, just checked, hold."""
@@ -77,8 +78,17 @@ class HeldCheck:
                 facts.resolve(source)
         except (NotCoveredError, *FETCH_ERRORS):
             return  # some tensor's path is beyond facts: evaluate the guards on every call
-        self.always = self.generate(uncovered, []) if uncovered else None
-        self.snapshot = facts.snapshot()
+        snapshot = facts.snapshot()
+        if snapshot is None:
+            return
+        unchanged = self.unchanged = snapshot.unchanged
+        if uncovered:
+            always = self.generate(uncovered, [])
+            self.unchanged = lambda: unchanged() and always() is not MISS
+
+
+def unknown() -> bool:
+    return False
 
 
 class Entry:
@@ -94,7 +104,7 @@ class Entry:
             ERRORS=FETCH_ERRORS,
             entry=self,
             graph=compiled,
-            state_holds=compat.global_state_check(),
+            state_holds=captured.state_holds,
             tensors_hold=captured.tensors_hold,
         )
         head = f"run_entry({', '.join(f'L_{name}' for name in parameters)})"
@@ -117,9 +127,9 @@ class Entry:
         own = sources[: len(sources) - len(fetched)]  # these come first
         if held or fetched:
             code.names["held"] = HeldCheck(captured.code, held, fetched)
-            code.lines += ["found = held()", "if found is MISS: return MISS"]
+            code.lines.append("if not (held.unchanged() or held.check()): return MISS")
         inputs = "".join(f"{code.expression(source)}, " for source in own)
-        code.lines.append(f"inputs = [{inputs}{'*found' if fetched else ''}]")
+        code.lines.append(f"inputs = [{inputs}{'*held.tensors' if fetched else ''}]")
         return [
             *(["if not state_holds(): return MISS"] if "global_state" in guard_rules else []),
             "try:",

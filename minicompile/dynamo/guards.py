@@ -11,9 +11,12 @@ The real compiler: torch/_dynamo/guards.py (GuardBuilder), torch/csrc/dynamo/gua
 
 from __future__ import annotations
 
+import collections
 import copy
+import itertools
 import linecache
 import math
+import operator
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -21,25 +24,41 @@ from typing import Any
 import torch
 
 from minicompile import compat
-from minicompile.dynamo.result import GUARD_KINDS, SOURCE_KINDS, Guard, GuardFailure, Source
+from minicompile.dynamo.result import (
+    GUARD_KINDS,
+    SOURCE_KINDS,
+    Description,
+    Guard,
+    GuardFailure,
+    Source,
+    describe,
+)
 from minicompile.dynamo.sizes import free_dims, python_text
 from minicompile.dynamo.torch_rules import HOOKS
 from minicompile.dynamo.variables import (
     CONTAINERS,
     IDENTITY_TYPES,
+    READERS,
+    builtin_base,
     class_facts,
+    find,
+    is_constant,
     keys_of,
     lookup,
+    plain_dict,
     same_constant,
+    same_items,
 )
 from minicompile.ops.registry import Registry
+
+CONTAINER_IDS = frozenset(map(id, CONTAINERS))
 
 GuardRule = Callable[["SourceCode", Guard, list[str]], str]
 """(names, guard, expressions of its sources) -> a Python condition."""
 
 guard_rules: Registry[GuardRule] = Registry("guard", "guard kind -> Python text of its condition")
 
-FETCH_ERRORS = (KeyError, AttributeError, IndexError, TypeError, ValueError, LookupError)
+FETCH_ERRORS = (LookupError, AttributeError, TypeError, ValueError, RuntimeError)
 """What fetching a source may raise when the program has changed; the guard has failed then."""
 
 
@@ -57,21 +76,34 @@ def closure_cell(function: types.FunctionType, name: str) -> types.CellType:
     return (function.__closure__ or ())[function.__code__.co_freevars.index(name)]
 
 
-def namespace_of(value: Any) -> Any:
-    return object.__getattribute__(value, "__dict__")
+def namespace_of(value: Any) -> dict[str, Any]:
+    found = plain_dict(value)
+    if found is None:
+        raise AttributeError("__dict__")
+    return found
+
+
+def container_base(value: Any) -> Any:
+    base = builtin_base(value)
+    if base is None or base is types.MappingProxyType:
+        raise TypeError("no container")
+    return base
 
 
 def base_length(value: Any) -> int:
-    for base in CONTAINERS:
-        if isinstance(value, base):
-            return int(base.__len__(value))  # type: ignore[attr-defined]
-    return len(value)
+    return int(container_base(value).__len__(value))
 
 
-def same_keys(value: dict[Any, Any], expected: tuple[Any, ...]) -> bool:
-    found = keys_of(value)
-    return len(found) == len(expected) and all(
-        a is b or same_constant(a, b) for a, b in zip(found, expected, strict=True)
+def items_of(value: Any) -> tuple[Any, ...]:
+    """What a container holds (of a dict, its keys), in order."""
+    base = container_base(value)
+    return keys_of(value) if base is dict else tuple(base.__iter__(value))
+
+
+def same_class(cls: type, expected: tuple[tuple[Any, ...], ...]) -> bool:
+    found = class_facts(cls)
+    return list(map(len, found)) == list(map(len, expected)) and all(
+        map(operator.is_, itertools.chain(*found), itertools.chain(*expected))
     )
 
 
@@ -82,20 +114,26 @@ def hook_free(module: Any) -> bool:
     )
 
 
-def apart(mutated: torch.Tensor, *others: torch.Tensor) -> bool:
-    """Whether a tensor that the graph changes shares memory with no other input."""
-    own = compat.storage_id(mutated)
-    return all(other is mutated or compat.storage_id(other) != own for other in others)
+def apart(mutated: int, *tensors: torch.Tensor) -> bool:
+    """Whether the first tensors, which the graph changes, share memory with no other input."""
+    memory = list(map(compat.storage_id, tensors))
+    changed = set(memory[:mutated])
+    return len(changed) == mutated and changed.isdisjoint(memory[mutated:])
 
 
 HELPERS: dict[str, Any] = {
     helper.__name__: helper
     for helper in (
-        *(member, closure_cell, namespace_of, base_length, same_keys),
-        *(hook_free, class_facts, apart, lookup, same_constant),
+        *(member, closure_cell, namespace_of, base_length, items_of, same_items),
+        *(hook_free, same_class, apart, lookup, same_constant),
     )
 }
-PLAIN_GETTERS = (object.__getattribute__, type.__getattribute__, types.ModuleType.__getattribute__)
+PLAIN_GETTERS = (object.__getattribute__, types.ModuleType.__getattribute__)
+
+
+def has_plain_attributes(cls: type) -> bool:
+    """Whether `value.__dict__` runs no code of the class."""
+    return find(cls, "__getattribute__") in PLAIN_GETTERS and type(find(cls, "__dict__")) in READERS
 
 
 class SourceCode:
@@ -151,14 +189,14 @@ class SourceCode:
         base, cls = self.expression(source.base), self.types_of.get(source.base)
         if source.kind == "item":
             return self.item(base, cls, source.key)
-        plain = cls is not None and lookup(cls, "__getattribute__") in PLAIN_GETTERS
+        plain = cls is not None and has_plain_attributes(cls)
         namespace = f"{base}.__dict__" if plain else f"namespace_of({base})"
         form = SOURCE_KINDS[source.kind][1]
         return form.format(base=base, namespace=namespace, key=source.key)
 
     def item(self, base: str, cls: type | None, key: Any) -> str:
-        if cls is not None and cls not in CONTAINERS:
-            for builtin in (dict, list, tuple):
+        if cls is not None and id(cls) not in CONTAINER_IDS:
+            for builtin in (dict, list, tuple, collections.deque):
                 if issubclass(cls, builtin):
                     return f"{builtin.__name__}.__getitem__({base}, {self.literal(key)})"
         return f"{base}[{self.literal(key)}]"
@@ -197,7 +235,7 @@ def equals_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
 
 @guard_rules("length")
 def length_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    exact = code.types_of.get(guard.sources[0]) in CONTAINERS
+    exact = id(code.types_of.get(guard.sources[0])) in CONTAINER_IDS
     return f"{'len' if exact else 'base_length'}({values[0]}) == {guard.expected}"
 
 
@@ -205,13 +243,12 @@ def length_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
 def keys_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     if guard.sources[0].kind == "local" and code.types_of.get(guard.sources[0]) is dict:
         return f"tuple({values[0]}) == {code.constant(guard.expected)}"  # **kwargs: all keys are strings
-    return f"same_keys({values[0]}, {code.constant(guard.expected)})"
+    return items_rule(code, guard, values)
 
 
 @guard_rules("members")
-def members_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    expected = code.constant(guard.expected)
-    return f"base_length({values[0]}) == {len(guard.expected)} and {expected}.issubset({values[0]})"
+def items_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
+    return f"same_items(items_of({values[0]}), {code.constant(guard.expected)})"
 
 
 @guard_rules("distinct")
@@ -270,17 +307,17 @@ def find_failure(
         try:
             holds, found = evaluate(guard, code, scope)
         except FETCH_ERRORS as error:
-            return GuardFailure(guard, f"nothing ({type(error).__name__})")
+            return GuardFailure(guard, Description(f"nothing ({type(error).__name__})"))
         if not holds:
-            return GuardFailure(guard, found)
+            keep = is_constant(found) or isinstance(found, type)
+            return GuardFailure(guard, found if keep else Description(describe(found)))
     return None
 
 
 def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[bool, Any]:
     """Whether a guard holds, and the fact that it is about. Raises one of FETCH_ERRORS."""
     if guard.kind == "global_state":
-        now = compat.global_facts()
-        changed = {name: value for name, value in now.items() if value != guard.expected[name]}
+        changed = changes(guard.expected, compat.global_facts())
         return not changed, changed
     text = condition(code, guard)
     if text is None:
@@ -290,18 +327,51 @@ def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[boo
     code.lines.clear()
     found = eval(value, code.names, scope)
     if guard.kind == "tensor":
+        if not isinstance(found, torch.Tensor):
+            return False, found
         free = free_dims(guard.expected)
-        expected = compat.tensor_facts(guard.expected, free)
-        holds = isinstance(found, torch.Tensor) and compat.tensor_facts(found, free) == expected
-        return holds, found
+        facts = [compat.tensor_facts(tensor, free) for tensor in (guard.expected, found)]
+        changed = changes(*(dict(zip(compat.TENSOR_FACTS, each, strict=True)) for each in facts))
+        return not changed, changed
+    if guard.kind == "different":
+        fetched = [code.expression(source) for source in guard.sources]
+        exec("\n".join(code.lines), code.names, scope)
+        code.lines.clear()
+        return two_alike(guard.sources, [eval(text, code.names, scope) for text in fetched])
     read = FACTS.get(guard.kind)
     return bool(eval(text, code.names, scope)), found if read is None else read(found)
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> Description:
+    """`dtype f64 (was f32), ...`: the facts that differ; empty if none does."""
+    differ = [name for name, value in now.items() if value != before[name]]
+    return Description(
+        ", ".join(f"{name} {describe(now[name])} (was {describe(before[name])})" for name in differ)
+    )
+
+
+def two_alike(sources: tuple[Source, ...], values: list[Any]) -> tuple[bool, Any]:
+    """Whether all values are different objects; if not, which two are one."""
+    seen: dict[int, Source] = {}
+    for source, value in zip(sources, values, strict=True):
+        other = seen.setdefault(id(value), source)
+        if other is not source:
+            return False, Description(f"{source} is {other}")
+    return True, None
 
 
 FACTS: dict[str, Callable[[Any], Any]] = {
     "type": type,
     "length": base_length,
-    "keys": keys_of,
+    "keys": items_of,
+    "members": items_of,
     "code": lambda function: function.__code__,
+    "globals": lambda function: Description("other globals"),
+    "same": lambda value: Description("another object"),
+    "distinct": lambda value: Description("one object under two names"),
+    "class": lambda cls: Description("other attributes or bases"),
+    "hooks": lambda module: Description("hooks"),
+    "absent": lambda container: Description("it there"),
+    "no_overlap": lambda tensor: Description("shared memory"),
 }
 """What to show of a value that was found, where a guard is about less than all of it."""

@@ -13,7 +13,10 @@ import torch
 
 from minicompile import compat
 
-CHANGEABLE = ("grad mode", "autocast cpu", "autocast cuda", "autocast cache")
+CHANGEABLE = (
+    *("grad mode", "autocast cache"),
+    *(f"autocast {device}" for device in compat.AUTOCAST_DEVICES),
+)
 """Those of the global facts that a `Modes` holds."""
 
 
@@ -31,7 +34,7 @@ class Modes:
     def now() -> Modes:
         casts = tuple(
             (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-            for device in ("cpu", "cuda")
+            for device in compat.AUTOCAST_DEVICES
         )
         torch.autocast_increment_nesting()
         nesting = torch.autocast_decrement_nesting()

@@ -21,13 +21,16 @@ from minicompile.dynamo.interpreter import DELETED, UNBOUND, Frame, Interpreter,
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import Guard, Source
 from minicompile.dynamo.variables import (
+    HEAP_TYPE,
     IDENTITY_TYPES,
     MISSING,
     OBJECT_HASH,
     VariableTracker,
     class_facts,
+    flags_of,
     is_constant,
     is_fixed,
+    is_numpy_scalar,
     keys_of,
     plain_dict,
     same_constant,
@@ -46,6 +49,8 @@ class Outside(Interpreter):
         self.recorder = recorder
         self.trackers: dict[int, VariableTracker] = {}
         """Outside objects by id; a tensor's tracker is found by the id of the real tensor and of its fake."""
+        self.numbers: dict[int, VariableTracker] = {}
+        """NumPy's scalars: constants, but given back they are the caller's own objects."""
         self.guards: dict[tuple[Any, ...], Guard] = {}
         self.held: dict[Source, Any] = {}
         """Objects that guards and the result refer to directly."""
@@ -105,11 +110,13 @@ class Outside(Interpreter):
         if index not in self.guards:
             self.guards[index] = Guard((source,), kind, expected, reason, self.user_line())
 
-    def relate(self, kind: str, sources: tuple[Source, ...], reason: str) -> None:
+    def relate(
+        self, kind: str, sources: tuple[Source, ...], reason: str, expected: Any = None
+    ) -> None:
         """Rely on a relation between several values."""
         index = (kind, *sources)
         if index not in self.guards:
-            self.guards[index] = Guard(sources, kind, None, reason, self.user_line())
+            self.guards[index] = Guard(sources, kind, expected, reason, self.user_line())
 
     # -- sources
 
@@ -167,33 +174,32 @@ class Outside(Interpreter):
 
     # -- reading
 
-    def wrap(self, value: Any, source: Source, reason: str = "read", fixed: bool = False) -> Any:
-        """The compile-time object for an outside value: itself, or a fake for a tensor. Guards what it is.
-
-        `fixed`: functions and classes read there need no guard (torch's and the standard library's own).
-        """
+    def wrap(self, value: Any, source: Source, reason: str = "read") -> Any:
+        """The compile-time object for an outside value: itself, or a fake for a tensor. Guards what it is."""
         if is_constant(value):
             self.guard("equals", source, value, reason)
+            if is_numpy_scalar(value):
+                self.numbers.setdefault(id(value), VariableTracker(value, source))
             return value
         known = self.trackers.get(id(value))
         if known is not None:
-            self.guard_known(known, value, source, reason, fixed)
+            self.guard_known(known, value, source, reason)
             return known.value
         if isinstance(value, torch.Tensor):
             return self.wrap_tensor(value, source)
         self.trackers[id(value)] = VariableTracker(value, source)
-        self.guard_new(value, source, reason, fixed)
+        self.guard_new(value, source, reason)
         return value
 
     def guard_class(self, cls: type) -> None:
         """Rely on what a class defines, and on what it doesn't."""
-        if is_fixed(cls) or self.is_made(cls):
-            return
+        if not flags_of(cls) & HEAP_TYPE or self.is_made(cls):
+            return  # classes in C can't change
         source = self.class_tracker(cls).source
         if ("class", source, None) not in self.guards:
             self.guard("class", source, class_facts(cls), "attributes are looked up there")
 
-    def guard_new(self, value: Any, source: Source, reason: str, fixed: bool) -> None:
+    def guard_new(self, value: Any, source: Source, reason: str) -> None:
         self.guard_class(type(value))
         if isinstance(value, type):
             self.guard_class(value)
@@ -201,29 +207,23 @@ class Outside(Interpreter):
             if not is_fixed(value.__module__ or ""):
                 self.guard("type", source, types.FunctionType, reason)
                 self.guard("code", source, value.__code__, reason)
-            elif not fixed:
+                self.guard("globals", source, value.__globals__, reason)
+            else:
                 self.guard("identity", source, value, reason)
         elif isinstance(value, IDENTITY_TYPES):
-            never_replaced = (type, types.ModuleType, types.BuiltinFunctionType)
-            if not (fixed and isinstance(value, never_replaced)):
-                self.guard("identity", source, value, reason)
+            self.guard("identity", source, value, reason)
             if isinstance(value, torch.nn.Module):
                 # Its class can be exchanged (parametrizations do).
                 self.guard("type", source, type(value), reason)
         else:
             self.guard("type", source, type(value), reason)
 
-    def guard_known(
-        self, known: VariableTracker, value: Any, source: Source, reason: str, fixed: bool
-    ) -> None:
+    def guard_known(self, known: VariableTracker, value: Any, source: Source, reason: str) -> None:
         if source == known.source:
             return
         if isinstance(value, IDENTITY_TYPES) or known.source.kind == "held":
-            if not fixed:
-                self.guard("identity", source, value, reason)
-        elif not (
-            fixed and isinstance(value, types.FunctionType) and is_fixed(value.__module__ or "")
-        ):
+            self.guard("identity", source, value, reason)
+        else:
             self.relate("same", (source, known.source), "the same object under two names")
 
     def wrap_tensor(self, value: torch.Tensor, source: Source) -> Any:
@@ -252,7 +252,7 @@ class Outside(Interpreter):
 
     # -- dictionaries
 
-    def dict_get(self, container: VariableTracker, key: Any, fixed: bool = False) -> Any:
+    def dict_get(self, container: VariableTracker, key: Any) -> Any:
         """An outside dict's item, MISSING if it has none."""
         self.check_key(key)
         if key in container.writes:
@@ -260,7 +260,7 @@ class Outside(Interpreter):
             return MISSING if found is DELETED else found
         if dict.__contains__(container.value, key):
             found = dict.__getitem__(container.value, key)
-            return self.wrap(found, self.item_source(container, key), fixed=fixed)
+            return self.wrap(found, self.item_source(container, key))
         self.guard("absent", container.source, key, "looked up and not found", key)
         return MISSING
 
@@ -334,11 +334,13 @@ class Outside(Interpreter):
             return self.imported_sequence(value, tracker)
         if isinstance(value, set | frozenset):
             base: Any = set if isinstance(value, set) else frozenset
-            members = frozenset(base.__iter__(value))
+            members, inside = tuple(base.__iter__(value)), base(value)
             for member in members:
                 self.check_key(member)
+            if members != tuple(inside):  # the order depends on how the set came about
+                self.unsupported(f"{tracker.source}, a set, loses its order in a copy")
             self.guard("members", tracker.source, members, "its members are read")
-            return base(members)
+            return inside
         if isinstance(value, types.MappingProxyType):
             self.unsupported("a mappingproxy is read as a whole")
         return None
@@ -369,20 +371,17 @@ class Outside(Interpreter):
 
     def load_global(self, frame: Frame, name: str) -> Any:
         namespace = frame.function.__globals__
-        fixed = is_fixed(namespace.get("__name__") or "")
         tracker = self.globals_tracker(namespace)
         if name in tracker.value or name in tracker.writes:
-            found = self.dict_get(tracker, name, fixed=fixed)
+            found = self.dict_get(tracker, name)
             if found is not MISSING:
                 return found
-        scope = frame.builtins
-        if name in scope:
-            if not fixed:
-                reason = "not found, so the builtin is meant"
-                self.guard("absent", tracker.source, name, reason, name)
-            source = Source("global", name, self.hold(scope, "builtins").source)
-            return self.wrap(scope[name], source, fixed=True)
-        raise NameError(f"name {name!r} is not defined")
+        reason = "not found, so the builtin is meant"
+        self.guard("absent", tracker.source, name, reason, name)
+        found = self.dict_get(self.hold(frame.builtins, "builtins"), name)
+        if found is MISSING:
+            raise NameError(f"name {name!r} is not defined")
+        return found
 
     def store_global(self, frame: Frame, name: str, value: Any) -> None:
         self.dict_set(self.globals_tracker(frame.function.__globals__), name, value)
@@ -404,7 +403,11 @@ class Outside(Interpreter):
         source = tracker.source
         if source.kind != "cell":  # the cell itself is an argument, as resume functions take them
             source = Source("slot", "cell_contents", source)
-        return self.wrap(cell.cell_contents, source)
+        try:
+            contents = cell.cell_contents
+        except ValueError:
+            self.unsupported(f"{source.key} has no value yet", "assign it before the call")
+        return self.wrap(contents, source)
 
     def store_cell(self, cell: types.CellType, value: Any) -> None:
         tracker = self.tracker(cell)
@@ -420,13 +423,16 @@ class Outside(Interpreter):
         if owner is not None:
             for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
                 tracker = VariableTracker(cell, Source("cell", name, owner.source))
-                self.trackers.setdefault(id(cell), tracker)
+                known = self.trackers.setdefault(id(cell), tracker)
+                if known is not tracker and known.source != tracker.source:
+                    sources = place_of(tracker), place_of(known)
+                    self.relate("same", sources, "two functions share a variable")
         return cells
 
     def default(self, function: types.FunctionType, index: int) -> Any:
         values = function.__defaults__ or ()
         owner = self.tracker(function)
-        if owner is None or is_fixed(function.__module__ or ""):
+        if owner is None:
             return values[index]
         self.guard("defaults", owner.source, len(values), "a default is used")
         return self.wrap(values[index], Source("default", index, owner.source))
@@ -434,7 +440,7 @@ class Outside(Interpreter):
     def keyword_default(self, function: types.FunctionType, name: str) -> Any:
         values = function.__kwdefaults__ or {}
         owner = self.tracker(function)
-        if owner is None or name not in values or is_fixed(function.__module__ or ""):
+        if owner is None or name not in values:
             return values.get(name, UNBOUND)
         return self.wrap(values[name], Source("keyword_default", name, owner.source))
 
@@ -450,6 +456,14 @@ class Outside(Interpreter):
         ):
             self.relate("distinct", (ours.source, theirs.source), "compared with `is`")
         return left is right
+
+
+def place_of(tracker: VariableTracker) -> Source:
+    """Where the object itself is found: of a closure's cell, not its contents."""
+    source = tracker.source
+    if source.kind == "cell" and isinstance(tracker.value, types.CellType):
+        return Source("closure", source.key, source.base)
+    return source
 
 
 def unchanged(tracker: VariableTracker, key: Any, value: Any) -> bool:

@@ -25,13 +25,14 @@ from minicompile.dynamo.breaks import StandIn
 from minicompile.dynamo.containers import Lazily
 from minicompile.dynamo.guards import SourceCode
 from minicompile.dynamo.interpreter import DELETED, Frame, TracedGenerator
-from minicompile.dynamo.outside import unchanged
+from minicompile.dynamo.outside import place_of, unchanged
 from minicompile.dynamo.result import Source, describe
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import (
     HEAP_TYPE,
     IDENTITY_TYPES,
     VariableTracker,
+    has_symbols,
     is_constant,
     plain_dict,
 )
@@ -93,7 +94,10 @@ class Rebuild:
             return f"out[{self.outputs.setdefault(recorder.lift(value), len(self.outputs))}]"
         if tracker is not None:
             return self.outside(tracker)
-        if is_constant(value):
+        number = self.tracer.numbers.get(id(value))
+        if number is not None and number.value is value:
+            return self.outside(number)
+        if is_constant(value) and not has_symbols(value):
             return self.code.constant(value)
         if id(value) in self.made:
             return self.made[id(value)]
@@ -113,11 +117,7 @@ class Rebuild:
         raise error
 
     def outside(self, tracker: VariableTracker) -> str:
-        source = tracker.source
-        if isinstance(tracker.value, types.CellType) and source.kind == "cell":  # not its contents
-            assert source.base is not None
-            return f"closure_cell({self.code.expression(source.base)}, {source.key!r})"
-        return self.code.expression(source)
+        return self.code.expression(place_of(tracker))
 
     def assign(self, value: Any, text: str) -> str:
         """A new variable for an inside object, known from here on (so that cycles close)."""

@@ -36,6 +36,8 @@ SIZE_OPERATORS: dict[str, Any] = {
     "Min": torch.sym_min,
     "Max": torch.sym_max,
 }
+UPDATES_STATISTICS = ("batch_norm", "instance_norm")
+"""Functions that in training mode change buffers they are given."""
 RESHAPES_IN_PLACE = frozenset(
     (
         *("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_"),
@@ -68,6 +70,8 @@ class Recorder:
         self.calls: list[fx.Node] = []
         self.stack: Callable[[], tuple[tuple[SourceLine, ...], str]] = lambda: ((), "")
         """Gives the user's lines and the module path of the call being recorded."""
+        self.updated: set[int] = set()
+        """Ids of fakes that a call changes without giving them a new version."""
         self.changes_state = False
         """Whether the graph sets grad mode or autocast."""
 
@@ -108,7 +112,10 @@ class Recorder:
         before = sum(tensor._version for tensor in tensors)
         value = self.run(op, target, args, kwargs)
         name = target if op == "call_method" else getattr(target, "__name__", None)
-        mutates = sum(tensor._version for tensor in tensors) > before or name == "batch_norm"
+        mutates = sum(tensor._version for tensor in tensors) > before
+        if name in UPDATES_STATISTICS and any(arg is True for arg in (*args, *kwargs.values())):
+            mutates = True  # fakes don't show it
+            self.updated |= {id(tensor) for tensor in tensors[1:] if not tensor.requires_grad}
         if not mutates and all(id(leaf) in self.nodes for leaf in tensors_in(value)):
             return value  # a fact about metadata, or an argument given back
         node = self.graph.create_node(op, target, lifted, lifted_kwargs, name=name)

@@ -10,8 +10,9 @@ The real compiler: torch/_dynamo/source.py, torch/_guards.py, output_graph.py.
 
 from __future__ import annotations
 
+import enum
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ SOURCE_KINDS: dict[str, tuple[str, str]] = {
     "cell": ("{base}.<cell {key}>", "closure_cell({base}, {key!r}).cell_contents"),
     "default": ("{base}.<default {key}>", "{base}.__defaults__[{key}]"),
     "keyword_default": ("{base}.<default {key}>", "{base}.__kwdefaults__[{key!r}]"),
+    "closure": ("{base}.<closure {key}>", "closure_cell({base}, {key!r})"),
     # the base is an object with a `__dict__`; the tables are nn.Module's
     "attribute": ("{base}.{key}", "{namespace}[{key!r}]"),
     "namespace": ("{base}.__dict__", "{namespace}"),
@@ -37,7 +39,7 @@ SOURCE_KINDS: dict[str, tuple[str, str]] = {
     "buffer": ("{base}.{key}", "member({namespace}, '_buffers', {key!r})"),
     "submodule": ("{base}.{key}", "member({namespace}, '_modules', {key!r})"),
     # the base is a module's globals, a container, a class, an object of a C type, a ContextVar, a weak
-    # reference, a tensor
+    # reference, a tensor, a C function that reads a setting of torch
     "global": ("{base}.{key}", "{base}[{key!r}]"),
     "item": ("{base}[{key}]", "{base}[{key!r}]"),
     "class_attribute": ("{base}.{key}", "lookup({base}, {key!r})"),
@@ -45,6 +47,7 @@ SOURCE_KINDS: dict[str, tuple[str, str]] = {
     "context": ("{base}.get()", "{base}.get()"),
     "referent": ("{base}()", "{base}()"),
     "size": ("{base}.shape[{key}]", "{base}.shape[{key}]"),
+    "setting": ("{base}{key}", "{base}(*{key!r})"),
     # no base: an argument; an object that the cache entry holds (a module's globals, a class)
     "local": ("{key}", "L_{key}"),
     "held": ("{key}", "{key}"),
@@ -94,50 +97,75 @@ class Source(Shown):
 
 
 def describe(value: Any) -> str:
-    """A value in a guard's text: constants as written, functions and classes by name, others by type."""
-    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType):
+    """A value in a guard's text: constants as written, functions and classes by name, others by type.
+
+    Runs no code of the value's class.
+    """
+    cls: Any = type(value)
+    name = f"<{cls.__qualname__}>"
+    text = name
+    if cls is Description:
+        return str(value)
+    if issubclass(cls, type | types.FunctionType | types.BuiltinFunctionType):
         return f"{value.__module__}.{value.__qualname__}".removeprefix("builtins.")
-    if isinstance(value, types.ModuleType):
-        return value.__name__
-    if isinstance(value, torch.Tensor):
+    if cls is types.ModuleType:
+        return str(value.__name__)
+    if issubclass(cls, torch.Tensor):
         return value_text(value) + (", requires grad" if value.requires_grad else "")
-    if isinstance(value, types.CodeType):
+    if cls is types.CodeType:
         return f"<code {value.co_qualname}>"
-    if isinstance(value, tuple) and type(value) is tuple:
-        return "(" + ", ".join(map(describe, value)) + ("," if len(value) == 1 else "") + ")"
-    if type(value).__repr__ is OBJECT_REPR or " at 0x" in (text := repr(value)):
-        return f"<{type(value).__qualname__}>"
-    text = " ".join(text.split())
-    return text if len(text) <= 120 else f"<{type(value).__qualname__}>"
+    if id(cls) in BRACKETS and len(value) <= LONGEST:
+        first, last = BRACKETS[id(cls)]
+        items = [describe(item) for item in value]
+        if cls is dict:
+            items = [f"{key}: {describe(item)}" for key, item in zip(items, value.values())]
+        text = first + ", ".join(items) + ("," if cls is tuple and len(items) == 1 else "") + last
+    elif issubclass(cls, enum.Enum):
+        text = f"{cls.__qualname__}.{value._name_}"
+    elif cls.__module__.partition(".")[0] in TRUSTED and not issubclass(cls, torch.nn.Module):
+        text = " ".join(repr(value).split())
+    return text if len(text) <= LONGEST and " at 0x" not in text else name
 
 
-OBJECT_REPR: Any = object.__repr__
+LONGEST = 120
+BRACKETS = {
+    **dict.fromkeys(map(id, (set, frozenset, dict)), ("{", "}")),
+    id(tuple): ("(", ")"),
+    id(list): ("[", "]"),
+}
+"""By the class's id: looking it up by itself would ask its metaclass for `__hash__`."""
+TRUSTED = ("builtins", "torch", "numpy", "sympy", "datetime", "pathlib", "collections")
+"""Libraries whose classes have a `repr` that is no user code."""
 
 GUARD_KINDS: dict[str, tuple[str, str]] = {
     "type": ("type({0}) is {e}", "type({0}) is {c}"),
     "identity": ("{0} is {e}", "{0} is {c}"),
     "absent": ("{e} not in {0}", "not dict.__contains__({0}, {c})"),
-    "class": ("attributes of {0} are defined as before", "class_facts({0}) == {c}"),
+    "class": ("attributes of {0} are defined as before", "same_class({0}, {c})"),
     "code": ("{0}.__code__ is {e}", "{0}.__code__ is {c}"),
+    "globals": ("{0} has the same globals", "{0}.__globals__ is {c}"),
     "defaults": ("{0} has {e} defaults", "len({0}.__defaults__ or ()) == {c}"),
     "hooks": ("{0} has no hooks", "hook_free({0})"),
     "same": ("{0} is {1}", "{0} is {1}"),
     "same_size": ("{0} == {1}", "{0} == {1}"),
-    "no_overlap": ("{0} shares no memory with other inputs", "apart({all})"),
+    "no_overlap": ("the first {e} of {all} share no memory", "apart({c}, {all})"),
     # whose condition depends on what is expected (rules in guards.py)
     "equals": ("{0} == {e}", ""),
     "length": ("len({0}) == {e}", ""),
     "keys": ("list({0}) == {e}", ""),
-    "distinct": ("all different: {all}", ""),
+    "members": ("members of {0} are {e}", ""),
+    "distinct": ("different objects: {all}", ""),
     "shape": ("{e}", ""),
     "strides": ("{0}.stride() == {e}", ""),
-    # checked all at once, in C++ where torch has it
+    # of all inputs at once, in C++ where torch has it
     "tensor": ("{0} is {e}", "True"),
-    "global_state": ("global state: {e}", "True"),
+    "different": ("different tensors: {all}", "True"),
+    "global_state": ("global state is as it was", "True"),
 }
 """How each kind of guard is written for a reader, and as Python: {0}, {1}, {all} its sources, {e} what it
 expects, {c} a name of that in generated code."""
-WHOLE = ("tensor", "global_state")
+WHOLE = ("tensor", "global_state", "different")
+"""Kinds that are checked for all inputs at once."""
 SHAPE_KINDS = ("shape", "same_size", "strides")
 """Guards on symbolic sizes."""
 
@@ -157,7 +185,8 @@ class Guard(Shown):
         """The check as one readable line."""
         names = [source.name for source in self.sources]
         form, _ = GUARD_KINDS.get(self.kind, ("{all}: " + self.kind + " {e}", ""))
-        text = form.format(*names, e=describe(self.expected), all=", ".join(names))
+        expected = describe(self.expected) if "{e}" in form else ""
+        text = form.format(*names, e=expected, all=", ".join(names))
         if self.kind == "shape":
             symbols = sorted(map(str, self.expected.free_symbols))
             text += ", where " + ", ".join(
@@ -177,10 +206,51 @@ class GuardFailure(Shown):
 
     guard: Guard
     found: Any
+    """A constant or a class as it is, anything else as a `Description`."""
+    version: int = 1
+    """Which capture of the function, the oldest is 1."""
+    recompile: int = 1
+    """Which of the function's recompiles; all failures of one have the same number."""
+
+    @property
+    def expected(self) -> Any:
+        """The old value."""
+        return self.guard.expected
+
+    @property
+    def source(self) -> str:
+        """What was looked at, as an expression of the user's program."""
+        return ", ".join(source.name for source in self.guard.sources)
+
+    @property
+    def user_line(self) -> SourceLine | None:
+        """The line of the user's program that made it matter."""
+        return self.guard.user_line
 
     def __str__(self) -> str:
         text = f"{self.guard.expression} failed: found {describe(self.found)}"
-        return text + (f"\n  needed at {self.guard.user_line}" if self.guard.user_line else "")
+        return text + (f"\n  needed at {self.user_line}" if self.user_line else "")
+
+
+class Description(str):
+    """What a value looked like, where keeping the value would keep it alive."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def recompiles_text(failures: Iterable[GuardFailure]) -> list[str]:
+    """Lines that say, for each recompile, which guard of each version failed."""
+    lines: list[str] = []
+    number = 0
+    for failure in failures:
+        if failure.recompile != number:
+            number = failure.recompile
+            lines.append(f"recompile {number}: no version fits")
+        lines.append(f"  version {failure.version}: " + str(failure).replace("\n", "\n  "))
+    return lines
 
 
 @dataclass(frozen=True)
@@ -307,6 +377,6 @@ class Explanation(Shown):
             + (" (recompile limit reached)" if self.limit_reached else ""),
         ]
         lines += [f"break {number}: {found}" for number, found in enumerate(self.breaks, 1)]
-        lines += [f"recompile {number}: {why}" for number, why in enumerate(self.failures, 1)]
+        lines += recompiles_text(self.failures)
         lines += [f"\n{text}" for text in self.code]
         return "\n".join(lines)

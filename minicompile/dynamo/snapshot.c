@@ -1,24 +1,24 @@
-/* Snapshot(gets, enumerated, parts, lists, classes): facts about objects, by pointer.
-   unchanged() is true while all of them hold. Nothing here runs Python code. */
+/* Snapshot(gets, enumerated, parts, lists, classes, calls): facts about objects, by pointer.
+   unchanged() is true while all of them hold. Nothing here runs Python code: calls are of C functions. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 typedef struct {
     PyObject_HEAD
     uint64_t *versions; /* of the dicts in gets and enumerated, when last found as noted */
-    PyObject *gets, *enumerated, *parts, *lists, *classes;
+    PyObject *gets, *enumerated, *parts, *lists, *classes, *calls;
 } Snapshot;
 
-#define FIELDS(X) X(gets) X(enumerated) X(parts) X(lists) X(classes)
+#define FIELDS(X) X(gets) X(enumerated) X(parts) X(lists) X(classes) X(calls)
 #define AT(row, i) PyTuple_GET_ITEM(row, i)
 
 static PyObject *snapshot_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"gets", "enumerated", "parts", "lists", "classes", NULL};
+    static char *names[] = {"gets", "enumerated", "parts", "lists", "classes", "calls", NULL};
     Snapshot *self = (Snapshot *)type->tp_alloc(type, 0);
     if (!self) return NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!O!O!", names,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!O!O!O!", names,
             &PyTuple_Type, &self->gets, &PyTuple_Type, &self->enumerated, &PyTuple_Type, &self->parts,
-            &PyTuple_Type, &self->lists, &PyTuple_Type, &self->classes)) {
+            &PyTuple_Type, &self->lists, &PyTuple_Type, &self->classes, &PyTuple_Type, &self->calls)) {
 #define CLEAR_BORROWED(f) self->f = NULL;
         FIELDS(CLEAR_BORROWED)
         Py_DECREF(self);
@@ -97,8 +97,14 @@ static int dicts_hold(Snapshot *self) {
     return 1;
 }
 
-/* (reader, object, what it reads), (list, items), (class, version) */
+/* (C function without arguments, what it gives), (reader, object, what it reads), (list, items), (class, version) */
 static int others_hold(Snapshot *self) {
+    EACH(calls)
+        PyObject *found = PyObject_CallNoArgs(AT(row, 0));
+        if (!found) { PyErr_Clear(); return 0; }
+        Py_DECREF(found); /* a bool, None or a small number: these live on */
+        if (found != AT(row, 1)) return 0;
+    END
     EACH(parts)
         PyObject *reader = AT(row, 0), *object = AT(row, 1), *found;
         if (reader == (PyObject *)&PyType_Type) {

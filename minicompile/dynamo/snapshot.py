@@ -14,9 +14,11 @@ from __future__ import annotations
 import collections
 import functools
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from minicompile import compat
 from minicompile.dynamo.guards import closure_cell
 from minicompile.dynamo.outside import MODULE_TABLES
 from minicompile.dynamo.result import Guard, Source
@@ -58,6 +60,8 @@ class Facts:
         """(reader, object, what it reads): a descriptor, `type`, or None for the `__dict__`."""
         self.lists: dict[int, list[Any]] = {}
         self.classes: dict[int, type] = {}
+        self.calls: dict[int, tuple[Any, Any]] = {}
+        """C functions without arguments, and the bool or None that they gave."""
 
     # -- steps
 
@@ -136,14 +140,19 @@ class Facts:
             case "cell":
                 self.part(CODE, base)
                 return self.part(CONTENTS, closure_cell(base, key))
+            case "closure":
+                return closure_cell(base, key)  # a function keeps its own
             case "default":
                 return self.part(DEFAULTS, base)[key]
             case "keyword_default":
                 return self.item(self.part(KEYWORD_DEFAULTS, base), key)
             case "referent":
-                return base()  # a dead one fails where the object itself is looked for
+                raise NotCoveredError  # facts would keep alive what is only referred to weakly
             case "slot":
                 return self.slot(base, key)
+            case "setting" if key == () and type(found := base()) in (bool, type(None)):
+                self.calls[id(base)] = base, found
+                return found
         raise NotCoveredError
 
     # -- guards
@@ -172,6 +181,8 @@ class Facts:
                 self.classes[id(value)] = value
             case "code":
                 self.part(CODE, value)
+            case "globals":
+                pass  # a function keeps its own
             case "defaults":
                 self.part(DEFAULTS, value)
             case "hooks":
@@ -194,4 +205,17 @@ class Facts:
             parts=tuple(self.parts.values()),
             lists=tuple((items, tuple(items)) for items in self.lists.values()),
             classes=tuple((cls, extension.class_version(cls)) for cls in self.classes.values()),
+            calls=tuple(self.calls.values()),
         )
+
+
+def state_check() -> Callable[[], bool]:
+    """A check that the process-wide settings of torch are as they are now."""
+    if (extension := load_extension(EXTENSION)) is None or compat.GlobalStateGuard is None:
+        return compat.global_state_check()
+    calls, level = compat.global_state_reads()
+    empty = dict.fromkeys(("enumerated", "parts", "lists", "classes"), ())
+    unchanged: Callable[[], bool] = extension.Snapshot(
+        gets=(level,), calls=calls, **empty
+    ).unchanged
+    return unchanged

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from minicompile.dynamo.builtins import means, refuse
+from minicompile.dynamo.builtins import builtin_getattr, means, refuse
 from minicompile.dynamo.calls import FIXED_TYPES, Calls
 from minicompile.dynamo.containers import python_method
 from minicompile.dynamo.result import Source
@@ -80,15 +80,29 @@ def get_logger(tracer: Calls, name: Any = None) -> Any:
 
 @means(inspect.signature)
 def signature(tracer: Calls, function: Any) -> Any:
-    """A function's signature: what it shows is fixed by the code object, which is guarded."""
+    """A function's signature: its code and its defaults, which are guarded, decide what it shows."""
     inner = function.__func__ if isinstance(function, types.MethodType) else function
     if not isinstance(inner, types.FunctionType | type):
         tracer.unsupported(f"inspect.signature of a {type(function).__name__}")
     found = inspect.signature(function)
+    read_defaults(tracer, inner)
     for parameter in found.parameters.values():
         if parameter.default is not parameter.empty and not is_constant(parameter.default):
             tracer.unsupported("inspect.signature of a function with a mutable default")
     return found
+
+
+def read_defaults(tracer: Calls, function: Any) -> None:
+    """Guard all defaults of a function, of what it wraps, or of how a class makes its instances."""
+    if isinstance(function, type):
+        for name in ("__init__", "__new__"):
+            read_defaults(tracer, tracer.load_attr(function, name))
+    while isinstance(function, types.FunctionType):
+        for index in range(len(function.__defaults__ or ())):
+            tracer.default(function, index)
+        for name in function.__kwdefaults__ or ():
+            tracer.keyword_default(function, name)
+        function = builtin_getattr(tracer, function, "__wrapped__", None)
 
 
 PYTHON_COPY: Any = copy.copy

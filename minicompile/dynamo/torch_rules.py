@@ -101,10 +101,22 @@ def state_reader(reader: Any) -> Callable[..., Any]:
     return lambda tracer, *args, **kwargs: reader(*map(tracer.deep, args), **kwargs)
 
 
+def setting_reader(reader: Any) -> Callable[..., Any]:
+    """Reads a setting that is no part of the guarded global state: the answer gets a guard of its own."""
+
+    def meaning(tracer: Calls, *args: Any) -> Any:
+        source = Source("setting", args, tracer.hold(reader, f"torch.{reader.__name__}").source)
+        return tracer.wrap(reader(*args), source, "a setting of torch")
+
+    return meaning
+
+
 for _setter in compat.STATE_SETTERS:
     means(_setter)(state_setter(_setter))
 for _reader in compat.STATE_READERS:
     means(_reader)(state_reader(_reader))
+for _reader in compat.SETTING_READERS:
+    means(_reader)(setting_reader(_reader))
 
 
 @means(torch.set_grad_enabled)

@@ -69,7 +69,8 @@ class Tracer(Calls):
         self.places: list[int] | None = None
         """Where the frames could be cut that ran when the capture was given up."""
         recorder.stack = self.provenance
-        self.hold(function, function.__qualname__)
+        own = self.hold(function, function.__qualname__)
+        self.guard("code", own.source, function.__code__, "the compiled function")
 
     def run_root(self, values: dict[str, Any]) -> Any:
         """Interpret the frame with these arguments; each is read, and guarded, at its first use."""
@@ -134,5 +135,8 @@ class Tracer(Calls):
                 "import it at the top of the file",
             )
         module = __import__(name, namespace, None, fromlist, level)
+        loaded = self.hold(sys.modules, "sys.modules")
+        for imported in {full, module.__name__}:
+            self.dict_get(loaded, imported)
         self.hold(module, module.__name__)
         return module

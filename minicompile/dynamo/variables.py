@@ -31,6 +31,9 @@ OBJECT_EQ: Any = object.__eq__
 OBJECT_NEW: Any = object.__new__
 """What a class has when it defines none of its own."""
 
+READERS = (types.GetSetDescriptorType, types.MemberDescriptorType)
+"""Attributes that C code reads."""
+
 HEAP_TYPE = 1 << 9
 """Flag of classes that are not static C data: those that Python code made, mostly."""
 
@@ -68,6 +71,8 @@ ATOMS: tuple[type, ...] = (
     *(torch.finfo, torch.iinfo),
 )
 """Exact types that are constants."""
+ATOM_IDS = frozenset(map(id, ATOMS))
+"""Looking a class up by itself would ask its metaclass for `__hash__` and `__eq__`."""
 
 
 def is_numpy_scalar(value: object) -> bool:
@@ -78,7 +83,7 @@ def is_numpy_scalar(value: object) -> bool:
 def is_constant(value: object) -> bool:
     """Immutable and known by value, all the way down."""
     cls = type(value)
-    if cls in ATOMS:
+    if id(cls) in ATOM_IDS:
         return True
     if cls is tuple or cls is frozenset:
         return all(map(is_constant, value))  # type: ignore[call-overload]
@@ -87,6 +92,15 @@ def is_constant(value: object) -> bool:
     return is_numpy_scalar(value) or isinstance(
         value, torch.SymInt | torch.SymFloat | torch.SymBool
     )
+
+
+def has_symbols(value: Any) -> bool:
+    """Whether a constant contains a symbolic number."""
+    if isinstance(value, tuple | frozenset):
+        return any(map(has_symbols, value))
+    if isinstance(value, slice):
+        return has_symbols(parts_of(value))
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 def same_constant(found: Any, expected: Any) -> bool:
@@ -100,19 +114,22 @@ def same_constant(found: Any, expected: Any) -> bool:
         return str(found) == str(expected)
     if cls is complex:
         return same_constant(found.real, expected.real) and same_constant(found.imag, expected.imag)
-    if cls is tuple:
-        return len(found) == len(expected) and all(map(same_constant, found, expected))
-    if cls is frozenset or cls is set:
-        return all(map(is_constant, found)) and found == expected
-    if cls is slice:
-        return same_constant(parts_of(found), parts_of(expected))
-    if cls in ATOMS or is_numpy_scalar(expected):
+    if cls in (tuple, frozenset, set):
+        return same_items(tuple(found), tuple(expected))
+    if cls is slice or cls is range:
+        return same_items(parts_of(found), parts_of(expected))
+    if id(cls) in ATOM_IDS or is_numpy_scalar(expected):
         return bool(found == expected)
     return False
 
 
-def parts_of(value: slice) -> tuple[Any, Any, Any]:
+def parts_of(value: slice | range) -> tuple[Any, Any, Any]:
     return value.start, value.stop, value.step
+
+
+def same_items(found: tuple[Any, ...], expected: tuple[Any, ...]) -> bool:
+    """The same objects, or the same constants, in the same order."""
+    return len(found) == len(expected) and all(map(same_constant, found, expected))
 
 
 IDENTITY_TYPES: tuple[type, ...] = (
@@ -129,8 +146,9 @@ CONTAINERS: tuple[type, ...] = (list, tuple, dict, set, frozenset)
 
 def builtin_base(value: object) -> type | None:
     """The built-in container that a value is, or inherits from."""
+    cls = type(value)  # isinstance would ask the value's `__class__`, which can be a property
     for base in (*CONTAINERS, collections.deque, types.MappingProxyType):
-        if isinstance(value, base):
+        if issubclass(cls, base):
             return base
     return None
 
@@ -158,53 +176,66 @@ def is_fixed_name(module: str) -> bool:
     return root in FIXED or (root in sys.stdlib_module_names and root != "__main__")
 
 
-def lookup(cls: type, name: str) -> Any:
-    """What the class or its bases define under a name, without running descriptors. Raises KeyError."""
-    for owner in cls.__mro__:
-        namespace = owner.__dict__
-        if name in namespace:
-            return namespace[name]
-    raise KeyError(name)
+mro_of: Any = type.__dict__["__mro__"].__get__
+own_attributes: Any = type.__dict__["__dict__"].__get__
+flags_of: Any = type.__dict__["__flags__"].__get__
+"""Facts of a class, whatever its metaclass makes of `__mro__`, `__dict__` and `__flags__`."""
 
 
 def find(cls: type, name: str) -> Any:
-    """`lookup`, but MISSING if nothing is defined."""
-    for owner in cls.__mro__:
-        if name in owner.__dict__:
-            return owner.__dict__[name]
+    """What the class or its bases define under a name, without running descriptors; else MISSING."""
+    for owner in mro_of(cls):
+        namespace = own_attributes(owner)
+        if name in namespace:
+            return namespace[name]
     return MISSING
+
+
+def lookup(cls: type, name: str) -> Any:
+    """`find`, but raises KeyError if nothing is defined."""
+    found = find(cls, name)
+    if found is MISSING:
+        raise KeyError(name)
+    return found
 
 
 def owner_of(cls: type, name: str) -> type | None:
     """The class of the MRO that defines a name."""
-    for owner in cls.__mro__:
-        if name in owner.__dict__:
+    for owner in mro_of(cls):
+        if name in own_attributes(owner):
             return owner
     return None
 
 
-def class_facts(cls: type) -> list[tuple[type, dict[str, Any]]]:
+def class_facts(cls: type) -> tuple[tuple[Any, ...], ...]:
     """What finding attributes in a class depends on: its MRO, the names in each class of it with the kinds
-    of their values, and what the special ones are."""
-    return [(owner, {} if is_fixed(owner) else own_facts(owner)) for owner in cls.__mro__]
+    of their values, and what the special ones are. Each fact is an object, to be compared by identity."""
+    return tuple((owner, *own_facts(owner)) for owner in mro_of(cls))
 
 
-def own_facts(cls: type) -> dict[str, Any]:
-    items = cls.__dict__.items()
-    return {name: item if name.startswith("__") else type(item) for name, item in items}
+def own_facts(cls: type) -> list[Any]:
+    """Names and what they are; nothing for classes in C, which can't change."""
+    facts: list[Any] = []
+    if flags_of(cls) & HEAP_TYPE:
+        for name, item in own_attributes(cls).items():
+            if name not in NOT_LOOKED_UP:
+                facts += name, item if name.startswith("__") else type(item)
+    return facts
+
+
+NOT_LOOKED_UP = words("__annotations__ __doc__ __module__ __abstractmethods__ __slotnames__")
+"""What Python itself writes into classes, and nothing depends on unless it is read."""
 
 
 def keys_of(value: dict[Any, Any]) -> tuple[Any, ...]:
     """A dict's keys in order, without running code of its class."""
-    if isinstance(value, collections.OrderedDict):
-        return tuple(collections.OrderedDict.keys(value))
+    if issubclass(type(value), collections.OrderedDict):
+        return tuple(collections.OrderedDict.keys(value))  # type: ignore[arg-type]
     return tuple(dict.keys(value))
 
 
 def plain_dict(value: object) -> dict[str, Any] | None:
     """The object's `__dict__`, without running user code; None if it has none."""
-    try:
-        found = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return None
+    reader = find(type(value), "__dict__")
+    found = reader.__get__(value) if type(reader) in READERS else None
     return found if isinstance(found, dict) else None

@@ -45,13 +45,14 @@ def grouped_guards(guards: Sequence[Guard]) -> str:
 def failure_table(failures: Sequence[GuardFailure]) -> str:
     rows = (
         [
+            text(f"recompile {f.recompile}, version {f.version}"),
             code(str(f).split("\n")[0], wrap=True),
             text(f.guard.reason),
-            source_cell(f.guard.user_line),
+            source_cell(f.user_line),
         ]
         for f in failures
     )
-    return table(("what happened", "why it is checked", "line"), rows)
+    return table(("where", "what happened", "why it is checked", "line"), rows)
 
 
 def break_table(breaks: Sequence[GraphBreak]) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import copy
+import gc
+import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +16,8 @@ from torch import nn
 
 import minicompile as mc
 from minicompile.dynamo import guards, snapshot
-from tests.dynamo.helpers import compiled, equal, explained, graphs, lenient
+from minicompile.dynamo.entry import MISS
+from tests.dynamo.helpers import compiled, dispatcher, equal, explained, graphs, lenient
 
 x = torch.randn(3, 4)
 NUMBER: Any = 2
@@ -348,32 +353,107 @@ def test_lists_that_become_one_list() -> None:
     assert shared == [1, 2]
 
 
-def test_evaluating_guards_runs_no_user_code() -> None:
-    class Loud:
-        calls = 0
+def heard(answer: Any) -> Callable[..., Any]:
+    """A method in Python, which `calls_of_methods` sees."""
 
-        def __init__(self) -> None:
-            self.k = 2
+    def method(self: Any, *args: Any) -> Any:
+        return answer(self, *args)
 
-        def __eq__(self, other: object) -> bool:
-            Loud.calls += 1
-            return True
+    return method
 
-        def __hash__(self) -> int:
-            Loud.calls += 1
-            return 1
 
-        def __getattr__(self, name: str) -> Any:
-            Loud.calls += 1
-            raise AttributeError(name)
+def calls_of_methods(action: Callable[[], Any]) -> list[str]:
+    """The names of what `heard` made and the action called."""
+    seen: list[str] = []
 
-    loud = Loud()
-    run = compiled(lambda a, thing: a * thing.k)
-    run(x, loud)
-    before = Loud.calls
-    for other in (loud, Loud()):
-        assert equal(run(x, other), x * 2)
-    assert Loud.calls == before
+    def profile(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code is method:
+            seen.append(repr(frame.f_locals["answer"]))
+
+    method = heard(len).__code__
+    sys.setprofile(profile)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def loud(base: Any, *names: str) -> Any:
+    """A subclass that defines methods in Python."""
+    body = {name: heard(getattr(base, name)) for name in names if hasattr(base, name)}
+    return type("Loud", (base,), body)
+
+
+class LoudMeta(type):
+    __eq__ = heard(lambda cls, other: cls is other)
+    __hash__ = heard(lambda cls: 1)  # type: ignore[assignment]
+
+
+class LoudObject(metaclass=LoudMeta):
+    k = 2
+    __eq__ = heard(lambda self, other: True)
+    __hash__ = heard(lambda self: 5)  # type: ignore[assignment]
+    __bool__ = heard(lambda self: True)
+    __len__ = heard(lambda self: 3)
+    __repr__ = heard(lambda self: "loud")
+    __getattr__ = heard(lambda self, name: object.__getattribute__(self, name))
+
+    def __init__(self) -> None:
+        self.j = 3
+        self.items = [1, 2]
+
+
+class LoudModule(nn.Module):
+    __eq__ = heard(lambda self, other: True)
+    __hash__ = heard(lambda self: 5)  # type: ignore[assignment]
+    __len__ = heard(lambda self: 3)
+
+    def forward(self, a: torch.Tensor) -> torch.Tensor:
+        return a * 2
+
+
+ITEMS = "__getitem__", "__len__", "__iter__", "__eq__", "__contains__"
+LOUD: list[tuple[Any, Any]] = [
+    (lambda a, thing: a * thing.j, LoudObject),
+    (lambda a, thing: a * thing.k, LoudObject),
+    (lambda a, thing: a * sum(thing.items), LoudObject),
+    (lambda a, thing: a if type(thing) is LoudObject else a * 2, LoudObject),
+    (lambda a, things: a * things[0].j, lambda: [LoudObject()]),
+    (
+        lambda a, things: a if things[0] is things[1] else a * 2,
+        lambda: [LoudObject(), LoudObject()],
+    ),
+    (lambda a, cls: a * cls.k, lambda: LoudObject),
+    (lambda a, module: module(a), LoudModule),
+    (lambda a, table: a * table["a"], lambda: loud(dict, *ITEMS, "keys", "items")(a=1)),
+    (lambda a, table: [a * v for v in table.values()], lambda: loud(dict, *ITEMS)(a=1)),
+    (lambda a, table: a * table.get("q", 1), lambda: loud(dict, *ITEMS)(a=1)),
+    (lambda a, items: a * items[0], lambda: loud(list, *ITEMS)([1, 2])),
+    (lambda a, items: [a * item for item in items], lambda: loud(tuple, *ITEMS)([1, 2])),
+    (lambda a, items: a * items[0], lambda: loud(collections.deque, *ITEMS)([1, 2])),
+    (lambda a, items: a * len(items), lambda: loud(collections.deque, *ITEMS)([1, 2])),
+    (lambda a, items: a if 1 in items else a * 2, lambda: loud(set, *ITEMS)([1, 2])),
+]
+
+
+@pytest.mark.parametrize("number", range(len(LOUD)))
+def test_evaluating_guards_runs_no_user_code(number: int) -> None:
+    function, make = LOUD[number]
+    run = compiled(function)
+    thing = make()
+    run(x, thing)
+    (entry,) = dispatcher(run).entries
+    others = [make(), LoudObject(), [LoudObject()], {"a": LoudObject()}, 1, {1}, LoudModule()]
+
+    def evaluate() -> None:
+        assert entry.failure(dispatcher(run).values((x, thing))) is None
+        for other in others:
+            failure = entry.failure(dispatcher(run).values((x, other)))
+            if failure is not None:
+                assert str(failure) and entry.call(x, other) is MISS
+
+    assert calls_of_methods(evaluate) == []
 
 
 def test_a_failed_guard_is_reported_with_old_and_new_value_and_line() -> None:
@@ -381,9 +461,76 @@ def test_a_failed_guard_is_reported_with_old_and_new_value_and_line() -> None:
     run(x, 2)
     run(x, 3)
     (failure,) = explained(run).failures
-    assert failure.guard.kind == "equals" and failure.guard.expected == 2 and failure.found == 3
-    assert failure.guard.user_line is not None and failure.guard.user_line.file == __file__
+    assert (failure.guard.kind, failure.source) == ("equals", "k")
+    assert (failure.expected, failure.found) == (2, 3)
+    assert failure.user_line is not None and failure.user_line.file == __file__
     assert "k == 2" in str(failure) and "found 3" in str(failure)
+
+
+def test_every_version_says_why_it_does_not_fit() -> None:
+    run = compiled(lambda a, k, m: a * k * m)
+    run(x, 2, 2)
+    run(x, 3, 2)
+    run(x, 3, 4)
+    failures = explained(run).failures
+    assert [(f.recompile, f.version, f.source, f.found) for f in failures] == [
+        *((1, 1, "k", 3), (2, 1, "k", 3), (2, 2, "m", 4)),
+    ]
+    text = str(explained(run))
+    assert "recompile 2: no version fits" in text
+    assert "version 1: k == 2 failed: found 3" in text and "version 2: m == 2 failed" in text
+
+
+def test_a_failed_guard_on_a_tensor_or_on_global_state_says_what_is_different() -> None:
+    run = compiled(lambda a: a * 2)
+    run(x)
+    run(x.double().t())
+    assert explained(run).failures[0].found == (
+        "dtype torch.float64 (was torch.float32), shape (4, 3) (was (3, 4)), "
+        "strides (1, 4) (was (4, 1))"
+    )
+    with torch.no_grad():
+        run(x)
+    assert explained(run).failures[1].found == "grad mode False (was True)"
+    both = compiled(lambda a, b: a * b)
+    both(x, x.clone())
+    both(x, x)
+    assert explained(both).failures[0].found == "b is a"
+
+
+class Plain:
+    k = 2
+
+
+def test_what_is_referred_to_weakly_can_die() -> None:
+    thing = Plain()
+    reference = weakref.ref(thing)
+    function = lambda a: a if reference() is None else a * reference().k  # noqa: E731
+    run = lenient(function)
+    assert equal(run(x), x * 2) and equal(run(x), x * 2)
+    del thing
+    gc.collect()
+    assert equal(run(x), x)
+
+
+def test_no_argument_of_a_call_is_kept_alive() -> None:
+    def function(a: torch.Tensor, thing: Any, callee: Any) -> torch.Tensor:
+        return callee(a) * thing.k + thing.tensor
+
+    def arguments(size: int) -> tuple[Any, ...]:
+        k, thing = 3, LoudObject()
+        thing.tensor, a = torch.ones(size), torch.ones(size)  # type: ignore[attr-defined]
+        return a, thing, lambda a: a * k
+
+    run = compiled(function)
+    references = []
+    for size in (2, 3):
+        given = arguments(size)
+        run(*given)
+        references += [weakref.ref(value) for value in given]
+        del given
+    gc.collect()
+    assert graphs(run) == 2 and [reference() for reference in references] == [None] * 6
 
 
 def test_a_kind_of_guard_can_be_taken_away() -> None:

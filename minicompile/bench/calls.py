@@ -1,0 +1,166 @@
+"""`python -m minicompile calls`: what calling and capturing cost beside torch.compile, in one process.
+
+The same functions under both compilers, timed in turn; medians. A whole call with backend "eager" is mostly
+kernels. What a compiler itself adds is seen with an instant backend, which gives outputs made beforehand:
+then a call is its guards, the fetching of inputs and the putting together of the result. Capturing is the
+first call with such a backend: from the frame to the graph, without a backend's work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import minicompile
+from minicompile.bench.screen import Screen
+from minicompile.errors import BackendError
+
+SAMPLES, BATCH = 60, 50
+CAPTURES = 5
+LAYERS = 12
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Seconds of minicompile and of torch.compile: ours should be at most `target` of theirs."""
+
+    name: str
+    ours: float
+    theirs: float
+    target: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.theirs
+
+    @property
+    def met(self) -> bool:
+        return self.target is None or self.ratio <= self.target
+
+    def row(self) -> list[str]:
+        target = "" if self.target is None else f"1/{1 / self.target:.0f}"
+        times = [f"{1e6 * seconds:,.2f} us" for seconds in (self.ours, self.theirs)]
+        return [self.name, *times, f"1/{1 / self.ratio:.1f}", target]
+
+
+class Instant:
+    """A backend whose graphs give the outputs that they gave when they ran first."""
+
+    def __init__(self) -> None:
+        self.outputs: Any = None
+
+    def __call__(self, gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            if self.outputs is None:
+                self.outputs = gm(*inputs)
+            return self.outputs
+
+        return run
+
+
+def in_turn(calls: Sequence[Callable[[], Any]], samples: int, batch: int) -> list[float]:
+    """The median seconds of each call, measured in batches, one after the other."""
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(samples):
+        for call, found in zip(calls, times, strict=True):
+            start = time.perf_counter()
+            for _ in range(batch):
+                call()
+            found.append((time.perf_counter() - start) / batch)
+    return [statistics.median(found) for found in times]
+
+
+def weighted(a: torch.Tensor, b: torch.Tensor, k: int, s: float) -> torch.Tensor:
+    """Two tensors, two scalars, a trivial graph."""
+    return a * k + b * s
+
+
+def gpt2() -> tuple[torch.nn.Module, tuple[Any, ...]]:
+    """GPT-2 of transformers with 12 narrow layers, and its input. Raises BackendError without the library."""
+    if importlib.util.find_spec("transformers") is None:
+        raise BackendError("this needs the library transformers: pip install transformers")
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokens: dict[str, Any] = {"vocab_size": 128, "bos_token_id": 0, "eos_token_id": 0}
+    model = GPT2LMHeadModel(GPT2Config(n_layer=LAYERS, n_embd=48, n_head=4, **tokens)).eval()
+    return model, (torch.randint(0, 128, (1, 16)),)
+
+
+def call_figure(
+    name: str, target: Any, args: tuple[Any, ...], backend: Any, limit: float | None, batch: int
+) -> Figure:
+    """Calls of what both compilers made of a function or module."""
+    ours = minicompile.compile(target, backend=backend() if callable(backend) else backend)
+    theirs = torch.compile(target, backend=backend() if callable(backend) else backend)
+    calls = [lambda: ours(*args), lambda: theirs(*args)]
+    for call in calls:
+        call()
+        call()
+    mine, other = in_turn(calls, SAMPLES, batch)
+    return Figure(name, mine, other, limit)
+
+
+def capture_figure(name: str, target: Any, args: tuple[Any, ...], limit: float) -> Figure:
+    """First calls, each after forgetting everything; one before that pays for imports."""
+    compilers: list[tuple[Any, Any, Any]] = [
+        (Instant(), minicompile.compile, minicompile.reset),
+        (Instant(), torch.compile, torch.compiler.reset),
+    ]
+    calls = []
+    for instant, compile_with, reset in compilers:
+
+        def first(
+            instant: Any = instant, compile_with: Any = compile_with, reset: Any = reset
+        ) -> None:
+            reset()
+            compile_with(target, backend=instant)(*args)
+
+        first()
+        calls.append(first)
+    mine, other = in_turn(calls, CAPTURES, 1)
+    return Figure(name, mine, other, limit)
+
+
+def figures() -> list[Figure]:
+    a, b = torch.randn(2), torch.randn(2)
+    model, tokens = gpt2()
+    small, large = "2 tensors, 2 scalars", f"GPT-2, {LAYERS} layers"
+    return [
+        call_figure(
+            f"{small}: call, instant backend", weighted, (a, b, 2, 3.0), Instant, 1 / 8, BATCH
+        ),
+        call_figure(
+            f"{small}: call, kernels included", weighted, (a, b, 2, 3.0), "eager", None, BATCH
+        ),
+        call_figure(f"{large}: call, instant backend", model, tokens, Instant, 1 / 3, BATCH),
+        call_figure(f"{large}: call, kernels included", model, tokens, "eager", None, 2),
+        capture_figure(f"{large}: capture", model, tokens, 1 / 2),
+    ]
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Measure and print; 1 if a target is missed."""
+    warnings.simplefilter("ignore")
+    if chosen.threads:
+        torch.set_num_threads(chosen.threads)
+    found = figures()
+    header = ("median", "minicompile", "torch.compile", "ratio", "target")
+    Screen(chosen.plain).table(
+        "calling and capturing, backend eager or instant",
+        header,
+        [figure.row() for figure in found],
+    )
+    return 0 if all(figure.met for figure in found) else 1
+
+
+def add_arguments(to: argparse.ArgumentParser) -> None:
+    to.add_argument("--threads", type=int, default=1, help="threads of PyTorch's kernels")
+    to.add_argument("--plain", action="store_true", help="plain text, even where rich is installed")

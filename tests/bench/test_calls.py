@@ -1,0 +1,35 @@
+"""The comparison of calls: both sides run in turn, the instant backend computes once, misses are told."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+import torch
+
+import minicompile as mc
+from minicompile.bench import calls
+from minicompile.bench.calls import Figure, Instant, in_turn
+
+
+def test_calls_are_made_in_turn() -> None:
+    made: list[str] = []
+    assert len(in_turn([lambda: made.append("a"), lambda: made.append("b")], 2, 3)) == 2
+    assert "".join(made) == "aaabbbaaabbb"
+
+
+def test_the_instant_backend_runs_the_graph_once() -> None:
+    instant = Instant()
+    run = mc.compile(lambda a: a * 2, backend=instant)
+    first = run(torch.ones(2))
+    assert run(torch.zeros(2)) is first is instant.outputs[0]
+
+
+@pytest.mark.parametrize(("ours", "code"), [(1e-6, 0), (2e-6, 1)])
+def test_a_missed_target_is_the_exit_code(
+    ours: float, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[Any]
+) -> None:
+    monkeypatch.setattr(calls, "figures", lambda: [Figure("a call", ours, 8e-6, 1 / 8)])
+    assert calls.run(argparse.Namespace(threads=0, plain=True)) == code
+    assert "1/8.0" in capsys.readouterr().out or code
