@@ -183,11 +183,11 @@ class Calls(Containers):
             return self.call(original, args, kwargs)
         if is_tensor_method(function) or is_torch_function(function):
             return self.torch_call(function, args, kwargs)
-        disabled = compat.disabled_original(function)
-        if disabled is not None:
-            if not is_fixed(disabled.__module__ or ""):
+        wrapped = compat.wrapped_original(function)
+        if wrapped is not None:
+            if not is_fixed(wrapped.__module__ or ""):
                 self.unsupported(f"{function.__qualname__} is under torch.compiler.disable")
-            return self.call(disabled, args, kwargs)
+            return self.call(wrapped, args, kwargs)
         if library_of(function.__module__) == "numpy":
             self.unsupported(f"a call of numpy's {function.__qualname__}", HINTS["numpy"])
         return self.call_function(function, args, kwargs)

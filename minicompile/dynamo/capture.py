@@ -19,10 +19,10 @@ import torch
 from minicompile import compat
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
 from minicompile.dynamo.guards import SourceCode, types_from
-from minicompile.dynamo.outside import MODULE_TABLES
+from minicompile.dynamo.outside import MODULE_TABLES, is_held
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
-from minicompile.dynamo.result import Capture, GraphInput, Guard, Source
+from minicompile.dynamo.result import Capture, GraphInput, Guard
 from minicompile.dynamo.sizes import any_marked, free_dims, shape_guards
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import CONTAINERS, IDENTITY_TYPES, UserError, VariableTracker
@@ -202,13 +202,6 @@ def finish(tracer: Tracer, returned: Any, name: str, go_on: GoOn | None) -> Capt
         tensors_hold=compat.tensor_guards([tracker.real for tracker in inputs], free),
         lines=[*rebuild.code.lines, *kept, *run, *rebuild.lines, *end],
     )
-
-
-def is_held(source: Source | None, held: dict[Source, Any]) -> bool:
-    """Whether a path starts at an object that the cache entry holds."""
-    while source is not None and source not in held:
-        source = source.base
-    return source is not None
 
 
 def check_memory(tracer: Tracer) -> None:
