@@ -78,11 +78,6 @@ def new_fake(
         return FakeTensor(mode, meta, device)
 
 
-def symbolic_dispatcher() -> contextlib.AbstractContextManager[Any]:
-    """For operators on symbolic sizes, which composites in C++ refuse before torch 2.13."""
-    return python_dispatcher() if torch.__version__ < "2.13" else contextlib.nullcontext()
-
-
 def is_composite(op: torch._ops.OpOverload) -> bool:
     """Does the operator only call other operators (in every mode, autograd included)?"""
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")

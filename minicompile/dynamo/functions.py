@@ -181,12 +181,6 @@ def capture_function(tracer: Calls, cls: Any, context: Context, args: Any) -> Cu
                 f"{name}, an autograd.Function, is called with a {kind} that the frame made"
             )
     given = [arg for arg in args if isinstance(arg, torch.Tensor)]
-    if recorder.sizes is not None and any(
-        isinstance(n, torch.SymInt) for t in given for n in t.shape
-    ):
-        tracer.unsupported(
-            f"{name}, an autograd.Function, is called with tensors of symbolic sizes"
-        )
     with recorder.subgraph() as inner, without_effects(tracer, name), torch.no_grad():
         results, several = run_forward(tracer, cls, context, args)
         saved, backward, unchanged = Subgraph(), None, None

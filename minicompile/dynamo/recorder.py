@@ -198,7 +198,8 @@ class Recorder:
     def run(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = target_name(target)
         try:
-            composites = compat.symbolic_dispatcher() if self.sizes else contextlib.nullcontext()
+            # with symbolic sizes, kernels in Python: some of those in C++ want numbers
+            composites = compat.python_dispatcher() if self.sizes else contextlib.nullcontext()
             with compat.no_function_modes(), self.mode, composites:
                 if op == "call_method":
                     return getattr(args[0], target)(*args[1:], **kwargs)

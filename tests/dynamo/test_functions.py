@@ -197,6 +197,15 @@ def test_custom_function_is_part_of_the_graph(name: str, backend: str) -> None:
     assert explained(run).graph_count == 2  # with gradients and without
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_custom_function_with_symbolic_sizes(name: str) -> None:
+    run = compiled(PROGRAMS[name], dynamic=True)
+    for rows in (3, 5, 6):
+        a, b = torch.randn(rows, 4), torch.randn(rows, 4)
+        assert equal(both(a, b, run), both(a, b, PROGRAMS[name]))
+    assert explained(run).graph_count == 1
+
+
 def close(left: Any, right: Any, backend: str) -> bool:
     if backend == "eager":
         return equal(left, right)
