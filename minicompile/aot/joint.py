@@ -230,6 +230,8 @@ def classify(
             spec = OutputSpec("input", input_itself[id(value)])
         elif same != position:
             spec = OutputSpec("output", same)
+        elif value.requires_grad and value.is_leaf:
+            raise Unsupported("an output is a leaf that the graph makes: it would get a gradient")
         elif storage in input_memory:
             index = viewed_input(tracer.argument(value), of_input)
             check_history(value, inputs[index])

@@ -266,6 +266,9 @@ class Calls(Containers):
             function, swapped = TENSOR_OPERATORS[name]
             operands = args[::-1] if swapped else args
             return self.recorder.record("call_function", function, operands, {})
+        if name == "requires_grad_":
+            self.recorder.switch_gradient(*args, **kwargs)
+            return args[0]
         if name in UNRECORDED:
             self.unsupported(f"{name} of a tensor")
         return self.recorder.record("call_method", name, args, kwargs)

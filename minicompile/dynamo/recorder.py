@@ -222,6 +222,18 @@ class Recorder:
         node = self.graph.create_node("call_function", target, args, {})
         self.finish(node, target, None)
 
+    def switch_gradient(self, fake: torch.Tensor, requires_grad: bool = True) -> None:
+        """`requires_grad_` of a tensor that the frame made, which makes it a leaf."""
+        if fake.requires_grad is requires_grad and fake.is_leaf:
+            return
+        given = any(tracker.value is fake for tracker in self.inputs)
+        if given or self.open or not is_constant(requires_grad):
+            reason = "`.requires_grad_()` changes how autograd treats a tensor from outside"
+            raise Unsupported(reason, self.line(), "call it on a tensor that is made there")
+        self.run("call_method", "requires_grad_", (fake, requires_grad), {})
+        node = self.graph.call_method("requires_grad_", (self.node_of(fake), requires_grad))
+        self.finish(node, "requires_grad_", fake)
+
     def line(self) -> SourceLine | None:
         lines, _ = self.stack()
         return lines[-1] if lines else None

@@ -257,6 +257,18 @@ def test_second_derivatives_are_refused() -> None:
         torch.autograd.grad(out.sum(), a, create_graph=True)
 
 
+def made_a_leaf(a: torch.Tensor) -> Any:
+    leaf = a.detach().clone().requires_grad_()
+    return leaf, leaf * 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_leaf_that_the_frame_makes_gets_its_gradient(backend: str) -> None:
+    leaf, doubled = lenient(made_a_leaf, backend=backend)(X)
+    doubled.sum().backward()
+    assert leaf.is_leaf and torch.equal(leaf.grad, torch.full_like(X, 2.0))
+
+
 @pytest.mark.parametrize("function", [Counting, InPlace])
 def test_what_runs_in_eager(function: Any) -> None:
     def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
