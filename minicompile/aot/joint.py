@@ -126,8 +126,10 @@ def trace(
         tracer.forget_autograd()
     wanted = tuple(i for i, value in enumerate(inputs) if requires_grad(value))
     flags = tuple(map(requires_grad, returned))
+    checks = (getattr(node.target, "check", None) for node in gm.graph.nodes)
     metadata = RuntimeMetadata(
         tuple(specs),
+        before_backward=tuple(filter(None, checks)),
         differentiable_inputs=wanted if any(flags) else (),
         bases=len(bases),
         view_sizes=tuple(sizes),

@@ -107,6 +107,17 @@ class CustomFunction(Called):
     def graphs(self) -> list[Graph]:
         return [self.graph, *([self.backward] if self.backward is not None else [])]
 
+    def check(self) -> None:
+        """Before the backward: raises RuntimeError if it would do something else now."""
+        if self.unchanged is not None and not self.unchanged():
+            raise RuntimeError(
+                f"what backward reads changed since forward was called: {self.way_out}"
+            )
+
+    @property
+    def way_out(self) -> str:
+        return f"keep {self.__qualname__} outside of the compiled function"
+
     def __call__(self, closure: tuple[torch.Tensor, ...], *given: torch.Tensor) -> Any:
         return Replay.apply(self, closure, *given)
 
@@ -128,11 +139,10 @@ class Replay(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         function = ctx.function
-        way_out = f"keep {function.__name__} outside of the compiled function"
         if torch.is_grad_enabled():
-            raise RuntimeError(f"second derivatives of a captured autograd.Function: {way_out}")
-        if not function.unchanged():
-            raise RuntimeError(f"what backward reads changed since forward was called: {way_out}")
+            text = f"second derivatives of a captured autograd.Function: {function.way_out}"
+            raise RuntimeError(text)
+        function.check()
         saved = dict(zip(function.checked, ctx.saved_tensors)) | ctx.others
         laid_out = map(as_expected, gradients, ctx.strides)
         found = function.backward.gm(*laid_out, *(saved[i] for i in range(len(saved))))

@@ -239,8 +239,11 @@ def test_its_graphs_are_shown() -> None:
     assert "def Cubed_backward(gradient: 'f32[3, 4]', mul: 'f32[3, 4]'):" in str(capture)
 
 
-def test_what_backward_reads_may_not_change_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = compiled(lambda a: Scaled.apply(a))
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_what_backward_reads_may_not_change_in_between(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = compiled(lambda a: Scaled.apply(a), backend=backend)
     a = X.clone().requires_grad_()
     out = run(a)
     monkeypatch.setitem(globals(), "SCALE", 3.0)
