@@ -22,7 +22,8 @@ from torch.fx.graph import _BoxedCodeGen
 from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import _broadcast_to_and_flatten as tree_spread
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from minicompile.ops.strides import laid_out_as_eager
 
@@ -33,7 +34,7 @@ with contextlib.suppress(ImportError):
 
 __all__ = [
     "FakeTensor", "TorchDispatchMode", "map_aggregate", "no_dispatch_modes", "python_dispatcher",
-    "tree_leaves",
+    "tree_flatten", "tree_leaves", "tree_spread", "tree_unflatten",
 ]  # fmt: skip
 """From private modules, for use elsewhere."""
 
@@ -75,11 +76,6 @@ def new_fake(
             meta = torch.empty((offset + 1 + last,), dtype=dtype, device="meta")
             meta = meta.as_strided(size, stride, offset)
         return FakeTensor(mode, meta, device)
-
-
-def symbolic_dispatcher() -> contextlib.AbstractContextManager[Any]:
-    """For operators on symbolic sizes, which composites in C++ refuse before torch 2.13."""
-    return python_dispatcher() if torch.__version__ < "2.13" else contextlib.nullcontext()
 
 
 def is_composite(op: torch._ops.OpOverload) -> bool:
@@ -359,11 +355,14 @@ def is_operator_binding(function: Any) -> bool:
     return any(owner is getattr(torch._C, name, None) for name in names)
 
 
-def disabled_original(function: Any) -> Any:
-    """What `torch.compiler.disable` wrapped, None if the function isn't such a wrapper.
+def wrapped_original(function: Any) -> Any:
+    """What `torch.compiler.disable` or torch itself wrapped, None if the function isn't such a wrapper.
 
-    torch wraps some functions of its own (`torch.manual_seed`) when torch._dynamo is imported.
+    torch wraps some functions of its own (`torch.manual_seed`) when torch._dynamo is imported, and
+    `nn.Module.__init__` at the first use of torch.compile.
     """
+    if function.__qualname__ == "install_generation_tagging_init.<locals>.patched_init":
+        return function.__closure__[0].cell_contents
     if getattr(function, "_torchdynamo_disable", False):
         return getattr(function, "_torchdynamo_orig_callable", None)
     if function.__code__.co_filename == torch._compile.__file__:

@@ -10,6 +10,7 @@ The real compiler: aten/src/ATen/FunctionalTensorWrapper.cpp, FunctionalInverses
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -57,13 +58,31 @@ INVERSES: dict[OpOverload, Callable[..., torch.Tensor]] = {
     aten.select.int: aten.select_scatter.default,
     aten.slice.Tensor: aten.slice_scatter.default,
     aten.diagonal.default: aten.diagonal_scatter.default,
+    aten.as_strided.default: lambda base, new, *place: undo_as_strided(base, new, *place),
     aten.view.dtype: lambda base, new, dtype: new.view(base.dtype),
     aten.view_as_real.default: lambda base, new: torch.view_as_complex(new),
     aten.view_as_complex.default: lambda base, new: torch.view_as_real(new),
     aten._conj.default: lambda base, new: new.conj(),
     aten._neg_view.default: lambda base, new: -new,
 }
-"""(contents of the base, new contents of the view, the view's further arguments) -> new base."""
+"""(contents of the base, new contents of the view, the view's further arguments) -> new base, or
+NotImplemented."""
+
+
+def undo_as_strided(
+    base: torch.Tensor, new: torch.Tensor, size: Any, stride: Any, offset: Any = None
+) -> Any:
+    """Where the view is all of a base that starts its memory, the dimensions in another order."""
+    symbolic = any(isinstance(n, torch.SymInt) for n in (*size, *stride, *base.shape))
+    if symbolic or offset:
+        return NotImplemented
+    order = sorted(range(len(size)), key=lambda dim: (-stride[dim], size[dim] == 1))
+    steps = [stride[dim] for dim in order if size[dim] != 1]
+    sizes = [size[dim] for dim in order if size[dim] != 1]
+    dense = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    if steps != dense or math.prod(size) != base.numel():
+        return NotImplemented
+    return new.permute(order).reshape(base.shape)
 
 
 def functional_variant(op: OpOverload) -> OpOverload:
@@ -182,8 +201,11 @@ class Functionalizer:
 
     def undo_view(self, node: fx.Node, base: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         target, args, kwargs = self.view_call(node)
-        if target in INVERSES:
-            return INVERSES[target](base, new, *args, **kwargs)
+        whole, part = self.view_of[node].meta["val"], node.meta["val"]
+        if target in INVERSES and (target is not aten.as_strided.default or covers(whole, part)):
+            found = INVERSES[target](base, new, *args, **kwargs)
+            if found is not NotImplemented:
+                return found
         reason = f"a write through {target} can't be carried to the memory it views"
         raise Unsupported(reason, user_line(node))
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
+from torch.autograd.function import BackwardCFunction
 
 from minicompile import compat
 from minicompile.aot.layout import empty_like_layout, geometry, is_dense, size_expr
@@ -125,8 +126,10 @@ def trace(
         tracer.forget_autograd()
     wanted = tuple(i for i, value in enumerate(inputs) if requires_grad(value))
     flags = tuple(map(requires_grad, returned))
+    checks = (getattr(node.target, "check", None) for node in gm.graph.nodes)
     metadata = RuntimeMetadata(
         tuple(specs),
+        before_backward=tuple(filter(None, checks)),
         differentiable_inputs=wanted if any(flags) else (),
         bases=len(bases),
         view_sizes=tuple(sizes),
@@ -229,8 +232,11 @@ def classify(
             spec = OutputSpec("input", input_itself[id(value)])
         elif same != position:
             spec = OutputSpec("output", same)
+        elif value.requires_grad and value.is_leaf:
+            raise Unsupported("an output is a leaf that the graph makes: it would get a gradient")
         elif storage in input_memory:
             index = viewed_input(tracer.argument(value), of_input)
+            check_history(value, inputs[index])
             spec = view_of("input_view", index, value, inputs[index], sizes)
         elif sharers[storage] == 1 and is_dense(value):
             results.append(value)
@@ -239,6 +245,7 @@ def classify(
             base = bases.setdefault(storage, tracer.first_in_storage(storage))
             if not is_dense(base) or base.storage_offset() != 0:
                 raise Unsupported("outputs are views of a tensor whose memory has gaps")
+            check_history(value, base)
             spec = view_of("view", list(bases).index(storage), value, base, sizes)
         specs.append(replace(spec, requires_grad=value.requires_grad))
     return specs, results, list(bases.values()), sizes
@@ -251,6 +258,15 @@ def viewed_input(node: fx.Node, of_input: Mapping[fx.Node, int]) -> int:
             raise Unsupported("an output shares memory with an input that it was not made of")
         node = node.args[0]
     return of_input[node]
+
+
+def check_history(view: torch.Tensor, base: torch.Tensor) -> None:
+    """Gradients of a view that is rebuilt go straight to its base: no custom function may come between."""
+    step = view.grad_fn
+    while step is not None and step is not base.grad_fn:
+        if isinstance(step, BackwardCFunction):
+            raise Unsupported("an output is a view that a custom autograd.Function gives")
+        step = step.next_functions[0][0] if step.next_functions else None
 
 
 def view_of(

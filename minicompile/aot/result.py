@@ -69,6 +69,8 @@ class RuntimeMetadata(Shown):
     trains: bool = False
     result_requires_grad: tuple[bool, ...] = ()
     """For each result that is returned: does a gradient (tangent) come back for it?"""
+    before_backward: tuple[Callable[[], None], ...] = ()
+    """Checks that raise if what was captured of the backward no longer holds."""
     view_sizes: tuple[Any, ...] = ()
     """Symbolic sizes, strides and offsets of outputs that are views, returned after the bases."""
 

@@ -105,6 +105,8 @@ def training_call(result: AotResult, forward: BoxedCallable, backward: BoxedCall
         @staticmethod
         def backward(ctx: Any, *tangents: Any) -> Any:
             def compute() -> tuple[Any, ...]:
+                for check in metadata.before_backward:
+                    check()
                 fitted = fit_tangents(itertools.compress(tangents, differentiable), ctx.shapes)
                 arguments = [*ctx.saved_tensors, *ctx.sizes, *fitted]
                 compat.clear_saved_tensors(ctx)

@@ -47,7 +47,7 @@ TENSOR_VALUES = words("T mT H mH real imag")
 """Attributes that are tensors computed from it."""
 _REFUSED = {
     "`.{}()` needs the tensor's data": "item tolist numpy apply_ map_",
-    "`.{}()` changes how autograd treats a tensor": "requires_grad_ retain_grad detach_",
+    "`.{}()` changes how autograd treats a tensor": "retain_grad detach_",
     "`.{}()` changes a tensor's storage": "set_ resize_ share_memory_",
     "`.{}()` runs inside the captured function": "backward",
     "`.{}` is read inside the captured function": "grad grad_fn _version",
@@ -354,8 +354,8 @@ class Attributes(Outside):
             return getattr(fake, name)
         if name in TENSOR_VALUES:
             return self.recorder.record("call_function", getattr, (fake, name), {})
-        if name == "is_leaf" and not fake.requires_grad:
-            return True
+        if name == "is_leaf" and (not fake.requires_grad or self.tracker(fake) is None):
+            return fake.is_leaf
         if name == "data":
             return self.recorder.record("call_method", "detach", (fake,), {})
         if name == "__class__":
@@ -380,7 +380,10 @@ class Attributes(Outside):
 
     def store_attr(self, value: Any, name: str, new: Any) -> None:
         if isinstance(value, torch.Tensor):
-            self.unsupported(f"the attribute {name!r} of a tensor is set")
+            if name != "requires_grad":
+                self.unsupported(f"the attribute {name!r} of a tensor is set")
+            self.recorder.switch_gradient(value, new)
+            return
         if isinstance(value, type):
             if not self.is_made(value):
                 self.unsupported(f"the class attribute {value.__name__}.{name} is set")

@@ -192,11 +192,11 @@ class Calls(Containers):
             return self.call(original, args, kwargs)
         if is_tensor_method(function) or is_torch_function(function):
             return self.torch_call(function, args, kwargs)
-        disabled = compat.disabled_original(function)
-        if disabled is not None:
-            if not is_fixed(disabled.__module__ or ""):
+        wrapped = compat.wrapped_original(function)
+        if wrapped is not None:
+            if not is_fixed(wrapped.__module__ or ""):
                 self.unsupported(f"{function.__qualname__} is under torch.compiler.disable")
-            return self.call(disabled, args, kwargs)
+            return self.call(wrapped, args, kwargs)
         if library_of(function.__module__) == "numpy":
             self.unsupported(f"a call of numpy's {function.__qualname__}", HINTS["numpy"])
         return self.call_function(function, args, kwargs)
@@ -287,6 +287,9 @@ class Calls(Containers):
             function, swapped = TENSOR_OPERATORS[name]
             operands = args[::-1] if swapped else args
             return self.recorder.record("call_function", function, operands, {})
+        if name == "requires_grad_":
+            self.recorder.switch_gradient(*args, **kwargs)
+            return args[0]
         if name in UNRECORDED:
             self.unsupported(f"{name} of a tensor")
         return self.recorder.record("call_method", name, args, kwargs)

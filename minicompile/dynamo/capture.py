@@ -20,10 +20,10 @@ from minicompile import compat
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after, run
 from minicompile.dynamo.guards import SourceCode, guard_rules, types_from
 from minicompile.dynamo.modes import Change, Modes, changed, restored_modes
-from minicompile.dynamo.outside import MODULE_TABLES, place_of
+from minicompile.dynamo.outside import MODULE_TABLES, is_held, place_of
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
-from minicompile.dynamo.result import Capture, GraphInput, Guard, Source
+from minicompile.dynamo.result import Capture, GraphInput, Guard
 from minicompile.dynamo.sizes import any_marked, free_dims, shape_guards
 from minicompile.dynamo.snapshot import state_check
 from minicompile.dynamo.tracer import Tracer
@@ -222,13 +222,6 @@ def finish(traced: Traced, name: str, resumed: bool) -> CapturedFrame:
         ),
         lines=[*rebuild.code.lines, *kept, *call, *rebuild.lines, *end],
     )
-
-
-def is_held(source: Source | None, held: dict[Source, Any]) -> bool:
-    """Whether a path starts at an object that the cache entry holds."""
-    while source is not None and source not in held:
-        source = source.base
-    return source is not None
 
 
 def check_memory(tracer: Tracer) -> None:

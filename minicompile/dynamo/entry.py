@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minicompile.dynamo.capture import CapturedFrame, is_held
+from minicompile.dynamo.capture import CapturedFrame
 from minicompile.dynamo.guards import (
     FETCH_ERRORS,
     SourceCode,
@@ -21,6 +21,7 @@ from minicompile.dynamo.guards import (
     guard_rules,
 )
 from minicompile.dynamo.interpreter import Marker
+from minicompile.dynamo.outside import is_held
 from minicompile.dynamo.result import WHOLE, Guard, GuardFailure, Source
 from minicompile.dynamo.snapshot import Facts, NotCoveredError
 

@@ -55,6 +55,8 @@ class Outside(Interpreter):
         self.held: dict[Source, Any] = {}
         """Objects that guards and the result refer to directly."""
         self.written: list[VariableTracker] = []
+        self.called_later = ""
+        """The function being captured that something else will call: it may change nothing outside."""
         self.abort: Unsupported | None = None
         """The refusal that ends this capture, even if native code in between swallowed the exception."""
         self.own_globals: dict[str, Any] | None = None
@@ -305,6 +307,8 @@ class Outside(Interpreter):
             self.unsupported(f"a {cls.__name__} with its own __hash__ is used as a key")
 
     def mark_written(self, tracker: VariableTracker) -> None:
+        if self.called_later:
+            self.unsupported(f"{self.called_later} changes {tracker.source}")
         if tracker not in self.written:
             self.written.append(tracker)
 
@@ -464,6 +468,13 @@ def place_of(tracker: VariableTracker) -> Source:
     if source.kind == "cell" and isinstance(tracker.value, types.CellType):
         return Source("closure", source.key, source.base)
     return source
+
+
+def is_held(source: Source | None, held: dict[Source, Any]) -> bool:
+    """Whether a path starts at an object that the cache entry holds."""
+    while source is not None and source not in held:
+        source = source.base
+    return source is not None
 
 
 def unchanged(tracker: VariableTracker, key: Any, value: Any) -> bool:

@@ -2,6 +2,7 @@
 
     Recorder.input(tensor, source)     a placeholder and its fake
     Recorder.record(op, target, ...)   one call: runs on fakes, makes a node, gives the fake result
+    with Recorder.subgraph() as inner: calls go to a graph of their own, which a node of this one will run
 
 Every node has `meta["val"]` (its value at compile time) and `meta["origins"]` (one Origin: the user's lines).
 The real compiler: torch/_dynamo/output_graph.py (OutputGraph, SubgraphTracer).
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import sympy
@@ -53,15 +54,60 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in compat.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
+class Subgraph:
+    """A graph inside the graph: what a function does that is called later, or more than once.
+
+    Tensors of the graph around it become its inputs when its nodes first use them.
+    """
+
+    def __init__(self) -> None:
+        self.graph = fx.Graph()
+        self.placeholders: list[fx.Node] = []
+        self.inputs: dict[fx.Node, tuple[torch.Tensor, fx.Node, int]] = {}
+        """By node of the graph around: the value, the placeholder here, the value's version at first use."""
+
+    def placeholder(self, value: torch.Tensor, name: str) -> fx.Node:
+        node = self.graph.placeholder(name)
+        node.target = node.name  # which is unique
+        node.meta["val"] = value
+        self.placeholders.append(node)
+        return node
+
+    def bring_in(self, value: torch.Tensor, outer: fx.Node) -> fx.Node:
+        if outer not in self.inputs:
+            node = self.placeholder(value, outer.name)
+            node.meta["origins"] = outer.meta["origins"]
+            self.inputs[outer] = value, node, value._version
+        return self.inputs[outer][1]
+
+    @property
+    def values(self) -> list[torch.Tensor]:
+        """Tensors of the graph around, in the order of their placeholders."""
+        return [value for value, _, _ in self.inputs.values()]
+
+    def finish(self, outputs: Iterable[Any], name: str) -> Graph:
+        """The finished graph. Raises Unsupported if it changes what it was given."""
+        for value, _, version in self.inputs.values():
+            if value._version != version:
+                raise Unsupported(f"{name} changes a tensor of the frame in place")
+        for node in reversed(self.placeholders):
+            next(iter(self.graph.nodes)).prepend(node)
+        self.graph.output(tuple(outputs))
+        return Graph(fx.GraphModule(torch.nn.Module(), self.graph), name, "capture")
+
+
 class Recorder:
     """The graph of one capture under construction."""
 
     def __init__(self, symbolic: bool = False, dynamic: bool = False) -> None:
         """`symbolic`: some sizes get symbols; `dynamic`: all that can."""
-        self.graph = fx.Graph()
+        self.root = self.graph = fx.Graph()
+        """The graph of the frame, and the one that calls go to."""
+        self.open: list[Subgraph] = []
+        """Graphs around the latter, the outermost first."""
         self.mode = compat.fake_mode(symbolic)
         self.sizes = Sizes(self.mode, dynamic) if symbolic else None
-        self.size_nodes: dict[sympy.Basic, fx.Node] = {}
+        self.size_nodes: dict[tuple[fx.Graph, sympy.Basic], fx.Node] = {}
         self.nodes: dict[int, fx.Node] = {}
         self.alive: list[Any] = []
         """Keeps fakes alive, so that their ids stay theirs."""
@@ -80,7 +126,7 @@ class Recorder:
     def input(self, tensor: torch.Tensor, fake: torch.Tensor, source: Source) -> VariableTracker:
         """A placeholder for an outside tensor."""
         name = "".join(c if c.isalnum() else "_" for c in source.name).strip("_") or "input"
-        node = self.graph.placeholder(name)
+        node = self.root.placeholder(name)
         node.meta["val"] = fake
         node.meta["origins"] = frozenset({Origin(node.name, "placeholder", *self.stack())})
         self.own(fake, node)
@@ -91,6 +137,39 @@ class Recorder:
     def own(self, value: Any, node: fx.Node) -> None:
         self.nodes[id(value)] = node
         self.alive.append(value)
+
+    # -- graphs inside the graph
+
+    @contextlib.contextmanager
+    def subgraph(self) -> Iterator[Subgraph]:
+        """Calls inside go to a graph of their own."""
+        inner, outer = Subgraph(), self.graph
+        self.graph = inner.graph
+        self.open.append(inner)
+        try:
+            yield inner
+        finally:
+            self.open.pop()
+            self.graph = outer
+
+    def argument(self, inner: Subgraph, value: torch.Tensor, name: str) -> None:
+        """A placeholder of a subgraph for a value that it will be called with."""
+        node = inner.placeholder(value, name)
+        node.meta["origins"] = frozenset({Origin(node.name, "placeholder", *self.stack())})
+        self.own(value, node)
+
+    def node_of(self, value: torch.Tensor) -> fx.Node:
+        """A tensor's node in the graph that calls go to, through the graphs around it."""
+        node = self.nodes[id(value)]
+        if node.graph is self.graph:
+            return node
+        graphs = [self.root, *(inner.graph for inner in self.open)]
+        if node.graph not in graphs:
+            reason = "a tensor is used outside of the function that made it, which is called later"
+            raise Unsupported(reason, self.line())
+        for inner in self.open[graphs.index(node.graph) :]:
+            node = inner.bring_in(value, node)
+        return node
 
     # -- calls
 
@@ -126,7 +205,8 @@ class Recorder:
     def run(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = target_name(target)
         try:
-            composites = compat.symbolic_dispatcher() if self.sizes else contextlib.nullcontext()
+            # with symbolic sizes, kernels in Python: some of those in C++ want numbers
+            composites = compat.python_dispatcher() if self.sizes else contextlib.nullcontext()
             with compat.no_function_modes(), self.mode, composites:
                 if op == "call_method":
                     return getattr(args[0], target)(*args[1:], **kwargs)
@@ -148,6 +228,18 @@ class Recorder:
         self.changes_state = True
         node = self.graph.create_node("call_function", target, args, {})
         self.finish(node, target, None)
+
+    def switch_gradient(self, fake: torch.Tensor, requires_grad: bool = True) -> None:
+        """`requires_grad_` of a tensor that the frame made, which makes it a leaf."""
+        if fake.requires_grad is requires_grad and fake.is_leaf:
+            return
+        given = any(tracker.value is fake for tracker in self.inputs)
+        if given or self.open or not is_constant(requires_grad):
+            reason = "`.requires_grad_()` changes how autograd treats a tensor from outside"
+            raise Unsupported(reason, self.line(), "call it on a tensor that is made there")
+        self.run("call_method", "requires_grad_", (fake, requires_grad), {})
+        node = self.graph.call_method("requires_grad_", (self.node_of(fake), requires_grad))
+        self.finish(node, "requires_grad_", fake)
 
     def line(self) -> SourceLine | None:
         lines, _ = self.stack()
@@ -175,7 +267,11 @@ class Recorder:
 
     def snapshot(self, fake: torch.Tensor) -> None:
         """Keep the metadata that nodes recorded, before the fake's own shape changes."""
-        if any(tracker.value is fake for tracker in self.inputs):
+        given = [
+            *(tracker.value for tracker in self.inputs),
+            *(v for i in self.open for v in i.values),
+        ]
+        if any(value is fake for value in given):
             raise Unsupported("an input's shape or strides are changed in place", self.line())
         for node in self.graph.nodes:
             if node.meta.get("val") is fake:
@@ -187,7 +283,7 @@ class Recorder:
             if id(value) not in self.nodes:
                 reason = f"a tensor {value_text(value)} came from outside of the capture"
                 raise Unsupported(reason, self.line())
-            return self.nodes[id(value)]
+            return self.node_of(value)
         if is_numpy_scalar(value):
             return value.item()
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
@@ -201,14 +297,15 @@ class Recorder:
         """The node of a symbolic number: `x.size(0)` for a symbol, arithmetic on those otherwise."""
         if expr.is_Integer:
             return int(expr)
-        if expr not in self.size_nodes:
+        key = self.graph, expr
+        if key not in self.size_nodes:
             target, args = self.size_call(expr)
             op = "call_method" if isinstance(target, str) else "call_function"
             node = self.graph.create_node(op, target, args, {})
             assert self.sizes is not None
             self.finish(node, target, self.sizes.env.sym_int(expr))
-            self.size_nodes[expr] = node
-        return self.size_nodes[expr]
+            self.size_nodes[key] = node
+        return self.size_nodes[key]
 
     def size_call(self, expr: sympy.Basic) -> tuple[Any, tuple[Any, ...]]:
         """The call that computes a size expression."""
@@ -216,7 +313,7 @@ class Recorder:
         if isinstance(expr, sympy.Symbol):
             source = self.sizes.env.symbols[expr]
             tensor = next(i for i in self.inputs if i.source == source.base)
-            return "size", (self.inputs[tensor][0], source.key)
+            return "size", (self.lift(tensor.value), source.key)
         if isinstance(expr, ModularIndexing):
             base, divisor, modulus = expr.args
             return operator.mod, (

@@ -319,11 +319,18 @@ class Capture(Shown):
         """Compile-time values of the graph's inputs, in placeholder order."""
         return [graph_input.fake for graph_input in self.inputs]
 
+    @property
+    def subgraphs(self) -> list[Graph]:
+        """Graphs that nodes of the graph run: of functions that torch calls later, or under a transform."""
+        return [graph for node in self.graph.nodes for graph in getattr(node.target, "graphs", ())]
+
     def __str__(self) -> str:
         lines = [
             f"capture of {self.name}: {self.graph.op_count} operations, {len(self.inputs)} inputs, "
             f"{len(self.guards)} guards, {len(self.inlined)} calls inlined",
-            *("", str(self.graph), "", "guards:", *(f"  {guard}" for guard in self.guards)),
+            *("", str(self.graph)),
+            *(f"\n{inner}" for inner in self.subgraphs),
+            *("", "guards:", *(f"  {guard}" for guard in self.guards)),
         ]
         if self.side_effects:
             lines += ["", "afterwards:", *(f"  {effect}" for effect in self.side_effects)]

@@ -176,7 +176,7 @@ refuse(
 refuse(
     "torch.func transforms",
     "",
-    *(torch.vmap, torch.func.grad, torch.func.vjp, torch.func.jvp, torch.func.functional_call),
+    *(torch.func.grad, torch.func.vjp, torch.func.jvp, torch.func.functional_call),
     *(torch.func.grad_and_value, torch.func.jacrev, torch.func.jacfwd, torch.func.hessian),
     *(torch.func.linearize, torch.func.functionalize),
 )

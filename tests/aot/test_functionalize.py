@@ -295,6 +295,18 @@ def test_a_write_through_as_strided_is_refused():
         compile_aot(strided_write, [torch.randn(4, 6)])
 
 
+def test_a_write_through_as_strided_to_all_of_its_memory():
+    """As the backward of channels-last pooling makes it."""
+
+    def strided_write(x):
+        y = x.clone()
+        y.as_strided((6, 1, 4), (1, 6, 6)).mul_(torch.arange(4.0))
+        x.as_strided((24,), (1,)).add_(torch.arange(24.0))
+        return y
+
+    assert_like_eager(strided_write, [torch.randn(4, 6)])
+
+
 def test_results_own_their_memory():
     """A result computed as an alias of another, or of an input, is a copy where eager's is."""
 

@@ -97,7 +97,7 @@ def loss(w, x):
 
 
 TRANSFORMED = {
-    "vmap": lambda w, x: torch.vmap(lambda a, b: a * b + 1)(w, x),
+    "vmap of a gradient": lambda w, x: torch.vmap(torch.func.grad(torch.sin))(w) * x,
     "grad": lambda w, x: torch.func.grad(loss)(w, x) * 2,
     "grad_and_value": lambda w, x: torch.func.grad_and_value(loss)(w, x)[0] * 2,
     "vjp": lambda w, x: torch.func.vjp(torch.sin, w)[1](x)[0] * 2,

@@ -389,6 +389,25 @@ def requires_grad_switched_on(a):
     return b * 2, b.requires_grad, (b * 2).is_leaf
 
 
+@program(x, w)
+def requires_grad_of_what_the_frame_makes(a, b):
+    c, d = a[None], b.detach()
+    c.requires_grad = True
+    d.requires_grad_().requires_grad_(False)
+    return c * 2, (b * d).requires_grad, (b * 2).requires_grad_(), c.is_leaf, (c * b).is_leaf
+
+
+@program(x)
+def requires_grad_of_an_argument(a):
+    a.requires_grad_()
+    return (a * 2).requires_grad
+
+
+@program(w)
+def requires_grad_of_a_computed_tensor(a):
+    return (a * 2).requires_grad_(False)
+
+
 @program(w)
 def detached(a):
     b = a.detach()

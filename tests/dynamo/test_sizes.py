@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.torch_version import TorchVersion
+from torch.nn import functional
 
 import minicompile as mc
-from minicompile import compat
 from minicompile.errors import OptionError
 from tests.dynamo.helpers import compiled, equal, explained, graphs
 
@@ -89,26 +88,21 @@ def test_a_batch_dimension_of_a_module() -> None:
     assert graphs(run) == 1
 
 
-def test_before_torch_2_13_symbolic_sizes_meet_python_composites(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """There composites in C++ refuse symbolic sizes; the results are the same."""
-    uses: list[bool] = []
-    enabled = compat.python_dispatcher
+KERNELS: dict[str, Any] = {
+    "pad": lambda a: functional.pad(a, (0, a.shape[0])),
+    "cut by padding": lambda a: functional.pad(a, (0, 0, 1, -1)),
+    "baddbmm": lambda a: torch.baddbmm(a[:, :1], a, a.transpose(1, 2)),
+    "composite": lambda a: functional.scaled_dot_product_attention(a, a, a),
+}
 
-    def noted() -> Any:
-        uses.append(True)
-        return enabled()
 
-    monkeypatch.setattr(compat, "python_dispatcher", noted)
-    monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1"))
-    compiled(arithmetic)(torch.randn(5, 4))
-    assert not uses
-    run = compiled(arithmetic, dynamic=True)
+@pytest.mark.parametrize("name", KERNELS)
+def test_operators_whose_kernels_in_cpp_want_numbers(name: str) -> None:
+    run = compiled(KERNELS[name], dynamic=True)
     for size in (5, 9):
-        a = torch.randn(size, 4)
-        assert equal(run(a), arithmetic(a))
-    assert uses and graphs(run) == 1
+        a = torch.randn(size, 6, 6)
+        assert equal(run(a), KERNELS[name](a))
+    assert graphs(run) == 1
 
 
 def test_without_a_request_sizes_are_numbers() -> None:

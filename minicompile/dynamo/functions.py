@@ -1,0 +1,365 @@
+"""Functions that torch calls later or with other tensors: each becomes a graph inside the graph.
+
+    CustomFunction   `Fn.apply(...)` of a torch.autograd.Function: its forward and its backward as graphs
+    MappedFunction   `torch.vmap(f)(...)`: f as a graph over one example
+
+Such an object is the target of the node that stands for the call. It is called with the tensors that the
+function took from around itself (a tuple), and with the tensors that it was given.
+The real compiler: torch/_dynamo/variables/higher_order_ops.py, torch/_functorch/autograd_function.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from minicompile import compat
+from minicompile.dynamo.builtins import means, refuse
+from minicompile.dynamo.calls import FIXED_TYPES, Calls
+from minicompile.dynamo.guards import SourceCode, generate, types_from
+from minicompile.dynamo.outside import is_held
+from minicompile.dynamo.recorder import Subgraph
+from minicompile.dynamo.result import Guard
+from minicompile.dynamo.variables import is_constant
+from minicompile.errors import MinicompileError
+from minicompile.ops.graph import Graph
+
+Function: Any = torch.autograd.Function
+
+
+class Called:
+    """What a node calls in place of a Python function: a subgraph, fed from the call's arguments."""
+
+    def __init__(self, name: str, inner: Subgraph, graph: Graph, given: list[Any]) -> None:
+        self.__name__, self.__qualname__, self.__module__ = graph.name, name, ""
+        self.graph = graph
+        self.closure = [v for v in inner.values if not any(v is other for other in given)]
+        """Fakes that the function took from around itself."""
+        everything = [*self.closure, *given]
+        self.feeds = [
+            next(i for i, other in enumerate(everything) if other is node.meta["val"])
+            for node in inner.placeholders
+        ]
+        """Which of the tensors that it took and was given each placeholder of the graph is."""
+
+    @property
+    def graphs(self) -> list[Graph]:
+        return [self.graph]
+
+
+@contextlib.contextmanager
+def without_effects(tracer: Calls, what: str) -> Iterator[None]:
+    """Refuses writes to the outside: they would be replayed at the wrong time."""
+    before, tracer.called_later = tracer.called_later, what
+    try:
+        yield
+    finally:
+        tracer.called_later = before
+
+
+# -- torch.autograd.Function
+
+
+class Context:
+    """Stands for `ctx` while capturing: an ordinary object of the frame's."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: Any = ()
+        self.without_gradient: Any = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        self.without_gradient = tensors
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        """Refused."""
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Refused."""
+
+
+refuse("ctx.mark_dirty: a custom autograd.Function in place", "", Context.mark_dirty)
+refuse("ctx.set_materialize_grads", "", Context.set_materialize_grads)
+
+
+class CustomFunction(Called):
+    """Forward and backward of an autograd.Function. Forward's graph gives results, then what is saved."""
+
+    several = False
+    """Whether forward gives a tuple."""
+    backward: Graph | None = None
+    """From the results' gradients and what was saved to the inputs' gradients."""
+    unchanged: Callable[[], bool] | None = None
+    """Whether what backward read outside of itself is as it was."""
+    checked: list[int]
+    """Which of the saved tensors went through `ctx.save_for_backward`; the others were attributes of ctx."""
+    without_gradient: list[int]
+    """Results that no gradient flows through."""
+    results: int
+
+    @property
+    def graphs(self) -> list[Graph]:
+        return [self.graph, *([self.backward] if self.backward is not None else [])]
+
+    def check(self) -> None:
+        """Before the backward: raises RuntimeError if it would do something else now."""
+        if self.unchanged is not None and not self.unchanged():
+            raise RuntimeError(
+                f"what backward reads changed since forward was called: {self.way_out}"
+            )
+
+    @property
+    def way_out(self) -> str:
+        return f"keep {self.__qualname__} outside of the compiled function"
+
+    def __call__(self, closure: tuple[torch.Tensor, ...], *given: torch.Tensor) -> Any:
+        return Replay.apply(self, closure, *given)
+
+
+class Replay(torch.autograd.Function):
+    """Runs the graphs of a CustomFunction."""
+
+    @staticmethod
+    def forward(ctx: Any, function: CustomFunction, closure: Any, *given: torch.Tensor) -> Any:
+        tensors = (*closure, *given)
+        outputs = function.graph.gm(*(tensors[i] for i in function.feeds))
+        results, saved = outputs[: function.results], outputs[function.results :]
+        ctx.function, ctx.strides = function, [dense_strides(result) for result in results]
+        ctx.save_for_backward(*(saved[i] for i in function.checked))
+        ctx.others = {i: t for i, t in enumerate(saved) if i not in function.checked}
+        ctx.mark_non_differentiable(*(results[i] for i in function.without_gradient))
+        return results if function.several else results[0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        function = ctx.function
+        if torch.is_grad_enabled():
+            text = f"second derivatives of a captured autograd.Function: {function.way_out}"
+            raise RuntimeError(text)
+        function.check()
+        saved = dict(zip(function.checked, ctx.saved_tensors)) | ctx.others
+        laid_out = map(as_expected, gradients, ctx.strides)
+        found = function.backward.gm(*laid_out, *(saved[i] for i in range(len(saved))))
+        return (None, None, *found)
+
+
+def dense_strides(value: torch.Tensor) -> tuple[int, ...]:
+    return torch.empty_like(value, device="meta").stride()
+
+
+def as_expected(gradient: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A gradient in the layout that its backward was captured for: that of the result."""
+    if gradient.stride() == strides:
+        return gradient
+    return gradient.new_empty_strided(gradient.shape, strides).copy_(gradient)
+
+
+@means(Function.apply.__func__)
+def apply_function(tracer: Calls, cls: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """`Fn.apply(...)`: a CustomFunction's node; without gradients just what its forward does."""
+    name = cls.__qualname__
+    if kwargs or tracer.is_made(cls):
+        what = "called with keyword arguments" if kwargs else "defined inside the captured function"
+        tracer.unsupported(f"{name}, an autograd.Function, is {what}")
+    context = Context(tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args))
+    if not torch.is_grad_enabled():
+        results, several = run_forward(tracer, cls, context, args)
+        # an input that is given back comes back as another tensor
+        results = [
+            tracer.torch_call(torch.Tensor.view_as, (r, r), {}) if any(r is a for a in args) else r
+            for r in results
+        ]
+        return tuple(results) if several else results[0]
+    made = capture_function(tracer, cls, context, args)
+    given = tuple(arg for arg in args if isinstance(arg, torch.Tensor))
+    return tracer.recorder.record("call_function", made, (tuple(made.closure), *given), {})
+
+
+def capture_function(tracer: Calls, cls: Any, context: Context, args: Any) -> CustomFunction:
+    recorder, name = tracer.recorder, cls.__qualname__
+    for arg in args:
+        known = is_constant(arg) or isinstance(arg, (*FIXED_TYPES, torch.Tensor))
+        if not known and tracer.tracker(arg) is None:
+            kind = type(arg).__name__
+            tracer.unsupported(
+                f"{name}, an autograd.Function, is called with a {kind} that the frame made"
+            )
+    given = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    with recorder.subgraph() as inner, without_effects(tracer, name), torch.no_grad():
+        results, several = run_forward(tracer, cls, context, args)
+        saved, backward, unchanged = Subgraph(), None, None
+        if any(context.needs_input_grad):
+            saved, backward, unchanged = capture_backward(tracer, cls, context, args, results)
+        outputs = [*map(recorder.lift, results), *saved.inputs]
+        graph = inner.finish(outputs, cls.__name__)
+    made = CustomFunction(f"{name}.apply", inner, graph, given)
+    made.results, made.several = len(results), several
+    made.without_gradient = positions(results, context.without_gradient)
+    made.checked = positions(saved.values, context.saved_tensors)
+    made.backward, made.unchanged = backward, unchanged
+    return made
+
+
+def positions(values: list[Any], chosen: Any) -> list[int]:
+    return [i for i, value in enumerate(values) if any(value is other for other in chosen)]
+
+
+def run_forward(tracer: Calls, cls: Any, context: Context, args: Any) -> tuple[list[Any], bool]:
+    """The tensors that `forward` gives, and whether it gives a tuple."""
+    forward = tracer.load_attr(cls, "forward")
+    if tracer.load_attr(cls, "setup_context") is Function.setup_context:
+        found = tracer.call(forward, (context, *args), {})
+    elif getattr(forward, "__defaults__", None):
+        tracer.unsupported(
+            f"{cls.__qualname__}.forward, with a setup_context, has default arguments"
+        )
+    else:
+        found = tracer.call(forward, args, {})
+        tracer.call(tracer.load_attr(cls, "setup_context"), (context, args, found), {})
+    results = list(found) if type(found) is tuple else [found]
+    if not all(isinstance(result, torch.Tensor) for result in results):
+        tracer.unsupported(f"{cls.__qualname__}.forward gives something other than tensors")
+    return results, type(found) is tuple
+
+
+def capture_backward(
+    tracer: Calls, cls: Any, context: Context, args: Any, results: list[torch.Tensor]
+) -> tuple[Subgraph, Graph, Callable[[], bool]]:
+    """The graph of `backward`, inside that of `forward`: what it takes from there is what must be saved.
+
+    Also a check, for when it runs, that what it read outside is as it was.
+    """
+    recorder, name = tracer.recorder, f"{cls.__qualname__}.backward"
+    inputs = len(recorder.inputs)
+    before, tracer.guards = tracer.guards, {}
+    try:
+        with recorder.subgraph() as inner:
+            gradients = []
+            for result in results:
+                with recorder.mode:
+                    gradients.append(torch.empty_like(result))
+                recorder.argument(inner, gradients[-1], "gradient")
+            found = tracer.call(tracer.load_attr(cls, "backward"), (context, *gradients), {})
+            outputs = list(found) if type(found) is tuple else [found]
+            while len(outputs) > len(args) and outputs[-1] is None:
+                outputs.pop()
+            kinds = [isinstance(arg, torch.Tensor) for arg in args]
+            fitting = len(outputs) == len(args) and all(
+                output is None or (kind and isinstance(output, torch.Tensor))
+                for kind, output in zip(kinds, outputs)
+            )
+            if not fitting:
+                tracer.unsupported(f"{name} does not give one gradient for each tensor")
+            lifted = [recorder.lift(output) for kind, output in zip(kinds, outputs) if kind]
+            graph = inner.finish(lifted, f"{cls.__name__}_backward")
+    except MinicompileError:
+        raise
+    except Exception as error:
+        tracer.unsupported(f"{name} raises {type(error).__name__}: {error}")
+    finally:
+        read = tracer.guards
+        tracer.guards = {**before, **{key: read[key] for key in read if key not in before}}
+    if len(recorder.inputs) > inputs:
+        tracer.unsupported(
+            f"{name} reads a tensor outside of it", "save it with ctx.save_for_backward"
+        )
+    return inner, graph, still_as_read(tracer, name, list(read.values()))
+
+
+def still_as_read(tracer: Calls, name: str, guards: list[Guard]) -> Callable[[], bool]:
+    """A check of guards that needs no frame."""
+    for source in (source for guard in guards for source in guard.sources):
+        if not is_held(source, tracer.held):
+            tracer.unsupported(f"{name} reads {source}", "make it an attribute of ctx")
+    code = SourceCode(tracer.held, types_from(guards))
+    code.names["MISS"] = False
+    for guard in guards:
+        code.require(guard)
+    check: Callable[[], bool] = generate("unchanged()", [*code.lines, "return True"], code.names)
+    return check
+
+
+# -- torch.vmap
+
+
+class MappedFunction(Called):
+    """A function of one example, run for all of them at once."""
+
+    in_dims: tuple[int | None, ...]
+    """Of what the function took from around itself and was given: where the examples are numbered."""
+    out_dims: tuple[int, ...]
+    randomness: str
+
+    def __call__(self, closure: tuple[torch.Tensor, ...], *given: torch.Tensor) -> Any:
+        tensors = (*closure, *given)
+
+        def one(*examples: torch.Tensor) -> Any:
+            return self.graph.gm(*(examples[i] for i in self.feeds))
+
+        in_dims: Any = self.in_dims
+        return torch.vmap(one, in_dims, self.out_dims, self.randomness)(*tensors)
+
+
+@means(torch.vmap)
+def vmap(
+    tracer: Calls,
+    function: Any,
+    in_dims: Any = 0,
+    out_dims: Any = 0,
+    randomness: str = "error",
+    *,
+    chunk_size: Any = None,
+) -> Any:
+    if chunk_size is not None:
+        tracer.unsupported("torch.vmap in chunks")
+
+    def mapped(*args: Any) -> Any:
+        return run_mapped(function, in_dims, out_dims, randomness, args)
+
+    return mapped
+
+
+def run_mapped(function: Any, in_dims: Any, out_dims: Any, randomness: str, args: Any) -> Any:
+    return torch.vmap(function, in_dims, out_dims, randomness)(*args)
+
+
+def example_of(leaf: torch.Tensor, dim: int, mode: Any) -> torch.Tensor:
+    """A tensor without the dimension that numbers the examples, of which there may be none."""
+    shape, strides = list(leaf.shape), list(leaf.stride())
+    del shape[dim], strides[dim]
+    with mode:
+        return leaf.new_empty_strided(shape, strides).requires_grad_(leaf.requires_grad)
+
+
+@means(run_mapped)
+def capture_mapped(
+    tracer: Calls, function: Any, in_dims: Any, out_dims: Any, randomness: str, args: Any
+) -> Any:
+    recorder, name = tracer.recorder, getattr(function, "__qualname__", "function")
+    args, in_dims, out_dims = (tracer.deep(value) for value in (args, in_dims, out_dims))
+    leaves, structure = compat.tree_flatten(args)
+    dims = compat.tree_spread(in_dims, structure)
+    if not all(isinstance(leaf, torch.Tensor) for leaf in leaves) or dims is None or None in dims:
+        tracer.unsupported("torch.vmap over something other than tensors")
+    with recorder.subgraph() as inner, without_effects(tracer, f"{name}, under torch.vmap,"):
+        examples = [example_of(leaf, dim, recorder.mode) for leaf, dim in zip(leaves, dims)]
+        for example in examples:
+            recorder.argument(inner, example, "example")
+        found = tracer.call(function, compat.tree_unflatten(examples, structure), {})
+        found = tracer.deep(found)
+        results, outer_structure = compat.tree_flatten(found)
+        result_dims = compat.tree_spread(out_dims, outer_structure)
+        if not all(isinstance(r, torch.Tensor) for r in results) or result_dims is None:
+            tracer.unsupported(f"{name}, under torch.vmap, gives something other than tensors")
+        graph = inner.finish(map(recorder.lift, results), "mapped")
+    made = MappedFunction(f"torch.vmap.{name.rpartition('.')[2]}", inner, graph, examples)
+    made.in_dims = (*(None for _ in made.closure), *dims)
+    made.out_dims, made.randomness = tuple(result_dims), randomness
+    values = recorder.record("call_function", made, (tuple(made.closure), *leaves), {})
+    return compat.tree_unflatten(list(values), outer_structure)

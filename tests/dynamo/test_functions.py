@@ -1,0 +1,374 @@
+"""Functions that torch calls later or with other tensors: custom autograd functions, vmap, scans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.function import once_differentiable
+
+from tests.dynamo.helpers import compiled, equal, explained, lenient, outcome
+
+Function = torch.autograd.Function
+SCALE = 2.0
+WEIGHT = torch.randn(4, requires_grad=True)
+CALLS: list[int] = []
+
+
+class Cubed(Function):
+    """Its gradient is ten times too large, so that nobody takes the forward's own for it."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, k: float = 1.0) -> torch.Tensor:
+        ctx.save_for_backward(a)
+        ctx.k = k
+        return a**3 * k
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (a,) = ctx.saved_tensors
+        return 30 * a**2 * grad * ctx.k, None
+
+
+class LargestAndWhere(Function):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
+        values, where = (a + b).max(1)
+        ctx.mark_non_differentiable(where)
+        ctx.save_for_backward(where)
+        ctx.shape = a.shape
+        return values, where
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor, unused: torch.Tensor) -> Any:
+        assert unused.dtype == torch.int64
+        (where,) = ctx.saved_tensors
+        spread = torch.zeros(ctx.shape).scatter(1, where[:, None], 7 * grad[:, None])
+        return spread if ctx.needs_input_grad[0] else None, None
+
+
+class Staged(Function):
+    """Forward and setup_context apart; saves its output and an intermediate value."""
+
+    @staticmethod
+    def forward(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a * b).exp()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
+        a, b = inputs
+        ctx.save_for_backward(output, None, a)
+        ctx.other = b.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        out, nothing, a = ctx.saved_tensors
+        assert nothing is None
+        return grad * out * ctx.other, Cubed.apply(grad * out, 2) * a
+
+
+class Reversed(Function):
+    """Gives its input back."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        return a
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return -grad
+
+
+class Flattened(Function):
+    """A view of its input; asks for its gradient's layout."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        ctx.shape = a.shape
+        return a.view(-1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        if not grad.is_contiguous():
+            grad = grad.contiguous()
+        return grad.view(ctx.shape) * 3
+
+
+class Closing(Function):
+    """Uses a tensor of the module."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        scaled = Cubed.apply(a) * WEIGHT
+        ctx.scaled = scaled
+        return scaled
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * ctx.scaled
+
+
+class Scaled(Function):
+    """Its backward reads a global."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        return a * SCALE
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * SCALE
+
+
+class Counting(Function):
+    """Its backward changes something outside."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        return a * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        CALLS.append(1)
+        return grad * 3
+
+
+class InPlace(Function):
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(a)
+        return a.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 5
+
+
+PROGRAMS: dict[str, Callable[..., Any]] = {
+    "constants": lambda a, b: Cubed.apply(a * 2, 2).sin() + b,
+    "default": lambda a, b: Cubed.apply(a) @ b.T,
+    "twice the same": lambda a, b: Staged.apply(a, a) * b,
+    "two": lambda a, b: Staged.apply(a, b),
+    "marked": lambda a, b: LargestAndWhere.apply(a, b),
+    "marked, one unused": lambda a, b: LargestAndWhere.apply(a, b)[0] * 2,
+    "input given back": lambda a, b: (Reversed.apply(a).sin(), Reversed.apply(a + b)),
+    "view": lambda a, b: Flattened.apply(a + b) * 2,
+    "gradient of another layout": lambda a, b: Flattened.apply(a * b).T.contiguous().sum(1),
+    "gradient that is expanded": lambda a, b: Flattened.apply(a * b).sum(),
+    "closure": lambda a, b: Closing.apply(a) + b,
+    "global": lambda a, b: Scaled.apply(a) + b,
+    "inside no_grad": lambda a, b: quietly(Cubed.apply, a) + a,
+    "in a loop": lambda a, b: sum(Cubed.apply(a, k) for k in range(3)),
+}
+
+
+def quietly(function: Any, *args: Any) -> Any:
+    with torch.no_grad():
+        return function(*args)
+
+
+def both(a: torch.Tensor, b: torch.Tensor, call: Callable[..., Any]) -> Any:
+    """What a call gives, and the gradients."""
+    leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in (a, b)]
+    WEIGHT.grad = None
+    out = call(*leaves)
+    parts = [t for t in (out if isinstance(out, tuple) else (out,)) if t.requires_grad]
+    if parts:
+        sum(part.square().sum() for part in parts).backward()
+    return out, [t.grad for t in (*leaves, WEIGHT)]
+
+
+X, Y = torch.randn(3, 4), torch.randn(3, 4)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_custom_function_is_part_of_the_graph(name: str, backend: str) -> None:
+    program = PROGRAMS[name]
+    run = compiled(program, backend=backend)
+    for a, b in [(X, Y), (Y, X)]:
+        (got, got_grads), (want, want_grads) = both(a, b, run), both(a, b, program)
+        assert close(got, want, backend) and close(got_grads, want_grads, backend)
+        with torch.no_grad():
+            assert close(run(a, b), program(a, b), backend)
+    assert explained(run).graph_count == 2  # with gradients and without
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_custom_function_with_symbolic_sizes(name: str) -> None:
+    run = compiled(PROGRAMS[name], dynamic=True)
+    for rows in (3, 5, 6):
+        a, b = torch.randn(rows, 4), torch.randn(rows, 4)
+        assert equal(both(a, b, run), both(a, b, PROGRAMS[name]))
+    assert explained(run).graph_count == 1
+
+
+def close(left: Any, right: Any, backend: str) -> bool:
+    if backend == "eager":
+        return equal(left, right)
+    if isinstance(left, tuple | list):
+        return len(left) == len(right) and all(close(a, b, backend) for a, b in zip(left, right))
+    if left is None or right is None:
+        return left is right
+    return left.requires_grad == right.requires_grad and torch.allclose(left, right, rtol=1e-5)
+
+
+VIEWS: dict[str, Callable[..., Any]] = {
+    "of an input": lambda a, b: (Reversed.apply(a), b * 2),
+    "of a view of an input": lambda a, b: (Flattened.apply(a.T.T)[0], b * 2),
+    "of another output": lambda a, b: (c := a + b, Reversed.apply(c)),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_outputs_that_are_views_by_a_custom_function(name: str, backend: str) -> None:
+    """Gradients go through the function, also where it gives what shares memory with an input."""
+    run = lenient(VIEWS[name], backend=backend)
+    assert close(both(X, Y, run), both(X, Y, VIEWS[name]), backend)
+
+
+def test_its_graphs_are_shown() -> None:
+    run = compiled(PROGRAMS["constants"])
+    both(X, Y, run)
+    (capture,) = explained(run).captures
+    assert [graph.name for graph in capture.subgraphs] == ["Cubed", "Cubed_backward"]
+    assert "def Cubed_backward(gradient: 'f32[3, 4]', mul: 'f32[3, 4]'):" in str(capture)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_what_backward_reads_may_not_change_in_between(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = compiled(lambda a: Scaled.apply(a), backend=backend)
+    a = X.clone().requires_grad_()
+    out = run(a)
+    monkeypatch.setitem(globals(), "SCALE", 3.0)
+    with pytest.raises(RuntimeError, match="changed since forward"):
+        out.sum().backward()
+    run(a).sum().backward()  # captured again
+    assert torch.equal(a.grad, torch.full_like(a, 3.0))
+
+
+def test_second_derivatives_are_refused() -> None:
+    a = X.clone().requires_grad_()
+    out = compiled(PROGRAMS["constants"])(a, Y)
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        torch.autograd.grad(out.sum(), a, create_graph=True)
+
+
+def made_a_leaf(a: torch.Tensor) -> Any:
+    leaf = a.detach().clone().requires_grad_()
+    return leaf, leaf * 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_leaf_that_the_frame_makes_gets_its_gradient(backend: str) -> None:
+    leaf, doubled = lenient(made_a_leaf, backend=backend)(X)
+    doubled.sum().backward()
+    assert leaf.is_leaf and torch.equal(leaf.grad, torch.full_like(X, 2.0))
+
+
+@pytest.mark.parametrize("function", [Counting, InPlace])
+def test_what_runs_in_eager(function: Any) -> None:
+    def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return function.apply(a * 2) + b
+
+    run = lenient(program)
+    for expected in (program, run):
+        CALLS.clear()
+        assert equal(both(X, Y, run), both(X, Y, program))
+        assert len(CALLS) == (2 if function is Counting else 0), expected
+    assert explained(run).breaks
+
+
+def test_function_that_the_frame_leaks_a_tensor_of() -> None:
+    kept: list[Any] = []
+
+    class Leaking(Function):
+        @staticmethod
+        def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+            kept.append(a * 2)
+            return a * 3
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad
+
+    run = lenient(lambda a: Leaking.apply(a) + kept[-1])
+    a = X.clone().requires_grad_()
+    assert equal(run(a), Leaking.apply(a) + kept[-1]) and len(kept) == 2
+
+
+# -- vmap
+
+
+def rows(a: torch.Tensor, b: torch.Tensor) -> Any:
+    return torch.vmap(lambda x, y: {"dot": (x * y).sum() + WEIGHT.sum(), "rest": x - y})(a, b)
+
+
+MAPPED: dict[str, Callable[..., Any]] = {
+    "dictionary": lambda a, b: tuple(rows(a, b).values()),
+    "columns": lambda a, b: torch.vmap(torch.dot, (1, 1))(a, b),
+    "columns out": lambda a, b: torch.vmap(lambda x: (x * 2, x.sum()), -1, (1, 0))(a)[0] + b,
+    "nested": lambda a, b: torch.vmap(torch.vmap(lambda x, y: x * y + a.sum()))(a, b),
+    "pairs": lambda a, b: torch.vmap(lambda p: p[0] @ p[1], in_dims=((0, 1),))((a, b.T)),
+    "shapes inside": lambda a, b: torch.vmap(lambda x: x.reshape(2, -1) * x.shape[0])(a),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", MAPPED)
+def test_vmap_is_part_of_the_graph(name: str, backend: str) -> None:
+    program = MAPPED[name]
+    run = compiled(program, backend=backend)
+    for a, b in [(X, Y), (Y, X)]:
+        (got, got_grads), (want, want_grads) = both(a, b, run), both(a, b, program)
+        assert close(got, want, backend) and close(got_grads, want_grads, backend)
+    assert explained(run).graph_count == 1
+
+
+def test_vmap_that_torch_refuses() -> None:
+    def program(a: torch.Tensor) -> torch.Tensor:
+        return torch.vmap(lambda x: x + torch.rand(()))(a)
+
+    ours, theirs = outcome(lenient(program), X), outcome(program, X)
+    assert ours[0] == theirs[0] == "raised" and equal(ours[1][1], theirs[1][1])
+
+
+def test_mapped_function_is_returned() -> None:
+    run = lenient(lambda a: (a * 2, torch.vmap(torch.sum)))
+    doubled, mapped = run(X)
+    assert equal(doubled, X * 2) and equal(mapped(X), torch.vmap(torch.sum)(X))
+
+
+@pytest.mark.parametrize("length", [1, 5, 8])
+def test_associative_scan(length: int) -> None:
+    from torch._higher_order_ops.associative_scan import associative_scan
+
+    def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        def combine(left: Any, right: Any) -> Any:
+            return left[0] * right[0], right[0] * left[1] + right[1]
+
+        return associative_scan(combine, (a, b), dim=1, combine_mode="generic")[1]
+
+    a, b = torch.randn(2, length), torch.randn(2, length)
+    run = compiled(program)
+    assert equal(both(a, b, run), both(a, b, program))
+    assert explained(run).graph_count == 1
+
+
+def test_modules_made_after_torch_compile_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It wraps nn.Module.__init__ at its first use."""
+    from torch._dynamo import mutation_guard
+
+    for name in ("__init__", "__setstate__"):
+        monkeypatch.setattr(torch.nn.Module, name, getattr(torch.nn.Module, name))
+    monkeypatch.setattr(torch.nn.Module, "___needs_generation_tag_patch", True, raising=False)
+    mutation_guard.install_generation_tagging_init()
+    assert torch.nn.Module.__init__ is not mutation_guard.unpatched_nn_module_init
+    run = compiled(lambda a: torch.nn.ReLU()(a))
+    assert equal(run(X), X.relu()) and explained(run).graph_count == 1
