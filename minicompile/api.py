@@ -12,9 +12,14 @@ from typing import Any, cast
 
 import torch
 
-from minicompile.dynamo import dispatch
 from minicompile.dynamo.controls import allow_in_graph, disable, is_disabled, original_of
-from minicompile.dynamo.dispatch import Backend, Dispatcher, compiled_function, plain_backend
+from minicompile.dynamo.dispatch import (
+    Backend,
+    Dispatcher,
+    all_dispatchers,
+    compiled_function,
+    plain_backend,
+)
 from minicompile.dynamo.module import call_module, wrap_module
 from minicompile.dynamo.result import Capture, Explanation
 from minicompile.dynamo.sizes import mark_dynamic
@@ -206,5 +211,5 @@ class _Traced(Exception):
 
 def reset() -> None:
     """Forget every compiled version and all counts, of all compiled functions."""
-    for dispatcher in list(dispatch.ALL):
+    for dispatcher in all_dispatchers():
         dispatcher.clear()

@@ -38,8 +38,9 @@ from minicompile.options import Options
 Backend = Callable[[Capture], BoxedGraph]
 """Compiles a capture."""
 
-ALL: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
-"""Every dispatcher, for `mc.reset()`."""
+_all: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+_all_lock = threading.Lock()
+"""Held while `_all` is read or written."""
 
 LEFT_OUT = Marker("__mc_left_out")
 """Stands for an argument that the caller left out, in generated signatures."""
@@ -76,7 +77,8 @@ class Dispatcher:
         self.above = None if frames is None else weakref.ref(frames)
         """What belongs to the compiled function that this one is part of."""
         self.clear()
-        ALL.add(self)
+        with _all_lock:
+            _all.add(self)
 
     def clear(self) -> None:
         """Forget every compiled version and all counts."""
@@ -247,6 +249,12 @@ class Dispatcher:
             failures=sum((r.failures for r in rest), tuple(self.failures)),
             limit_reached=self.limit_reached or any(r.limit_reached for r in rest),
         )
+
+
+def all_dispatchers() -> list[Dispatcher]:
+    """Every dispatcher that is alive, for `mc.reset()`."""
+    with _all_lock:
+        return list(_all)
 
 
 def resuming(owner: weakref.ref[Dispatcher]) -> Resume:

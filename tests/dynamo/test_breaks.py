@@ -302,6 +302,22 @@ def test_a_break_in_a_callee_breaks_at_the_call() -> None:
     assert explained(run).graph_count == 2 and explained(run).eager_calls == 0
 
 
+def test_locals_that_only_a_tool_could_name_stay_where_they_are() -> None:
+    """As those that pytest's rewritten asserts have."""
+
+    def function(a: torch.Tensor) -> torch.Tensor:
+        kept = a * 2
+        print(end="")
+        return kept + 1
+
+    code = function.__code__
+    names = tuple("@kept" if name == "kept" else name for name in code.co_varnames)
+    function.__code__ = code.replace(co_varnames=names)
+    run = lenient(function)
+    assert equal(run(x), x * 2 + 1)
+    assert "print" in explained(run).breaks[0].reason
+
+
 def test_what_the_frame_shares_with_nested_functions_stays_shared() -> None:
     def function(a: torch.Tensor) -> Any:
         count = 0
