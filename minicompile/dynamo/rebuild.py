@@ -8,6 +8,7 @@ The real compiler: torch/_dynamo/codegen.py (PyCodegen), side_effects.py.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import operator
 import types
@@ -111,8 +112,9 @@ class Rebuild:
             return self.made_function(value)
         if cls is types.CellType:
             name = self.assign(value, "types.CellType()")
-            contents = self.expression(self.tracer.realize(value.cell_contents))
-            self.lines.append(f"{name}.cell_contents = {contents}")
+            with contextlib.suppress(ValueError):  # empty
+                contents = self.expression(self.tracer.realize(value.cell_contents))
+                self.lines.append(f"{name}.cell_contents = {contents}")
             return name
         if hasattr(cls, "n_sequence_fields"):  # torch.return_types
             return self.assign(value, f"{self.code.constant(cls)}({self.sequence(value)})")

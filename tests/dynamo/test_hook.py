@@ -22,7 +22,9 @@ from torch.utils.checkpoint import checkpoint
 import minicompile as mc
 from minicompile.dynamo import hook
 from minicompile.dynamo.nested import MAX_CLOSURES
-from tests.dynamo.helpers import dispatcher, equal, explained, lenient, outcome
+from tests.dynamo.helpers import compiled, dispatcher, equal, explained, lenient, outcome
+from tests.dynamo.program_table import names
+from tests.dynamo.program_table import run as run_program
 from tests.dynamo.test_bytecode import ROOT, VERSIONS, find_python
 
 x = torch.randn(3, 4)
@@ -310,6 +312,28 @@ def test_state_that_a_nested_function_changes_is_changed_once() -> None:
         assert ours.calls == theirs.calls and equal(ours.kept, theirs.kept)
 
 
+class Base:
+    def scale(self, a: torch.Tensor) -> torch.Tensor:
+        return a * 2
+
+
+class Derived(Base):
+    def scale(self, a: torch.Tensor) -> torch.Tensor:
+        return super().scale(a).sin()
+
+
+@needs_hook
+def test_a_method_that_calls_super() -> None:
+    def function(thing: Base, a: torch.Tensor) -> Any:
+        return [thing.scale(a) for _ in (1, 2) if not print(end="")]
+
+    run = lenient(function)
+    for _ in range(2):
+        assert equal(run(Derived(), x), function(Derived(), x))
+    assert nested(run)["Derived.scale"] == (2, 4, 0)
+    assert equal(compiled(Derived.scale)(Derived(), x), Derived().scale(x))
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -377,6 +401,27 @@ def test_transforms_see_their_functions_as_they_are() -> None:
     run = lenient(function, backend="aot_eager")
     for _ in range(2):
         assert equal(run(x), function(x))
+
+
+def below_eager(function: Any) -> Any:
+    """The function, called by a frame that can't be captured."""
+
+    def outer(*args: Any, **kwargs: Any) -> Any:
+        try:
+            raise KeyError
+        except KeyError:
+            print(end="")
+        return function(*args, **kwargs)
+
+    return outer
+
+
+@needs_hook
+@pytest.mark.parametrize(("table", "name"), names()[::4], ids=[name for _, name in names()[::4]])
+def test_programs_below_an_eager_frame(table: str, name: str) -> None:
+    theirs, _ = run_program(table, name, below_eager)
+    ours, _ = run_program(table, name, lambda function: lenient(below_eager(function)))
+    assert ours == theirs
 
 
 @needs_hook
