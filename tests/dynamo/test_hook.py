@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import gc
 import re
@@ -22,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 import minicompile as mc
 from minicompile.dynamo import hook
 from minicompile.dynamo.nested import MAX_CLOSURES
-from tests.dynamo.helpers import compiled, dispatcher, equal, explained, lenient, outcome
+from tests.dynamo.helpers import compiled, dispatcher, equal, explained, in_eager, lenient, outcome
 from tests.dynamo.program_table import names
 from tests.dynamo.program_table import run as run_program
 from tests.dynamo.test_bytecode import ROOT, VERSIONS, find_python
@@ -66,16 +67,13 @@ def helper(a: torch.Tensor, k: float = 2.0, *rest: Any, sign: int = 1, **named: 
 
 
 def eager_loop(a: torch.Tensor) -> Any:
-    try:
-        raise KeyError
-    except KeyError:
-        print(end="")
+    a.frac()
     return helper(a) + helper(a, 3.0, 1, 2, sign=-1, more=5)
 
 
 @needs_hook
 def test_functions_called_by_an_eager_frame_are_captured() -> None:
-    run = lenient(eager_loop)
+    run = in_eager(eager_loop)
     for _ in range(3):
         assert equal(run(x), eager_loop(x))
     assert nested(run) == {"helper": (10, 6, 0)}
@@ -92,7 +90,7 @@ def test_functions_called_by_the_instruction_at_a_break_are_captured() -> None:
         return b * 3
 
     def function(a: torch.Tensor) -> torch.Tensor:
-        return sorted([a + 1, a - 1], key=lambda row: float(prints(row).sum()))[0] * 2
+        return contextvars.copy_context().run(prints, a + 1) * 2
 
     run = lenient(function)
     for _ in range(3):
@@ -102,14 +100,14 @@ def test_functions_called_by_the_instruction_at_a_break_are_captured() -> None:
 
 @needs_hook
 def test_switched_off_they_run_in_eager() -> None:
-    run = lenient(eager_loop, options={"nested_frames": False})
+    run = in_eager(eager_loop, nested_frames=False)
     assert equal(run(x), eager_loop(x))
     assert dispatcher(run).nested is None and explained(run).graph_count == 0
 
 
 def test_without_a_compiler_the_wrapper_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hook, "load_hook", lambda: None)
-    run = lenient(eager_loop)
+    run = in_eager(eager_loop)
     for _ in range(2):
         assert equal(run(x), eager_loop(x))
     assert explained(run).eager_calls == 2 and explained(run).graph_count == 0
@@ -118,7 +116,7 @@ def test_without_a_compiler_the_wrapper_does(monkeypatch: pytest.MonkeyPatch) ->
 
 @needs_hook
 def test_the_hook_is_off_before_and_after() -> None:
-    run = lenient(eager_loop)
+    run = in_eager(eager_loop)
     run(x)
     before = nested(run)
     helper(x)
@@ -137,13 +135,13 @@ def chatty(values: list[int]) -> list[int]:
 @needs_hook
 def test_what_records_nothing_is_left_alone() -> None:
     def function(a: torch.Tensor) -> Any:
+        a.frac()
         total = 0
         for i in range(3):
-            print(end="")
             total += sum(chatty([i, 1]))
         return a * total
 
-    run = lenient(function)
+    run = in_eager(function)
     assert equal(run(x), function(x)) and equal(run(x), function(x))
     frames = dispatcher(run).nested
     assert frames is not None
@@ -157,12 +155,11 @@ def test_torch_the_standard_library_and_generators_are_left_alone() -> None:
         yield from a
 
     def function(a: torch.Tensor) -> Any:
-        print(end="")
+        a.frac()
         found = functools.reduce(lambda b, c: b + c.sin(), rows(a))
-        print(end="")
         return nn.functional.gelu(nn.Linear(4, 4, bias=False)(found * 0))
 
-    run = lenient(function, dynamic=False)
+    run = in_eager(function)
     assert equal(run(x), function(x))
     assert seen(run) <= {"<lambda>"}
 
@@ -170,28 +167,23 @@ def test_torch_the_standard_library_and_generators_are_left_alone() -> None:
 @needs_hook
 def test_refused_functions_run_as_they_are_and_say_why() -> None:
     def refused(a: torch.Tensor) -> Any:
-        try:
-            raise KeyError
-        except KeyError:
-            print(end="")
+        a.frac()
         return helper(a)
 
     def function(a: torch.Tensor) -> Any:
-        try:
-            raise KeyError
-        except KeyError:
-            print(end="")
+        a.frac()
         return refused(a)
 
-    run = lenient(function)
+    run = in_eager(function)
     for _ in range(3):
         assert equal(run(x), function(x))
     assert nested(run)["refused"] == (0, 0, 1)  # not asked again
     assert nested(run)["helper"] == (5, 3, 0)
-    reasons = [
-        (found.user_line.function, found.kind) for found in explained(run).breaks if found.user_line
+    reasons = [found.reason for found in explained(run).breaks]
+    assert [reason.split("<locals>.")[-1] for reason in reasons] == [
+        "function in eager",
+        "refused in eager",
     ]
-    assert [name.split(".")[-1] for name, _ in reasons] == ["function", "refused"]
 
 
 @needs_hook
@@ -203,7 +195,7 @@ def test_a_function_that_calls_itself() -> None:
     run = lenient(countdown, options={"recompile_limit": 64})
     for n in (0, 3, 20):
         assert equal(run(x, n), countdown(x, n))
-    plain: Any = lenient(eager_recursion)
+    plain: Any = in_eager(eager_recursion)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for n in (0, 3, 150):
@@ -211,10 +203,7 @@ def test_a_function_that_calls_itself() -> None:
 
 
 def eager_recursion(a: torch.Tensor, n: int) -> torch.Tensor:
-    try:
-        raise KeyError
-    except KeyError:
-        print(end="")
+    a.frac()
     return a if n == 0 else eager_recursion(a + 1, n - 1)
 
 
@@ -242,10 +231,8 @@ def fails(a: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def calls_fails(a: torch.Tensor, k: int) -> Any:
-    for _ in range(1):
-        print(end="")
-        a = fails(a, k)
-    return a
+    a.frac()
+    return fails(a, k)
 
 
 @needs_hook
@@ -258,7 +245,7 @@ def test_exceptions_and_their_tracebacks(k: int) -> None:
         frames = traceback.extract_tb(caught.value.__traceback__)
         return {f.name: f.lineno for f in frames if f.filename == __file__ and f.name != "shown"}
 
-    run = lenient(calls_fails)
+    run = in_eager(calls_fails)
     for _ in range(3):
         assert shown(run) == shown(calls_fails)
         assert outcome(run, x, k) == outcome(calls_fails, x, k)
@@ -272,14 +259,13 @@ def test_closures_of_one_code_are_told_apart() -> None:
     permanent = [scaled(float(k)) for k in range(3)]
 
     def function(a: torch.Tensor, fresh: int) -> Any:
-        print(end="")
+        a.frac()
         total = [f(a) for f in permanent]
         for k in range(fresh):
-            print(end="")
             total.append(scaled(k + 0.5)(a))
         return total
 
-    run = lenient(function)
+    run = in_eager(function)
     for _ in range(3):
         assert equal(run(x, 0), function(x, 0))
         assert equal(run(x, 20), function(x, 20))
@@ -299,12 +285,12 @@ def test_state_that_a_nested_function_changes_is_changed_once() -> None:
             return a * self.calls
 
     def function(counter: Counter, a: torch.Tensor) -> Any:
+        a.frac()
         for _ in range(3):
-            print(end="")
             a = counter.note(a)
         return a
 
-    run = lenient(function)
+    run = in_eager(function, recompile_limit=16)
     ours, theirs = Counter(), Counter()
     for _ in range(3):
         mine, other = x.clone(), x.clone()
@@ -325,9 +311,10 @@ class Derived(Base):
 @needs_hook
 def test_a_method_that_calls_super() -> None:
     def function(thing: Base, a: torch.Tensor) -> Any:
-        return [thing.scale(a) for _ in (1, 2) if not print(end="")]
+        a.frac()
+        return [thing.scale(a) for _ in (1, 2)]
 
-    run = lenient(function)
+    run = in_eager(function)
     for _ in range(2):
         assert equal(run(Derived(), x), function(Derived(), x))
     assert nested(run)["Derived.scale"] == (2, 4, 0)
@@ -350,10 +337,7 @@ class Chain(nn.Module):
         self.keep = keep
 
     def forward(self, a: torch.Tensor) -> torch.Tensor:
-        try:
-            raise KeyError
-        except KeyError:
-            print(end="")
+        a.frac()
         for block in self.blocks:
             a = checkpoint(block, a, use_reentrant=False) if self.keep else block(a)
         return a
@@ -364,7 +348,7 @@ class Chain(nn.Module):
 def test_modules_below_an_eager_frame_train(backend: str) -> None:
     ours, theirs = Chain(), Chain()
     theirs.load_state_dict(ours.state_dict())
-    run = lenient(ours, backend=backend)
+    run = in_eager(ours, backend=backend)
     for _ in range(2):
         found, wanted = run(x), theirs(x)
         torch.testing.assert_close(found, wanted)
@@ -379,7 +363,7 @@ def test_modules_below_an_eager_frame_train(backend: str) -> None:
 def test_what_is_recomputed_runs_both_times_as_it_is() -> None:
     ours, theirs = Chain(keep=True), Chain(keep=True)
     theirs.load_state_dict(ours.state_dict())
-    run = lenient(ours, backend="aot_eager")
+    run = in_eager(ours, backend="aot_eager")
     for _ in range(2):
         run(x).sum().backward()
         theirs(x).sum().backward()
@@ -394,11 +378,11 @@ def test_transforms_see_their_functions_as_they_are() -> None:
         return (a * a).sum()
 
     def function(a: torch.Tensor) -> Any:
-        print(end="")
+        a.frac()
         traced = torch.fx.symbolic_trace(square)
         return torch.func.vmap(torch.func.grad(square))(a), str(traced.graph), square(a)
 
-    run = lenient(function, backend="aot_eager")
+    run = in_eager(function, backend="aot_eager")
     for _ in range(2):
         assert equal(run(x), function(x))
 
@@ -407,10 +391,7 @@ def below_eager(function: Any) -> Any:
     """The function, called by a frame that can't be captured."""
 
     def outer(*args: Any, **kwargs: Any) -> Any:
-        try:
-            raise KeyError
-        except KeyError:
-            print(end="")
+        x.frac()
         return function(*args, **kwargs)
 
     return outer
@@ -420,17 +401,17 @@ def below_eager(function: Any) -> Any:
 @pytest.mark.parametrize(("table", "name"), names()[::4], ids=[name for _, name in names()[::4]])
 def test_programs_below_an_eager_frame(table: str, name: str) -> None:
     theirs, _ = run_program(table, name, below_eager)
-    ours, _ = run_program(table, name, lambda function: lenient(below_eager(function)))
+    ours, _ = run_program(table, name, lambda function: in_eager(below_eager(function)))
     assert ours == theirs
 
 
 @needs_hook
 def test_two_compiled_functions_share_a_nested_one() -> None:
     def other(a: torch.Tensor) -> Any:
-        print(end="")
-        return [helper(a).cos() for _ in (1, 2) if not print(end="")]
+        a.frac()
+        return [helper(a).cos() for _ in (1, 2)]
 
-    one, two = lenient(eager_loop), lenient(other)
+    one, two = in_eager(eager_loop), in_eager(other)
     for _ in range(3):
         assert equal(one(x), eager_loop(x)) and equal(two(x), other(x))
     assert nested(one)["helper"][1] == 6
@@ -438,7 +419,7 @@ def test_two_compiled_functions_share_a_nested_one() -> None:
 
 @needs_hook
 def test_reset_forgets_nested_frames_too() -> None:
-    run = lenient(eager_loop)
+    run = in_eager(eager_loop)
     run(x)
     assert nested(run)
     mc.reset()
@@ -455,10 +436,10 @@ def test_nothing_is_kept_alive() -> None:
             return b + 1
 
         def function(a: torch.Tensor) -> Any:
-            print(end="")
-            return [inner(a) for _ in (1, 2) if not print(end="")]
+            a.frac()
+            return [inner(a) for _ in (1, 2)]
 
-        return lenient(function)
+        return in_eager(function)
 
     run = make()
     for _ in range(2):
@@ -481,13 +462,10 @@ def test_a_compiled_function_below_an_eager_frame_keeps_its_own_backend() -> Non
     own = mc.compile(helper, backend=backend)
 
     def function(a: torch.Tensor) -> Any:
-        try:
-            raise KeyError
-        except KeyError:
-            print(end="")
+        a.frac()
         return own(a)
 
-    run = lenient(function)
+    run = in_eager(function)
     assert equal(run(x), function(x)) and used == ["own"]
     assert nested(run) == {}
 
@@ -500,6 +478,7 @@ def test_a_debugger_sees_the_users_frames() -> None:
         lines.append(frame.f_code.co_name)
 
     def function(a: torch.Tensor) -> Any:
+        a.frac()
         before = sys.gettrace()
         sys.settrace(trace)
         try:
@@ -507,5 +486,5 @@ def test_a_debugger_sees_the_users_frames() -> None:
         finally:
             sys.settrace(before)
 
-    run = lenient(function)
+    run = in_eager(function)
     assert equal(run(x), helper(x)) and "helper" in lines
