@@ -19,6 +19,8 @@ PUBLIC = {
     "trace": "api",
     "reset": "api",
     "mark_dynamic": "api",
+    "disable": "api",
+    "allow_in_graph": "api",
     "without": "extension",
     "scoped": "extension",
     "Options": "options",

@@ -1,4 +1,4 @@
-"""The public functions: compile, explain, reset, mark_dynamic, and the named backends.
+"""The public functions, and the named backends.
 
 The real compiler: torch/__init__.py (torch.compile), torch/_dynamo/__init__.py.
 """
@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import torch
 
-from minicompile.dynamo import dispatch
-from minicompile.dynamo.dispatch import Backend, Dispatcher, plain_backend
-from minicompile.dynamo.module import CompiledModule, call_module, wrap_module
+from minicompile.dynamo.controls import allow_in_graph, disable, is_disabled, original_of
+from minicompile.dynamo.dispatch import Backend, Dispatcher, all_dispatchers, plain_backend
+from minicompile.dynamo.module import call_module, wrap_module
 from minicompile.dynamo.result import Capture, Explanation
 from minicompile.dynamo.sizes import mark_dynamic
 from minicompile.errors import OptionError, Unsupported
@@ -22,7 +22,9 @@ from minicompile.ops.registry import Registry
 from minicompile.options import Options, make_options
 from minicompile.pipeline_result import Trace
 
-__all__ = ["backends", "compile", "explain", "mark_dynamic", "reset", "trace"]
+__all__ = [
+    "allow_in_graph", "backends", "compile", "disable", "explain", "mark_dynamic", "reset", "trace",
+]  # fmt: skip
 
 BackendMaker = Callable[[Options], Backend]
 
@@ -114,6 +116,8 @@ def compile(
     )
     if target is None:
         return again
+    if is_disabled(target):
+        return target
     if isinstance(target, type) or not callable(target):
         kind = type(target).__name__
         raise OptionError(f"can't compile a {kind}: give a function or an nn.Module")
@@ -143,15 +147,6 @@ def calling(target: Any) -> types.FunctionType:
     return cast(types.FunctionType, call)
 
 
-def original_of(target: Any) -> Any:
-    """What was compiled, if the target is already a compiled function or module."""
-    if isinstance(target, CompiledModule):
-        return target._orig_mod
-    if isinstance(target, types.FunctionType):
-        return getattr(target, "_minicompile_original", target)
-    return target
-
-
 def dispatcher_of(target: Any) -> Dispatcher | None:
     """The Dispatcher behind a compiled function or module, None if it is neither."""
     inner = target.__func__ if isinstance(target, types.MethodType) else target
@@ -168,7 +163,8 @@ def explain(
         compiled = compile(original_of(target), dynamic=dynamic, backend="eager", options=options)
         compiled(*args, **kwargs)
         found = dispatcher_of(compiled)
-        assert found is not None
+        if found is None:
+            raise OptionError(f"there is nothing to explain: {target!r} is under mc.disable")
         return found.explanation()
 
     return run
@@ -209,5 +205,5 @@ class _Traced(Exception):
 
 def reset() -> None:
     """Forget every compiled version and all counts, of all compiled functions."""
-    for dispatcher in list(dispatch.ALL):
+    for dispatcher in all_dispatchers():
         dispatcher.clear()

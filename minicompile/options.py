@@ -52,6 +52,8 @@ class Options:
     """Run each IR's verifier between stages."""
     recompile_limit: int = 8
     """Compiled versions kept per code object; after that a frame runs in eager."""
+    nested_frames: bool = True
+    """False: functions that eager code calls run in eager too."""
     max_fusion_nodes: int = 64
     """Most loop nests in one kernel."""
     cpp_compiler: str = field(default_factory=lambda: os.environ.get("CXX", ""))

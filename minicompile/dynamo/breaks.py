@@ -181,6 +181,8 @@ def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
         if value is not UNBOUND and name in kept and name not in code.co_freevars
     }
     bound = tuple(name for name in slot_names(code) if name in values)
+    if not all(map(str.isidentifier, bound)):  # they become parameters
+        raise Unsupported("a break while a local without a proper name is alive")
     state = State(point, tuple("null" if value is NULL else "value" for value in stack), bound)
     after = successors(code, state)
 

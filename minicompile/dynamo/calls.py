@@ -20,7 +20,7 @@ import operator
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -104,6 +104,8 @@ for _symbol in BINARY.keys() & METHOD_OF.keys():
     TENSOR_OPERATORS[f"__i{METHOD_OF[_symbol]}__"] = BINARY[f"{_symbol}="], False
     TENSOR_OPERATORS[f"__r{METHOD_OF[_symbol]}__"] = BINARY[_symbol], True
 UNRECORDED = words("__hash__ __repr__ __str__ __format__ __reduce_ex__ __deepcopy__")
+DISABLED = "_minicompile_disabled"
+"""The attribute of functions under `mc.disable`: the reason."""
 FIXED_TYPES = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
 
 
@@ -192,6 +194,8 @@ class Calls(Containers):
             return self.call(original, args, kwargs)
         if is_tensor_method(function) or is_torch_function(function):
             return self.torch_call(function, args, kwargs)
+        if DISABLED in function.__dict__:
+            self.disabled(function.__qualname__, function.__dict__[DISABLED])
         wrapped = compat.wrapped_original(function)
         if wrapped is not None:
             if not is_fixed(wrapped.__module__ or ""):
@@ -200,6 +204,10 @@ class Calls(Containers):
         if library_of(function.__module__) == "numpy":
             self.unsupported(f"a call of numpy's {function.__qualname__}", HINTS["numpy"])
         return self.call_function(function, args, kwargs)
+
+    def disabled(self, name: str, reason: str) -> NoReturn:
+        why = f": {reason}" if reason else ""
+        self.unsupported(f"{name} is under mc.disable{why}", "call it outside, or enable it")
 
     def call_function(
         self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -25,11 +25,12 @@ import torch
 from minicompile import compat
 from minicompile.dynamo.breaks import Resume, resume_function
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
-from minicompile.dynamo.capture import capture_frame
+from minicompile.dynamo.capture import capture_frame, deep_stack
 from minicompile.dynamo.continuation import State
 from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate
 from minicompile.dynamo.interpreter import Marker
+from minicompile.dynamo.nested import NestedFrames
 from minicompile.dynamo.result import (
     Capture,
     Explanation,
@@ -45,8 +46,9 @@ from minicompile.options import Options
 Backend = Callable[[Capture], BoxedGraph]
 """Compiles a capture."""
 
-ALL: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
-"""Every dispatcher, for `mc.reset()`."""
+_all: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+_all_lock = threading.Lock()
+"""Held while `_all` is read or written."""
 
 LEFT_OUT = Marker("__mc_left_out")
 """Stands for an argument that the caller left out, in generated signatures."""
@@ -73,6 +75,7 @@ class Dispatcher:
         fullgraph: bool = False,
         dynamic: bool | None = None,
         name: str | None = None,
+        frames: NestedFrames | None = None,
         before: Dispatcher | None = None,
     ) -> None:
         """`before`: what was cut, if `function` is a resume function."""
@@ -81,15 +84,22 @@ class Dispatcher:
         self.name = name or function.__qualname__
         self.signature = signature_of(function)
         self.entries: list[Entry] = []
+        self.above = None if frames is None else weakref.ref(frames)
+        """What belongs to the compiled function that this one is part of."""
         self.before = before
         self.clear()
-        ALL.add(self)
+        with _all_lock:
+            _all.add(self)
 
     def clear(self) -> None:
         """Forget every compiled version and all counts."""
         self.entries.clear()
         self.resumed: dict[Any, Dispatcher] = {}
         """What goes on after graph breaks, by bytecode and state."""
+        self.nested: NestedFrames | None = None
+        """What else eager code below calls. Resumed and nested dispatchers share that of the outermost."""
+        if self.above is None and self.options.nested_frames and not self.fullgraph:
+            self.nested = NestedFrames(self)
         self.refused: set[Any] = set()
         """Fingerprints of calls whose capture was refused."""
         self.breaks: dict[GraphBreak, None] = {}
@@ -108,21 +118,49 @@ class Dispatcher:
 
     def miss(self, *arguments: Any) -> Any:
         """A call that no entry answered: capture it, or run it in eager."""
-        if getattr(_thread, "capturing", False):
-            return self.eager(arguments)
-        with _lock:
-            for entry in list(self.entries):
+        found = self.answer(arguments)
+        if found is not MISS:
+            return found
+        self.eager_calls += 1
+        return self.eager(arguments)
+
+    def answer(self, arguments: tuple[Any, ...], wait: bool = True) -> Any:
+        """What a cache entry gives, one that is there or one made now; MISS: run the frame in eager.
+
+        `wait`: for another thread that captures. User code never runs while the lock is held.
+        """
+        tried = 0
+        while True:
+            for entry in self.entries[tried:]:  # other threads may have made one
+                tried += 1
                 found = entry.call(*arguments)
                 if found is not MISS:
                     return found
-            made = self.compile(arguments)
-        if made is not None:
-            found = made.call(*arguments)
-            if found is not MISS:
-                return found
+            if getattr(_thread, "capturing", False) or not _lock.acquire(wait):
+                return MISS
+            try:
+                if len(self.entries) > tried:
+                    continue
+                with deep_stack():  # the call may come from deep down
+                    made = self.compile(arguments)
+            finally:
+                _lock.release()
+            break
+        if made is None:
+            return MISS
+        found = made.call(*arguments)
+        if found is MISS:
             self.disown(made, arguments)
-        self.eager_calls += 1
-        return self.eager(arguments)
+        return found
+
+    def native(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function run as it is, while what it calls may be captured."""
+        frames = self.frames()
+        return function if frames is None else frames.native(function)
+
+    def frames(self) -> NestedFrames | None:
+        """What stands for nested frames, if anything does."""
+        return self.nested if self.above is None else self.above()
 
     def values(self, arguments: tuple[Any, ...]) -> dict[str, Any]:
         """A call's arguments by name."""
@@ -131,7 +169,7 @@ class Dispatcher:
     def eager(self, arguments: tuple[Any, ...]) -> Any:
         """Call the original function."""
         call = inspect.BoundArguments(self.signature, OrderedDict(self.values(arguments)))
-        return self.function(*call.args, **call.kwargs)
+        return self.native(self.function)(*call.args, **call.kwargs)
 
     def compile(self, arguments: tuple[Any, ...]) -> Entry | None:
         """A new entry for these arguments; None if the call must run in eager. Raises under `fullgraph`."""
@@ -180,11 +218,12 @@ class Dispatcher:
             if self.fullgraph:
                 raise
             reason = f"internal error of minicompile: {type(error).__name__}: {error}"
-            warnings.warn(f"{reason}; {self.name} runs in eager", stacklevel=4)
+            warnings.warn(f"{reason}; {self.name} runs in eager", stacklevel=5)
             self.refuse(key, Unsupported(reason, hint="please report it; fullgraph=True raises it"))
             return None
         if (why := captured.stopped_by) is not None:
             self.breaks[GraphBreak(why.reason, why.where, why.hint, "instruction")] = None
+            captured.code.names["rest"] = self.native(captured.code.names["rest"])
         entry = Entry(captured, compiled, tuple(values))
         self.entries.append(entry)
         return entry
@@ -216,7 +255,7 @@ class Dispatcher:
         hint = getattr(error, "hint", "")
         self.breaks[GraphBreak(getattr(error, "reason", str(error)), None, hint)] = None
         lines = [f"minicompile runs {self.name} in eager from here on: {error}"]
-        warnings.warn("\n".join([*lines, *recompiles_text(reasons)]), stacklevel=5)
+        warnings.warn("\n".join([*lines, *recompiles_text(reasons)]), stacklevel=6)
 
     def disown(self, entry: Entry, arguments: tuple[Any, ...]) -> None:
         """An entry whose guards do not even hold for the call it was made for: never use it."""
@@ -225,20 +264,37 @@ class Dispatcher:
         reason = f"the guards changed while capturing: {failure}"
         self.refuse(fingerprint(arguments), Unsupported(reason))
 
+    def another(
+        self,
+        function: types.FunctionType,
+        name: str | None = None,
+        before: Dispatcher | None = None,
+    ) -> Dispatcher:
+        """A dispatcher for another function that belongs to the same compiled one."""
+        options = self.backend, self.options, False, self.dynamic
+        return Dispatcher(function, *options, name, self.frames(), before)
+
     # -- what happened
 
     def explanation(self) -> Explanation:
-        """Calls are those of the function; the rest includes what goes on after graph breaks."""
-        rest = [dispatcher.explanation() for dispatcher in self.resumed.values()]
+        """Calls are those of the function; the rest includes resume functions and nested frames."""
+        below = self.nested.dispatchers if self.nested is not None else []
+        rest = [dispatcher.explanation() for dispatcher in (*self.resumed.values(), *below)]
         return Explanation(
             name=self.name,
             captures=sum((r.captures for r in rest), tuple(e.capture for e in self.entries)),
-            breaks=sum((r.breaks for r in rest), tuple(self.breaks)),
+            breaks=tuple(dict.fromkeys(sum((r.breaks for r in rest), tuple(self.breaks)))),
             eager_calls=self.eager_calls,
             compiled_calls=sum(entry.hits for entry in self.entries),
             failures=sum((r.failures for r in rest), tuple(self.failures)),
             limit_reached=self.limit_reached or any(r.limit_reached for r in rest),
         )
+
+
+def all_dispatchers() -> list[Dispatcher]:
+    """Every dispatcher that is alive, for `mc.reset()`."""
+    with _all_lock:
+        return list(_all)
 
 
 def resuming(owner: weakref.ref[Dispatcher]) -> Resume:
@@ -254,9 +310,7 @@ def resuming(owner: weakref.ref[Dispatcher]) -> Resume:
         rest = resume_function(function, state, closure)
         if before is None or len(before.resumed) >= MAX_RESUMED:
             return rest
-        options = before.backend, before.options, False, before.dynamic
-        name = f"{before.name}, resumed"
-        before.resumed[key] = Dispatcher(rest, *options, name, before)
+        before.resumed[key] = before.another(rest, f"{before.name}, resumed", before)
         return before.resumed[key].entrance
 
     return resume

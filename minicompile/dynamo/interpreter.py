@@ -336,7 +336,8 @@ class Interpreter:
         cls = self.load_cell(frame.fast[frame.program.slots.index("__class__")])
         first = frame.fast[0]
         # The first parameter lives in a cell when a nested function uses it.
-        instance = self.load_cell(first) if isinstance(first, types.CellType) else first
+        cell = isinstance(first, types.CellType)
+        instance = self.load_cell(first) if cell else self.realize(first)
         return super(cls, instance)
 
     def build_class(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

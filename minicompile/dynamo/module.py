@@ -1,4 +1,5 @@
 """`CompiledModule`: an nn.Module that is compiled when called, and in everything else is the original.
+`DisabledModule`: one that captured code calls as it is.
 
 The wrapper's class derives from the original's class, and the two share one `__dict__`: parameters, buffers,
 submodules, `training`, hooks and every attribute are the same, with the same names in `state_dict()`.
@@ -23,14 +24,24 @@ def call_module(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
     return self(*args, **kwargs)
 
 
-class CompiledModule(torch.nn.Module):
-    """Mixin of every wrapper class. `_orig_mod` is the original module."""
+class WrappedModule(torch.nn.Module):
+    """Mixin of every wrapper class. `_orig_mod` is the original module, `_again` wraps a copy of it."""
 
-    __slots__ = ("_minicompile", "_orig_mod", "_recompile")
+    __slots__ = ("_again", "_orig_mod")
 
     _orig_mod: torch.nn.Module
+    _again: Callable[[torch.nn.Module], torch.nn.Module]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._again, (self._orig_mod,)
+
+
+class CompiledModule(WrappedModule):
+    """Goes through a dispatcher when called."""
+
+    __slots__ = ("_minicompile",)
+
     _minicompile: Dispatcher
-    _recompile: Callable[[torch.nn.Module], torch.nn.Module]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         original, dispatcher = self._orig_mod, self._minicompile
@@ -40,38 +51,60 @@ class CompiledModule(torch.nn.Module):
                 return found
         return dispatcher.miss(original, args, kwargs)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self._recompile, (self._orig_mod,)
-
     def __repr__(self) -> str:
         return f"compiled {self._orig_mod!r}"
 
 
+class DisabledModule(WrappedModule):
+    """Is never part of a graph."""
+
+    __slots__ = ("_reason",)
+
+    _reason: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._orig_mod(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"disabled {self._orig_mod!r}"
+
+
 @functools.cache
-def wrapper_class(cls: Any) -> type[CompiledModule]:
-    """`CompiledModule` for modules of a class; `isinstance(wrapper, cls)` holds."""
-    name, metaclass = f"Compiled{cls.__qualname__}", type(cls)
+def wrapper_class(kind: Any, cls: Any) -> type[WrappedModule]:
+    """The wrapper class for modules of a class; `isinstance(wrapper, cls)` holds."""
+    name = f"{kind.__name__.removesuffix('Module')}{cls.__qualname__}"
     body = {"__slots__": (), "__module__": cls.__module__, "__qualname__": name}
-    made: type[CompiledModule] = metaclass(f"Compiled{cls.__name__}", (CompiledModule, cls), body)
+    made: type[WrappedModule] = type(cls)(name.rpartition(".")[2], (kind, cls), body)
     return made
 
 
-def wrap_module(
-    original: torch.nn.Module,
-    dispatcher: Dispatcher,
-    recompile: Callable[[torch.nn.Module], torch.nn.Module],
-) -> torch.nn.Module:
+def wrap(original: torch.nn.Module, kind: Any, **slots: Any) -> torch.nn.Module:
     """A wrapper that shares the original's state."""
     cls: Any = type(original)
-    wrapper = object.__new__(wrapper_class(cls))
+    wrapper = object.__new__(wrapper_class(kind, cls))
     object.__setattr__(wrapper, "__dict__", original.__dict__)
-    object.__setattr__(wrapper, "_orig_mod", original)
-    object.__setattr__(wrapper, "_minicompile", dispatcher)
-    object.__setattr__(wrapper, "_recompile", recompile)
+    for name, value in {"_orig_mod": original, **slots}.items():
+        object.__setattr__(wrapper, name, value)
     return wrapper
+
+
+Again = Callable[[torch.nn.Module], torch.nn.Module]
+
+
+def wrap_module(original: torch.nn.Module, dispatcher: Dispatcher, again: Again) -> torch.nn.Module:
+    return wrap(original, CompiledModule, _minicompile=dispatcher, _again=again)
+
+
+def disable_module(original: torch.nn.Module, reason: str, again: Again) -> torch.nn.Module:
+    return wrap(original, DisabledModule, _reason=reason, _again=again)
 
 
 @call_rules(CompiledModule.__call__)
 def compiled_module_call(tracer: Calls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A compiled module called while capturing: the original becomes part of this graph."""
     return tracer.call(tracer.load_attr(args[0], "_orig_mod"), args[1:], kwargs)
+
+
+@call_rules(DisabledModule.__call__)
+def disabled_module_call(tracer: Calls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tracer.disabled(type(args[0]._orig_mod).__qualname__, args[0]._reason)

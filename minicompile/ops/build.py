@@ -28,8 +28,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-import torch
-
 from minicompile.errors import BackendError
 from minicompile.options import Options
 
@@ -108,6 +106,8 @@ def openmp_flags() -> tuple[str, ...]:
     """Threads and `simd`. Apple's clang has no OpenMP library of its own: torch brings one."""
     if sys.platform != "darwin":
         return ("-fopenmp",)
+    import torch  # only here: the frame hook is built without it
+
     folder = Path(torch.__file__).parent / "lib"
     if (folder / "libomp.dylib").exists():
         return ("-Xclang", "-fopenmp", f"-L{folder}", "-lomp", f"-Wl,-rpath,{folder}")

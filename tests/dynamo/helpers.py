@@ -9,8 +9,11 @@ from typing import Any
 import torch
 
 import minicompile as mc
+from minicompile.api import find_backend
 from minicompile.dynamo.dispatch import Dispatcher
-from minicompile.dynamo.result import Explanation
+from minicompile.dynamo.result import Capture, Explanation
+from minicompile.errors import Unsupported
+from minicompile.options import make_options
 
 
 def equal(left: Any, right: Any) -> bool:
@@ -44,6 +47,21 @@ def compiled(function: Any, **options: Any) -> Any:
 def lenient(function: Any, **options: Any) -> Any:
     """The same, but frames may run in eager."""
     return compiled(function, fullgraph=False, **options)
+
+
+def in_eager(function: Any, backend: str = "eager", **options: Any) -> Any:
+    """Compiled with a backend that refuses graphs with `frac`: such a frame runs in eager as a whole."""
+    chosen = make_options(None, options)
+    inner = find_backend(backend, chosen)
+
+    def compile_with(capture: Capture) -> Any:
+        if "frac" in capture.graph.gm.code:
+            raise Unsupported(f"the test wants {capture.name} in eager")
+        return inner(capture)
+
+    made = mc.compile(function, backend="eager", options=chosen)
+    dispatcher(made).backend = compile_with
+    return made
 
 
 def dispatcher(target: Any) -> Dispatcher:

@@ -300,11 +300,27 @@ def test_a_break_in_a_callee_cuts_both_frames() -> None:
         rows.append(helper(a + 1))
         return rows[0] + rows[1]
 
-    run = lenient(function)
+    run = lenient(function, options={"nested_frames": False})
     assert equal(run(x), function(x)) and equal(run(x + 1), function(x + 1))
     found = explained(run)
     assert found.graph_count == 3 and found.eager_calls == 0
     assert [capture.graph.op_count for capture in found.captures] == [3, 1, 1]
+
+
+def test_locals_that_only_a_tool_could_name_stay_where_they_are() -> None:
+    """As those that pytest's rewritten asserts have."""
+
+    def function(a: torch.Tensor) -> torch.Tensor:
+        kept = a * 2
+        print(end="")
+        return kept + 1
+
+    code = function.__code__
+    names = tuple("@kept" if name == "kept" else name for name in code.co_varnames)
+    function.__code__ = code.replace(co_varnames=names)
+    run = lenient(function)
+    assert equal(run(x), x * 2 + 1)
+    assert "print" in explained(run).breaks[0].reason
 
 
 def test_what_the_frame_shares_with_nested_functions_stays_shared() -> None:

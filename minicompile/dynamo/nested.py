@@ -1,0 +1,171 @@
+"""Nested frames: functions that eager code below a compiled function calls, captured where that pays.
+
+While a compiled function runs something natively (a refused frame, the instruction after which it broke off),
+the frame hook asks about every function called there. One of the user's gets a dispatcher with the compiled
+function's backend and options; torch's, the standard library's and our own are left alone.
+
+    NestedFrames.native(function)(...)   the function, run with the hook on
+    NestedFrames.decide(function)        what the hook asks
+
+A function whose capture records nothing, or is refused, is left alone from then on: that costs 20 ns a call.
+The real compiler decides per frame, for all compiled functions together: torch/_dynamo/convert_frame.py,
+trace_rules.py.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from minicompile.dynamo import hook
+from minicompile.dynamo.continuation import bind
+from minicompile.dynamo.entry import MISS
+from minicompile.dynamo.guards import generate
+from minicompile.dynamo.hook import LEAVE, NEVER, QUIET
+from minicompile.dynamo.variables import is_fixed, library_of
+
+if TYPE_CHECKING:
+    from minicompile.dynamo.dispatch import Dispatcher
+
+QUIET_MODULES = (
+    *("minicompile", "torch._dynamo", "torch._inductor", "torch._functorch", "torch.func"),
+    *("torch.fx", "torch.jit", "torch.export", "torch._export", "torch.onnx", "torch._library"),
+    *("torch._higher_order_ops", "torch.utils.checkpoint", "torch.utils._python_dispatch"),
+)
+"""Transform, trace or repeat what they call: they must see it as it is."""
+QUIET_NAMES = ("__torch_dispatch__", "__torch_function__")
+"""Called in the middle of an operator."""
+MAX_CLOSURES, MAX_MODULES = 8, 256
+"""Functions of one code, each with a closure of its own, that are captured; modules whose method it is."""
+
+
+class NestedFrames:
+    """The dispatchers of functions called by eager code below one compiled function."""
+
+    def __init__(self, root: Dispatcher) -> None:
+        self.root = weakref.ref(root)
+        self.dispatchers: list[Dispatcher] = []
+        """All but the root's own."""
+        self.codes: dict[int, NestedCode] = {}
+        """By the id of the code object, which it keeps alive."""
+        self.serial = hook.next_serial()
+        weak = weakref.ref(
+            self
+        )  # code after graph breaks refers to it, and such cycles are never collected
+
+        def decide(function: types.FunctionType) -> Any:
+            frames = weak()
+            return LEAVE if frames is None else frames.decide(function)
+
+        self._decide = decide
+
+    def native(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """`function` as it is, but what it calls may be captured."""
+        return hook.native(self._decide, self.serial, function)
+
+    def decide(self, function: types.FunctionType) -> Any:
+        code = function.__code__
+        found = self.codes.get(id(code))
+        if found is None:
+            standing = standing_of(function)
+            if standing is not None:
+                return standing
+            found = self.codes[id(code)] = NestedCode(self, code)
+        return found.entry
+
+
+class NestedCode:
+    """All functions of one code object. `entry(function, *locals)` is called in the place of their frames."""
+
+    def __init__(self, frames: NestedFrames, code: types.CodeType) -> None:
+        self.frames, self.code = frames, code
+        self.dispatchers: dict[tuple[int, ...], Dispatcher] = {}
+        """By what makes calls differ altogether: globals and cells, the module that it is a method of."""
+        root = frames.root()
+        if root is not None and root.function.__code__ is code:  # it calls itself
+            self.dispatchers[identity(root.function, None)] = root
+        self.entry: Any = self.generate()
+
+    def generate(self) -> Any:
+        code = self.code
+        plain, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+        starred = named + bool(code.co_flags & 4)
+        count = starred + bool(code.co_flags & 8)
+        values = code.co_varnames[:count]
+        # a signature has *args before the keywords
+        ordered = (*values[:plain], *values[named:starred], *values[plain:named], *values[starred:])
+        given = ", ".join(ordered)
+        first = values[0] if plain else "None"
+        lines = [
+            f"__mc_found = __mc_dispatcher(__mc_function, {first})",
+            "if __mc_found is None: return __mc_leave",
+            "for __mc_entry in __mc_found.entries:",
+            f"    __mc_result = __mc_entry.call({given})",
+            "    if __mc_result is not __mc_miss: return __mc_result",
+            f"return __mc_missed(__mc_found, ({given}{',' if given else ''}))",
+        ]
+        names = {
+            "__mc_dispatcher": self.dispatcher,
+            "__mc_leave": LEAVE,
+            "__mc_miss": MISS,
+            "__mc_missed": self.missed,
+        }
+        made = generate(f"nested({', '.join(('__mc_function', *values))})", lines, names)
+        del names[
+            "nested"
+        ]  # nobody else keeps it alive: that would hide from the hook that it was dropped
+        return made
+
+    def dispatcher(self, function: types.FunctionType, first: Any) -> Dispatcher | None:
+        """The one for a call; None when there are too many of this code."""
+        module = first if isinstance(first, torch.nn.Module) else None
+        key = identity(function, module)
+        found, root = self.dispatchers.get(key), self.frames.root()
+        most = MAX_CLOSURES if module is None else MAX_MODULES
+        if found is None and root is not None and len(self.dispatchers) < most:
+            own = bind(self.code, function, function.__closure__ or ())
+            found = self.dispatchers[key] = root.another(own)
+            self.frames.dispatchers.append(found)
+        return found
+
+    def missed(self, dispatcher: Dispatcher, arguments: tuple[Any, ...]) -> Any:
+        """A call that no cache entry answered."""
+        found = dispatcher.answer(arguments, wait=False)
+        if found is MISS:
+            dispatcher.eager_calls += 1
+            found = LEAVE
+        tried = dispatcher.entries or dispatcher.breaks
+        if tried and not any(map(pays, dispatcher.entries)):
+            self.entry = LEAVE
+            if not dispatcher.breaks and dispatcher in self.frames.dispatchers:
+                self.frames.dispatchers.remove(dispatcher)  # nothing to tell
+        return found
+
+
+def pays(entry: Any) -> bool:
+    """Whether an entry records anything, or may record what follows a graph break."""
+    captured, capture = entry.captured, entry.capture
+    return capture.graph.op_count > 0 or (captured.stopped_by is not None and bool(capture.inputs))
+
+
+def identity(function: types.FunctionType, module: torch.nn.Module | None) -> tuple[int, ...]:
+    return id(module), id(function.__globals__), *map(id, function.__closure__ or ())
+
+
+def standing_of(function: types.FunctionType) -> Any:
+    """NEVER or QUIET for functions that are none of our business, None for the user's own."""
+    code, module = function.__code__, function.__globals__.get("__name__")
+    module = module if isinstance(module, str) else ""
+    below = any(f"{module}.".startswith(f"{name}.") for name in QUIET_MODULES)
+    if (below and is_fixed(module)) or code.co_filename.startswith("<minicompile "):
+        return QUIET
+    if code.co_name in QUIET_NAMES:
+        return QUIET
+    if is_fixed(module) or library_of(module) == "numpy" or code.co_name == "__del__":
+        return NEVER
+    comprehension = not all(name.isidentifier() for name in code.co_varnames)
+    return NEVER if comprehension else None
