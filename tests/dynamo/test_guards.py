@@ -481,6 +481,15 @@ def test_every_version_says_why_it_does_not_fit() -> None:
     assert "version 1: k == 2 failed: found 3" in text and "version 2: m == 2 failed" in text
 
 
+def test_explain_tells_the_recompiles_of_a_compiled_function() -> None:
+    run = compiled(lambda a, k: a * k)
+    run(x, 2)
+    explanation = mc.explain(run)(x, 3)
+    assert explanation.graph_count == 2 and explanation.compiled_calls == 2
+    assert [failure.found for failure in explanation.failures] == [3]
+    assert [failure.found for failure in mc.explain(run)(x, 3).failures] == [3]
+
+
 def test_a_failed_guard_on_a_tensor_or_on_global_state_says_what_is_different() -> None:
     run = compiled(lambda a: a * 2)
     run(x)
