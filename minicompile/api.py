@@ -157,9 +157,16 @@ def dispatcher_of(target: Any) -> Dispatcher | None:
 def explain(
     target: Any, *, dynamic: bool | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Explanation]:
-    """`explain(fn)(*args)`: run once with the captured graphs as they are, and say what happened."""
+    """`explain(fn)(*args)`: run once with the captured graphs as they are, and say what happened.
+
+    What `compile` returned is itself called, and all its calls so far are told: why it was captured again.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
+        known = dispatcher_of(target)
+        if known is not None and dynamic is None and options is None:
+            target(*args, **kwargs)
+            return known.explanation()
         compiled = compile(original_of(target), dynamic=dynamic, backend="eager", options=options)
         compiled(*args, **kwargs)
         found = dispatcher_of(compiled)

@@ -47,8 +47,17 @@ class Figure:
 
     def row(self) -> list[str]:
         target = "" if self.target is None else f"1/{1 / self.target:.0f}"
-        times = [f"{1e6 * seconds:,.2f} us" for seconds in (self.ours, self.theirs)]
-        return [self.name, *times, f"1/{1 / self.ratio:.1f}", target]
+        return [
+            self.name,
+            time_text(self.ours),
+            time_text(self.theirs),
+            f"1/{1 / self.ratio:.1f}",
+            target,
+        ]
+
+
+def time_text(seconds: float) -> str:
+    return f"{1e3 * seconds:,.2f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.2f} us"
 
 
 class Instant:

@@ -125,7 +125,7 @@ HELPERS: dict[str, Any] = {
     helper.__name__: helper
     for helper in (
         *(member, closure_cell, namespace_of, base_length, items_of, same_items),
-        *(hook_free, same_class, apart, lookup, same_constant),
+        *(hook_free, same_class, apart, lookup, same_constant, operator.is_),
     )
 }
 PLAIN_GETTERS = (object.__getattribute__, types.ModuleType.__getattribute__)
@@ -241,9 +241,11 @@ def length_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
 
 @guard_rules("keys")
 def keys_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
+    slow, expected = items_rule(code, guard, values), code.constant(guard.expected)
     if guard.sources[0].kind == "local" and code.types_of.get(guard.sources[0]) is dict:
-        return f"tuple({values[0]}) == {code.constant(guard.expected)}"  # **kwargs: all keys are strings
-    return items_rule(code, guard, values)
+        length = f"len({values[0]}) == {len(guard.expected)}"  # **kwargs: mostly the same strings
+        return f"{length} and (all(map(is_, {values[0]}, {expected})) or {slow})"
+    return slow
 
 
 @guard_rules("members")

@@ -441,6 +441,15 @@ def keys_their_order_and_values() -> Any:
 
 
 @program("keys")
+def keys_of_an_argument() -> Any:
+    def run(a: torch.Tensor, table: Any) -> Any:
+        return a, [repr(key) for key in table], table.get(1)
+
+    for table in ({1: 1}, {True: 1}, {1.0: 1}, {"1": 1}, {1: 1, 2: 2}):
+        yield run, lambda table=table: (x, table)
+
+
+@program("keys")
 def an_ordered_dict_in_another_order() -> Any:
     table = collections.OrderedDict(a=1, b=2)
 
