@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from minicompile import compat
 from minicompile.dynamo.breaks import Resume
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
 from minicompile.dynamo.capture import capture_frame
@@ -98,7 +99,8 @@ class Dispatcher:
                 found = entry.call(*arguments)
                 if found is not MISS:
                     return found
-            made = self.compile(arguments)
+            with compat.without_saved_tensor_hooks():
+                made = self.compile(arguments)
         if made is not None:
             found = made.call(*arguments)
             if found is not MISS:

@@ -227,7 +227,8 @@ class Recorder:
         if fake.requires_grad is requires_grad and fake.is_leaf:
             return
         given = any(tracker.value is fake for tracker in self.inputs)
-        if given or self.open or not is_constant(requires_grad):
+        made_here = not given and self.nodes[id(fake)].graph is self.graph
+        if not made_here or not is_constant(requires_grad):
             reason = "`.requires_grad_()` changes how autograd treats a tensor from outside"
             raise Unsupported(reason, self.line(), "call it on a tensor that is made there")
         self.run("call_method", "requires_grad_", (fake, requires_grad), {})
