@@ -375,6 +375,22 @@ def test_checkpoint_that_changes_something_outside_runs_in_eager() -> None:
     assert equal(results[0], results[1]) and results[0][1] == 2
 
 
+def test_checkpoint_that_changes_a_buffer_runs_in_eager() -> None:
+    """In eager the running mean moves twice: forward, and again when backward runs the function again."""
+    results = []
+    for wrap in (lambda function: function, lenient):
+        norm = torch.nn.BatchNorm1d(4)
+
+        def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return checkpoint(norm, a, use_reentrant=False) + b  # noqa: B023
+
+        run = wrap(program)
+        results.append((both(X, Y, run), dict(norm.named_buffers())))
+    assert equal(*results) and results[0][1]["num_batches_tracked"] == 2
+    reason = explained(run).breaks[0]
+    assert "in place" in reason.reason and "checkpoint(norm" in str(reason.user_line)
+
+
 @pytest.mark.parametrize("options", [{"use_reentrant": True}, {"use_reentrant": False, "x": 1}])
 def test_checkpoint_that_is_refused(options: dict[str, Any]) -> None:
     def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
