@@ -135,6 +135,20 @@ def quiet_fakes() -> Iterator[None]:
         logger.disabled = before
 
 
+@contextlib.contextmanager
+def without_saved_tensor_hooks() -> Iterator[None]:
+    """Hides the user's hooks on saved tensors: they are not meant for fake ones."""
+    found, autograd = [], torch._C._autograd
+    while (top := autograd._top_saved_tensors_default_hooks(True)) is not None:
+        found.append(top)
+        autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(found):
+            autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
 def tensor_guards(
     tensors: Sequence[torch.Tensor],
     free: Mapping[int, Collection[int]] = {},
@@ -266,8 +280,6 @@ def active_modes() -> dict[str, int]:
         "a torch dispatch mode": torch._C._len_torch_dispatch_stack(),
         "a torch.func transform": torch._C._functorch.maybe_current_level() or 0,
         "forward-mode differentiation": forward_ad._current_level + 1,
-        "a hook on saved tensors": torch._C._autograd._top_saved_tensors_default_hooks(True)
-        is not None,
     }
     return {what: depth for what, depth in depths.items() if depth}
 

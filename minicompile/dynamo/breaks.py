@@ -79,11 +79,15 @@ class StandIn:
 
 
 class Resume(Protocol):
-    """Gives the callable that goes on in a frame of `function` from a state."""
+    """What a cut frame needs from its dispatcher."""
+
+    def native(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that runs one instruction, while what that calls may be captured."""
 
     def __call__(
         self, function: types.FunctionType, state: State, closure: tuple[types.CellType, ...]
-    ) -> Callable[..., Any]: ...
+    ) -> Callable[..., Any]:
+        """The callable that goes on in a frame of `function` from a state."""
 
 
 # -- where to cut
@@ -193,7 +197,9 @@ def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
     step = bind(break_at(code, state, transfer), function, frame.function.__closure__ or ())
     realize = frame.world.realize
     above = (value for value in stack if value is not NULL)
-    return GoOn(step, tuple(map(realize, (*(values[name] for name in bound), *above))))
+    return GoOn(
+        resume.native(step), tuple(map(realize, (*(values[name] for name in bound), *above)))
+    )
 
 
 def resume_function(

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from minicompile import compat
-from minicompile.dynamo.breaks import Resume, resume_function
+from minicompile.dynamo.breaks import resume_function
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
 from minicompile.dynamo.capture import capture_frame, deep_stack
 from minicompile.dynamo.continuation import State
@@ -141,7 +141,8 @@ class Dispatcher:
             try:
                 if len(self.entries) > tried:
                     continue
-                with deep_stack():  # the call may come from deep down
+                # the call may come from deep down, and under hooks that must not see our fakes
+                with deep_stack(), compat.without_saved_tensor_hooks():
                     made = self.compile(arguments)
             finally:
                 _lock.release()
@@ -191,7 +192,7 @@ class Dispatcher:
             check_kind(self.function)
             _thread.capturing = True
             try:
-                resume = None if self.fullgraph else resuming(weakref.ref(self.before or self))
+                resume = None if self.fullgraph else Resuming(weakref.ref(self.before or self))
                 captured = capture_frame(
                     self.function, values, self.dynamic, self.name, resume, self.before is not None
                 )
@@ -223,7 +224,6 @@ class Dispatcher:
             return None
         if (why := captured.stopped_by) is not None:
             self.breaks[GraphBreak(why.reason, why.where, why.hint, "instruction")] = None
-            captured.code.names["rest"] = self.native(captured.code.names["rest"])
         entry = Entry(captured, compiled, tuple(values))
         self.entries.append(entry)
         return entry
@@ -297,13 +297,20 @@ def all_dispatchers() -> list[Dispatcher]:
         return list(_all)
 
 
-def resuming(owner: weakref.ref[Dispatcher]) -> Resume:
-    """Finds or makes what goes on after graph breaks of `owner`."""
+@dataclasses.dataclass(frozen=True)
+class Resuming:
+    """Finds or makes what goes on after graph breaks of a dispatcher. Code refers to it, so it holds none."""
 
-    def resume(
-        function: types.FunctionType, state: State, closure: tuple[types.CellType, ...]
+    owner: weakref.ref[Dispatcher]
+
+    def native(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        before = self.owner()
+        return step if before is None else before.native(step)
+
+    def __call__(
+        self, function: types.FunctionType, state: State, closure: tuple[types.CellType, ...]
     ) -> Callable[..., Any]:
-        before = owner()
+        before = self.owner()
         key = id(function.__code__), state, tuple(map(id, closure))
         if before is not None and key in before.resumed:
             return before.resumed[key].entrance
@@ -312,8 +319,6 @@ def resuming(owner: weakref.ref[Dispatcher]) -> Resume:
             return rest
         before.resumed[key] = before.another(rest, f"{before.name}, resumed", before)
         return before.resumed[key].entrance
-
-    return resume
 
 
 MAX_RESUMED = 256

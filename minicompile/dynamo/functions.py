@@ -2,6 +2,7 @@
 
     CustomFunction   `Fn.apply(...)` of a torch.autograd.Function: its forward and its backward as graphs
     MappedFunction   `torch.vmap(f)(...)`: f as a graph over one example
+    Checkpointed     `checkpoint(f, ...)`: f as a graph that the backward runs again
 
 Such an object is the target of the node that stands for the call. It is called with the tensors that the
 function took from around itself (a tuple), and with the tensors that it was given.
@@ -15,10 +16,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils import checkpoint
 
 from minicompile import compat
 from minicompile.dynamo.builtins import means, refuse
-from minicompile.dynamo.calls import FIXED_TYPES, Calls
+from minicompile.dynamo.calls import FIXED_TYPES, Calls, call_rules
 from minicompile.dynamo.guards import SourceCode, generate, types_from
 from minicompile.dynamo.outside import is_held
 from minicompile.dynamo.recorder import Subgraph
@@ -239,7 +241,7 @@ def capture_backward(
     inputs = len(recorder.inputs)
     before, tracer.guards = tracer.guards, {}
     try:
-        with recorder.subgraph() as inner:
+        with recorder.subgraph() as inner, compat.without_autocast():
             gradients = []
             for result in results:
                 with recorder.mode:
@@ -363,3 +365,52 @@ def capture_mapped(
     made.out_dims, made.randomness = tuple(result_dims), randomness
     values = recorder.record("call_function", made, (tuple(made.closure), *leaves), {})
     return compat.tree_unflatten(list(values), outer_structure)
+
+
+# -- activation checkpointing
+
+
+class Checkpointed(Called):
+    """A function whose intermediate values are computed again in the backward.
+
+    A compiler that traces it gets the plain function: what to compute again is then the partitioner's choice.
+    """
+
+    options: dict[str, Any]
+
+    def __call__(self, closure: tuple[torch.Tensor, ...]) -> Any:
+        tensors = [closure[i] for i in self.feeds]
+        if any(isinstance(tensor, compat.FakeTensor) for tensor in tensors):
+            return self.graph.gm(*tensors)
+        return checkpoint.checkpoint(self.graph.gm, *tensors, use_reentrant=False, **self.options)
+
+
+OPTIONS = ("preserve_rng_state", "determinism_check", "debug", "early_stop")
+
+
+@call_rules(checkpoint.checkpoint)
+def capture_checkpointed(tracer: Calls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    function, *given = args
+    options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+    if kwargs.pop("use_reentrant", None) is not False or "context_fn" in kwargs:
+        tracer.unsupported(
+            "activation checkpointing that is reentrant, or has a context_fn",
+            "pass use_reentrant=False, and no context_fn",
+        )
+    if not torch.is_grad_enabled():
+        return tracer.call(function, tuple(given), kwargs)
+    recorder = tracer.recorder
+    with recorder.subgraph() as inner, without_effects(tracer, "a checkpointed function"):
+        found = tracer.deep(tracer.call(function, tuple(given), kwargs))
+        leaves, structure = compat.tree_flatten(found)
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        if not all(i in places or is_constant(leaf) for i, leaf in enumerate(leaves)):
+            tracer.unsupported("a checkpointed function gives something other than tensors")
+        graph = inner.finish([recorder.lift(leaves[i]) for i in places], "checkpointed")
+    name = getattr(function, "__qualname__", type(function).__name__)
+    made = Checkpointed(f"checkpoint.{name.rpartition('.')[2]}", inner, graph, [])
+    made.options = options
+    values = recorder.record("call_function", made, (tuple(made.closure),), {})
+    for i, value in zip(places, values):
+        leaves[i] = value
+    return compat.tree_unflatten(leaves, structure)

@@ -60,8 +60,8 @@ class Subgraph:
     Tensors of the graph around it become its inputs when its nodes first use them.
     """
 
-    def __init__(self) -> None:
-        self.graph = fx.Graph()
+    def __init__(self, line: SourceLine | None = None) -> None:
+        self.graph, self.line = fx.Graph(), line
         self.placeholders: list[fx.Node] = []
         self.inputs: dict[fx.Node, tuple[torch.Tensor, fx.Node, int]] = {}
         """By node of the graph around: the value, the placeholder here, the value's version at first use."""
@@ -89,7 +89,10 @@ class Subgraph:
         """The finished graph. Raises Unsupported if it changes what it was given."""
         for value, _, version in self.inputs.values():
             if value._version != version:
-                raise Unsupported(f"{name} changes a tensor of the frame in place")
+                reason = (
+                    f"{name}, a function that torch calls, changes a tensor of the frame in place"
+                )
+                raise Unsupported(reason, self.line)
         for node in reversed(self.placeholders):
             next(iter(self.graph.nodes)).prepend(node)
         self.graph.output(tuple(outputs))
@@ -143,7 +146,7 @@ class Recorder:
     @contextlib.contextmanager
     def subgraph(self) -> Iterator[Subgraph]:
         """Calls inside go to a graph of their own."""
-        inner, outer = Subgraph(), self.graph
+        inner, outer = Subgraph(self.line()), self.graph
         self.graph = inner.graph
         self.open.append(inner)
         try:
@@ -234,7 +237,8 @@ class Recorder:
         if fake.requires_grad is requires_grad and fake.is_leaf:
             return
         given = any(tracker.value is fake for tracker in self.inputs)
-        if given or self.open or not is_constant(requires_grad):
+        made_here = not given and self.nodes[id(fake)].graph is self.graph
+        if not made_here or not is_constant(requires_grad):
             reason = "`.requires_grad_()` changes how autograd treats a tensor from outside"
             raise Unsupported(reason, self.line(), "call it on a tensor that is made there")
         self.run("call_method", "requires_grad_", (fake, requires_grad), {})

@@ -148,9 +148,9 @@ def check(tracer: Calls, condition: Any, message: Any = "") -> None:
 
 
 refuse(
-    "activation checkpointing",
-    "compile the function without checkpoint",
-    *(checkpoint.checkpoint, checkpoint.checkpoint_sequential),
+    "activation checkpointing of a sequence",
+    "checkpoint its parts with torch.utils.checkpoint.checkpoint",
+    checkpoint.checkpoint_sequential,
 )
 refuse("torch.compiler.disable is called inside the captured function", "", torch.compiler.disable)
 refuse(
