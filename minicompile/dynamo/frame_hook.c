@@ -62,6 +62,7 @@ typedef struct {
 static _Thread_local Thread here = {.depth = -1};
 static _Thread_local char *base; /* the shallowest place on the C stack that was seen */
 static int entered; /* calls of enter() under way, in all threads */
+static _Thread_local int entered_here;
 
 typedef struct {
     uint64_t serial;
@@ -233,8 +234,10 @@ static PyObject *enter(PyObject *module, PyObject *const *arguments, Py_ssize_t 
     REMAINING(ts) += between;
     C_REMAINING(ts) += c_between;
     entered++;
+    entered_here++;
     install(1);
     PyObject *result = PyObject_Vectorcall(function, arguments + 3, count - 3, names);
+    entered_here--;
     if (--entered == 0) install(0);
     C_REMAINING(ts) -= c_between;
     REMAINING(ts) -= between;
@@ -244,7 +247,7 @@ static PyObject *enter(PyObject *module, PyObject *const *arguments, Py_ssize_t 
 
 static PyObject *away(PyObject *module, PyObject *ignored) {
     here = (Thread){.depth = -1};
-    entered = 0;
+    entered = entered_here; /* other threads are no more */
     install(0);
     Py_RETURN_NONE;
 }

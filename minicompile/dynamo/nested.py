@@ -88,6 +88,8 @@ class NestedCode:
         root = frames.root()
         if root is not None and root.function.__code__ is code:  # it calls itself
             self.dispatchers[identity(root.function, None)] = root
+        self.last: tuple[Any, Any, Dispatcher | None] = (None, None, None)
+        """The last answer of `dispatcher`, for the next call."""
         self.entry: Any = self.generate()
 
     def generate(self) -> Any:
@@ -123,6 +125,9 @@ class NestedCode:
     def dispatcher(self, function: types.FunctionType, first: Any) -> Dispatcher | None:
         """The one for a call; None when there are too many of this code."""
         module = first if isinstance(first, torch.nn.Module) else None
+        last_function, last_module, found = self.last
+        if function is last_function and module is last_module:
+            return found
         key = identity(function, module)
         found, root = self.dispatchers.get(key), self.frames.root()
         most = MAX_CLOSURES if module is None else MAX_MODULES
@@ -130,6 +135,8 @@ class NestedCode:
             own = bind(self.code, function, function.__closure__ or ())
             found = self.dispatchers[key] = root.another(own)
             self.frames.dispatchers.append(found)
+        if found is not None:
+            self.last = function, module, found
         return found
 
     def missed(self, dispatcher: Dispatcher, arguments: tuple[Any, ...]) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 import threading
 import time
@@ -345,6 +346,19 @@ def deep_recursion_needs_no_c_stack() -> None:
         assert found == [100_000]
     finally:
         sys.setrecursionlimit(before)
+
+
+def a_forked_child_runs_without_it() -> None:
+    watch, alone = Watch(inner=stand_in), caller(1)
+
+    def fork() -> tuple[int, Any]:
+        return os.fork(), caller(1)
+
+    child, found = watch.run(fork)
+    if child == 0:  # it goes on, and can switch the hook on again
+        right = found == alone and caller(1) == alone and watch.run(caller, 1) != alone
+        os._exit(0 if right and caller(1) == alone else 1)
+    assert os.waitpid(child, 0)[1] == 0 and found != alone
 
 
 def a_tracer_sees_the_users_frames() -> None:
