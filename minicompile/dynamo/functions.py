@@ -247,6 +247,7 @@ def capture_backward(
                 with recorder.mode:
                     gradients.append(torch.empty_like(result))
                 recorder.argument(inner, gradients[-1], "gradient")
+            tracer.gradients += gradients
             found = tracer.call(tracer.load_attr(cls, "backward"), (context, *gradients), {})
             outputs = list(found) if type(found) is tuple else [found]
             while len(outputs) > len(args) and outputs[-1] is None:

@@ -57,6 +57,8 @@ class Outside(Interpreter):
         self.written: list[VariableTracker] = []
         self.called_later = ""
         """The function being captured that something else will call: it may change nothing outside."""
+        self.gradients: list[torch.Tensor] = []
+        """What backwards are captured for: stand-ins whose strides are not those that will come."""
         self.abort: Unsupported | None = None
         """The refusal that ends this capture, even if native code in between swallowed the exception."""
         self.own_globals: dict[str, Any] | None = None

@@ -139,6 +139,18 @@ class Counting(Function):
         return grad * 3
 
 
+class Strided(Function):
+    """Its backward computes with its gradient's strides."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
+        return a * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * (grad.stride()[0] + 1)
+
+
 class InPlace(Function):
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor) -> torch.Tensor:
@@ -275,10 +287,10 @@ def test_leaf_that_the_frame_makes_gets_its_gradient(backend: str) -> None:
     assert leaf.is_leaf and torch.equal(leaf.grad, torch.full_like(X, 2.0))
 
 
-@pytest.mark.parametrize("function", [Counting, InPlace])
+@pytest.mark.parametrize("function", [Counting, InPlace, Strided])
 def test_what_runs_in_eager(function: Any) -> None:
     def program(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return function.apply(a * 2) + b
+        return (function.apply(a * 2) + b).sum()
 
     run = lenient(program)
     for expected in (program, run):
