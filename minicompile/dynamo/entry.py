@@ -82,10 +82,12 @@ class HeldCheck:
         snapshot = facts.snapshot()
         if snapshot is None:
             return
-        unchanged = self.unchanged = snapshot.unchanged
+        unchanged = snapshot.unchanged
         if uncovered:
             always = self.generate(uncovered, [])
             self.unchanged = lambda: unchanged() and always() is not MISS
+        else:
+            self.unchanged = unchanged
 
 
 def unknown() -> bool:
