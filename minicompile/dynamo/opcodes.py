@@ -201,7 +201,7 @@ def load_fast(frame: Frame, ins: Instruction) -> None:
 
 @bytecode("LOAD_FAST_AND_CLEAR")
 def load_fast_and_clear(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(frame.fast[ins.arg])
+    frame.stack.append(frame.world.realize(frame.fast[ins.arg]))
     frame.fast[ins.arg] = UNBOUND
 
 
