@@ -187,7 +187,8 @@ def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
     bound = tuple(name for name in slot_names(code) if name in values)
     if not all(map(str.isidentifier, bound)):  # they become parameters
         raise Unsupported("a break while a local without a proper name is alive")
-    state = State(point, tuple("null" if value is NULL else "value" for value in stack), bound)
+    empty = [value is NULL or value is UNBOUND for value in stack]
+    state = State(point, tuple("null" if none else "value" for none in empty), bound)
     after = successors(code, state)
 
     def transfer(number: int, closure: tuple[types.CellType, ...]) -> Callable[..., Any]:
@@ -196,7 +197,7 @@ def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
 
     step = bind(break_at(code, state, transfer), function, frame.function.__closure__ or ())
     realize = frame.world.realize
-    above = (value for value in stack if value is not NULL)
+    above = (value for value, none in zip(stack, empty, strict=True) if not none)
     return GoOn(
         resume.native(step), tuple(map(realize, (*(values[name] for name in bound), *above)))
     )

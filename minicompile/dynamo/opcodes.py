@@ -207,7 +207,9 @@ def load_fast_and_clear(frame: Frame, ins: Instruction) -> None:
 
 @bytecode("STORE_FAST")
 def store_fast(frame: Frame, ins: Instruction) -> None:
-    frame.fast[ins.arg] = frame.stack.pop()
+    """What LOAD_FAST_AND_CLEAR found unbound is unbound again: after a graph break NULL stands for it."""
+    value = frame.stack.pop()
+    frame.fast[ins.arg] = UNBOUND if value is NULL else value
 
 
 @bytecode("DELETE_FAST")

@@ -362,7 +362,7 @@ def test_checkpoint_keeps_what_its_function_was_given() -> None:
         block(a)
         assert len(kept) == 3
         run(a)
-    assert equal(kept[3:], [a])
+    assert equal([t for t in kept[3:] if t.numel()], [a])  # torch 2.11 also saves an empty one
 
 
 class Counted(torch.nn.Module):
