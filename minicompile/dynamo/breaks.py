@@ -96,12 +96,12 @@ Log = Sequence[tuple[Program, Instruction, int, int, int]]
 """Every executed instruction with its program, call depth and the height of the stack after it."""
 
 
-def places(frame: Frame, log: Log, made: Callable[[types.FunctionType], bool]) -> list[int]:
+def places(frame: Frame, log: Log, own: Callable[[types.FunctionType], bool]) -> list[int]:
     """Numbers of executed instructions after which to cut, given the innermost frame that runs.
 
     First before the instruction that each frame is at, the innermost frame first; then before the with
     statements and loops around it, whose objects on the stack may be of a kind that can't be rebuilt. In an
-    except block: before the instruction that raised. `made`: whether the frame itself made a function.
+    except block: before the instruction that raised. `own`: whether a function can be another at each call.
     """
     here: list[int] = []
     around: list[int] = []
@@ -114,7 +114,7 @@ def places(frame: Frame, log: Log, made: Callable[[types.FunctionType], bool]) -
         caller = frame.parent
         if caller is None:
             break
-        if not waits_for(caller, frame) or (frame.function.__closure__ and made(frame.function)):
+        if not waits_for(caller, frame) or (frame.function.__closure__ and own(frame.function)):
             here, around = [], []
         frame = caller
     return [steps for steps in dict.fromkeys((*here, *around)) if steps]
@@ -159,6 +159,8 @@ def resume_after(frame: Frame, resume: Resume) -> GoOn:
     """
     go_on = cut(frame, frame.pc, frame.stack, resume)
     while (caller := frame.parent) is not None:
+        if frame.function.__closure__:  # the step is bound to these cells
+            frame.world.rely_on(frame.function)
         frame = caller
         pair: list[Any] = [NULL, StandIn(go_on.function, go_on.values)]
         ins = frame.current

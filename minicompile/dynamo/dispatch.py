@@ -342,7 +342,8 @@ def fingerprint(value: Any, depth: int = 0) -> Any:
     if isinstance(value, list | tuple) and depth < 4:
         return type(value), tuple(fingerprint(item, depth + 1) for item in value)
     if is_constant(value) and not isinstance(value, tuple | slice | torch.SymInt):
-        return type(value), repr(value) if isinstance(value, float | complex) else value
+        shown = isinstance(value, float | complex | torch.finfo | torch.iinfo)
+        return type(value), repr(value) if shown else value
     if type(value) is dict and depth < 4:
         return tuple((str(key), fingerprint(item, depth + 1)) for key, item in value.items())
     if isinstance(value, torch.nn.Module):

@@ -319,6 +319,9 @@ class Interpreter:
     def program(self, code: types.CodeType) -> Program:
         return decode(code)
 
+    def rely_on(self, function: types.FunctionType) -> None:
+        """What is found in the place of this function must stay this very one."""
+
     def default(self, function: types.FunctionType, index: int) -> Any:
         """Positional default number `index`."""
         assert function.__defaults__ is not None

@@ -14,7 +14,6 @@ import gc
 import itertools
 import operator
 import types
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
@@ -47,8 +46,7 @@ DICT_ITERATORS = {
 _ITERABLES: tuple[Any, ...] = ([], (), set(), "", b"", range(0), range(1 << 70))
 ITERATORS: tuple[type, ...] = (
     *(*DICT_ITERATORS, *(type(iter(empty)) for empty in _ITERABLES)),
-    *(enumerate, zip, reversed, type(reversed([])), itertools.count, itertools.islice),
-    *(itertools.chain, itertools.repeat, itertools.product, itertools.cycle),
+    *(enumerate, zip, reversed, type(reversed([]))),
 )
 """Iterators of native code that can be made again where they stand."""
 
@@ -217,9 +215,7 @@ class Rebuild:
                     self.refuse(value)
             view = f"{DICT_ITERATORS[type(value)]}({self.iterated(owner)})"
             return self.assign(value, f"advanced(iter({view}), {len(owner) - left})")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            maker, given, *state = value.__reduce__()
+        maker, given, *state = value.__reduce__()
         text = "".join(f"{self.iterated(part)}, " for part in given)
         name = self.assign(value, f"{self.code.constant(maker)}({text})")
         if state and state[0] is not None:

@@ -45,7 +45,7 @@ means(itertools.chain.from_iterable)(
 
 
 def changes_first(function: Any) -> None:
-    """A C function that changes the list that it is given first."""
+    """A C function that changes the container that it is given first."""
     means(function)(
         lambda tracer, items, *rest, **options: tracer.run_native(
             functools.partial(function, tracer.mutable(items)), rest, options
@@ -56,6 +56,7 @@ def changes_first(function: Any) -> None:
 for _function in (
     *(heapq.heapify, heapq.heappush, heapq.heappop, heapq.heapreplace, heapq.heappushpop),
     *(bisect.insort_left, bisect.insort_right),
+    collections._count_elements,  # type: ignore[attr-defined]
 ):
     changes_first(_function)
 

@@ -18,6 +18,7 @@ from minicompile.dynamo.breaks import Cut, places
 from minicompile.dynamo.bytecode import Instruction, Program, decode
 from minicompile.dynamo.calls import Calls
 from minicompile.dynamo.interpreter import UNBOUND, Frame, Lazy
+from minicompile.dynamo.outside import is_held
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import InstructionRecord, Source
 from minicompile.dynamo.variables import is_fixed
@@ -100,12 +101,21 @@ class Tracer(Calls):
         if isinstance(error, Cut):
             return False
         if isinstance(error, Unsupported) and self.places is None and self.frame is not None:
-            made = lambda function: self.tracker(function) is None  # noqa: E731
-            self.places = places(self.frame, self.log.steps, made)
+            self.places = places(self.frame, self.log.steps, self.is_own)
         elif error is not self.raised and self.frame is not None:
             root = self.root_frame()
             self.raised_after = root.before_raise if root.handled is not None else root.steps
         return super().catches(error)
+
+    def is_own(self, function: types.FunctionType) -> bool:
+        """Whether each call may have another function with other cells in this one's place."""
+        owner = self.tracker(function)
+        return owner is None or not is_held(owner.source, self.held)
+
+    def rely_on(self, function: types.FunctionType) -> None:
+        owner = self.tracker(function)
+        if owner is not None and owner.source not in self.held:
+            self.guard("identity", owner.source, function, "a graph break inside it")
 
     # -- where we are
 
