@@ -207,7 +207,7 @@ def finish(traced: Traced, name: str, resumed: bool) -> CapturedFrame:
     if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
         code.names["restored_modes"] = restored_modes
         call = ["with restored_modes():", "    out = graph(inputs)"]
-    end = [f"result = {result}", *stores]
+    end = [f"result = {result}", *stores, *rebuild.positions]
     if traced.change is not None:
         code.names["change_modes"] = traced.change
         end.append("change_modes()")

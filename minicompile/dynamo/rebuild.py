@@ -74,6 +74,8 @@ class Rebuild:
         code.names.update(StandIn=StandIn, advanced=advanced)
         self.outputs: dict[fx.Node, int] = {}
         self.lines: list[str] = []
+        self.positions: list[str] = []
+        """Lines that put iterators where they stood: after the writes, which may lengthen their lists."""
         self.made: dict[int, str] = {}
         self.kept_inputs: dict[int, str] = {}
         """Inputs that the result contains, by position."""
@@ -219,7 +221,7 @@ class Rebuild:
         text = "".join(f"{self.iterated(part)}, " for part in given)
         name = self.assign(value, f"{self.code.constant(maker)}({text})")
         if state and state[0] is not None:
-            self.lines.append(f"{name}.__setstate__({self.expression(state[0])})")
+            self.positions.append(f"{name}.__setstate__({self.expression(state[0])})")
         return name
 
     def iterated(self, value: Any) -> str:
