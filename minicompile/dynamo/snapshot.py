@@ -20,10 +20,8 @@ from typing import Any
 
 from minicompile import compat
 from minicompile.dynamo.guards import closure_cell
-from minicompile.dynamo.outside import MODULE_TABLES
 from minicompile.dynamo.result import Guard, Source
-from minicompile.dynamo.torch_rules import HOOKS
-from minicompile.dynamo.variables import HEAP_TYPE, lookup, plain_dict
+from minicompile.dynamo.variables import HEAP_TYPE, HOOKS, MODULE_TABLES, lookup, plain_dict
 from minicompile.ops.build import load_extension
 
 EXTENSION = Path(__file__).with_name("snapshot.c")
