@@ -60,7 +60,7 @@ def means(*functions: Any) -> Callable[[Meaning], Meaning]:
 
 
 def refuse(reason: str, hint: str, *functions: Any) -> None:
-    """Calls that run the frame in eager, with a reason of their own."""
+    """Calls that are left to Python, with a reason of their own."""
     call_rules(*functions)(lambda tracer, args, kwargs: tracer.unsupported(reason, hint))
 
 

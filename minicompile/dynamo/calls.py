@@ -5,7 +5,7 @@
     torch functions and tensor methods     recorded in the graph
     classes                                `__new__` and `__init__`, each by the same rules
     pure C functions                       run now, on what is known
-    everything else                        refused: the frame runs in eager
+    everything else                        refused: a graph break, or the frame runs in eager
 
 The real compiler: torch/_dynamo/variables/functions.py, builtin.py, torch.py, trace_rules.py.
 """

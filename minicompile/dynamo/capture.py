@@ -1,5 +1,10 @@
 """`capture_frame`: run a frame through the tracer and keep everything that is needed to run it again.
 
+    trace          interprets the frame, or its first instructions    -> Traced
+    finish         adds what may not change (check_memory, guard_aliases), builds the graph and the lines
+                   that rebuild the result                            -> CapturedFrame
+    capture_frame  trace and finish; where they are refused, again for shorter parts of the frame
+
 The real compiler: torch/_dynamo/convert_frame.py.
 """
 

@@ -6,6 +6,7 @@ object, this object is of that class. While all facts hold, all those guards hol
 in a few microseconds for a thousand guards; without a C compiler the guards are evaluated on every call.
 
 A fact that fails is no failed guard: the guards themselves are then evaluated, and new facts noted.
+`state_check` asks the same of the settings of torch.
 The real compiler walks its guard tree on every call: torch/csrc/dynamo/guards.cpp.
 """
 
