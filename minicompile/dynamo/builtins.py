@@ -349,8 +349,8 @@ def dict_method(name: str) -> Callable[[Meaning], Meaning]:
     """A method of dict by what it does to an outside dict; on the frame's own it is Python's."""
 
     def register(outside: Meaning) -> Meaning:
-        for cls in (dict, collections.OrderedDict):
-            native = getattr(cls, name)
+        # what OrderedDict inherits is one method
+        for native in {getattr(cls, name) for cls in (dict, collections.OrderedDict)}:
 
             def meaning(tracer: Calls, owner: Any, *args: Any, native: Any = native) -> Any:
                 tracker = tracer.tracker(owner)
