@@ -311,13 +311,13 @@ STATE_READERS = [
         is_grad_enabled is_inference_mode_enabled is_autocast_enabled get_autocast_dtype
         get_autocast_gpu_dtype get_autocast_cpu_dtype is_autocast_cpu_enabled is_autocast_cache_enabled
         get_default_dtype are_deterministic_algorithms_enabled
-        result_type is_tensor promote_types can_cast""",
+        result_type promote_types can_cast""",
     ),
     *_present(
         torch._C,
         """
         _get_tracing_state _is_tracing _get_deterministic_algorithms _log_api_usage_once
-        _has_torch_function _has_torch_function_unary _has_torch_function_variadic
+        _has_torch_function_unary _has_torch_function_variadic
         _is_torch_function_enabled _is_torch_function_mode_enabled
         _len_torch_function_stack _len_torch_dispatch_stack
         _is_any_autocast_enabled _is_autocast_available _get_autocast_supported_dtype

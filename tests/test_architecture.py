@@ -383,3 +383,34 @@ def test_compiling_and_calling_never_use_the_systems_that_we_teach():
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
+
+
+REPLACED_RULES = """
+from minicompile.ops import registry
+
+add = registry.Registry.__call__
+
+def watched(self, *keys):
+    for key in keys:
+        if key in self.rules:
+            print(f"{self.name}:{registry.key_name(key)}")
+    return add(self, *keys)
+
+registry.Registry.__call__ = watched
+import minicompile.extension
+print("counted", sum(map(len, registry.ALL.values())) > 500)
+"""
+
+
+@landed
+def test_no_built_in_rule_replaces_another():
+    """Which of two holds would depend on the order of imports."""
+    done = subprocess.run(
+        [sys.executable, "-c", REPLACED_RULES],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "counted True\n"

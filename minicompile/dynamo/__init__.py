@@ -1,1 +1,38 @@
-"""Capture: from a Python frame to a torch-level FX graph, guards, side effects and breaks."""
+"""Capture: from a Python frame to a torch-level FX graph, guards, side effects and breaks.
+
+The way through the room for a reader: what runs the bytecode, then what runs in its place later, then where
+the two alternate. A call comes in at `dispatch`, which asks its entries and calls `capture` if none fits.
+
+    result         what capture gives: Source, Guard, GraphBreak, Capture, Explanation
+
+    Running bytecode on symbols
+    bytecode       one instruction stream for all versions of CPython
+    interpreter    the stack machine, with Python's own meaning of every operation
+    opcodes, opcodes_control          what each instruction does to the stack
+    variables      what is known of the objects that it meets
+    recorder       torch calls become nodes of an FX graph; sizes: those with symbols
+    outside -> attributes -> containers -> calls -> tracer
+                   the interpreter that captures, one subclass a subject: reads and writes of what existed
+                   before, attributes, operators and containers, calls, all of it together
+    builtins, stdlib, torch_rules, functions, controls
+                   what calls of particular functions mean
+    capture        runs a frame through all this, and keeps what is needed to run it again
+
+    Running what was captured
+    guards         guards as Python text; which one failed, and why
+    rebuild        the frame's result and its writes, from the graph's outputs
+    snapshot       did anything that guards look at change? answered by pointers
+    modes          grad mode and autocast: what a frame may leave changed
+    entry          guards, graph and result as one generated function
+    dispatch       what `mc.compile` returns: entries, else capture, else eager; module: of an nn.Module
+
+    Where capture ends before the frame does
+    breaks         where to cut a frame, and how it goes on
+    continuation   the two functions that a cut needs, made from bytecode by assembler
+
+    Below what runs in eager
+    hook           eager code asks about each function that it calls (frame_hook.c)
+    nested         which of these get a dispatcher of their own
+
+The corridor beyond sees `result` only. Each module's head names its counterpart in the real compiler.
+"""

@@ -18,11 +18,13 @@ import torch
 
 from minicompile import compat
 from minicompile.dynamo.interpreter import DELETED, UNBOUND
-from minicompile.dynamo.outside import MODULE_TABLES, Outside
+from minicompile.dynamo.outside import Outside
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     HEAP_TYPE,
     MISSING,
+    MODULE_TABLES,
+    READERS,
     find,
     flags_of,
     is_constant,
@@ -35,9 +37,8 @@ from minicompile.dynamo.variables import (
 C_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 CACHED = type(functools.lru_cache(len))
 TUPLE_FIELD = type(vars(collections.namedtuple("Field", "x"))["x"])
-C_VALUES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
-TENSOR_FACTS = words(
+TENSOR_METADATA = words(
     "shape dtype device ndim layout requires_grad itemsize nbytes names is_cuda is_cpu is_sparse "
     "is_quantized is_meta is_nested is_mkldnn is_mps is_xpu is_sparse_csr is_mtia is_ipu is_vulkan "
     "is_maia is_xla"
@@ -160,29 +161,30 @@ class Attributes(Outside):
             else:
                 searched.append(tracker)
         for tracker in searched:
-            self.guard("absent", tracker.source, name, "looked up and not found", name)
+            self.guard_absent(tracker.source, name)
         return MISSING
 
     # -- class attributes and descriptors
 
-    def wrap_class_attribute(self, cls: type, name: str, definition: Any) -> Any:
-        """A class attribute's raw value, guarded unless the class is written in C."""
+    def class_attribute_source(self, cls: type, name: str) -> Source | None:
+        """Where a class attribute lives; None in classes written in C, or made by the frame."""
         owner = owner_of(cls, name)
         assert owner is not None
         if self.is_made(owner) or not flags_of(cls) & HEAP_TYPE:
-            return definition
-        source = Source("class_attribute", name, self.class_tracker(cls).source)
-        return self.wrap(definition, source)
+            return None
+        return Source("class_attribute", name, self.class_tracker(cls).source)
+
+    def wrap_class_attribute(self, cls: type, name: str, definition: Any) -> Any:
+        """A class attribute's raw value, guarded where it can change."""
+        source = self.class_attribute_source(cls, name)
+        return definition if source is None else self.wrap(definition, source)
 
     def wrap_part(self, cls: type, name: str, definition: Any, part: str) -> Any:
         """The function inside a classmethod, staticmethod, property or cached_property."""
-        wrapped = self.wrap_class_attribute(cls, name, definition)
-        owner = owner_of(cls, name)
-        assert owner is not None
-        if self.is_made(owner) or not flags_of(cls) & HEAP_TYPE:
-            return getattr(wrapped, part)
-        source = Source("class_attribute", name, self.class_tracker(cls).source)
-        return self.wrap(getattr(wrapped, part), Source("slot", part, source))
+        source = self.class_attribute_source(cls, name)
+        if source is None:
+            return getattr(definition, part)
+        return self.wrap(getattr(self.wrap(definition, source), part), Source("slot", part, source))
 
     def bind_attribute(self, value: Any, cls: type, where: type, name: str, definition: Any) -> Any:
         """The descriptor protocol: what the class `where` defines, seen through an instance of `cls`.
@@ -207,7 +209,7 @@ class Attributes(Outside):
                         f"property {name!r} of {cls.__name__!r} object has no getter"
                     )
                 return self.call(self.wrap_part(where, name, definition, "fget"), (value,), {})
-            if kind in C_VALUES:
+            if kind in READERS:
                 return self.slot_attribute(value, name, definition)
             if kind is TUPLE_FIELD:
                 return self.tuple_field(value, definition.__reduce__()[1][0])
@@ -265,7 +267,7 @@ class Attributes(Outside):
 
     def class_attribute(self, cls: type, name: str) -> Any:
         definition = find(cls, name)
-        special = name.startswith("__") and type(definition) in C_VALUES and hasattr(type, name)
+        special = name.startswith("__") and type(definition) in READERS and hasattr(type, name)
         if (
             definition is MISSING
             or special  # __name__, __bases__: the metaclass's own
@@ -350,7 +352,7 @@ class Attributes(Outside):
     # -- tensors
 
     def tensor_attribute(self, fake: torch.Tensor, name: str) -> Any:
-        if name in TENSOR_FACTS:
+        if name in TENSOR_METADATA:
             return getattr(fake, name)
         if name in TENSOR_VALUES:
             return self.recorder.record("call_function", getattr, (fake, name), {})
@@ -372,8 +374,7 @@ class Attributes(Outside):
         if owner is not None and namespace is not None:
             if name in namespace:
                 return self.wrap(namespace[name], Source("attribute", name, owner.source))
-            source = Source("namespace", None, owner.source)
-            self.guard("absent", source, name, "looked up and not found", name)
+            self.guard_absent(Source("namespace", None, owner.source), name)
         return self.no_attribute(fake, name)
 
     # -- writing

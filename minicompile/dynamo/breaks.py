@@ -25,14 +25,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from minicompile.dynamo.assembler import VERSION, Op
-from minicompile.dynamo.bytecode import Instruction, Program, is_generator
+from minicompile.dynamo.bytecode import Instruction, Program, is_generator, slot_names
 from minicompile.dynamo.continuation import (
     State,
     bind,
     break_at,
     continuation,
-    find,
-    slot_names,
+    point_at,
     successors,
     units,
 )
@@ -81,7 +80,7 @@ class StandIn:
 class Resume(Protocol):
     """What a cut frame needs from its dispatcher."""
 
-    def native(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """A function that runs one instruction, while what that calls may be captured."""
 
     def __call__(
@@ -173,7 +172,7 @@ def resume_after(frame: Frame, resume: Resume) -> GoOn:
 
 def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
     """Go on from instruction `index` of one frame, its stack as given."""
-    function, shift = origin(frame.function)
+    function, shift = uncut(frame.function)
     code, point = function.__code__, point_of(frame, index) - shift
     fast = dict(zip(frame.program.slots, frame.fast, strict=True))
     cells = (*code.co_cellvars, *code.co_freevars)
@@ -200,9 +199,8 @@ def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
     step = bind(break_at(code, state, transfer), function, frame.function.__closure__ or ())
     realize = frame.world.realize
     above = (value for value, none in zip(stack, empty, strict=True) if not none)
-    return GoOn(
-        resume.native(step), tuple(map(realize, (*(values[name] for name in bound), *above)))
-    )
+    given = (*(values[name] for name in bound), *above)
+    return GoOn(resume.watched(step), tuple(map(realize, given)))
 
 
 def resume_function(
@@ -211,18 +209,15 @@ def resume_function(
     """The original bytecode from a state on."""
     code = continuation(function.__code__, state)
     made = bind(code, function, closure)
-    made.__dict__["_minicompile_origin"] = (
-        function,
-        len(units(code)) - len(units(function.__code__)),
-    )
+    shift = len(units(code)) - len(units(function.__code__))
+    made.__dict__["_minicompile_uncut"] = function, shift
     return made
 
 
-def origin(function: types.FunctionType) -> tuple[types.FunctionType, int]:
+def uncut(function: types.FunctionType) -> tuple[types.FunctionType, int]:
     """The function whose bytecode this is, and by how many units a resume function's prologue shifts it."""
-    found: tuple[types.FunctionType, int] = function.__dict__.get(
-        "_minicompile_origin", (function, 0)
-    )
+    itself = function, 0
+    found: tuple[types.FunctionType, int] = function.__dict__.get("_minicompile_uncut", itself)
     return found
 
 
@@ -231,7 +226,7 @@ def point_of(frame: Frame, index: int) -> int:
     instructions = frame.program.instructions
     offset = instructions[index].offset
     part = sum(other.offset == offset for other in instructions[:index])
-    return find(frame.function.__code__, offset, part)
+    return point_at(frame.function.__code__, offset, part)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -22,10 +22,16 @@ from typing import Any, TypeVar
 import torch
 
 from minicompile.dynamo.calls import CallRule, Calls, call_rules
-from minicompile.dynamo.containers import SYMBOLIC, python_method
+from minicompile.dynamo.containers import python_method
 from minicompile.dynamo.interpreter import BINARY, COMPARE, UNARY, UNBOUND, TracedGenerator
 from minicompile.dynamo.result import Source
-from minicompile.dynamo.variables import MISSING, VariableTracker, is_constant, is_fixed
+from minicompile.dynamo.variables import (
+    MISSING,
+    SYMBOLIC,
+    VariableTracker,
+    is_constant,
+    is_fixed,
+)
 
 Meaning = TypeVar("Meaning", bound=Callable[..., Any])
 
@@ -54,7 +60,7 @@ def means(*functions: Any) -> Callable[[Meaning], Meaning]:
 
 
 def refuse(reason: str, hint: str, *functions: Any) -> None:
-    """Calls that run the frame in eager, with a reason of their own."""
+    """Calls that are left to Python, with a reason of their own."""
     call_rules(*functions)(lambda tracer, args, kwargs: tracer.unsupported(reason, hint))
 
 
@@ -254,7 +260,7 @@ def reduce(tracer: Calls, function: Any, items: Any, *first: Any) -> Any:
     return functools.reduce(step, tracer.lazily(items), *first)
 
 
-def keys_of(tracer: Calls, items: list[Any], key: Any) -> list[Any]:
+def sort_keys(tracer: Calls, items: list[Any], key: Any) -> list[Any]:
     return items if key is None else [tracer.call(key, (item,), {}) for item in items]
 
 
@@ -268,7 +274,7 @@ def builtin_sorted(tracer: Calls, items: Any, **options: Any) -> list[Any]:
 @means(list.sort)
 def list_sort(tracer: Calls, items: Any, key: Any = None, reverse: Any = False) -> None:
     target = tracer.mutable(items)
-    keys = keys_of(tracer, target, key)
+    keys = sort_keys(tracer, target, key)
     if not all(map(is_constant, keys)):
         tracer.unsupported("values without a built-in order are sorted")
     order = sorted(range(len(keys)), key=keys.__getitem__, reverse=bool(reverse))
@@ -284,7 +290,7 @@ def extreme(symbol: str, name: str) -> Callable[..., Any]:
             raise ValueError(f"{name}() arg is an empty sequence")
         if not items:
             return default
-        keys, best = keys_of(tracer, items, key), 0
+        keys, best = sort_keys(tracer, items, key), 0
         for index in range(1, len(items)):
             if tracer.truth(tracer.compare(symbol, keys[index], keys[best])):
                 best = index
@@ -343,8 +349,8 @@ def dict_method(name: str) -> Callable[[Meaning], Meaning]:
     """A method of dict by what it does to an outside dict; on the frame's own it is Python's."""
 
     def register(outside: Meaning) -> Meaning:
-        for cls in (dict, collections.OrderedDict):
-            native = getattr(cls, name)
+        # what OrderedDict inherits is one method
+        for native in {getattr(cls, name) for cls in (dict, collections.OrderedDict)}:
 
             def meaning(tracer: Calls, owner: Any, *args: Any, native: Any = native) -> Any:
                 tracker = tracer.tracker(owner)

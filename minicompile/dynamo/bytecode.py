@@ -14,11 +14,12 @@ Imports neither torch nor anything that does. The real compiler: torch/_dynamo/b
 from __future__ import annotations
 
 import dis
+import inspect
 import re
 import sys
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from minicompile.ops.origin import SourceLine
@@ -111,13 +112,34 @@ def slot_names(code: CodeType) -> tuple[str, ...]:
     return code.co_varnames + cells + code.co_freevars
 
 
+class Parameters(NamedTuple):
+    """Parameters fill the first slots. Each kind ends where the next begins: those given by position, those
+    given by name only, `*args`, `**kwargs`."""
+
+    positional: int
+    named: int
+    starred: int
+    total: int
+
+
+def parameters(code: CodeType) -> Parameters:
+    """The slots of a code object's parameters."""
+    named = code.co_argcount + code.co_kwonlyargcount
+    starred = named + bool(code.co_flags & inspect.CO_VARARGS)
+    total = starred + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return Parameters(code.co_argcount, named, starred, total)
+
+
 def is_generator(code: CodeType) -> bool:
-    return bool(code.co_flags & 0x20)
+    return bool(code.co_flags & inspect.CO_GENERATOR)
+
+
+ASYNCHRONOUS = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def is_coroutine(code: CodeType) -> bool:
     """Coroutines and asynchronous generators."""
-    return bool(code.co_flags & (0x80 | 0x100 | 0x200))
+    return bool(code.co_flags & ASYNCHRONOUS)
 
 
 INTRINSICS: dict[tuple[str, int], str] = {

@@ -5,7 +5,7 @@
     torch functions and tensor methods     recorded in the graph
     classes                                `__new__` and `__init__`, each by the same rules
     pure C functions                       run now, on what is known
-    everything else                        refused: the frame runs in eager
+    everything else                        refused: a graph break, or the frame runs in eager
 
 The real compiler: torch/_dynamo/variables/functions.py, builtin.py, torch.py, trace_rules.py.
 """
@@ -13,20 +13,19 @@ The real compiler: torch/_dynamo/variables/functions.py, builtin.py, torch.py, t
 from __future__ import annotations
 
 import collections
-import contextlib
 import enum
 import functools
 import operator
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from minicompile import compat
-from minicompile.dynamo.attributes import C_METHODS, CACHED, HINTS, TENSOR_FACTS, TENSOR_REFUSED
+from minicompile.dynamo.attributes import C_METHODS, CACHED, HINTS, TENSOR_METADATA, TENSOR_REFUSED
 from minicompile.dynamo.containers import Containers, python_method
 from minicompile.dynamo.interpreter import BINARY, METHOD_OF, TracedGenerator
 from minicompile.dynamo.result import Source
@@ -150,11 +149,6 @@ class Calls(Containers):
     """Decides what a call means."""
 
     inlined: dict[str, None]
-
-    @contextlib.contextmanager
-    def native(self) -> Iterator[None]:
-        with RecordingMode(self):
-            yield
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         rule = self.rule_for(function)
@@ -289,7 +283,7 @@ class Calls(Containers):
             return self.length(args[0])
         if name == "__iter__":
             return self.iterate(args[0])
-        if name == "__get__" or name in TENSOR_FACTS:
+        if name == "__get__" or name in TENSOR_METADATA:
             self.unsupported(f"the tensor attribute {name!r}")
         if name in TENSOR_OPERATORS:
             function, swapped = TENSOR_OPERATORS[name]
@@ -345,7 +339,7 @@ class Calls(Containers):
 
     def run_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call C code now, on what is known; torch calls that it makes are recorded."""
-        with self.native():
+        with RecordingMode(self):
             prepared = {key: self.native_argument(value) for key, value in kwargs.items()}
             made = function(*map(self.native_argument, args), **prepared)
         self.note_native(made)

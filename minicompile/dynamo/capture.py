@@ -1,5 +1,10 @@
 """`capture_frame`: run a frame through the tracer and keep everything that is needed to run it again.
 
+    trace          interprets the frame, or its first instructions    -> Traced
+    finish         adds what may not change (check_memory, guard_aliases), builds the graph and the lines
+                   that rebuild the result                            -> CapturedFrame
+    capture_frame  trace and finish; where they are refused, again for shorter parts of the frame
+
 The real compiler: torch/_dynamo/convert_frame.py.
 """
 
@@ -20,14 +25,20 @@ from minicompile import compat
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after, run
 from minicompile.dynamo.guards import SourceCode, guard_rules, types_from
 from minicompile.dynamo.modes import Change, Modes, changed, restored_modes
-from minicompile.dynamo.outside import MODULE_TABLES, is_held, place_of
+from minicompile.dynamo.outside import place_of
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import Capture, GraphInput, Guard
 from minicompile.dynamo.sizes import any_marked, free_dims, shape_guards
 from minicompile.dynamo.snapshot import state_check
 from minicompile.dynamo.tracer import Tracer
-from minicompile.dynamo.variables import CONTAINERS, IDENTITY_TYPES, UserError, VariableTracker
+from minicompile.dynamo.variables import (
+    CONTAINERS,
+    IDENTITY_TYPES,
+    MODULE_TABLES,
+    UserError,
+    VariableTracker,
+)
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import SourceLine
 
@@ -179,7 +190,7 @@ def finish(traced: Traced, name: str, resumed: bool) -> CapturedFrame:
     arguments = {source: value for source, value in identical.items() if source.kind == "local"}
     # what lies below an argument that must be one particular object is reached without it
     code = SourceCode({**tracer.held, **arguments}, types_from(guards))
-    inputs = sorted(recorder.inputs, key=lambda tracker: is_held(tracker.source, code.held))
+    inputs = sorted(recorder.inputs, key=lambda tracker: code.holds(tracker.source))
     recorder.inputs = {tracker: recorder.inputs[tracker] for tracker in inputs}
     rebuild = Rebuild(tracer, code.part("o"))
     result = rebuild.expression(traced.returned)

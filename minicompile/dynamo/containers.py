@@ -31,6 +31,7 @@ from minicompile.dynamo.variables import (
     IDENTITY_TYPES,
     MISSING,
     OBJECT_EQ,
+    SYMBOLIC,
     builtin_base,
     find,
     is_constant,
@@ -38,7 +39,6 @@ from minicompile.dynamo.variables import (
 
 NO_OPERANDS = (list, tuple, str, dict)
 """Never operands of a tensor operator."""
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 REFLECTED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">": "<", ">=": "<="}
 

@@ -19,6 +19,7 @@ In CPython: Python/bytecodes.c (3.11: ceval.c). The real compiler: torch/_dynamo
 from __future__ import annotations
 
 import dis
+import inspect
 import re
 import sys
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any, Literal, TypeAlias
 
 from minicompile.dynamo.assembler import VERSION, Op, assemble, disassemble
+from minicompile.dynamo.bytecode import is_coroutine, is_generator, parameters, slot_names
 from minicompile.errors import Unsupported
 
 Slot: TypeAlias = Literal["value", "null", "handled"]
@@ -102,24 +104,17 @@ def become(op: Op, *parts: tuple[str, int]) -> list[Op]:
     return [op, *(Op(*part, None, op.handler, op.position, op.offset) for part in parts[1:])]
 
 
-def find(code: CodeType, offset: int, part: int = 0) -> int:
+def point_at(code: CodeType, offset: int, part: int = 0) -> int:
     """The point of the `part`-th unit that comes from the instruction at a byte offset of `co_code`."""
-    places = [i for i, unit in enumerate(units(code)) if any(op.offset == offset for op in unit)]
-    if part >= len(places):
+    found = [i for i, unit in enumerate(units(code)) if any(op.offset == offset for op in unit)]
+    if part >= len(found):
         raise Unsupported(f"no place to cut {code.co_qualname} at offset {offset}")
-    return places[part]
-
-
-def slot_names(code: CodeType) -> list[str]:
-    """Names of the fast slots; a parameter that is a cell has one slot."""
-    return list(dict.fromkeys((*code.co_varnames, *code.co_cellvars, *code.co_freevars)))
+    return found[part]
 
 
 def start(code: CodeType) -> State:
     """A frame before its first unit, its cells made."""
-    count = code.co_argcount + code.co_kwonlyargcount
-    count += bool(code.co_flags & 4) + bool(code.co_flags & 8)  # *args, **kwargs
-    own = {*code.co_varnames[:count], *code.co_cellvars}
+    own = {*code.co_varnames[: parameters(code).total], *code.co_cellvars}
     return State(0, (), tuple(name for name in slot_names(code) if name in own))
 
 
@@ -163,7 +158,7 @@ def skipped(jump: Op) -> list[str]:
     return ["END_FOR", "POP_TOP"][: max(0, VERSION[1] - 11)] if jump.opname == "FOR_ITER" else []
 
 
-def apply(op: Op, stack: list[Slot], bound: set[str], names: list[str], jump: bool) -> None:
+def apply(op: Op, stack: list[Slot], bound: set[str], names: tuple[str, ...], jump: bool) -> None:
     """What an instruction does to the kinds of the stack's slots and to the bound names."""
     opname, arg, number = op.opname, op.arg, dis.opmap[op.opname]
     name = names[arg] if opname in _SLOT_OPS else ""
@@ -313,15 +308,15 @@ class _Writer:
             co_kwonlyargcount=0,
             co_nlocals=len(self.varnames),
             co_varnames=tuple(self.varnames),
-            co_flags=code.co_flags & ~(4 | 8),
+            co_flags=code.co_flags & ~(inspect.CO_VARARGS | inspect.CO_VARKEYWORDS),
         )
 
 
 def check(code: CodeType, state: State) -> None:
     """Raises Unsupported for frames that can't be cut."""
-    if code.co_flags & (0x20 | 0x80 | 0x200):
+    if is_generator(code) or is_coroutine(code):
         raise Unsupported(f"{code.co_qualname} is a generator or coroutine and can't be cut")
-    if not code.co_flags & 1:
+    if not code.co_flags & inspect.CO_OPTIMIZED:
         raise Unsupported(f"{code.co_qualname} is a class body or module and can't be cut")
     first = code.co_varnames[:1] if code.co_argcount else ()
     if "__class__" in code.co_freevars and (not first or first != state.bound[:1]):

@@ -154,10 +154,10 @@ class Dispatcher:
             self.disown(made, arguments)
         return found
 
-    def native(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function run as it is, while what it calls may be captured."""
         frames = self.frames()
-        return function if frames is None else frames.native(function)
+        return function if frames is None else frames.watched(function)
 
     def frames(self) -> NestedFrames | None:
         """What stands for nested frames, if anything does."""
@@ -170,7 +170,7 @@ class Dispatcher:
     def eager(self, arguments: tuple[Any, ...]) -> Any:
         """Call the original function."""
         call = inspect.BoundArguments(self.signature, OrderedDict(self.values(arguments)))
-        return self.native(self.function)(*call.args, **call.kwargs)
+        return self.watched(self.function)(*call.args, **call.kwargs)
 
     def compile(self, arguments: tuple[Any, ...]) -> Entry | None:
         """A new entry for these arguments; None if the call must run in eager. Raises under `fullgraph`."""
@@ -303,9 +303,9 @@ class Resuming:
 
     owner: weakref.ref[Dispatcher]
 
-    def native(self, step: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
         before = self.owner()
-        return step if before is None else before.native(step)
+        return step if before is None else before.watched(step)
 
     def __call__(
         self, function: types.FunctionType, state: State, closure: tuple[types.CellType, ...]

@@ -21,7 +21,6 @@ from minicompile.dynamo.guards import (
     guard_rules,
 )
 from minicompile.dynamo.interpreter import Marker
-from minicompile.dynamo.outside import is_held
 from minicompile.dynamo.result import WHOLE, Guard, GuardFailure, Source
 from minicompile.dynamo.snapshot import Facts, NotCoveredError
 
@@ -126,7 +125,7 @@ class Entry:
         for guard in sorted(live, key=lambda guard: not on_argument(guard)):
             code.require(guard)
         sources = [graph_input.source for graph_input in self.capture.inputs]
-        fetched = [source for source in sources if is_held(source, code.held)]
+        fetched = [source for source in sources if code.holds(source)]
         own = sources[: len(sources) - len(fetched)]  # these come first
         if held or fetched:
             code.names["held"] = HeldCheck(captured.code, held, fetched)
@@ -155,4 +154,4 @@ def on_argument(guard: Guard) -> bool:
 
 def is_live(guard: Guard, code: SourceCode) -> bool:
     """Is it about the call's arguments, not only about what the entry holds?"""
-    return on_argument(guard) or not all(is_held(source, code.held) for source in guard.sources)
+    return on_argument(guard) or not all(map(code.holds, guard.sources))

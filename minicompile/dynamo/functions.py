@@ -22,7 +22,6 @@ from minicompile import compat
 from minicompile.dynamo.builtins import means, refuse
 from minicompile.dynamo.calls import FIXED_TYPES, Calls, call_rules
 from minicompile.dynamo.guards import SourceCode, generate, types_from
-from minicompile.dynamo.outside import is_held
 from minicompile.dynamo.recorder import Subgraph
 from minicompile.dynamo.result import Guard
 from minicompile.dynamo.variables import is_constant
@@ -277,10 +276,10 @@ def capture_backward(
 
 def still_as_read(tracer: Calls, name: str, guards: list[Guard]) -> Callable[[], bool]:
     """A check of guards that needs no frame."""
-    for source in (source for guard in guards for source in guard.sources):
-        if not is_held(source, tracer.held):
-            tracer.unsupported(f"{name} reads {source}", "make it an attribute of ctx")
     code = SourceCode(tracer.held, types_from(guards))
+    for source in (source for guard in guards for source in guard.sources):
+        if not code.holds(source):
+            tracer.unsupported(f"{name} reads {source}", "make it an attribute of ctx")
     code.names["MISS"] = False
     for guard in guards:
         code.require(guard)

@@ -34,9 +34,9 @@ from minicompile.dynamo.result import (
     describe,
 )
 from minicompile.dynamo.sizes import free_dims, python_text
-from minicompile.dynamo.torch_rules import HOOKS
 from minicompile.dynamo.variables import (
     CONTAINERS,
+    HOOKS,
     IDENTITY_TYPES,
     READERS,
     builtin_base,
@@ -156,6 +156,12 @@ class SourceCode:
         made = copy.copy(self)
         made.prefix, made.lines, made.variables = prefix, [], {}
         return made
+
+    def holds(self, source: Source | None) -> bool:
+        """Whether a path starts at an object that is held."""
+        while source is not None and source not in self.held:
+            source = source.base
+        return source is not None
 
     def constant(self, value: Any) -> str:
         """A name for an object that the generated code refers to."""
@@ -324,10 +330,7 @@ def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[boo
     text = condition(code, guard)
     if text is None:
         return True, None
-    value = code.expression(guard.sources[0])
-    exec("\n".join(code.lines), code.names, scope)
-    code.lines.clear()
-    found = eval(value, code.names, scope)
+    found, *others = fetched(guard.sources, code, scope)
     if guard.kind == "tensor":
         if not isinstance(found, torch.Tensor):
             return False, found
@@ -336,12 +339,17 @@ def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[boo
         changed = changes(*(dict(zip(compat.TENSOR_FACTS, each, strict=True)) for each in facts))
         return not changed, changed
     if guard.kind == "different":
-        fetched = [code.expression(source) for source in guard.sources]
-        exec("\n".join(code.lines), code.names, scope)
-        code.lines.clear()
-        return two_alike(guard.sources, [eval(text, code.names, scope) for text in fetched])
+        return two_alike(guard.sources, [found, *others])
     read = FACTS.get(guard.kind)
     return bool(eval(text, code.names, scope)), found if read is None else read(found)
+
+
+def fetched(sources: Iterable[Source], code: SourceCode, scope: dict[str, Any]) -> list[Any]:
+    """The objects at sources."""
+    texts = [code.expression(source) for source in sources]
+    exec("\n".join(code.lines), code.names, scope)
+    code.lines.clear()
+    return [eval(text, code.names, scope) for text in texts]
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> Description:

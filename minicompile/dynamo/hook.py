@@ -1,10 +1,10 @@
 """The frame hook: what eager code calls is seen before it runs, and can be answered by something compiled.
 
-    native(decide, serial, function)(...)   calls the function; `decide` is asked about what it calls
+    watched(decide, serial, function)(...)  calls the function; `decide` is asked about what it calls
 
 CPython lets an extension evaluate frames (PEP 523); `frame_hook.c` does, and is built at first use. The hook
-is on only in the thread that calls `native`, and only while the function runs. Generators and coroutines run
-as they are. Without a C compiler nothing is asked. This module imports no torch.
+is on only in the thread that calls the watched function, and only while it runs. Generators and coroutines
+run as they are. Without a C compiler nothing is asked. This module imports no torch.
 The real compiler: torch/csrc/dynamo/eval_frame.c.
 """
 
@@ -51,7 +51,7 @@ def load_hook() -> ModuleType | None:
     return extension
 
 
-def native(decide: Decide, serial: int, function: Callable[..., Any]) -> Callable[..., Any]:
+def watched(decide: Decide, serial: int, function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, run as it is with the hook on: `decide` is asked about each code object below it."""
     extension = load_hook()
     if extension is None:

@@ -22,7 +22,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from minicompile.dynamo.bytecode import Instruction, Program, decode, is_coroutine, is_generator
+from minicompile.dynamo.bytecode import (
+    Instruction,
+    Program,
+    decode,
+    is_coroutine,
+    is_generator,
+    parameters,
+)
 from minicompile.errors import MinicompileError, Unsupported
 from minicompile.ops.origin import SourceLine
 from minicompile.ops.registry import Registry
@@ -491,18 +498,17 @@ def bind(
         raise AssertionError(function)
 
     code = function.__code__
-    names, positional = code.co_varnames, code.co_argcount
-    after = positional + code.co_kwonlyargcount
+    positional, named, starred, total = parameters(code)
     fast: list[Any] = [UNBOUND] * len(world.program(code).slots)
     given = len(args)
     fast[: min(given, positional)] = args[:positional]
-    if code.co_flags & 0x04:  # *args
-        fast[after] = args[positional:]
+    if named < starred:  # *args
+        fast[named] = args[positional:]
     elif given > positional:
         wrong()
     extra: dict[str, Any] | None = None
-    if code.co_flags & 0x08:  # **kwargs
-        extra = fast[after + bool(code.co_flags & 0x04)] = {}
+    if starred < total:  # **kwargs
+        extra = fast[starred] = {}
     by_name = parameter_slots(code) if kwargs else {}
     for name, value in kwargs.items():
         slot = by_name.get(name)
@@ -520,9 +526,9 @@ def bind(
             if slot < first_default:
                 wrong()
             fast[slot] = world.default(function, slot - first_default)
-    for slot in range(positional, after):
+    for slot in range(positional, named):
         if fast[slot] is UNBOUND:
-            fast[slot] = world.keyword_default(function, names[slot])
+            fast[slot] = world.keyword_default(function, code.co_varnames[slot])
             if fast[slot] is UNBOUND:
                 wrong()
     return fast
@@ -531,5 +537,5 @@ def bind(
 @functools.lru_cache(maxsize=4096)
 def parameter_slots(code: types.CodeType) -> dict[str, int]:
     """Slot by name of the parameters that may be given by keyword."""
-    total = code.co_argcount + code.co_kwonlyargcount
-    return {code.co_varnames[i]: i for i in range(code.co_posonlyargcount, total)}
+    slots = range(code.co_posonlyargcount, parameters(code).named)
+    return {code.co_varnames[slot]: slot for slot in slots}

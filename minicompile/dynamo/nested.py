@@ -4,7 +4,7 @@ While a compiled function runs something natively (a refused frame, the instruct
 the frame hook asks about every function called there. One of the user's gets a dispatcher with the compiled
 function's backend and options; torch's, the standard library's and our own are left alone.
 
-    NestedFrames.native(function)(...)   the function, run with the hook on
+    NestedFrames.watched(function)(...)  the function, run with the hook on
     NestedFrames.decide(function)        what the hook asks
 
 A function whose capture records nothing, or is refused, is left alone from then on: that costs 20 ns a call.
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from minicompile.dynamo import hook
+from minicompile.dynamo.bytecode import parameters
 from minicompile.dynamo.continuation import bind
 from minicompile.dynamo.entry import MISS
 from minicompile.dynamo.guards import generate
@@ -53,9 +54,8 @@ class NestedFrames:
         self.codes: dict[int, NestedCode] = {}
         """By the id of the code object, which it keeps alive."""
         self.serial = hook.next_serial()
-        weak = weakref.ref(
-            self
-        )  # code after graph breaks refers to it, and such cycles are never collected
+        # code after graph breaks refers to `decide`, and such cycles are never collected
+        weak = weakref.ref(self)
 
         def decide(function: types.FunctionType) -> Any:
             frames = weak()
@@ -63,9 +63,9 @@ class NestedFrames:
 
         self._decide = decide
 
-    def native(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function` as it is, but what it calls may be captured."""
-        return hook.native(self._decide, self.serial, function)
+        return hook.watched(self._decide, self.serial, function)
 
     def decide(self, function: types.FunctionType) -> Any:
         code = function.__code__
@@ -94,10 +94,8 @@ class NestedCode:
 
     def generate(self) -> Any:
         code = self.code
-        plain, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
-        starred = named + bool(code.co_flags & 4)
-        count = starred + bool(code.co_flags & 8)
-        values = code.co_varnames[:count]
+        plain, named, starred, total = parameters(code)
+        values = code.co_varnames[:total]
         # a signature has *args before the keywords
         ordered = (*values[:plain], *values[named:starred], *values[plain:named], *values[starred:])
         given = ", ".join(ordered)
@@ -117,9 +115,7 @@ class NestedCode:
             "__mc_missed": self.missed,
         }
         made = generate(f"nested({', '.join(('__mc_function', *values))})", lines, names)
-        del names[
-            "nested"
-        ]  # nobody else keeps it alive: that would hide from the hook that it was dropped
+        del names["nested"]  # whoever kept it alive would hide from the hook that it was dropped
         return made
 
     def dispatcher(self, function: types.FunctionType, first: Any) -> Dispatcher | None:

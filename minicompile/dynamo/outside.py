@@ -24,6 +24,7 @@ from minicompile.dynamo.variables import (
     HEAP_TYPE,
     IDENTITY_TYPES,
     MISSING,
+    MODULE_TABLES,
     OBJECT_HASH,
     VariableTracker,
     class_facts,
@@ -37,8 +38,6 @@ from minicompile.dynamo.variables import (
 )
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import SourceLine
-
-MODULE_TABLES = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "submodule"}
 
 
 class Outside(Interpreter):
@@ -62,7 +61,6 @@ class Outside(Interpreter):
         self.abort: Unsupported | None = None
         """The refusal that ends this capture, even if native code in between swallowed the exception."""
         self.own_globals: dict[str, Any] | None = None
-        self.programs: dict[int, Any] = {}
         self.namespaces: dict[int, Any] = {}
         """Inside objects by the id of their `__dict__`, where that was read as an object."""
         self.natives: list[tuple[Any, int]] = []
@@ -113,6 +111,11 @@ class Outside(Interpreter):
         index = (kind, source, key)
         if index not in self.guards:
             self.guards[index] = Guard((source,), kind, expected, reason, self.user_line())
+
+    def guard_absent(
+        self, source: Source, key: Any, reason: str = "looked up and not found"
+    ) -> None:
+        self.guard("absent", source, key, reason, key)
 
     def relate(
         self, kind: str, sources: tuple[Source, ...], reason: str, expected: Any = None
@@ -265,7 +268,7 @@ class Outside(Interpreter):
         if dict.__contains__(container.value, key):
             found = dict.__getitem__(container.value, key)
             return self.wrap(found, self.item_source(container, key))
-        self.guard("absent", container.source, key, "looked up and not found", key)
+        self.guard_absent(container.source, key)
         return MISSING
 
     def dict_set(self, container: VariableTracker, key: Any, value: Any) -> None:
@@ -382,8 +385,7 @@ class Outside(Interpreter):
             found = self.dict_get(tracker, name)
             if found is not MISSING:
                 return found
-        reason = "not found, so the builtin is meant"
-        self.guard("absent", tracker.source, name, reason, name)
+        self.guard_absent(tracker.source, name, "not found, so the builtin is meant")
         found = self.dict_get(self.hold(frame.builtins, "builtins"), name)
         if found is MISSING:
             raise NameError(f"name {name!r} is not defined")
@@ -470,13 +472,6 @@ def place_of(tracker: VariableTracker) -> Source:
     if source.kind == "cell" and isinstance(tracker.value, types.CellType):
         return Source("closure", source.key, source.base)
     return source
-
-
-def is_held(source: Source | None, held: dict[Source, Any]) -> bool:
-    """Whether a path starts at an object that the cache entry holds."""
-    while source is not None and source not in held:
-        source = source.base
-    return source is not None
 
 
 def unchanged(tracker: VariableTracker, key: Any, value: Any) -> bool:

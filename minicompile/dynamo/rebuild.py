@@ -21,6 +21,7 @@ import torch
 from torch import fx
 
 from minicompile.dynamo.breaks import StandIn
+from minicompile.dynamo.bytecode import parameters
 from minicompile.dynamo.containers import Lazily
 from minicompile.dynamo.guards import SourceCode
 from minicompile.dynamo.interpreter import DELETED, Frame, TracedGenerator
@@ -30,6 +31,7 @@ from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import (
     HEAP_TYPE,
     IDENTITY_TYPES,
+    SYMBOLIC,
     VariableTracker,
     has_symbols,
     is_constant,
@@ -90,7 +92,7 @@ class Rebuild:
         if tracker in recorder.inputs:
             position = list(recorder.inputs).index(tracker)
             return self.kept_inputs.setdefault(position, f"kept{position}")
-        if isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
+        if isinstance(value, (torch.Tensor, *SYMBOLIC)):
             return f"out[{self.outputs.setdefault(recorder.lift(value), len(self.outputs))}]"
         if tracker is not None:
             return self.outside(tracker)
@@ -190,15 +192,13 @@ class Rebuild:
         """A generator that has not begun: made by its function."""
         frame = value.frame
         code, fast = frame.function.__code__, list(map(self.tracer.realize, frame.fast))
-        after = code.co_argcount + code.co_kwonlyargcount
-        names = code.co_varnames[code.co_argcount : after]
-        given = fast[: code.co_argcount]
-        keywords = dict(zip(names, fast[code.co_argcount : after], strict=True))
-        if code.co_flags & 0x04:
-            given += fast[after]
-            after += 1
-        if code.co_flags & 0x08:
-            keywords.update(fast[after])
+        plain, named, starred, total = parameters(code)
+        given = fast[:plain]
+        keywords = dict(zip(code.co_varnames[plain:named], fast[plain:named], strict=True))
+        for more in fast[named:starred]:  # *args, if there is one
+            given += more
+        for extra in fast[starred:total]:  # **kwargs
+            keywords.update(extra)
         function = self.expression(frame.function)
         call = f"{function}(*{self.sequence(given)}, **{self.expression(keywords)})"
         return self.assign(value, call)

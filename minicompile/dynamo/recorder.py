@@ -22,7 +22,13 @@ from torch import fx
 from minicompile import compat
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.sizes import Sizes
-from minicompile.dynamo.variables import UserError, VariableTracker, is_constant, is_numpy_scalar
+from minicompile.dynamo.variables import (
+    SYMBOLIC,
+    UserError,
+    VariableTracker,
+    is_constant,
+    is_numpy_scalar,
+)
 from minicompile.errors import Unsupported
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import Graph, target_name
@@ -52,6 +58,16 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
         return [tree]
     return [leaf for leaf in compat.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def finished(
+    graph: fx.Graph, placeholders: list[fx.Node], outputs: Iterable[Any], name: str
+) -> Graph:
+    """A graph that is complete but for its output, with these placeholders first."""
+    for node in reversed(placeholders):
+        next(iter(graph.nodes)).prepend(node)
+    graph.output(tuple(outputs))
+    return Graph(fx.GraphModule(torch.nn.Module(), graph), name, "capture")
 
 
 class Subgraph:
@@ -93,10 +109,7 @@ class Subgraph:
                     f"{name}, a function that torch calls, changes a tensor of the frame in place"
                 )
                 raise Unsupported(reason, self.line)
-        for node in reversed(self.placeholders):
-            next(iter(self.graph.nodes)).prepend(node)
-        self.graph.output(tuple(outputs))
-        return Graph(fx.GraphModule(torch.nn.Module(), self.graph), name, "capture")
+        return finished(self.graph, self.placeholders, outputs, name)
 
 
 class Recorder:
@@ -130,8 +143,7 @@ class Recorder:
         """A placeholder for an outside tensor."""
         name = "".join(c if c.isalnum() else "_" for c in source.name).strip("_") or "input"
         node = self.root.placeholder(name)
-        node.meta["val"] = fake
-        node.meta["origins"] = frozenset({Origin(node.name, "placeholder", *self.stack())})
+        self.describe(node, "placeholder", fake)
         self.own(fake, node)
         tracker = VariableTracker(fake, source, real=tensor)
         self.inputs[tracker] = node, fake._version
@@ -158,7 +170,7 @@ class Recorder:
     def argument(self, inner: Subgraph, value: torch.Tensor, name: str) -> None:
         """A placeholder of a subgraph for a value that it will be called with."""
         node = inner.placeholder(value, name)
-        node.meta["origins"] = frozenset({Origin(node.name, "placeholder", *self.stack())})
+        self.describe(node, "placeholder", value)
         self.own(value, node)
 
     def node_of(self, value: torch.Tensor) -> fx.Node:
@@ -190,7 +202,7 @@ class Recorder:
 
         lifted, lifted_kwargs = compat.map_aggregate((args, kwargs), lift)
         if op == "call_method" and target in RESHAPES_IN_PLACE:
-            self.snapshot(args[0])
+            self.keep_metadata(args[0])
         before = sum(tensor._version for tensor in tensors)
         value = self.run(op, target, args, kwargs)
         name = target if op == "call_method" else getattr(target, "__name__", None)
@@ -250,10 +262,13 @@ class Recorder:
         return lines[-1] if lines else None
 
     def finish(self, node: fx.Node, target: Any, value: Any) -> None:
-        node.meta["val"] = value
-        lines, module = self.stack()
-        node.meta["origins"] = frozenset({Origin(node.name, target_name(target), lines, module)})
+        self.describe(node, target_name(target), value)
         self.calls.append(node)
+
+    def describe(self, node: fx.Node, called: str, value: Any) -> None:
+        """What every node carries: its value at compile time, and where it comes from."""
+        node.meta["val"] = value
+        node.meta["origins"] = frozenset({Origin(node.name, called, *self.stack())})
 
     def bind(self, value: Any, node: fx.Node) -> None:
         """The fakes of a result belong to its node, or to getitem nodes of it."""
@@ -269,8 +284,8 @@ class Recorder:
         elif value is not None and not is_constant(value):
             raise Unsupported(f"a torch function gave a {type(value).__name__}", self.line())
 
-    def snapshot(self, fake: torch.Tensor) -> None:
-        """Keep the metadata that nodes recorded, before the fake's own shape changes."""
+    def keep_metadata(self, fake: torch.Tensor) -> None:
+        """Give the nodes that recorded a fake a copy, before the fake's own shape changes."""
         given = [
             *(tracker.value for tracker in self.inputs),
             *(v for i in self.open for v in i.values),
@@ -290,7 +305,7 @@ class Recorder:
             return self.node_of(value)
         if is_numpy_scalar(value):
             return value.item()
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        if isinstance(value, SYMBOLIC):
             return self.size_node(value.node.expr)
         if is_constant(value):
             return value
@@ -336,7 +351,4 @@ class Recorder:
 
     def build(self, outputs: Iterable[fx.Node], name: str) -> Graph:
         """The finished graph, its placeholders in the order of `inputs`."""
-        for placeholder, _ in reversed(self.inputs.values()):
-            next(iter(self.graph.nodes)).prepend(placeholder)
-        self.graph.output(tuple(outputs))
-        return Graph(fx.GraphModule(torch.nn.Module(), self.graph), name, "capture")
+        return finished(self.graph, [node for node, _ in self.inputs.values()], outputs, name)

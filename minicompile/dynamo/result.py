@@ -312,7 +312,6 @@ class Capture(Shown):
     """Grad mode when the frame was entered (guarded)."""
     shape_env: Any = None
     """The `shapes.env.ShapeEnv` of symbolic sizes, None when all sizes are plain ints."""
-    notes: list[str] = field(default_factory=list)
 
     @property
     def fakes(self) -> list[Any]:

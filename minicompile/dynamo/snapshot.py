@@ -6,6 +6,7 @@ object, this object is of that class. While all facts hold, all those guards hol
 in a few microseconds for a thousand guards; without a C compiler the guards are evaluated on every call.
 
 A fact that fails is no failed guard: the guards themselves are then evaluated, and new facts noted.
+`state_check` asks the same of the settings of torch.
 The real compiler walks its guard tree on every call: torch/csrc/dynamo/guards.cpp.
 """
 
@@ -20,10 +21,8 @@ from typing import Any
 
 from minicompile import compat
 from minicompile.dynamo.guards import closure_cell
-from minicompile.dynamo.outside import MODULE_TABLES
 from minicompile.dynamo.result import Guard, Source
-from minicompile.dynamo.torch_rules import HOOKS
-from minicompile.dynamo.variables import HEAP_TYPE, lookup, plain_dict
+from minicompile.dynamo.variables import HEAP_TYPE, HOOKS, MODULE_TABLES, lookup, plain_dict
 from minicompile.ops.build import load_extension
 
 EXTENSION = Path(__file__).with_name("snapshot.c")

@@ -15,9 +15,7 @@ from minicompile import compat
 from minicompile.dynamo.builtins import means, refuse
 from minicompile.dynamo.calls import Calls, call_rules
 from minicompile.dynamo.result import Source
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
+from minicompile.dynamo.variables import HOOKS
 
 # -- modules
 
@@ -74,13 +72,6 @@ def module_path(tracer: Calls, module: torch.nn.Module) -> str:
             parts.append(str(source.key))
         source = source.base
     return ".".join(reversed(parts))
-
-
-refuse(
-    "a custom autograd.Function",
-    "write it with torch operations, and autograd will differentiate them",
-    torch.autograd.Function.apply.__func__,  # type: ignore[attr-defined]
-)
 
 
 # -- global state

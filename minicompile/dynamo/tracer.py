@@ -57,6 +57,7 @@ class Tracer(Calls):
     def __init__(self, recorder: Recorder, function: types.FunctionType) -> None:
         super().__init__(recorder)
         self.root = function
+        self.programs: dict[int, Program] = {}
         self.own_globals = function.__globals__
         self.inlined: dict[str, None] = {}
         self.log = InstructionLog()
@@ -84,7 +85,6 @@ class Tracer(Calls):
         found = self.programs.get(id(code))
         if found is None:
             found = self.programs[id(code)] = decode(code)
-        assert isinstance(found, Program)
         return found
 
     def step(self, frame: Frame, instruction: Instruction) -> None:

@@ -2,10 +2,13 @@
 
 The interpreter's stack holds real Python objects; only tensors are replaced by fakes. An object is one of
 
-    constant  immutable and known by value (ints, strings, dtypes, tuples of them): guarded by value where it
-    is read inside    made while capturing: real, and freely mutable, because nobody else has seen it outside
-    existed before the call: has a VariableTracker with the Source it was reached by tensor    a fake, with a
-    VariableTracker that names its graph node
+    constant  immutable and known by value (ints, strings, dtypes, tuples of them): guarded where it is read
+    inside    made while capturing: real, and freely mutable, because nobody else has seen it
+    outside   existed before the call: has a VariableTracker with the Source it was reached by
+    tensor    a fake, which belongs to a node of the graph; an outside one has a VariableTracker too
+
+Below stand the questions that capture and guards ask about objects and classes, answered without running code
+of theirs, and the tables of which objects are known how.
 
 The real compiler wraps every value instead: torch/_dynamo/variables/base.py.
 """
@@ -33,6 +36,14 @@ OBJECT_NEW: Any = object.__new__
 
 READERS = (types.GetSetDescriptorType, types.MemberDescriptorType)
 """Attributes that C code reads."""
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""Numbers that stand for any number."""
+
+MODULE_TABLES = {"_parameters": "parameter", "_buffers": "buffer", "_modules": "submodule"}
+"""Where an nn.Module keeps what, and the kind of source of what is found there."""
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+"""Where an nn.Module keeps its hooks."""
 
 HEAP_TYPE = 1 << 9
 """Flag of classes that are not static C data: those that Python code made, mostly."""
@@ -89,9 +100,7 @@ def is_constant(value: object) -> bool:
         return all(map(is_constant, value))  # type: ignore[call-overload]
     if cls is slice:
         return all(map(is_constant, parts_of(value)))  # type: ignore[arg-type]
-    return is_numpy_scalar(value) or isinstance(
-        value, torch.SymInt | torch.SymFloat | torch.SymBool
-    )
+    return is_numpy_scalar(value) or isinstance(value, SYMBOLIC)
 
 
 def has_symbols(value: Any) -> bool:
@@ -100,7 +109,7 @@ def has_symbols(value: Any) -> bool:
         return any(map(has_symbols, value))
     if isinstance(value, slice):
         return has_symbols(parts_of(value))
-    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+    return isinstance(value, SYMBOLIC)
 
 
 def same_constant(found: Any, expected: Any) -> bool:

@@ -127,7 +127,6 @@ def capture_view(capture: Capture) -> str:
             [
                 ("returns", capture.result),
                 *(("afterwards", effect) for effect in capture.side_effects),
-                *(("note", note) for note in capture.notes),
             ]
         ),
     )

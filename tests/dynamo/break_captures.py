@@ -61,7 +61,7 @@ def compile_eager(function: Any) -> Any:
 
 
 def resumed(tracer: Tracer) -> bool:
-    return "_minicompile_origin" in tracer.root.__dict__
+    return "_minicompile_uncut" in tracer.root.__dict__
 
 
 class Outcome:

@@ -25,7 +25,7 @@ from break_programs import LOG, PROGRAMS, Derived
 from break_programs_more import CANNOT, WIDE
 from minicompile.dynamo.assembler import disassemble
 from minicompile.dynamo.bytecode import decode
-from minicompile.dynamo.continuation import State, bind, break_at, continuation, find
+from minicompile.dynamo.continuation import State, bind, break_at, continuation, point_at
 from minicompile.dynamo.breaks import StandIn
 from minicompile.dynamo.continuation import start, successors, units
 from minicompile.errors import Unsupported
@@ -268,7 +268,7 @@ def disagreements(code: CodeType) -> int:
     for instruction in decode(code).instructions:
         if instruction.offset in formats:
             continue
-        places.append(find(code, instruction.offset, parts[instruction.offset]))
+        places.append(point_at(code, instruction.offset, parts[instruction.offset]))
         parts[instruction.offset] += 1
     return sum(before >= after for before, after in pairwise(places))
 

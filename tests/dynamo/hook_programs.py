@@ -34,7 +34,7 @@ class Watch:
         return self.table.get(function.__name__, LEAVE)
 
     def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return hook.native(self.decide, self.serial, function)(*args, **kwargs)
+        return hook.watched(self.decide, self.serial, function)(*args, **kwargs)
 
 
 def inner(y: Any, /, a: Any = 1, *args: Any, z: Any = 3, **kwargs: Any) -> Any:
@@ -394,7 +394,7 @@ def an_interrupt_while_deciding_arrives() -> None:
         raise KeyboardInterrupt
 
     try:
-        hook.native(interrupted, hook.next_serial(), caller)(1)
+        hook.watched(interrupted, hook.next_serial(), caller)(1)
     except KeyboardInterrupt:
         pass
     else:
@@ -449,11 +449,11 @@ def times() -> None:
     for function in (skipped, left, refuses, answered):
         print(f"  {function.__name__:10}{nanoseconds(watch.run, function):6.0f} ns")
     nothing = lambda: None  # noqa: E731
-    enter = hook.native(watch.decide, watch.serial, nothing)
+    enter = hook.watched(watch.decide, watch.serial, nothing)
     start = time.perf_counter()
     for _ in range(200_000):
         enter()
-    print(f"  native()  {(time.perf_counter() - start) / 200_000 * 1e9:6.0f} ns around a call")
+    print(f"  watched() {(time.perf_counter() - start) / 200_000 * 1e9:6.0f} ns around a call")
 
 
 if __name__ == "__main__":

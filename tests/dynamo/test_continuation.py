@@ -15,7 +15,7 @@ from minicompile.dynamo.continuation import (
     bind,
     break_at,
     continuation,
-    find,
+    point_at,
     start,
     successors,
 )
@@ -95,7 +95,7 @@ def test_what_cannot_be_cut_says_so() -> None:
     with pytest.raises(Unsupported, match="class body or module"):
         continuation(body, start(body))
     with pytest.raises(Unsupported, match="no place to cut"):
-        find(sample.__code__, 10_000)
+        point_at(sample.__code__, 10_000)
 
 
 def test_functions_keep_their_names_and_lines() -> None:

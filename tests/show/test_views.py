@@ -155,7 +155,7 @@ def test_names_and_code_of_the_user_are_escaped(tmp_path: Path) -> None:
     origin = evil_origin(tmp_path)
     trace = example.trace()
     trace.name = trace.capture.name = EVIL
-    trace.capture.inlined, trace.capture.notes, trace.capture.result = (EVIL,), [EVIL], EVIL
+    trace.capture.inlined, trace.capture.result = (EVIL,), EVIL
     for node in trace.capture.graph.nodes:
         node.meta["origins"] = frozenset({origin})
     for operation in trace.loops.operations:
