@@ -18,7 +18,6 @@ from minicompile.dynamo.breaks import Cut, places
 from minicompile.dynamo.bytecode import Instruction, Program, decode
 from minicompile.dynamo.calls import Calls
 from minicompile.dynamo.interpreter import UNBOUND, Frame, Lazy
-from minicompile.dynamo.outside import is_held
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import InstructionRecord, Source
 from minicompile.dynamo.variables import is_fixed
@@ -110,7 +109,12 @@ class Tracer(Calls):
     def is_own(self, function: types.FunctionType) -> bool:
         """Whether each call may have another function with other cells in this one's place."""
         owner = self.tracker(function)
-        return owner is None or not is_held(owner.source, self.held)
+        if owner is None:
+            return True
+        source = owner.source
+        while source.base is not None:
+            source = source.base
+        return source not in self.held
 
     def rely_on(self, function: types.FunctionType) -> None:
         owner = self.tracker(function)
