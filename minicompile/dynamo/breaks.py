@@ -37,7 +37,7 @@ from minicompile.dynamo.continuation import (
     units,
 )
 from minicompile.dynamo.interpreter import NULL, UNBOUND, Frame
-from minicompile.errors import Unsupported
+from minicompile.dynamo.reasons import refusal
 
 READS_ALL_LOCALS = {"locals", "vars", "eval", "exec", "dir"}
 CALLS = ("CALL", "CALL_FUNCTION_EX")
@@ -172,7 +172,7 @@ def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
     fast = dict(zip(frame.program.slots, frame.fast, strict=True))
     cells = (*code.co_cellvars, *code.co_freevars)
     if point < 0 or not all(isinstance(fast[name], types.CellType) for name in cells):
-        raise Unsupported("a break before the frame is set up")
+        raise refusal("place-of-cut", "a break before the frame is set up")
     kept = live_names(code, point)
     values = {
         name: value

@@ -21,6 +21,7 @@ from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after, run
 from minicompile.dynamo.guards import SourceCode, types_from
 from minicompile.dynamo.modes import Change, Modes, changed, restored_modes
 from minicompile.dynamo.outside import MODULE_TABLES
+from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import Capture, GraphInput, Guard, Source
@@ -121,13 +122,14 @@ def trace(
                 raise found from None
             text = str(error).partition("\n")[0]
             reason = f"the frame raises {type(error).__name__}: {text}"
-            raised = UserError(reason, tracer.raised_at)
+            raised = refusal("exception", reason, tracer.raised_at, kind=UserError)
             raised.places = [tracer.raised_after]
             raise raised from error
         try:
             change = changed(facts, modes)
         except ValueError as error:
-            raise Unsupported(f"the frame leaves the {error} changed") from None
+            what = f"the frame leaves the {error} changed"
+            raise refusal("mode-left-changed", what) from None
     if go_on is None:
         return Traced(tracer, returned, change)
     return Traced(tracer, go_on.values, change, go_on.function)
@@ -226,7 +228,7 @@ def check_memory(tracer: Tracer) -> None:
         for other in others:
             if compat.storage_id(other.real) == compat.storage_id(mutated.real):
                 reason = f"{mutated.source} is changed and shares memory with {other.source}"
-                raise Unsupported(reason, hint="clone one of them")
+                raise refusal("shared-memory", reason)
         if others:
             sources = (mutated.source, *(other.source for other in others))
             tracer.relate("no_overlap", sources, "changed by the graph")

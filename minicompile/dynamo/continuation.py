@@ -27,7 +27,7 @@ from types import CellType, CodeType, FunctionType
 from typing import Any, Literal, TypeAlias
 
 from minicompile.dynamo.assembler import VERSION, Op, assemble, disassemble
-from minicompile.errors import Unsupported
+from minicompile.dynamo.reasons import refusal
 
 Slot: TypeAlias = Literal["value", "null", "handled"]
 """What a stack slot holds: an object; CPython's NULL; or, below an except-block's stack, what PUSH_EXC_INFO
@@ -106,7 +106,8 @@ def find(code: CodeType, offset: int, part: int = 0) -> int:
     """The point of the `part`-th unit that comes from the instruction at a byte offset of `co_code`."""
     places = [i for i, unit in enumerate(units(code)) if any(op.offset == offset for op in unit)]
     if part >= len(places):
-        raise Unsupported(f"no place to cut {code.co_qualname} at offset {offset}")
+        what = f"no place to cut {code.co_qualname} at offset {offset}"
+        raise refusal("place-of-cut", what)
     return places[part]
 
 
@@ -320,13 +321,16 @@ class _Writer:
 def check(code: CodeType, state: State) -> None:
     """Raises Unsupported for frames that can't be cut."""
     if code.co_flags & (0x20 | 0x80 | 0x200):
-        raise Unsupported(f"{code.co_qualname} is a generator or coroutine and can't be cut")
+        what = f"{code.co_qualname} is a generator or coroutine and can't be cut"
+        raise refusal("generator-or-coroutine", what)
     if not code.co_flags & 1:
-        raise Unsupported(f"{code.co_qualname} is a class body or module and can't be cut")
+        what = f"{code.co_qualname} is a class body or module and can't be cut"
+        raise refusal("place-of-cut", what)
     first = code.co_varnames[:1] if code.co_argcount else ()
     if "__class__" in code.co_freevars and (not first or first != state.bound[:1]):
         # super() reads the first parameter from the first slot
-        raise Unsupported(f"{code.co_qualname} may call super() and has no first argument")
+        what = f"{code.co_qualname} may call super() and has no first argument"
+        raise refusal("place-of-cut", what)
 
 
 def bind(code: CodeType, like: FunctionType, closure: tuple[CellType, ...]) -> FunctionType:

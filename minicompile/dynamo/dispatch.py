@@ -29,6 +29,7 @@ from minicompile.dynamo.continuation import State
 from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate
 from minicompile.dynamo.interpreter import Marker
+from minicompile.dynamo.reasons import REASONS, refusal
 from minicompile.dynamo.result import Capture, Explanation, GraphBreak, GuardFailure
 from minicompile.dynamo.sizes import shape_guards
 from minicompile.dynamo.variables import UserError, is_constant
@@ -138,12 +139,11 @@ class Dispatcher:
         if len(self.entries) >= self.options.recompile_limit or len(self.refused) >= MAX_REFUSED:
             self.limit_reached = True
             limit = f"compiled {len(self.entries)} times already (options.recompile_limit)"
-            hint = "make what changes a tensor, or raise the limit; mc.explain shows what changes"
-            self.stop(Unsupported(limit, hint=hint))
+            self.stop(refusal("recompile-limit", limit))
             return None
         try:
             if active:
-                raise Unsupported(f"{' and '.join(active)} is active")
+                raise refusal("function-mode", f"{' and '.join(active)} is active")
             check_kind(self.function)
             _thread.capturing = True
             try:
@@ -163,41 +163,42 @@ class Dispatcher:
             self.refuse(key, error)
             return None
         except BackendError as error:  # this machine lacks something
-            self.stop(error)
+            self.stop(refusal("missing-tool", str(error)), error)
             return None
         except OptionError:
             raise
         except RecursionError:
-            self.refuse(key, Unsupported("Python's stack is nearly full"))
+            self.refuse(key, refusal("deep-calls", "Python's stack is nearly full"))
             return None
         except Exception as error:
             if self.fullgraph:
                 raise
             reason = f"internal error of minicompile: {type(error).__name__}: {error}"
             warnings.warn(f"{reason}; {self.name} runs in eager", stacklevel=4)
-            self.refuse(key, Unsupported(reason, hint="please report it; fullgraph=True raises it"))
+            self.refuse(key, refusal("internal-error", reason))
             return None
         if (why := captured.stopped_by) is not None:
-            self.breaks[GraphBreak(why.reason, why.where, why.hint, "instruction")] = None
+            self.breaks[graph_break(why, "instruction")] = None
         entry = Entry(captured, compiled, tuple(values))
         self.entries.append(entry)
         return entry
 
     def refuse(self, key: Any, error: Unsupported) -> None:
+        if not error.id:  # from a room after capture
+            error = refusal("later-stage", error.reason, error.where, error.hint)
         if self.fullgraph:
             raise error
         self.refused.add(key)
-        self.breaks[GraphBreak(error.reason, error.where, error.hint)] = None
+        self.breaks[graph_break(error)] = None
 
-    def stop(self, error: MinicompileError) -> None:
-        """Compile nothing more, and say so once."""
+    def stop(self, why: Unsupported, error: MinicompileError | None = None) -> None:
+        """Compile nothing more, and say so once. `error` is what to raise, if not `why`."""
         if self.fullgraph:
-            raise error
+            raise error or why
         self.stopped = True
         last = f"; last reason: {self.failures[-1]}" if self.failures else ""
-        hint = getattr(error, "hint", "")
-        self.breaks[GraphBreak(getattr(error, "reason", str(error)), None, hint)] = None
-        text = f"minicompile runs {self.name} in eager from here on: {error}{last}"
+        self.breaks[graph_break(why)] = None
+        text = f"minicompile runs {self.name} in eager from here on: {why}{last}"
         warnings.warn(text, stacklevel=5)
 
     def disown(self, entry: Entry, arguments: tuple[Any, ...]) -> None:
@@ -205,7 +206,7 @@ class Dispatcher:
         failure = entry.failure(self.values(arguments))
         self.entries.remove(entry)
         reason = f"the guards changed while capturing: {failure}"
-        self.refuse(fingerprint(arguments), Unsupported(reason))
+        self.refuse(fingerprint(arguments), refusal("guards-changed", reason))
 
     # -- what happened
 
@@ -221,6 +222,11 @@ class Dispatcher:
             failures=sum((r.failures for r in rest), tuple(self.failures)),
             limit_reached=self.limit_reached or any(r.limit_reached for r in rest),
         )
+
+
+def graph_break(why: Unsupported, kind: str = "frame") -> GraphBreak:
+    explanation = REASONS[why.id].explanation
+    return GraphBreak(why.reason, why.where, why.hint, kind, why.id, explanation)
 
 
 def resuming(owner: weakref.ref[Dispatcher]) -> Resume:
@@ -255,7 +261,7 @@ def check_kind(function: types.FunctionType) -> None:
     for kind, test in kinds.items():
         if test(function.__code__):
             reason = f"{kind} function is compiled directly"
-            raise Unsupported(reason, hint="compile the functions it calls")
+            raise refusal("generator-or-coroutine", reason)
 
 
 def fingerprint(value: Any, depth: int = 0) -> Any:

@@ -106,7 +106,8 @@ class Rebuild:
 
     def refuse(self, value: Any) -> None:
         kind = type(value).__name__
-        self.tracer.unsupported(f"the frame returns or stores a {kind} that it made")
+        what = f"the frame returns or stores a {kind} that it made"
+        self.tracer.unsupported("returned-object", what)
 
     def outside(self, tracker: VariableTracker) -> str:
         source = tracker.source

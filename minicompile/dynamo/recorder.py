@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from minicompile import compat
+from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.sizes import Sizes
 from minicompile.dynamo.variables import UserError, VariableTracker, is_constant, is_numpy_scalar
@@ -125,16 +126,17 @@ class Recorder:
                     return getattr(args[0], target)(*args[1:], **kwargs)
                 return target(*args, **kwargs)
         except compat.FAKE_LIMITS as error:
-            raise Unsupported(
+            raise refusal(
+                "data-dependent-size",
                 f"{name} gives a result that depends on the tensor's data ({type(error).__name__})",
                 self.line(),
-                "use an operation with a result of fixed size, or leave it outside of the compiled function",
             ) from error
         except Unsupported:
             raise
         except Exception as error:
             text = str(error).partition("\n")[0]
-            raise UserError(f"{name} raised {type(error).__name__}: {text}", self.line()) from error
+            what = f"{name} raised {type(error).__name__}: {text}"
+            raise refusal("exception", what, self.line(), kind=UserError) from error
 
     def statement(self, target: Any, args: tuple[Any, ...]) -> None:
         """Record a call that gives nothing and changes state (grad mode, autocast)."""
@@ -164,12 +166,14 @@ class Recorder:
                     self.calls.append(part)
                     self.bind(item, part)
         elif value is not None and not is_constant(value):
-            raise Unsupported(f"a torch function gave a {type(value).__name__}", self.line())
+            what = f"a torch function gave a {type(value).__name__}"
+            raise refusal("graph-value", what, self.line())
 
     def snapshot(self, fake: torch.Tensor) -> None:
         """Keep the metadata that nodes recorded, before the fake's own shape changes."""
         if any(tracker.value is fake for tracker in self.inputs):
-            raise Unsupported("an input's shape or strides are changed in place", self.line())
+            what = "an input's shape or strides are changed in place"
+            raise refusal("tensor-memory", what, self.line())
         for node in self.graph.nodes:
             if node.meta.get("val") is fake:
                 node.meta["val"] = fake.detach()
@@ -179,7 +183,7 @@ class Recorder:
         if isinstance(value, torch.Tensor):
             if id(value) not in self.nodes:
                 reason = f"a tensor {value_text(value)} came from outside of the capture"
-                raise Unsupported(reason, self.line())
+                raise refusal("graph-value", reason, self.line())
             return self.nodes[id(value)]
         if is_numpy_scalar(value):
             return value.item()
@@ -188,7 +192,7 @@ class Recorder:
         if is_constant(value):
             return value
         reason = f"a {type(value).__name__} can't be an argument of a torch function in a graph"
-        raise Unsupported(reason, self.line())
+        raise refusal("graph-value", reason, self.line())
 
     def size_node(self, expr: sympy.Basic) -> Any:
         """The node of a symbolic number: `x.size(0)` for a symbol, arithmetic on those otherwise."""
@@ -218,7 +222,7 @@ class Recorder:
             )
         name, parts = type(expr).__name__, [self.size_node(arg) for arg in expr.args]
         if name not in SIZE_OPERATORS or not all(isinstance(part, fx.Node | int) for part in parts):
-            raise Unsupported(f"the size expression {expr}", self.line())
+            raise refusal("size-expression", f"the size expression {expr}", self.line())
         first, *rest = parts
         if len(rest) > 1:
             first = self.size_node(expr.func(*expr.args[:-1]))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from minicompile.errors import refusal_text
 from minicompile.ops.display import Shown
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.origin import SourceLine
@@ -185,18 +186,23 @@ class GuardFailure(Shown):
 
 @dataclass(frozen=True)
 class GraphBreak(Shown):
-    """Why Python ran something itself. `kind` is "frame" when the whole frame ran in eager."""
+    """Why Python ran something itself. `kind` is "frame" when the whole frame ran in eager.
+
+    `id` is one of `dynamo/reasons.py`.
+    """
 
     reason: str
     user_line: SourceLine | None
     hint: str = ""
     kind: str = "frame"
+    id: str = ""
+
+    explanation: str = ""
+    """What this kind of break means, for somebody who has not met it before."""
 
     def __str__(self) -> str:
-        text = f"{self.kind} ran in eager: {self.reason}"
-        if self.user_line is not None:
-            text += f"\n  at {self.user_line}"
-        return text + (f"\n  way out: {self.hint}" if self.hint else "")
+        what = refusal_text(self.reason, self.user_line, self.hint, self.id)
+        return f"{self.kind} ran in eager: {what}"
 
 
 @dataclass(frozen=True)

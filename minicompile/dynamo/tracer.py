@@ -131,10 +131,8 @@ class Tracer(Calls):
             package = namespace.get("__package__") or namespace["__name__"].rpartition(".")[0]
             full = importlib.util.resolve_name("." * level + name, package)
         if full not in sys.modules:
-            self.unsupported(
-                f"the module {full} is imported for the first time",
-                "import it at the top of the file",
-            )
+            what = f"the module {full} is imported for the first time"
+            self.unsupported("first-import", what)
         module = __import__(name, namespace, None, fromlist, level)
         self.hold(module, module.__name__)
         return module
