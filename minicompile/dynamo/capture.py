@@ -42,7 +42,9 @@ class CapturedFrame:
     tensors_hold: Callable[..., bool]
     """Guards on all inputs together."""
     lines: list[str]
-    """Read outside objects, run `graph(inputs)`, rebuild the result, replay writes, return."""
+    """Read outside objects, run `graph(inputs)`, rebuild the result, replay writes, return.
+
+    They call `again(arguments)`, which the owner provides, to run the whole frame in Python."""
     stopped_by: Unsupported | None = None
     """Why the capture ends before the frame does."""
 
@@ -56,6 +58,7 @@ class Traced:
     """What the frame returns; the values of `rest` if the frame is cut."""
     change: Change | None
     """How it leaves grad mode and autocast."""
+    parameters: tuple[str, ...]
     rest: Callable[..., Any] | None = None
     """Runs what follows the cut."""
 
@@ -131,8 +134,8 @@ def trace(
             what = f"the frame leaves the {error} changed"
             raise refusal("mode-left-changed", what) from None
     if go_on is None:
-        return Traced(tracer, returned, change)
-    return Traced(tracer, go_on.values, change, go_on.function)
+        return Traced(tracer, returned, change, tuple(values))
+    return Traced(tracer, go_on.values, change, tuple(values), go_on.function)
 
 
 def definition_of(module: Any) -> SourceLine | None:
@@ -198,6 +201,11 @@ def finish(traced: Traced, name: str, resumed: bool) -> CapturedFrame:
     if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
         code.names["restored_modes"] = restored_modes
         call = ["with restored_modes():", "    out = graph(inputs)"]
+    if all(tracker.value._version == version for tracker, (_, version) in recorder.inputs.items()):
+        # Nothing has happened yet if the graph raises: Python runs the frame, with its effects and handlers.
+        given = "".join(f"L_{name}, " for name in traced.parameters)
+        again = f"    return again(({given}))"
+        call = ["try:", *(f"    {line}" for line in call), "except Exception:", again]
     end = [f"result = {result}", *stores]
     if traced.change is not None:
         code.names["change_modes"] = traced.change

@@ -179,6 +179,7 @@ class Dispatcher:
             return None
         if (why := captured.stopped_by) is not None:
             self.breaks[graph_break(why, "instruction")] = None
+        captured.code.names["again"] = self.eager
         entry = Entry(captured, compiled, tuple(values))
         self.entries.append(entry)
         return entry

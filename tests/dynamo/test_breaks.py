@@ -432,3 +432,27 @@ def test_a_capture_can_be_broken_anywhere(table: str, name: str) -> None:
     outcome = break_captures.Outcome()
     outcome.program(table, name, every=40, random_runs=1)
     assert not outcome.wrong
+
+
+def raises_when_it_runs(a: torch.Tensor, log: list[Any]) -> Any:
+    """Nobody knows before the graph runs that the index is too large."""
+    log.append("before")
+    with torch.no_grad():
+        b = a + 1
+        try:
+            b = b[torch.tensor([0, 7]) + 0 * a.shape[0]]
+        except IndexError:
+            log.append("caught")
+        c = b * 2
+    log.append("after")
+    return c
+
+
+def test_effects_and_handlers_of_a_frame_whose_graph_raises() -> None:
+    ours: list[Any] = []
+    theirs: list[Any] = []
+    run = lenient(raises_when_it_runs)
+    for _ in range(2):
+        found, expected = run(x, ours), raises_when_it_runs(x, theirs)
+        assert equal(found, expected) and ours == theirs
+    assert "caught" in ours and torch.is_grad_enabled()
