@@ -204,8 +204,8 @@ def finish(traced: Traced, name: str, resumed: bool) -> CapturedFrame:
     if all(tracker.value._version == version for tracker, (_, version) in recorder.inputs.items()):
         # Nothing has happened yet if the graph raises: Python runs the frame, with its effects and handlers.
         given = "".join(f"L_{name}, " for name in traced.parameters)
-        again = f"    return again(({given}))"
-        call = ["try:", *(f"    {line}" for line in call), "except Exception:", again]
+        call = ["try:", *(f"    {line}" for line in call), "except Exception:", "    out = MISS"]
+        call.append(f"if out is MISS: return again(({given}))")  # where nothing is being handled
     end = [f"result = {result}", *stores]
     if traced.change is not None:
         code.names["change_modes"] = traced.change

@@ -178,7 +178,8 @@ class Dispatcher:
             self.refuse(key, refusal("internal-error", reason))
             return None
         if (why := captured.stopped_by) is not None:
-            self.breaks[graph_break(why, "instruction")] = None
+            capture.stopped_by = graph_break(why, "instruction")
+            self.breaks[capture.stopped_by] = None
         captured.code.names["again"] = self.eager
         entry = Entry(captured, compiled, tuple(values))
         self.entries.append(entry)

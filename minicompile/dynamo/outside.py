@@ -218,6 +218,10 @@ class Outside(Interpreter):
             self.unsupported("tensor-kind", f"a tensor of layout {value.layout}")
         if value.is_inference():
             self.unsupported("tensor-kind", "a tensor made in inference mode", "use torch.no_grad")
+        try:
+            _ = value.is_leaf
+        except RuntimeError:  # made in no_grad mode, and its base was changed outside of it
+            self.unsupported("tensor-kind", "a view that autograd refuses to use", "clone it")
         if value.is_conj() or value.is_neg():
             self.unsupported(
                 *("tensor-kind", "a tensor with a lazy conjugate or negative"),

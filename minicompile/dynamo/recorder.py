@@ -22,7 +22,13 @@ from minicompile import compat
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.sizes import Sizes
-from minicompile.dynamo.variables import UserError, VariableTracker, is_constant, is_numpy_scalar
+from minicompile.dynamo.variables import (
+    UserError,
+    VariableTracker,
+    is_constant,
+    is_numpy_scalar,
+    words,
+)
 from minicompile.errors import Unsupported
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import Graph, target_name
@@ -50,6 +56,20 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
         return [tree]
     return [leaf for leaf in compat.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+PRODUCTS = words(
+    "matmul __matmul__ __rmatmul__ __imatmul__ mm bmm mv dot vdot inner addmm addmv addbmm baddbmm "
+    "chain_matmul tensordot einsum linear bilinear conv1d conv2d conv3d conv_transpose1d "
+    "conv_transpose2d conv_transpose3d scaled_dot_product_attention"
+)
+"""Operators that refuse tensors of different dtypes when they run; their fakes don't."""
+
+
+def mixed(tensors: list[torch.Tensor]) -> bool:
+    """Whether the dtypes differ and autocast won't change that."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    return len(dtypes) > 1 and not torch.is_autocast_enabled(tensors[0].device.type)
 
 
 class Recorder:
@@ -107,8 +127,14 @@ class Recorder:
         if op == "call_method" and target in RESHAPES_IN_PLACE:
             self.snapshot(args[0])
         before = sum(tensor._version for tensor in tensors)
-        value = self.run(op, target, args, kwargs)
         name = target if op == "call_method" else getattr(target, "__name__", None)
+        if name in PRODUCTS and mixed(tensors):
+            what = f"{name} of tensors of different dtypes"
+            raise refusal("exception", what, self.line(), kind=UserError)
+        shapes = [tensor.shape for tensor in tensors]
+        value = self.run(op, target, args, kwargs)
+        if "out" in kwargs and shapes != [tensor.shape for tensor in tensors]:
+            raise refusal("tensor-memory", f"{name} resizes what is given as `out`", self.line())
         mutates = sum(tensor._version for tensor in tensors) > before or name == "batch_norm"
         if not mutates and all(id(leaf) in self.nodes for leaf in tensors_in(value)):
             return value  # a fact about metadata, or an argument given back

@@ -448,6 +448,18 @@ def raises_when_it_runs(a: torch.Tensor, log: list[Any]) -> Any:
     return c
 
 
+def uncaught(a: torch.Tensor, log: list[Any]) -> Any:
+    log.append("before")
+    return a[torch.tensor([0, 7]) + 0 * a.shape[0]]
+
+
+def test_an_exception_of_a_graph_is_eagers() -> None:
+    ours: list[Any] = []
+    with pytest.raises(IndexError) as caught:
+        lenient(uncaught)(x, ours)
+    assert ours == ["before"] and caught.value.__context__ is None
+
+
 def test_effects_and_handlers_of_a_frame_whose_graph_raises() -> None:
     ours: list[Any] = []
     theirs: list[Any] = []

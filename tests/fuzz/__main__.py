@@ -18,7 +18,7 @@ from tests.fuzz.compare import TOLERANCES, difference
 from tests.fuzz.generator import PRELUDE, generate
 from tests.fuzz.shrink import compiles, shrink
 
-SLOW = 10
+SLOW = 60
 """Seconds after which a program's stack is printed."""
 
 

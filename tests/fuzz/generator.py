@@ -517,7 +517,7 @@ class Maker:
 
     def while_(self) -> Statement:
         i = self.name("w")
-        loop = Statement([(f"while ({i} := {i} + 1) < 4 and {self.condition()}:", self.loop())])
+        loop = Statement([(f"while ({i} := {i} + 1) < 4 and ({self.condition()}):", self.loop())])
         return Statement([("if True:", [line(f"{i} = 0"), loop])])
 
     def try_(self) -> Statement:
