@@ -355,6 +355,7 @@ class Attributes(Outside):
         if name == "is_leaf" and not fake.requires_grad:
             return True
         if name == "data":
+            self.recorder.data_of.setdefault(compat.storage_id(fake), self.recorder.places())
             return self.recorder.record("call_method", "detach", (fake,), {})
         if name == "__class__":
             return self.type_of(fake)

@@ -89,8 +89,13 @@ class Recorder:
         self.calls: list[fx.Node] = []
         self.stack: Callable[[], tuple[tuple[SourceLine, ...], str]] = lambda: ((), "")
         """Gives the user's lines and the module path of the call being recorded."""
+        self.places: Callable[[], list[int]] = list
+        """Gives the places where the capture could end before the instruction being interpreted."""
         self.changes_state = False
         """Whether the graph sets grad mode or autocast."""
+        self.data_of: dict[int, list[int]] = {}
+        """Memory of tensors whose `.data` was read, and where the capture could end before that: graphs
+        hold `detach()` instead, whose writes autograd sees."""
 
     # -- inputs
 
@@ -126,7 +131,7 @@ class Recorder:
         lifted, lifted_kwargs = compat.map_aggregate((args, kwargs), lift)
         if op == "call_method" and target in RESHAPES_IN_PLACE:
             self.snapshot(args[0])
-        before = sum(tensor._version for tensor in tensors)
+        before = [tensor._version for tensor in tensors]
         name = target if op == "call_method" else getattr(target, "__name__", None)
         if name in PRODUCTS and mixed(tensors):
             what = f"{name} of tensors of different dtypes"
@@ -135,7 +140,16 @@ class Recorder:
         value = self.run(op, target, args, kwargs)
         if "out" in kwargs and shapes != [tensor.shape for tensor in tensors]:
             raise refusal("tensor-memory", f"{name} resizes what is given as `out`", self.line())
-        mutates = sum(tensor._version for tensor in tensors) > before or name == "batch_norm"
+        written = [t for t, version in zip(tensors, before) if t._version > version]
+        for tensor in written if self.data_of else ():
+            if (places := self.data_of.get(compat.storage_id(tensor))) is not None:
+                what = (
+                    "memory is written to that `.data` has opened to writes behind autograd's back"
+                )
+                error = refusal("autograd-state", what, self.line())
+                error.places = places
+                raise error
+        mutates = written or name == "batch_norm"
         if not mutates and all(id(leaf) in self.nodes for leaf in tensors_in(value)):
             return value  # a fact about metadata, or an argument given back
         node = self.graph.create_node(op, target, lifted, lifted_kwargs, name=name)

@@ -68,7 +68,7 @@ class Tracer(Calls):
         """Instructions executed before the captured frame's one that raised last."""
         self.places: list[int] | None = None
         """Where the frames could be cut that ran when the capture was given up."""
-        recorder.stack = self.provenance
+        recorder.stack, recorder.places = self.provenance, self.places_now
         self.hold(function, function.__qualname__)
 
     def run_root(self, values: dict[str, Any]) -> Any:
@@ -99,8 +99,7 @@ class Tracer(Calls):
         if isinstance(error, Cut):
             return False
         if isinstance(error, Unsupported) and self.places is None and self.frame is not None:
-            made = lambda function: self.tracker(function) is None  # noqa: E731
-            self.places = places(self.frame, self.log.steps, made)
+            self.places = [*error.places] or self.places_now()
         elif error is not self.raised and self.frame is not None:
             root = self.frame
             while root.parent is not None:
@@ -109,6 +108,12 @@ class Tracer(Calls):
         return super().catches(error)
 
     # -- where we are
+
+    def places_now(self) -> list[int]:
+        """Where the running frames could be cut."""
+        assert self.frame is not None
+        made = lambda function: self.tracker(function) is None  # noqa: E731
+        return places(self.frame, self.log.steps, made)
 
     def provenance(self) -> tuple[tuple[SourceLine, ...], str]:
         """The user's lines from the outermost frame to the innermost, and the module that is running."""

@@ -468,3 +468,43 @@ def test_effects_and_handlers_of_a_frame_whose_graph_raises() -> None:
         found, expected = run(x, ours), raises_when_it_runs(x, theirs)
         assert equal(found, expected) and ours == theirs
     assert "caught" in ours and torch.is_grad_enabled()
+
+
+def mixes_dtypes(a: torch.Tensor, log: list[Any]) -> Any:
+    """Fake tensors take this product; the real ones are refused when `a` has been changed already."""
+    a.mul_(2)
+    log.append(a)
+    return a @ torch.ones(4, dtype=torch.float64)
+
+
+def resizes(a: torch.Tensor, log: list[Any]) -> Any:
+    log.append(torch.empty(0))
+    return torch.add(a, 1, out=log[-1])
+
+
+@pytest.mark.parametrize("function", [mixes_dtypes, resizes])
+def test_what_fakes_take_and_tensors_refuse(function: Any) -> None:
+    ours: list[Any] = []
+    theirs: list[Any] = []
+    a, b = x.clone(), x.clone()
+    run = lenient(function)
+    for _ in range(2):
+        found = outcome(lambda a: run(a, ours), a)
+        assert equal(found, outcome(lambda b: function(b, theirs), b))
+        assert torch.equal(a, b) and len(ours) == len(theirs)
+        assert all(map(torch.equal, ours, theirs))
+
+
+def writes_behind_autograd(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    product = a * b
+    b.data.add_(1)
+    return product
+
+
+def test_a_write_through_data_stays_unseen_by_autograd() -> None:
+    grads = []
+    for function in (writes_behind_autograd, lenient(writes_behind_autograd)):
+        a, b = x.clone().requires_grad_(), torch.ones(4)
+        function(a, b).sum().backward()
+        grads.append((a.grad, b))
+    assert equal(*grads)
