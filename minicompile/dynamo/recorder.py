@@ -146,7 +146,7 @@ class Recorder:
                 what = (
                     "memory is written to that `.data` has opened to writes behind autograd's back"
                 )
-                error = refusal("autograd-state", what, self.line())
+                error: Unsupported = refusal("autograd-state", what, self.line())
                 error.places = places
                 raise error
         mutates = written or name == "batch_norm"

@@ -164,10 +164,15 @@ TOLERANCES = {"eager": 0.0, "aot_eager": 1e-5, "inductor": 1e-3}
 
 def difference(text: str, backend: str = "eager") -> str:
     """Where the compiled program shows something else than the plain one; "" if nowhere."""
-    tolerance = TOLERANCES[backend]
+    compiled = lambda function: mc.compile(function, backend=backend)  # noqa: E731
+    return compare(text, compiled, TOLERANCES[backend])
+
+
+def compare(text: str, wrap: Callable[[Any], Any], tolerance: float = 0.0) -> str:
+    """Where the wrapped program shows something else than the plain one."""
     theirs = run(text, lambda function: function, tolerance)
     try:
-        ours = run(text, lambda function: mc.compile(function, backend=backend), tolerance)
+        ours = run(text, wrap, tolerance)
     except Exception as error:  # outside of the program's own calls
         return f"{type(error).__name__}: {error}"
     for step, expected in theirs.items():
