@@ -126,6 +126,12 @@ class Dispatcher:
         call = inspect.BoundArguments(self.signature, OrderedDict(self.values(arguments)))
         return self.function(*call.args, **call.kwargs)
 
+    def again(self, arguments: tuple[Any, ...]) -> Any:
+        """Run the frame in Python because its graph raised."""
+        self.eager_calls += 1
+        self.breaks[graph_break(refusal("exception", "the graph raised when it ran"))] = None
+        return self.eager(arguments)
+
     def compile(self, arguments: tuple[Any, ...]) -> Entry | None:
         """A new entry for these arguments; None if the call must run in eager. Raises under `fullgraph`."""
         active = tuple(compat.active_modes())  # a function mode would see the fingerprint's reads
@@ -180,7 +186,7 @@ class Dispatcher:
         if (why := captured.stopped_by) is not None:
             capture.stopped_by = graph_break(why, "instruction")
             self.breaks[capture.stopped_by] = None
-        captured.code.names["again"] = self.eager
+        captured.code.names["again"] = self.again
         entry = Entry(captured, compiled, tuple(values))
         self.entries.append(entry)
         return entry

@@ -468,6 +468,8 @@ def test_effects_and_handlers_of_a_frame_whose_graph_raises() -> None:
         found, expected = run(x, ours), raises_when_it_runs(x, theirs)
         assert equal(found, expected) and ours == theirs
     assert "caught" in ours and torch.is_grad_enabled()
+    told = explained(run)
+    assert told.eager_calls == 2 and told.breaks[-1].reason == "the graph raised when it ran"
 
 
 def mixes_dtypes(a: torch.Tensor, log: list[Any]) -> Any:
