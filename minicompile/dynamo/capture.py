@@ -201,7 +201,9 @@ def finish(traced: Traced, name: str, resumed: bool) -> CapturedFrame:
     if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
         code.names["restored_modes"] = restored_modes
         call = ["with restored_modes():", "    out = graph(inputs)"]
-    if all(tracker.value._version == version for tracker, (_, version) in recorder.inputs.items()):
+    handlers = any(instruction.handler for _, instruction, *_ in tracer.log.steps)
+    unchanged = all(t.value._version == version for t, (_, version) in recorder.inputs.items())
+    if (stores or handlers) and unchanged:
         # Nothing has happened yet if the graph raises: Python runs the frame, with its effects and handlers.
         given = "".join(f"L_{name}, " for name in traced.parameters)
         call = ["try:", *(f"    {line}" for line in call), "except Exception:", "    out = MISS"]

@@ -61,7 +61,7 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 PRODUCTS = words(
     "matmul __matmul__ __rmatmul__ __imatmul__ mm bmm mv dot vdot inner addmm addmv addbmm baddbmm "
     "chain_matmul tensordot einsum linear bilinear conv1d conv2d conv3d conv_transpose1d "
-    "conv_transpose2d conv_transpose3d scaled_dot_product_attention"
+    "conv_transpose2d conv_transpose3d"
 )
 """Operators that refuse tensors of different dtypes when they run; their fakes don't."""
 

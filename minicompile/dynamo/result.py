@@ -340,8 +340,7 @@ class Explanation(Shown):
 
     @property
     def graph_count(self) -> int:
-        """Captures that have something to compute."""
-        return sum(capture.graph.op_count > 0 for capture in self.captures)
+        return len(self.captures)
 
     @property
     def op_count(self) -> int:

@@ -38,11 +38,6 @@ def test_counts_and_operators() -> None:
     assert text.count("guards:") == 2
 
 
-def test_a_capture_without_operations_is_no_graph() -> None:
-    found = mc.explain(lambda a: a)(x)
-    assert (found.graph_count, len(found.captures)) == (0, 1)
-
-
 def test_instructions_stand_beside_the_nodes_that_they_made() -> None:
     first, second = mc.explain(cut_in_two)(x).captures
     passages = [(p.line.text, p.depth, p.nodes) for p in first.passages if p.line is not None]
