@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -126,11 +127,13 @@ FAKE_LIMITS: tuple[type[BaseException], ...] = (
 
 @contextlib.contextmanager
 def quiet_fakes() -> Iterator[None]:
-    """Silences what fake tensors log when an operator refuses its arguments: here that is expected."""
+    """Silences what fake tensors log and warn: operators do it themselves when they run."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
         logger.disabled = before
 

@@ -14,20 +14,29 @@ class MinicompileError(Exception):
 class Unsupported(MinicompileError):
     """Something a room can't do yet: the caller falls back and counts it.
 
-    `reason` is one sentence, `where` the user's line, `hint` the way out.
+    `reason` is one sentence, `where` the user's line, `hint` the way out; `id` names the kind of reason
+    (`dynamo/reasons.py` explains each).
     """
 
     places: Sequence[int] = ()
     """Where the capture could end instead, the best place first: numbers of executed instructions."""
 
-    def __init__(self, reason: str, where: SourceLine | None = None, hint: str = "") -> None:
-        self.reason, self.where, self.hint = reason, where, hint
-        parts = [reason]
-        if where is not None:
-            parts.append(f"at {where}")
-        if hint:
-            parts.append(f"({hint})")
-        super().__init__(" ".join(parts))
+    def __init__(
+        self, reason: str, where: SourceLine | None = None, hint: str = "", id: str = ""
+    ) -> None:
+        super().__init__(reason, where, hint, id)
+        self.reason, self.where, self.hint, self.id = reason, where, hint, id
+
+    def __str__(self) -> str:
+        return refusal_text(self.reason, self.where, self.hint, self.id)
+
+
+def refusal_text(reason: str, where: SourceLine | None, hint: str, id: str) -> str:
+    """What happened, the user's line and the usual fix, each on a line of its own."""
+    lines = [f"{reason} [{id}]" if id else reason]
+    lines += [f"  at {where}"] if where is not None else []
+    lines += [f"  usual fix: {hint}"] if hint else []
+    return "\n".join(lines)
 
 
 class BackendError(MinicompileError):

@@ -46,26 +46,28 @@ TENSOR_METADATA = words(
 """Attributes that follow from guarded metadata."""
 TENSOR_VALUES = words("T mT H mH real imag")
 """Attributes that are tensors computed from it."""
-_REFUSED = {
-    "`.{}()` needs the tensor's data": "item tolist numpy apply_ map_",
-    "`.{}()` changes how autograd treats a tensor": "retain_grad detach_",
-    "`.{}()` changes a tensor's storage": "set_ resize_ share_memory_",
-    "`.{}()` runs inside the captured function": "backward",
-    "`.{}` is read inside the captured function": "grad grad_fn _version",
-    "`.{}()` exports the tensor's memory": "__array__ __dlpack__",
-    "`.{}()`: a tensor being captured has no memory": "data_ptr untyped_storage storage",
-    "`.{}()` is no part of the guards": "storage_offset is_shared is_pinned",
-    "`.{}()`: a hook on a tensor": "register_hook",
-}
+_REFUSED = (
+    ("item", "`.{}()` needs the tensor's data", "item tolist apply_ map_"),
+    ("numpy", "`.{}()` needs the tensor's data", "numpy"),
+    ("numpy", "`.{}()` exports the tensor's memory", "__array__ __dlpack__"),
+    ("autograd-state", "`.{}()` changes how autograd treats a tensor", "retain_grad detach_"),
+    ("autograd-state", "`.{}` is read inside the captured function", "grad grad_fn _version"),
+    ("autograd-state", "`.{}()`: a hook on a tensor", "register_hook"),
+    ("backward", "`.{}()` runs inside the captured function", "backward"),
+    ("tensor-memory", "`.{}()` changes a tensor's storage", "set_ resize_ share_memory_"),
+    (
+        *("tensor-memory", "`.{}()`: a tensor being captured has no memory"),
+        "data_ptr untyped_storage storage",
+    ),
+    ("tensor-memory", "`.{}()` is no part of the guards", "storage_offset is_shared is_pinned"),
+)
 TENSOR_REFUSED = {
-    name: reason.format(name) for reason, names in _REFUSED.items() for name in names.split()
+    name: (id, what.format(name)) for id, what, names in _REFUSED for name in names.split()
 }
-HINTS = {
-    "item": "keep it a tensor, or compute it outside of the compiled function",
-    "tolist": "keep it a tensor, or compute it outside of the compiled function",
-    "numpy": "use torch functions, or call numpy outside of the compiled function",
-    "backward": "compile the forward function and call backward outside",
-}
+
+
+def unknown(name: str) -> tuple[str, str]:
+    return "tensor-attribute", f"the tensor attribute {name!r}"
 
 
 class Attributes(Outside):
@@ -228,7 +230,7 @@ class Attributes(Outside):
             return self.call_defined(attribute, "__get__", getter, instance, cls)
         if getter is MISSING or value is MISSING:
             return attribute
-        return self.unsupported(f"the attribute {name!r} is a {kind.__name__}")
+        return self.unsupported("attribute-kind", f"the attribute {name!r} is a {kind.__name__}")
 
     def tuple_field(self, value: Any, index: int) -> Any:
         """A field of a named tuple."""
@@ -254,7 +256,7 @@ class Attributes(Outside):
         try:
             found = definition.__get__(value, type(value))
         except AttributeError:
-            self.unsupported(f"{owner.source}.{name} has no value yet", "assign it before the call")
+            self.unsupported("no-value-yet", f"{owner.source}.{name} has no value yet")
         return self.wrap(found, Source("slot", name, owner.source))
 
     def native_value(self, value: Any, name: str) -> Any:
@@ -359,6 +361,7 @@ class Attributes(Outside):
         if name == "is_leaf" and (not fake.requires_grad or self.tracker(fake) is None):
             return fake.is_leaf
         if name == "data":
+            self.recorder.data_of.setdefault(compat.storage_id(fake), self.recorder.places())
             return self.recorder.record("call_method", "detach", (fake,), {})
         if name == "__class__":
             return self.type_of(fake)
@@ -368,7 +371,7 @@ class Attributes(Outside):
                 return types.MethodType(
                     self.wrap_class_attribute(torch.Tensor, name, definition), fake
                 )
-            self.unsupported(TENSOR_REFUSED.get(name, f"the tensor attribute {name!r}"))
+            self.unsupported(*TENSOR_REFUSED.get(name, unknown(name)))
         owner = self.tracker(fake)
         namespace = plain_dict(owner.real) if owner is not None and owner.real is not None else None
         if owner is not None and namespace is not None:
@@ -382,12 +385,14 @@ class Attributes(Outside):
     def store_attr(self, value: Any, name: str, new: Any) -> None:
         if isinstance(value, torch.Tensor):
             if name != "requires_grad":
-                self.unsupported(f"the attribute {name!r} of a tensor is set")
+                self.unsupported("tensor-attribute", f"the attribute {name!r} of a tensor is set")
             self.recorder.switch_gradient(value, new)
             return
         if isinstance(value, type):
             if not self.is_made(value):
-                self.unsupported(f"the class attribute {value.__name__}.{name} is set")
+                self.unsupported(
+                    "class-change", f"the class attribute {value.__name__}.{name} is set"
+                )
             setattr(value, name, new)
             return
         setter = find(type(value), "__setattr__")
@@ -422,7 +427,8 @@ class Attributes(Outside):
             if owner is not None or self.is_python_descriptor(definition):
                 how = "deleted" if deleted else "set"
                 self.unsupported(
-                    f"the attribute {name!r} is {how} by a {type(definition).__name__}"
+                    "attribute-kind",
+                    f"the attribute {name!r} is {how} by a {type(definition).__name__}",
                 )
             write_now(value, name, new)
         else:
@@ -438,7 +444,8 @@ class Attributes(Outside):
             return
         tracker = self.namespace_tracker(owner)
         if tracker is None:
-            self.unsupported(f"an attribute of {owner.source} (a {type(value).__name__}) is set")
+            kind = type(value).__name__
+            self.unsupported("outside-change", f"an attribute of {owner.source} (a {kind}) is set")
         if new is not DELETED:
             self.dict_set(tracker, name, new)
         elif self.dict_get(tracker, name) is MISSING:
@@ -449,7 +456,8 @@ class Attributes(Outside):
     def delete_attr(self, value: Any, name: str) -> None:
         deleter = find(type(value), "__delattr__")
         if isinstance(value, torch.Tensor | type):
-            self.unsupported(f"the attribute {name!r} is deleted")
+            id = "class-change" if isinstance(value, type) else "tensor-attribute"
+            self.unsupported(id, f"the attribute {name!r} is deleted")
         if isinstance(deleter, types.FunctionType):
             self.call_defined(value, "__delattr__", deleter, name)
         else:

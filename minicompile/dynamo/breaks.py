@@ -36,7 +36,7 @@ from minicompile.dynamo.continuation import (
     units,
 )
 from minicompile.dynamo.interpreter import NULL, UNBOUND, Frame
-from minicompile.errors import Unsupported
+from minicompile.dynamo.reasons import refusal
 
 READS_ALL_LOCALS = {"locals", "vars", "eval", "exec", "dir"}
 CALLS = ("CALL", "CALL_FUNCTION_EX")
@@ -178,7 +178,7 @@ def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
     cells = (*code.co_cellvars, *code.co_freevars)
     cells_made = all(isinstance(fast[name], types.CellType) for name in cells)
     if point < 0 or not (shift or cells_made):
-        raise Unsupported("a break before the frame is set up")
+        raise refusal("place-of-cut", "a break before the frame is set up")
     kept = live_names(code, point)
     values = {
         name: value
@@ -187,7 +187,7 @@ def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
     }
     bound = tuple(name for name in slot_names(code) if name in values)
     if not all(map(str.isidentifier, bound)):  # they become parameters
-        raise Unsupported("a break while a local without a proper name is alive")
+        raise refusal("place-of-cut", "a break while a local without a proper name is alive")
     empty = [value is NULL or value is UNBOUND for value in stack]
     state = State(point, tuple("null" if none else "value" for none in empty), bound)
     after = successors(code, state)

@@ -50,7 +50,7 @@ def means(*functions: Any) -> Callable[[Meaning], Meaning]:
                 try:
                     inspect.signature(meaning).bind(tracer, *args, **kwargs)
                 except TypeError:
-                    tracer.unsupported(f"these arguments of {functions[0]}")
+                    tracer.unsupported("unusual-arguments", f"these arguments of {functions[0]}")
                 raise
 
         call_rules(*functions)(rule)
@@ -59,25 +59,25 @@ def means(*functions: Any) -> Callable[[Meaning], Meaning]:
     return register
 
 
-def refuse(reason: str, hint: str, *functions: Any) -> None:
+def refuse(id: str, what: str, *functions: Any) -> None:
     """Calls that are left to Python, with a reason of their own."""
-    call_rules(*functions)(lambda tracer, args, kwargs: tracer.unsupported(reason, hint))
+    call_rules(*functions)(lambda tracer, args, kwargs: tracer.unsupported(id, what))
 
 
-refuse("print writes to the terminal", "print outside of the compiled function", print)
-refuse("a warning is issued", "warn outside of the compiled function", warnings.warn)
-refuse("a file is opened", "read it before the call", open)
-refuse("input() asks the user", "", input)
-refuse("code is evaluated from text", "", exec, eval, compile)
-refuse("id() depends on memory addresses", "compare with `is` instead", id)
+refuse("print", "print writes to the terminal", print)
+refuse("log", "a warning is issued", warnings.warn)
+refuse("file-or-terminal", "a file is opened", open)
+refuse("file-or-terminal", "input() asks the user", input)
+refuse("code-from-text", "code is evaluated from text", exec, eval, compile)
+refuse("memory-address", "id() depends on memory addresses", id)
 refuse(
+    "frame-inspection",
     "the frame's variables are inspected",
-    "",
     *(locals, vars, sys._getframe, inspect.currentframe, inspect.stack),
 )
 refuse(
+    "log",
     "a log message is written",
-    "log outside of the compiled function",
     *(logging.Logger.debug, logging.Logger.info, logging.Logger.warning, logging.Logger.error),
     *(logging.Logger.critical, logging.Logger.log, logging.Logger.exception),
 )
@@ -276,7 +276,7 @@ def list_sort(tracer: Calls, items: Any, key: Any = None, reverse: Any = False) 
     target = tracer.mutable(items)
     keys = sort_keys(tracer, target, key)
     if not all(map(is_constant, keys)):
-        tracer.unsupported("values without a built-in order are sorted")
+        tracer.unsupported("own-equality", "values without a built-in order are sorted")
     order = sorted(range(len(keys)), key=keys.__getitem__, reverse=bool(reverse))
     target[:] = [target[i] for i in order]
 
@@ -395,7 +395,8 @@ def dict_setdefault(tracer: Calls, owner: VariableTracker, key: Any, default: An
 @dict_method("popitem")
 def dict_clear(tracer: Calls, owner: VariableTracker, *last: Any) -> Any:
     return tracer.unsupported(
-        "a dict from outside is cleared", "assign its keys one by one, or make the change outside"
+        *("outside-change", "a dict from outside is cleared"),
+        "assign its keys one by one, or make the change outside",
     )
 
 
@@ -414,10 +415,8 @@ def number(kind: Callable[..., Any]) -> Callable[..., Any]:
     def meaning(tracer: Calls, *args: Any, **kwargs: Any) -> Any:
         value, name = args[0] if args else 0, f"__{kind.__name__}__"
         if isinstance(value, torch.Tensor):
-            tracer.unsupported(
-                f"a tensor is turned into a Python number by {kind.__name__}()",
-                "keep it a tensor, or compute it outside of the compiled function",
-            )
+            what = f"a tensor is turned into a Python number by {kind.__name__}()"
+            tracer.unsupported("item", what)
         if len(args) == 1 and isinstance(value, SYMBOLIC):
             return value if kind is int and isinstance(value, torch.SymInt) else kind(value)
         if python_method(value, name) is not None:
@@ -441,7 +440,7 @@ def builtin_hash(tracer: Calls, value: Any) -> int:
     if python_method(value, "__hash__") is not None:
         return int(tracer.call(tracer.special(value, "__hash__"), (), {}))
     if not is_constant(value):
-        tracer.unsupported("hash() depends on memory addresses")
+        tracer.unsupported("memory-address", "hash() depends on memory addresses")
     return hash(value)
 
 

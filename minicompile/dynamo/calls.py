@@ -25,7 +25,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from minicompile import compat
-from minicompile.dynamo.attributes import C_METHODS, CACHED, HINTS, TENSOR_METADATA, TENSOR_REFUSED
+from minicompile.dynamo.attributes import (
+    C_METHODS,
+    CACHED,
+    TENSOR_METADATA,
+    TENSOR_REFUSED,
+    unknown,
+)
 from minicompile.dynamo.containers import Containers, python_method
 from minicompile.dynamo.interpreter import BINARY, METHOD_OF, TracedGenerator
 from minicompile.dynamo.result import Source
@@ -76,10 +82,10 @@ MUTATING = words(
 SAFE_OBJECT_METHODS = words("__init_subclass__ __eq__ __ne__ mro __subclasses__ __instancecheck__")
 CONVERSION_METHODS = words("__bool__ __int__ __float__ __index__ __complex__ __contains__")
 REFUSED_FUNCTIONS = {
-    "manual_seed": "the random seed is set inside the captured function",
-    "save": "torch.save",
-    "load": "torch.load",
-    "compile": "torch.compile is called inside the captured function",
+    "manual_seed": ("random-state", "the random seed is set inside the captured function"),
+    "save": ("file-or-terminal", "torch.save"),
+    "load": ("file-or-terminal", "torch.load"),
+    "compile": ("nested-compile", "torch.compile is called inside the captured function"),
 }
 RAW_CLASSES: tuple[type, ...] = (
     *(functools.partial, types.MethodType, types.SimpleNamespace),
@@ -193,15 +199,16 @@ class Calls(Containers):
         wrapped = compat.wrapped_original(function)
         if wrapped is not None:
             if not is_fixed(wrapped.__module__ or ""):
-                self.unsupported(f"{function.__qualname__} is under torch.compiler.disable")
+                what = f"{function.__qualname__} is under torch.compiler.disable"
+                self.unsupported("disabled", what)
             return self.call(wrapped, args, kwargs)
         if library_of(function.__module__) == "numpy":
-            self.unsupported(f"a call of numpy's {function.__qualname__}", HINTS["numpy"])
+            self.unsupported("numpy", f"a call of numpy's {function.__qualname__}")
         return self.call_function(function, args, kwargs)
 
     def disabled(self, name: str, reason: str) -> NoReturn:
         why = f": {reason}" if reason else ""
-        self.unsupported(f"{name} is under mc.disable{why}", "call it outside, or enable it")
+        self.unsupported("disabled", f"{name} is under mc.disable{why}")
 
     def call_function(
         self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -253,7 +260,8 @@ class Calls(Containers):
             tensor = isinstance(value, torch.Tensor)
             if owner is None or tensor or type(value).__hash__ is not OBJECT_HASH:
                 self.unsupported(
-                    f"{function.__qualname__}, a cached function, is called with a {type(value).__name__}"
+                    "cached-function",
+                    f"{function.__qualname__}, a cached function, is called with a {type(value).__name__}",
                 )
             self.guard("identity", owner.source, value, "argument of a cached function")
         found = function(*args, **kwargs)
@@ -271,31 +279,34 @@ class Calls(Containers):
             return self.tensor_method(name, args, kwargs)
         name = getattr(function, "__name__", "")
         if name in REFUSED_FUNCTIONS:
-            self.unsupported(REFUSED_FUNCTIONS[name])
+            self.unsupported(*REFUSED_FUNCTIONS[name])
         return self.recorder.record("call_function", function, args, kwargs)
 
     def tensor_method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in TENSOR_REFUSED:
-            self.unsupported(TENSOR_REFUSED[name], HINTS.get(name, ""))
+            self.unsupported(*TENSOR_REFUSED[name])
         if name in CONVERSION_METHODS:
-            self.unsupported(f"a tensor is turned into a Python number by {name}", HINTS["item"])
+            self.unsupported("item", f"a tensor is turned into a Python number by {name}")
         if name == "__len__":
             return self.length(args[0])
         if name == "__iter__":
             return self.iterate(args[0])
         if name == "__get__" or name in TENSOR_METADATA:
-            self.unsupported(f"the tensor attribute {name!r}")
+            self.unsupported(*unknown(name))
         if name in TENSOR_OPERATORS:
             function, swapped = TENSOR_OPERATORS[name]
             operands = args[::-1] if swapped else args
             return self.recorder.record("call_function", function, operands, {})
         if name == "stride" and any(args[0] is gradient for gradient in self.gradients):
-            self.unsupported("the strides of a gradient are read", "call contiguous() first")
+            self.unsupported(
+                *("tensor-attribute", "the strides of a gradient are read"),
+                "call contiguous() first",
+            )
         if name == "requires_grad_":
             self.recorder.switch_gradient(*args, **kwargs)
             return args[0]
         if name in UNRECORDED:
-            self.unsupported(f"{name} of a tensor")
+            self.unsupported("tensor-attribute", f"{name} of a tensor")
         return self.recorder.record("call_method", name, args, kwargs)
 
     # -- builtins and C functions
@@ -314,7 +325,7 @@ class Calls(Containers):
             if isinstance(definition, C_METHODS):
                 return self.call(definition, (owner, *args), kwargs)
         if isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
-            self.unsupported("a custom autograd.Function")
+            self.unsupported("autograd-function", "a custom autograd.Function")
         if isinstance(owner, type) and function.__name__ == "__new__":
             return self.native_new(function, args, kwargs)
         return self.call_native(function, args, kwargs)
@@ -331,10 +342,8 @@ class Calls(Containers):
             pure = all(map(is_constant, (*args, *kwargs.values())))
         if not pure or name in IMPURE:
             timed = module in ("time", "random", "_random")
-            self.unsupported(
-                f"a call of {module}.{name}, which capture does not know",
-                "pass the value in as an argument" if timed else "",
-            )
+            id = "time-or-random" if timed else "unknown-c-function"
+            self.unsupported(id, f"a call of {module}.{name}, which capture does not know")
         return self.run_native(function, args, kwargs)
 
     def run_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -356,7 +365,8 @@ class Calls(Containers):
         tracker = self.tracker(value)
         if tracker is None or isinstance(value, (*FIXED_TYPES, enum.Enum)):
             return value
-        return self.unsupported(f"C code reads {tracker.source} (a {type(value).__name__})")
+        what = f"C code reads {tracker.source} (a {type(value).__name__})"
+        return self.unsupported("outside-object", what)
 
     def callback(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         return self.call(function, args, kwargs)
@@ -375,12 +385,12 @@ class Calls(Containers):
             owner = self.inside(owner)
         elif tracker is not None and name not in SAFE_OBJECT_METHODS:
             where = f"{tracker.source}, which C code defines"
-            self.unsupported(f"the method {method.__qualname__} of {where}")
+            self.unsupported("outside-object", f"the method {method.__qualname__} of {where}")
         module = method.__objclass__.__module__
         known = module in PURE_MODULES or is_fixed(module)
         if not known and not isinstance(owner, BaseException | enum.Enum):
             where = f"{module}.{method.__qualname__}"
-            self.unsupported(f"the method {where}, which capture does not know")
+            self.unsupported("unknown-c-function", f"the method {where}")
         if method.__objclass__ is str and name in ("format", "format_map"):
             for value in (*rest, *kwargs.values()):
                 self.check_text(value)
@@ -392,14 +402,14 @@ class Calls(Containers):
 
     def instantiate(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if issubclass(cls, torch.Tensor):
-            self.unsupported(
-                f"a {cls.__name__} is made inside the captured function", "make it before the call"
-            )
+            what = f"a {cls.__name__} is made inside the captured function"
+            self.unsupported("tensor-kind", what, "make it before the call")
         if issubclass(cls, torch.autograd.Function):
-            self.unsupported("a custom autograd.Function")
+            self.unsupported("autograd-function", "a custom autograd.Function")
         if isinstance(cls, enum.EnumType):
             if kwargs or not all(is_constant(arg) or isinstance(arg, enum.Enum) for arg in args):
-                self.unsupported(f"the enum {cls.__name__} is called with more than a constant")
+                what = f"the enum {cls.__name__} is called with more than a constant"
+                self.unsupported("unusual-arguments", what)
             return cls(*args)
         meta_call = lookup(type(cls), "__call__")
         if isinstance(meta_call, types.FunctionType):
@@ -440,7 +450,8 @@ class Calls(Containers):
         bases = cls.__mro__[:-1]
         if not any(base in PURE_CLASSES or base.__module__ in PURE_MODULES for base in bases):
             where = f"{cls.__module__}.{cls.__qualname__}"
-            self.unsupported(f"the class {where}, which C code defines, is instantiated")
+            what = f"the class {where}, which C code defines, is instantiated"
+            self.unsupported("unknown-c-function", what)
         if cls in RAW_CLASSES:
             made = maker(cls, *rest, **kwargs)
             self.note_native(made)
@@ -452,10 +463,10 @@ class Calls(Containers):
         for base in bases:
             owner = owner_of(base, "__init_subclass__")
             if owner is not None and owner is not object and not is_fixed(owner):
-                self.unsupported("a class with __init_subclass__ gets a subclass")
+                self.unsupported("class-change", "a class with __init_subclass__ gets a subclass")
         for item in body.values():
             if python_method(item, "__set_name__") is not None and not is_fixed(type(item)):
-                self.unsupported("an attribute with __set_name__ gets a class")
+                self.unsupported("class-change", "an attribute with __set_name__ gets a class")
         made: type = type.__new__(meta, name, bases, body, **keywords)
         self.made_classes.append(made)
         self.note_native(made)

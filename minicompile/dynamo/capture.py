@@ -26,6 +26,7 @@ from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after, run
 from minicompile.dynamo.guards import SourceCode, guard_rules, types_from
 from minicompile.dynamo.modes import Change, Modes, changed, restored_modes
 from minicompile.dynamo.outside import place_of
+from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import Capture, GraphInput, Guard
@@ -55,7 +56,9 @@ class CapturedFrame:
     tensors_hold: Callable[..., bool]
     """Guards on all inputs together."""
     lines: list[str]
-    """Read outside objects, run `graph(inputs)`, rebuild the result, replay writes, return."""
+    """Read outside objects, run `graph(inputs)`, rebuild the result, replay writes, return.
+
+    They call `again(arguments)`, which the owner provides, to run the whole frame in Python."""
     stopped_by: Unsupported | None = None
     """Why the capture ends before the frame does."""
 
@@ -71,6 +74,7 @@ class Traced:
     """What the frame returns; the values of `rest` if the frame is cut."""
     change: Change | None
     """How it leaves grad mode and autocast."""
+    parameters: tuple[str, ...]
     rest: Callable[..., Any] | None = None
     """Runs what follows the cut."""
 
@@ -143,16 +147,17 @@ def trace(
                 raise found from None
             text = str(error).partition("\n")[0]
             reason = f"the frame raises {type(error).__name__}: {text}"
-            raised = UserError(reason, tracer.raised_at)
+            raised = refusal("exception", reason, tracer.raised_at, kind=UserError)
             raised.places = [tracer.raised_after]
             raise raised from error
         try:
             change = changed(facts, modes)
         except ValueError as error:
-            raise Unsupported(f"the frame leaves the {error} changed") from None
+            what = f"the frame leaves the {error} changed"
+            raise refusal("mode-left-changed", what) from None
     if go_on is None:
-        return Traced(tracer, state_holds, returned, change)
-    return Traced(tracer, state_holds, go_on.values, change, go_on.function)
+        return Traced(tracer, state_holds, returned, change, tuple(values))
+    return Traced(tracer, state_holds, go_on.values, change, tuple(values), go_on.function)
 
 
 def definition_of(module: Any) -> SourceLine | None:
@@ -218,6 +223,12 @@ def finish(traced: Traced, name: str, resumed: bool) -> CapturedFrame:
     if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
         code.names["restored_modes"] = restored_modes
         call = ["with restored_modes():", "    out = graph(inputs)"]
+    handlers = any(instruction.handler for _, instruction, *_ in tracer.log.steps)
+    if (stores or handlers) and not changed_inputs(tracer):
+        # Nothing has happened yet if the graph raises: Python runs the frame, with its effects and handlers.
+        given = "".join(f"L_{name}, " for name in traced.parameters)
+        call = ["try:", *(f"    {line}" for line in call), "except Exception:", "    out = MISS"]
+        call.append(f"if out is MISS: return again(({given}))")  # where nothing is being handled
     end = [f"result = {result}", *stores, *rebuild.positions]
     if traced.change is not None:
         code.names["change_modes"] = traced.change
@@ -235,14 +246,19 @@ def finish(traced: Traced, name: str, resumed: bool) -> CapturedFrame:
     )
 
 
+def changed_inputs(tracer: Tracer) -> list[VariableTracker]:
+    """Inputs that the graph changes."""
+    recorder = tracer.recorder
+    return [
+        tracker
+        for tracker, (_, version) in recorder.inputs.items()
+        if tracker.value._version != version or id(tracker.value) in recorder.updated
+    ]
+
+
 def check_memory(tracer: Tracer) -> None:
     """Inputs that the graph changes must share memory with no other input, now and later."""
-    inputs = tracer.recorder.inputs
-    mutated = [
-        tracker
-        for tracker, (_, version) in inputs.items()
-        if tracker.value._version != version or id(tracker.value) in tracer.recorder.updated
-    ]
+    inputs, mutated = tracer.recorder.inputs, changed_inputs(tracer)
     if len(inputs) > 1:
         sources = tuple(tracker.source for tracker in inputs)
         tracer.relate("different", sources, "each is an input of its own")
@@ -254,7 +270,7 @@ def check_memory(tracer: Tracer) -> None:
         owner = owners.setdefault(compat.storage_id(tracker.real), tracker)
         if owner is not tracker and owner in mutated:
             reason = f"{owner.source} is changed and shares memory with {tracker.source}"
-            raise Unsupported(reason, hint="clone one of them")
+            raise refusal("shared-memory", reason)
     sources = tuple(tracker.source for tracker in ordered)
     tracer.relate("no_overlap", sources, "changed by the graph", len(mutated))
 

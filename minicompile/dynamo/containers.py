@@ -118,10 +118,7 @@ class Containers(Attributes):
         if isinstance(value, dict):
             return self.dict_item(value, key)
         if isinstance(key, torch.Tensor):
-            self.unsupported(
-                "a tensor indexes a Python container",
-                "index a tensor with it, or compute the index outside",
-            )
+            self.unsupported("tensor-as-index", "a tensor indexes a Python container")
         if self.tracker(value) is None:
             return value[key]
         if isinstance(value, list | tuple):
@@ -130,7 +127,8 @@ class Containers(Attributes):
             return self.imported(value)[key]
         if isinstance(value, type):
             return value[key]  # type: ignore[index]
-        return self.unsupported(f"a {type(value).__name__} from outside is subscripted")
+        what = f"a {type(value).__name__} from outside is subscripted"
+        return self.unsupported("outside-object", what)
 
     def sequence_item(self, value: Any, key: Any) -> Any:
         tracker = self.tracker(value)
@@ -157,7 +155,7 @@ class Containers(Attributes):
             return self.call(self.special(value, "__missing__"), (key,), {})
         if isinstance(value, collections.defaultdict) and value.default_factory is not None:
             if self.tracker(value) is not None:
-                self.unsupported("a defaultdict from outside makes a new item")
+                self.unsupported("outside-change", "a defaultdict from outside makes a new item")
             made = self.call(value.default_factory, (), {})
             dict.__setitem__(value, key, made)
             return made
@@ -179,7 +177,8 @@ class Containers(Attributes):
         elif self.tracker(value) is None:
             value[key] = new
         else:
-            self.unsupported(f"an item of a {type(value).__name__} from outside is set")
+            what = f"an item of a {type(value).__name__} from outside is set"
+            self.unsupported("outside-change", what)
 
     def store_dict_item(self, value: dict[Any, Any], key: Any, new: Any) -> None:
         tracker = self.tracker(value)
@@ -200,7 +199,7 @@ class Containers(Attributes):
         elif isinstance(value, dict):
             self.dict_delete(tracker, key)
         else:
-            self.unsupported(f"an item of a {type(value).__name__} is deleted")
+            self.unsupported("outside-change", f"an item of a {type(value).__name__} is deleted")
 
     # -- iteration
 
@@ -212,7 +211,8 @@ class Containers(Attributes):
             return iter(self.torch_call(torch.Tensor.unbind, (value,), {}))
         if self.tracker(value) is not None:
             if builtin_base(value) is None:
-                self.unsupported(f"iteration over a {type(value).__name__} from outside")
+                what = f"iteration over a {type(value).__name__} from outside"
+                self.unsupported("outside-object", what)
             return iter(self.inside(value))
         if python_method(value, "__getitem__") is not None:
             return self.by_position(value)
@@ -232,7 +232,7 @@ class Containers(Attributes):
     @unless_defined("__next__")
     def advance(self, iterator: Any) -> Any:
         if self.tracker(iterator) is not None:
-            self.unsupported("an iterator made outside is advanced", "pass a list instead")
+            self.unsupported("iterator-from-outside", "an iterator made outside is advanced")
         return next(iterator)
 
     def items(self, value: Any) -> list[Any]:
@@ -256,7 +256,7 @@ class Containers(Attributes):
         if python_method(container, "__contains__") is not None:
             return self.truth(self.call(self.special(container, "__contains__"), (item,), {}))
         if isinstance(container, torch.Tensor):
-            self.unsupported("`in` on a tensor needs its data")
+            self.unsupported("branch-on-tensor", "`in` on a tensor needs its data")
         if isinstance(container, dict):
             return self.dict_find(container, item) is not MISSING
         if python_method(container, "__iter__") or isinstance(container, TracedGenerator):
@@ -267,7 +267,8 @@ class Containers(Attributes):
             return self.member(inside, item) if by_value else item in inside
         if self.tracker(container) is None:
             return item in container
-        return self.unsupported(f"`in` on a {type(container).__name__} from outside")
+        what = f"`in` on a {type(container).__name__} from outside"
+        return self.unsupported("outside-object", what)
 
     def equal(self, left: Any, right: Any) -> bool:
         """Whether a container takes two items for the same."""
@@ -291,7 +292,8 @@ class Containers(Attributes):
         if tracker.writes:
             return len(self.dict_keys(tracker))
         if base is None:
-            return self.unsupported(f"len() of a {type(value).__name__} from outside")
+            what = f"len() of a {type(value).__name__} from outside"
+            return self.unsupported("outside-object", what)
         size = base.__len__(value)  # type: ignore[attr-defined]
         self.guard("length", tracker.source, size, "its length is read")
         return size
@@ -300,10 +302,7 @@ class Containers(Attributes):
         if value is True or value is False or value is None:
             return bool(value)
         if isinstance(value, torch.Tensor):
-            self.unsupported(
-                "Python branches on a tensor's data",
-                "use torch.where, or move the branch outside of the compiled function",
-            )
+            self.unsupported("branch-on-tensor", "Python branches on a tensor's data")
         if is_constant(value) or isinstance(value, type | types.FunctionType | types.ModuleType):
             return bool(value)
         if python_method(value, "__bool__") is not None:
@@ -313,7 +312,7 @@ class Containers(Attributes):
         cls = type(value)
         always_true = not hasattr(cls, "__bool__") and not hasattr(cls, "__len__")
         if self.tracker(value) is not None and not always_true:
-            self.unsupported(f"the truth of a {cls.__name__} from outside")
+            self.unsupported("outside-object", f"the truth of a {cls.__name__} from outside")
         return bool(value)
 
     # -- operators
@@ -350,7 +349,8 @@ class Containers(Attributes):
         inside = self.imported(value)
         fixed = isinstance(value, (*IDENTITY_TYPES, torch.Tensor))
         if inside is value and self.tracker(value) is not None and not fixed:
-            self.unsupported(f"an operator on a {type(value).__name__} from outside")
+            what = f"an operator on a {type(value).__name__} from outside"
+            self.unsupported("outside-object", what)
         return inside
 
     def python_operator(self, name: str, reflected: str, left: Any, right: Any) -> Any:
@@ -407,13 +407,11 @@ class Containers(Attributes):
     def check_text(self, value: Any) -> None:
         """Only what prints the same at compile time and at run time may be turned into text."""
         if isinstance(value, torch.Tensor):
-            self.unsupported(
-                "a tensor is turned into text", "print outside of the compiled function"
-            )
+            self.unsupported("tensor-as-text", "a tensor is turned into text")
         if is_constant(value) or isinstance(value, type | types.ModuleType | BaseException):
             return
         if not isinstance(value, list | tuple | set | frozenset | dict):
-            self.unsupported(f"a {type(value).__name__} is turned into text")
+            self.unsupported("object-as-text", f"a {type(value).__name__} is turned into text")
         inside = self.imported(value)
         for item in inside.values() if isinstance(value, dict) else inside:
             self.check_text(item)

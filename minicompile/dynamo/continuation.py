@@ -29,7 +29,7 @@ from typing import Any, Literal, TypeAlias
 
 from minicompile.dynamo.assembler import VERSION, Op, assemble, disassemble
 from minicompile.dynamo.bytecode import is_coroutine, is_generator, parameters, slot_names
-from minicompile.errors import Unsupported
+from minicompile.dynamo.reasons import refusal
 
 Slot: TypeAlias = Literal["value", "null", "handled"]
 """What a stack slot holds: an object; CPython's NULL; or, below an except-block's stack, what PUSH_EXC_INFO
@@ -108,7 +108,8 @@ def point_at(code: CodeType, offset: int, part: int = 0) -> int:
     """The point of the `part`-th unit that comes from the instruction at a byte offset of `co_code`."""
     found = [i for i, unit in enumerate(units(code)) if any(op.offset == offset for op in unit)]
     if part >= len(found):
-        raise Unsupported(f"no place to cut {code.co_qualname} at offset {offset}")
+        what = f"no place to cut {code.co_qualname} at offset {offset}"
+        raise refusal("place-of-cut", what)
     return found[part]
 
 
@@ -315,13 +316,16 @@ class _Writer:
 def check(code: CodeType, state: State) -> None:
     """Raises Unsupported for frames that can't be cut."""
     if is_generator(code) or is_coroutine(code):
-        raise Unsupported(f"{code.co_qualname} is a generator or coroutine and can't be cut")
+        what = f"{code.co_qualname} is a generator or coroutine and can't be cut"
+        raise refusal("generator-or-coroutine", what)
     if not code.co_flags & inspect.CO_OPTIMIZED:
-        raise Unsupported(f"{code.co_qualname} is a class body or module and can't be cut")
+        what = f"{code.co_qualname} is a class body or module and can't be cut"
+        raise refusal("place-of-cut", what)
     first = code.co_varnames[:1] if code.co_argcount else ()
     if "__class__" in code.co_freevars and (not first or first != state.bound[:1]):
         # super() reads the first parameter from the first slot
-        raise Unsupported(f"{code.co_qualname} may call super() and has no first argument")
+        what = f"{code.co_qualname} may call super() and has no first argument"
+        raise refusal("place-of-cut", what)
 
 
 def bind(code: CodeType, like: FunctionType, closure: tuple[CellType, ...]) -> FunctionType:

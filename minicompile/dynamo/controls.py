@@ -89,7 +89,7 @@ def opaque_call(
         return recorder.record("call_function", cast(Any, function), arguments, keywords)
     except Unsupported as error:
         tracer.unsupported(
-            f"{name}, allowed in the graph: {error.reason}",
+            *("allowed-function", f"{name}, allowed in the graph: {error.reason}"),
             "give it all its tensors as arguments, and return tensors",
         )
     finally:

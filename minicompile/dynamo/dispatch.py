@@ -31,6 +31,7 @@ from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate
 from minicompile.dynamo.interpreter import Marker
 from minicompile.dynamo.nested import NestedFrames
+from minicompile.dynamo.reasons import REASONS, refusal
 from minicompile.dynamo.result import (
     Capture,
     Explanation,
@@ -172,6 +173,12 @@ class Dispatcher:
         call = inspect.BoundArguments(self.signature, OrderedDict(self.values(arguments)))
         return self.watched(self.function)(*call.args, **call.kwargs)
 
+    def again(self, arguments: tuple[Any, ...]) -> Any:
+        """Run the frame in Python because its graph raised."""
+        self.eager_calls += 1
+        self.breaks[graph_break(refusal("exception", "the graph raised when it ran"))] = None
+        return self.eager(arguments)
+
     def compile(self, arguments: tuple[Any, ...]) -> Entry | None:
         """A new entry for these arguments; None if the call must run in eager. Raises under `fullgraph`."""
         active = tuple(compat.active_modes())  # a function mode would see the fingerprint's reads
@@ -183,12 +190,11 @@ class Dispatcher:
         if len(self.entries) >= self.options.recompile_limit or len(self.refused) >= MAX_REFUSED:
             self.limit_reached = True
             limit = f"compiled {len(self.entries)} times already (options.recompile_limit)"
-            hint = "make what changes a tensor, or raise the limit; mc.explain shows what changes"
-            self.stop(Unsupported(limit, hint=hint), reasons)
+            self.stop(refusal("recompile-limit", limit), reasons=reasons)
             return None
         try:
             if active:
-                raise Unsupported(f"{' and '.join(active)} is active")
+                raise refusal("function-mode", f"{' and '.join(active)} is active")
             check_kind(self.function)
             _thread.capturing = True
             try:
@@ -208,22 +214,24 @@ class Dispatcher:
             self.refuse(key, error)
             return None
         except BackendError as error:  # this machine lacks something
-            self.stop(error)
+            self.stop(refusal("missing-tool", str(error)), error)
             return None
         except OptionError:
             raise
         except RecursionError:
-            self.refuse(key, Unsupported("Python's stack is nearly full"))
+            self.refuse(key, refusal("deep-calls", "Python's stack is nearly full"))
             return None
         except Exception as error:
             if self.fullgraph:
                 raise
             reason = f"internal error of minicompile: {type(error).__name__}: {error}"
             warnings.warn(f"{reason}; {self.name} runs in eager", stacklevel=5)
-            self.refuse(key, Unsupported(reason, hint="please report it; fullgraph=True raises it"))
+            self.refuse(key, refusal("internal-error", reason))
             return None
         if (why := captured.stopped_by) is not None:
-            self.breaks[GraphBreak(why.reason, why.where, why.hint, "instruction")] = None
+            capture.stopped_by = graph_break(why, "instruction")
+            self.breaks[capture.stopped_by] = None
+        captured.code.names["again"] = self.again
         entry = Entry(captured, compiled, tuple(values))
         self.entries.append(entry)
         return entry
@@ -242,19 +250,25 @@ class Dispatcher:
         return found
 
     def refuse(self, key: Any, error: Unsupported) -> None:
+        if not error.id:  # from a room after capture
+            error = refusal("later-stage", error.reason, error.where, error.hint)
         if self.fullgraph:
             raise error
         self.refused.add(key)
-        self.breaks[GraphBreak(error.reason, error.where, error.hint)] = None
+        self.breaks[graph_break(error)] = None
 
-    def stop(self, error: MinicompileError, reasons: Sequence[GuardFailure] = ()) -> None:
-        """Compile nothing more, and say so once."""
+    def stop(
+        self,
+        why: Unsupported,
+        error: MinicompileError | None = None,
+        reasons: Sequence[GuardFailure] = (),
+    ) -> None:
+        """Compile nothing more, and say so once. `error` is what to raise, if not `why`."""
         if self.fullgraph:
-            raise error
+            raise error or why
         self.stopped = True
-        hint = getattr(error, "hint", "")
-        self.breaks[GraphBreak(getattr(error, "reason", str(error)), None, hint)] = None
-        lines = [f"minicompile runs {self.name} in eager from here on: {error}"]
+        self.breaks[graph_break(why)] = None
+        lines = [f"minicompile runs {self.name} in eager from here on: {why}"]
         warnings.warn("\n".join([*lines, *recompiles_text(reasons)]), stacklevel=6)
 
     def disown(self, entry: Entry, arguments: tuple[Any, ...]) -> None:
@@ -262,7 +276,7 @@ class Dispatcher:
         failure = entry.failure(self.values(arguments))
         self.entries.remove(entry)
         reason = f"the guards changed while capturing: {failure}"
-        self.refuse(fingerprint(arguments), Unsupported(reason))
+        self.refuse(fingerprint(arguments), refusal("guards-changed", reason))
 
     def another(
         self,
@@ -289,6 +303,11 @@ class Dispatcher:
             failures=sum((r.failures for r in rest), tuple(self.failures)),
             limit_reached=self.limit_reached or any(r.limit_reached for r in rest),
         )
+
+
+def graph_break(why: Unsupported, kind: str = "frame") -> GraphBreak:
+    explanation = REASONS[why.id].explanation
+    return GraphBreak(why.reason, why.where, why.hint, kind, why.id, explanation)
 
 
 def all_dispatchers() -> list[Dispatcher]:
@@ -332,7 +351,7 @@ def check_kind(function: types.FunctionType) -> None:
     for kind, test in kinds.items():
         if test(function.__code__):
             reason = f"{kind} function is compiled directly"
-            raise Unsupported(reason, hint="compile the functions it calls")
+            raise refusal("generator-or-coroutine", reason)
 
 
 def fingerprint(value: Any, depth: int = 0) -> Any:

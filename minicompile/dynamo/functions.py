@@ -167,7 +167,7 @@ def apply_function(tracer: Calls, cls: Any, /, *args: Any, **kwargs: Any) -> Any
     name = cls.__qualname__
     if kwargs or tracer.is_made(cls):
         what = "called with keyword arguments" if kwargs else "defined inside the captured function"
-        tracer.unsupported(f"{name}, an autograd.Function, is {what}")
+        tracer.unsupported("autograd-function", f"{name}, an autograd.Function, is {what}")
     context = Context(tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args))
     if not torch.is_grad_enabled():
         results, several = run_forward(tracer, cls, context, args)
@@ -189,7 +189,8 @@ def capture_function(tracer: Calls, cls: Any, context: Context, args: Any) -> Cu
         if not known and tracer.tracker(arg) is None:
             kind = type(arg).__name__
             tracer.unsupported(
-                f"{name}, an autograd.Function, is called with a {kind} that the frame made"
+                "autograd-function",
+                f"{name}, an autograd.Function, is called with a {kind} that the frame made",
             )
     given = [arg for arg in args if isinstance(arg, torch.Tensor)]
     with recorder.subgraph() as inner, without_effects(tracer, name), torch.no_grad():
@@ -218,14 +219,16 @@ def run_forward(tracer: Calls, cls: Any, context: Context, args: Any) -> tuple[l
         found = tracer.call(forward, (context, *args), {})
     elif getattr(forward, "__defaults__", None):
         tracer.unsupported(
-            f"{cls.__qualname__}.forward, with a setup_context, has default arguments"
+            "autograd-function",
+            f"{cls.__qualname__}.forward, with a setup_context, has default arguments",
         )
     else:
         found = tracer.call(forward, args, {})
         tracer.call(tracer.load_attr(cls, "setup_context"), (context, args, found), {})
     results = list(found) if type(found) is tuple else [found]
     if not all(isinstance(result, torch.Tensor) for result in results):
-        tracer.unsupported(f"{cls.__qualname__}.forward gives something other than tensors")
+        what = f"{cls.__qualname__}.forward gives something other than tensors"
+        tracer.unsupported("autograd-function", what)
     return results, type(found) is tuple
 
 
@@ -257,19 +260,21 @@ def capture_backward(
                 for kind, output in zip(kinds, outputs)
             )
             if not fitting:
-                tracer.unsupported(f"{name} does not give one gradient for each tensor")
+                what = f"{name} does not give one gradient for each tensor"
+                tracer.unsupported("autograd-function", what)
             lifted = [recorder.lift(output) for kind, output in zip(kinds, outputs) if kind]
             graph = inner.finish(lifted, f"{cls.__name__}_backward")
     except MinicompileError:
         raise
     except Exception as error:
-        tracer.unsupported(f"{name} raises {type(error).__name__}: {error}")
+        tracer.unsupported("exception", f"{name} raises {type(error).__name__}: {error}")
     finally:
         read = tracer.guards
         tracer.guards = {**before, **{key: read[key] for key in read if key not in before}}
     if len(recorder.inputs) > inputs:
         tracer.unsupported(
-            f"{name} reads a tensor outside of it", "save it with ctx.save_for_backward"
+            *("autograd-function", f"{name} reads a tensor outside of it"),
+            "save it with ctx.save_for_backward",
         )
     return inner, graph, still_as_read(tracer, name, list(read.values()))
 
@@ -279,7 +284,8 @@ def still_as_read(tracer: Calls, name: str, guards: list[Guard]) -> Callable[[],
     code = SourceCode(tracer.held, types_from(guards))
     for source in (source for guard in guards for source in guard.sources):
         if not code.holds(source):
-            tracer.unsupported(f"{name} reads {source}", "make it an attribute of ctx")
+            what = f"{name} reads {source}"
+            tracer.unsupported("autograd-function", what, "make it an attribute of ctx")
     code.names["MISS"] = False
     for guard in guards:
         code.require(guard)
@@ -319,7 +325,7 @@ def vmap(
     chunk_size: Any = None,
 ) -> Any:
     if chunk_size is not None:
-        tracer.unsupported("torch.vmap in chunks")
+        tracer.unsupported("function-transform", "torch.vmap in chunks")
 
     def mapped(*args: Any) -> Any:
         return run_mapped(function, in_dims, out_dims, randomness, args)
@@ -348,7 +354,7 @@ def capture_mapped(
     leaves, structure = compat.tree_flatten(args)
     dims = compat.tree_spread(in_dims, structure)
     if not all(isinstance(leaf, torch.Tensor) for leaf in leaves) or dims is None or None in dims:
-        tracer.unsupported("torch.vmap over something other than tensors")
+        tracer.unsupported("function-transform", "torch.vmap over something other than tensors")
     with recorder.subgraph() as inner, without_effects(tracer, f"{name}, under torch.vmap,"):
         examples = [example_of(leaf, dim, recorder.mode) for leaf, dim in zip(leaves, dims)]
         for example in examples:
@@ -358,7 +364,8 @@ def capture_mapped(
         results, outer_structure = compat.tree_flatten(found)
         result_dims = compat.tree_spread(out_dims, outer_structure)
         if not all(isinstance(r, torch.Tensor) for r in results) or result_dims is None:
-            tracer.unsupported(f"{name}, under torch.vmap, gives something other than tensors")
+            what = f"{name}, under torch.vmap, gives something other than tensors"
+            tracer.unsupported("function-transform", what)
         graph = inner.finish(map(recorder.lift, results), "mapped")
     made = MappedFunction(f"torch.vmap.{name.rpartition('.')[2]}", inner, graph, examples)
     made.in_dims = (*(None for _ in made.closure), *dims)
@@ -394,7 +401,7 @@ def capture_checkpointed(tracer: Calls, args: tuple[Any, ...], kwargs: dict[str,
     options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
     if kwargs.pop("use_reentrant", None) is not False or "context_fn" in kwargs:
         tracer.unsupported(
-            "activation checkpointing that is reentrant, or has a context_fn",
+            *("checkpoint", "activation checkpointing that is reentrant, or has a context_fn"),
             "pass use_reentrant=False, and no context_fn",
         )
     if not torch.is_grad_enabled():
@@ -405,7 +412,8 @@ def capture_checkpointed(tracer: Calls, args: tuple[Any, ...], kwargs: dict[str,
         leaves, structure = compat.tree_flatten(found)
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         if not all(i in places or is_constant(leaf) for i, leaf in enumerate(leaves)):
-            tracer.unsupported("a checkpointed function gives something other than tensors")
+            what = "a checkpointed function gives something other than tensors"
+            tracer.unsupported("checkpoint", what)
         graph = inner.finish([recorder.lift(leaves[i]) for i in places], "checkpointed")
     name = getattr(function, "__qualname__", type(function).__name__)
     made = Checkpointed(f"checkpoint.{name.rpartition('.')[2]}", inner, graph, [])

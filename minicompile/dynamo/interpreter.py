@@ -30,7 +30,8 @@ from minicompile.dynamo.bytecode import (
     is_generator,
     parameters,
 )
-from minicompile.errors import MinicompileError, Unsupported
+from minicompile.dynamo.reasons import refusal
+from minicompile.errors import MinicompileError
 from minicompile.ops.origin import SourceLine
 from minicompile.ops.registry import Registry
 
@@ -129,7 +130,8 @@ class Frame:
                 try:
                     handler = handlers.get(instruction.opname)
                     if handler is None:
-                        world.unsupported(f"the instruction {instruction.opname} is not supported")
+                        what = f"the instruction {instruction.opname} is not supported"
+                        world.unsupported("instruction", what)
                     left = handler(self, instruction)
                 except BaseException as raised:
                     world.frame = self
@@ -274,9 +276,9 @@ class Interpreter:
 
     # -- control
 
-    def unsupported(self, reason: str, hint: str = "") -> NoReturn:
-        """Give up on this frame: raises Unsupported with the user's line."""
-        raise Unsupported(reason, self.user_line(), hint)
+    def unsupported(self, id: str, what: str, hint: str = "") -> NoReturn:
+        """Give up on this frame: raises Unsupported with the reason of that id and the user's line."""
+        raise refusal(id, what, self.user_line(), hint)
 
     def user_line(self) -> SourceLine | None:
         return self.frame.line if self.frame is not None else None
@@ -315,10 +317,11 @@ class Interpreter:
         """Interpret a Python function. A generator function gives a TracedGenerator."""
         code = function.__code__
         if is_coroutine(code):
-            self.unsupported(f"{function.__qualname__} is asynchronous")
+            what = f"{function.__qualname__} is asynchronous"
+            self.unsupported("generator-or-coroutine", what)
         frame = Frame(self, function, bind(self, function, args, kwargs))
         if frame.depth > self.max_depth:
-            self.unsupported(f"calls nest deeper than {self.max_depth}")
+            self.unsupported("deep-calls", f"calls nest deeper than {self.max_depth}")
         if is_generator(code):
             return TracedGenerator(frame)
         return frame.run()

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from minicompile.dynamo.interpreter import DELETED, UNBOUND, Frame, Interpreter, Lazy
+from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import Guard, Source
 from minicompile.dynamo.variables import (
@@ -71,8 +72,8 @@ class Outside(Interpreter):
 
     # -- giving up
 
-    def unsupported(self, reason: str, hint: str = "") -> NoReturn:
-        self.abort = Unsupported(reason, self.user_line(), hint)
+    def unsupported(self, id: str, what: str, hint: str = "") -> NoReturn:
+        self.abort = refusal(id, what, self.user_line(), hint)
         raise self.abort
 
     def catches(self, error: BaseException) -> bool:
@@ -235,14 +236,19 @@ class Outside(Interpreter):
 
     def wrap_tensor(self, value: torch.Tensor, source: Source) -> Any:
         if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            self.unsupported(f"the tensor subclass {type(value).__name__}")
+            self.unsupported("tensor-kind", f"the tensor subclass {type(value).__name__}")
         if value.layout is not torch.strided or value.is_quantized or value.is_nested:
-            self.unsupported(f"a tensor of layout {value.layout}")
+            self.unsupported("tensor-kind", f"a tensor of layout {value.layout}")
         if value.is_inference():
-            self.unsupported("a tensor made in inference mode", "use torch.no_grad")
+            self.unsupported("tensor-kind", "a tensor made in inference mode", "use torch.no_grad")
+        try:
+            _ = value.is_leaf
+        except RuntimeError:  # made in no_grad mode, and its base was changed outside of it
+            self.unsupported("tensor-kind", "a view that autograd refuses to use", "clone it")
         if value.is_conj() or value.is_neg():
             self.unsupported(
-                "a tensor with a lazy conjugate or negative", "call resolve_conj() or resolve_neg()"
+                *("tensor-kind", "a tensor with a lazy conjugate or negative"),
+                "call resolve_conj() or resolve_neg()",
             )
         sizes = self.recorder.sizes
         fake = None if sizes is None else sizes.fake(value, source)
@@ -274,7 +280,8 @@ class Outside(Interpreter):
     def dict_set(self, container: VariableTracker, key: Any, value: Any) -> None:
         self.check_key(key)
         if container.writes.get(key) is DELETED and dict.__contains__(container.value, key):
-            self.unsupported(f"the key {key!r} of {container.source} is deleted and set again")
+            what = f"the key {key!r} of {container.source} is deleted and set again"
+            self.unsupported("outside-change", what)
         self.mark_written(container)
         container.writes[key] = value
         if container.contents is not None:
@@ -306,14 +313,15 @@ class Outside(Interpreter):
         """Only keys whose hash and equality are the built-in ones may be looked up natively."""
         cls = type(key)
         if isinstance(key, torch.Tensor):
-            self.unsupported("a tensor is a key of a dict or set from outside")
+            self.unsupported("tensor-as-index", "a tensor is a key of a dict or set from outside")
         builtin = is_constant(key) or cls.__hash__ is OBJECT_HASH or is_fixed(cls)
         if not builtin and not isinstance(key, IDENTITY_TYPES):
-            self.unsupported(f"a {cls.__name__} with its own __hash__ is used as a key")
+            what = f"a {cls.__name__} with its own __hash__ is used as a key"
+            self.unsupported("own-equality", what)
 
     def mark_written(self, tracker: VariableTracker) -> None:
         if self.called_later:
-            self.unsupported(f"{self.called_later} changes {tracker.source}")
+            self.unsupported("outside-change", f"{self.called_later} changes {tracker.source}")
         if tracker not in self.written:
             self.written.append(tracker)
 
@@ -347,11 +355,13 @@ class Outside(Interpreter):
             for member in members:
                 self.check_key(member)
             if members != tuple(inside):  # the order depends on how the set came about
-                self.unsupported(f"{tracker.source}, a set, loses its order in a copy")
+                self.unsupported(
+                    "outside-object", f"{tracker.source}, a set, loses its order in a copy"
+                )
             self.guard("members", tracker.source, members, "its members are read")
             return inside
         if isinstance(value, types.MappingProxyType):
-            self.unsupported("a mappingproxy is read as a whole")
+            self.unsupported("outside-object", "a mappingproxy is read as a whole")
         return None
 
     def imported_sequence(self, value: Any, tracker: VariableTracker) -> Any:
@@ -370,9 +380,8 @@ class Outside(Interpreter):
         if tracker is None:
             return value
         if type(value) not in (list, set):
-            self.unsupported(
-                f"{tracker.source} (a {type(value).__name__}) is changed", "make the change outside"
-            )
+            what = f"{tracker.source} (a {type(value).__name__}) is changed"
+            self.unsupported("outside-change", what)
         self.mark_written(tracker)
         return self.inside(value)
 
@@ -414,7 +423,7 @@ class Outside(Interpreter):
         try:
             contents = cell.cell_contents
         except ValueError:
-            self.unsupported(f"{source.key} has no value yet", "assign it before the call")
+            self.unsupported("no-value-yet", f"{source.key} has no value yet")
         return self.wrap(contents, source)
 
     def store_cell(self, cell: types.CellType, value: Any) -> None:

@@ -26,6 +26,7 @@ from minicompile.dynamo.containers import Lazily
 from minicompile.dynamo.guards import SourceCode
 from minicompile.dynamo.interpreter import DELETED, Frame, TracedGenerator
 from minicompile.dynamo.outside import place_of, unchanged
+from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source, describe
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import (
@@ -114,7 +115,8 @@ class Rebuild:
     def refuse(self, value: Any) -> NoReturn:
         """Raises Unsupported; the capture could end before the instruction that made the value."""
         kind = type(value).__name__
-        error = Unsupported(f"the frame returns or stores a {kind} that it made")
+        what = f"the frame returns or stores a {kind} that it made"
+        error: Unsupported = refusal("returned-object", what)
         error.places = [steps for made, steps in self.tracer.natives if made is value]
         raise error
 

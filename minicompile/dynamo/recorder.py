@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from minicompile import compat
+from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.sizes import Sizes
 from minicompile.dynamo.variables import (
@@ -28,6 +29,7 @@ from minicompile.dynamo.variables import (
     VariableTracker,
     is_constant,
     is_numpy_scalar,
+    words,
 )
 from minicompile.errors import Unsupported
 from minicompile.ops.dtypes import value_text
@@ -58,6 +60,20 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     if isinstance(tree, torch.Tensor):
         return [tree]
     return [leaf for leaf in compat.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+PRODUCTS = words(
+    "matmul __matmul__ __rmatmul__ __imatmul__ mm bmm mv dot vdot inner addmm addmv addbmm baddbmm "
+    "chain_matmul tensordot einsum linear bilinear conv1d conv2d conv3d conv_transpose1d "
+    "conv_transpose2d conv_transpose3d"
+)
+"""Operators that refuse tensors of different dtypes when they run; their fakes don't."""
+
+
+def mixed(tensors: list[torch.Tensor]) -> bool:
+    """Whether the dtypes differ and autocast won't change that."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    return len(dtypes) > 1 and not torch.is_autocast_enabled(tensors[0].device.type)
 
 
 def finished(
@@ -108,7 +124,7 @@ class Subgraph:
                 reason = (
                     f"{name}, a function that torch calls, changes a tensor of the frame in place"
                 )
-                raise Unsupported(reason, self.line)
+                raise refusal("shared-memory", reason, self.line)
         return finished(self.graph, self.placeholders, outputs, name)
 
 
@@ -134,8 +150,13 @@ class Recorder:
         """Gives the user's lines and the module path of the call being recorded."""
         self.updated: set[int] = set()
         """Ids of fakes that a call changes without giving them a new version."""
+        self.places: Callable[[], list[int]] = list
+        """Gives the places where the capture could end before the instruction being interpreted."""
         self.changes_state = False
         """Whether the graph sets grad mode or autocast."""
+        self.data_of: dict[int, list[int]] = {}
+        """Memory of tensors whose `.data` was read, and where the capture could end before that: graphs
+        hold `detach()` instead, whose writes autograd sees."""
 
     # -- inputs
 
@@ -181,7 +202,7 @@ class Recorder:
         graphs = [self.root, *(inner.graph for inner in self.open)]
         if node.graph not in graphs:
             reason = "a tensor is used outside of the function that made it, which is called later"
-            raise Unsupported(reason, self.line())
+            raise refusal("graph-value", reason, self.line())
         for inner in self.open[graphs.index(node.graph) :]:
             node = inner.bring_in(value, node)
         return node
@@ -203,10 +224,25 @@ class Recorder:
         lifted, lifted_kwargs = compat.map_aggregate((args, kwargs), lift)
         if op == "call_method" and target in RESHAPES_IN_PLACE:
             self.keep_metadata(args[0])
-        before = sum(tensor._version for tensor in tensors)
-        value = self.run(op, target, args, kwargs)
+        before = [tensor._version for tensor in tensors]
         name = target if op == "call_method" else getattr(target, "__name__", None)
-        mutates = sum(tensor._version for tensor in tensors) > before
+        if name in PRODUCTS and mixed(tensors):
+            what = f"{name} of tensors of different dtypes"
+            raise refusal("exception", what, self.line(), kind=UserError)
+        shapes = [tensor.shape for tensor in tensors]
+        value = self.run(op, target, args, kwargs)
+        if "out" in kwargs and shapes != [tensor.shape for tensor in tensors]:
+            raise refusal("tensor-memory", f"{name} resizes what is given as `out`", self.line())
+        written = [t for t, version in zip(tensors, before) if t._version > version]
+        for tensor in written if self.data_of else ():
+            if (places := self.data_of.get(compat.storage_id(tensor))) is not None:
+                what = (
+                    "memory is written to that `.data` has opened to writes behind autograd's back"
+                )
+                error: Unsupported = refusal("autograd-state", what, self.line())
+                error.places = places
+                raise error
+        mutates = bool(written)
         if name in UPDATES_STATISTICS and any(arg is True for arg in (*args, *kwargs.values())):
             mutates = True  # fakes don't show it
             self.updated |= {id(tensor) for tensor in tensors[1:] if not tensor.requires_grad}
@@ -227,16 +263,17 @@ class Recorder:
                     return getattr(args[0], target)(*args[1:], **kwargs)
                 return target(*args, **kwargs)
         except compat.FAKE_LIMITS as error:
-            raise Unsupported(
+            raise refusal(
+                "data-dependent-size",
                 f"{name} gives a result that depends on the tensor's data ({type(error).__name__})",
                 self.line(),
-                "use an operation with a result of fixed size, or leave it outside of the compiled function",
             ) from error
         except Unsupported:
             raise
         except Exception as error:
             text = str(error).partition("\n")[0]
-            raise UserError(f"{name} raised {type(error).__name__}: {text}", self.line()) from error
+            what = f"{name} raised {type(error).__name__}: {text}"
+            raise refusal("exception", what, self.line(), kind=UserError) from error
 
     def statement(self, target: Any, args: tuple[Any, ...]) -> None:
         """Record a call that gives nothing and changes state (grad mode, autocast)."""
@@ -252,7 +289,8 @@ class Recorder:
         made_here = not given and self.nodes[id(fake)].graph is self.graph
         if not made_here or not is_constant(requires_grad):
             reason = "`.requires_grad_()` changes how autograd treats a tensor from outside"
-            raise Unsupported(reason, self.line(), "call it on a tensor that is made there")
+            hint = "call it on a tensor that is made there"
+            raise refusal("autograd-state", reason, self.line(), hint)
         self.run("call_method", "requires_grad_", (fake, requires_grad), {})
         node = self.graph.call_method("requires_grad_", (self.node_of(fake), requires_grad))
         self.finish(node, "requires_grad_", fake)
@@ -282,7 +320,8 @@ class Recorder:
                     self.calls.append(part)
                     self.bind(item, part)
         elif value is not None and not is_constant(value):
-            raise Unsupported(f"a torch function gave a {type(value).__name__}", self.line())
+            what = f"a torch function gave a {type(value).__name__}"
+            raise refusal("graph-value", what, self.line())
 
     def keep_metadata(self, fake: torch.Tensor) -> None:
         """Give the nodes that recorded a fake a copy, before the fake's own shape changes."""
@@ -291,7 +330,8 @@ class Recorder:
             *(v for i in self.open for v in i.values),
         ]
         if any(value is fake for value in given):
-            raise Unsupported("an input's shape or strides are changed in place", self.line())
+            what = "an input's shape or strides are changed in place"
+            raise refusal("tensor-memory", what, self.line())
         for node in self.graph.nodes:
             if node.meta.get("val") is fake:
                 node.meta["val"] = fake.detach()
@@ -301,7 +341,7 @@ class Recorder:
         if isinstance(value, torch.Tensor):
             if id(value) not in self.nodes:
                 reason = f"a tensor {value_text(value)} came from outside of the capture"
-                raise Unsupported(reason, self.line())
+                raise refusal("graph-value", reason, self.line())
             return self.node_of(value)
         if is_numpy_scalar(value):
             return value.item()
@@ -310,7 +350,7 @@ class Recorder:
         if is_constant(value):
             return value
         reason = f"a {type(value).__name__} can't be an argument of a torch function in a graph"
-        raise Unsupported(reason, self.line())
+        raise refusal("graph-value", reason, self.line())
 
     def size_node(self, expr: sympy.Basic) -> Any:
         """The node of a symbolic number: `x.size(0)` for a symbol, arithmetic on those otherwise."""
@@ -341,7 +381,7 @@ class Recorder:
             )
         name, parts = type(expr).__name__, [self.size_node(arg) for arg in expr.args]
         if name not in SIZE_OPERATORS or not all(isinstance(part, fx.Node | int) for part in parts):
-            raise Unsupported(f"the size expression {expr}", self.line())
+            raise refusal("size-expression", f"the size expression {expr}", self.line())
         first, *rest = parts
         if len(rest) > 1:
             first = self.size_node(expr.func(*expr.args[:-1]))

@@ -4,6 +4,7 @@
     GraphInput := Source of a tensor (or symbolic int) that becomes a placeholder
     Guard     := sources, kind, expected, reason, user line: must hold for the capture to be reused
     Break     := reason, user line, hint: why a frame (or part of it) ran in eager
+    Passage   := a source line, the instructions executed for it, the graph nodes they made
 
 The real compiler: torch/_dynamo/source.py, torch/_guards.py, output_graph.py.
 """
@@ -11,20 +12,22 @@ The real compiler: torch/_dynamo/source.py, torch/_guards.py, output_graph.py.
 from __future__ import annotations
 
 import enum
+import itertools
+import operator
+import textwrap
 import types
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from minicompile.ops.display import Shown
+from minicompile.errors import refusal_text
+from minicompile.ops.display import Shown, count_text
 from minicompile.ops.dtypes import value_text
+from minicompile.ops.graph import Graph, call_text, target_name
 from minicompile.ops.origin import SourceLine
-
-if TYPE_CHECKING:
-    from minicompile.ops.graph import Graph
-
 
 SOURCE_KINDS: dict[str, tuple[str, str]] = {
     # the base is a function
@@ -255,18 +258,23 @@ def recompiles_text(failures: Iterable[GuardFailure]) -> list[str]:
 
 @dataclass(frozen=True)
 class GraphBreak(Shown):
-    """Why Python ran something itself. `kind` is "frame" when the whole frame ran in eager."""
+    """Why Python ran something itself. `kind` is "frame" when the whole frame ran in eager.
+
+    `id` is one of `dynamo/reasons.py`.
+    """
 
     reason: str
     user_line: SourceLine | None
     hint: str = ""
     kind: str = "frame"
+    id: str = ""
+
+    explanation: str = ""
+    """What this kind of break means, for somebody who has not met it before."""
 
     def __str__(self) -> str:
-        text = f"{self.kind} ran in eager: {self.reason}"
-        if self.user_line is not None:
-            text += f"\n  at {self.user_line}"
-        return text + (f"\n  way out: {self.hint}" if self.hint else "")
+        what = refusal_text(self.reason, self.user_line, self.hint, self.id)
+        return f"{self.kind} ran in eager: {what}"
 
 
 @dataclass(frozen=True)
@@ -293,6 +301,30 @@ class InstructionRecord:
     """Names of the graph nodes it created."""
 
 
+def is_plumbing(record: InstructionRecord) -> bool:
+    """Jumps, and what a resume function does to get where the frame was."""
+    return record.opname in ("JUMP", "NOP", "RESUME") or record.argument.startswith("__stack")
+
+
+LONG_FLOW = 300
+"""Flows with more instructions than this show only those that made nodes."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Instructions that were executed one after the other for one source line."""
+
+    line: SourceLine | None
+    depth: int
+    """Call depth: 0 in the captured frame, more inside inlined calls."""
+    instructions: tuple[InstructionRecord, ...]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the graph nodes that they made."""
+        return tuple(name for record in self.instructions for name in record.nodes)
+
+
 @dataclass
 class Capture(Shown):
     """One frame, captured once. `graph` outputs a flat tuple of tensors (and symbolic ints)."""
@@ -312,6 +344,36 @@ class Capture(Shown):
     """Grad mode when the frame was entered (guarded)."""
     shape_env: Any = None
     """The `shapes.env.ShapeEnv` of symbolic sizes, None when all sizes are plain ints."""
+    stopped_by: GraphBreak | None = None
+    """Why the graph ends before the frame does."""
+
+    @property
+    def passages(self) -> list[Passage]:
+        """The executed instructions, by source line, without those that only restore a cut frame."""
+        told = (r for r in self.bytecode if not is_plumbing(r))
+        same_line = itertools.groupby(told, key=lambda r: (r.line, r.depth))
+        return [Passage(line, depth, tuple(group)) for (line, depth), group in same_line]
+
+    @property
+    def flow(self) -> str:
+        """The executed instructions with the graph's nodes beside them, and where the frame was cut."""
+        texts = {node.name: call_text(node) for node in self.graph.nodes}
+        lines: list[str] = []
+        short = len(self.bytecode) > LONG_FLOW
+        for passage in self.passages:
+            indent, left_out = "  " * passage.depth, short and not passage.nodes
+            if left_out:
+                continue
+            lines.append(f"{indent}{passage.line or '(no line)'}")
+            for record in passage.instructions:
+                made = "; ".join(f"{name} = {texts.get(name, '')}" for name in record.nodes)
+                if made or not short:
+                    left = f"{indent}    {record.opname} {record.argument}".rstrip()
+                    lines.append(f"{left:<44}  | {made}".rstrip(" |") if made else left)
+        if self.stopped_by is not None:
+            why = self.stopped_by
+            lines.append(f"----- cut here: {why.reason} [{why.id}]")
+        return "\n".join(lines)
 
     @property
     def fakes(self) -> list[Any]:
@@ -371,18 +433,44 @@ class Explanation(Shown):
         )
 
     @property
+    def operators(self) -> Counter[str]:
+        """How often each operator occurs in the graphs."""
+        calls = (n for c in self.captures for n in c.graph.nodes if n.op.startswith("call"))
+        return Counter(target_name(n.target) for n in calls if n.target is not operator.getitem)
+
+    @property
     def code(self) -> tuple[str, ...]:
         """Each graph as readable Python."""
         return tuple(str(capture.graph) for capture in self.captures)
 
     def __str__(self) -> str:
         lines = [
-            f"explanation of {self.name}: {self.graph_count} graphs, {self.op_count} operations, "
-            f"{self.guard_count} guards ({self.shape_guard_count} on shapes), {len(self.breaks)} breaks",
+            f"explanation of {self.name}: {count_text(self.graph_count, 'graph')}, "
+            f"{count_text(self.op_count, 'operation')}, {count_text(self.guard_count, 'guard')} "
+            f"({self.shape_guard_count} on shapes), {count_text(len(self.breaks), 'break')}",
             f"calls: {self.compiled_calls} compiled, {self.eager_calls} in eager"
             + (" (recompile limit reached)" if self.limit_reached else ""),
         ]
         lines += [f"break {number}: {found}" for number, found in enumerate(self.breaks, 1)]
         lines += recompiles_text(self.failures)
-        lines += [f"\n{text}" for text in self.code]
+        if self.operators:
+            counts = (f"{name} {count}" for name, count in self.operators.most_common())
+            lines += textwrap.wrap(f"operators: {', '.join(counts)}", 100, subsequent_indent="  ")
+        for number, capture in enumerate(self.captures, 1):
+            about = count_text(capture.graph.op_count, "operation")
+            lines += ["", f"===== capture {number}: {capture.name}, {about}", "", capture.flow]
+            if capture.graph.op_count:
+                lines += ["", str(capture.graph)]
+            lines += ["", *guard_lines(capture.guards)]
         return "\n".join(lines)
+
+
+def guard_lines(guards: Sequence[Guard]) -> list[str]:
+    """The guards one by one, or counted by kind where there are many."""
+    if len(guards) <= MANY_GUARDS:
+        return ["guards:", *(f"  {guard}" for guard in guards)]
+    kinds = Counter(guard.kind for guard in guards).most_common()
+    return [f"{len(guards)} guards: {', '.join(f'{count} {kind}' for kind, count in kinds)}"]
+
+
+MANY_GUARDS = 40

@@ -16,8 +16,9 @@ import sympy
 import torch
 from sympy.printing.pycode import PythonCodePrinter
 
+from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Guard, Source
-from minicompile.errors import OptionError, Unsupported
+from minicompile.errors import OptionError
 from minicompile.shapes.env import SMALLEST_SIZE, ShapeEnv
 from minicompile.shapes.expr import size_symbol
 
@@ -69,7 +70,7 @@ class Sizes:
             return None
         if tensor.storage_offset():
             reason = f"{source} has symbolic sizes and starts inside a larger tensor"
-            raise Unsupported(reason, hint="clone it")
+            raise refusal("tensor-memory", reason, hint="clone it")
         strides = self.strides(tensor, sizes)
         layout = sympy.Tuple(*map(expression_of, strides))
         sources = (source, *sources_of(self.env, layout))
@@ -141,5 +142,5 @@ def python_text(expr: sympy.Basic, values: Sequence[str]) -> str:
     except NotImplementedError:
         text = "math."
     if "math." in text:  # in floating point
-        raise Unsupported(f"a guard on the size expression {expr}")
+        raise refusal("size-expression", f"a guard on the size expression {expr}")
     return text

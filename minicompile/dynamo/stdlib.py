@@ -75,7 +75,8 @@ def exc_info(tracer: Calls) -> Any:
 def get_logger(tracer: Calls, name: Any = None) -> Any:
     """The logger of a name is always the same object."""
     if not is_constant(name):
-        tracer.unsupported("a logger is looked up by something other than a constant")
+        what = "a logger is looked up by something other than a constant"
+        tracer.unsupported("unusual-arguments", what)
     return tracer.hold(logging.getLogger(name), "logger").value
 
 
@@ -84,12 +85,14 @@ def signature(tracer: Calls, function: Any) -> Any:
     """A function's signature: its code and its defaults, which are guarded, decide what it shows."""
     inner = function.__func__ if isinstance(function, types.MethodType) else function
     if not isinstance(inner, types.FunctionType | type):
-        tracer.unsupported(f"inspect.signature of a {type(function).__name__}")
+        what = f"inspect.signature of a {type(function).__name__}"
+        tracer.unsupported("unusual-arguments", what)
     found = inspect.signature(function)
     read_defaults(tracer, inner)
     for parameter in found.parameters.values():
         if parameter.default is not parameter.empty and not is_constant(parameter.default):
-            tracer.unsupported("inspect.signature of a function with a mutable default")
+            what = "inspect.signature of a function with a mutable default"
+            tracer.unsupported("unusual-arguments", what)
     return found
 
 
@@ -122,7 +125,7 @@ means(copy.deepcopy)(lambda tracer, value: duplicate(tracer, value, {}))
 def duplicate(tracer: Calls, value: Any, memo: dict[int, Any] | None) -> Any:
     """A copy of plain data: containers and objects that only have a `__dict__`. With a memo, deep."""
     if isinstance(value, torch.Tensor):
-        tracer.unsupported("a tensor is copied by copy.copy or copy.deepcopy", "use clone()")
+        tracer.unsupported("copy", "a tensor is copied by copy.copy or copy.deepcopy")
     if is_constant(value) or isinstance(value, FIXED_TYPES):
         return value
     if memo is not None and id(value) in memo:
@@ -143,7 +146,7 @@ def duplicate(tracer: Calls, value: Any, memo: dict[int, Any] | None) -> Any:
         namespace = tracer.imported(tracer.generic_attribute(value, "__dict__"))
         made.__dict__.update({key: again(item) for key, item in namespace.items()})
     else:
-        tracer.unsupported(f"a {cls.__name__} is copied")
+        tracer.unsupported("copy", f"a {cls.__name__} is copied")
     if memo is not None:
         memo[id(value)] = made
     return made
@@ -168,8 +171,13 @@ def context_get(tracer: Calls, variable: Any, *default: Any) -> Any:
         return variable.get(*default)
     found = variable.get(MISSING)
     if found is MISSING:
-        tracer.unsupported("a ContextVar without a value is read")
+        tracer.unsupported("context-variable", "a ContextVar without a value is read")
     return tracer.wrap(found, Source("context", None, owner.source))
 
 
-refuse("a ContextVar is set", "", contextvars.ContextVar.set, contextvars.ContextVar.reset)
+refuse(
+    "context-variable",
+    "a ContextVar is set",
+    contextvars.ContextVar.set,
+    contextvars.ContextVar.reset,
+)

@@ -54,7 +54,8 @@ def has_hooks(tracer: Calls, module: torch.nn.Module) -> bool:
     owner = tracer.tracker(module)
     if owner is not None:
         if namespace.get("_compiled_call_impl") is not None:
-            tracer.unsupported("a module with its own compiled call (module.compile())")
+            what = "a module with its own compiled call (module.compile())"
+            tracer.unsupported("nested-compile", what)
         if not hooked:
             tracer.guard("hooks", owner.source, False, "called without hooks")
     return hooked
@@ -131,7 +132,8 @@ def check(tracer: Calls, condition: Any, message: Any = "") -> None:
     """A condition that must hold, and is known now."""
     if isinstance(condition, torch.Tensor):
         tracer.unsupported(
-            "torch._check on a tensor's data", "check it outside of the compiled function"
+            *("branch-on-tensor", "torch._check on a tensor's data"),
+            "check it outside of the compiled function",
         )
     if not condition:
         text = tracer.call(message, (), {}) if callable(message) else message
@@ -139,34 +141,38 @@ def check(tracer: Calls, condition: Any, message: Any = "") -> None:
 
 
 refuse(
+    "checkpoint",
     "activation checkpointing of a sequence",
-    "checkpoint its parts with torch.utils.checkpoint.checkpoint",
     checkpoint.checkpoint_sequential,
 )
-refuse("torch.compiler.disable is called inside the captured function", "", torch.compiler.disable)
 refuse(
+    "nested-compile",
+    "torch.compiler.disable is called inside the captured function",
+    torch.compiler.disable,
+)
+refuse(
+    "backward",
     "gradients are computed inside the captured function",
-    "call backward outside",
     *(torch.autograd.grad, torch.autograd.backward),
 )
 refuse(
+    "default-dtype-or-device",
     "the default device is set",
-    "pass `device=` where tensors are made, or set it outside",
     *(torch.device.__enter__, torch.set_default_device),
 )
 refuse(
+    "default-dtype-or-device",
     "the default dtype is set",
-    "pass `dtype=` where tensors are made, or set it outside",
     torch.set_default_dtype,
 )
 refuse(
+    "random-state",
     "the random state is changed",
-    "seed outside of the compiled function",
     *(torch.manual_seed, torch.seed, torch.set_rng_state),
 )
 refuse(
+    "function-transform",
     "torch.func transforms",
-    "",
     *(torch.func.grad, torch.func.vjp, torch.func.jvp, torch.func.functional_call),
     *(torch.func.grad_and_value, torch.func.jacrev, torch.func.jacfwd, torch.func.hessian),
     *(torch.func.linearize, torch.func.functionalize),

@@ -69,7 +69,7 @@ class Tracer(Calls):
         """Instructions executed before the captured frame's one that raised last."""
         self.places: list[int] | None = None
         """Where the frames could be cut that ran when the capture was given up."""
-        recorder.stack = self.provenance
+        recorder.stack, recorder.places = self.provenance, self.places_now
         own = self.hold(function, function.__qualname__)
         self.guard("code", own.source, function.__code__, "the compiled function")
 
@@ -100,7 +100,7 @@ class Tracer(Calls):
         if isinstance(error, Cut):
             return False
         if isinstance(error, Unsupported) and self.places is None and self.frame is not None:
-            self.places = places(self.frame, self.log.steps, self.is_own)
+            self.places = [*error.places] or self.places_now()
         elif error is not self.raised and self.frame is not None:
             root = self.root_frame()
             self.raised_after = root.before_raise if root.handled is not None else root.steps
@@ -123,6 +123,11 @@ class Tracer(Calls):
 
     # -- where we are
 
+    def places_now(self) -> list[int]:
+        """Where the running frames could be cut."""
+        assert self.frame is not None
+        return places(self.frame, self.log.steps, self.is_own)
+
     def provenance(self) -> tuple[tuple[SourceLine, ...], str]:
         """The user's lines from the outermost frame to the innermost, and the module that is running."""
         frame, lines, every = self.frame, [], []
@@ -144,10 +149,8 @@ class Tracer(Calls):
             package = namespace.get("__package__") or namespace["__name__"].rpartition(".")[0]
             full = importlib.util.resolve_name("." * level + name, package)
         if full not in sys.modules:
-            self.unsupported(
-                f"the module {full} is imported for the first time",
-                "import it at the top of the file",
-            )
+            what = f"the module {full} is imported for the first time"
+            self.unsupported("first-import", what)
         module = __import__(name, namespace, None, fromlist, level)
         loaded = self.hold(sys.modules, "sys.modules")
         for imported in {full, module.__name__}:

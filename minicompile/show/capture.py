@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from torch import fx
+
 from minicompile.dynamo.result import (
+    LONG_FLOW,
     Capture,
     Explanation,
     GraphBreak,
@@ -12,13 +15,14 @@ from minicompile.dynamo.result import (
     GuardFailure,
     InstructionRecord,
 )
+from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text
-from minicompile.ops.graph import origins_of
+from minicompile.ops.graph import call_text, origins_of
 from minicompile.ops.origin import SourceLine, source_lines
 from minicompile.show.graphs import drawing, graph_code
 from minicompile.show.html import box, code, columns, details, facts, heading, shows, table, text
 from minicompile.show.listing import headline, listing, source_cell, stripe
-from minicompile.show.palette import NEUTRAL, line_colour
+from minicompile.show.palette import BAD, NEUTRAL, line_colour
 from minicompile.show.syntax import highlight
 
 
@@ -56,8 +60,17 @@ def failure_table(failures: Sequence[GuardFailure]) -> str:
 
 
 def break_table(breaks: Sequence[GraphBreak]) -> str:
-    rows = ([text(b.kind), text(b.reason), source_cell(b.user_line), text(b.hint)] for b in breaks)
-    return table(("ran in eager", "reason", "line", "way out"), rows)
+    rows = (
+        [
+            code(b.id),
+            text(b.reason) + (f"<br><small>{text(b.explanation)}</small>" if b.explanation else ""),
+            source_cell(b.user_line),
+            text(b.hint),
+            text(b.kind),
+        ]
+        for b in breaks
+    )
+    return table(("reason", "what happened", "line", "usual fix", "ran in eager"), rows)
 
 
 shows(Guard)(lambda g: box("guard", "must hold for the capture to be used again", guard_table([g])))
@@ -84,6 +97,39 @@ def bytecode_lines(records: Sequence[InstructionRecord]) -> Iterator[str]:
         about = f"call depth {record.depth}, {record.stack_after} values on the stack after it"
         told = f"{line or ''}\n{about}".strip()
         yield stripe(f"{name} {text(record.argument)}{made}", at, record.offset, told)
+
+
+def flow_table(capture: Capture) -> str:
+    """Each passage of the frame: its source line and instructions, beside the nodes that they made; then
+    where the frame was cut."""
+    nodes = {node.name: node for node in capture.graph.nodes}
+    rows = []
+    for passage in capture.passages:
+        hue = line_colour(passage.line) if passage.line is not None else NEUTRAL
+        steps = (f"{r.opname} {r.argument}".strip() for r in passage.instructions)
+        names = " · ".join(step.replace(" ", "\u00a0") for step in steps)
+        shift = f"padding-left:{6 + 18 * min(passage.depth, 8)}px"
+        left = (
+            f'<div style="border-left:4px solid {hue};{shift}">{source_text(passage.line)}<br>'
+            f'<small style="font-family:monospace">{text(names)}</small></div>'
+        )
+        made = [nodes[name] for name in passage.nodes if name in nodes]
+        rows.append([left, "<br>".join(code(node_text(n), hue, wrap=True) for n in made)])
+    if (why := capture.stopped_by) is not None:
+        cut = f'<b style="color:{BAD}">✂ cut here: {text(why.reason)}</b> {code(why.id)}<br>'
+        rows.append([cut + f"<small>{text(why.explanation)}</small>", "Python runs this"])
+    return table(("line and instructions", "graph"), rows)
+
+
+def node_text(node: fx.Node) -> str:
+    return f"{node.name}: {value_text(node.meta.get('val'))} = {call_text(node)}"
+
+
+def source_text(line: SourceLine | None) -> str:
+    if line is None:
+        return ""
+    place = line.place.rsplit("/", 1)[-1]
+    return f'<small title="{text(line)}">{text(place)}</small> <code>{text(line.text)}</code>'
 
 
 def user_lines(capture: Capture) -> str:
@@ -144,8 +190,16 @@ def explanation_view(explanation: Explanation) -> str:
         parts += [heading("what ran in eager"), break_table(breaks)]
     if explanation.failures:
         parts += [heading("why it was captured again"), failure_table(explanation.failures)]
-    for capture in captures:
-        about = f"{capture.graph.op_count} operations, {len(capture.guards)} guards"
-        content = graph_code(capture.graph) + grouped_guards(capture.guards)
-        parts.append(details(f"graph of {capture.name}", about, content, opened=len(captures) == 1))
+    if explanation.operators:
+        counts = (f"{name} {count}" for name, count in explanation.operators.most_common())
+        parts += [heading("operators"), text(", ".join(counts))]
+    for number, capture in enumerate(captures, 1):
+        operations = count_text(capture.graph.op_count, "operation")
+        about = f"{operations}, {count_text(len(capture.guards), 'guard')}"
+        if capture.stopped_by is not None:
+            about += f", cut at [{capture.stopped_by.id}]"
+        content = flow_table(capture) if len(capture.bytecode) <= LONG_FLOW else ""
+        content += details("graph", operations, graph_code(capture.graph), opened=not content)
+        content += details("guards", len(capture.guards), grouped_guards(capture.guards))
+        parts.append(details(f"{number}. {capture.name}", about, content, opened=len(captures) < 8))
     return box(*headline(explanation), *parts)

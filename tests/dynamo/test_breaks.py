@@ -448,3 +448,81 @@ def test_a_capture_can_be_broken_anywhere(table: str, name: str) -> None:
     outcome = break_captures.Outcome()
     outcome.program(table, name, every=40, random_runs=1)
     assert not outcome.wrong
+
+
+def raises_when_it_runs(a: torch.Tensor, log: list[Any]) -> Any:
+    """Nobody knows before the graph runs that the index is too large."""
+    log.append("before")
+    with torch.no_grad():
+        b = a + 1
+        try:
+            b = b[torch.tensor([0, 7]) + 0 * a.shape[0]]
+        except IndexError:
+            log.append("caught")
+        c = b * 2
+    log.append("after")
+    return c
+
+
+def uncaught(a: torch.Tensor, log: list[Any]) -> Any:
+    log.append("before")
+    return a[torch.tensor([0, 7]) + 0 * a.shape[0]]
+
+
+def test_an_exception_of_a_graph_is_eagers() -> None:
+    ours: list[Any] = []
+    with pytest.raises(IndexError) as caught:
+        lenient(uncaught)(x, ours)
+    assert ours == ["before"] and caught.value.__context__ is None
+
+
+def test_effects_and_handlers_of_a_frame_whose_graph_raises() -> None:
+    ours: list[Any] = []
+    theirs: list[Any] = []
+    run = lenient(raises_when_it_runs)
+    for _ in range(2):
+        found, expected = run(x, ours), raises_when_it_runs(x, theirs)
+        assert equal(found, expected) and ours == theirs
+    assert "caught" in ours and torch.is_grad_enabled()
+    told = explained(run)
+    assert told.eager_calls == 2 and told.breaks[-1].reason == "the graph raised when it ran"
+
+
+def mixes_dtypes(a: torch.Tensor, log: list[Any]) -> Any:
+    """Fake tensors take this product; the real ones are refused when `a` has been changed already."""
+    a.mul_(2)
+    log.append(a)
+    return a @ torch.ones(4, dtype=torch.float64)
+
+
+def resizes(a: torch.Tensor, log: list[Any]) -> Any:
+    log.append(torch.empty(0))
+    return torch.add(a, 1, out=log[-1])
+
+
+@pytest.mark.parametrize("function", [mixes_dtypes, resizes])
+def test_what_fakes_take_and_tensors_refuse(function: Any) -> None:
+    ours: list[Any] = []
+    theirs: list[Any] = []
+    a, b = x.clone(), x.clone()
+    run = lenient(function)
+    for _ in range(2):
+        found = outcome(lambda a: run(a, ours), a)
+        assert equal(found, outcome(lambda b: function(b, theirs), b))
+        assert torch.equal(a, b) and len(ours) == len(theirs)
+        assert all(map(torch.equal, ours, theirs))
+
+
+def writes_behind_autograd(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    product = a * b
+    b.data.add_(1)
+    return product
+
+
+def test_a_write_through_data_stays_unseen_by_autograd() -> None:
+    grads = []
+    for function in (writes_behind_autograd, lenient(writes_behind_autograd)):
+        a, b = x.clone().requires_grad_(), torch.ones(4)
+        function(a, b).sum().backward()
+        grads.append((a.grad, b))
+    assert equal(*grads)

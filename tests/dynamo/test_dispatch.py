@@ -197,7 +197,7 @@ def test_explain_counts_and_prints() -> None:
     found = mc.explain(function)(x)
     assert (found.graph_count, found.op_count, len(found.breaks)) == (1, 3, 0)
     assert found.guard_count > 0 and found.compiled_calls == 1
-    assert "relu" in found.code[0] and "1 graphs, 3 operations" in str(found)
+    assert "relu" in found.code[0] and "1 graph, 3 operations" in str(found)
     assert "0x" not in str(found) and "0x" not in str(found.captures[0])
 
 

@@ -1,0 +1,1 @@
+"""Looking for what went wrong: which stage loses accuracy."""

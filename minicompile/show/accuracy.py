@@ -1,0 +1,33 @@
+"""Accuracy of every stage as a table, its verdicts coloured."""
+
+from __future__ import annotations
+
+from minicompile.debug.accuracy import Accuracy, StageAccuracy
+from minicompile.show.html import box, code, shows, table, text
+from minicompile.show.listing import headline
+from minicompile.show.palette import BAD, GOOD, NEUTRAL
+
+COLOURS = {
+    "same as eager": GOOD,
+    "as accurate as eager": GOOD,
+    "close to eager": GOOD,
+    "far from eager": BAD,
+    "less accurate than eager": "#f59e0b",
+    "not compiled": "#f59e0b",
+    "wrong": BAD,
+    "raised": BAD,
+}
+
+
+def stage_table(*stages: StageAccuracy) -> str:
+    rows = []
+    for stage in stages:
+        name, *errors, verdict, note = stage.cells()
+        colour = COLOURS.get(verdict, NEUTRAL)
+        judged = f'<b style="color:{colour}">{text(verdict)}</b>'
+        rows.append([text(name), *map(code, errors), judged, f"<small>{text(note)}</small>"])
+    return table(Accuracy.HEAD, rows, numbers=(1, 2, 3, 4))
+
+
+shows(StageAccuracy)(lambda stage: box(stage.stage, stage.verdict, stage_table(stage)))
+shows(Accuracy)(lambda found: box(*headline(found), stage_table(*found.stages)))

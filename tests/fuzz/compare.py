@@ -1,0 +1,190 @@
+"""One program, plain and compiled: everything that a caller could notice, call by call."""
+
+from __future__ import annotations
+
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import minicompile as mc
+from tests.dynamo.program_table import Recorder, called, reset
+
+NAME = "fuzzed"
+"""The module that a program believes to be in."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What decides the arguments of one call."""
+
+    seed: int = 0
+    rows: int = 3
+    n: int = 2
+    flag: bool = True
+    dtype: torch.dtype = torch.float32
+    trained: bool = True
+    """The first tensor is computed from a leaf that requires grad."""
+    special: bool = False
+
+
+CALLS = {
+    "first call": Given(),
+    "second call": Given(),
+    "other values": Given(seed=1),
+    "other numbers": Given(seed=2, n=5, flag=False, special=True),
+    "other rows": Given(rows=5, dtype=torch.float64),
+    "without gradients": Given(rows=2, trained=False, dtype=torch.int64),
+    "last call": Given(),
+}
+
+
+class Close:
+    """A tensor's values, equal to others within rounding."""
+
+    def __init__(self, value: torch.Tensor, tolerance: float) -> None:
+        self.value, self.tolerance = value.detach().clone(), tolerance
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Close) or self.value.dtype != other.value.dtype:
+            return False
+        return self.value.shape == other.value.shape and torch.allclose(
+            *(self.value, other.value), rtol=self.tolerance, atol=self.tolerance, equal_nan=True
+        )
+
+    def __repr__(self) -> str:
+        return repr(self.value.tolist())
+
+
+class Loose(Recorder):
+    """Like Recorder; values may differ by rounding, and autograd may refuse to be asked about a tensor."""
+
+    def __init__(self, tolerance: float) -> None:
+        super().__init__()
+        self.tolerance = tolerance
+
+    def tensor(self, value: torch.Tensor) -> tuple[Any, ...]:
+        try:
+            *about, data, grad = super().tensor(value)
+        except RuntimeError as error:
+            return "refused", str(error)
+        return *about, Close(value, self.tolerance) if self.tolerance else data, grad
+
+
+def module_of(text: str) -> types.ModuleType:
+    """The program's module, executed anew; its source can be looked up."""
+    import linecache
+
+    module = types.ModuleType(NAME)
+    file = f"<{NAME}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    sys.modules[NAME] = module
+    torch.manual_seed(0)
+    exec(compile(text, file, "exec"), module.__dict__)
+    return module
+
+
+def arguments(module: types.ModuleType, given: Given, net: Any) -> tuple[Any, ...]:
+    torch.manual_seed(given.seed)
+    leaf = torch.randn(given.rows, 4, requires_grad=given.trained)
+    a = leaf * 1.0 if given.trained else leaf
+    b = (torch.randn(given.rows, 4) * 3).to(given.dtype)
+    items = [torch.randn(given.rows, 4), b, leaf]
+    table = {"x": torch.randn(4), "y": a}
+    box = (module.Special if given.special else module.Box)(torch.randn(4))
+    return a, b, given.n, given.flag, items, table, box, net
+
+
+def leaves_of(value: Any, found: dict[int, torch.Tensor] | None = None) -> list[torch.Tensor]:
+    """Floating-point tensors inside a result."""
+    found = {} if found is None else found
+    if isinstance(value, torch.Tensor):
+        if value.requires_grad:
+            found[id(value)] = value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            leaves_of(item, found)
+    elif isinstance(value, dict):
+        leaves_of(list(value.values()), found)
+    elif hasattr(value, "__dict__") and not isinstance(value, type | torch.nn.Module):
+        leaves_of(vars(value), found)
+    return list(found.values())
+
+
+def differentiate(values: list[torch.Tensor]) -> str:
+    """Backward through everything; the kind of exception, if it raises one."""
+    try:
+        total = sum(value.double().sum() for value in values)
+        if isinstance(total, torch.Tensor):
+            total.backward()
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+def run(text: str, wrap: Callable[[Any], Any], tolerance: float = 0.0) -> dict[str, Any]:
+    """What each call shows."""
+    reset()
+    module = module_of(text)
+    torch.manual_seed(3)
+    net = module.Net()
+    function = wrap(module.program)
+    record = Loose(tolerance)
+    gradients = Loose(max(tolerance, 1e-5))
+    kept: list[Any] = []
+    shown: dict[str, Any] = {}
+    for step, given in CALLS.items():
+        args = arguments(module, given, net)
+        kept.append(args)  # identities must not be used again
+        results: list[Any] = []
+
+        def keeping(*args: Any, results: list[Any] = results) -> Any:
+            results.append(function(*args))
+            return results[0]
+
+        shown[step] = called(keeping, args, record, ExitStack())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            raised = differentiate(leaves_of([results, args]))
+        shown[f"{step}, gradients"] = raised, gradients([args, list(net.parameters())])
+        kept.append(results)
+        net.zero_grad()
+        reset()
+    shown["globals"] = record.module(module)
+    return shown
+
+
+TOLERANCES = {"eager": 0.0, "aot_eager": 1e-5, "inductor": 1e-3}
+
+
+def difference(text: str, backend: str = "eager") -> str:
+    """Where the compiled program shows something else than the plain one; "" if nowhere."""
+    compiled = lambda function: mc.compile(function, backend=backend)  # noqa: E731
+    return compare(text, compiled, TOLERANCES[backend])
+
+
+def compare(text: str, wrap: Callable[[Any], Any], tolerance: float = 0.0) -> str:
+    """Where the wrapped program shows something else than the plain one."""
+    theirs = run(text, lambda function: function, tolerance)
+    try:
+        ours = run(text, wrap, tolerance)
+    except Exception as error:  # outside of the program's own calls
+        return f"{type(error).__name__}: {error}"
+    for step, expected in theirs.items():
+        if ours[step] != expected:
+            return f"{step}: {first_difference(expected, ours[step])}"
+    return ""
+
+
+def first_difference(expected: Any, found: Any) -> str:
+    """The innermost parts of two records that differ first."""
+    if isinstance(expected, tuple) and isinstance(found, tuple) and len(expected) == len(found):
+        for one, other in zip(expected, found):
+            if one != other:
+                return first_difference(one, other)
+    return f"expected {str(expected)[:300]}, found {str(found)[:300]}"

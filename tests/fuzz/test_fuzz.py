@@ -1,0 +1,78 @@
+"""A few random programs; and that the comparison would notice, and the shrinker shrink."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.fuzz.compare import compare, difference
+from tests.fuzz.generator import PRELUDE, Program, Statement, generate, line
+from tests.fuzz.shrink import compiles, shrink
+
+PLAIN = str(Program(0, [line("items.append(a + 1)"), line("return a * 2, items")]))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_random_program_behaves_as_in_python(seed: int) -> None:
+    assert difference(str(generate(seed, size=5))) == ""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_random_program_after_aot(seed: int) -> None:
+    assert difference(str(generate(seed, size=4)), "aot_eager") == ""
+
+
+def test_programs_follow_from_the_seed_and_are_python() -> None:
+    texts = {str(generate(seed)) for seed in range(60)}
+    assert texts == {str(generate(seed)) for seed in range(60)} and len(texts) == 60
+    assert sum(map(compiles, texts)) >= 57
+
+
+def twice(function: Any, *args: Any) -> Any:
+    function(*args)
+    return function(*args)
+
+
+def talkative(function: Any, *args: Any) -> Any:
+    print("here")
+    return function(*args)
+
+
+def copied(function: Any, *args: Any) -> Any:
+    value, items = function(*args)
+    return value, [*items]
+
+
+def rounded(function: Any, *args: Any) -> Any:
+    value, items = function(*args)
+    return value + 1e-5, items
+
+
+def detached(function: Any, *args: Any) -> Any:
+    value, items = function(*args)
+    return value.detach().requires_grad_(value.requires_grad), items
+
+
+def swallowing(function: Any, *args: Any) -> Any:
+    raise ValueError
+
+
+@pytest.mark.parametrize("mistake", [twice, talkative, copied, rounded, detached, swallowing])
+def test_a_mistake_would_be_noticed(mistake: Callable[..., Any]) -> None:
+    assert compare(PLAIN, lambda function: function) == ""
+    assert compare(PLAIN, lambda function: functools.partial(mistake, function)) != ""
+
+
+def test_failures_are_made_small() -> None:
+    program = generate(3)
+    deep = Statement([("if flag:", [line("COUNT += 7"), line("COUNT += 1")])])
+    program.body[1:1] = [Statement([("for i in range(2):", [line("n += 1"), deep])])]
+    small = str(shrink(program, lambda text: "COUNT += 7" in text, most=300)).removeprefix(PRELUDE)
+    assert [text.strip() for text in small.split("\n") if text.strip()] == [
+        "def program(a, b, n, flag, items, table, box, net):",
+        "global COUNT",
+        "COUNT += 7",
+    ]
