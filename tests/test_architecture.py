@@ -398,7 +398,7 @@ def watched(self, *keys):
 
 registry.Registry.__call__ = watched
 import minicompile.extension
-print("counted", sum(map(len, registry.ALL.values())) > 500)
+print("counted", sum(map(len, list(registry.ALL.values()))) > 500)
 """
 
 

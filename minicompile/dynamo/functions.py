@@ -85,8 +85,8 @@ class Context:
         """Refused."""
 
 
-refuse("ctx.mark_dirty: a custom autograd.Function in place", "", Context.mark_dirty)
-refuse("ctx.set_materialize_grads", "", Context.set_materialize_grads)
+refuse("autograd-function", "ctx.mark_dirty: a Function that works in place", Context.mark_dirty)
+refuse("autograd-function", "ctx.set_materialize_grads", Context.set_materialize_grads)
 
 
 class CustomFunction(Called):
