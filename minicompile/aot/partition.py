@@ -78,7 +78,9 @@ def partition(
     sizes = parts.sizes_read_by_backward(reasons)
     sizes += parts.sizes_of_shapes([*saved, *sizes, *parts.tangents], joint.gm.graph)
     metadata.saved, metadata.saved_sizes = len(saved) + len(sizes), len(sizes)
-    forward = extract(joint, "forward", parts.primals, [*parts.results, *saved, *sizes])
+    drawn = [n for n in joint.nodes if is_random(n) and n.meta.get("phase") != "backward"]
+    outputs = [*parts.results, *saved, *sizes]
+    forward = extract(joint, "forward", parts.primals, outputs, drawn)
     backward = extract(joint, "backward", [*saved, *sizes, *parts.tangents], parts.gradients)
     calls = [
         {node.name for node in half.nodes if isinstance(node.target, OpOverload)}
@@ -328,14 +330,20 @@ def cheaper_reason(node: fx.Node) -> str:
 # Extracting the halves ---------------------------------------------------------------------------
 
 
-def extract(joint: Graph, name: str, inputs: list[fx.Node], outputs: list[Any]) -> Graph:
-    """The part of the joint graph that computes `outputs` from `inputs`."""
+def extract(
+    joint: Graph,
+    name: str,
+    inputs: list[fx.Node],
+    outputs: list[Any],
+    also: Sequence[fx.Node] = (),
+) -> Graph:
+    """The part of the joint graph that computes `outputs`, and `also` others, from `inputs`."""
     new = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in inputs:
         copies[node] = new.placeholder(node.name)
         copies[node].meta.update(node.meta)
-    inside = ancestors(outputs, stop=lambda node: node in copies) - set(inputs)
+    inside = ancestors([*outputs, *also], stop=lambda node: node in copies) - set(inputs)
     for node in joint.nodes:
         if node in inside:
             if node.op == "placeholder":

@@ -56,8 +56,9 @@ def alias_root(node: fx.Node) -> fx.Node:
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Must the node stay even if nothing reads it? (Assertions return nothing.)"""
-    if node.op in ("placeholder", "output"):
+    """Must the node stay even if nothing reads it? Assertions return nothing; random numbers that are drawn
+    and thrown away change those that come later."""
+    if node.op in ("placeholder", "output") or is_random(node):
         return True
     return isinstance(node.target, OpOverload) and not node.target._schema.returns
 

@@ -253,7 +253,11 @@ class Outside(Interpreter):
         sizes = self.recorder.sizes
         fake = None if sizes is None else sizes.fake(value, source)
         if fake is None:
-            fake = self.recorder.mode.from_tensor(value, static_shapes=True)
+            try:
+                fake = self.recorder.mode.from_tensor(value, static_shapes=True)
+            except AssertionError:  # a view whose base was changed to require grad
+                what = "a view that was made before its base required grad"
+                self.unsupported("tensor-kind", what, "make the view after that change")
         tracker = self.recorder.input(value, fake, source)
         self.trackers[id(value)] = self.trackers[id(fake)] = tracker
         self.guard("tensor", source, fake, "becomes an input of the graph")

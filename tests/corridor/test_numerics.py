@@ -195,3 +195,20 @@ def test_a_condition_that_is_always_true_is_a_constant_in_triton():
     mc.compile(fn, options={"device_codegen": "triton"})(x).sum().backward()
     fn(y).sum().backward()
     assert torch.equal(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("trained", [False, True])
+def test_unused_random_numbers_are_drawn_all_the_same(backend: str, trained: bool) -> None:
+    def fn(a: torch.Tensor) -> torch.Tensor:
+        _ = a + torch.rand(4)
+        return a * 2
+
+    a, states = torch.ones(4, requires_grad=trained), []
+    for run in (fn, mc.compile(fn, backend=backend)):
+        torch.manual_seed(0)
+        result = run(a)
+        if trained:
+            result.sum().backward()
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)

@@ -526,3 +526,18 @@ def test_a_write_through_data_stays_unseen_by_autograd() -> None:
         function(a, b).sum().backward()
         grads.append((a.grad, b))
     assert equal(*grads)
+
+
+def views_before_its_base_has_history(a: torch.Tensor, b: torch.Tensor) -> Any:
+    view = b.unsqueeze(0)
+    if (b > 0).any():
+        b.copy_(a)
+    return b, view
+
+
+def test_a_view_older_than_its_bases_history_is_no_internal_error() -> None:
+    leaf = x.clone().requires_grad_()
+    run = lenient(views_before_its_base_has_history)
+    expected = views_before_its_base_has_history(leaf * 1, x.abs())
+    assert equal(run(leaf * 1, x.abs()), expected)
+    assert [stop.id for stop in explained(run).breaks] == ["branch-on-tensor", "tensor-kind"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 import warnings
@@ -147,7 +148,9 @@ def run(text: str, wrap: Callable[[Any], Any], tolerance: float = 0.0) -> dict[s
             results.append(function(*args))
             return results[0]
 
-        shown[step] = called(keeping, args, record, ExitStack())
+        result, printed, *after = called(keeping, args, record, ExitStack())
+        printed = re.sub("grad_fn=<[A-Za-z0-9]+>", "grad_fn", printed)  # says who differentiates
+        shown[step] = result, printed, *after
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             raised = differentiate(leaves_of([results, args]))
