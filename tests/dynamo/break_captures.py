@@ -47,7 +47,7 @@ def broken(stop: Callable[[Tracer, int], bool]) -> Iterator[list[int]]:
             seen.append(number)
         if stop(self, number):
             self.places = places(frame, self.log.steps, self.is_own)
-            self.unsupported(FORCED)
+            self.unsupported("internal-error", FORCED)
 
     Tracer.step = step  # type: ignore[method-assign]
     try:

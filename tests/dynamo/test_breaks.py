@@ -447,7 +447,13 @@ def test_under_an_active_function_mode_nothing_of_ours_is_seen() -> None:
 def test_a_capture_can_be_broken_anywhere(table: str, name: str) -> None:
     outcome = break_captures.Outcome()
     outcome.program(table, name, every=40, random_runs=1)
-    assert not outcome.wrong
+    assert not outcome.wrong and outcome.runs
+
+
+def test_the_captures_are_really_cut_there() -> None:
+    outcome = break_captures.Outcome()
+    outcome.program("table_functions", "reads_a_global", every=1)
+    assert outcome.cut >= 0.8 * outcome.runs
 
 
 def raises_when_it_runs(a: torch.Tensor, log: list[Any]) -> Any:
