@@ -172,6 +172,13 @@ class Dispatcher:
         call = inspect.BoundArguments(self.signature, OrderedDict(self.values(arguments)))
         return self.native(self.function)(*call.args, **call.kwargs)
 
+    def graph_raised(self, kind: str, arguments: tuple[Any, ...]) -> Any:
+        """The frame in eager: the exception comes up in the user's line, under the frame's handlers."""
+        self.eager_calls += 1
+        reason = f"a graph raised {kind}: calls that raise run the frame again in eager"
+        self.breaks[GraphBreak(reason, None, "")] = None
+        return self.eager(arguments)
+
     def compile(self, arguments: tuple[Any, ...]) -> Entry | None:
         """A new entry for these arguments; None if the call must run in eager. Raises under `fullgraph`."""
         active = tuple(compat.active_modes())  # a function mode would see the fingerprint's reads
@@ -224,7 +231,7 @@ class Dispatcher:
             return None
         if (why := captured.stopped_by) is not None:
             self.breaks[GraphBreak(why.reason, why.where, why.hint, "instruction")] = None
-        entry = Entry(captured, compiled, tuple(values))
+        entry = Entry(captured, compiled, tuple(values), self.graph_raised)
         self.entries.append(entry)
         return entry
 
@@ -337,7 +344,7 @@ def check_kind(function: types.FunctionType) -> None:
 
 def fingerprint(value: Any, depth: int = 0) -> Any:
     """What two calls must share for a refusal of one to stand for the other; hashable."""
-    if isinstance(value, torch.Tensor):
+    if type(value) in (torch.Tensor, torch.nn.Parameter):  # reads of others would run user code
         return type(value), value.dtype, tuple(value.shape), value.device, value.requires_grad
     if isinstance(value, list | tuple) and depth < 4:
         return type(value), tuple(fingerprint(item, depth + 1) for item in value)

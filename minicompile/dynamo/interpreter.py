@@ -191,6 +191,15 @@ class TracedGenerator:
             return
         raise RuntimeError("generator ignored GeneratorExit")
 
+    @property
+    def inside_try(self) -> bool:
+        """Whether it is suspended where closing it would run more of its code."""
+        frame = self.frame
+        if frame.finished or not self.started or frame.current.handler is None:
+            return False
+        handler = frame.program.instructions[frame.current.handler.target]
+        return handler.opname != "CALL_INTRINSIC_1"  # 3.12: around every generator
+
     def _delegate(self) -> Any:
         """The iterator that a suspended `yield from` is waiting for."""
         frame = self.frame

@@ -141,6 +141,15 @@ class Recorder:
         self.nodes[id(value)] = node
         self.alive.append(value)
 
+    @property
+    def mutated(self) -> list[VariableTracker]:
+        """Inputs that the graph changes."""
+        return [
+            tracker
+            for tracker, (_, version) in self.inputs.items()
+            if tracker.value._version != version or id(tracker.value) in self.updated
+        ]
+
     # -- graphs inside the graph
 
     @contextlib.contextmanager

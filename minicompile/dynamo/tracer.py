@@ -18,6 +18,7 @@ from minicompile.dynamo.breaks import Cut, places
 from minicompile.dynamo.bytecode import Instruction, Program, decode
 from minicompile.dynamo.calls import Calls
 from minicompile.dynamo.interpreter import UNBOUND, Frame, Lazy
+from minicompile.dynamo.outside import is_held
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import InstructionRecord, Source
 from minicompile.dynamo.variables import is_fixed
@@ -100,12 +101,32 @@ class Tracer(Calls):
         if isinstance(error, Cut):
             return False
         if isinstance(error, Unsupported) and self.places is None and self.frame is not None:
-            made = lambda function: self.tracker(function) is None  # noqa: E731
-            self.places = places(self.frame, self.log.steps, made)
+            self.places = places(self.frame, self.log.steps, self.comes_and_goes)
         elif error is not self.raised and self.frame is not None:
             root = self.root_frame()
             self.raised_after = root.before_raise if root.handled is not None else root.steps
         return super().catches(error)
+
+    def comes_and_goes(self, function: types.FunctionType) -> bool:
+        """Whether each call may bring a function of its own, with cells of its own."""
+        owner = self.tracker(function)
+        if owner is None or is_held(owner.source, self.held):
+            return owner is None
+        source = owner.source
+        while source.base is not None:
+            source = source.base
+        return ("identity", source, None) not in self.guards
+
+    def fix_cells(self, function: types.FunctionType) -> None:
+        """Code that goes on in a frame of this function holds its cells: they must stay the same."""
+        owner = self.tracker(function)
+        if owner is None:
+            return
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            source = Source("closure", name, owner.source)
+            self.guard("identity", source, cell, "a frame that is cut uses the variable")
 
     # -- where we are
 

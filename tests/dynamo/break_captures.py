@@ -46,8 +46,7 @@ def broken(stop: Callable[[Tracer, int], bool]) -> Iterator[list[int]]:
         if self is first[0]:
             seen.append(number)
         if stop(self, number):
-            made = lambda function: self.tracker(function) is None  # noqa: E731
-            self.places = places(frame, self.log.steps, made)
+            self.places = places(frame, self.log.steps, self.comes_and_goes)
             self.unsupported(FORCED)
 
     Tracer.step = step  # type: ignore[method-assign]
