@@ -276,9 +276,9 @@ def or_in_eager(
         *(f"    {line}" for line in call),
         "except Exception as error:",
         *(["    if not noted.undone(): raise"] if noted else []),
-        "    out, kind = None, type(error).__name__",
+        "    out, raised = None, (type(error).__name__, str(error))",
         "if out is None:",
-        f"    return graph_raised(kind, ({''.join(f'L_{name}, ' for name in parameters)}))",
+        f"    return graph_raised(raised, ({''.join(f'L_{name}, ' for name in parameters)}))",
     ]
 
 

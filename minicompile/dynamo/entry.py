@@ -103,9 +103,9 @@ class Entry:
         captured: CapturedFrame,
         compiled: BoxedGraph,
         parameters: Sequence[str],
-        graph_raised: Callable[[str, tuple[Any, ...]], Any],
+        graph_raised: Callable[[tuple[str, str], tuple[Any, ...]], Any],
     ) -> None:
-        """`graph_raised(kind, arguments)`: the frame in eager, after the graph raised such an exception."""
+        """`graph_raised((kind, text), arguments)`: the frame in eager, after the graph raised that."""
         self.captured, self.capture = captured, captured.capture
         self.hits = 0
         captured.code.names.update(
