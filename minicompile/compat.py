@@ -45,7 +45,11 @@ __all__ = [
 class EagerLayouts(FakeTensorMode):
     """Fake tensors with the strides that eager's results have."""
 
+    random = False
+    """Whether an operator drew random numbers."""
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
         return laid_out_as_eager(func, args, super().__torch_dispatch__(func, types, args, kwargs))
 
 

@@ -2,7 +2,7 @@
 
     places(frame, log) -> [steps]           where the running frames could be cut, the best place first
     resume_after(frame, resume) -> GoOn     what remains to be done where they are cut
-    run(function, values)                   does it, and what that leaves to be done, until there is a result
+    run([GoOn])                             does it, and what that leaves to be done, until there is a result
 
 An entry that was captured up to a cut ends with a GoOn: `function(*values)` runs one instruction natively
 and gives the next GoOn, to a resume function: the original bytecode from the next instruction on, behind a
@@ -56,13 +56,14 @@ class GoOn:
     values: tuple[Any, ...]
 
 
-def run(function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
-    """The result of a cut frame."""
-    while True:
-        result = function(*values)
-        if type(result) is not GoOn:
-            return result
+def run(left: list[Any]) -> Any:
+    """The result of a cut frame. Takes what `left` holds: nothing here keeps alive what the frame dropped."""
+    result = left.pop()
+    while type(result) is GoOn:
         function, values = result.function, result.values
+        del result
+        result = function(*values)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class StandIn:
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         """The arguments are among the values already."""
-        return run(self.function, self.values)
+        return run([GoOn(self.function, self.values)])
 
 
 class Resume(Protocol):
@@ -95,12 +96,15 @@ Log = Sequence[tuple[Program, Instruction, int, int, int]]
 """Every executed instruction with its program, call depth and the height of the stack after it."""
 
 
-def places(frame: Frame, log: Log, own: Callable[[types.FunctionType], bool]) -> list[int]:
+def places(
+    frame: Frame, log: Log, comes_and_goes: Callable[[types.FunctionType], bool]
+) -> list[int]:
     """Numbers of executed instructions after which to cut, given the innermost frame that runs.
 
     First before the instruction that each frame is at, the innermost frame first; then before the with
     statements and loops around it, whose objects on the stack may be of a kind that can't be rebuilt. In an
-    except block: before the instruction that raised. `own`: whether a function can be another at each call.
+    except block: before the instruction that raised. `comes_and_goes`: whether each call may bring a function
+    with cells of its own; what goes on in a frame holds the cells.
     """
     here: list[int] = []
     around: list[int] = []
@@ -113,7 +117,8 @@ def places(frame: Frame, log: Log, own: Callable[[types.FunctionType], bool]) ->
         caller = frame.parent
         if caller is None:
             break
-        if not waits_for(caller, frame) or (frame.function.__closure__ and own(frame.function)):
+        bound_to_call = frame.function.__closure__ and comes_and_goes(frame.function)
+        if not waits_for(caller, frame) or bound_to_call:
             here, around = [], []
         frame = caller
     return [steps for steps in dict.fromkeys((*here, *around)) if steps]
@@ -151,15 +156,18 @@ def openers(frame: Frame, log: Log) -> list[int]:
 # -- cutting
 
 
-def resume_after(frame: Frame, resume: Resume) -> GoOn:
+def resume_after(
+    frame: Frame, resume: Resume, fix_cells: Callable[[types.FunctionType], None]
+) -> GoOn:
     """How to go on from the instruction before which `frame` stands; its callers stand at their calls.
+
+    `fix_cells`: relies on the cells of a function whose frame is cut.
 
     Raises Unsupported where a frame can't be cut.
     """
     go_on = cut(frame, frame.pc, frame.stack, resume)
     while (caller := frame.parent) is not None:
-        if frame.function.__closure__:  # the step is bound to these cells
-            frame.world.rely_on(frame.function)
+        fix_cells(frame.function)
         frame = caller
         pair: list[Any] = [NULL, StandIn(go_on.function, go_on.values)]
         ins = frame.current

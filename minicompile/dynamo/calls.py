@@ -253,6 +253,11 @@ class Calls(Containers):
 
     def call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function under functools.lru_cache: called now, once and for all, as its cache promises."""
+        cached = self.tracker(function)
+        if cached is None or cached.source.base is None:
+            what = f"{function.__qualname__}, a cached function of this call alone, is called"
+            self.unsupported("cached-function", what)
+        self.guard("identity", cached.source, function, "a cached function")
         for value in (*args, *kwargs.values()):
             if is_constant(value) or isinstance(value, FIXED_TYPES):
                 continue
@@ -362,6 +367,10 @@ class Calls(Containers):
             return functools.partial(self.callback, value)
         if builtin_base(value) is not None:
             return self.deep(value)
+        for name in ("__index__", "__float__", "__int__"):
+            if python_method(value, name) is not None:
+                what = f"C code calls {type(value).__name__}.{name}"
+                self.unsupported("unusual-arguments", what)
         tracker = self.tracker(value)
         if tracker is None or isinstance(value, (*FIXED_TYPES, enum.Enum)):
             return value
@@ -418,6 +427,9 @@ class Calls(Containers):
 
     def construct(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What `type.__call__` does."""
+        if any("__del__" in owner.__dict__ for owner in cls.__mro__):
+            what = f"{cls.__name__} objects do something when they die (`__del__`)"
+            self.unsupported("class-change", what)
         maker = lookup(cls, "__new__")
         if isinstance(maker, staticmethod):
             function = self.wrap_part(cls, "__new__", maker, "__func__")

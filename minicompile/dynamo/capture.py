@@ -15,15 +15,16 @@ import gc
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from minicompile import compat
-from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after, run
+from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
 from minicompile.dynamo.guards import SourceCode, guard_rules, types_from
+from minicompile.dynamo.interpreter import TracedGenerator
 from minicompile.dynamo.modes import Change, Modes, changed, restored_modes
 from minicompile.dynamo.outside import place_of
 from minicompile.dynamo.reasons import refusal
@@ -33,12 +34,14 @@ from minicompile.dynamo.result import Capture, GraphInput, Guard
 from minicompile.dynamo.sizes import any_marked, free_dims, shape_guards
 from minicompile.dynamo.snapshot import state_check
 from minicompile.dynamo.tracer import Tracer
+from minicompile.dynamo.undo import noting
 from minicompile.dynamo.variables import (
     CONTAINERS,
     IDENTITY_TYPES,
     MODULE_TABLES,
     UserError,
     VariableTracker,
+    is_fixed,
 )
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import SourceLine
@@ -56,9 +59,9 @@ class CapturedFrame:
     tensors_hold: Callable[..., bool]
     """Guards on all inputs together."""
     lines: list[str]
-    """Read outside objects, run `graph(inputs)`, rebuild the result, replay writes, return.
-
-    They call `again(arguments)`, which the owner provides, to run the whole frame in Python."""
+    """Read outside objects, run `graph(inputs)`, rebuild the result, replay writes, return."""
+    runs_rest: bool = False
+    """Whether the lines give what remains to be done, to whom that is no result."""
     stopped_by: Unsupported | None = None
     """Why the capture ends before the frame does."""
 
@@ -94,7 +97,7 @@ def capture_frame(
     """
     name = name or function.__qualname__
     try:
-        return finish(trace(function, values, dynamic), name, resumed)
+        return finish(trace(function, values, dynamic), name, values, resumed)
     except Unsupported as error:
         if resume is None:
             raise
@@ -105,10 +108,13 @@ def capture_frame(
                 continue
             tried.append(place)
             try:
-                captured = finish(trace(function, values, dynamic, place, resume), name, resumed)
+                traced = trace(function, values, dynamic, place, resume)
+                captured = finish(traced, name, values, resumed)
             except Unsupported as again:
                 waiting = [*again.places, *waiting]
                 continue
+            # the traceback leads to everything that the capture has met
+            error.__traceback__ = error.__cause__ = error.__context__ = None
             captured.stopped_by = error
             return captured
         raise
@@ -134,12 +140,12 @@ def trace(
     reason = "settings that torch functions read"
     tracer.guards["global_state",] = Guard((), "global_state", facts, reason)
     go_on: GoOn | None = None
-    with restored_modes(), deep_stack(), compat.quiet_fakes():
+    with forgotten_if_refused(tracer), restored_modes(), deep_stack(), compat.quiet_fakes():
         try:
             returned = tracer.run_root(values)
         except Cut:
             assert resume is not None and tracer.frame_at_cut is not None
-            go_on = resume_after(tracer.frame_at_cut, resume)
+            go_on = resume_after(tracer.frame_at_cut, resume, tracer.fix_cells)
         except Exception as error:
             if tracer.abort is not None or isinstance(error, Unsupported):
                 found: Any = tracer.abort or error
@@ -169,6 +175,20 @@ def definition_of(module: Any) -> SourceLine | None:
     return SourceLine(code.co_filename, code.co_firstlineno, code.co_qualname)
 
 
+def forget(tracer: Tracer) -> None:
+    """It is part of cycles, and knows the objects of this call: these would live until they are collected."""
+    tracer.__dict__.clear()
+
+
+@contextlib.contextmanager
+def forgotten_if_refused(tracer: Tracer) -> Iterator[None]:
+    try:
+        yield
+    except Unsupported as error:
+        forget(tracer)
+        raise error.with_traceback(None) from error.__cause__
+
+
 @contextlib.contextmanager
 def deep_stack() -> Iterator[None]:
     """Room on the stack (an interpreted call takes several real ones), and no garbage collection."""
@@ -183,10 +203,18 @@ def deep_stack() -> Iterator[None]:
             gc.enable()
 
 
-def finish(traced: Traced, name: str, resumed: bool) -> CapturedFrame:
+def finish(traced: Traced, name: str, parameters: Iterable[str], resumed: bool) -> CapturedFrame:
+    try:
+        return finished(traced, name, parameters, resumed)
+    finally:
+        forget(traced.tracer)
+
+
+def finished(traced: Traced, name: str, parameters: Iterable[str], resumed: bool) -> CapturedFrame:
     tracer = traced.tracer
     recorder, sizes = tracer.recorder, tracer.recorder.sizes
     check_memory(tracer)
+    check_generators(tracer)
     guard_aliases(tracer)
     env = sizes.env if sizes is not None and sizes.env.symbols else None
     assumed = (*(sizes.extra if sizes is not None else ()), *shape_guards(env))
@@ -224,16 +252,13 @@ def finish(traced: Traced, name: str, resumed: bool) -> CapturedFrame:
         code.names["restored_modes"] = restored_modes
         call = ["with restored_modes():", "    out = graph(inputs)"]
     handlers = any(instruction.handler for _, instruction, *_ in tracer.log.steps)
-    if (stores or handlers) and not changed_inputs(tracer):
-        # Nothing has happened yet if the graph raises: Python runs the frame, with its effects and handlers.
-        given = "".join(f"L_{name}, " for name in traced.parameters)
-        call = ["try:", *(f"    {line}" for line in call), "except Exception:", "    out = MISS"]
-        call.append(f"if out is MISS: return again(({given}))")  # where nothing is being handled
+    if recorder.calls and (stores or handlers):
+        call = or_in_eager(call, recorder, code, traced.parameters)
     end = [f"result = {result}", *stores, *rebuild.positions]
     if traced.change is not None:
         code.names["change_modes"] = traced.change
         end.append("change_modes()")
-    code.names.update(rest=traced.rest, go_on=GoOn if resumed else run)
+    code.names.update(rest=traced.rest, go_on=GoOn)
     end.append("return result" if traced.rest is None else "return go_on(rest, result)")
     return CapturedFrame(
         capture,
@@ -243,22 +268,34 @@ def finish(traced: Traced, name: str, resumed: bool) -> CapturedFrame:
             [tracker.real for tracker in inputs], free, different="different" in guard_rules
         ),
         lines=[*rebuild.code.lines, *kept, *call, *rebuild.lines, *end],
+        runs_rest=traced.rest is not None and not resumed,
     )
 
 
-def changed_inputs(tracer: Tracer) -> list[VariableTracker]:
-    """Inputs that the graph changes."""
-    recorder = tracer.recorder
+def or_in_eager(
+    call: list[str], recorder: Recorder, code: SourceCode, parameters: Iterable[str]
+) -> list[str]:
+    """Run the graph; if it raises, run the frame in eager, outside of our handler."""
+    mutated = [i for i, tracker in enumerate(recorder.inputs) if tracker in recorder.mutated]
+    noted = bool(mutated) or recorder.mode.random
+    if noted:
+        code.names["note"] = noting(mutated, recorder.mode.random)
     return [
-        tracker
-        for tracker, (_, version) in recorder.inputs.items()
-        if tracker.value._version != version or id(tracker.value) in recorder.updated
+        *(["noted = note(inputs)"] if noted else []),
+        "try:",
+        *(f"    {line}" for line in call),
+        "except Exception as error:",
+        *(["    if not noted.undone(): raise"] if noted else []),
+        "    out, raised = None, (type(error).__name__, str(error))",
+        "if out is None:",
+        f"    return graph_raised(raised, ({''.join(f'L_{name}, ' for name in parameters)}))",
     ]
 
 
 def check_memory(tracer: Tracer) -> None:
     """Inputs that the graph changes must share memory with no other input, now and later."""
-    inputs, mutated = tracer.recorder.inputs, changed_inputs(tracer)
+    inputs = tracer.recorder.inputs
+    mutated = tracer.recorder.mutated
     if len(inputs) > 1:
         sources = tuple(tracker.source for tracker in inputs)
         tracer.relate("different", sources, "each is an input of its own")
@@ -273,6 +310,17 @@ def check_memory(tracer: Tracer) -> None:
             raise refusal("shared-memory", reason)
     sources = tuple(tracker.source for tracker in ordered)
     tracer.relate("no_overlap", sources, "changed by the graph", len(mutated))
+
+
+def check_generators(tracer: Tracer) -> None:
+    """One that is left half way inside a try or with block would be closed when it is dropped."""
+    for made, steps in tracer.natives:
+        if not isinstance(made, TracedGenerator) or not made.inside_try:
+            continue
+        if not is_fixed(made.frame.function.__globals__.get("__name__") or ""):
+            error = Unsupported(f"the generator {made.__name__} is left inside a try or with block")
+            error.places = [steps]
+            raise error
 
 
 def guard_aliases(tracer: Tracer) -> None:

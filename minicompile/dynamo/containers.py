@@ -117,6 +117,8 @@ class Containers(Attributes):
             return self.torch_call(operator.getitem, (value, self.deep(key)), {})
         if isinstance(value, dict):
             return self.dict_item(value, key)
+        if not isinstance(key, int) and python_method(key, "__index__") is not None:
+            key = self.call(self.special(key, "__index__"), (), {})
         if isinstance(key, torch.Tensor):
             self.unsupported("tensor-as-index", "a tensor indexes a Python container")
         if self.tracker(value) is None:
@@ -408,7 +410,11 @@ class Containers(Attributes):
         """Only what prints the same at compile time and at run time may be turned into text."""
         if isinstance(value, torch.Tensor):
             self.unsupported("tensor-as-text", "a tensor is turned into text")
-        if is_constant(value) or isinstance(value, type | types.ModuleType | BaseException):
+        if isinstance(value, BaseException):
+            if self.tracker(value) is not None:
+                self.unsupported("object-as-text", "an exception from outside is turned into text")
+            value = value.args
+        if is_constant(value) or isinstance(value, type | types.ModuleType):
             return
         if not isinstance(value, list | tuple | set | frozenset | dict):
             self.unsupported("object-as-text", f"a {type(value).__name__} is turned into text")

@@ -173,11 +173,18 @@ class Dispatcher:
         call = inspect.BoundArguments(self.signature, OrderedDict(self.values(arguments)))
         return self.watched(self.function)(*call.args, **call.kwargs)
 
-    def again(self, arguments: tuple[Any, ...]) -> Any:
-        """Run the frame in Python because its graph raised."""
+    def graph_raised(self, raised: tuple[str, str], arguments: tuple[Any, ...]) -> Any:
+        """The frame in eager: the exception comes up in the user's line, under the frame's handlers."""
         self.eager_calls += 1
-        self.breaks[graph_break(refusal("exception", "the graph raised when it ran"))] = None
-        return self.eager(arguments)
+        kind, text = raised
+        reason = f"a graph raised {kind}: calls that raise run the frame again in eager"
+        self.breaks[graph_break(refusal("exception", reason))] = None
+        try:
+            return self.eager(arguments)
+        except Exception as error:
+            if type(error).__name__ == kind and text != str(error):
+                error.add_note(f"In the graph: {text}")
+            raise
 
     def compile(self, arguments: tuple[Any, ...]) -> Entry | None:
         """A new entry for these arguments; None if the call must run in eager. Raises under `fullgraph`."""
@@ -231,8 +238,7 @@ class Dispatcher:
         if (why := captured.stopped_by) is not None:
             capture.stopped_by = graph_break(why, "instruction")
             self.breaks[capture.stopped_by] = None
-        captured.code.names["again"] = self.again
-        entry = Entry(captured, compiled, tuple(values))
+        entry = Entry(captured, compiled, tuple(values), self.graph_raised)
         self.entries.append(entry)
         return entry
 
@@ -356,7 +362,7 @@ def check_kind(function: types.FunctionType) -> None:
 
 def fingerprint(value: Any, depth: int = 0) -> Any:
     """What two calls must share for a refusal of one to stand for the other; hashable."""
-    if isinstance(value, torch.Tensor):
+    if type(value) in (torch.Tensor, torch.nn.Parameter):  # reads of others would run user code
         return type(value), value.dtype, tuple(value.shape), value.device, value.requires_grad
     if isinstance(value, list | tuple) and depth < 4:
         return type(value), tuple(fingerprint(item, depth + 1) for item in value)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from minicompile.dynamo.breaks import run
 from minicompile.dynamo.capture import CapturedFrame
 from minicompile.dynamo.guards import (
     FETCH_ERRORS,
@@ -97,8 +98,13 @@ class Entry:
     """A captured frame with its compiled graph."""
 
     def __init__(
-        self, captured: CapturedFrame, compiled: BoxedGraph, parameters: Sequence[str]
+        self,
+        captured: CapturedFrame,
+        compiled: BoxedGraph,
+        parameters: Sequence[str],
+        graph_raised: Callable[[tuple[str, str], tuple[Any, ...]], Any],
     ) -> None:
+        """`graph_raised((kind, text), arguments)`: the frame in eager, after the graph raised that."""
         self.captured, self.capture = captured, captured.capture
         self.hits = 0
         captured.code.names.update(
@@ -106,11 +112,18 @@ class Entry:
             ERRORS=FETCH_ERRORS,
             entry=self,
             graph=compiled,
+            graph_raised=graph_raised,
             state_holds=captured.state_holds,
             tensors_hold=captured.tensors_hold,
         )
-        head = f"run_entry({', '.join(f'L_{name}' for name in parameters)})"
-        self.call: Callable[..., Any] = generate(head, self.lines(), captured.code.names)
+        given = ", ".join(f"L_{name}" for name in parameters)
+        self.call: Callable[..., Any] = generate(
+            f"run_entry({given})", self.lines(), captured.code.names
+        )
+        if captured.runs_rest:  # once that function's locals are gone, which may hold much memory
+            names = {"begin": self.call, "MISS": MISS, "run": run}
+            lines = [f"left = [begin({given})]", "return MISS if left[0] is MISS else run(left)"]
+            self.call = generate(f"run_all({given})", lines, names)
 
     def lines(self) -> list[str]:
         """Check the guards, run the graph, rebuild the result."""

@@ -200,6 +200,15 @@ class TracedGenerator:
             return
         raise RuntimeError("generator ignored GeneratorExit")
 
+    @property
+    def inside_try(self) -> bool:
+        """Whether it is suspended where closing it would run more of its code."""
+        frame = self.frame
+        if frame.finished or not self.started or frame.current.handler is None:
+            return False
+        handler = frame.program.instructions[frame.current.handler.target]
+        return handler.opname != "CALL_INTRINSIC_1"  # 3.12: around every generator
+
     def _delegate(self) -> Any:
         """The iterator that a suspended `yield from` is waiting for."""
         frame = self.frame
@@ -328,9 +337,6 @@ class Interpreter:
 
     def program(self, code: types.CodeType) -> Program:
         return decode(code)
-
-    def rely_on(self, function: types.FunctionType) -> None:
-        """What is found in the place of this function must stay this very one."""
 
     def default(self, function: types.FunctionType, index: int) -> Any:
         """Positional default number `index`."""

@@ -174,6 +174,15 @@ class Recorder:
         self.nodes[id(value)] = node
         self.alive.append(value)
 
+    @property
+    def mutated(self) -> list[VariableTracker]:
+        """Inputs that the graph changes."""
+        return [
+            tracker
+            for tracker, (_, version) in self.inputs.items()
+            if tracker.value._version != version or id(tracker.value) in self.updated
+        ]
+
     # -- graphs inside the graph
 
     @contextlib.contextmanager
@@ -246,6 +255,11 @@ class Recorder:
         if name in UPDATES_STATISTICS and any(arg is True for arg in (*args, *kwargs.values())):
             mutates = True  # fakes don't show it
             self.updated |= {id(tensor) for tensor in tensors[1:] if not tensor.requires_grad}
+        called = name or ""
+        changes_lists = called.startswith(("_foreach_", "_fused_")) and called.endswith("_")
+        if tensors and not mutates and (changes_lists or value is None):  # versions don't show it
+            mutates = True
+            self.updated |= {id(tensor) for tensor in tensors}
         if not mutates and all(id(leaf) in self.nodes for leaf in tensors_in(value)):
             return value  # a fact about metadata, or an argument given back
         node = self.graph.create_node(op, target, lifted, lifted_kwargs, name=name)

@@ -106,27 +106,33 @@ class Tracer(Calls):
             self.raised_after = root.before_raise if root.handled is not None else root.steps
         return super().catches(error)
 
-    def is_own(self, function: types.FunctionType) -> bool:
-        """Whether each call may have another function with other cells in this one's place."""
+    def comes_and_goes(self, function: types.FunctionType) -> bool:
+        """Whether each call may bring a function of its own, with cells of its own."""
         owner = self.tracker(function)
         if owner is None:
             return True
         source = owner.source
         while source.base is not None:
             source = source.base
-        return source not in self.held
+        return source not in self.held and ("identity", source, None) not in self.guards
 
-    def rely_on(self, function: types.FunctionType) -> None:
+    def fix_cells(self, function: types.FunctionType) -> None:
+        """Code that goes on in a frame of this function holds its cells: they must stay the same."""
         owner = self.tracker(function)
-        if owner is not None and owner.source not in self.held:
-            self.guard("identity", owner.source, function, "a graph break inside it")
+        if owner is None:
+            return
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            source = Source("closure", name, owner.source)
+            self.guard("identity", source, cell, "a frame that is cut uses the variable")
 
     # -- where we are
 
     def places_now(self) -> list[int]:
         """Where the running frames could be cut."""
         assert self.frame is not None
-        return places(self.frame, self.log.steps, self.is_own)
+        return places(self.frame, self.log.steps, self.comes_and_goes)
 
     def provenance(self) -> tuple[tuple[SourceLine, ...], str]:
         """The user's lines from the outermost frame to the innermost, and the module that is running."""

@@ -46,7 +46,7 @@ def broken(stop: Callable[[Tracer, int], bool]) -> Iterator[list[int]]:
         if self is first[0]:
             seen.append(number)
         if stop(self, number):
-            self.places = places(frame, self.log.steps, self.is_own)
+            self.places = places(frame, self.log.steps, self.comes_and_goes)
             self.unsupported("internal-error", FORCED)
 
     Tracer.step = step  # type: ignore[method-assign]

@@ -498,3 +498,33 @@ def dunder_dict_and_setattr(a):
 def weak_references(a):
     ref = weakref.ref(scale)
     return ref()(a), ref() is scale
+
+
+class Number:
+    def __init__(self, value):
+        self.value = value
+
+    def __index__(self):
+        return self.value
+
+    def __float__(self):
+        return self.value / 2
+
+
+@program(x, Number(1), again=(x, Number(2)))
+def objects_as_numbers(a, number):
+    return a * [10, 20, 30][number], (1, 2, 3)[:number], float(number), list(range(number))
+
+
+class Dying:
+    def __del__(self):
+        print("dead")
+
+
+@program(x)
+def finalizer(a):
+    thing = Dying()
+    b = a * 2
+    print("alive")
+    del thing
+    return b

@@ -357,3 +357,38 @@ def suppress(a):
         {}["k"]
         a = a * 100
     return a
+
+
+TRACE: list[str] = []
+
+
+@program(x, torch.tensor([0, 1]), again=(x, torch.tensor([0, 9])))
+def data_raises_in_a_try_block(a, index):
+    TRACE.append("begun")
+    noise = torch.rand(2)
+    try:
+        with torch.no_grad():
+            chosen = a[index]
+    except IndexError as error:
+        TRACE.append(f"{error}")
+        return noise, a - 1, torch.is_grad_enabled()
+    return noise, chosen
+
+
+@program(x, torch.tensor([0, 1]), again=(x, torch.tensor([0, 9])))
+def data_raises_out_of_modes(a, index):
+    TRACE.append("begun")
+    print("break")
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        print("in a block")
+        chosen = a[index] @ a.T
+    TRACE.append("never, if the index is too large")
+    return chosen
+
+
+@program(x)
+def text_of_a_native_exception(a):
+    try:
+        raise ValueError(a.sum().item())
+    except ValueError as error:
+        return a * 2, str(error)

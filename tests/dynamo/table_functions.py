@@ -552,3 +552,26 @@ def tree_walk_with_yield_from(a):
             yield tree
 
     return list(walk([a, [1, (a * 2, [3])]]))
+
+
+def multiplier(k):
+    def multiply(a):
+        print("multiply")
+        return a * k
+
+    return multiply
+
+
+@program(multiplier(2), x, again=(multiplier(3), x))
+def break_in_a_function_with_cells(function, a):
+    return function(a) + 1
+
+
+@program(x)
+def cache_of_the_call(a):
+    @functools.lru_cache
+    def twice(n):
+        print("computed", n)
+        return n * 2
+
+    return a * twice(2) + twice(2)

@@ -459,3 +459,10 @@ def in_place_on_a_leaf_is_an_error(a):
 def detached_and_back(a):
     b = (a @ w).detach()
     return b, (b @ w).requires_grad
+
+
+@program(torch.ones(3), torch.ones(2, 3))
+def lists_changed_in_place(a, b):
+    torch._foreach_mul_([a, b], 2.0)
+    torch._foreach_add_([b], [a])
+    return a + 1

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import minicompile as mc
 from tests.dynamo.helpers import compiled, equal, explained, graphs
 
 x = torch.randn(3, 4)
@@ -149,3 +150,25 @@ def test_in_place_operators_on_inputs() -> None:
     for _ in range(2):
         assert equal(run(ours), function(theirs))
         assert equal(ours, theirs)
+
+
+def test_a_generator_left_inside_try_is_closed_where_it_is_dropped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def numbers() -> Any:
+        try:
+            yield 1
+            yield 2
+        finally:
+            print("closed")
+
+    def first(a: torch.Tensor) -> torch.Tensor:
+        for number in numbers():  # noqa: B007
+            break
+        print("after")
+        return a * number
+
+    run = mc.compile(first, backend="eager")
+    for _ in range(3):
+        assert torch.equal(run(torch.ones(2)), torch.ones(2))
+        assert capsys.readouterr().out == "closed\nafter\n"
