@@ -318,7 +318,8 @@ def check_generators(tracer: Tracer) -> None:
         if not isinstance(made, TracedGenerator) or not made.inside_try:
             continue
         if not is_fixed(made.frame.function.__globals__.get("__name__") or ""):
-            error = Unsupported(f"the generator {made.__name__} is left inside a try or with block")
+            what = f"the generator {made.__name__} is left inside a try or with block"
+            error: Unsupported = refusal("generator-or-coroutine", what)
             error.places = [steps]
             raise error
 

@@ -452,7 +452,7 @@ def test_a_capture_can_be_broken_anywhere(table: str, name: str) -> None:
 
 def test_the_captures_are_really_cut_there() -> None:
     outcome = break_captures.Outcome()
-    outcome.program("table_functions", "reads_a_global", every=1)
+    outcome.program("table_functions", "order_of_evaluation", every=2)
     assert outcome.cut >= 0.8 * outcome.runs
 
 
@@ -491,7 +491,7 @@ def test_effects_and_handlers_of_a_frame_whose_graph_raises() -> None:
         assert equal(found, expected) and ours == theirs
     assert "caught" in ours and torch.is_grad_enabled()
     told = explained(run)
-    assert told.eager_calls == 2 and told.breaks[-1].reason == "the graph raised when it ran"
+    assert told.eager_calls == 2 and told.breaks[-1].reason.startswith("a graph raised IndexError")
 
 
 def mixes_dtypes(a: torch.Tensor, log: list[Any]) -> Any:
