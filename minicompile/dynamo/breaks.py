@@ -205,10 +205,9 @@ def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
         return lambda *values: GoOn(going_on, values)
 
     step = bind(break_at(code, state, transfer), function, frame.function.__closure__ or ())
-    realize = frame.world.realize
     above = (value for value, none in zip(stack, empty, strict=True) if not none)
-    given = (*(values[name] for name in bound), *above)
-    return GoOn(resume.watched(step), tuple(map(realize, given)))
+    given = (*(values[name] for name in bound), *above)  # arguments that nobody read are passed on
+    return GoOn(resume.watched(step), given)
 
 
 def resume_function(

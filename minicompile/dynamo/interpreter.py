@@ -207,7 +207,7 @@ class TracedGenerator:
         if frame.finished or not self.started or frame.current.handler is None:
             return False
         handler = frame.program.instructions[frame.current.handler.target]
-        return handler.opname != "CALL_INTRINSIC_1"  # 3.12: around every generator
+        return handler.opname != "STOPITERATION_ERROR"  # from 3.12 on around every generator
 
     def _delegate(self) -> Any:
         """The iterator that a suspended `yield from` is waiting for."""

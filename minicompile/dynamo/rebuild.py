@@ -24,7 +24,7 @@ from minicompile.dynamo.breaks import StandIn
 from minicompile.dynamo.bytecode import parameters
 from minicompile.dynamo.containers import Lazily
 from minicompile.dynamo.guards import SourceCode
-from minicompile.dynamo.interpreter import DELETED, Frame, TracedGenerator
+from minicompile.dynamo.interpreter import DELETED, Frame, Lazy, TracedGenerator
 from minicompile.dynamo.outside import place_of, unchanged
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source, describe
@@ -89,6 +89,8 @@ class Rebuild:
     def expression(self, value: Any) -> str:
         if type(value) in LITERALS:
             return repr(value)
+        if type(value) is Lazy:  # an argument that the frame has not read: no guard is about it
+            return self.code.expression(value.source)
         recorder, tracker = self.tracer.recorder, self.tracer.tracker(value)
         if tracker in recorder.inputs:
             position = list(recorder.inputs).index(tracker)

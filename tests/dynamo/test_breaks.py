@@ -443,7 +443,25 @@ def test_under_an_active_function_mode_nothing_of_ours_is_seen() -> None:
     assert equal(lenient(function)(x), x + 1) and Counting.seen == 1
 
 
-@pytest.mark.parametrize(("table", "name"), names(), ids=[name for _, name in names()])
+def test_what_a_resumed_frame_only_passes_on_is_not_guarded() -> None:
+    def function(a: torch.Tensor, number: float) -> Any:
+        b = a.sin()
+        print(end="")
+        b = b.cos()
+        print(end="")
+        return b, number
+
+    run = lenient(function)
+    with pytest.warns(UserWarning, match="compiled 8 times"):  # where it is returned
+        for number in range(12):
+            assert equal(run(x, number / 7), function(x, number / 7))
+    assert explained(run).graph_count == 1 + 1 + 8
+
+
+PLACES = [pair for pair in names() if pair[1] not in break_captures.LIFETIMES]
+
+
+@pytest.mark.parametrize(("table", "name"), PLACES, ids=[name for _, name in PLACES])
 def test_a_capture_can_be_broken_anywhere(table: str, name: str) -> None:
     outcome = break_captures.Outcome()
     outcome.program(table, name, every=40, random_runs=1)
