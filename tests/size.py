@@ -1,7 +1,7 @@
 """`make size`: lines of Python and C by room, against the budget. Exit code 1 if it is exceeded.
 
-The budget counts as tinygrad's `sz.py` does: lines on which a token begins. Blank lines and comments don't
-count, a docstring counts once. The number of all lines is printed beside it.
+The budget counts every line. Beside it stand the lines on which a token begins (no blanks, no comments, a
+docstring once). The package is over its budget: `*_DEBT` says by how much at most, and may only fall.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ PACKAGE = Path(__file__).parent.parent / "minicompile"
 ROOMS = ("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")
 ROOM_BUDGET = 20_000
 PACKAGE_BUDGET = 26_000
+ROOM_DEBT = 3_224
+PACKAGE_DEBT = 4_350
+"""Lines over budget that are owed."""
 LONG_FILE = 600
 
 SILENT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
@@ -64,6 +67,12 @@ def totals(found: dict[Path, Size]) -> tuple[Size, Size]:
     return sum(rooms, Size()), sum(found.values(), Size())
 
 
+def against(size: Size, budget: int) -> str:
+    """The budget, and by how much it is exceeded."""
+    over = size.lines - budget
+    return f"budget {budget:,} lines" + (f", over by {over:,}" if over > 0 else "")
+
+
 def report(found: dict[Path, Size]) -> str:
     """A line for each folder, the two budgets, and files long enough to want splitting."""
     folders: dict[str, Size] = {}
@@ -75,8 +84,8 @@ def report(found: dict[Path, Size]) -> str:
     lines += [
         f"{size}  {folder}" for folder, size in sorted(folders.items(), key=lambda i: -i[1].lines)
     ]
-    lines += [f"{rooms}  compiler rooms (budget {ROOM_BUDGET:,} lines of code)"]
-    lines += [f"{package}  whole package (budget {PACKAGE_BUDGET:,} lines of code)"]
+    lines += [f"{rooms}  compiler rooms ({against(rooms, ROOM_BUDGET)})"]
+    lines += [f"{package}  whole package ({against(package, PACKAGE_BUDGET)})"]
     lines += [
         f"{size}  {path} is over {LONG_FILE} lines"
         for path, size in found.items()
@@ -89,4 +98,4 @@ if __name__ == "__main__":
     everything = sizes()
     print(report(everything))
     rooms, package = totals(everything)
-    sys.exit(rooms.code > ROOM_BUDGET or package.code > PACKAGE_BUDGET)
+    sys.exit(rooms.lines > ROOM_BUDGET or package.lines > PACKAGE_BUDGET)
