@@ -82,6 +82,7 @@ class Attributes(Outside):
             return self.class_attribute(value, name)
         if type(value) is super:
             return self.super_attribute(value, name)
+        value = self.pinned(value)
         getter = find(type(value), "__getattribute__")
         if not isinstance(getter, types.FunctionType):
             return self.generic_attribute(value, name, fallback=True)
@@ -349,7 +350,7 @@ class Attributes(Outside):
         if isinstance(value, torch.Tensor):
             owner = self.tracker(value)
             return torch.Tensor if owner is None or owner.real is None else type(owner.real)
-        return int if isinstance(value, torch.SymInt) else type(value)
+        return {torch.SymInt: int, torch.SymFloat: float}.get(type(value), type(value))
 
     # -- tensors
 

@@ -123,7 +123,12 @@ means(operator.not_)(lambda tracer, value: not tracer.truth(value))
 means(operator.is_not)(lambda tracer, a, b: not tracer.same(a, b))
 means(bool)(lambda tracer, value=False: tracer.truth(value))
 means(divmod)(lambda tracer, a, b: (tracer.binary("//", a, b), tracer.binary("%", a, b)))
-means(pow)(lambda tracer, a, b, *mod: pow(a, b, *mod) if mod else tracer.binary("**", a, b))
+means(pow)(
+    lambda tracer, a, b, *mod: (
+        pow(*map(tracer.pinned, (a, b, *mod))) if mod else tracer.binary("**", a, b)
+    )
+)
+means(torch.Size)(lambda tracer, items=(): torch.Size(tracer.items(items)))
 
 
 # -- attributes and types
@@ -163,8 +168,8 @@ def class_list(tracer: Calls, classes: Any) -> Any:
 @means(isinstance)
 def builtin_isinstance(tracer: Calls, value: Any, classes: Any) -> bool:
     classes = class_list(tracer, classes)
-    if isinstance(value, torch.SymInt):
-        return issubclass(int, classes)
+    if isinstance(value, SYMBOLIC):
+        return issubclass(tracer.type_of(value), classes)
     if isinstance(value, TracedGenerator):
         return issubclass(types.GeneratorType, classes)
     return checked(tracer, value, classes, isinstance)
@@ -354,7 +359,9 @@ def dict_method(name: str) -> Callable[[Meaning], Meaning]:
 
             def meaning(tracer: Calls, owner: Any, *args: Any, native: Any = native) -> Any:
                 tracker = tracer.tracker(owner)
-                return native(owner, *args) if tracker is None else outside(tracer, tracker, *args)
+                key, *rest = [tracer.pinned(args[0]), *args[1:]] if args else [None]
+                given = (key, *rest) if args else ()
+                return native(owner, *given) if tracker is None else outside(tracer, tracker, *given)
 
             means(native)(meaning)
         return outside
@@ -418,7 +425,9 @@ def number(kind: Callable[..., Any]) -> Callable[..., Any]:
             what = f"a tensor is turned into a Python number by {kind.__name__}()"
             tracer.unsupported("item", what)
         if len(args) == 1 and isinstance(value, SYMBOLIC):
-            return value if kind is int and isinstance(value, torch.SymInt) else kind(value)
+            if (kind, type(value)) in ((int, torch.SymInt), (float, torch.SymFloat)):
+                return value
+            return tracer.computed(f"{kind.__name__}({{0}})", value, function=kind)
         if python_method(value, name) is not None:
             return tracer.call(tracer.special(value, name), (), {})
         return kind(*map(tracer.operand, args), **kwargs)
@@ -441,15 +450,15 @@ def builtin_hash(tracer: Calls, value: Any) -> int:
         return int(tracer.call(tracer.special(value, "__hash__"), (), {}))
     if not is_constant(value):
         tracer.unsupported("memory-address", "hash() depends on memory addresses")
-    return hash(value)
+    return hash(tracer.pinned(value))
 
 
 @means(abs)
 def builtin_abs(tracer: Calls, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return tracer.torch_call(torch.abs, (value,), {})
-    if isinstance(value, torch.SymInt):
-        return value if value >= 0 else -value
+    if isinstance(value, SYMBOLIC):
+        return tracer.computed("abs({0})", value, function=abs)
     if python_method(value, "__abs__") is not None:
         return tracer.call(tracer.special(value, "__abs__"), (), {})
     return abs(tracer.operand(value))
@@ -460,4 +469,6 @@ def builtin_round(tracer: Calls, value: Any, ndigits: Any = None) -> Any:
     if isinstance(value, torch.Tensor):
         decimals = {} if ndigits is None else {"decimals": ndigits}
         return tracer.torch_call(torch.round, (value,), decimals)
-    return round(tracer.operand(value), tracer.operand(ndigits))
+    if isinstance(value, SYMBOLIC) and ndigits is None:
+        return tracer.computed("round({0})", value, function=round)
+    return round(*map(tracer.pinned, (tracer.operand(value), tracer.operand(ndigits))))

@@ -37,6 +37,7 @@ from minicompile.dynamo.interpreter import BINARY, METHOD_OF, TracedGenerator
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     OBJECT_HASH,
+    SYMBOLIC,
     builtin_base,
     find,
     is_constant,
@@ -353,6 +354,14 @@ class Calls(Containers):
 
     def run_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call C code now, on what is known; torch calls that it makes are recorded."""
+        if any(isinstance(arg, SYMBOLIC) for arg in args):
+            numbers = all(isinstance(arg, (int, float, *SYMBOLIC)) for arg in args) and not kwargs
+            if numbers and isinstance(function, types.BuiltinFunctionType):
+                module = library_of(function.__module__)
+                places = ", ".join(f"{{{place}}}" for place in range(len(args)))
+                form = f"{module}.{function.__name__}({places})"
+                return self.computed(form, *args, function=function)
+            args = tuple(map(self.pinned, args))
         with RecordingMode(self):
             prepared = {key: self.native_argument(value) for key, value in kwargs.items()}
             made = function(*map(self.native_argument, args), **prepared)
@@ -404,7 +413,8 @@ class Calls(Containers):
             for value in (*rest, *kwargs.values()):
                 self.check_text(value)
         if name in KEEPS_ITEMS:
-            return method(owner, *rest, **kwargs)
+            hashed = isinstance(owner, dict | set | frozenset)
+            return method(owner, *(map(self.pinned, rest) if hashed else rest), **kwargs)
         return self.run_native(functools.partial(method, owner), rest, kwargs)
 
     # -- classes

@@ -40,12 +40,15 @@ from minicompile.dynamo.variables import (
 NO_OPERANDS = (list, tuple, str, dict)
 """Never operands of a tensor operator."""
 
+LARGEST_POWER = 4
+"""Of a size, as an expression; others are computed by Python."""
+
 REFLECTED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">": "<", ">=": "<="}
 
 
 def python_method(value: Any, name: str) -> types.FunctionType | None:
     """The method that a value's class defines in Python."""
-    if isinstance(value, (torch.Tensor, TracedGenerator)):
+    if isinstance(value, (torch.Tensor, TracedGenerator, *SYMBOLIC)):
         return None
     found = find(type(value), name)
     return found if isinstance(found, types.FunctionType) else None
@@ -165,7 +168,7 @@ class Containers(Attributes):
 
     def dict_find(self, value: dict[Any, Any], key: Any) -> Any:
         """A dict's item, MISSING if it has none."""
-        tracker = self.tracker(value)
+        tracker, key = self.tracker(value), self.pinned(key)
         return dict.get(value, key, MISSING) if tracker is None else self.dict_get(tracker, key)
 
     @unless_defined("__setitem__")
@@ -183,7 +186,7 @@ class Containers(Attributes):
             self.unsupported("outside-change", what)
 
     def store_dict_item(self, value: dict[Any, Any], key: Any, new: Any) -> None:
-        tracker = self.tracker(value)
+        tracker, key = self.tracker(value), self.pinned(key)
         if tracker is not None:
             self.dict_set(tracker, key, new)
         elif isinstance(value, collections.OrderedDict):
@@ -193,7 +196,7 @@ class Containers(Attributes):
 
     @unless_defined("__delitem__")
     def delete_subscript(self, value: Any, key: Any) -> None:
-        tracker = self.tracker(value)
+        tracker, key = self.tracker(value), self.pinned(key)
         if isinstance(value, list):
             del self.mutable(value)[key]
         elif tracker is None:
@@ -266,7 +269,7 @@ class Containers(Attributes):
         if isinstance(container, list | tuple | set | frozenset | collections.deque):
             inside = self.imported(container)
             by_value = isinstance(inside, list | tuple)
-            return self.member(inside, item) if by_value else item in inside
+            return self.member(inside, item) if by_value else self.pinned(item) in inside
         if self.tracker(container) is None:
             return item in container
         what = f"`in` on a {type(container).__name__} from outside"
@@ -305,6 +308,8 @@ class Containers(Attributes):
             return bool(value)
         if isinstance(value, torch.Tensor):
             self.unsupported("branch-on-tensor", "Python branches on a tensor's data")
+        if isinstance(value, torch.SymFloat):
+            return bool(self.computed("bool({0})", value, function=bool))
         if is_constant(value) or isinstance(value, type | types.FunctionType | types.ModuleType):
             return bool(value)
         if python_method(value, "__bool__") is not None:
@@ -328,7 +333,7 @@ class Containers(Attributes):
             function = BINARY[symbol if tensors[0] else plain]
             return self.torch_call(function, (left, right), {})
         if isinstance(left, SYMBOLIC) or isinstance(right, SYMBOLIC):
-            return BINARY[symbol](left, right)
+            return self.number_operator(plain, left, right)
         name = METHOD_OF[plain]
         if symbol != plain:
             if python_method(left, f"__i{name}__") is not None:
@@ -345,6 +350,20 @@ class Containers(Attributes):
         if plain == "%" and isinstance(left, str):
             self.check_text(right)
         return BINARY[symbol](self.operand(left), self.operand(right))
+
+    def number_operator(self, symbol: str, left: Any, right: Any) -> Any:
+        """An operator one of whose operands is symbolic: algebra on ints, else Python's before the graph."""
+        operands, function = (left, right), {**BINARY, **COMPARE}[symbol]
+        if not all(isinstance(value, (int, float, *SYMBOLIC)) for value in operands):
+            return function(*map(self.pinned, operands))
+        if all(isinstance(value, int | torch.SymInt) for value in operands):
+            if symbol in ("+", "-", "*") or symbol in COMPARE:
+                return function(left, right)
+            if symbol in ("//", "%") and right > 0:
+                return function(left, right)
+            if symbol == "**" and type(right) is int and 0 <= right <= LARGEST_POWER:
+                return function(left, right)
+        return self.computed(f"({{0}} {symbol} {{1}})", left, right, function=function)
 
     def operand(self, value: Any) -> Any:
         """A value for a native operator: no outside object may take part in it unread."""
@@ -372,6 +391,8 @@ class Containers(Attributes):
     def compare(self, symbol: str, left: Any, right: Any) -> Any:
         if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
             return self.torch_call(COMPARE[symbol], (left, right), {})
+        if isinstance(left, SYMBOLIC) or isinstance(right, SYMBOLIC):
+            return bool(self.number_operator(symbol, left, right))
         if is_constant(left) and is_constant(right):
             return COMPARE[symbol](left, right)
         name, reflected = f"__{METHOD_OF[symbol]}__", f"__{METHOD_OF[REFLECTED[symbol]]}__"
@@ -397,8 +418,10 @@ class Containers(Attributes):
     def unary(self, symbol: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self.torch_call(UNARY[symbol], (value,), {})
-        if isinstance(value, SYMBOLIC):
+        if isinstance(value, torch.SymInt) and symbol != "~":
             return UNARY[symbol](value)
+        if isinstance(value, SYMBOLIC):
+            return self.computed(f"({symbol}{{0}})", value, function=UNARY[symbol])
         name = f"__{UNARY[symbol].__name__}__"
         if python_method(value, name) is not None:
             return self.call(self.special(value, name), (), {})
@@ -429,9 +452,7 @@ class Containers(Attributes):
                 found: str = self.call(self.special(value, method), (), {})
                 return found if kind != 3 else found.encode("ascii", "backslashreplace").decode()
         self.check_text(value)
-        if isinstance(value, SYMBOLIC):
-            value = int(value)
-        return CONVERSIONS[kind](self.deep(value))
+        return CONVERSIONS[kind](self.deep(self.pinned(value)))
 
     def format(self, value: Any, spec: str = "") -> str:
         if python_method(value, "__format__") is not None:
@@ -439,6 +460,4 @@ class Containers(Attributes):
         if not spec and python_method(value, "__str__") is not None:
             return self.convert(1, value)
         self.check_text(value)
-        if isinstance(value, SYMBOLIC):
-            value = int(value)
-        return format(self.deep(value), spec)
+        return format(self.deep(self.pinned(value)), spec)

@@ -304,6 +304,10 @@ class Interpreter:
             error.__context__ = handled
         return not isinstance(error, MinicompileError | KeyboardInterrupt)
 
+    def pinned(self, value: Any) -> Any:
+        """A value that is hashed or read by C code, where it may stand for any number."""
+        return value
+
     def step(self, frame: Frame, instruction: Instruction) -> None:
         """Called after each instruction."""
 

@@ -60,7 +60,7 @@ GIVES: dict[str, tuple[int | None, Operation]] = {
     ),
     "BUILD_TUPLE": (None, lambda frame, ins, *values: values),
     "BUILD_LIST": (None, lambda frame, ins, *values: list(values)),
-    "BUILD_SET": (None, lambda frame, ins, *values: set(values)),
+    "BUILD_SET": (None, lambda frame, ins, *values: set(map(frame.world.pinned, values))),
     "BUILD_STRING": (None, lambda frame, ins, *values: "".join(values)),
     "BUILD_SLICE": (None, lambda frame, ins, *values: slice(*values)),
     "LIST_TO_TUPLE": (1, lambda frame, ins, items: tuple(frame.world.items(items))),
@@ -97,7 +97,7 @@ GIVES_NONE: dict[str, tuple[int | None, Operation]] = {
     ),
     # A display (`[*a, b]`) builds its container under the values.
     "LIST_APPEND": (1, lambda frame, ins, item: under(frame, ins).append(item)),
-    "SET_ADD": (1, lambda frame, ins, item: under(frame, ins).add(item)),
+    "SET_ADD": (1, lambda frame, ins, item: under(frame, ins).add(frame.world.pinned(item))),
     "MAP_ADD": (
         2,
         lambda frame, ins, key, item: frame.world.store_subscript(frame.stack[-ins.arg], key, item),
@@ -314,7 +314,8 @@ def for_iter(frame: Frame, ins: Instruction) -> None:
 @bytecode("BUILD_MAP")
 def build_map(frame: Frame, ins: Instruction) -> None:
     flat = frame.popn(2 * ins.arg)
-    frame.stack.append(dict(zip(flat[::2], flat[1::2], strict=True)))
+    keys = map(frame.world.pinned, flat[::2])
+    frame.stack.append(dict(zip(keys, flat[1::2], strict=True)))
 
 
 @bytecode("BUILD_CONST_KEY_MAP")

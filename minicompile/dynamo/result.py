@@ -28,6 +28,7 @@ from minicompile.ops.display import Shown, count_text
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import Graph, call_text, target_name
 from minicompile.ops.origin import SourceLine
+from minicompile.shapes.expr import python_text
 
 SOURCE_KINDS: dict[str, tuple[str, str]] = {
     # the base is a function
@@ -49,11 +50,14 @@ SOURCE_KINDS: dict[str, tuple[str, str]] = {
     "slot": ("{base}.{key}", "{base}.{key}"),
     "context": ("{base}.get()", "{base}.get()"),
     "referent": ("{base}()", "{base}()"),
-    "size": ("{base}.shape[{key}]", "{base}.shape[{key}]"),
+    "size": ("{base}.size({key})", "{base}.size({key})"),
     "setting": ("{base}{key}", "{base}(*{key!r})"),
     # no base: an argument; an object that the cache entry holds (a module's globals, a class)
     "local": ("{key}", "L_{key}"),
     "held": ("{key}", "{key}"),
+    # no base: a number as text; what Python makes of numbers, see `computed`
+    "literal": ("{key}", "{key}"),
+    "computed": ("", ""),
 }
 """Each kind of source: how it reads, and the Python that fetches it (`guards.SourceCode`)."""
 
@@ -88,6 +92,9 @@ class Source(Shown):
         """Readable path, valid Python for the plain kinds."""
         base = self.base.name if self.base is not None else ""
         kind = self.kind
+        if kind == "computed":
+            form, _, parts = self.key
+            return str(form.format(*(part.name for part in parts)))
         if kind == "global" and base in ("", "globals"):
             kind = "local"
         elif kind == "submodule" and str(self.key).isdecimal():
@@ -97,6 +104,31 @@ class Source(Shown):
 
     def __str__(self) -> str:
         return self.name
+
+
+def computed(form: str, parts: Iterable[Source], function: Any = None) -> Source:
+    """What Python makes of numbers: a form like `({0} + {1})`, or a call of the function that it names."""
+    return Source("computed", (form, function, tuple(parts)))
+
+
+@dataclass(frozen=True)
+class NumberRange:
+    """The numbers that a graph is made for: of a class (None: any int, a size), from `low` to `high`."""
+
+    kind: type | None
+    low: float
+    high: float | None = None
+
+    def condition(self, name: str) -> str:
+        """What a number must fulfil, as Python."""
+        span = f"{name} >= {self.low}"
+        if self.high is not None:
+            span = f"{self.low} <= {name} <= {self.high}"
+        return span if self.kind is None else f"type({name}) is {self.kind.__name__} and {span}"
+
+    def text(self, name: str) -> str:
+        """The same for a reader."""
+        return f"{name} is a finite float" if self.kind is float else self.condition(name)
 
 
 def describe(value: Any) -> str:
@@ -159,6 +191,7 @@ GUARD_KINDS: dict[str, tuple[str, str]] = {
     "members": ("members of {0} are {e}", ""),
     "distinct": ("different objects: {all}", ""),
     "shape": ("{e}", ""),
+    "number": ("{e}", ""),
     "strides": ("{0}.stride() == {e}", ""),
     # of all inputs at once, in C++ where torch has it
     "tensor": ("{0} is {e}", "True"),
@@ -169,7 +202,7 @@ GUARD_KINDS: dict[str, tuple[str, str]] = {
 expects, {c} a name of that in generated code."""
 WHOLE = ("tensor", "global_state", "different")
 """Kinds that are checked for all inputs at once."""
-SHAPE_KINDS = ("shape", "same_size", "strides")
+SHAPE_KINDS = ("shape", "number", "same_size", "strides")
 """Guards on symbolic sizes."""
 
 
@@ -188,13 +221,14 @@ class Guard(Shown):
         """The check as one readable line."""
         names = [source.name for source in self.sources]
         form, _ = GUARD_KINDS.get(self.kind, ("{all}: " + self.kind + " {e}", ""))
-        expected = describe(self.expected) if "{e}" in form else ""
-        text = form.format(*names, e=expected, all=", ".join(names))
-        if self.kind == "shape":
-            symbols = sorted(map(str, self.expected.free_symbols))
-            text += ", where " + ", ".join(
-                f"{s} is {name}" for s, name in zip(symbols, names, strict=True)
-            )
+        if self.kind == "number":
+            expected = self.expected.text(*names)
+        elif self.kind in ("shape", "strides"):
+            first = self.kind == "strides"
+            expected = python_text(self.expected, names[first:])
+        else:
+            expected = describe(self.expected) if "{e}" in form else ""
+        return form.format(*names, e=expected, all=", ".join(names))
         return text
 
     def __str__(self) -> str:

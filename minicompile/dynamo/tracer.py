@@ -86,6 +86,11 @@ class Tracer(Calls):
             found = self.programs[id(code)] = decode(code)
         return found
 
+    def asks(self) -> tuple[str, SourceLine | None]:
+        """Who needs a fact about sizes right now, and the user's line."""
+        running = self.recorder.running
+        return f"{running} needs it" if running else "the frame depends on it", self.user_line()
+
     def step(self, frame: Frame, instruction: Instruction) -> None:
         steps = self.log.steps
         steps.append(

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import sympy
+from sympy.printing.pycode import PythonCodePrinter
 
 Expr: TypeAlias = sympy.Expr
 Symbol: TypeAlias = sympy.Symbol
@@ -33,6 +34,12 @@ def loop_symbol(name: str) -> sympy.Symbol:
 def size_symbol(name: str) -> sympy.Symbol:
     """A symbolic size: an integer >= 1."""
     return sympy.Symbol(name, integer=True, positive=True)
+
+
+@functools.cache
+def float_symbol(name: str) -> sympy.Symbol:
+    """A symbolic float."""
+    return sympy.Symbol(name, real=True)
 
 
 class FloorDiv(sympy.Function):  # type: ignore[misc]
@@ -326,3 +333,28 @@ def coefficient_of(expr: Expr, var: sympy.Symbol) -> Expr | None:
         return ZERO
     step = sympy.expand(expr.xreplace({var: var + 1}) - expr)
     return None if var in step.free_symbols or step.has(FloorDiv, ModularIndexing) else step
+
+
+PRINTER = PythonCodePrinter()
+
+
+def python_text(expr: sympy.Basic, values: Sequence[str]) -> str:
+    """An expression or condition as Python; `values`: names of its symbols, these ordered by name.
+
+    Raises NotImplementedError where Python would compute it in floating point.
+    """
+    symbols = sorted(expr.free_symbols, key=str)
+    names = {symbol: size_symbol(value) for symbol, value in zip(symbols, values, strict=True)}
+    renamed = expr.xreplace(names)
+    if isinstance(renamed, sympy.core.relational.Relational):
+        text = f"{_outermost(renamed.lhs)} {renamed.rel_op} {_outermost(renamed.rhs)}"
+    else:
+        text = _outermost(renamed)
+    if "math." in text:
+        raise NotImplementedError(f"{expr} is computed in floating point")
+    return text
+
+
+def _outermost(expr: Expr) -> str:
+    text: str = PRINTER.doprint(expr)
+    return text[1:-1] if isinstance(expr, FloorDiv | ModularIndexing) else text
