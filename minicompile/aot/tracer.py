@@ -23,7 +23,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
-from minicompile.aot.layout import conform, frozen
+from minicompile.aot.layout import conform, frozen, size_expr
 from minicompile.aot.views import makes_memory
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import NO_ORIGINS, Origins
@@ -42,16 +42,18 @@ class SizeNodes:
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
         self.nodes: dict[sympy.Expr, fx.Node] = {}
-        self.sources: dict[sympy.Symbol, tuple[fx.Node, int]] = {}
-        """Input tensor and dimension that a symbol is the size of."""
+        self.sources: dict[sympy.Symbol, tuple[fx.Node, int, int, int]] = {}
+        """Input tensor, dimension, rest and step: the size is `step * symbol + rest`."""
 
     def add_input(self, node: fx.Node, value: Any) -> None:
         if isinstance(value, torch.SymInt):
             self.nodes[value.node.expr] = node
         elif isinstance(value, torch.Tensor):
             for dim, size in enumerate(value.shape):
-                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                    self.sources.setdefault(size.node.expr, (node, dim))
+                rest, term = sympy.sympify(size_expr(size)).as_coeff_Add()
+                step, symbol = term.as_coeff_Mul()
+                if symbol.is_Symbol:
+                    self.sources.setdefault(symbol, (node, dim, int(rest), int(step)))
 
     def argument(self, expr: sympy.Expr, env: Any, meta: Mapping[str, Any]) -> Any:
         """The node that computes an expression, or the number it is."""
@@ -64,7 +66,12 @@ class SizeNodes:
         if expr.is_Symbol:
             if expr not in self.sources:
                 raise Unsupported(f"size {expr} is not the size of any graph input")
-            node = self.graph.call_function(aten.sym_size.int, self.sources[expr])
+            tensor, dim, rest, step = self.sources[expr]
+            node = self.graph.call_function(aten.sym_size.int, (tensor, dim))
+            for target, number, neutral in (operator.sub, rest, 0), (operator.floordiv, step, 1):
+                if number != neutral:
+                    node.meta.update(meta, val=torch.SymInt(SymNode(step * expr, env, int)))
+                    node = self.graph.call_function(target, (node, number))
         else:
             target, parts = _size_operation(expr)
             arguments = tuple(self.argument(part, env, meta) for part in parts)

@@ -361,7 +361,9 @@ def dict_method(name: str) -> Callable[[Meaning], Meaning]:
                 tracker = tracer.tracker(owner)
                 key, *rest = [tracer.pinned(args[0]), *args[1:]] if args else [None]
                 given = (key, *rest) if args else ()
-                return native(owner, *given) if tracker is None else outside(tracer, tracker, *given)
+                return (
+                    native(owner, *given) if tracker is None else outside(tracer, tracker, *given)
+                )
 
             means(native)(meaning)
         return outside

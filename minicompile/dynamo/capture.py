@@ -31,7 +31,7 @@ from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import Capture, GraphInput, Guard
-from minicompile.dynamo.sizes import Dynamic, free_dims, shape_guards
+from minicompile.dynamo.sizes import STATIC, Dynamic, free_dims, shape_guards
 from minicompile.dynamo.snapshot import state_check
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.undo import noting
@@ -86,7 +86,7 @@ class Traced:
 def capture_frame(
     function: types.FunctionType,
     values: dict[str, Any],
-    dynamic: Dynamic = Dynamic(),
+    dynamic: Dynamic = STATIC,
     name: str | None = None,
     resume: Resume | None = None,
     resumed: bool = False,

@@ -241,6 +241,10 @@ class Dispatcher:
         if (why := captured.stopped_by) is not None:
             capture.stopped_by = graph_break(why, "instruction")
             self.breaks[capture.stopped_by] = None
+        env = capture.shape_env
+        for symbol in env.fixed if env is not None else ():
+            if env.wishes[symbol] == "mark_dynamic":
+                warnings.warn(f"{self.name}: {env.line(symbol)}", stacklevel=5)
         entry = Entry(captured, compiled, tuple(values), self.graph_raised)
         self.entries.append(entry)
         return entry

@@ -28,7 +28,6 @@ from minicompile.dynamo.variables import (
     MISSING,
     MODULE_TABLES,
     OBJECT_HASH,
-    SYMBOLIC,
     VariableTracker,
     class_facts,
     flags_of,

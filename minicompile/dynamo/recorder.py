@@ -367,16 +367,16 @@ class Recorder:
         """The node of a symbolic number: `x.size(0)` for a size, arithmetic on those otherwise."""
         if expr.is_number:
             return int(expr) if expr.is_Integer else float(expr)
-        key = self.graph, expr
+        assert self.sizes is not None
+        key = self.graph, (expr := self.sizes.env.rooted(expr))
         if key not in self.size_nodes:
-            assert self.sizes is not None
-            node = self.numbers.get(expr) if expr.is_Symbol else None
-            if node is None:
-                node = self.size_call(expr, self.sizes)
-            elif node.graph is not self.graph:
-                what = f"{self.sizes.env.text(expr)} is used in a function that is called later"
-                raise refusal("graph-value", what, self.line(), "pass it as a tensor")
-            self.size_nodes[key] = node
+            for symbol in expr.free_symbols if self.open else ():
+                if (
+                    self.sizes.env.symbols[symbol].kind != "size"
+                ):  # graphs inside take tensors alone
+                    self.sizes.env.evaluate(symbol)
+                    return self.size_node(self.sizes.env.simplified(expr))
+            self.size_nodes[key] = self.size_call(expr, self.sizes)
         return self.size_nodes[key]
 
     def size_call(self, expr: sympy.Basic, sizes: Sizes) -> fx.Node:
@@ -384,7 +384,9 @@ class Recorder:
         if expr.is_Symbol:
             source = sizes.env.symbols[expr]
             if source.kind != "size":
-                return self.number(expr, source, sizes)
+                node = self.numbers[expr] = self.root.placeholder(str(expr))
+                self.describe(node, "placeholder", sizes.numbers[source])
+                return node
             tensor = next(i for i in self.inputs if i.source == source.base)
             op, target, args = "call_method", "size", (self.lift(tensor.value), source.key)
         else:
@@ -392,12 +394,6 @@ class Recorder:
             op, args = "call_function", tuple(map(self.size_node, parts))
         node = self.graph.create_node(op, target, args, {})
         self.finish(node, target, sizes.env.sym_int(expr))
-        return node
-
-    def number(self, symbol: sympy.Symbol, source: Source, sizes: Sizes) -> fx.Node:
-        """A placeholder for a symbolic int or float."""
-        node = self.numbers[symbol] = self.root.placeholder(str(symbol))
-        self.describe(node, "placeholder", sizes.numbers[source])
         return node
 
     # -- the end

@@ -229,7 +229,6 @@ class Guard(Shown):
         else:
             expected = describe(self.expected) if "{e}" in form else ""
         return form.format(*names, e=expected, all=", ".join(names))
-        return text
 
     def __str__(self) -> str:
         return f"{self.expression}  # {self.reason}" + (
@@ -410,6 +409,12 @@ class Capture(Shown):
         return "\n".join(lines)
 
     @property
+    def size_lines(self) -> list[str]:
+        """What each symbol stands for and why there is one, or what fixed its value."""
+        lines = self.shape_env.lines() if self.shape_env is not None else []
+        return ["symbols:", *(f"  {line}" for line in lines)] if lines else []
+
+    @property
     def fakes(self) -> list[Any]:
         """Compile-time values of the graph's inputs, in placeholder order."""
         return [graph_input.fake for graph_input in self.inputs]
@@ -425,7 +430,7 @@ class Capture(Shown):
             f"{len(self.guards)} guards, {len(self.inlined)} calls inlined",
             *("", str(self.graph)),
             *(f"\n{inner}" for inner in self.subgraphs),
-            *("", "guards:", *(f"  {guard}" for guard in self.guards)),
+            *("", "guards:", *(f"  {guard}" for guard in self.guards), *self.size_lines),
         ]
         if self.side_effects:
             lines += ["", "afterwards:", *(f"  {effect}" for effect in self.side_effects)]
@@ -495,7 +500,7 @@ class Explanation(Shown):
             lines += ["", f"===== capture {number}: {capture.name}, {about}", "", capture.flow]
             if capture.graph.op_count:
                 lines += ["", str(capture.graph)]
-            lines += ["", *guard_lines(capture.guards)]
+            lines += ["", *guard_lines(capture.guards), *capture.size_lines]
         return "\n".join(lines)
 
 

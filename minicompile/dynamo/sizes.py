@@ -7,8 +7,8 @@ the graph to be used at other values.
 A dimension is symbolic if `mark_dynamic` said so, if it had another size in an earlier call, or under
 `dynamic=True`; sizes 0 and 1 never are. Dimensions that are equal at capture share one symbol (duck shaping),
 and a guard keeps them equal. Strides that follow from the sizes are written as products of symbols; others
-stay numbers. Ints and floats that the frame reads follow the same rules. What Python makes of them, other than
-sums and products of sizes, is a symbol of its own, which is computed before the graph runs.
+stay numbers. Ints and floats that the frame reads follow the same rules. What Python makes of them, other
+than sums and products of sizes, is a symbol of its own, which is computed before the graph runs.
 The real compiler: torch/fx/experimental/symbolic_shapes.py, torch/_dynamo/variables/builder.py.
 """
 
@@ -78,6 +78,10 @@ class Dynamic:
         """Whether a call with these arguments may need symbols."""
         marked = self.wanted is None and any_marked(dict(values))
         return marked or bool(self.wanted) or (self.wanted is None and bool(self.varied))
+
+
+STATIC = Dynamic()
+"""Only what is marked."""
 
 
 def from_arguments(source: Source) -> bool:
@@ -198,6 +202,7 @@ class Sizes:
         return self.source_of_expression(value.node.expr)
 
     def source_of_expression(self, expr: sympy.Basic) -> Source:
+        expr = self.env.rooted(expr)
         if expr.is_number:
             return Source("literal", repr(int(expr) if expr.is_Integer else float(expr)))
         if expr.is_Symbol:

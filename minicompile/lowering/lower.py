@@ -108,9 +108,8 @@ class _Lowering:
         size = to_size(value)
         if isinstance(size, sympy.Expr):
             self.symbols |= size.free_symbols
-        hint = getattr(getattr(value, "node", None), "hint", None)
-        if isinstance(size, sympy.Symbol) and isinstance(hint, int):
-            self.hints[size] = hint
+            hints = value.node.shape_env.hints
+            self.hints.update({symbol: hints[symbol] for symbol in size.free_symbols})
 
     def _attribute(self, node: fx.Node) -> TensorValue:
         value: Any = operator.attrgetter(str(node.target))(self.graph.gm)

@@ -11,6 +11,7 @@ The real compiler: torch/fx/experimental/symbolic_shapes.py.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from sympy.core.function import Application
 
 from minicompile.ops.display import Shown
 from minicompile.shapes.expr import (
+    FloorDiv,
+    ModularIndexing,
     bounds,
     exact_quotient,
     float_symbol,
@@ -64,13 +67,20 @@ class ShapeEnv(Shown):
         """Symbols that turned out to have one value only, and what fixed them."""
         self.asker: Callable[[], tuple[str, Any]] = no_asker
         """Says who needs what is being assumed, and the user's line."""
+        self.quotients: dict[sympy.Symbol, sympy.Expr] = {}
+        """What stands for a size that a guard says divides: `s0 % 8 == 0` gives `q1`, which is `s0 // 8`."""
         self._answers: dict[sympy.Basic, sympy.Basic | None] = {}
         self._shifted: dict[sympy.Symbol, sympy.Expr] = {}
         self._limits: dict[sympy.Symbol, int] = {}
         self._equal: dict[sympy.Expr, sympy.Expr] = {}
 
     def create_symbol(
-        self, hint: int, source: object | None, wish: str = "", low: int = 0, high: int | None = None
+        self,
+        hint: int,
+        source: object | None,
+        wish: str = "",
+        low: int = 0,
+        high: int | None = None,
     ) -> torch.SymInt:
         """A new size that is `hint` (at least 2) while compiling. `low` and `high`: its range, inclusive."""
         if hint < SMALLEST_SIZE:
@@ -85,7 +95,7 @@ class ShapeEnv(Shown):
     def _shift(self, symbol: sympy.Symbol) -> None:
         """Prepare for questions: the symbol is its lowest value and a number that isn't negative."""
         low, high = self.ranges[symbol]
-        above = loop_symbol(str(symbol).replace("s", "t"))
+        above = loop_symbol(f"{symbol} - {low}")
         self._shifted[symbol] = above + low
         if high is not None:
             self._limits[above] = high - low + 1
@@ -159,7 +169,7 @@ class ShapeEnv(Shown):
 
     def _assume(self, condition: sympy.Basic, reason: str = "") -> None:
         asked, line = self.asker()
-        self.guards.append(ShapeFact(condition, reason or asked, line))
+        self.guards.append(ShapeFact(self.rooted(condition), reason or asked, line))
         self._learn(condition)
         for symbol in self.symbols.keys() - self.fixed.keys():
             if self.simplified(symbol).is_number:
@@ -176,9 +186,41 @@ class ShapeEnv(Shown):
         if isinstance(fact, sympy.Ge | sympy.Le):
             self._narrow(fact.canonical)
         if isinstance(fact, sympy.Eq):
-            for term, value in self._solved(fact).items():
+            for term, value in (self._divided(fact) or self._solved(fact)).items():
                 known = {k: v.xreplace({term: value}) for k, v in self._equal.items()}
                 self._equal = {**known, term: value}
+
+    def _divided(self, fact: sympy.Eq) -> dict[sympy.Expr, sympy.Expr]:
+        """A symbol by a quotient, if an equation says that division is exact: `(s0 + 3) % 8 == 0`."""
+        remainder, zero = fact.lhs, fact.rhs
+        if not (
+            isinstance(remainder, ModularIndexing) and zero.is_zero and remainder.args[2].is_Integer
+        ):
+            return {}
+        base, divisor, modulus = remainder.args
+        rest, term = base.as_coeff_Add()
+        factor, symbol = term.as_coeff_Mul()
+        if (
+            divisor != 1
+            or symbol not in self.ranges
+            or not factor.is_Integer
+            or (rest and factor != 1)
+        ):
+            return {}
+        step = int(modulus) // math.gcd(int(modulus), int(factor))
+        low, high = self.ranges[symbol]
+        quotient = size_symbol(f"q{len(self.hints)}")
+        self.hints[quotient] = (self.hints[symbol] + int(rest)) // step
+        self.quotients[quotient] = FloorDiv(symbol + rest, sympy.Integer(step))
+        self.ranges[quotient] = -(-(low + int(rest)) // step), high and (high + int(rest)) // step
+        self._shift(quotient)
+        return {symbol: step * quotient - rest}
+
+    def rooted(self, expr: sympy.Basic) -> sympy.Basic:
+        """The expression in terms of symbols that have a source."""
+        while any(symbol in self.quotients for symbol in expr.free_symbols):
+            expr = expr.xreplace(self.quotients)
+        return expr
 
     def _narrow(self, fact: sympy.Ge | sympy.Le) -> None:
         """A bound on a symbol narrows its range."""
@@ -215,7 +257,9 @@ class ShapeEnv(Shown):
         pinned = {symbol: sympy.Integer(self.hints[symbol]) for symbol in symbols}
         reason = f"{self.text(fact)} gives no size by the others"
         line = self.asker()[1]
-        self.guards += [ShapeFact(sympy.Eq(*pair), reason, line) for pair in pinned.items()]
+        self.guards += [
+            ShapeFact(self.rooted(sympy.Eq(*pair)), reason, line) for pair in pinned.items()
+        ]
         return pinned
 
     # What FakeTensorMode asks of the environment of a SymNode it meets.
@@ -235,29 +279,31 @@ class ShapeEnv(Shown):
 
     def text(self, expr: sympy.Basic) -> str:
         """An expression with the user's names for its symbols: `x.size(0) % 8 == 0`."""
+        expr = self.rooted(expr)
         return python_text(expr, [str(self.symbols[s]) for s in ordered(expr)])
 
+    def line(self, symbol: sympy.Symbol) -> str:
+        """Where a symbol comes from, its range, and why it is one; or what fixed its value."""
+        source, fact = self.symbols[symbol], self.fixed.get(symbol)
+        wish = f" ({self.wishes[symbol]})" if self.wishes[symbol] else ""
+        if fact is not None:
+            value = self.simplified(symbol)
+            value = value if value.is_Integer else float(value)
+            at = f"\n    at {fact.line}" if fact.line else ""
+            why = f"{fact.reason}: {self.text(fact.condition)}{at}"
+            return f"{source} was to be symbolic{wish}, but can only be {value}: {why}"
+        if symbol not in self.ranges:
+            return f"{symbol} is {source}, any float{wish}"
+        low, high = self.ranges[symbol]
+        span = f"from {low} on" if high is None else f"{low} to {high}"
+        return f"{symbol} is {source}, {span}{wish}"
+
     def lines(self) -> list[str]:
-        """For each symbol where it comes from, its range, and why it is one; or what fixed its value."""
-        lines = []
-        for symbol, source in self.symbols.items():
-            low, high = self.ranges.get(symbol, (None, None))
-            wish = f" ({self.wishes[symbol]})" if self.wishes[symbol] else ""
-            fact = self.fixed.get(symbol)
-            if fact is not None:
-                value = self.simplified(symbol)
-                line = f" ({fact.line})" if fact.line else ""
-                why = f"{self.text(fact.condition)}: {fact.reason}{line}"
-                lines.append(f"{source} was to be symbolic{wish}, but can only be {value}: {why}")
-            elif low is None:
-                lines.append(f"{symbol} is {source}, any float{wish}")
-            else:
-                span = f"from {low} on" if high is None else f"{low} to {high}"
-                lines.append(f"{symbol} is {source}, {span}{wish}")
-        return lines
+        """What there is to know of each symbol."""
+        return [self.line(symbol) for symbol in self.symbols]
 
     def __str__(self) -> str:
-        lines = [f"{len(self.symbols)} symbolic sizes, {len(self.guards)} guards"]
+        lines = [f"{len(self.symbols)} symbols, {len(self.guards)} guards"]
         lines += [f"  {line}" for line in self.lines()]
         lines += [f"  guard {self.text(fact.condition)}  # {fact.reason}" for fact in self.guards]
         return "\n".join(lines)

@@ -344,7 +344,8 @@ def python_text(expr: sympy.Basic, values: Sequence[str]) -> str:
     Raises NotImplementedError where Python would compute it in floating point.
     """
     symbols = sorted(expr.free_symbols, key=str)
-    names = {symbol: size_symbol(value) for symbol, value in zip(symbols, values, strict=True)}
+    kinds = [size_symbol if symbol.is_integer else float_symbol for symbol in symbols]
+    names = {s: kind(value) for s, kind, value in zip(symbols, kinds, values, strict=True)}
     renamed = expr.xreplace(names)
     if isinstance(renamed, sympy.core.relational.Relational):
         text = f"{_outermost(renamed.lhs)} {renamed.rel_op} {_outermost(renamed.rhs)}"
