@@ -17,7 +17,7 @@ import torch
 from sympy.core.function import Application
 
 from minicompile.ops.display import Shown
-from minicompile.shapes.expr import exact_quotient, loop_symbol, size_symbol
+from minicompile.shapes.expr import exact_quotient, is_float, loop_symbol, size_symbol
 from minicompile.shapes.symnode import SymNode
 
 SMALLEST_SIZE = 2
@@ -53,6 +53,11 @@ class ShapeEnv(Shown):
         """A size expression as torch's operators take it."""
         expr = sympy.sympify(expr)
         return int(expr) if expr.is_Integer else torch.SymInt(SymNode(expr, self, int))
+
+    def number(self, expr: sympy.Expr) -> torch.SymInt | torch.SymFloat:
+        """An expression as torch's operators take it: a size, or a float."""
+        kind = torch.SymFloat if is_float(expr) else torch.SymInt
+        return kind(SymNode(expr, self, float if is_float(expr) else int))
 
     def hint(self, expr: sympy.Basic) -> Any:
         """The expression's value for the sizes at hand."""
@@ -136,7 +141,7 @@ class ShapeEnv(Shown):
                 return {term: value}
         if equation.has(Application) and not fact.rhs.is_number:
             return {}
-        pinned = {symbol: sympy.Integer(self.hints[symbol]) for symbol in symbols}
+        pinned = {symbol: sympy.sympify(self.hints[symbol]) for symbol in symbols}
         reason = f"{fact} gives no size by the others"
         self.guards += [(sympy.Eq(*pair), reason) for pair in pinned.items()]
         return pinned
