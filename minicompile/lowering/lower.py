@@ -111,7 +111,7 @@ class _Lowering:
         if isinstance(size, sympy.Expr):
             self.symbols |= size.free_symbols
         hint = getattr(getattr(value, "node", None), "hint", None)
-        if isinstance(size, sympy.Symbol) and isinstance(hint, int | float):
+        if isinstance(size, sympy.Symbol) and isinstance(hint, int):
             self.hints[size] = hint
 
     def _attribute(self, node: fx.Node) -> TensorValue:
