@@ -27,6 +27,7 @@ from minicompile.shapes.expr import (
     bounds,
     exact_quotient,
     float_symbol,
+    is_float,
     loop_symbol,
     python_text,
     size_symbol,
@@ -110,6 +111,11 @@ class ShapeEnv(Shown):
         """A size expression as torch's operators take it."""
         expr = sympy.sympify(expr)
         return int(expr) if expr.is_Integer else torch.SymInt(SymNode(expr, self, int))
+
+    def number(self, expr: sympy.Expr) -> torch.SymInt | torch.SymFloat:
+        """An expression as torch's operators take it: a size, or a float."""
+        kind = torch.SymFloat if is_float(expr) else torch.SymInt
+        return kind(SymNode(expr, self, float if is_float(expr) else int))
 
     def hint(self, expr: sympy.Basic) -> Any:
         """The expression's value for the sizes at hand."""

@@ -38,8 +38,13 @@ def size_symbol(name: str) -> sympy.Symbol:
 
 @functools.cache
 def float_symbol(name: str) -> sympy.Symbol:
-    """A symbolic float."""
+    """A Python float that is known at run time."""
     return sympy.Symbol(name, real=True)
+
+
+def is_float(expr: sympy.Basic) -> bool:
+    """Does a number known at run time contain a float?"""
+    return any(not symbol.is_integer for symbol in expr.free_symbols)
 
 
 class FloorDiv(sympy.Function):  # type: ignore[misc]
@@ -126,7 +131,7 @@ def _is_integer_monomial(expr: Expr) -> bool:
 
 
 def to_size(value: Any) -> Size:
-    """A Python int, SymInt or sympy number as a Size (an int where it is one)."""
+    """A Python int, SymInt or sympy number as a Size (an int where it is one); SymFloats as expressions."""
     if isinstance(value, int):
         return value
     node = getattr(value, "node", None)

@@ -16,7 +16,7 @@ from minicompile.errors import Unsupported
 from minicompile.ops.registry import scoped
 from minicompile.runtime.triton import Tiles
 from minicompile.scheduling.body import LoopBody, Recorder
-from minicompile.shapes.expr import FloorDiv, ModularIndexing, size_symbol
+from minicompile.shapes.expr import FloorDiv, ModularIndexing, float_symbol, size_symbol
 from tests.codegen.fusing import Program, layer_norm, softmax
 from tests.codegen.triton_running import call, devices, run, source_of
 
@@ -77,6 +77,22 @@ def test_one_text_serves_every_symbolic_size(device):
         call(source, {"x": x, "y": y}, {"s0": n}, Tiles(64))
         i, j = torch.arange(n, device=device), torch.arange(3, device=device)[:, None]
         assert torch.equal(y, x.t() + (i * n + j).float()), n
+
+
+@devices
+@pytest.mark.parametrize("dtype", [F32, torch.float64])
+def test_a_float_is_an_argument_in_double_precision(dtype, device):
+    s0, f0 = size_symbol("s0"), float_symbol("f0")
+    p = Program(hints={s0: 16, f0: 0.25})
+    p.input("x", (s0,), dtype)
+    p.pointwise("y", (s0,), lambda o, i: o.mul(o.load("x", i[0]), o.index_expr(-f0, dtype)), dtype)
+    source = source_of(p, (), device)
+    assert [str(symbol) for symbol in source.plan.sizes] == ["s0", "f0"]
+    for number in (0.1, 1 / 3, 2.0, -1e-30):
+        x = torch.randn(16, dtype=dtype, device=device)
+        y = torch.empty_like(x)
+        call(source, {"x": x, "y": y}, {"s0": 16, "f0": number}, Tiles(64))
+        torch.testing.assert_close(y, x * -number, atol=0, rtol=0)
 
 
 @devices
