@@ -72,7 +72,7 @@ class SizeNodes:
             node = self.graph.call_function(aten.sym_size.int, (tensor, dim))
             for target, number, neutral in (operator.sub, rest, 0), (operator.floordiv, step, 1):
                 if number != neutral:
-                    node.meta.update(meta, val=torch.SymInt(SymNode(step * expr, env, int)))
+                    node.meta.update(meta, val=env.number(step * expr))
                     node = self.graph.call_function(target, (node, number))
         else:
             target, parts = _size_operation(expr)

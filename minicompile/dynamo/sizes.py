@@ -221,8 +221,8 @@ class Sizes:
 
 LARGEST_INT = 2**31 - 1
 """Larger ints are compiled apart: sums and products of two that are smaller fit into 64 bits."""
-LARGEST_FLOAT = 1.7976931348623157e308
-"""The largest finite float."""
+LARGEST_FLOAT = 3.4028234663852886e38
+"""Beyond the largest float32 torch raises, depending on what a number is for."""
 
 SIZE_OPERATORS: dict[Any, tuple[str, Any]] = {
     sympy.Add: ("({0} + {1})", operator.add),
@@ -259,7 +259,7 @@ def shape_guards(env: ShapeEnv | None) -> list[Guard]:
         assert env is not None
         sources = sources_of(env, fact.condition)
         [symbol, *_] = ordered(fact.condition)
-        if symbol in env.ranges:
+        if symbol in env.ranges or not isinstance(fact.condition, sympy.Eq):
             guards.append(Guard(sources, "shape", fact.condition, fact.reason, fact.line))
         else:  # a float
             guards.append(Guard(sources, "equals", env.hints[symbol], fact.reason, fact.line))

@@ -52,7 +52,7 @@ def channels_last(x: torch.Tensor) -> bool:
 
 
 def as_row_major_view(op: OpOverload, args: Any) -> tuple[OpOverload, Any]:
-    """`view` of a row-major tensor with symbolic sizes as `as_strided`, with one guard; other calls as they are.
+    """`view` of a row-major tensor with symbolic sizes as `as_strided`, with one guard.
 
     FakeTensor goes through the dimensions one by one, and asks of each quotient whether it is 1.
     """

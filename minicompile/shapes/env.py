@@ -159,17 +159,20 @@ class ShapeEnv(Shown):
 
     def evaluate(self, expr: sympy.Basic, reason: str = "") -> sympy.Basic:
         """The value of a truth value or a size; adds a guard if it isn't the same for all sizes."""
-        for symbol in sorted(self.simplified(expr).free_symbols - self.ranges.keys(), key=str):
-            self._equal[symbol] = sympy.Float(self.hints[symbol])  # a float
-            self._assume(sympy.Eq(symbol, self._equal[symbol]), reason)
         known = self.static(expr)
         if known is not None:
             return known
         value = self.hint(expr)
+        fact = sympy.Eq(expr, value)
         if value in (sympy.true, sympy.false):
-            self._assume(expr if value == sympy.true else sympy.Not(expr), reason)
-        else:
-            self._assume(sympy.Eq(expr, value), reason)
+            fact = expr if value == sympy.true else sympy.Not(expr)
+        compared = fact.is_Relational and fact.lhs.is_Symbol and fact.rhs.is_number
+        if isinstance(fact, sympy.Eq) or not compared:
+            for symbol in sorted(self.simplified(expr).free_symbols - self.ranges.keys(), key=str):
+                self._equal[symbol] = sympy.Float(self.hints[symbol])  # a float
+                self._assume(sympy.Eq(symbol, self._equal[symbol]), reason)
+        if self.static(expr) is None:
+            self._assume(fact, reason)
         self._answers[expr] = value
         return value
 

@@ -20,7 +20,6 @@ from minicompile.ops.graph import Graph
 from minicompile.ops.origin import Origin, SourceLine
 from minicompile.options import Options
 from minicompile.shapes.env import ShapeEnv
-from minicompile.shapes.expr import float_symbol
 
 Dynamic = dict[tuple[int, int], str]
 """(input, dimension) -> name of its symbol; equal names share one. A number has dimension 0."""
@@ -115,9 +114,7 @@ def capture(
         if name is None or env is None:
             return size
         if name not in symbols and isinstance(size, float):
-            symbol = float_symbol(name)
-            env.hints[symbol], env.symbols[symbol] = size, f"inputs[{position}]"
-            symbols[name] = env.number(symbol)
+            symbols[name] = env.create_float(size, f"inputs[{position}]")
         elif name not in symbols:
             symbols[name] = env.create_symbol(size, f"inputs[{position}].size({dim})")
         return symbols[name]

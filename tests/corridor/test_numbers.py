@@ -59,7 +59,7 @@ def compiled(f, inputs, language="cpp", symbolic=(1, 2)):
         return compile_graph(part, options).finish()
 
     run = make_callable(aot, build(aot.forward), build(aot.backward))
-    return run, [str(fact) for fact, _ in env.guards if fact.has(float_symbol("f1"))]
+    return run, [str(f.condition) for f in env.guards if f.condition.has(float_symbol("f1"))]
 
 
 def values(dtype, requires_grad=True):
