@@ -142,7 +142,7 @@ TRUSTED = ("builtins", "torch", "numpy", "sympy", "datetime", "pathlib", "collec
 
 
 class GuardKind(NamedTuple):
-    """How a kind of guard is written: {0}, {1}, {all} its sources, {e} what it expects, {c} a name of that."""
+    """How a kind of guard is written: {0}, {1}, {all} its sources, {e} what it expects, {c} its name."""
 
     text: str
     """For a reader; where there is neither a `condition` nor a rule in guards.py, it is the check too."""
