@@ -35,10 +35,6 @@ def demo() -> Any:
     return importlib.import_module("minicompile.bench.demo")
 
 
-def calls() -> Any:
-    return importlib.import_module("minicompile.bench.calls")
-
-
 def option_docs() -> dict[str, str]:
     """Each option's docstring: the string that follows its field in the source of `Options`."""
     body = ast.parse(inspect.getsource(Options)).body[0]
@@ -99,11 +95,6 @@ COMMANDS = {
         "train the lesson model: eager, torch.compile, minicompile",
         lambda chosen: int(demo().run(chosen)),
         lambda to: demo().add_arguments(to),
-    ),
-    "calls": Command(
-        "measure what calling and capturing cost beside torch.compile",
-        lambda chosen: int(calls().run(chosen)),
-        lambda to: calls().add_arguments(to),
     ),
     "options": Command("list every option with its value and meaning", show_options),
     "rules": Command(

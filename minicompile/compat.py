@@ -252,22 +252,6 @@ def global_facts() -> dict[str, Any]:
     }
 
 
-def global_state_check(native: bool = True) -> Callable[[], bool]:
-    """A check that the process-wide settings are as they are now; in C++ where torch has one."""
-    if GlobalStateGuard is None or not native:
-        facts = global_facts()
-        return lambda: global_facts() == facts
-    calls, (namespace, keys, values) = global_state_reads()
-
-    def holds() -> bool:
-        for read, found in calls:
-            if read() is not found:
-                return False
-        return all(namespace[key] == value for key, value in zip(keys, values, strict=True))
-
-    return holds
-
-
 def global_state_reads() -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:
     """What the process-wide settings are read by: C functions and what they give; a dict, keys, values."""
     state = GlobalStateGuard()

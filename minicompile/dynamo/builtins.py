@@ -11,11 +11,8 @@ import builtins
 import collections
 import functools
 import inspect
-import logging
 import operator
-import sys
 import types
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -24,6 +21,7 @@ import torch
 from minicompile.dynamo.calls import CallRule, Calls, call_rules
 from minicompile.dynamo.containers import python_method
 from minicompile.dynamo.interpreter import BINARY, COMPARE, UNARY, UNBOUND, TracedGenerator
+from minicompile.dynamo.refusals import FUNCTIONS
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     MISSING,
@@ -64,23 +62,8 @@ def refuse(id: str, what: str, *functions: Any) -> None:
     call_rules(*functions)(lambda tracer, args, kwargs: tracer.unsupported(id, what))
 
 
-refuse("print", "print writes to the terminal", print)
-refuse("log", "a warning is issued", warnings.warn)
-refuse("file-or-terminal", "a file is opened", open)
-refuse("file-or-terminal", "input() asks the user", input)
-refuse("code-from-text", "code is evaluated from text", exec, eval, compile)
-refuse("memory-address", "id() depends on memory addresses", id)
-refuse(
-    "frame-inspection",
-    "the frame's variables are inspected",
-    *(locals, vars, sys._getframe, inspect.currentframe, inspect.stack),
-)
-refuse(
-    "log",
-    "a log message is written",
-    *(logging.Logger.debug, logging.Logger.info, logging.Logger.warning, logging.Logger.error),
-    *(logging.Logger.critical, logging.Logger.log, logging.Logger.exception),
-)
+for _id, _what, _owner, _names in FUNCTIONS:
+    refuse(_id, _what, *(getattr(_owner, name) for name in _names.split()))
 
 
 # -- functions that are operations of the interpreter

@@ -29,11 +29,11 @@ from minicompile.dynamo.attributes import (
     C_METHODS,
     CACHED,
     TENSOR_METADATA,
-    TENSOR_REFUSED,
     unknown,
 )
 from minicompile.dynamo.containers import Containers, python_method
 from minicompile.dynamo.interpreter import BINARY, METHOD_OF, TracedGenerator
+from minicompile.dynamo.refusals import TENSOR_REFUSED
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     OBJECT_HASH,
@@ -81,13 +81,6 @@ MUTATING = words(
     "rotate popitem setdefault move_to_end __init__"
 )
 SAFE_OBJECT_METHODS = words("__init_subclass__ __eq__ __ne__ mro __subclasses__ __instancecheck__")
-CONVERSION_METHODS = words("__bool__ __int__ __float__ __index__ __complex__ __contains__")
-REFUSED_FUNCTIONS = {
-    "manual_seed": ("random-state", "the random seed is set inside the captured function"),
-    "save": ("file-or-terminal", "torch.save"),
-    "load": ("file-or-terminal", "torch.load"),
-    "compile": ("nested-compile", "torch.compile is called inside the captured function"),
-}
 RAW_CLASSES: tuple[type, ...] = (
     *(functools.partial, types.MethodType, types.SimpleNamespace),
     *(property, staticmethod, classmethod),
@@ -109,7 +102,6 @@ TENSOR_OPERATORS: dict[str, tuple[Any, bool]] = {
 for _symbol in BINARY.keys() & METHOD_OF.keys():
     TENSOR_OPERATORS[f"__i{METHOD_OF[_symbol]}__"] = BINARY[f"{_symbol}="], False
     TENSOR_OPERATORS[f"__r{METHOD_OF[_symbol]}__"] = BINARY[_symbol], True
-UNRECORDED = words("__hash__ __repr__ __str__ __format__ __reduce_ex__ __deepcopy__")
 DISABLED = "_minicompile_disabled"
 """The attribute of functions under `mc.disable`: the reason."""
 FIXED_TYPES = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
@@ -283,16 +275,11 @@ class Calls(Containers):
         if is_tensor_method(function):
             name = TENSOR_FUNCTIONS.get(function) or function.__name__
             return self.tensor_method(name, args, kwargs)
-        name = getattr(function, "__name__", "")
-        if name in REFUSED_FUNCTIONS:
-            self.unsupported(*REFUSED_FUNCTIONS[name])
         return self.recorder.record("call_function", function, args, kwargs)
 
     def tensor_method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in TENSOR_REFUSED:
             self.unsupported(*TENSOR_REFUSED[name])
-        if name in CONVERSION_METHODS:
-            self.unsupported("item", f"a tensor is turned into a Python number by {name}")
         if name == "__len__":
             return self.length(args[0])
         if name == "__iter__":
@@ -311,8 +298,6 @@ class Calls(Containers):
         if name == "requires_grad_":
             self.recorder.switch_gradient(*args, **kwargs)
             return args[0]
-        if name in UNRECORDED:
-            self.unsupported("tensor-attribute", f"{name} of a tensor")
         return self.recorder.record("call_method", name, args, kwargs)
 
     # -- builtins and C functions

@@ -128,7 +128,7 @@ HELPERS: dict[str, Any] = {
     helper.__name__: helper
     for helper in (
         *(member, closure_cell, namespace_of, base_length, items_of, same_items),
-        *(hook_free, same_class, apart, lookup, same_constant, operator.is_),
+        *(hook_free, same_class, apart, lookup, same_constant, operator.is_, Description),
     )
 }
 PLAIN_GETTERS = (object.__getattribute__, types.ModuleType.__getattribute__)
@@ -228,18 +228,6 @@ class SourceCode:
 # -- kinds
 
 
-def form_rule(form: str) -> GuardRule:
-    def rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-        return form.format(*values, all=", ".join(values), c=code.literal(guard.expected))
-
-    return rule
-
-
-for _kind, (_, _form) in GUARD_KINDS.items():
-    if _form:
-        guard_rules(_kind)(form_rule(_form))
-
-
 @guard_rules("equals")
 def equals_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     expected, cls = guard.expected, type(guard.expected)
@@ -290,6 +278,18 @@ def number_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
 def strides_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     tensor, *sizes = values
     return f"{tensor}.stride() == {python_text(guard.expected, sizes)}"
+
+
+def form_rule(form: str) -> GuardRule:
+    def rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
+        return form.format(*values, all=", ".join(values), c=code.literal(guard.expected))
+
+    return rule
+
+
+for _kind, _about in GUARD_KINDS.items():
+    if _kind not in guard_rules:
+        guard_rules(_kind)(form_rule(_about.condition or _about.text.replace("{e}", "{c}")))
 
 
 def condition(code: SourceCode, guard: Guard) -> str | None:
@@ -391,8 +391,8 @@ def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[boo
         return not changed, changed
     if guard.kind == "different":
         return two_alike(guard.sources, [found, *others])
-    read = FACTS.get(guard.kind)
-    return bool(eval(text, code.names, scope)), found if read is None else read(found)
+    shown = GUARD_KINDS[guard.kind].found.format("found")
+    return bool(eval(text, code.names, scope)), eval(shown, code.names, {"found": found})
 
 
 def fetched(sources: Iterable[Source], code: SourceCode, scope: dict[str, Any]) -> list[Any]:
@@ -419,20 +419,3 @@ def two_alike(sources: tuple[Source, ...], values: list[Any]) -> tuple[bool, Any
         if other is not source:
             return False, Description(f"{source} is {other}")
     return True, None
-
-
-FACTS: dict[str, Callable[[Any], Any]] = {
-    "type": type,
-    "length": base_length,
-    "keys": items_of,
-    "members": items_of,
-    "code": lambda function: function.__code__,
-    "globals": lambda function: Description("other globals"),
-    "same": lambda value: Description("another object"),
-    "distinct": lambda value: Description("one object under two names"),
-    "class": lambda cls: Description("other attributes or bases"),
-    "hooks": lambda module: Description("hooks"),
-    "absent": lambda container: Description("it there"),
-    "no_overlap": lambda tensor: Description("shared memory"),
-}
-"""What to show of a value that was found, where a guard is about less than all of it."""

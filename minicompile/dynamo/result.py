@@ -19,7 +19,7 @@ import types
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -172,34 +172,58 @@ BRACKETS = {
 TRUSTED = ("builtins", "torch", "numpy", "sympy", "datetime", "pathlib", "collections")
 """Libraries whose classes have a `repr` that is no user code."""
 
-GUARD_KINDS: dict[str, tuple[str, str]] = {
-    "type": ("type({0}) is {e}", "type({0}) is {c}"),
-    "identity": ("{0} is {e}", "{0} is {c}"),
-    "absent": ("{e} not in {0}", "not dict.__contains__({0}, {c})"),
-    "class": ("attributes of {0} are defined as before", "same_class({0}, {c})"),
-    "code": ("{0}.__code__ is {e}", "{0}.__code__ is {c}"),
-    "globals": ("{0} has the same globals", "{0}.__globals__ is {c}"),
-    "defaults": ("{0} has {e} defaults", "len({0}.__defaults__ or ()) == {c}"),
-    "hooks": ("{0} has no hooks", "hook_free({0})"),
-    "same": ("{0} is {1}", "{0} is {1}"),
-    "same_size": ("{0} == {1}", "{0} == {1}"),
-    "no_overlap": ("the first {e} of {all} share no memory", "apart({c}, {all})"),
-    # whose condition depends on what is expected (rules in guards.py)
-    "equals": ("{0} == {e}", ""),
-    "length": ("len({0}) == {e}", ""),
-    "keys": ("list({0}) == {e}", ""),
-    "members": ("members of {0} are {e}", ""),
-    "distinct": ("different objects: {all}", ""),
-    "shape": ("{e}", ""),
-    "number": ("{e}", ""),
-    "strides": ("{0}.stride() == {e}", ""),
+
+class GuardKind(NamedTuple):
+    """How a kind of guard is written: {0}, {1}, {all} its sources, {e} what it expects, {c} its name."""
+
+    text: str
+    """For a reader; where there is neither a `condition` nor a rule in guards.py, it is the check too."""
+    condition: str = ""
+    """As Python."""
+    found: str = "{0}"
+    """What to show of the value that was found, as Python."""
+
+
+GUARD_KINDS = {
+    "type": GuardKind("type({0}) is {e}", found="type({0})"),
+    "identity": GuardKind("{0} is {e}"),
+    "equals": GuardKind("{0} == {e}"),
+    "absent": GuardKind(
+        "{e} not in {0}", "not dict.__contains__({0}, {c})", "Description('it there')"
+    ),
+    "length": GuardKind("len({0}) == {e}", found="base_length({0})"),
+    "keys": GuardKind("list({0}) == {e}", found="items_of({0})"),
+    "members": GuardKind("members of {0} are {e}", found="items_of({0})"),
+    "class": GuardKind(
+        "attributes of {0} are defined as before",
+        "same_class({0}, {c})",
+        "Description('other attributes or bases')",
+    ),
+    "code": GuardKind("{0}.__code__ is {e}", found="{0}.__code__"),
+    "globals": GuardKind(
+        "{0} has the same globals", "{0}.__globals__ is {c}", "Description('other globals')"
+    ),
+    "defaults": GuardKind("{0} has {e} defaults", "len({0}.__defaults__ or ()) == {c}"),
+    "hooks": GuardKind("{0} has no hooks", "hook_free({0})", "Description('hooks')"),
+    # of several sources
+    "same": GuardKind("{0} is {1}", found="Description('another object')"),
+    "same_size": GuardKind("{0} == {1}"),
+    "distinct": GuardKind(
+        "different objects: {all}", found="Description('one object under two names')"
+    ),
+    "no_overlap": GuardKind(
+        "the first {e} of {all} share no memory",
+        "apart({c}, {all})",
+        "Description('shared memory')",
+    ),
+    "shape": GuardKind("{e}"),
+    "number": GuardKind("{e}"),
+    "strides": GuardKind("{0}.stride() == {e}"),
     # of all inputs at once, in C++ where torch has it
-    "tensor": ("{0} is {e}", "True"),
-    "different": ("different tensors: {all}", "True"),
-    "global_state": ("global state is as it was", "True"),
+    "tensor": GuardKind("{0} is {e}", "True"),
+    "different": GuardKind("different tensors: {all}", "True"),
+    "global_state": GuardKind("global state is as it was", "True"),
 }
-"""How each kind of guard is written for a reader, and as Python: {0}, {1}, {all} its sources, {e} what it
-expects, {c} a name of that in generated code."""
 WHOLE = ("tensor", "global_state", "different")
 """Kinds that are checked for all inputs at once."""
 SHAPE_KINDS = ("shape", "number", "same_size", "strides")
@@ -220,7 +244,7 @@ class Guard(Shown):
     def expression(self) -> str:
         """The check as one readable line."""
         names = [source.name for source in self.sources]
-        form, _ = GUARD_KINDS.get(self.kind, ("{all}: " + self.kind + " {e}", ""))
+        form = GUARD_KINDS.get(self.kind, GuardKind("{all}: " + self.kind + " {e}")).text
         if self.kind == "number":
             expected = self.expected.text(*names)
         elif self.kind in ("shape", "strides"):
