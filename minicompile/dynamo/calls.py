@@ -397,6 +397,8 @@ class Calls(Containers):
         if method.__objclass__ is str and name in ("format", "format_map"):
             for value in (*rest, *kwargs.values()):
                 self.check_text(value)
+            rest = tuple(map(self.as_text, rest))
+            kwargs = {key: self.as_text(value) for key, value in kwargs.items()}
         if name in KEEPS_ITEMS:
             hashed = isinstance(owner, dict | set | frozenset)
             return method(owner, *(map(self.pinned, rest) if hashed else rest), **kwargs)
@@ -422,6 +424,8 @@ class Calls(Containers):
 
     def construct(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What `type.__call__` does."""
+        if issubclass(cls, BaseException):  # they are turned into text
+            args = tuple(map(self.as_text, args))
         if any("__del__" in owner.__dict__ for owner in cls.__mro__):
             what = f"{cls.__name__} objects do something when they die (`__del__`)"
             self.unsupported("class-change", what)

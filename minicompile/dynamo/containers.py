@@ -349,6 +349,7 @@ class Containers(Attributes):
             return found
         if plain == "%" and isinstance(left, str):
             self.check_text(right)
+            right = self.as_text(right)
         return BINARY[symbol](self.operand(left), self.operand(right))
 
     def number_operator(self, symbol: str, left: Any, right: Any) -> Any:
@@ -452,7 +453,7 @@ class Containers(Attributes):
                 found: str = self.call(self.special(value, method), (), {})
                 return found if kind != 3 else found.encode("ascii", "backslashreplace").decode()
         self.check_text(value)
-        return CONVERSIONS[kind](self.deep(self.pinned(value)))
+        return CONVERSIONS[kind](self.as_text(value))
 
     def format(self, value: Any, spec: str = "") -> str:
         if python_method(value, "__format__") is not None:
@@ -460,4 +461,14 @@ class Containers(Attributes):
         if not spec and python_method(value, "__str__") is not None:
             return self.convert(1, value)
         self.check_text(value)
-        return format(self.deep(self.pinned(value)), spec)
+        return format(self.as_text(value), spec)
+
+    def as_text(self, value: Any) -> Any:
+        """A value to be turned into text, in which symbolic numbers have become plain ones."""
+        inside = self.deep(value)
+        if type(inside) is list:
+            return list(map(self.as_text, inside))
+        if type(inside) is dict:
+            return {self.as_text(key): self.as_text(item) for key, item in inside.items()}
+        plain = type(inside) is tuple and not is_constant(inside)
+        return tuple(map(self.as_text, inside)) if plain else self.pinned(inside)

@@ -244,7 +244,7 @@ class Dispatcher:
         env = capture.shape_env
         for symbol in env.fixed if env is not None else ():
             if env.wishes[symbol] == "mark_dynamic":
-                warnings.warn(f"{self.name}: {env.line(symbol)}", stacklevel=5)
+                warnings.warn(f"{self.name} fixes a size: {env.line(symbol)}", stacklevel=5)
         entry = Entry(captured, compiled, tuple(values), self.graph_raised)
         self.entries.append(entry)
         return entry

@@ -244,10 +244,7 @@ class ShapeEnv(Shown):
             self._shift(symbol)
 
     def _solved(self, fact: sympy.Eq) -> dict[sympy.Expr, sympy.Expr]:
-        """A term (the youngest symbol, else a quotient, remainder, minimum) that an equation gives.
-
-        One that gives none pins its symbols to the sizes at hand.
-        """
+        """A term (the youngest symbol, else a quotient, remainder, minimum) that an equation gives."""
         difference = sympy.factor(fact.lhs - fact.rhs)
         factors = [
             f for f in sympy.Mul.make_args(difference) if not f.is_number and not f.is_positive
@@ -261,15 +258,7 @@ class ShapeEnv(Shown):
             )
             if value is not None and not value.has(term):
                 return {term: value}
-        if equation.has(Application) and not fact.rhs.is_number:
-            return {}
-        pinned = {symbol: sympy.Integer(self.hints[symbol]) for symbol in symbols}
-        reason = f"{self.text(fact)} gives no size by the others"
-        line = self.asker()[1]
-        self.guards += [
-            ShapeFact(self.rooted(sympy.Eq(*pair)), reason, line) for pair in pinned.items()
-        ]
-        return pinned
+        return {}
 
     # What FakeTensorMode asks of the environment of a SymNode it meets.
 
@@ -291,21 +280,29 @@ class ShapeEnv(Shown):
         expr = self.rooted(expr)
         return python_text(expr, [str(self.symbols[s]) for s in ordered(expr)])
 
+    def values(self, symbol: sympy.Symbol) -> str:
+        """Which values a symbol stands for."""
+        value = self.simplified(symbol)
+        if symbol in self.fixed:
+            return f"only {value if value.is_Integer else float(value)}"
+        low, high = self.ranges.get(symbol, (None, None))
+        if low is None:
+            return "any float"
+        return f"from {low} on" if high is None else f"{low} to {high}"
+
+    def cause(self, symbol: sympy.Symbol) -> str:
+        """What fixed a symbol's value: who needed which fact, and the user's line; "" if it varies."""
+        fact = self.fixed.get(symbol)
+        if fact is None:
+            return ""
+        at = f"\n    at {fact.line}" if fact.line else ""
+        return f"{fact.reason}: {self.text(fact.condition)}{at}"
+
     def line(self, symbol: sympy.Symbol) -> str:
-        """Where a symbol comes from, its range, and why it is one; or what fixed its value."""
-        source, fact = self.symbols[symbol], self.fixed.get(symbol)
-        wish = f" ({self.wishes[symbol]})" if self.wishes[symbol] else ""
-        if fact is not None:
-            value = self.simplified(symbol)
-            value = value if value.is_Integer else float(value)
-            at = f"\n    at {fact.line}" if fact.line else ""
-            why = f"{fact.reason}: {self.text(fact.condition)}{at}"
-            return f"{source} was to be symbolic{wish}, but can only be {value}: {why}"
-        if symbol not in self.ranges:
-            return f"{symbol} is {source}, any float{wish}"
-        low, high = self.ranges[symbol]
-        span = f"from {low} on" if high is None else f"{low} to {high}"
-        return f"{symbol} is {source}, {span}{wish}"
+        """Where a symbol comes from, its values, why it is one, and what fixed it."""
+        wish, cause = self.wishes[symbol], self.cause(symbol)
+        text = f"{symbol} is {self.symbols[symbol]}, {self.values(symbol)}"
+        return text + (f" ({wish})" if wish else "") + (f": {cause}" if cause else "")
 
     def lines(self) -> list[str]:
         """What there is to know of each symbol."""
