@@ -77,7 +77,9 @@ class LoopPrinter(ValuePrinter):
     def _parallel(self, nest: int = 1, simd: bool = False) -> str:
         """`parallel for`, or nothing where one thread does it all."""
         region, share = self._shared(nest)
-        return f"parallel for{' simd' if simd else ''}{region}{share}" if self._threads(nest) else ""
+        return (
+            f"parallel for{' simd' if simd else ''}{region}{share}" if self._threads(nest) else ""
+        )
 
     def _threads(self, nest: int) -> bool:
         """Do threads share a nest of loops? Scatters run in order: two iterations may change one element."""
@@ -204,7 +206,7 @@ class LoopPrinter(ValuePrinter):
             stack.enter_context(self._heap_rows(length, nest))
             pragma = self._parallel(nest)
             if self.heap and pragma:
-                pragma = f"for{self._shared(nest)[1]}"
+                pragma = f"for nowait{self._shared(nest)[1]}"
             stack.enter_context(self.loops(self.x_loops, pragma))
             if isinstance(length, int):
                 self._scratch(self.in_order(self.plan.stashed), "_row", length)
@@ -237,7 +239,7 @@ class LoopPrinter(ValuePrinter):
                 self.line(f"{ctype}* __restrict {name} = {text};", value.origins)
             yield
             for name, (value, _) in found.items():
-                self.line(f"free({name});", value.origins)
+                self.line(f"mc_release({name});", value.origins)
 
     def _columns(self) -> None:
         *outer, last = self.x_loops
@@ -369,7 +371,9 @@ class LoopPrinter(ValuePrinter):
         size = self.r_loops[-1].size
         reductions = [v for v in values if v.op == "reduction"]
         sums = [v for v in reductions if v.kind == "sum" and v.dtype.is_floating_point]
-        if size_hint(size, self.plan.hints) > LONG_ROW or (self.split and not isinstance(size, int)):
+        if size_hint(size, self.plan.hints) > LONG_ROW or (
+            self.split and not isinstance(size, int)
+        ):
             return bool(sums or any(map(self._by_row, reductions)))
         return not isinstance(size, int) and not all(map(self._by_row, sums))
 

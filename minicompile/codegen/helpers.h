@@ -179,12 +179,20 @@ static inline mc_lanes mc_swapped(mc_lanes v, int step) {
 }
 #endif
 
-// memory for a row whose length isn't known when compiling
+// memory for a row whose length isn't known when compiling; before it stands what malloc gave, which is
+// quicker than aligned_alloc
 #include <stdlib.h>
 static inline void* mc_scratch(int64_t bytes) {
-    void* row = aligned_alloc(64, bytes / 64 * 64 + 64);
-    if (row == NULL) abort();
+    char* given = (char*)malloc(bytes + 128);
+    if (given == NULL) abort();
+    char* row = given + 128 - ((uintptr_t)given & 63);
+    memcpy(row - sizeof given, &given, sizeof given);
     return row;
+}
+static inline void mc_release(void* row) {
+    char* given;
+    memcpy(&given, (char*)row - sizeof given, sizeof given);
+    free(given);
 }
 
 // a reduction of n floats that lie side by side, in 64 lanes
