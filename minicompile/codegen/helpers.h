@@ -179,6 +179,22 @@ static inline mc_lanes mc_swapped(mc_lanes v, int step) {
 }
 #endif
 
+// memory for a row whose length isn't known when compiling; before it stands what malloc gave, which is
+// quicker than aligned_alloc
+#include <stdlib.h>
+static inline void* mc_scratch(int64_t bytes) {
+    char* given = (char*)malloc(bytes + 128);
+    if (given == NULL) abort();
+    char* row = given + 128 - ((uintptr_t)given & 63);
+    memcpy(row - sizeof given, &given, sizeof given);
+    return row;
+}
+static inline void mc_release(void* row) {
+    char* given;
+    memcpy(&given, (char*)row - sizeof given, sizeof given);
+    free(given);
+}
+
 // a reduction of n floats that lie side by side, in 64 lanes
 #define MC_ROW(start, both, next) \
     mc_lanes a = (mc_lanes){0} + start, b = a, c = a, d = a; \
@@ -200,8 +216,13 @@ static inline mc_lanes mc_swapped(mc_lanes v, int step) {
     return found;
 
 static inline mc_lanes mc_lanes_sum(mc_lanes a, mc_lanes b) { return a + b; }
+static inline float mc_block_sum(const float* x, int64_t n) { MC_ROW(0.0f, mc_lanes_sum, found + x[i]) }
+// rounding errors of a long row don't pile up
 static inline float mc_row_sum(const float* x, int64_t n) {
-    MC_ROW(0.0f, mc_lanes_sum, found + x[i])
+    if (n <= 8192) return mc_block_sum(x, n);
+    double total = 0;
+    for (int64_t i = 0; i < n; i += 1024) total += mc_block_sum(x + i, n - i < 1024 ? n - i : 1024);
+    return total;
 }
 
 // NaN stays: it is taken, and nothing compares better than it

@@ -203,6 +203,10 @@ class SourceCode:
             return f"{self.constant(function)}({', '.join(given)})"
         if source.base is None:
             return f"L_{source.key}"
+        if (
+            source.kind == "size"
+        ):  # a tensor's shape, taken once, is quicker than a call for each size
+            return f"{self.expression(Source('slot', 'shape', source.base))}[{source.key}]"
         base, cls = self.expression(source.base), self.types_of.get(source.base)
         if source.kind == "item":
             return self.item(base, cls, source.key)

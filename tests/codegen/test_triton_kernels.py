@@ -283,6 +283,41 @@ def test_index_values_are_computed_wide_enough(device):
 
 
 @devices
+def test_symbolic_sizes_are_multiplied_wide_enough(device):
+    s0, s1 = size_symbol("s0"), size_symbol("s1")
+    p = Program(hints={s0: 4, s1: 8})
+    p.pointwise("y", (s0,), lambda o, i: o.index_expr(i[0] * s0 * s1 - s1, I64), I64)
+    source = source_of(p, (), device)
+    assert source.plan.index_dtype is I64
+    for far in (8, 2**31 - 1, 2**31, 2**40):
+        y = torch.empty(5, dtype=I64, device=device)
+        call(source, {"y": y}, {"s0": 5, "s1": far}, Tiles(64))
+        assert y.tolist() == [i * 5 * far - far for i in range(5)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_more_elements_than_32_bits_count():
+    s0 = size_symbol("s0")
+    p = Program(hints={s0: 4096})
+    p.input("x", (s0,), torch.int8)
+    p.pointwise(
+        "y",
+        (s0,),
+        lambda o, i: o.add(o.load("x", s0 - 1 - i[0]), o.constant(1, torch.int8)),
+        torch.int8,
+    )
+    source = source_of(p, (), "cuda")
+    for n in (4096, 2**31 + 1000):
+        x = torch.randint(-128, 127, (n,), dtype=torch.int8, device="cuda")
+        y = torch.empty_like(x)
+        call(source, {"x": x, "y": y}, {"s0": n})
+        assert torch.equal(y[:1000].flip(0), x[-1000:] + 1)
+        assert torch.equal(y[-1000:].flip(0), x[:1000] + 1)
+        assert torch.equal(y, x.flip(0) + 1)
+
+
+@devices
 def test_index_divisions_round_down(device):
     p = Program()
     p.input("x", (40,))
