@@ -9,7 +9,9 @@ The real compiler: torch/utils/_sympy/functions.py and torch/_inductor/sizevars.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import sympy
@@ -92,6 +94,56 @@ class ModularIndexing(sympy.Function):  # type: ignore[misc]
         return f"({inner} % {printer.parenthesize(modulus, 60)})"
 
     _pythoncode = _sympystr
+
+
+class PythonNumber(sympy.Function):  # type: ignore[misc]
+    """A number that Python computes with floats. These round, so that sympy must leave the operation alone."""
+
+    is_real = True
+    form = ""
+    compute: Callable[..., int | float]
+
+    @classmethod
+    def eval(cls, *args: Expr) -> Expr | None:
+        if all(arg.is_number for arg in args):
+            return sympy.sympify(cls.compute(*(int(a) if a.is_Integer else float(a) for a in args)))
+        return None
+
+    def _sympystr(self, printer: Any) -> str:
+        return self.form.format(*map(printer.doprint, self.args))
+
+    _pythoncode = _sympystr
+
+
+def _python_number(form: str, compute: Callable[..., Any], integer: bool) -> type[PythonNumber]:
+    known = {"form": form, "compute": staticmethod(compute)} | ({"is_integer": True} if integer else {})
+    return type(f"Python[{form}]", (PythonNumber,), known)
+
+
+FLOATS = {
+    form: _python_number(form, compute, integer=False)
+    for form, compute in {
+        "({0} + {1})": operator.add,
+        "({0} - {1})": operator.sub,
+        "({0} * {1})": operator.mul,
+        "({0} / {1})": operator.truediv,
+        "({0} // {1})": operator.floordiv,
+        "({0} % {1})": operator.mod,
+        "({0} ** {1})": operator.pow,
+        "float({0})": float,
+        "math.sqrt({0})": math.sqrt,
+    }.items()
+}
+"""Python's arithmetic on floats, by how it is written."""
+ROUNDED = {
+    form: _python_number(form, compute, integer=True)
+    for form, compute in {
+        "int({0})": int,
+        "math.floor({0})": math.floor,
+        "math.ceil({0})": math.ceil,
+    }.items()
+}
+"""Ints made of floats."""
 
 
 def exact_quotient(base: Expr, divisor: Expr) -> Expr | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import sympy
 
-from minicompile.shapes.expr import ONE, FloorDiv, ModularIndexing, exact_quotient
+from minicompile.shapes.expr import FLOATS, ONE, ROUNDED, FloorDiv, ModularIndexing, exact_quotient
 
 if TYPE_CHECKING:
     from minicompile.shapes.env import ShapeEnv
@@ -109,14 +109,14 @@ class SymNode:
 
     # Arithmetic
 
-    def _apply(
-        self, rule: Callable[..., sympy.Basic], pytype: type | None, *others: SymNode
-    ) -> SymNode:
-        """A number of type `pytype`; None is what Python's arithmetic gives."""
-        nodes = (self, *others)
-        if pytype is None:
-            pytype = float if any(node.pytype is float for node in nodes) else int
-        return self._new(rule(*(node.expr for node in nodes)), pytype)
+    def _apply(self, rule: Callable[..., sympy.Basic], pytype: type, *others: SymNode) -> SymNode:
+        return self._new(_computed(rule, self.expr, *(node.expr for node in others)), pytype)
+
+    def _arithmetic(self, name: Text, *others: SymNode) -> SymNode:
+        """As Python has it: floats if one of them is a float."""
+        pytype = float if float in (self.pytype, *(node.pytype for node in others)) else int
+        rules = ARITHMETIC if pytype is int or name not in FLOAT_ARITHMETIC else FLOAT_ARITHMETIC
+        return self._apply(rules[name], pytype, *others)
 
     def sym_sum(self, nodes: Sequence[SymNode]) -> SymNode:
         return self._new(sympy.Add(*(node.expr for node in nodes)), int)
@@ -197,8 +197,13 @@ def _modulo(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
     return ModularIndexing(base, ONE, divisor)
 
 
-def _toward_zero(value: sympy.Expr) -> sympy.Expr:
-    return value if value.is_integer else sympy.sign(value) * sympy.floor(sympy.Abs(value))
+@functools.lru_cache(1 << 16)  # the same few sizes come again and again
+def _computed(rule: Callable[..., sympy.Basic], *operands: sympy.Basic) -> sympy.Basic:
+    return rule(*operands)
+
+
+def _rounded(form: str) -> Callable[[sympy.Expr], sympy.Expr]:
+    return lambda value: value if value.is_integer else ROUNDED[form](value)
 
 
 ARITHMETIC: dict[str, Callable[..., sympy.Expr]] = {
@@ -213,7 +218,14 @@ ARITHMETIC: dict[str, Callable[..., sympy.Expr]] = {
     "sym_min": sympy.Min,
     "pow": operator.pow,
     "pow_by_natural": operator.pow,
-    "float_pow": operator.pow,
+}
+FLOAT_ARITHMETIC: dict[str, Callable[..., sympy.Expr]] = {
+    "add": FLOATS["({0} + {1})"],
+    "sub": FLOATS["({0} - {1})"],
+    "mul": FLOATS["({0} * {1})"],
+    "mod": FLOATS["({0} % {1})"],
+    "floordiv": FLOATS["({0} // {1})"],
+    "pow": FLOATS["({0} ** {1})"],
 }
 TRUTHS = {
     "eq": sympy.Eq,
@@ -228,18 +240,19 @@ TRUTHS = {
     "sym_or": sympy.Or,
     "sym_not": sympy.Not,
 }
-FLOATS = {
-    "truediv": operator.truediv,
-    "int_truediv": operator.truediv,
-    "float_truediv": operator.truediv,
-    "sym_sqrt": sympy.sqrt,
-    "sym_float": lambda value: value,
+CONVERSIONS = {
+    "truediv": FLOATS["({0} / {1})"],
+    "int_truediv": FLOATS["({0} / {1})"],
+    "float_truediv": FLOATS["({0} / {1})"],
+    "float_pow": FLOATS["({0} ** {1})"],
+    "sym_sqrt": FLOATS["math.sqrt({0})"],
+    "sym_float": FLOATS["float({0})"],
 }
 ROUNDING = {
-    "floor": sympy.floor,
-    "sym_int": _toward_zero,
-    "trunc": _toward_zero,
-    "ceil": sympy.ceiling,
+    "floor": _rounded("math.floor({0})"),
+    "sym_int": _rounded("int({0})"),
+    "trunc": _rounded("int({0})"),
+    "ceil": _rounded("math.ceil({0})"),
 }
 CHANNELS_LAST = {"2d": (1, 3, 2, 0), "3d": (1, 4, 3, 2, 0)}
 """The dimensions of a channels-last tensor, innermost first."""
@@ -253,14 +266,11 @@ ANSWERS = {
 """What torch asks of nodes and all of ours answer alike."""
 
 
-for _rules, _pytype in ((ARITHMETIC, None), (TRUTHS, bool), (FLOATS, float), (ROUNDING, int)):
+for _name in ARITHMETIC:
+    setattr(SymNode, _name, functools.partialmethod(SymNode._arithmetic, _name))
+for _rules, _pytype in ((TRUTHS, bool), (CONVERSIONS, float), (ROUNDING, int)):
     for _name, _rule in _rules.items():
-        _cached = functools.lru_cache(4096)(_rule)  # the same few sizes come again and again
-        setattr(
-            SymNode,
-            _name,
-            lambda self, *others, _rule=_cached, _type=_pytype: self._apply(_rule, _type, *others),
-        )
+        setattr(SymNode, _name, functools.partialmethod(SymNode._apply, _rule, _pytype))
 for _rank, _order in CHANNELS_LAST.items():
     for _name, _test in (
         ("contiguous", SymNode._contiguous_in_order),
