@@ -40,6 +40,13 @@ from minicompile.dynamo.variables import (
 NO_OPERANDS = (list, tuple, str, dict)
 """Never operands of a tensor operator."""
 
+
+def shown(value: Any) -> Any:
+    """What is turned into text: of a symbolic number its value, which becomes a guard."""
+    if not isinstance(value, SYMBOLIC):
+        return value
+    return (float if isinstance(value, torch.SymFloat) else int)(value)
+
 REFLECTED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">": "<", ">=": "<="}
 
 
@@ -423,22 +430,20 @@ class Containers(Attributes):
             self.check_text(item)
 
     def convert(self, kind: int, value: Any) -> str:
+        value = shown(value)
         name = "__str__" if kind == 1 else "__repr__"
         for method in (name, "__repr__"):
             if python_method(value, method) is not None and not isinstance(value, type):
                 found: str = self.call(self.special(value, method), (), {})
                 return found if kind != 3 else found.encode("ascii", "backslashreplace").decode()
         self.check_text(value)
-        if isinstance(value, SYMBOLIC):
-            value = int(value)
         return CONVERSIONS[kind](self.deep(value))
 
     def format(self, value: Any, spec: str = "") -> str:
+        value = shown(value)
         if python_method(value, "__format__") is not None:
             return str(self.call(self.special(value, "__format__"), (spec,), {}))
         if not spec and python_method(value, "__str__") is not None:
             return self.convert(1, value)
         self.check_text(value)
-        if isinstance(value, SYMBOLIC):
-            value = int(value)
         return format(self.deep(value), spec)

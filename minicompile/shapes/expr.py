@@ -51,7 +51,9 @@ class FloorDiv(sympy.Function):  # type: ignore[misc]
             return ZERO
         if base.is_Integer and divisor.is_Integer:
             return sympy.Integer(int(base) // int(divisor))
-        if isinstance(base, FloorDiv):
+        if divisor.is_negative:
+            return FloorDiv(-base, -divisor)
+        if isinstance(base, FloorDiv) and divisor.is_positive:
             return FloorDiv(base.args[0], base.args[1] * divisor)
         if not divisor.is_Integer and _below(base, divisor):
             return ZERO

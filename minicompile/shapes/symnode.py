@@ -110,6 +110,8 @@ class SymNode:
     # Arithmetic
 
     def _apply(self, rule: Callable[..., sympy.Basic], pytype: type, *others: SymNode) -> SymNode:
+        if rule in DIVISIONS and self.shape_env.evaluate(sympy.Eq(others[0].expr, 0)):
+            raise ZeroDivisionError("division by zero")
         return self._new(_computed(rule, self.expr, *(node.expr for node in others)), pytype)
 
     def _arithmetic(self, name: Text, *others: SymNode) -> SymNode:
@@ -194,7 +196,9 @@ def _modulo(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
     """`base % divisor`, zero where division is exact."""
     if exact_quotient(base, divisor) is not None:
         return sympy.Integer(0)
-    return ModularIndexing(base, ONE, divisor)
+    if divisor.is_positive:
+        return ModularIndexing(base, ONE, divisor)
+    return base - divisor * FloorDiv(base, divisor)
 
 
 @functools.lru_cache(1 << 16)  # the same few sizes come again and again
@@ -265,6 +269,9 @@ ANSWERS = {
 }
 """What torch asks of nodes and all of ours answer alike."""
 
+
+DIVISIONS = {FloorDiv, _modulo, *(FLOATS[f"({{0}} {sign} {{1}})"] for sign in ("/", "//", "%"))}
+"""That their second operand isn't 0 becomes a guard."""
 
 for _name in ARITHMETIC:
     setattr(SymNode, _name, functools.partialmethod(SymNode._arithmetic, _name))

@@ -116,7 +116,7 @@ CONDITIONS = """
 {n} in (2, 3, 5); {n} == {n} + {n}; {n} * {c} == {n}; 2 < {n} < 6; {t}.numel() > 20; {t}.is_contiguous()
 {t}.shape[-1] == {t}.shape[0]; {t}.shape[{d}] == 1; {n}; bool({n} - {c}); {n} / 2 > 2.5; math.sqrt({n}) > 2
 {t}.stride({d}) == 1; {v} > {v}; {t}.dim() == 3; {t}.shape[0] > {w}.shape[-1]; {n} / 49 * 49 == {n}; {n} % {n} == 0
-max({n}, {n}) > {c}; {n} is {n}; isinstance({n}, int); {n} // {c} == {n} % {c}; {t}.shape[1:] == {w}.shape[1:]
+max({n}, {n}) > {c}; isinstance({n}, int); {n} // {c} == {n} % {c}; {t}.shape[1:] == {w}.shape[1:]
 {n} ** 2 > 10; {n} * {n} == 16; ({n} + {c}) % 4 == 0; any(s == 2 for s in {t}.shape); all({t}.shape)
 """.strip()
 FLOATS = """
@@ -141,7 +141,7 @@ torch.arange({i}); torch.arange({i}, {j}); torch.arange(0, {i}, {c}); torch.aran
 torch.meshgrid(torch.arange({i}), torch.arange({j}), indexing="ij")[0]; torch.tril_indices({i}, {i})[0]; torch.cartesian_prod(torch.arange({i}), torch.arange({c})); F.one_hot(torch.arange({i}) % 3, 3); torch.outer(torch.arange({i}), torch.arange({j})); torch.broadcast_to({t}, ({i}, *{t}.shape)); torch.atleast_2d({t}); torch.hstack([{t}, {w}]); torch.vstack([{t}, {w}]); torch.block_diag({m}, {m})
 """.strip()
 VALUES = """
-{t} * {i}; {t} + {v}; {t} / {i}; {t} - {v}; {t} * {c}; {t} + {w}; {f} * {w}; {f} / ({w} * {w} + 1); {t} + torch.arange({t}.shape[-1]); {t} * {t}.shape[{d}]; {f} / {t}.numel(); {i} - {t}; {i} / ({f} * {f} + 1); {f} // 1 * 0 + {i}; {t} % {i}; {t} // {i}
+{t} * {i}; {t} + {v}; {t} / {i}; {f} - {v}; {t} * {c}; {t} + {w}; {f} * {w}; {f} / ({w} * {w} + 1); {t} + torch.arange({t}.shape[-1]); {t} * {t}.shape[{d}]; {f} / {t}.numel(); {i} - {f}; {i} / ({f} * {f} + 1); {f} // 1 * 0 + {i}; {t} % {i}; {t} // {i}
 {t} + {t}[:1]; {m} + {m}[:, :1]; {m}.sum(-1, keepdim=True) * {m}; {m}[..., None] * {m}[..., None, :]; {t}[:, None] + {t}[None]; {t} + {m}; {f} + {t}; {t} == {w}; {f} > 0.5; torch.where({t} > 0, {t}, {i}); torch.where({t} > 0, {w}, {v}); {t}.masked_fill({t} > 1, {v}); {t}.clamp(max={i}); {t}.clamp(-{c}, {v})
 {t}.sum(); {t}.sum({d}); {t}.sum(-1, keepdim=True); {t}.amax({d}); {t}.amin(-1); {f}.mean(); {f}.mean({d}); {f}.mean(-1, keepdim=True); {f}.var({d}); {f}.std(-1, unbiased=False); {t}.prod({d}); {t}.any({d}); {t}.all(); {m}.sum((0, 1)); {m}.sum((0, -1), keepdim=True); {f}.logsumexp({d}); {t}.cumsum({d}); {f}.norm(dim={d}); {f}.argmax({d}); {t}.count_nonzero({d}); {t}.max({d})[0]; {t}.sort({d})[0]; {f}.topk({c}, -1)[0]; {t}.max(); {f}.norm()
 {f}.softmax({d}); {f}.softmax(-1); {f}.log_softmax({d}); F.layer_norm({f}, {f}.shape[-1:]); F.layer_norm({f}, ({i},)); F.layer_norm({f}, {f}.shape[1:]); F.normalize({f}, dim={d}); F.gelu({f}); {f}.sigmoid(); {f}.tanh(); {f}.relu(); {f}.exp().clamp(max=9); {f}.square(); {t}.float(); {t}.double(); {t}.to({w}.dtype); {t}.long(); {t}.bool(); {f}.abs().sqrt(); {t}.abs(); F.group_norm({q}, {c}); F.rms_norm({f}, {f}.shape[-1:]); F.batch_norm({q}, None, None, training=True)
@@ -153,7 +153,7 @@ torch.zeros({i}, {c}).scatter_add(0, torch.zeros({i}, {c}, dtype=torch.int64), t
 """.strip()
 CHANGES = """
 {t}[{i}] = {c}; {t}[{a}:{b}] = {v}; {t}[..., {a}:] += {i}; {t}[:1] = {t}[-1:]; {t}.mul_({c}); {t}.add_({i}); {t}[{a}:{b}].mul_(2); {t}.zero_(); {m}[:, {a}:{b}] *= 2; {t}[::2] = {i}; {m}[:, 0] = {m}[:, -1]; {t}.copy_({w}); {t}[{t} > 0] = 1
-{t}.clamp_(max={i}); {t}.narrow({d}, 0, {i}).add_(1); {t}.view(-1)[:{i}] = 3; {m}.transpose({d}, {e}).mul_(2); {t}.fill_({v}); {t}.index_add_({d}, torch.arange({t}.shape[{d}]), {w}); {t}.masked_fill_({t} > 1, {v}); {t}[torch.arange({i})] = 2; {m}.diagonal().fill_({i}); {t}.unsqueeze_(0); {m}.t_(); {t}.scatter_({d}, torch.zeros({t}.shape, dtype=torch.int64), {i}); {t}.resize_(2, 2)
+{t}.clamp_(max={i}); {t}.narrow({d}, 0, {i}).add_(1); {t}.view(-1)[:{i}] = 3; {m}.transpose({d}, {e}).mul_(2); {t}.fill_({v}); {t}.index_add_({d}, torch.arange({t}.shape[{d}]), {w}); {t}.masked_fill_({t} > 1, {v}); {t}[torch.arange({i})] = 2; {m}.diagonal().fill_({i}); {t}.unsqueeze_(0); {m}.t_(); {t}.scatter_({d}, torch.zeros({t}.shape, dtype=torch.int64), {i})
 """.strip()
 BLOCKS = (
     "if {p}:\n    {T}\nelse:\n    {T}",
@@ -341,8 +341,7 @@ def generate(seed: int, length: int = 6, calls: int = 10) -> Program:
         if max(sizes) <= MOST_ELEMENTS and all(abs(number) < 1e6 for number in numbers):
             program.body.append(text)
             values = tried
-    made = [name for name in values if re.fullmatch(r"[tnv]\d", name)]
-    program.returned = made or [inputs[0].name]
+    program.returned = [name for name in values if re.fullmatch(r"[tnv]\d|[xyz]", name)]
     return program
 
 
