@@ -191,8 +191,8 @@ def smaller(program: Program) -> Iterator[Program]:
 
 def kind(why: str) -> str:
     """What a difference is about, so that making a program smaller keeps to one mistake."""
-    about = why.partition(": ")[2]
-    return about[:30] if about.startswith(("raised", "internal")) else about.partition(" ")[0]
+    what = why.partition("}: ")[2]
+    return what[:30] if what.startswith(("raised", "internal")) else what.partition(" ")[0]
 
 
 def shrink(program: Program, backend: str, why: str) -> tuple[Program, str]:
