@@ -45,7 +45,8 @@ def shown(value: Any) -> Any:
     """What is turned into text: of a symbolic number its value, which becomes a guard."""
     if not isinstance(value, SYMBOLIC):
         return value
-    return (float if isinstance(value, torch.SymFloat) else int)(value)
+    return float(value) if isinstance(value, torch.SymFloat) else int(value)
+
 
 REFLECTED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">": "<", ">=": "<="}
 

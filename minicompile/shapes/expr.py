@@ -99,7 +99,7 @@ class ModularIndexing(sympy.Function):  # type: ignore[misc]
 
 
 class PythonNumber(sympy.Function):  # type: ignore[misc]
-    """A number that Python computes with floats. These round, so that sympy must leave the operation alone."""
+    """A number that Python computes with floats: they round, so sympy must leave it as it is."""
 
     is_real = True
     form = ""
@@ -117,34 +117,37 @@ class PythonNumber(sympy.Function):  # type: ignore[misc]
     _pythoncode = _sympystr
 
 
-def _python_number(form: str, compute: Callable[..., Any], integer: bool) -> type[PythonNumber]:
-    known = {"form": form, "compute": staticmethod(compute)} | ({"is_integer": True} if integer else {})
-    return type(f"Python[{form}]", (PythonNumber,), known)
+def _python_numbers(integer: bool, **rules: tuple[str, Callable[..., Any]]) -> dict[str, Any]:
+    """One class for each rule: how Python writes it, and what it computes."""
+    return {
+        name: type(
+            name,
+            (PythonNumber,),
+            {"form": form, "compute": staticmethod(compute), "is_integer": integer or None},
+        )
+        for name, (form, compute) in rules.items()
+    }
 
 
-FLOATS = {
-    form: _python_number(form, compute, integer=False)
-    for form, compute in {
-        "({0} + {1})": operator.add,
-        "({0} - {1})": operator.sub,
-        "({0} * {1})": operator.mul,
-        "({0} / {1})": operator.truediv,
-        "({0} // {1})": operator.floordiv,
-        "({0} % {1})": operator.mod,
-        "({0} ** {1})": operator.pow,
-        "float({0})": float,
-        "math.sqrt({0})": math.sqrt,
-    }.items()
-}
-"""Python's arithmetic on floats, by how it is written."""
-ROUNDED = {
-    form: _python_number(form, compute, integer=True)
-    for form, compute in {
-        "int({0})": int,
-        "math.floor({0})": math.floor,
-        "math.ceil({0})": math.ceil,
-    }.items()
-}
+FLOATS = _python_numbers(
+    False,
+    add=("({0} + {1})", operator.add),
+    sub=("({0} - {1})", operator.sub),
+    mul=("({0} * {1})", operator.mul),
+    truediv=("({0} / {1})", operator.truediv),
+    floordiv=("({0} // {1})", operator.floordiv),
+    mod=("({0} % {1})", operator.mod),
+    pow=("({0} ** {1})", operator.pow),
+    float=("float({0})", float),
+    sqrt=("math.sqrt({0})", math.sqrt),
+)
+"""Python's arithmetic on floats."""
+ROUNDED = _python_numbers(
+    True,
+    int=("int({0})", int),
+    floor=("math.floor({0})", math.floor),
+    ceil=("math.ceil({0})", math.ceil),
+)
 """Ints made of floats."""
 
 

@@ -117,7 +117,7 @@ class SymNode:
     def _arithmetic(self, name: Text, *others: SymNode) -> SymNode:
         """As Python has it: floats if one of them is a float."""
         pytype = float if float in (self.pytype, *(node.pytype for node in others)) else int
-        rules = ARITHMETIC if pytype is int or name not in FLOAT_ARITHMETIC else FLOAT_ARITHMETIC
+        rules = ARITHMETIC if pytype is int else ARITHMETIC | FLOATS
         return self._apply(rules[name], pytype, *others)
 
     def sym_sum(self, nodes: Sequence[SymNode]) -> SymNode:
@@ -206,8 +206,8 @@ def _computed(rule: Callable[..., sympy.Basic], *operands: sympy.Basic) -> sympy
     return rule(*operands)
 
 
-def _rounded(form: str) -> Callable[[sympy.Expr], sympy.Expr]:
-    return lambda value: value if value.is_integer else ROUNDED[form](value)
+def _rounded(name: str) -> Callable[[sympy.Expr], sympy.Expr]:
+    return lambda value: value if value.is_integer else ROUNDED[name](value)
 
 
 ARITHMETIC: dict[str, Callable[..., sympy.Expr]] = {
@@ -223,14 +223,6 @@ ARITHMETIC: dict[str, Callable[..., sympy.Expr]] = {
     "pow": operator.pow,
     "pow_by_natural": operator.pow,
 }
-FLOAT_ARITHMETIC: dict[str, Callable[..., sympy.Expr]] = {
-    "add": FLOATS["({0} + {1})"],
-    "sub": FLOATS["({0} - {1})"],
-    "mul": FLOATS["({0} * {1})"],
-    "mod": FLOATS["({0} % {1})"],
-    "floordiv": FLOATS["({0} // {1})"],
-    "pow": FLOATS["({0} ** {1})"],
-}
 TRUTHS = {
     "eq": sympy.Eq,
     "ne": sympy.Ne,
@@ -245,18 +237,18 @@ TRUTHS = {
     "sym_not": sympy.Not,
 }
 CONVERSIONS = {
-    "truediv": FLOATS["({0} / {1})"],
-    "int_truediv": FLOATS["({0} / {1})"],
-    "float_truediv": FLOATS["({0} / {1})"],
-    "float_pow": FLOATS["({0} ** {1})"],
-    "sym_sqrt": FLOATS["math.sqrt({0})"],
-    "sym_float": FLOATS["float({0})"],
+    "truediv": FLOATS["truediv"],
+    "int_truediv": FLOATS["truediv"],
+    "float_truediv": FLOATS["truediv"],
+    "float_pow": FLOATS["pow"],
+    "sym_sqrt": FLOATS["sqrt"],
+    "sym_float": FLOATS["float"],
 }
 ROUNDING = {
-    "floor": _rounded("math.floor({0})"),
-    "sym_int": _rounded("int({0})"),
-    "trunc": _rounded("int({0})"),
-    "ceil": _rounded("math.ceil({0})"),
+    "floor": _rounded("floor"),
+    "sym_int": _rounded("int"),
+    "trunc": _rounded("int"),
+    "ceil": _rounded("ceil"),
 }
 CHANNELS_LAST = {"2d": (1, 3, 2, 0), "3d": (1, 4, 3, 2, 0)}
 """The dimensions of a channels-last tensor, innermost first."""
@@ -270,7 +262,7 @@ ANSWERS = {
 """What torch asks of nodes and all of ours answer alike."""
 
 
-DIVISIONS = {FloorDiv, _modulo, *(FLOATS[f"({{0}} {sign} {{1}})"] for sign in ("/", "//", "%"))}
+DIVISIONS = {FloorDiv, _modulo, *(FLOATS[name] for name in ("truediv", "floordiv", "mod"))}
 """That their second operand isn't 0 becomes a guard."""
 
 for _name in ARITHMETIC:

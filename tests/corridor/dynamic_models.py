@@ -1,8 +1,8 @@
 """Models whose batch and sequence are symbolic, at many sizes: `python -m tests.corridor.dynamic_models`
 
-Prints for each model, mode and size the largest difference from eager and how often the model was captured so
-far. `--models gpt2,vit --modes training --language triton` chooses; `--sizes 2,3` instead of all of SIZES. Exit
-code 1 if a difference is too large or there are other captures than `expected_captures` says.
+Prints for each model, mode and size the largest difference from eager and how often the model was
+captured so far. `--models gpt2,vit --modes training --language triton` chooses; `--sizes 2,3` instead of
+all of SIZES. Exit code 1 if a difference is too large or captures aren't as `expected_captures` says.
 """
 
 from __future__ import annotations

@@ -55,7 +55,10 @@ def vit(scale: int = 1) -> Model:
     )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(2, 3, 16, 16, generator=generator)
-    return ViTForImageClassification(config), {"pixel_values": images, "labels": torch.tensor([0, 3])}
+    return ViTForImageClassification(config), {
+        "pixel_values": images,
+        "labels": torch.tensor([0, 3]),
+    }
 
 
 def _ids(labels: bool) -> dict[str, torch.Tensor]:

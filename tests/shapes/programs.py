@@ -1,7 +1,7 @@
 """Random functions of tensors whose sizes matter: sizes decide branches, loops, shapes and values.
 
-A program is made by running it: a line that fails at the first sizes is dropped, so that what is left works at
-these, and mostly at others. Lines are filled-in templates:
+A program is made by running it: a line that fails at the first sizes is dropped, so that what is left
+works at these, and mostly at others. Lines are filled-in templates:
 
     t a tensor      w one of the same shape if there is one      f a floating-point one
     m one with at least two dimensions, q one with at least three
@@ -98,62 +98,136 @@ class Program:
 
 INTEGERS = """
 {t}.shape[{d}]; {t}.size({d}); {t}.shape[-1]; len({t}); {t}.numel(); {t}.dim(); {t}.stride({d})
-{t}.shape[{d}]; {t}.shape[{d}]; {t}.shape[0]; {n}; {n}; {n}; {c}
-{n} // {c}; {n} % {c}; {n} % 8; {n} // {n}; {n} % {n}; {n} // max({n}, 1); -(-{n} // {c})
-min({n}, {n}); max({n}, {n}); min({n}, {c}); max({n}, {c}); abs({n} - {n}); {n} ** 2; {n} ** {c}
-{n} + {n}; {n} * {n}; {n} - {n}; {n} + {c}; {n} - {c}; {n} * {c}; -{n}; ({n} + 7) // 8 * 8
-int({n} / 2); int({n} / {c}); int({n} * 0.5); int({n} * 0.3); round({n} * 0.5); int({v}); round({v})
-math.ceil({n} / {c}); math.floor({n} / {c}); int(math.sqrt({n})); math.isqrt({n}); int({n} ** 0.5)
-divmod({n}, {c})[1]; int({p}); {n} & 3; {n} << 1; {n} >> 1; {n} | 1; {n}.bit_length(); math.gcd({n}, 12)
-sum({t}.shape); math.prod({t}.shape); {t}.shape.numel(); max({t}.shape); min({t}.shape); {t}.storage_offset()
-{n} if {p} else {c}; {n} and 2; {n} or 3; int(float({n})); int({n} == {n}); len({t}.shape[1:]); int(-{n} / {c})
-sorted([{n}, {n}, {c}])[1]; [{n}, {n}][{n} % 2]; sum(range(min({n}, 5))); int(1e3 * {n}) // 1000; int(str({n}))
-pow({n}, 2); {n} // -{c}; -{n} % {c}; {n} % -{c}; (-{n}) // {c}; int({n} * 0.29 * 100); int(0.1 * {n} * 10)
+{t}.shape[{d}]; {t}.shape[{d}]; {t}.shape[0]; {n}; {n}; {n}; {c}; {n} // {c}; {n} % {c}; {n} % 8
+{n} // {n}; {n} % {n}; {n} // max({n}, 1); -(-{n} // {c}); min({n}, {n}); max({n}, {n})
+min({n}, {c}); max({n}, {c}); abs({n} - {n}); {n} ** 2; {n} ** {c}; {n} + {n}; {n} * {n}; {n} - {n}
+{n} + {c}; {n} - {c}; {n} * {c}; -{n}; ({n} + 7) // 8 * 8; int({n} / 2); int({n} / {c})
+int({n} * 0.5); int({n} * 0.3); round({n} * 0.5); int({v}); round({v}); math.ceil({n} / {c})
+math.floor({n} / {c}); int(math.sqrt({n})); math.isqrt({n}); int({n} ** 0.5); divmod({n}, {c})[1]
+int({p}); {n} & 3; {n} << 1; {n} >> 1; {n} | 1; {n}.bit_length(); math.gcd({n}, 12); sum({t}.shape)
+math.prod({t}.shape); {t}.shape.numel(); max({t}.shape); min({t}.shape); {t}.storage_offset()
+{n} if {p} else {c}; {n} and 2; {n} or 3; int(float({n})); int({n} == {n}); len({t}.shape[1:])
+int(-{n} / {c}); sorted([{n}, {n}, {c}])[1]; [{n}, {n}][{n} % 2]; sum(range(min({n}, 5)))
+int(1e3 * {n}) // 1000; int(str({n})); pow({n}, 2); {n} // -{c}; -{n} % {c}; {n} % -{c}
+(-{n}) // {c}; int({n} * 0.29 * 100); int(0.1 * {n} * 10)
 """.strip()
 CONDITIONS = """
-{n} % {c} == 0; {n} % {c} != 1; {n} > {n}; {n} == {n}; {n} <= {c}; {n} < {n} * 2; {t}.shape == {w}.shape
-{n} % 8 == 0; {n} != {c}; {n} >= 4 and {n} < 8; not {n} > 2; {n} < 3 or {n} == {n}; {n} // 2 > 1
-{n} in (2, 3, 5); {n} == {n} + {n}; {n} * {c} == {n}; 2 < {n} < 6; {t}.numel() > 20; {t}.is_contiguous()
-{t}.shape[-1] == {t}.shape[0]; {t}.shape[{d}] == 1; {n}; bool({n} - {c}); {n} / 2 > 2.5; math.sqrt({n}) > 2
-{t}.stride({d}) == 1; {v} > {v}; {t}.dim() == 3; {t}.shape[0] > {w}.shape[-1]; {n} / 49 * 49 == {n}; {n} % {n} == 0
+{n} % {c} == 0; {n} % {c} != 1; {n} > {n}; {n} == {n}; {n} <= {c}; {n} < {n} * 2
+{t}.shape == {w}.shape; {n} % 8 == 0; {n} != {c}; {n} >= 4 and {n} < 8; not {n} > 2
+{n} < 3 or {n} == {n}; {n} // 2 > 1; {n} in (2, 3, 5); {n} == {n} + {n}; {n} * {c} == {n}
+2 < {n} < 6; {t}.numel() > 20; {t}.is_contiguous(); {t}.shape[-1] == {t}.shape[0]
+{t}.shape[{d}] == 1; {n}; bool({n} - {c}); {n} / 2 > 2.5; math.sqrt({n}) > 2; {t}.stride({d}) == 1
+{v} > {v}; {t}.dim() == 3; {t}.shape[0] > {w}.shape[-1]; {n} / 49 * 49 == {n}; {n} % {n} == 0
 max({n}, {n}) > {c}; isinstance({n}, int); {n} // {c} == {n} % {c}; {t}.shape[1:] == {w}.shape[1:]
 {n} ** 2 > 10; {n} * {n} == 16; ({n} + {c}) % 4 == 0; any(s == 2 for s in {t}.shape); all({t}.shape)
 """.strip()
 FLOATS = """
-{n} / 2; {n} / {c}; 1 / ({n} + 1); math.sqrt({n}); {n} ** 0.5; {n} ** -0.5; {n} * 0.5; float({n}); {n} / {n}; 1.0 / {n}
-math.log({n} + 1); {n} * 0.1 + 0.2; -{n} / 3; {n} // 2.0; {n} % 1.5; 2.0 ** -{n}; math.exp(-{n}); math.sin({n})
-min({n} / 2, 3.0); max({n} * 1.0, 0.5); abs({n} - 2.5); round({n} / 3, 1); float({p}); 2.5; {n} * {n} / 7; math.floor({n} / 2) * 0.5
+{n} / 2; {n} / {c}; 1 / ({n} + 1); math.sqrt({n}); {n} ** 0.5; {n} ** -0.5; {n} * 0.5; float({n})
+{n} / {n}; 1.0 / {n}; math.log({n} + 1); {n} * 0.1 + 0.2; -{n} / 3; {n} // 2.0; {n} % 1.5
+2.0 ** -{n}; math.exp(-{n}); math.sin({n}); min({n} / 2, 3.0); max({n} * 1.0, 0.5); abs({n} - 2.5)
+round({n} / 3, 1); float({p}); 2.5; {n} * {n} / 7; math.floor({n} / 2) * 0.5
 """.strip()
 SHAPES = """
-{t}.view({i}, -1); {t}.reshape(-1, {i}); {t}.reshape(-1); {t}.flatten(); {t}.flatten({d}); {m}.flatten(0, 1); {t}.unflatten({d}, ({c}, -1))
-{t}.unflatten({d}, (-1, {i})); {m}.reshape({m}.shape[-1], -1); {t}.view({t}.shape); {t}.view(*{t}.shape[:-1], {i}, -1); {t}.reshape({i}, {j})
-{m}.reshape(*{m}.shape[::-1]); {t}.reshape({t}.shape + (1,)); {t}.reshape({i}, -1, {j}); {m}.transpose({d}, {e}); {m}.t(); {m}.mT.reshape(-1, {i})
-torch.cat([{t}, {w}], {d}); torch.cat([{t}, {t}[{a}:{b}]]); torch.cat([{t}, {w}, {t}], -1); torch.stack([{t}, {w}], {d}); torch.cat([{t}, torch.zeros({c}, *{t}.shape[1:])])
-{t}.split({i}, {d})[0]; {t}.split({i}, {d})[-1]; {t}.chunk({c}, {d})[-1]; {t}.chunk({c}, {d})[0]; {t}.split([{i}, {t}.shape[0] - {i}])[1]; torch.tensor_split({t}, {c}, {d})[-1]
-F.pad({t}, ({c}, {i})); F.pad({t}, (-1, {c}), value=0.5); F.pad({m}, (0, 1, {i}, 1)); F.pad({q}, (1, 1), mode="reflect"); F.pad({q}, ({c}, 0), mode="circular"); F.pad({q}, (0, {i}), mode="replicate")
-{t}.expand({i}, *{t}.shape); {t}.unsqueeze({d}); {t}.squeeze({d}); {t}.squeeze(); {t}[None].expand({c}, *{t}.shape); {t}.sum({d}, keepdim=True).expand({t}.shape); {t}.sum({d}, keepdim=True).expand_as({t})
-{t}.repeat({c}, *[1] * {t}.dim()); {t}.repeat({i}, *[1] * ({t}.dim() - 1)); {t}.repeat_interleave({c}, {d}); {t}.tile({c}); {t}.roll({i}, {d}); {t}.roll(-{c}); {t}.flip({d}); {m}.flip(0, 1); {t}.movedim({d}, 0)
-{t}[{i}]; {t}[{a}:]; {t}[:{b}]; {t}[{a}:{b}]; {t}[::{c}]; {t}[{a}::{c}]; {t}[..., {a}:{b}]; {t}[..., ::{c}]; {t}[..., -1]; {t}[-{i}:]; {t}[:-{i}]; {t}[..., :{i}]; {t}[..., {i} // 2:]; {m}[:, {a}:]; {m}[:, 0]; {m}[:, None]; {t}[-1]; {t}[1:-1]
-{t}.narrow({d}, {i}, {j}); {t}.narrow({d}, 0, {i}); {t}.narrow({d}, {t}.shape[{d}] - {c}, {c}); {t}.select({d}, {i}); {t}.unfold({d}, {c}, {c}); {t}.unfold({d}, {i}, 1); {m}.diagonal(); {m}.diagonal({c} - 2); {t}.unbind({d})[-1]
-{t}.index_select({d}, torch.arange({i}) % max({t}.shape[{d}], 1)); {t}[torch.arange({i})]; {t}[torch.tensor([0, -1])]; {t}.gather({d}, torch.zeros({t}.shape, dtype=torch.int64)); {t}.take_along_dim(torch.arange({t}.shape[-1]).flip(0).expand({t}.shape), -1)
-{m}.tril({i} - {j}); {m}.triu({c} - 2); {m}.permute({m}.dim() - 1, *range({m}.dim() - 1)); {t}.as_strided(({i},), (1,)); {m}.contiguous(); {t}.clone(); {t}.new_zeros({i}, {c}); {t}.new_ones({t}.shape); torch.zeros_like({t}); torch.full_like({t}, {c}); torch.empty_like({t}).fill_(2)
-torch.arange({i}); torch.arange({i}, {j}); torch.arange(0, {i}, {c}); torch.arange({i}, 0, -1); torch.arange({i}, dtype=torch.float32); torch.linspace(0, 1, {i}); torch.linspace(0, {i}, {c}); torch.full(({i}, {c}), {n}); torch.full(({i},), {v}); torch.eye({i}, {j}); torch.eye({i}); torch.ones({i}, {j}).tril(); torch.zeros({t}.shape[-1], {i}); torch.tensor([{i}, {j}]); torch.tensor({v}); torch.zeros(())
-torch.meshgrid(torch.arange({i}), torch.arange({j}), indexing="ij")[0]; torch.tril_indices({i}, {i})[0]; torch.cartesian_prod(torch.arange({i}), torch.arange({c})); F.one_hot(torch.arange({i}) % 3, 3); torch.outer(torch.arange({i}), torch.arange({j})); torch.broadcast_to({t}, ({i}, *{t}.shape)); torch.atleast_2d({t}); torch.hstack([{t}, {w}]); torch.vstack([{t}, {w}]); torch.block_diag({m}, {m})
+{t}.view({i}, -1); {t}.reshape(-1, {i}); {t}.reshape(-1); {t}.flatten(); {t}.flatten({d})
+{m}.flatten(0, 1); {t}.unflatten({d}, ({c}, -1)); {t}.unflatten({d}, (-1, {i}))
+{m}.reshape({m}.shape[-1], -1); {t}.view({t}.shape); {t}.view(*{t}.shape[:-1], {i}, -1)
+{t}.reshape({i}, {j}); {m}.reshape(*{m}.shape[::-1]); {t}.reshape({t}.shape + (1,))
+{t}.reshape({i}, -1, {j}); {m}.transpose({d}, {e}); {m}.t(); {m}.mT.reshape(-1, {i})
+torch.cat([{t}, {w}], {d}); torch.cat([{t}, {t}[{a}:{b}]]); torch.cat([{t}, {w}, {t}], -1)
+torch.stack([{t}, {w}], {d}); torch.cat([{t}, torch.zeros({c}, *{t}.shape[1:])])
+{t}.split({i}, {d})[0]; {t}.split({i}, {d})[-1]; {t}.chunk({c}, {d})[-1]; {t}.chunk({c}, {d})[0]
+{t}.split([{i}, {t}.shape[0] - {i}])[1]; torch.tensor_split({t}, {c}, {d})[-1]
+F.pad({t}, ({c}, {i})); F.pad({t}, (-1, {c}), value=0.5); F.pad({m}, (0, 1, {i}, 1))
+F.pad({q}, (1, 1), mode="reflect"); F.pad({q}, ({c}, 0), mode="circular")
+F.pad({q}, (0, {i}), mode="replicate"); {t}.expand({i}, *{t}.shape); {t}.unsqueeze({d})
+{t}.squeeze({d}); {t}.squeeze(); {t}[None].expand({c}, *{t}.shape)
+{t}.sum({d}, keepdim=True).expand({t}.shape); {t}.sum({d}, keepdim=True).expand_as({t})
+{t}.repeat({c}, *[1] * {t}.dim()); {t}.repeat({i}, *[1] * ({t}.dim() - 1))
+{t}.repeat_interleave({c}, {d}); {t}.tile({c}); {t}.roll({i}, {d}); {t}.roll(-{c}); {t}.flip({d})
+{m}.flip(0, 1); {t}.movedim({d}, 0); {t}[{i}]; {t}[{a}:]; {t}[:{b}]; {t}[{a}:{b}]; {t}[::{c}]
+{t}[{a}::{c}]; {t}[..., {a}:{b}]; {t}[..., ::{c}]; {t}[..., -1]; {t}[-{i}:]; {t}[:-{i}]
+{t}[..., :{i}]; {t}[..., {i} // 2:]; {m}[:, {a}:]; {m}[:, 0]; {m}[:, None]; {t}[-1]; {t}[1:-1]
+{t}.narrow({d}, {i}, {j}); {t}.narrow({d}, 0, {i}); {t}.narrow({d}, {t}.shape[{d}] - {c}, {c})
+{t}.select({d}, {i}); {t}.unfold({d}, {c}, {c}); {t}.unfold({d}, {i}, 1); {m}.diagonal()
+{m}.diagonal({c} - 2); {t}.unbind({d})[-1]
+{t}.index_select({d}, torch.arange({i}) % max({t}.shape[{d}], 1)); {t}[torch.arange({i})]
+{t}[torch.tensor([0, -1])]; {t}.gather({d}, torch.zeros({t}.shape, dtype=torch.int64))
+{t}.take_along_dim(torch.arange({t}.shape[-1]).flip(0).expand({t}.shape), -1); {m}.tril({i} - {j})
+{m}.triu({c} - 2); {m}.permute({m}.dim() - 1, *range({m}.dim() - 1)); {t}.as_strided(({i},), (1,))
+{m}.contiguous(); {t}.clone(); {t}.new_zeros({i}, {c}); {t}.new_ones({t}.shape)
+torch.zeros_like({t}); torch.full_like({t}, {c}); torch.empty_like({t}).fill_(2); torch.arange({i})
+torch.arange({i}, {j}); torch.arange(0, {i}, {c}); torch.arange({i}, 0, -1)
+torch.arange({i}, dtype=torch.float32); torch.linspace(0, 1, {i}); torch.linspace(0, {i}, {c})
+torch.full(({i}, {c}), {n}); torch.full(({i},), {v}); torch.eye({i}, {j}); torch.eye({i})
+torch.ones({i}, {j}).tril(); torch.zeros({t}.shape[-1], {i}); torch.tensor([{i}, {j}])
+torch.tensor({v}); torch.zeros(())
+torch.meshgrid(torch.arange({i}), torch.arange({j}), indexing="ij")[0]
+torch.tril_indices({i}, {i})[0]; torch.cartesian_prod(torch.arange({i}), torch.arange({c}))
+F.one_hot(torch.arange({i}) % 3, 3); torch.outer(torch.arange({i}), torch.arange({j}))
+torch.broadcast_to({t}, ({i}, *{t}.shape)); torch.atleast_2d({t}); torch.hstack([{t}, {w}])
+torch.vstack([{t}, {w}]); torch.block_diag({m}, {m})
 """.strip()
 VALUES = """
-{t} * {i}; {t} + {v}; {t} / {i}; {f} - {v}; {t} * {c}; {t} + {w}; {f} * {w}; {f} / ({w} * {w} + 1); {t} + torch.arange({t}.shape[-1]); {t} * {t}.shape[{d}]; {f} / {t}.numel(); {i} - {f}; {i} / ({f} * {f} + 1); {f} // 1 * 0 + {i}; {t} % {i}; {t} // {i}
-{t} + {t}[:1]; {m} + {m}[:, :1]; {m}.sum(-1, keepdim=True) * {m}; {m}[..., None] * {m}[..., None, :]; {t}[:, None] + {t}[None]; {t} + {m}; {f} + {t}; {t} == {w}; {f} > 0.5; torch.where({t} > 0, {t}, {i}); torch.where({t} > 0, {w}, {v}); {t}.masked_fill({t} > 1, {v}); {t}.clamp(max={i}); {t}.clamp(-{c}, {v})
-{t}.sum(); {t}.sum({d}); {t}.sum(-1, keepdim=True); {t}.amax({d}); {t}.amin(-1); {f}.mean(); {f}.mean({d}); {f}.mean(-1, keepdim=True); {f}.var({d}); {f}.std(-1, unbiased=False); {t}.prod({d}); {t}.any({d}); {t}.all(); {m}.sum((0, 1)); {m}.sum((0, -1), keepdim=True); {f}.logsumexp({d}); {t}.cumsum({d}); {f}.norm(dim={d}); {f}.argmax({d}); {t}.count_nonzero({d}); {t}.max({d})[0]; {t}.sort({d})[0]; {f}.topk({c}, -1)[0]; {t}.max(); {f}.norm()
-{f}.softmax({d}); {f}.softmax(-1); {f}.log_softmax({d}); F.layer_norm({f}, {f}.shape[-1:]); F.layer_norm({f}, ({i},)); F.layer_norm({f}, {f}.shape[1:]); F.normalize({f}, dim={d}); F.gelu({f}); {f}.sigmoid(); {f}.tanh(); {f}.relu(); {f}.exp().clamp(max=9); {f}.square(); {t}.float(); {t}.double(); {t}.to({w}.dtype); {t}.long(); {t}.bool(); {f}.abs().sqrt(); {t}.abs(); F.group_norm({q}, {c}); F.rms_norm({f}, {f}.shape[-1:]); F.batch_norm({q}, None, None, training=True)
-{m} @ {m}.mT; {m}.mT @ {m}; {m} @ {m}; {q} @ {q}.mT; torch.bmm({q}, {q}.mT); torch.einsum("...i,...j->...ij", {m}, {m}); torch.einsum("ij,kj->ik", {m}, {m}); torch.einsum("bij,bkj->bik", {q}, {q}); {m} @ torch.ones({m}.shape[-1], {i}); {t} @ {w}; F.linear({m}, torch.ones({c}, {m}.shape[-1]), torch.ones({c})); F.linear({m}, {m}); torch.addmm({m}, {m}, torch.eye({m}.shape[-1])); {t}.flatten().dot({t}.flatten()); torch.mv({m}, {t}); torch.tensordot({t}, {w}, {c}); torch.kron({m}, torch.ones(1, 2))
-F.conv1d({q}, torch.ones(2, {q}.shape[1], {c}), padding={c} - 1); F.conv1d({q}, torch.ones({q}.shape[1], 1, 2), groups={q}.shape[1], stride={c}); F.conv2d({q}, torch.ones(2, {q}.shape[1], 2, 2), padding=1); F.max_pool1d({q}.contiguous(), {c}); F.avg_pool1d({q}, 2, {c}); F.max_pool2d({q}, 2, ceil_mode=True); F.avg_pool2d({q}, 2); F.adaptive_avg_pool1d({q}, {c}); F.adaptive_avg_pool1d({q}, {i}); F.adaptive_avg_pool2d({q}, {c}); F.adaptive_max_pool1d({q}, {c}); F.max_pool1d({q}.contiguous(), {i}); F.conv_transpose1d({q}, torch.ones({q}.shape[1], 2, 2), stride={c})
-F.interpolate({q}, scale_factor={c}, mode="nearest"); F.interpolate({q}, size={i}, mode="nearest"); F.interpolate({q}, size=(2, {i}), mode="bilinear"); F.interpolate({q}, scale_factor=0.5); F.interpolate({q}, scale_factor=1.5, mode="bilinear"); F.interpolate({q}, size={q}.shape[-1] * 2, mode="linear"); F.pixel_shuffle({q}, 2); F.glu({f}, {d}); F.interpolate({q}, scale_factor=1.5, mode="linear", align_corners=True); F.pixel_unshuffle({q}, 2); F.unfold({q}, 2)
-F.cross_entropy({m}, torch.zeros({m}.shape[0], dtype=torch.int64)); F.cross_entropy({f}.reshape(-1, {f}.shape[-1]), torch.zeros({f}.numel() // max({f}.shape[-1], 1), dtype=torch.int64), reduction="none"); F.embedding(torch.arange({i}) % 2, {m}); F.embedding({t}.long() % 2, torch.ones(2, {c})); F.mse_loss({f}, {w}); F.nll_loss({m}.log_softmax(1), torch.arange({m}.shape[0]) % 2); F.scaled_dot_product_attention({q}, {q}, {q}); F.scaled_dot_product_attention({q}, {q}, {q}, is_causal=True); F.cosine_similarity({f}, {w}, dim={d}); torch.cdist({m}, {m}); F.binary_cross_entropy_with_logits({f}, {w}); F.smooth_l1_loss({f}, {w}); F.kl_div({f}, {w})
-torch.zeros({i}, {c}).scatter_add(0, torch.zeros({i}, {c}, dtype=torch.int64), torch.ones({i}, {c})); {t}.index_add(0, torch.arange({t}.shape[0]).flip(0), {w}); {t}.index_fill({d}, torch.tensor([0]), {i}); {t}.slice_scatter({w}[:1], 0, 0, 1); {t}.select_scatter({w}[0], 0, -1); {t}.scatter({d}, torch.zeros({t}.shape, dtype=torch.int64), {w}); torch.bincount(torch.arange({i})); torch.searchsorted({t}.flatten(), {w}); torch.bucketize({t}, torch.arange({i})); {t}.diff(dim={d}); torch.trapezoid({f}, dim={d}); torch.histc({f}, {c}); {t}.lerp({w}, 0.5); torch.addcmul({f}, {t}, {w}); torch.logspace(0, 1, {i}); {m}.trace(); {f}.cumprod({d}); {f}.logcumsumexp({d}); torch.cummax({t}, {d})[0]
+{t} * {i}; {t} + {v}; {t} / {i}; {f} - {v}; {t} * {c}; {t} + {w}; {f} * {w}; {f} / ({w} * {w} + 1)
+{t} + torch.arange({t}.shape[-1]); {t} * {t}.shape[{d}]; {f} / {t}.numel(); {i} - {f}
+{i} / ({f} * {f} + 1); {f} // 1 * 0 + {i}; {t} % {i}; {t} // {i}; {t} + {t}[:1]; {m} + {m}[:, :1]
+{m}.sum(-1, keepdim=True) * {m}; {m}[..., None] * {m}[..., None, :]; {t}[:, None] + {t}[None]
+{t} + {m}; {f} + {t}; {t} == {w}; {f} > 0.5; torch.where({t} > 0, {t}, {i})
+torch.where({t} > 0, {w}, {v}); {t}.masked_fill({t} > 1, {v}); {t}.clamp(max={i})
+{t}.clamp(-{c}, {v}); {t}.sum(); {t}.sum({d}); {t}.sum(-1, keepdim=True); {t}.amax({d})
+{t}.amin(-1); {f}.mean(); {f}.mean({d}); {f}.mean(-1, keepdim=True); {f}.var({d})
+{f}.std(-1, unbiased=False); {t}.prod({d}); {t}.any({d}); {t}.all(); {m}.sum((0, 1))
+{m}.sum((0, -1), keepdim=True); {f}.logsumexp({d}); {t}.cumsum({d}); {f}.norm(dim={d})
+{f}.argmax({d}); {t}.count_nonzero({d}); {t}.max({d})[0]; {t}.sort({d})[0]; {f}.topk({c}, -1)[0]
+{t}.max(); {f}.norm(); {f}.softmax({d}); {f}.softmax(-1); {f}.log_softmax({d})
+F.layer_norm({f}, {f}.shape[-1:]); F.layer_norm({f}, ({i},)); F.layer_norm({f}, {f}.shape[1:])
+F.normalize({f}, dim={d}); F.gelu({f}); {f}.sigmoid(); {f}.tanh(); {f}.relu()
+{f}.exp().clamp(max=9); {f}.square(); {t}.float(); {t}.double(); {t}.to({w}.dtype); {t}.long()
+{t}.bool(); {f}.abs().sqrt(); {t}.abs(); F.group_norm({q}, {c}); F.rms_norm({f}, {f}.shape[-1:])
+F.batch_norm({q}, None, None, training=True); {m} @ {m}.mT; {m}.mT @ {m}; {m} @ {m}; {q} @ {q}.mT
+torch.bmm({q}, {q}.mT); torch.einsum("...i,...j->...ij", {m}, {m})
+torch.einsum("ij,kj->ik", {m}, {m}); torch.einsum("bij,bkj->bik", {q}, {q})
+{m} @ torch.ones({m}.shape[-1], {i}); {t} @ {w}
+F.linear({m}, torch.ones({c}, {m}.shape[-1]), torch.ones({c})); F.linear({m}, {m})
+torch.addmm({m}, {m}, torch.eye({m}.shape[-1])); {t}.flatten().dot({t}.flatten())
+torch.mv({m}, {t}); torch.tensordot({t}, {w}, {c}); torch.kron({m}, torch.ones(1, 2))
+F.conv1d({q}, torch.ones(2, {q}.shape[1], {c}), padding={c} - 1)
+F.conv1d({q}, torch.ones({q}.shape[1], 1, 2), groups={q}.shape[1], stride={c})
+F.conv2d({q}, torch.ones(2, {q}.shape[1], 2, 2), padding=1); F.max_pool1d({q}.contiguous(), {c})
+F.avg_pool1d({q}, 2, {c}); F.max_pool2d({q}, 2, ceil_mode=True); F.avg_pool2d({q}, 2)
+F.adaptive_avg_pool1d({q}, {c}); F.adaptive_avg_pool1d({q}, {i}); F.adaptive_avg_pool2d({q}, {c})
+F.adaptive_max_pool1d({q}, {c}); F.max_pool1d({q}.contiguous(), {i})
+F.conv_transpose1d({q}, torch.ones({q}.shape[1], 2, 2), stride={c})
+F.interpolate({q}, scale_factor={c}, mode="nearest"); F.interpolate({q}, size={i}, mode="nearest")
+F.interpolate({q}, size=(2, {i}), mode="bilinear"); F.interpolate({q}, scale_factor=0.5)
+F.interpolate({q}, scale_factor=1.5, mode="bilinear")
+F.interpolate({q}, size={q}.shape[-1] * 2, mode="linear"); F.pixel_shuffle({q}, 2); F.glu({f}, {d})
+F.interpolate({q}, scale_factor=1.5, mode="linear", align_corners=True); F.pixel_unshuffle({q}, 2)
+F.unfold({q}, 2); F.cross_entropy({m}, torch.zeros({m}.shape[0], dtype=torch.int64))
+F.cross_entropy({m}, torch.arange({m}.shape[0]) % 2, reduction="none")
+F.embedding(torch.arange({i}) % 2, {m}); F.embedding({t}.long() % 2, torch.ones(2, {c}))
+F.mse_loss({f}, {w}); F.nll_loss({m}.log_softmax(1), torch.arange({m}.shape[0]) % 2)
+F.scaled_dot_product_attention({q}, {q}, {q})
+F.scaled_dot_product_attention({q}, {q}, {q}, is_causal=True)
+F.cosine_similarity({f}, {w}, dim={d}); torch.cdist({m}, {m})
+F.binary_cross_entropy_with_logits({f}, {w}); F.smooth_l1_loss({f}, {w}); F.kl_div({f}, {w})
+torch.zeros({i}, {c}).scatter_add(0, torch.zeros({i}, {c}, dtype=torch.int64), torch.ones({i}, {c}))
+{t}.index_add(0, torch.arange({t}.shape[0]).flip(0), {w})
+{t}.index_fill({d}, torch.tensor([0]), {i}); {t}.slice_scatter({w}[:1], 0, 0, 1)
+{t}.select_scatter({w}[0], 0, -1); {t}.scatter({d}, torch.zeros({t}.shape, dtype=torch.int64), {w})
+torch.bincount(torch.arange({i})); torch.searchsorted({t}.flatten(), {w})
+torch.bucketize({t}, torch.arange({i})); {t}.diff(dim={d}); torch.trapezoid({f}, dim={d})
+torch.histc({f}, {c}); {t}.lerp({w}, 0.5); torch.addcmul({f}, {t}, {w}); torch.logspace(0, 1, {i})
+{m}.trace(); {f}.cumprod({d}); {f}.logcumsumexp({d}); torch.cummax({t}, {d})[0]
 """.strip()
 CHANGES = """
-{t}[{i}] = {c}; {t}[{a}:{b}] = {v}; {t}[..., {a}:] += {i}; {t}[:1] = {t}[-1:]; {t}.mul_({c}); {t}.add_({i}); {t}[{a}:{b}].mul_(2); {t}.zero_(); {m}[:, {a}:{b}] *= 2; {t}[::2] = {i}; {m}[:, 0] = {m}[:, -1]; {t}.copy_({w}); {t}[{t} > 0] = 1
-{t}.clamp_(max={i}); {t}.narrow({d}, 0, {i}).add_(1); {t}.view(-1)[:{i}] = 3; {m}.transpose({d}, {e}).mul_(2); {t}.fill_({v}); {t}.index_add_({d}, torch.arange({t}.shape[{d}]), {w}); {t}.masked_fill_({t} > 1, {v}); {t}[torch.arange({i})] = 2; {m}.diagonal().fill_({i}); {t}.unsqueeze_(0); {m}.t_(); {t}.scatter_({d}, torch.zeros({t}.shape, dtype=torch.int64), {i})
+{t}[{i}] = {c}; {t}[{a}:{b}] = {v}; {t}[..., {a}:] += {i}; {t}[:1] = {t}[-1:]; {t}.mul_({c})
+{t}.add_({i}); {t}[{a}:{b}].mul_(2); {t}.zero_(); {m}[:, {a}:{b}] *= 2; {t}[::2] = {i}
+{m}[:, 0] = {m}[:, -1]; {t}.copy_({w}); {t}[{t} > 0] = 1; {t}.clamp_(max={i})
+{t}.narrow({d}, 0, {i}).add_(1); {t}.view(-1)[:{i}] = 3; {m}.transpose({d}, {e}).mul_(2)
+{t}.fill_({v}); {t}.index_add_({d}, torch.arange({t}.shape[{d}]), {w})
+{t}.masked_fill_({t} > 1, {v}); {t}[torch.arange({i})] = 2; {m}.diagonal().fill_({i})
+{t}.unsqueeze_(0); {m}.t_(); {t}.scatter_({d}, torch.zeros({t}.shape, dtype=torch.int64), {i})
 """.strip()
 BLOCKS = (
     "if {p}:\n    {T}\nelse:\n    {T}",
@@ -186,7 +260,8 @@ def choices(text: str) -> list[str]:
 
 
 TABLE = {name: choices(text) for name, text in (
-    ("n", INTEGERS), ("p", CONDITIONS), ("v", FLOATS), ("shape", SHAPES), ("value", VALUES), ("change", CHANGES),
+    ("n", INTEGERS), ("p", CONDITIONS), ("v", FLOATS),
+    ("shape", SHAPES), ("value", VALUES), ("change", CHANGES),
 )}  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Are guards on sizes sound? `python -m tests.shapes.soundness --programs 2000 --seed 0 --backend inductor`
 
-Each random program is compiled at one size and called at ten others; results, changed arguments, gradients and
-exceptions must be those of eager. Prints each program that differs, made smaller. Exit code 1 if any does.
+Each random program is compiled at one size and called at ten others; results, changed arguments, gradients
+and exceptions must be those of eager. Prints each program that differs, made smaller. Exit code 1 if any
+does. `--seed N --programs 1` runs one again.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def outcome(shown: dict[str, Any]) -> str:
 
 
 def alike(value: Any, expected: Any) -> bool:
-    return value == expected or value != value and expected != expected
+    return value == expected or (value != value and expected != expected)
 
 
 def about(tensor: torch.Tensor) -> str:
@@ -201,7 +202,9 @@ def shrink(program: Program, backend: str, why: str) -> tuple[Program, str]:
         for candidate in smaller(program):
             if not candidate.inputs or not candidate.returned:
                 continue
-            if "NameError" in str(called(function_of(candidate.function()), candidate, program.calls[0])):
+            if "NameError" in str(
+                called(function_of(candidate.function()), candidate, program.calls[0])
+            ):
                 continue
             found = run(candidate, backend)
             if kind(found.why) == kind(why):
