@@ -107,9 +107,9 @@ class PythonNumber(sympy.Function):  # type: ignore[misc]
 
     @classmethod
     def eval(cls, *args: Expr) -> Expr | None:
-        if all(arg.is_number for arg in args):
-            return sympy.sympify(cls.compute(*(int(a) if a.is_Integer else float(a) for a in args)))
-        return None
+        if not all(arg.is_number for arg in args):
+            return None
+        return sympy.sympify(cls.compute(*(int(a) if a.is_Integer else float(a) for a in args)))
 
     def _sympystr(self, printer: Any) -> str:
         return self.form.format(*map(printer.doprint, self.args))
@@ -117,38 +117,29 @@ class PythonNumber(sympy.Function):  # type: ignore[misc]
     _pythoncode = _sympystr
 
 
-def _python_numbers(integer: bool, **rules: tuple[str, Callable[..., Any]]) -> dict[str, Any]:
-    """One class for each rule: how Python writes it, and what it computes."""
-    return {
-        name: type(
-            name,
-            (PythonNumber,),
-            {"form": form, "compute": staticmethod(compute), "is_integer": integer or None},
-        )
-        for name, (form, compute) in rules.items()
-    }
+class RoundedNumber(PythonNumber):
+    """An int made of floats."""
+
+    is_integer = True
 
 
-FLOATS = _python_numbers(
-    False,
-    add=("({0} + {1})", operator.add),
-    sub=("({0} - {1})", operator.sub),
-    mul=("({0} * {1})", operator.mul),
-    truediv=("({0} / {1})", operator.truediv),
-    floordiv=("({0} // {1})", operator.floordiv),
-    mod=("({0} % {1})", operator.mod),
-    pow=("({0} ** {1})", operator.pow),
-    float=("float({0})", float),
-    sqrt=("math.sqrt({0})", math.sqrt),
-)
-"""Python's arithmetic on floats."""
-ROUNDED = _python_numbers(
-    True,
-    int=("int({0})", int),
-    floor=("math.floor({0})", math.floor),
-    ceil=("math.ceil({0})", math.ceil),
-)
-"""Ints made of floats."""
+PYTHON_NUMBERS: dict[str, Any] = {
+    name: type(name, (kind,), {"form": form, "compute": staticmethod(compute)})
+    for name, kind, form, compute in (
+        ("add", PythonNumber, "({0} + {1})", operator.add),
+        ("sub", PythonNumber, "({0} - {1})", operator.sub),
+        ("mul", PythonNumber, "({0} * {1})", operator.mul),
+        ("truediv", PythonNumber, "({0} / {1})", operator.truediv),
+        ("floordiv", PythonNumber, "({0} // {1})", operator.floordiv),
+        ("mod", PythonNumber, "({0} % {1})", operator.mod),
+        ("pow", PythonNumber, "({0} ** {1})", operator.pow),
+        ("float", PythonNumber, "float({0})", float),
+        ("sqrt", PythonNumber, "math.sqrt({0})", math.sqrt),
+        ("int", RoundedNumber, "int({0})", int),
+        ("floor", RoundedNumber, "math.floor({0})", math.floor),
+        ("ceil", RoundedNumber, "math.ceil({0})", math.ceil),
+    )
+}
 
 
 def exact_quotient(base: Expr, divisor: Expr) -> Expr | None:

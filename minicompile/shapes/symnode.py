@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import sympy
 
-from minicompile.shapes.expr import FLOATS, ONE, ROUNDED, FloorDiv, ModularIndexing, exact_quotient
+from minicompile.shapes.expr import ONE, PYTHON_NUMBERS, FloorDiv, ModularIndexing, exact_quotient
 
 if TYPE_CHECKING:
     from minicompile.shapes.env import ShapeEnv
@@ -117,7 +117,7 @@ class SymNode:
     def _arithmetic(self, name: Text, *others: SymNode) -> SymNode:
         """As Python has it: floats if one of them is a float."""
         pytype = float if float in (self.pytype, *(node.pytype for node in others)) else int
-        rules = ARITHMETIC if pytype is int else ARITHMETIC | FLOATS
+        rules = ARITHMETIC if pytype is int else ARITHMETIC | PYTHON_NUMBERS
         return self._apply(rules[name], pytype, *others)
 
     def sym_sum(self, nodes: Sequence[SymNode]) -> SymNode:
@@ -162,15 +162,13 @@ class SymNode:
         """Are elements adjacent in memory when dimensions are walked in `order`, innermost first?"""
         if len(sizes) != len(order):
             return self.wrap_bool(False)
-        if any(node.expr.is_zero for node in sizes):
-            return self.wrap_bool(True)
         expected: sympy.Expr = sympy.Integer(1)
         for dim in order:
             size, stride = sizes[dim].expr, strides[dim].expr
             if self._holds(sympy.Eq, size, 1):
                 continue
-            if not self._holds(sympy.Eq, stride, expected):
-                return self.wrap_bool(False)
+            if not self._holds(sympy.Eq, stride, expected):  # a tensor without elements is adjacent
+                return self.wrap_bool(any(self._holds(sympy.Eq, node.expr, 0) for node in sizes))
             expected = expected * size
         return self.wrap_bool(True)
 
@@ -207,7 +205,7 @@ def _computed(rule: Callable[..., sympy.Basic], *operands: sympy.Basic) -> sympy
 
 
 def _rounded(name: str) -> Callable[[sympy.Expr], sympy.Expr]:
-    return lambda value: value if value.is_integer else ROUNDED[name](value)
+    return lambda value: value if value.is_integer else PYTHON_NUMBERS[name](value)
 
 
 ARITHMETIC: dict[str, Callable[..., sympy.Expr]] = {
@@ -237,12 +235,12 @@ TRUTHS = {
     "sym_not": sympy.Not,
 }
 CONVERSIONS = {
-    "truediv": FLOATS["truediv"],
-    "int_truediv": FLOATS["truediv"],
-    "float_truediv": FLOATS["truediv"],
-    "float_pow": FLOATS["pow"],
-    "sym_sqrt": FLOATS["sqrt"],
-    "sym_float": FLOATS["float"],
+    "truediv": PYTHON_NUMBERS["truediv"],
+    "int_truediv": PYTHON_NUMBERS["truediv"],
+    "float_truediv": PYTHON_NUMBERS["truediv"],
+    "float_pow": PYTHON_NUMBERS["pow"],
+    "sym_sqrt": PYTHON_NUMBERS["sqrt"],
+    "sym_float": PYTHON_NUMBERS["float"],
 }
 ROUNDING = {
     "floor": _rounded("floor"),
@@ -262,7 +260,7 @@ ANSWERS = {
 """What torch asks of nodes and all of ours answer alike."""
 
 
-DIVISIONS = {FloorDiv, _modulo, *(FLOATS[name] for name in ("truediv", "floordiv", "mod"))}
+DIVISIONS = {FloorDiv, _modulo, *(PYTHON_NUMBERS[name] for name in ("truediv", "floordiv", "mod"))}
 """That their second operand isn't 0 becomes a guard."""
 
 for _name in ARITHMETIC:

@@ -189,7 +189,7 @@ torch.bmm({q}, {q}.mT); torch.einsum("...i,...j->...ij", {m}, {m})
 torch.einsum("ij,kj->ik", {m}, {m}); torch.einsum("bij,bkj->bik", {q}, {q})
 {m} @ torch.ones({m}.shape[-1], {i}); {t} @ {w}
 F.linear({m}, torch.ones({c}, {m}.shape[-1]), torch.ones({c})); F.linear({m}, {m})
-torch.addmm({m}, {m}, torch.eye({m}.shape[-1])); {t}.flatten().dot({t}.flatten())
+torch.addmm({m}, {m}, torch.eye({m}.shape[-1])); {f}.flatten().dot({f}.flatten())
 torch.mv({m}, {t}); torch.tensordot({t}, {w}, {c}); torch.kron({m}, torch.ones(1, 2))
 F.conv1d({q}, torch.ones(2, {q}.shape[1], {c}), padding={c} - 1)
 F.conv1d({q}, torch.ones({q}.shape[1], 1, 2), groups={q}.shape[1], stride={c})
