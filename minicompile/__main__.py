@@ -99,6 +99,7 @@ def run_cache(chosen: argparse.Namespace) -> int:
 
 COMMANDS = {
     "demo": bench("demo", "train the lesson model: eager, torch.compile, minicompile"),
+    "calls": bench("calls", "measure what calling and capturing cost beside torch.compile"),
     "dynamic": bench("dynamic", "measure what symbolic sizes cost beside fixed ones"),
     "options": Command("list every option with its value and meaning", show_options),
     "rules": Command(

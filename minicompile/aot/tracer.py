@@ -260,15 +260,21 @@ class Tracer(compat.TorchDispatchMode):
         more (milliseconds with symbolic sizes).
         """
         if not makes_memory(func):
-            return func(*args, **kwargs)
+            return self._on_fakes(func, args, kwargs)
         key = (func, frozen(args), frozen(kwargs))
         known = self.answers.get(key)
         if known is not None:
             return compat.new_fake(self.mode, *known)
-        value = func(*args, **kwargs)
+        value = self._on_fakes(func, args, kwargs)
         if isinstance(value, torch.Tensor) and not value.is_complex():
             self.answers[key] = (value.shape, value.stride(), value.dtype, value.device)
         return value
+
+    def _on_fakes(self, func: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except (RuntimeError, LookupError, ValueError, TypeError) as error:
+            raise Unsupported(f"{func} raises {type(error).__name__}: {error}") from error
 
     def record(self, func: Any, args: Any, kwargs: Any, value: Any) -> Any:
         """Append the call of `func`, whose result is `value`."""

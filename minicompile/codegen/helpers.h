@@ -134,8 +134,8 @@ static inline uint16_t mc_to_f16(float f) {
 }
 
 // division and remainder of indices that can be negative, towards minus infinity; b > 0
-static inline int64_t mc_index_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }
-static inline int64_t mc_index_mod(int64_t a, int64_t b) { return a % b + (a % b < 0 ? b : 0); }
+static inline int64_t mc_index_div(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a ^ b) < 0); }
+static inline int64_t mc_index_mod(int64_t a, int64_t b) { return a % b + (a % b != 0 && (a ^ b) < 0 ? b : 0); }
 
 // division that can't trap: by 0 it gives 0 (the kernel reports it), by -1 it wraps around
 static inline int64_t mc_div(int64_t a, int64_t b) { return b == 0 ? 0 : b == -1 ? -a : a / b; }

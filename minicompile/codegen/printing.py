@@ -162,8 +162,8 @@ class IndexPrinter:
         raise Unsupported(f"no way to write the index {expr} in {self.words.language}")
 
     def _divided(self, sign: str, helper: str, base: Expr, divisor: Expr) -> tuple[str, int]:
-        found = None if is_nonnegative(base) else bounds(base, self.ranges)
-        if is_nonnegative(base) or (found is not None and is_nonnegative(found[0])):
+        found = (base, base) if is_nonnegative(base) else bounds(base, self.ranges)
+        if found is not None and is_nonnegative(found[0]) and is_nonnegative(divisor):
             return f"{self.within(base, _QUOTIENT)} {sign} {self.within(divisor)}", _QUOTIENT
         return f"{helper}({self(base)}, {self(divisor)})", _ATOM
 

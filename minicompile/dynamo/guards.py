@@ -59,9 +59,7 @@ GuardRule = Callable[["SourceCode", Guard, list[str]], str]
 
 guard_rules: Registry[GuardRule] = Registry("guard", "guard kind -> Python text of its condition")
 
-FETCH_ERRORS = (
-    *(LookupError, AttributeError, TypeError, ValueError, RuntimeError, ArithmeticError),
-)
+FETCH_ERRORS = (LookupError, AttributeError, TypeError, ValueError, RuntimeError, ArithmeticError)
 """What fetching a source may raise when the program has changed; the guard has failed then."""
 
 
@@ -124,7 +122,7 @@ def apart(mutated: int, *tensors: torch.Tensor) -> bool:
     return len(changed) == mutated and changed.isdisjoint(memory[mutated:])
 
 
-HELPERS: dict[str, Any] = {
+HELPERS: dict[str, Any] = {"math": math} | {
     helper.__name__: helper
     for helper in (
         *(member, closure_cell, namespace_of, base_length, items_of, same_items),

@@ -9,7 +9,9 @@ The real compiler: torch/utils/_sympy/functions.py and torch/_inductor/sizevars.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import sympy
@@ -61,7 +63,9 @@ class FloorDiv(sympy.Function):  # type: ignore[misc]
             return ZERO
         if base.is_Integer and divisor.is_Integer:
             return sympy.Integer(int(base) // int(divisor))
-        if isinstance(base, FloorDiv):
+        if divisor.is_negative:
+            return FloorDiv(-base, -divisor)
+        if isinstance(base, FloorDiv) and divisor.is_positive:
             return FloorDiv(base.args[0], base.args[1] * divisor)
         if not divisor.is_Integer and _below(base, divisor):
             return ZERO
@@ -104,6 +108,50 @@ class ModularIndexing(sympy.Function):  # type: ignore[misc]
         return f"({inner} % {printer.parenthesize(modulus, 60)})"
 
     _pythoncode = _sympystr
+
+
+class PythonNumber(sympy.Function):  # type: ignore[misc]
+    """A number that Python computes with floats: they round, so sympy must leave it as it is."""
+
+    is_real = True
+    form = ""
+    compute: Callable[..., int | float]
+
+    @classmethod
+    def eval(cls, *args: Expr) -> Expr | None:
+        if not all(arg.is_number for arg in args):
+            return None
+        return sympy.sympify(cls.compute(*(int(a) if a.is_Integer else float(a) for a in args)))
+
+    def _sympystr(self, printer: Any) -> str:
+        return self.form.format(*map(printer.doprint, self.args))
+
+    _pythoncode = _sympystr
+
+
+class RoundedNumber(PythonNumber):
+    """An int made of floats."""
+
+    is_integer = True
+
+
+PYTHON_NUMBERS: dict[str, Any] = {
+    name: type(name, (kind,), {"form": form, "compute": staticmethod(compute)})
+    for name, kind, form, compute in (
+        ("add", PythonNumber, "({0} + {1})", operator.add),
+        ("sub", PythonNumber, "({0} - {1})", operator.sub),
+        ("mul", PythonNumber, "({0} * {1})", operator.mul),
+        ("truediv", PythonNumber, "({0} / {1})", operator.truediv),
+        ("floordiv", PythonNumber, "({0} // {1})", operator.floordiv),
+        ("mod", PythonNumber, "({0} % {1})", operator.mod),
+        ("pow", PythonNumber, "({0} ** {1})", operator.pow),
+        ("float", PythonNumber, "float({0})", float),
+        ("sqrt", PythonNumber, "math.sqrt({0})", math.sqrt),
+        ("int", RoundedNumber, "int({0})", int),
+        ("floor", RoundedNumber, "math.floor({0})", math.floor),
+        ("ceil", RoundedNumber, "math.ceil({0})", math.ceil),
+    )
+}
 
 
 def exact_quotient(base: Expr, divisor: Expr) -> Expr | None:
@@ -344,21 +392,14 @@ PRINTER = PythonCodePrinter()
 
 
 def python_text(expr: sympy.Basic, values: Sequence[str]) -> str:
-    """An expression or condition as Python; `values`: names of its symbols, these ordered by name.
-
-    Raises NotImplementedError where Python would compute it in floating point.
-    """
+    """An expression or condition as Python; `values`: names of its symbols, these ordered by name."""
     symbols = sorted(expr.free_symbols, key=str)
     kinds = [size_symbol if symbol.is_integer else float_symbol for symbol in symbols]
     names = {s: kind(value) for s, kind, value in zip(symbols, kinds, values, strict=True)}
     renamed = expr.xreplace(names)
     if isinstance(renamed, sympy.core.relational.Relational):
-        text = f"{_outermost(renamed.lhs)} {renamed.rel_op} {_outermost(renamed.rhs)}"
-    else:
-        text = _outermost(renamed)
-    if "math." in text:
-        raise NotImplementedError(f"{expr} is computed in floating point")
-    return text
+        return f"{_outermost(renamed.lhs)} {renamed.rel_op} {_outermost(renamed.rhs)}"
+    return _outermost(renamed)
 
 
 def _outermost(expr: Expr) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import sympy
 
-from minicompile.shapes.expr import ONE, FloorDiv, ModularIndexing, exact_quotient
+from minicompile.shapes.expr import ONE, PYTHON_NUMBERS, FloorDiv, ModularIndexing, exact_quotient
 
 if TYPE_CHECKING:
     from minicompile.shapes.env import ShapeEnv
@@ -109,14 +109,16 @@ class SymNode:
 
     # Arithmetic
 
-    def _apply(
-        self, rule: Callable[..., sympy.Basic], pytype: type | None, *others: SymNode
-    ) -> SymNode:
-        """A number of type `pytype`; None is what Python's arithmetic gives."""
-        nodes = (self, *others)
-        if pytype is None:
-            pytype = float if any(node.pytype is float for node in nodes) else int
-        return self._new(rule(*(node.expr for node in nodes)), pytype)
+    def _apply(self, rule: Callable[..., sympy.Basic], pytype: type, *others: SymNode) -> SymNode:
+        if rule in DIVISIONS and self.shape_env.evaluate(sympy.Eq(others[0].expr, 0)):
+            raise ZeroDivisionError("division by zero")
+        return self._new(_computed(rule, self.expr, *(node.expr for node in others)), pytype)
+
+    def _arithmetic(self, name: Text, *others: SymNode) -> SymNode:
+        """As Python has it: floats if one of them is a float."""
+        pytype = float if float in (self.pytype, *(node.pytype for node in others)) else int
+        rules = ARITHMETIC if pytype is int else ARITHMETIC | PYTHON_NUMBERS
+        return self._apply(rules[name], pytype, *others)
 
     def sym_sum(self, nodes: Sequence[SymNode]) -> SymNode:
         return self._new(sympy.Add(*(node.expr for node in nodes)), int)
@@ -160,15 +162,13 @@ class SymNode:
         """Are elements adjacent in memory when dimensions are walked in `order`, innermost first?"""
         if len(sizes) != len(order):
             return self.wrap_bool(False)
-        if any(node.expr.is_zero for node in sizes):
-            return self.wrap_bool(True)
         expected: sympy.Expr = sympy.Integer(1)
         for dim in order:
             size, stride = sizes[dim].expr, strides[dim].expr
             if self._holds(sympy.Eq, size, 1):
                 continue
-            if not self._holds(sympy.Eq, stride, expected):
-                return self.wrap_bool(False)
+            if not self._holds(sympy.Eq, stride, expected):  # a tensor without elements is adjacent
+                return self.wrap_bool(any(self._holds(sympy.Eq, node.expr, 0) for node in sizes))
             expected = expected * size
         return self.wrap_bool(True)
 
@@ -194,11 +194,18 @@ def _modulo(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
     """`base % divisor`, zero where division is exact."""
     if exact_quotient(base, divisor) is not None:
         return sympy.Integer(0)
-    return ModularIndexing(base, ONE, divisor)
+    if divisor.is_positive:
+        return ModularIndexing(base, ONE, divisor)
+    return base - divisor * FloorDiv(base, divisor)
 
 
-def _toward_zero(value: sympy.Expr) -> sympy.Expr:
-    return value if value.is_integer else sympy.sign(value) * sympy.floor(sympy.Abs(value))
+@functools.lru_cache(1 << 16)  # the same few sizes come again and again
+def _computed(rule: Callable[..., sympy.Basic], *operands: sympy.Basic) -> sympy.Basic:
+    return rule(*operands)
+
+
+def _rounded(name: str) -> Callable[[sympy.Expr], sympy.Expr]:
+    return lambda value: value if value.is_integer else PYTHON_NUMBERS[name](value)
 
 
 ARITHMETIC: dict[str, Callable[..., sympy.Expr]] = {
@@ -213,7 +220,6 @@ ARITHMETIC: dict[str, Callable[..., sympy.Expr]] = {
     "sym_min": sympy.Min,
     "pow": operator.pow,
     "pow_by_natural": operator.pow,
-    "float_pow": operator.pow,
 }
 TRUTHS = {
     "eq": sympy.Eq,
@@ -228,18 +234,19 @@ TRUTHS = {
     "sym_or": sympy.Or,
     "sym_not": sympy.Not,
 }
-FLOATS = {
-    "truediv": operator.truediv,
-    "int_truediv": operator.truediv,
-    "float_truediv": operator.truediv,
-    "sym_sqrt": sympy.sqrt,
-    "sym_float": lambda value: value,
+CONVERSIONS = {
+    "truediv": PYTHON_NUMBERS["truediv"],
+    "int_truediv": PYTHON_NUMBERS["truediv"],
+    "float_truediv": PYTHON_NUMBERS["truediv"],
+    "float_pow": PYTHON_NUMBERS["pow"],
+    "sym_sqrt": PYTHON_NUMBERS["sqrt"],
+    "sym_float": PYTHON_NUMBERS["float"],
 }
 ROUNDING = {
-    "floor": sympy.floor,
-    "sym_int": _toward_zero,
-    "trunc": _toward_zero,
-    "ceil": sympy.ceiling,
+    "floor": _rounded("floor"),
+    "sym_int": _rounded("int"),
+    "trunc": _rounded("int"),
+    "ceil": _rounded("ceil"),
 }
 CHANNELS_LAST = {"2d": (1, 3, 2, 0), "3d": (1, 4, 3, 2, 0)}
 """The dimensions of a channels-last tensor, innermost first."""
@@ -253,14 +260,14 @@ ANSWERS = {
 """What torch asks of nodes and all of ours answer alike."""
 
 
-for _rules, _pytype in ((ARITHMETIC, None), (TRUTHS, bool), (FLOATS, float), (ROUNDING, int)):
+DIVISIONS = {FloorDiv, _modulo, *(PYTHON_NUMBERS[name] for name in ("truediv", "floordiv", "mod"))}
+"""That their second operand isn't 0 becomes a guard."""
+
+for _name in ARITHMETIC:
+    setattr(SymNode, _name, functools.partialmethod(SymNode._arithmetic, _name))
+for _rules, _pytype in ((TRUTHS, bool), (CONVERSIONS, float), (ROUNDING, int)):
     for _name, _rule in _rules.items():
-        _cached = functools.lru_cache(4096)(_rule)  # the same few sizes come again and again
-        setattr(
-            SymNode,
-            _name,
-            lambda self, *others, _rule=_cached, _type=_pytype: self._apply(_rule, _type, *others),
-        )
+        setattr(SymNode, _name, functools.partialmethod(SymNode._apply, _rule, _pytype))
 for _rank, _order in CHANNELS_LAST.items():
     for _name, _test in (
         ("contiguous", SymNode._contiguous_in_order),

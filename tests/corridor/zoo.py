@@ -17,7 +17,7 @@ def gpt2(scale: int = 1) -> Model:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        n_layer=2, n_embd=32 * scale, n_head=2, vocab_size=64, n_positions=32,
+        n_layer=2, n_embd=32 * scale, n_head=2, vocab_size=64, n_positions=64,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **TOKENS,
     )  # fmt: skip
     return GPT2LMHeadModel(config), _ids(labels=True)
@@ -44,6 +44,23 @@ def bert(scale: int = 1) -> Model:
     return BertForMaskedLM(config), _ids(labels=True)
 
 
+def vit(scale: int = 1) -> Model:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=32 * scale, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=64 * scale, image_size=16, patch_size=8, num_labels=5,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+        problem_type="single_label_classification",  # else set by the first call
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(2, 3, 16, 16, generator=generator)
+    return ViTForImageClassification(config), {
+        "pixel_values": images,
+        "labels": torch.tensor([0, 3]),
+    }
+
+
 def _ids(labels: bool) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(1, 64, (2, 8), generator=generator)
@@ -53,7 +70,7 @@ def _ids(labels: bool) -> dict[str, torch.Tensor]:
     return inputs
 
 
-ZOO: dict[str, Callable[..., Model]] = {"gpt2": gpt2, "llama": llama, "bert": bert}
+ZOO: dict[str, Callable[..., Model]] = {"gpt2": gpt2, "llama": llama, "bert": bert, "vit": vit}
 
 
 def outputs(result: Any) -> dict[str, torch.Tensor]:

@@ -31,8 +31,12 @@ from minicompile.ops.origin import union
 from minicompile.shapes.expr import Size, is_nonnegative, product
 
 
-def integer_index(index: TensorValue, x: TensorValue) -> None:
-    """Refuse masks (uint8 is one too) and indices on another device."""
+def integer_index(index: TensorValue, x: TensorValue, extent: Size) -> None:
+    """Refuse masks (uint8 is one too), indices on another device, and those into a dimension of size 0:
+    no element might be left that would check them.
+    """
+    if extent == 0 and product(index.size) != 0:
+        raise Unsupported("a dimension of size 0 is indexed")
     if not is_int(index.dtype) or index.dtype is torch.uint8:
         raise Unsupported(
             f"indexing with a mask ({index.dtype}): the result's size depends on data"
@@ -64,8 +68,9 @@ def advanced_index(
     if not used:
         raise Unsupported("indexing without index tensors")
     tensors = [tensor for tensor in every if tensor is not None]
-    for tensor in tensors:
-        integer_index(tensor, x)
+    for extent, tensor in zip(x.size, every, strict=True):
+        if tensor is not None:
+            integer_index(tensor, x, extent)
     shape = broadcast_size(*tensors)
     start = used[0] if used == list(range(used[0], used[-1] + 1)) else 0
     end = start + len(shape)
@@ -87,10 +92,10 @@ def advanced_index(
 
 def along(x: TensorValue, dim: int, index: TensorValue) -> OutputIndex:
     """The positions in x that `index` gives: each element's own, but in dimension `dim` the loaded one."""
-    integer_index(index, x)
     if x.dim == 0 or index.dim == 0:
         raise Unsupported("gather or scatter of a 0-d tensor")
     dim = views.wrap_dim(dim, x.dim)
+    integer_index(index, x, x.size[dim])
 
     def position(ops: Ops, i: Sequence[Index]) -> list[Index]:
         return [*i[:dim], loaded_index(ops, index, i, x.size[dim], wrap=False), *i[dim + 1 :]]
