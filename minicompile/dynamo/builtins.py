@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from minicompile.dynamo.calls import CallRule, Calls, call_rules
-from minicompile.dynamo.containers import python_method
+from minicompile.dynamo.containers import python_method, unless_defined
 from minicompile.dynamo.interpreter import BINARY, COMPARE, UNARY, UNBOUND, TracedGenerator
 from minicompile.dynamo.refusals import FUNCTIONS
 from minicompile.dynamo.result import Source
@@ -227,9 +227,8 @@ def builtin_filter(tracer: Calls, function: Any, items: Any) -> Any:
 
 
 @means(reversed)
+@unless_defined("__reversed__")
 def builtin_reversed(tracer: Calls, value: Any) -> Any:
-    if python_method(value, "__reversed__") is not None:
-        return tracer.call(tracer.special(value, "__reversed__"), (), {})
     if python_method(value, "__getitem__") is not None and not isinstance(value, dict):
         return (tracer.subscript(value, i) for i in range(tracer.length(value) - 1, -1, -1))
     return iter(tracer.items(value)[::-1])
@@ -439,13 +438,12 @@ def builtin_hash(tracer: Calls, value: Any) -> int:
 
 
 @means(abs)
+@unless_defined("__abs__")
 def builtin_abs(tracer: Calls, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return tracer.torch_call(torch.abs, (value,), {})
     if isinstance(value, SYMBOLIC):
         return tracer.computed("abs({0})", value, function=abs)
-    if python_method(value, "__abs__") is not None:
-        return tracer.call(tracer.special(value, "__abs__"), (), {})
     return abs(tracer.operand(value))
 
 

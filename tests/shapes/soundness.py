@@ -251,7 +251,7 @@ def main() -> int:
     tasks = [(seed, options.backend, options.whole, options.language) for seed in seeds]
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         answers = pool.imap_unordered(judge, tasks) if options.jobs > 1 else map(judge, tasks)
-        for done, (seed, found, text) in enumerate(answers, 1):
+        for seed, found, text in answers:
             for name in ("calls", "captures", "eager_calls", "raised"):
                 total[name] += getattr(found, name)
             if found.why:
