@@ -47,6 +47,8 @@ class EagerLayouts(FakeTensorMode):
 
     random = False
     """Whether an operator drew random numbers."""
+    env: Any = None
+    """The `shapes.env.ShapeEnv` of symbolic sizes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags

@@ -27,7 +27,8 @@ from minicompile import compat
 from minicompile.aot.layout import conform, frozen, size_expr
 from minicompile.aot.views import makes_memory
 from minicompile.errors import Unsupported
-from minicompile.ops.origin import NO_ORIGINS, Origins
+from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine
+from minicompile.shapes.env import asking
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, is_float
 
 aten = torch.ops.aten
@@ -131,8 +132,13 @@ class Tracer(compat.TorchDispatchMode):
     def active(self) -> Iterator[None]:
         """Operators called inside are recorded. Composite ones arrive as what they are made of."""
         # torch's Python kernels of composites: in C++ batch norm hides that it mutates
-        with self.mode, compat.python_dispatcher(), self:
+        with self.mode, compat.python_dispatcher(), self, asking(self.mode.env, self.asks):
             yield
+
+    def asks(self) -> tuple[str, SourceLine | None]:
+        """Who needs a fact about sizes right now, and the user's line."""
+        lines = [origin.line for origin in sorted(self.origins) if origin.line is not None]
+        return f"the {self.phase or 'compiled'} pass needs it", lines[0] if lines else None
 
     # Values and nodes
 

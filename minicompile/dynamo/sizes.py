@@ -96,6 +96,7 @@ class Sizes:
 
     def __init__(self, mode: Any, dynamic: Dynamic) -> None:
         self.env, self.mode, self.dynamic = ShapeEnv(), mode, dynamic
+        mode.env = self.env
         self.by_hint: dict[int, tuple[torch.SymInt, Source]] = {}
         self.numbers: dict[Source, Any] = {}
         """Symbolic ints and floats, by where they are read."""

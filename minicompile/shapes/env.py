@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,19 @@ class ShapeFact:
 
 def no_asker() -> tuple[str, Any]:
     return "an operator asked for it while shapes were computed", None
+
+
+@contextlib.contextmanager
+def asking(env: ShapeEnv | None, asker: Callable[[], tuple[str, Any]]) -> Iterator[None]:
+    """Inside, `asker` says who needs what is assumed of the symbols."""
+    if env is None:
+        yield
+        return
+    before, env.asker = env.asker, asker
+    try:
+        yield
+    finally:
+        env.asker = before
 
 
 class ShapeEnv(Shown):
@@ -221,6 +234,7 @@ class ShapeEnv(Shown):
         quotient = size_symbol(f"q{len(self.hints)}")
         self.hints[quotient] = (self.hints[symbol] + int(rest)) // step
         self.quotients[quotient] = FloorDiv(symbol + rest, sympy.Integer(step))
+        self.wishes[quotient] = "a guard says that it divides"
         self.ranges[quotient] = -(-(low + int(rest)) // step), high and (high + int(rest)) // step
         self._shift(quotient)
         return {symbol: step * quotient - rest}
@@ -301,12 +315,17 @@ class ShapeEnv(Shown):
     def line(self, symbol: sympy.Symbol) -> str:
         """Where a symbol comes from, its values, why it is one, and what fixed it."""
         wish, cause = self.wishes[symbol], self.cause(symbol)
-        text = f"{symbol} is {self.symbols[symbol]}, {self.values(symbol)}"
+        text = f"{symbol} is {self.text(symbol)}, {self.values(symbol)}"
         return text + (f" ({wish})" if wish else "") + (f": {cause}" if cause else "")
 
     def lines(self) -> list[str]:
         """What there is to know of each symbol."""
-        return [self.line(symbol) for symbol in self.symbols]
+        return list(map(self.line, self.everything))
+
+    @property
+    def everything(self) -> list[sympy.Symbol]:
+        """All symbols, quotients last."""
+        return [*self.symbols, *self.quotients]
 
     def __str__(self) -> str:
         lines = [f"{len(self.symbols)} symbols, {len(self.guards)} guards"]

@@ -156,11 +156,11 @@ def symbol_table(capture: Capture) -> str:
     if (env := capture.shape_env) is None:
         return ""
     rows = (
-        [code(s), code(source), text(env.values(s)), text(env.wishes[s]), text(env.cause(s))]
-        for s, source in env.symbols.items()
+        [*map(code, (s, env.text(s))), *map(text, (env.values(s), env.wishes[s], env.cause(s)))]
+        for s in env.everything
     )
     shown = table(("symbol", "where it is read", "values", "why symbolic", "what fixed it"), rows)
-    return details("symbols", f"{len(env.symbols)} numbers that may vary", shown, opened=True)
+    return details("symbols", "numbers that may vary", shown, opened=True)
 
 
 @shows(Capture)
