@@ -91,7 +91,8 @@ def compile(
     """Compile a function or an nn.Module when it is called; also a decorator, with or without arguments.
 
     fullgraph  raise `Unsupported` where the frame would run in eager
-    dynamic    True: sizes of inputs are symbolic; False: never; None: only those given to `mark_dynamic`
+    dynamic    None: sizes and numbers that differ between two calls become symbolic, and those given to
+               `mark_dynamic`; True: all that can, from the first call; False: none
     backend    "inductor", "aot_eager", "eager", or `(gm, example_inputs) -> callable`
     mode       a preset of options; `options` are fields of `Options`
 

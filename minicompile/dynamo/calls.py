@@ -262,7 +262,7 @@ class Calls(Containers):
                     f"{function.__qualname__}, a cached function, is called with a {type(value).__name__}",
                 )
             self.guard("identity", owner.source, value, "argument of a cached function")
-        found = function(*args, **kwargs)
+        found = function(*map(self.pinned, args), **kwargs)
         if not is_constant(found):
             self.hold(found, f"{function.__qualname__}(...)")
         return found
@@ -416,7 +416,7 @@ class Calls(Containers):
             if kwargs or not all(is_constant(arg) or isinstance(arg, enum.Enum) for arg in args):
                 what = f"the enum {cls.__name__} is called with more than a constant"
                 self.unsupported("unusual-arguments", what)
-            return cls(*args)
+            return cls(*map(self.pinned, args))
         meta_call = lookup(type(cls), "__call__")
         if isinstance(meta_call, types.FunctionType):
             return self.call_defined(cls, "__call__", meta_call, *args, **kwargs)

@@ -36,6 +36,7 @@ from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import Graph, target_name
 from minicompile.ops.origin import Origin, SourceLine
 
+LARGEST_INT64 = 2**63 - 1
 UPDATES_STATISTICS = ("batch_norm", "instance_norm")
 """Functions that in training mode change buffers they are given."""
 RESHAPES_IN_PLACE = frozenset(
@@ -376,6 +377,9 @@ class Recorder:
                 ):  # graphs inside take tensors alone
                     self.sizes.env.evaluate(symbol)
                     return self.size_node(self.sizes.env.simplified(expr))
+            factors = [f.as_base_exp() for f in sympy.Mul.make_args(expr) if not f.is_number]
+            if sum(power for _, power in factors) > 2:  # Python's ints are larger than a graph's
+                self.sizes.env.evaluate(sympy.Le(expr, LARGEST_INT64))
             self.size_nodes[key] = self.size_call(expr, self.sizes)
         return self.size_nodes[key]
 

@@ -99,6 +99,13 @@ CASES = [
 ]
 
 
+def test_ints_larger_than_a_graphs_are_pythons() -> None:
+    f = lambda x, n: x.double() * (n * n * n)  # noqa: E731
+    run = lenient(f)
+    for n in (2, 3, 100, 2**20, 2**22, 2**30):
+        assert equal(outcome(run, X, n), outcome(f, X, n)), n
+
+
 def plain(value: Any) -> Any:
     """The same with NaN as a text, so that it equals itself."""
     if isinstance(value, tuple | list):

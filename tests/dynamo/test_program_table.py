@@ -15,14 +15,15 @@ FLOOR = 92
 """Percent of the programs that run without a whole frame in eager."""
 
 
-def compile_eager(function: Any) -> Any:
-    return mc.compile(function, backend="eager")
+def compile_eager(function: Any, dynamic: bool | None = None) -> Any:
+    return mc.compile(function, backend="eager", dynamic=dynamic)
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize(("table", "name"), PROGRAMS, ids=[name for _, name in PROGRAMS])
-def test_program_gives_what_python_gives(table: str, name: str) -> None:
+def test_program_gives_what_python_gives(table: str, name: str, dynamic: bool | None) -> None:
     theirs, _ = run(table, name, lambda function: function)
-    ours, _ = run(table, name, compile_eager)
+    ours, _ = run(table, name, lambda function: compile_eager(function, dynamic))
     assert theirs.keys() == ours.keys()
     for step, shown in theirs.items():
         assert ours[step] == shown, step
