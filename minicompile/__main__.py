@@ -31,15 +31,8 @@ class Command:
     arguments: Callable[[argparse.ArgumentParser], object] = lambda parser: None
 
 
-def bench(name: str, help: str) -> Command:
-    """A command that is a module of `bench/`."""
-
-    def module() -> Any:
-        return importlib.import_module(f"minicompile.bench.{name}")
-
-    return Command(
-        help, lambda chosen: int(module().run(chosen)), lambda to: module().add_arguments(to)
-    )
+def demo() -> Any:
+    return importlib.import_module("minicompile.bench.demo")
 
 
 def option_docs() -> dict[str, str]:
@@ -98,9 +91,11 @@ def run_cache(chosen: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "demo": bench("demo", "train the lesson model: eager, torch.compile, minicompile"),
-    "calls": bench("calls", "measure what calling and capturing cost beside torch.compile"),
-    "dynamic": bench("dynamic", "measure what symbolic sizes cost beside fixed ones"),
+    "demo": Command(
+        "train the lesson model: eager, torch.compile, minicompile",
+        lambda chosen: int(demo().run(chosen)),
+        lambda to: demo().add_arguments(to),
+    ),
     "options": Command("list every option with its value and meaning", show_options),
     "rules": Command(
         "list the registries, or the rules of one",

@@ -29,7 +29,8 @@ from minicompile.aot.views import makes_memory
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine
 from minicompile.shapes.env import asking
-from minicompile.shapes.expr import FloorDiv, ModularIndexing, is_float
+from minicompile.shapes.expr import is_float
+from minicompile.shapes.symnode import operation_of
 
 aten = torch.ops.aten
 
@@ -76,32 +77,12 @@ class SizeNodes:
                     node.meta.update(meta, val=env.number(step * expr))
                     node = self.graph.call_function(target, (node, number))
         else:
-            target, parts = _size_operation(expr)
+            _, target, parts = operation_of(expr)
             arguments = tuple(self.argument(part, env, meta) for part in parts)
             node = self.graph.call_function(target, arguments)
         node.meta.update(meta, val=env.number(expr))
         self.nodes[expr] = node
         return node
-
-
-def _size_operation(expr: sympy.Expr) -> tuple[Callable[..., Any], tuple[sympy.Expr, sympy.Expr]]:
-    """An expression as one two-argument operation on smaller ones."""
-    if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
-        return operator.pow, (expr.base, expr.exp)
-    if isinstance(expr, ModularIndexing):
-        base, divisor, modulus = expr.args
-        return operator.mod, (FloorDiv(base, divisor), modulus)
-    for kind, target in (
-        (sympy.Add, operator.add),
-        (sympy.Mul, operator.mul),
-        (FloorDiv, operator.floordiv),
-        (sympy.Max, torch.sym_max),
-        (sympy.Min, torch.sym_min),
-    ):
-        if isinstance(expr, kind):
-            first, *rest = expr.args
-            return target, (first, expr.func(*rest) if len(rest) > 1 else rest[0])
-    raise Unsupported(f"size expression {expr} can't be computed in the graph")
 
 
 class Tracer(compat.TorchDispatchMode):

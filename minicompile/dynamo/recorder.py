@@ -22,7 +22,7 @@ from torch import fx
 from minicompile import compat
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
-from minicompile.dynamo.sizes import Dynamic, Sizes, size_operation
+from minicompile.dynamo.sizes import Dynamic, Sizes, operation
 from minicompile.dynamo.variables import (
     SYMBOLIC,
     UserError,
@@ -394,7 +394,7 @@ class Recorder:
             tensor = next(i for i in self.inputs if i.source == source.base)
             op, target, args = "call_method", "size", (self.lift(tensor.value), source.key)
         else:
-            _, target, parts = size_operation(expr)
+            _, target, parts = operation(expr)
             op, args = "call_function", tuple(map(self.size_node, parts))
         node = self.graph.create_node(op, target, args, {})
         self.finish(node, target, sizes.env.sym_int(expr))

@@ -15,7 +15,6 @@ The real compiler: torch/fx/experimental/symbolic_shapes.py, torch/_dynamo/varia
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,9 +24,9 @@ import torch
 
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Guard, NumberRange, Source, computed
-from minicompile.errors import OptionError
+from minicompile.errors import OptionError, Unsupported
 from minicompile.shapes.env import SMALLEST_SIZE, ShapeEnv, ordered
-from minicompile.shapes.expr import ONE, FloorDiv, ModularIndexing
+from minicompile.shapes.symnode import operation_of
 
 MARK = "_minicompile_dynamic"
 """Attribute of a tensor: the dimensions that `mark_dynamic` named, with their ranges."""
@@ -209,7 +208,7 @@ class Sizes:
         if expr.is_Symbol:
             found: Source = self.env.symbols[expr]
             return found
-        form, _, parts = size_operation(expr)
+        form, _, parts = operation(expr)
         return computed(form, map(self.source_of_expression, parts))
 
     def value(self, number: Any) -> Any:
@@ -225,27 +224,13 @@ LARGEST_INT = 2**31 - 1
 LARGEST_FLOAT = 3.4028234663852886e38
 """Beyond the largest float32 torch raises, depending on what a number is for."""
 
-SIZE_OPERATORS: dict[Any, tuple[str, Any]] = {
-    sympy.Add: ("({0} + {1})", operator.add),
-    sympy.Mul: ("({0} * {1})", operator.mul),
-    sympy.Pow: ("({0} ** {1})", operator.pow),
-    FloorDiv: ("({0} // {1})", operator.floordiv),
-    sympy.Min: ("min({0}, {1})", torch.sym_min),
-    sympy.Max: ("max({0}, {1})", torch.sym_max),
-}
 
-
-def size_operation(expr: sympy.Basic) -> tuple[str, Any, tuple[sympy.Basic, ...]]:
-    """An expression as one operation on two smaller ones: its form, function, parts. Raises Unsupported."""
-    if isinstance(expr, ModularIndexing):
-        base, divisor, modulus = expr.args
-        parts = base if divisor == ONE else FloorDiv(base, divisor), modulus
-        return "({0} % {1})", operator.mod, parts
-    if expr.func not in SIZE_OPERATORS or (expr.is_Pow and not expr.exp.is_Integer):
-        raise refusal("size-expression", f"the size expression {expr}")
-    form, function = SIZE_OPERATORS[expr.func]
-    first, *rest = expr.args
-    return form, function, (first, expr.func(*rest) if len(rest) > 1 else rest[0])
+def operation(expr: sympy.Basic) -> tuple[str, Any, tuple[sympy.Basic, ...]]:
+    """`operation_of`, with a reason of capture's where there is none."""
+    try:
+        return operation_of(expr)
+    except Unsupported as error:
+        raise refusal("size-expression", error.reason) from None
 
 
 def sources_of(env: ShapeEnv, expr: sympy.Basic) -> tuple[Source, ...]:

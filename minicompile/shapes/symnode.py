@@ -12,10 +12,12 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sympy
+import torch
 
+from minicompile.errors import Unsupported
 from minicompile.shapes.expr import ONE, PYTHON_NUMBERS, FloorDiv, ModularIndexing, exact_quotient
 
 if TYPE_CHECKING:
@@ -279,3 +281,28 @@ for _type in (int, float, bool):
     setattr(SymNode, f"is_{_type.__name__}", lambda self, _type=_type: self.pytype is _type)
 for _name, _answer in ANSWERS.items():
     setattr(SymNode, _name, lambda self, _answer=_answer: _answer)
+
+
+OPERATORS: dict[Any, tuple[Text, Any]] = {
+    sympy.Add: ("({0} + {1})", operator.add),
+    sympy.Mul: ("({0} * {1})", operator.mul),
+    sympy.Pow: ("({0} ** {1})", operator.pow),
+    FloorDiv: ("({0} // {1})", operator.floordiv),
+    sympy.Min: ("min({0}, {1})", torch.sym_min),
+    sympy.Max: ("max({0}, {1})", torch.sym_max),
+}
+
+
+def operation_of(expr: sympy.Basic) -> tuple[Text, Any, tuple[sympy.Basic, ...]]:
+    """An expression as one operation on two smaller ones: how it reads, the function, the parts.
+
+    Raises Unsupported for one that no size is computed with.
+    """
+    if isinstance(expr, ModularIndexing):
+        base, divisor, modulus = expr.args
+        return "({0} % {1})", operator.mod, (FloorDiv(base, divisor), modulus)
+    if expr.func not in OPERATORS or (expr.is_Pow and not expr.exp.is_Integer):
+        raise Unsupported(f"the size expression {expr} can't be computed in a graph")
+    form, function = OPERATORS[expr.func]
+    first, *rest = expr.args
+    return form, function, (first, expr.func(*rest) if len(rest) > 1 else rest[0])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import pytest
 import torch
 
 import minicompile as mc
-from minicompile.bench import calls
-from minicompile.bench.calls import Figure, Instant, in_turn
+from tests.bench import calls
+from tests.bench.calls import Figure, Instant, in_turn
 
 
 def test_calls_are_made_in_turn() -> None:
@@ -31,5 +30,5 @@ def test_a_missed_target_is_the_exit_code(
     ours: float, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[Any]
 ) -> None:
     monkeypatch.setattr(calls, "figures", lambda: [Figure("a call", ours, 8e-6, 1 / 8)])
-    assert calls.run(argparse.Namespace(threads=0, plain=True)) == code
+    assert calls.run(threads=0, plain=True) == code
     assert "1/8.0" in capsys.readouterr().out or code

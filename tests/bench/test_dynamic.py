@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import pytest
 
-from minicompile.bench import dynamic
-from minicompile.bench.dynamic import Cost
+from tests.bench import dynamic
+from tests.bench.dynamic import Cost
 
 
 def test_three_compilations_of_each_program_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +32,7 @@ def test_a_slow_kernel_is_the_exit_code(
     ratio: float, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[Any]
 ) -> None:
     monkeypatch.setattr(dynamic, "measure", lambda name, *_: Cost(name, 1e-3, 1.0, ratio))
-    assert dynamic.run(argparse.Namespace(threads=0, plain=True)) == code
+    assert dynamic.run(threads=0, plain=True) == code
     shown = capsys.readouterr().out
     assert "softmax" in shown
     assert f"{ratio:.2f}" in shown

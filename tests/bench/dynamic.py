@@ -1,4 +1,4 @@
-"""`python -m minicompile dynamic`: what kernels for every size cost beside those for one, in one process.
+"""`python -m tests.bench.dynamic`: what kernels for every size cost beside those for one, in one process.
 
 The same functions compiled three times: for their sizes alone, with all dimensions symbolic, and with a
 marked batch dimension. Whole calls, timed in turn; medians.
@@ -7,6 +7,7 @@ marked batch dimension. Whole calls, timed in turn; medians.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,10 +15,8 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
-from minicompile.bench.calls import add_arguments, in_turn, time_text
 from minicompile.bench.screen import Screen
-
-__all__ = ["add_arguments", "run"]
+from tests.bench.calls import in_turn, time_text
 
 ALLOWED = 1.15
 """Times as long as the static kernels."""
@@ -71,15 +70,23 @@ def measure(name: str, function: Function, rows: int, columns: int) -> Cost:
     return Cost(f"{name} {rows} x {columns}", found, *(seconds / found for seconds in others))
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(threads: int, plain: bool) -> int:
     """Measure and print; 1 if a ratio is above what is allowed."""
-    if chosen.threads:
-        torch.set_num_threads(chosen.threads)
+    if threads:
+        torch.set_num_threads(threads)
     torch.manual_seed(0)
     costs = [measure(name, f, *size) for size in SIZES for name, f in programs(size[1]).items()]
-    Screen(chosen.plain).table(
+    Screen(plain).table(
         f"kernels for every size beside those for one: at most {ALLOWED} times as long",
         ("median of a call", "one size", "dynamic=True", "batch marked"),
         [cost.row() for cost in costs],
     )
     return 0 if all(cost.met for cost in costs) else 1
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.dynamic", description=__doc__)
+    parser.add_argument("--threads", type=int, default=0, help="threads of PyTorch's kernels")
+    parser.add_argument("--plain", action="store_true", help="no rich, even where it is installed")
+    chosen = parser.parse_args()
+    sys.exit(run(chosen.threads, chosen.plain))

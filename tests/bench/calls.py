@@ -1,4 +1,4 @@
-"""`python -m minicompile calls`: what calling and capturing cost beside torch.compile, in one process.
+"""`python -m tests.bench.calls`: what calling and capturing cost beside torch.compile, in one process.
 
 The same functions under both compilers, timed in turn; medians. A whole call with backend "eager" is mostly
 kernels. What a compiler itself adds is seen with an instant backend, which gives outputs made beforehand:
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -155,14 +156,14 @@ def figures() -> list[Figure]:
     ]
 
 
-def run(chosen: argparse.Namespace) -> int:
+def run(threads: int, plain: bool) -> int:
     """Measure and print; 1 if a target is missed."""
     warnings.simplefilter("ignore")
-    if chosen.threads:
-        torch.set_num_threads(chosen.threads)
+    if threads:
+        torch.set_num_threads(threads)
     found = figures()
     header = ("median", "minicompile", "torch.compile", "ratio", "target")
-    Screen(chosen.plain).table(
+    Screen(plain).table(
         "calling and capturing, backend eager or instant",
         header,
         [figure.row() for figure in found],
@@ -170,6 +171,9 @@ def run(chosen: argparse.Namespace) -> int:
     return 0 if all(figure.met for figure in found) else 1
 
 
-def add_arguments(to: argparse.ArgumentParser) -> None:
-    to.add_argument("--threads", type=int, default=1, help="threads of PyTorch's kernels")
-    to.add_argument("--plain", action="store_true", help="plain text, even where rich is installed")
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.calls", description=__doc__)
+    parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch's kernels")
+    parser.add_argument("--plain", action="store_true", help="no rich, even where it is installed")
+    chosen = parser.parse_args()
+    sys.exit(run(chosen.threads, chosen.plain))
