@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -135,7 +137,7 @@ def test_a_library_call_gets_the_number():
     graph, fakes, env = capture(f, [x, 0.3], {(1, 0): "f1"})
     aot = ahead_of_time(graph, fakes, Options(), training=False, shape_env=env)
     compiled_graph = compile_graph(aot.forward, Options())
-    assert "aten_renorm_default(x0, 2, 0, f1)" in compiled_graph.stages.wrapper.text
+    assert re.search(r"aten_renorm_default\(x0, 2, 0, f\d\)", compiled_graph.stages.wrapper.text)
     run = make_callable(aot, compiled_graph.finish(), None)
     for a in (0.3, 2.0):
         torch.testing.assert_close(run([x, a])[0], f(x, a))
