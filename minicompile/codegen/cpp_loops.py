@@ -45,8 +45,6 @@ class LoopPrinter(ValuePrinter):
         """Columns of a tile; 0 in kernels of rows."""
         self.lane = ""
         """The column at hand: its place in the tile."""
-        self.heap = False
-        """Scratch rows lie on the heap."""
         self.split = "r" in plan.tiles
         """Threads share chunks of r."""
         self.x_loops = [Loop(var, size) for var, size in plan.ranges.items() if size != 1]
@@ -200,16 +198,10 @@ class LoopPrinter(ValuePrinter):
     # ---- kernels with reductions: loops over x
 
     def _rows(self) -> None:
-        length = product(self.plan.reduction_ranges.values())
         nest = 0 if self.split else len(self.x_loops)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self._heap_rows(length, nest))
-            pragma = self._parallel(nest)
-            if self.heap and pragma:
-                pragma = f"for nowait{self._shared(nest)[1]}"
-            stack.enter_context(self.loops(self.x_loops, pragma))
-            if isinstance(length, int):
-                self._scratch(self.in_order(self.plan.stashed), "_row", length)
+        with self._heap_rows(nest) as pragma, self.loops(self.x_loops, pragma):
+            if all(isinstance(size, int) for size in self.plan.reduction_ranges.values()):
+                self._scratch(self.in_order(self.plan.stashed), "_row", self.plan.row_length)
             for phase in self.plan.phases:
                 if phase.level == "row":
                     self.compute(phase.values)
@@ -217,28 +209,28 @@ class LoopPrinter(ValuePrinter):
                     self._loop_phase(phase.values, self._row)
 
     @contextlib.contextmanager
-    def _heap_rows(self, length: Size, nest: int) -> Iterator[None]:
-        """Where the length of rows varies, each thread gets its scratch from the heap."""
-        loops = [phase.values for phase in self.plan.phases if phase.level == "loop"]
-        rows = [] if isinstance(length, int) else self.in_order(self.plan.stashed)
-        found = {f"{self.names[v]}_row": (v, length) for v in rows}
-        inner = self.r_loops[-1].size
-        for values in loops:
-            if not isinstance(inner, int) and not self._in_blocks(values):
-                found |= {f"{self.names[v]}_part": (v, inner) for v in self._filled(values)}
-        self.heap = bool(found)
-        if not found:
-            yield
+    def _heap_rows(self, nest: int) -> Iterator[str]:
+        """Scratch rows whose length varies lie on the heap, one for each thread. Gives the loops' pragma."""
+        length, inner = product(self.plan.reduction_ranges.values()), self.r_loops[-1].size
+        found = [(v, "_row", length) for v in self.in_order(self.plan.stashed)]
+        for phase in self.plan.phases:
+            if phase.level == "loop" and not self._in_blocks(phase.values):
+                found += [(v, "_part", inner) for v in self._filled(phase.values)]
+        rows = {
+            f"{self.names[v]}{suffix}": (v, n) for v, suffix, n in found if not isinstance(n, int)
+        }
+        if not rows:
+            yield self._parallel(nest)
             return
-        if self._threads(nest):
-            self.pragma(f"parallel{self._shared(nest)[0]}")
+        (region, share), shared = self._shared(nest), self._threads(nest)
+        self.pragma(f"parallel{region}" * shared)
         with self.block("{", "}"):
-            for name, (value, size) in found.items():
+            for name, (value, size) in rows.items():
                 ctype, count = CTYPES[value.dtype], self.index.within(size)
                 text = f"({ctype}*)mc_scratch({value.dtype.itemsize}*{count})"
                 self.line(f"{ctype}* __restrict {name} = {text};", value.origins)
-            yield
-            for name, (value, _) in found.items():
+            yield f"for nowait{share}" * shared
+            for name, (value, _) in rows.items():
                 self.line(f"mc_release({name});", value.origins)
 
     def _columns(self) -> None:
@@ -360,9 +352,8 @@ class LoopPrinter(ValuePrinter):
                 self._end(inner, block, BLOCK, stop or self.index(size))
                 self._for_each(totals, "{0} = 0;")
                 start, stop = block, f"{inner}_end"
-            most = BLOCK if in_blocks else size
             loop = Loop(inner, size, start, stop or self.index(size))
-            innermost(values, loop, most, at_once)
+            innermost(values, loop, BLOCK if in_blocks else size, at_once)
             self._for_each(totals, "{1} += {0};")
         self._for_each(totals, "{0} = {1};")
 
@@ -371,11 +362,10 @@ class LoopPrinter(ValuePrinter):
         size = self.r_loops[-1].size
         reductions = [v for v in values if v.op == "reduction"]
         sums = [v for v in reductions if v.kind == "sum" and v.dtype.is_floating_point]
-        if size_hint(size, self.plan.hints) > LONG_ROW or (
-            self.split and not isinstance(size, int)
-        ):
+        known = isinstance(size, int)
+        if size_hint(size, self.plan.hints) > LONG_ROW or (self.split and not known):
             return bool(sums or any(map(self._by_row, reductions)))
-        return not isinstance(size, int) and not all(map(self._by_row, sums))
+        return not known and not all(map(self._by_row, sums))
 
     # ---- accumulators
 

@@ -126,9 +126,9 @@ class KernelPlan(Shown):
         return count(self.ranges.values(), self.hints)
 
     @property
-    def floats(self) -> int:
-        """How many of `sizes`, the last ones, are floats."""
-        return sum(map(is_float, self.sizes))
+    def integers(self) -> list[sympy.Symbol]:
+        """Those of `sizes` that are no floats: the first ones."""
+        return [symbol for symbol in self.sizes if not is_float(symbol)]
 
     @property
     def row_length(self) -> int:

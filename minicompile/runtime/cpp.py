@@ -30,22 +30,19 @@ def bind(module: Module, plan: KernelPlan) -> Kernel:
     Raises IndexError and RuntimeError as eager does, when a loaded index is out of range or an integer is
     divided by zero.
     """
-    tensors, sizes = len(plan.arguments), len(plan.sizes)
+    counts = len(plan.arguments), len(plan.integers), len(plan.sizes) - len(plan.integers)
     extension = load_extension(FAST_CALL)
-    if extension is None or tensors + sizes > MOST_ARGUMENTS:
+    if extension is None or sum(counts) > MOST_ARGUMENTS:
         return bind_ctypes(module, plan)
     address = ctypes.cast(getattr(module, plan.name), ctypes.c_void_p).value
-    integers, floats = sizes - plan.floats, plan.floats
-    kernel: Kernel = extension.bind(
-        address, tensors, integers, floats, lambda code: fail(plan, code)
-    )
+    kernel: Kernel = extension.bind(address, *counts, lambda code: fail(plan, code))
     return kernel
 
 
 def bind_ctypes(module: Module, plan: KernelPlan) -> Kernel:
     """The same without an extension module: slower to call."""
     function, tensors = getattr(module, plan.name), len(plan.arguments)
-    first_float = tensors + len(plan.sizes) - plan.floats
+    first_float = tensors + len(plan.integers)
     types = [ctypes.c_void_p] * tensors + [ctypes.c_int64] * len(plan.sizes)
     function.argtypes, function.restype = types, ctypes.c_int64
 

@@ -21,11 +21,10 @@ import hashlib
 import importlib.util
 import linecache
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import sympy
 import torch
 
 from minicompile import compat
@@ -167,24 +166,19 @@ class CudaKernel:
         exec(compile(text, f"<launcher of {source.name}>", "exec"), namespace)
         self.launch: Launcher = namespace["launch"]
         hints = source.plan.hints
-        sizes = [hints.get(symbol, ALIGNMENT) for symbol in integers(source.plan)]
+        sizes = [hints.get(symbol, ALIGNMENT) for symbol in source.plan.integers]
         self.variant(1 + sum(2 << i for i, n in enumerate(sizes) if n % ALIGNMENT == 0))
 
     def variant(self, key: int) -> tuple[Callable[..., Any], Any, Any]:
         """The version for a pattern: bit 0 for all pointers aligned, then one bit per divisible size."""
         plan = self.source.plan
         divisible = [a.name for a in plan.arguments] if key & 1 else []
-        divisible += [str(s) for i, s in enumerate(integers(plan)) if key >> (i + 1) & 1]
+        divisible += [str(s) for i, s in enumerate(plan.integers) if key >> (i + 1) & 1]
         with torch.cuda.device(self.device):
             target = compat.current_gpu_target()
             compiled = compile_kernel(self.source, self.function, self.tiles, divisible, target)
             self.variants[key] = compat.triton_launch(compiled)
         return self.variants[key]
-
-
-def integers(plan: KernelPlan) -> Sequence[sympy.Symbol]:
-    """The sizes among the numbers that a kernel takes."""
-    return plan.sizes[: len(plan.sizes) - plan.floats]
 
 
 def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
@@ -203,7 +197,7 @@ def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
     ]
     lines += [f"    {p} = {p}.data_ptr()" for p in pointers]
     key = [f"(({' | '.join(pointers)}) % {ALIGNMENT} == 0)"]
-    key += [f"({s} % {ALIGNMENT} == 0) << {i + 1}" for i, s in enumerate(integers(plan))]
+    key += [f"({s} % {ALIGNMENT} == 0) << {i + 1}" for i, s in enumerate(plan.integers)]
     xnumel = str(rows).replace("Max(", "max(").replace("Min(", "min(")
     grid = f"-(-({xnumel}) // {tiles.x})"
     lines += [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -119,6 +121,26 @@ def test_what_needs_the_logarithm_of_a_number_stays_with_eager():
     run, facts = compiled(f, [x, 0.3], symbolic=(1,))
     assert not facts
     torch.testing.assert_close(run([x, 0.7]), [0.7**x])
+
+
+def test_an_exponent_is_a_fixed_number():
+    """Eager's kernels take the root for 0.5, which has another value at minus infinity than the power."""
+    x = torch.tensor([[-torch.inf, -0.0, 2.0]] * 2)
+    run, facts = compiled(lambda x, a: x**a, [x, 0.5], symbolic=(1,))
+    assert "Eq(f1, 0.5)" in facts
+    torch.testing.assert_close(run([x, 0.5])[0], x**0.5, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_library_call_gets_the_number():
+    x = values(torch.float32, requires_grad=False)
+    f = lambda x, a: torch.renorm(x, 2, 0, a)  # noqa: E731
+    graph, fakes, env = capture(f, [x, 0.3], {(1, 0): "f1"})
+    aot = ahead_of_time(graph, fakes, Options(), training=False, shape_env=env)
+    compiled_graph = compile_graph(aot.forward, Options())
+    assert re.search(r"aten_renorm_default\(x0, 2, 0, f\d\)", compiled_graph.stages.wrapper.text)
+    run = make_callable(aot, compiled_graph.finish(), None)
+    for a in (0.3, 2.0):
+        torch.testing.assert_close(run([x, a])[0], f(x, a))
 
 
 def test_numbers_show_in_kernel_and_wrapper():

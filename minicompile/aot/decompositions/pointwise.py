@@ -93,7 +93,8 @@ POWERS: dict[float, Callable[[Tensor], Tensor]] = {
 
 @decompose(aten.pow.Tensor_Scalar, to="prims")
 def power(x: Tensor, exponent: Number) -> Tensor:
-    """Small powers as products and roots, which eager's kernels do too."""
+    """Small powers as products and roots, which eager's kernels do too: they look at the number."""
+    exponent = float(exponent) if isinstance(exponent, torch.SymFloat) else exponent
     if type(exponent) not in (int, float) or exponent not in POWERS or x.is_complex():
         return NotImplemented
     if abs(exponent) == 0.5 and x.dtype is torch.float16 and x.device.type == "cpu":
