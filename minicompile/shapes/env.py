@@ -17,7 +17,7 @@ import torch
 from sympy.core.function import Application
 
 from minicompile.ops.display import Shown
-from minicompile.shapes.expr import exact_quotient, loop_symbol, size_symbol
+from minicompile.shapes.expr import PythonNumber, exact_quotient, loop_symbol, size_symbol
 from minicompile.shapes.symnode import SymNode
 
 SMALLEST_SIZE = 2
@@ -121,6 +121,8 @@ class ShapeEnv(Shown):
 
         One that gives none pins its symbols to the sizes at hand.
         """
+        if isinstance(fact.lhs, PythonNumber) and fact.rhs.is_number:
+            return {fact.lhs: fact.rhs}
         difference = sympy.factor(fact.lhs - fact.rhs)
         factors = [
             f for f in sympy.Mul.make_args(difference) if not f.is_number and not f.is_positive

@@ -251,7 +251,8 @@ def main() -> int:
     tasks = [(seed, options.backend, options.whole, options.language) for seed in seeds]
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         answers = pool.imap_unordered(judge, tasks) if options.jobs > 1 else map(judge, tasks)
-        for done, (seed, found, text) in enumerate(answers, 1):
+        for seed, found, text in answers:
+            total["programs"] += 1
             for name in ("calls", "captures", "eager_calls", "raised"):
                 total[name] += getattr(found, name)
             if found.why:
@@ -260,7 +261,7 @@ def main() -> int:
             if time.monotonic() - begun > options.seconds:
                 break
     print(
-        f"{done} programs on {options.backend}: {total['calls']} calls"
+        f"{total['programs']} programs on {options.backend}: {total['calls']} calls"
         f" ({total['raised']} raise), {total['captures']} captures,"
         f" {total['eager_calls']} calls in eager, {wrong} programs wrong;"
         f" {time.monotonic() - begun:.0f} s"
