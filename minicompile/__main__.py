@@ -31,12 +31,15 @@ class Command:
     arguments: Callable[[argparse.ArgumentParser], object] = lambda parser: None
 
 
-def demo() -> Any:
-    return importlib.import_module("minicompile.bench.demo")
+def bench(name: str, help: str) -> Command:
+    """A command that is a module of `bench/`."""
 
+    def module() -> Any:
+        return importlib.import_module(f"minicompile.bench.{name}")
 
-def calls() -> Any:
-    return importlib.import_module("minicompile.bench.calls")
+    return Command(
+        help, lambda chosen: int(module().run(chosen)), lambda to: module().add_arguments(to)
+    )
 
 
 def option_docs() -> dict[str, str]:
@@ -95,16 +98,9 @@ def run_cache(chosen: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "demo": Command(
-        "train the lesson model: eager, torch.compile, minicompile",
-        lambda chosen: int(demo().run(chosen)),
-        lambda to: demo().add_arguments(to),
-    ),
-    "calls": Command(
-        "measure what calling and capturing cost beside torch.compile",
-        lambda chosen: int(calls().run(chosen)),
-        lambda to: calls().add_arguments(to),
-    ),
+    "demo": bench("demo", "train the lesson model: eager, torch.compile, minicompile"),
+    "calls": bench("calls", "measure what calling and capturing cost beside torch.compile"),
+    "dynamic": bench("dynamic", "measure what symbolic sizes cost beside fixed ones"),
     "options": Command("list every option with its value and meaning", show_options),
     "rules": Command(
         "list the registries, or the rules of one",

@@ -14,7 +14,7 @@ import torch
 
 from minicompile.dynamo.controls import allow_in_graph, disable, is_disabled, original_of
 from minicompile.dynamo.dispatch import Backend, Dispatcher, all_dispatchers, plain_backend
-from minicompile.dynamo.module import call_module, wrap_module
+from minicompile.dynamo.module import CompiledModule, call_module, wrap
 from minicompile.dynamo.result import Capture, Explanation
 from minicompile.dynamo.sizes import mark_dynamic
 from minicompile.errors import OptionError, Unsupported
@@ -129,7 +129,8 @@ def compiled_target(target: Any, make: Callable[..., Dispatcher], again: Callabl
     target = original_of(target)
     if isinstance(target, torch.nn.Module):
         frame = cast(types.FunctionType, call_module)
-        return wrap_module(target, make(frame, name=type(target).__qualname__), again)
+        made = make(frame, name=type(target).__qualname__)
+        return wrap(target, CompiledModule, _minicompile=made, _again=again)
     if isinstance(target, types.MethodType):
         return types.MethodType(compiled_target(target.__func__, make, again), target.__self__)
     if not isinstance(target, types.FunctionType):

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_m
 from torch.utils._pytree import _broadcast_to_and_flatten as tree_spread
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from minicompile.ops.strides import laid_out_as_eager
+from minicompile.ops.strides import as_row_major_view, laid_out_as_eager
 
 TensorGuards: Any = None
 GlobalStateGuard: Any = None
@@ -50,6 +50,8 @@ class EagerLayouts(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
+        if not self.static_shapes:
+            func, args = as_row_major_view(func, args)
         return laid_out_as_eager(func, args, super().__torch_dispatch__(func, types, args, kwargs))
 
 
@@ -248,22 +250,6 @@ def global_facts() -> dict[str, Any]:
         ),
         "active modes": active_modes(),
     }
-
-
-def global_state_check(native: bool = True) -> Callable[[], bool]:
-    """A check that the process-wide settings are as they are now; in C++ where torch has one."""
-    if GlobalStateGuard is None or not native:
-        facts = global_facts()
-        return lambda: global_facts() == facts
-    calls, (namespace, keys, values) = global_state_reads()
-
-    def holds() -> bool:
-        for read, found in calls:
-            if read() is not found:
-                return False
-        return all(namespace[key] == value for key, value in zip(keys, values, strict=True))
-
-    return holds
 
 
 def global_state_reads() -> tuple[tuple[tuple[Any, Any], ...], tuple[Any, ...]]:

@@ -29,7 +29,8 @@ from minicompile.lowering.ir import (
     Operation,
     Reduction,
     Scatter,
-    loop_index,
+    evaluate_loops,
+    loop_ranges,
     written_by,
 )
 from minicompile.ops.display import Shown, bytes_text
@@ -126,13 +127,12 @@ def of_bytecode(capture: Capture) -> Iterator[Piece]:
 
 def formula(buffer: ComputedBuffer) -> str:
     """What one element of a buffer is: `relu(buf0[128*p0 + p1])`."""
-    loops, ops = buffer.loops, FormulaOps()
-    index = loop_index(len(loops.ranges))
-    if isinstance(loops, Reduction):
-        rindex = loop_index(len(loops.reduction_ranges), "r")
-        over = ", ".join(f"{v} < {s}" for v, s in zip(rindex, loops.reduction_ranges, strict=True))
-        return f"{loops.kind}[{over}]({loops.inner_fn(ops, index, rindex)})"
-    return str(loops.inner_fn(ops, index))
+    loops = buffer.loops
+    value, _ = evaluate_loops(loops, FormulaOps())
+    if not isinstance(loops, Reduction):
+        return str(value)
+    over = ", ".join(f"{v} < {s}" for v, s in loop_ranges(loops)[1].items())
+    return f"{loops.kind}[{over}]({value})"
 
 
 def operation_line(operation: Operation) -> str:
@@ -141,11 +141,10 @@ def operation_line(operation: Operation) -> str:
         outputs = ", ".join(o.name if o is not None else "_" for o in operation.outputs)
         reads = ", ".join(view.buffer for view in operation.views())
         return f"{outputs} = {operation.op}({reads})"
-    loops, sign = operation.loops, "="
-    where: Sequence[object] = loop_index(len(loops.ranges))
-    if isinstance(loops, Scatter):
-        sign = "+=" if loops.mode == "atomic_add" else "="
-        where = loops.output_index(FormulaOps(), loop_index(len(loops.ranges)))
+    loops = operation.loops
+    _, scattered = evaluate_loops(loops, FormulaOps())
+    where = list(loop_ranges(loops)[0]) if scattered is None else scattered
+    sign = "+=" if isinstance(loops, Scatter) and loops.mode == "atomic_add" else "="
     return f"{operation.name}[{', '.join(map(str, where))}] {sign} {formula(operation)}"
 
 

@@ -28,7 +28,7 @@ def ahead_of_time(
     """
     mode = fake_mode_of(graph, fakes, shape_env)
     records: list[PassRecord] = []
-    traced, metadata = trace(graph.gm, fakes, mode, training=training)
+    traced, metadata = trace(graph.gm, fakes, mode, training=training, shape_env=shape_env)
     name = metadata.graph_name
     functional = Graph(functionalize(traced, metadata, mode), name, "functionalization")
     full = run_passes("full", functional, mode, records)

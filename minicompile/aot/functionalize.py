@@ -28,6 +28,7 @@ from minicompile.aot.views import (
     ALIASES,
     alias_root,
     argument,
+    aten_ops,
     has_effect,
     is_inplace_view,
     results_of,
@@ -39,14 +40,9 @@ aten = torch.ops.aten
 
 INVERSES: dict[OpOverload, Callable[..., torch.Tensor]] = {
     **dict.fromkeys(
-        (
-            aten.view.default,
-            aten._unsafe_view.default,
-            aten._reshape_alias.default,
-            aten.unsqueeze.default,
-            aten.squeeze.default,
-            aten.squeeze.dim,
-            aten.squeeze.dims,
+        aten_ops(
+            "view.default _unsafe_view.default _reshape_alias.default unsqueeze.default "
+            "squeeze.default squeeze.dim squeeze.dims"
         ),
         lambda base, new, *_: new.reshape(base.shape),
     ),

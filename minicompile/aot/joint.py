@@ -27,6 +27,7 @@ from minicompile.aot.views import is_inplace_view
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of, placeholders
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, union
+from minicompile.shapes.env import no_asker
 
 STORAGE_SURGERY = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::set_data"}
 
@@ -43,6 +44,11 @@ class JointTracer(Tracer):
         """Origins of the autograd node whose backward is running; none between two nodes, when the engine
         adds up gradients.
         """
+
+    def asks(self) -> tuple[str, SourceLine | None]:
+        """Who needs a fact about sizes right now, and the user's line."""
+        lines = [origin.line for origin in sorted(self.origins) if origin.line is not None]
+        return f"the {self.phase} pass needs it", lines[0] if lines else None
 
     def bind(self, value: Any, node: fx.Node) -> Any:
         """A snapshot becomes the node's value, since in-place views change a tensor's shape later.
@@ -94,7 +100,7 @@ def user_line(node: fx.Node) -> SourceLine | None:
 
 
 def trace(
-    gm: fx.GraphModule, fakes: list[Any], mode: Any, *, training: bool
+    gm: fx.GraphModule, fakes: list[Any], mode: Any, *, training: bool, shape_env: Any = None
 ) -> tuple[fx.GraphModule, RuntimeMetadata]:
     """Record the captured graph `gm` on inputs like `fakes`; with its backward pass when training.
 
@@ -108,6 +114,8 @@ def trace(
         tracer.origins = origins_of(node)
         tracer.placeholder(str(node.target), value)
     before = [input_state(value) for value in inputs]
+    if shape_env is not None:
+        shape_env.asker = tracer.asks
     try:
         with (
             tracer.active(),
@@ -124,6 +132,8 @@ def trace(
             gradients = run_backward(returned, inputs, tracer) if training else []
     finally:
         tracer.forget_autograd()
+        if shape_env is not None:
+            shape_env.asker = no_asker
     wanted = tuple(i for i, value in enumerate(inputs) if requires_grad(value))
     flags = tuple(map(requires_grad, returned))
     checks = (getattr(node.target, "check", None) for node in gm.graph.nodes)

@@ -16,8 +16,8 @@ def hint(size: Any) -> int:
 
 
 def size_expr(size: Any) -> Any:
-    """A size as `int | sympy.Expr`."""
-    return size.node.expr if isinstance(size, torch.SymInt) else size
+    """A size, or another number, as a Python number or a sympy expression."""
+    return size.node.expr if isinstance(size, torch.SymInt | torch.SymFloat) else size
 
 
 def geometry(value: torch.Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:

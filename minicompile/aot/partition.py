@@ -156,9 +156,13 @@ class JointParts:
         )
 
     def sizes_read_by_backward(self, saved: Collection[fx.Node]) -> list[fx.Node]:
-        """Symbolic sizes that the backward graph uses, directly or through what it recomputes."""
-        used = ancestors(self.gradients, stop=lambda node: node in saved or is_size(node))
-        return [node for node in self.nodes if node in used and is_size(node)]
+        """Sizes and numbers that the backward graph uses, directly or through what it recomputes."""
+
+        def given(node: fx.Node) -> bool:
+            return is_size(node) and size_expr(node.meta["val"]).is_Symbol
+
+        used = ancestors(self.gradients, stop=lambda node: node in saved or given(node))
+        return [node for node in self.nodes if node in used and given(node)]
 
     def sizes_of_shapes(self, inputs: Sequence[fx.Node], graph: fx.Graph) -> list[fx.Node]:
         """New nodes for the symbols in the backward's shapes that aren't the size of an input of it."""

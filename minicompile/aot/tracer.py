@@ -6,6 +6,7 @@ table `id(tensor) -> node` is all it takes. The same class serves to rewrite gra
 nodes, and run plain Python functions in place of others.
 
 Sizes: a SymInt argument becomes a node when first used (`sym_size`, `operator.mul`, ...), one per expression.
+Floats known at run time (SymFloat) are inputs.
 
 The real compiler: torch/fx/experimental/proxy_tensor.py.
 """
@@ -23,12 +24,11 @@ from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
-from minicompile.aot.layout import conform, frozen
+from minicompile.aot.layout import conform, frozen, size_expr
 from minicompile.aot.views import makes_memory
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import NO_ORIGINS, Origins
-from minicompile.shapes.expr import FloorDiv, ModularIndexing
-from minicompile.shapes.symnode import SymNode
+from minicompile.shapes.expr import FloorDiv, ModularIndexing, is_float
 
 aten = torch.ops.aten
 
@@ -42,16 +42,16 @@ class SizeNodes:
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
         self.nodes: dict[sympy.Expr, fx.Node] = {}
-        self.sources: dict[sympy.Symbol, tuple[fx.Node, int]] = {}
-        """Input tensor and dimension that a symbol is the size of."""
+        self.sources: dict[sympy.Symbol, tuple[fx.Node, int, int, int]] = {}
+        """Input tensor, dimension, rest and step: the size is `step * symbol + rest`."""
 
     def add_input(self, node: fx.Node, value: Any) -> None:
-        if isinstance(value, torch.SymInt):
-            self.nodes[value.node.expr] = node
-        elif isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor):
             for dim, size in enumerate(value.shape):
-                if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                    self.sources.setdefault(size.node.expr, (node, dim))
+                rest, term = sympy.sympify(size_expr(size)).as_coeff_Add()
+                step, symbol = term.as_coeff_Mul()
+                if symbol.is_Symbol:
+                    self.sources.setdefault(symbol, (node, dim, int(rest), int(step)))
 
     def argument(self, expr: sympy.Expr, env: Any, meta: Mapping[str, Any]) -> Any:
         """The node that computes an expression, or the number it is."""
@@ -61,15 +61,24 @@ class SizeNodes:
             return float(expr)
         if expr in self.nodes:
             return self.nodes[expr]
+        if is_float(expr) and not (-expr).is_Symbol:  # sympy would round in another order
+            asked = (symbol for symbol in expr.free_symbols if is_float(symbol))
+            pinned = {symbol: env.evaluate(symbol, "computed with") for symbol in asked}
+            return self.argument(expr.xreplace(pinned), env, meta)
         if expr.is_Symbol:
             if expr not in self.sources:
-                raise Unsupported(f"size {expr} is not the size of any graph input")
-            node = self.graph.call_function(aten.sym_size.int, self.sources[expr])
+                raise Unsupported(f"{expr} is neither a graph input nor the size of one")
+            tensor, dim, rest, step = self.sources[expr]
+            node = self.graph.call_function(aten.sym_size.int, (tensor, dim))
+            for target, number, neutral in (operator.sub, rest, 0), (operator.floordiv, step, 1):
+                if number != neutral:
+                    node.meta.update(meta, val=env.number(step * expr))
+                    node = self.graph.call_function(target, (node, number))
         else:
             target, parts = _size_operation(expr)
             arguments = tuple(self.argument(part, env, meta) for part in parts)
             node = self.graph.call_function(target, arguments)
-        node.meta.update(meta, val=torch.SymInt(SymNode(expr, env, int)))
+        node.meta.update(meta, val=env.number(expr))
         self.nodes[expr] = node
         return node
 
@@ -135,7 +144,7 @@ class Tracer(compat.TorchDispatchMode):
         kept = value
         if isinstance(value, torch.Tensor):
             self._bound[id(value)] = (value, node)
-        elif isinstance(value, torch.SymInt):
+        elif isinstance(value, torch.SymInt | torch.SymFloat):
             self.sizes.nodes.setdefault(value.node.expr, node)
         elif isinstance(value, tuple | list):
             kept = tuple(self._bind_part(part, node, index) for index, part in enumerate(value))

@@ -82,7 +82,8 @@ def is_inplace_view(target: object) -> bool:
 
 
 def is_size(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.SymInt)
+    """A symbolic size, or a float that is known at run time."""
+    return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat)
 
 
 def is_symbolic(node: fx.Node) -> bool:

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import sympy
+
 from minicompile.codegen.cpp_loops import LoopPrinter
 from minicompile.codegen.cpp_math import prelude
 from minicompile.codegen.cpp_ops import STORAGE
 from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource
+from minicompile.shapes.expr import is_float
 
 KERNELS_OF_ONE = 8
 """With more distinct kernels than this, two compilers at work are faster than one."""
@@ -26,6 +29,8 @@ def print_kernel(plan: KernelPlan) -> KernelSource:
     for text in first:
         printer.line(text)
     with printer.braces(last):
+        for symbol in filter(is_float, plan.sizes):
+            printer.line(f"const double {symbol} = mc_double({symbol}_bits);")
         if printer.checks:
             printer.line("int32_t error = 0;")
         printer.body()
@@ -60,8 +65,13 @@ def _unit_text(groups: Sequence[Sequence[KernelSource]]) -> str:
 
 def _call_of(original: KernelSource, plan: KernelPlan) -> str:
     """The kernel of `plan` as a call of an equal one."""
-    given = [a.name for a in plan.arguments] + [str(s) for s in plan.sizes]
+    given = [a.name for a in plan.arguments] + [_number(s) for s in plan.sizes]
     return f"{_head(plan)} {{ return {original.name}({', '.join(given)}); }}\n"
+
+
+def _number(symbol: sympy.Symbol) -> str:
+    """A parameter that is no tensor: floats travel in the registers of integers, bit by bit."""
+    return f"{symbol}_bits" if is_float(symbol) else str(symbol)
 
 
 def _head(plan: KernelPlan) -> str:
@@ -69,7 +79,7 @@ def _head(plan: KernelPlan) -> str:
         f"{'const ' if a.role == 'in' else ''}{STORAGE[a.dtype]}* __restrict {a.name}"
         for a in plan.arguments
     ]
-    parameters += [f"int64_t {symbol}" for symbol in plan.sizes]
+    parameters += [f"int64_t {_number(symbol)}" for symbol in plan.sizes]
     head = f"int64_t {plan.name}({', '.join(parameters)})"
     if len(head) <= 100:
         return head

@@ -24,7 +24,7 @@ from minicompile.codegen.phases import cone, varying
 from minicompile.codegen.plan import KernelPlan, count
 from minicompile.codegen.rules import is_update, separates, transposed
 from minicompile.scheduling.body import Value, iterate_indices
-from minicompile.shapes.expr import coefficient_of
+from minicompile.shapes.expr import Size, coefficient_of, product, size_hint
 
 OUTER_ITERATIONS = 8
 """Outer loops with fewer iterations leave threads idle: then the inner loop is shared."""
@@ -45,6 +45,8 @@ class LoopPrinter(ValuePrinter):
         """Columns of a tile; 0 in kernels of rows."""
         self.lane = ""
         """The column at hand: its place in the tile."""
+        self.heap = False
+        """Scratch rows lie on the heap."""
         self.split = "r" in plan.tiles
         """Threads share chunks of r."""
         self.x_loops = [Loop(var, size) for var, size in plan.ranges.items() if size != 1]
@@ -74,18 +76,22 @@ class LoopPrinter(ValuePrinter):
 
     def _parallel(self, nest: int = 1, simd: bool = False) -> str:
         """`parallel for`, or nothing where one thread does it all."""
-        plan = self.plan
-        if not plan.parallel or nest == 0 or any(map(is_update, plan.body.stores)):
-            return ""  # scatters run in order: two iterations may change the same element
-        clauses = ["parallel for" + (" simd" if simd else "")]
-        if nest > 1:
-            clauses.append(f"collapse({nest})")
+        region, share = self._shared(nest)
+        return (
+            f"parallel for{' simd' if simd else ''}{region}{share}" if self._threads(nest) else ""
+        )
+
+    def _threads(self, nest: int) -> bool:
+        """Do threads share a nest of loops? Scatters run in order: two iterations may change one element."""
+        return self.plan.parallel and nest > 0 and not any(map(is_update, self.plan.body.stores))
+
+    def _shared(self, nest: int) -> tuple[str, str]:
+        """The clauses of `parallel`, and those of the `for` inside it."""
+        plan, region, share = self.plan, "", f" collapse({nest})" if nest > 1 else ""
         if plan.parallel_above:
             sizes = [self.index.within(s) for s in plan.body.all_ranges.values() if s != 1]
-            clauses.append(f"if(parallel: {'*'.join(sizes)} > {plan.parallel_above})")
-        if self.checks:
-            clauses.append("reduction(|:error)")
-        return " ".join(clauses)
+            region = f" if(parallel: {'*'.join(sizes)} > {plan.parallel_above})"
+        return region, share + " reduction(|:error)" * self.checks
 
     def _simd(self, values: Collection[Value], var: sympy.Symbol, riding: bool = False) -> str:
         """`simd` with its reductions, or nothing where iterations depend on each other.
@@ -194,14 +200,46 @@ class LoopPrinter(ValuePrinter):
     # ---- kernels with reductions: loops over x
 
     def _rows(self) -> None:
-        pragma = "" if self.split else self._parallel(len(self.x_loops))
-        with self.loops(self.x_loops, pragma):
-            self._scratch(self.in_order(self.plan.stashed), "_row", self.plan.row_length)
+        length = product(self.plan.reduction_ranges.values())
+        nest = 0 if self.split else len(self.x_loops)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._heap_rows(length, nest))
+            pragma = self._parallel(nest)
+            if self.heap and pragma:
+                pragma = f"for nowait{self._shared(nest)[1]}"
+            stack.enter_context(self.loops(self.x_loops, pragma))
+            if isinstance(length, int):
+                self._scratch(self.in_order(self.plan.stashed), "_row", length)
             for phase in self.plan.phases:
                 if phase.level == "row":
                     self.compute(phase.values)
                 else:
                     self._loop_phase(phase.values, self._row)
+
+    @contextlib.contextmanager
+    def _heap_rows(self, length: Size, nest: int) -> Iterator[None]:
+        """Where the length of rows varies, each thread gets its scratch from the heap."""
+        loops = [phase.values for phase in self.plan.phases if phase.level == "loop"]
+        rows = [] if isinstance(length, int) else self.in_order(self.plan.stashed)
+        found = {f"{self.names[v]}_row": (v, length) for v in rows}
+        inner = self.r_loops[-1].size
+        for values in loops:
+            if not isinstance(inner, int) and not self._in_blocks(values):
+                found |= {f"{self.names[v]}_part": (v, inner) for v in self._filled(values)}
+        self.heap = bool(found)
+        if not found:
+            yield
+            return
+        if self._threads(nest):
+            self.pragma(f"parallel{self._shared(nest)[0]}")
+        with self.block("{", "}"):
+            for name, (value, size) in found.items():
+                ctype, count = CTYPES[value.dtype], self.index.within(size)
+                text = f"({ctype}*)mc_scratch({value.dtype.itemsize}*{count})"
+                self.line(f"{ctype}* __restrict {name} = {text};", value.origins)
+            yield
+            for name, (value, _) in found.items():
+                self.line(f"mc_release({name});", value.origins)
 
     def _columns(self) -> None:
         *outer, last = self.x_loops
@@ -228,7 +266,7 @@ class LoopPrinter(ValuePrinter):
             def lanes(values: Sequence[Value]) -> None:
                 self._inner(columns, values, self._simd(values, inner), arrays)
 
-            def one_row(values: Sequence[Value], loop: Loop, *_: int) -> None:
+            def one_row(values: Sequence[Value], loop: Loop, *_: Size) -> None:
                 with self.loop(loop):
                     lanes(values)
 
@@ -297,14 +335,14 @@ class LoopPrinter(ValuePrinter):
     ) -> None:
         """Loops over r with their accumulators; `start` and `stop` bound the outermost variable.
 
-        Long float sums go in blocks: each block sums for itself, and the sums are added up as doubles.
+        Long float sums go in blocks: each block sums for itself, and the sums are added up as doubles
+        (`mc_row_sum` does that itself).
         """
         *outer, last = self.r_loops
         inner, size = last.var, last.size
         reductions = [v for v in values if v.op == "reduction"]
         sums = [v for v in reductions if v.kind == "sum" and v.dtype.is_floating_point]
-        long = not isinstance(size, int) or size > LONG_ROW
-        in_blocks = long and bool(sums or any(map(self._by_row, reductions)))
+        in_blocks = self._in_blocks(values)
         totals = sums if in_blocks else []
         at_once = not outer and not in_blocks
         for value in reductions:
@@ -322,11 +360,22 @@ class LoopPrinter(ValuePrinter):
                 self._end(inner, block, BLOCK, stop or self.index(size))
                 self._for_each(totals, "{0} = 0;")
                 start, stop = block, f"{inner}_end"
-            most = BLOCK if in_blocks or not isinstance(size, int) else size
+            most = BLOCK if in_blocks else size
             loop = Loop(inner, size, start, stop or self.index(size))
             innermost(values, loop, most, at_once)
             self._for_each(totals, "{1} += {0};")
         self._for_each(totals, "{0} = {1};")
+
+    def _in_blocks(self, values: Sequence[Value]) -> bool:
+        """Rows known to be long; and others whose sums no helper takes care of."""
+        size = self.r_loops[-1].size
+        reductions = [v for v in values if v.op == "reduction"]
+        sums = [v for v in reductions if v.kind == "sum" and v.dtype.is_floating_point]
+        if size_hint(size, self.plan.hints) > LONG_ROW or (
+            self.split and not isinstance(size, int)
+        ):
+            return bool(sums or any(map(self._by_row, reductions)))
+        return not isinstance(size, int) and not all(map(self._by_row, sums))
 
     # ---- accumulators
 
@@ -400,25 +449,28 @@ class LoopPrinter(ValuePrinter):
         in_memory = value.inputs[0] in self.plan.loop and self.plan.vector_width > 1
         return known and in_memory and not self.tile
 
-    def _row(self, values: Sequence[Value], loop: Loop, most: int, at_once: bool) -> None:
+    def _filled(self, values: Sequence[Value]) -> list[Value]:
+        """What row reductions read and the loop must write to memory for them."""
+        found = {v.inputs[0] for v in values if v.op == "reduction" and self._by_row(v)}
+        kept = self.plan.stashed
+        return self.in_order({v for v in found if v not in kept and not self._lies_in_memory(v)})
+
+    def _row(self, values: Sequence[Value], loop: Loop, most: Size, at_once: bool) -> None:
         """The innermost loop: values, stores, what row reductions will read, other reductions."""
         by_row = [v for v in values if v.op == "reduction" and self._by_row(v)]
         stashed, index = self.plan.stashed, self.index(self.place())
         scratch = {v: f"{self.names[v]}_row[{index}]" for v in self.in_order(stashed)}
-        filled = {
-            v.inputs[0]
-            for v in by_row
-            if v.inputs[0] not in stashed and not self._lies_in_memory(v.inputs[0])
-        }
+        filled = self._filled(values)
         inner, _, start, stop, _ = loop
         before = "" if start == "0" else f" - {start}"
-        for value in self.in_order(filled):
+        for value in filled:
             scratch[value] = f"{self.names[value]}_part[{inner}{before}]"
         wanted = [v for v in values if v.op in ("store", "reduction") or v.check or v in scratch]
         needed = cone((v for v in wanted if v not in by_row), values, ())
         if needed:
             inside = [v for v in values if v in needed]
-            self._scratch(self.in_order(filled), "_part", most)
+            if isinstance(most, int):
+                self._scratch(filled, "_part", most)
             self._inner(loop, inside, self._simd(inside, inner, riding=True), scratch)
         for value in by_row:
             name, row = self.names[value], self._row_address(value.inputs[0], loop)
@@ -450,7 +502,7 @@ class LoopPrinter(ValuePrinter):
         return base if offset == "0" else f"{base} + {offset}"
 
 
-Innermost = Callable[[Sequence[Value], Loop, int, bool], None]
+Innermost = Callable[[Sequence[Value], Loop, Size, bool], None]
 """Prints the innermost loop over r, or a block of it: values, the loop, the most iterations it can have, and
 whether it is the whole reduction, so that nothing has been accumulated before."""
 

@@ -6,7 +6,7 @@ from minicompile.codegen.phases import choose_stashed
 from minicompile.codegen.plan import KernelPlan, count
 from minicompile.codegen.rules import contiguous_uses, is_update, plan_rule, transposed
 from minicompile.options import Options
-from minicompile.shapes.expr import Size, product, size_hint
+from minicompile.shapes.expr import size_hint
 
 PARALLEL_NANOSECONDS = 8_000
 """Estimated time below which waking other threads costs more than it saves."""
@@ -98,13 +98,10 @@ def _choose_squares(plan: KernelPlan) -> None:
 
 @plan_rule("cpp:stash")
 def choose_stash(plan: KernelPlan, options: Options) -> None:
-    """Keep dear loop values in scratch rows, as long as the rows are short and known."""
+    """Keep dear loop values in scratch rows, as long as the rows are short."""
     if plan.vector_axis != "r" or not plan.reduction_ranges or "r" in plan.tiles:
         return
-    length: Size = product(plan.reduction_ranges.values())
-    if not isinstance(length, int):
-        plan.reject("scratch rows", "the row's length is not known when compiling")
-        return
+    length = plan.row_length
     plan.stashed = choose_stashed(plan.body, plan.loop, STASH_BYTES // max(length * 8, 1))
     if not plan.stashed and choose_stashed(plan.body, plan.loop, 1):
         plan.reject("scratch rows", f"{length} elements are more than the scratch space holds")

@@ -22,6 +22,15 @@ static inline int64_t mc_opaque(int64_t x) { __asm__("" : "+r"(x)); return x; }
 #define mc_fma(a, b, c) ((a) * (b) + (c))
 #endif
 
+// polynomials in x of degree 2, 4 and 6, the highest coefficient first
+static inline float mc_poly2(float x, float a, float b, float c) { return mc_fma(mc_fma(a, x, b), x, c); }
+static inline float mc_poly4(float x, float a, float b, float c, float d, float e) {
+    return mc_poly2(x, mc_poly2(x, a, b, c), d, e);
+}
+static inline float mc_poly6(float x, float a, float b, float c, float d, float e, float f, float g) {
+    return mc_poly2(x, mc_poly4(x, a, b, c, d, e), f, g);
+}
+
 // exp(x) = 2^n exp(r), r = x - n ln 2;
 // adding 1.5 * 2^23 rounds to an integer n and leaves it in the low bits
 static inline float mc_exp(float x) {
@@ -31,11 +40,7 @@ static inline float mc_exp(float x) {
     float shifted = mc_fma(c, 1.44269504f, 12582912.0f);
     float n = shifted - 12582912.0f;
     float r = mc_fma(n, -1.42860677e-6f, mc_fma(n, -0.693145752f, c));
-    float p = 0.0013815033f;
-    p = mc_fma(p, r, 0.00836878549f);
-    p = mc_fma(p, r, 0.0416683927f);
-    p = mc_fma(p, r, 0.166665196f);
-    p = mc_fma(p, r, 0.49999994f);
+    float p = mc_poly4(r, 0.0013815033f, 0.00836878549f, 0.0416683927f, 0.166665196f, 0.49999994f);
     p = mc_fma(r * r, p, r) + 1.0f;
     int32_t i = mc_bits(shifted) - 0x4b400000;
     int32_t half = i >> 1;  // two steps, so that 2^128 and denormals are reached
@@ -50,13 +55,8 @@ static inline float mc_log(float x) {
     int32_t k = (mc_bits(scaled) - 0x3f3504f3) >> 23;
     float f = mc_float(mc_bits(scaled) - (int32_t)((uint32_t)k << 23)) - 1.0f;
     float e = (float)(tiny ? k - 23 : k);
-    float p = -0.0785961747f;
-    p = mc_fma(p, f, 0.128816515f);
-    p = mc_fma(p, f, -0.131287545f);
-    p = mc_fma(p, f, 0.141811922f);
-    p = mc_fma(p, f, -0.166245535f);
-    p = mc_fma(p, f, 0.200022861f);
-    p = mc_fma(p, f, -0.250008106f);
+    float p = mc_poly6(f, -0.0785961747f, 0.128816515f, -0.131287545f, 0.141811922f, -0.166245535f,
+        0.200022861f, -0.250008106f);
     p = mc_fma(p, f, 0.333333164f);
     float square = f * f;
     float tail = mc_fma(square * f, p, mc_fma(square, -0.5f, e * 1.42860677e-6f));
@@ -68,11 +68,7 @@ static inline float mc_log(float x) {
 static inline float mc_tanh(float x) {
     float a = fabsf(x);
     float t = x * x;
-    float p = -0.00566078722f;
-    p = mc_fma(p, t, 0.0206020065f);
-    p = mc_fma(p, t, -0.0537292287f);
-    p = mc_fma(p, t, 0.133313283f);
-    p = mc_fma(p, t, -0.333332777f);
+    float p = mc_poly4(t, -0.00566078722f, 0.0206020065f, -0.0537292287f, 0.133313283f, -0.333332777f);
     float near = mc_fma(t * x, p, x);
     float far = 1.0f - 2.0f / (mc_exp(2.0f * a) + 1.0f);
     return copysignf(a < 0.63f ? near : far, x);
@@ -84,22 +80,12 @@ static inline float mc_sigmoid(float x) { return 1.0f / (1.0f + mc_exp(-x)); }
 static inline float mc_erf(float x) {
     float a = fabsf(x);
     float t = x * x;
-    float p = 8.53884339e-05f;
-    p = mc_fma(p, t, -0.000818192842f);
-    p = mc_fma(p, t, 0.0052044359f);
-    p = mc_fma(p, t, -0.0268607531f);
-    p = mc_fma(p, t, 0.112837195f);
-    p = mc_fma(p, t, -0.376126349f);
-    p = mc_fma(p, t, 0.128379166f);
+    float p = mc_poly6(t, 8.53884339e-05f, -0.000818192842f, 0.0052044359f, -0.0268607531f, 0.112837195f,
+        -0.376126349f, 0.128379166f);
     float near = mc_fma(x, p, x);
     float b = a > 4.0f ? 4.0f : a;
-    float q = 0.000198279828f;
-    q = mc_fma(q, b, -0.00306629972f);
-    q = mc_fma(q, b, 0.0223193616f);
-    q = mc_fma(q, b, -0.104124278f);
-    q = mc_fma(q, b, -0.636961699f);
-    q = mc_fma(q, b, -1.12780714f);
-    q = mc_fma(q, b, -0.000163713732f);
+    float q = mc_poly6(b, 0.000198279828f, -0.00306629972f, 0.0223193616f, -0.104124278f, -0.636961699f,
+        -1.12780714f, -0.000163713732f);
     float far = 1.0f - mc_exp(q);
     return a < 0.9f ? near : copysignf(far, x);
 }
@@ -179,6 +165,22 @@ static inline mc_lanes mc_swapped(mc_lanes v, int step) {
 }
 #endif
 
+// memory for a row whose length isn't known when compiling; before it stands what malloc gave, which is
+// quicker than aligned_alloc
+#include <stdlib.h>
+static inline void* mc_scratch(int64_t bytes) {
+    char* given = (char*)malloc(bytes + 128);
+    if (given == NULL) abort();
+    char* row = given + 128 - ((uintptr_t)given & 63);
+    memcpy(row - sizeof given, &given, sizeof given);
+    return row;
+}
+static inline void mc_release(void* row) {
+    char* given;
+    memcpy(&given, (char*)row - sizeof given, sizeof given);
+    free(given);
+}
+
 // a reduction of n floats that lie side by side, in 64 lanes
 #define MC_ROW(start, both, next) \
     mc_lanes a = (mc_lanes){0} + start, b = a, c = a, d = a; \
@@ -200,8 +202,13 @@ static inline mc_lanes mc_swapped(mc_lanes v, int step) {
     return found;
 
 static inline mc_lanes mc_lanes_sum(mc_lanes a, mc_lanes b) { return a + b; }
+static inline float mc_block_sum(const float* x, int64_t n) { MC_ROW(0.0f, mc_lanes_sum, found + x[i]) }
+// rounding errors of a long row don't pile up
 static inline float mc_row_sum(const float* x, int64_t n) {
-    MC_ROW(0.0f, mc_lanes_sum, found + x[i])
+    if (n <= 8192) return mc_block_sum(x, n);
+    double total = 0;
+    for (int64_t i = 0; i < n; i += 1024) total += mc_block_sum(x + i, n - i < 1024 ? n - i : 1024);
+    return total;
 }
 
 // NaN stays: it is taken, and nothing compares better than it

@@ -11,7 +11,7 @@ After `legalize`, a printer only prints:
 - float `maximum` and `minimum` are comparisons and `where`, such that a NaN operand gives NaN; on integers
   the operations stay;
 - an `index_expr` is int64, or int32 where its bounds prove that it fits; then it converts, unless it is
-  only compared with others that fit;
+  only compared with others that fit. One that is a float known at run time is float64;
 - a reduction's source has the accumulator's dtype, and so has its result;
 - `check` says whether a kernel must report a value: an index out of range, an integer divided by zero;
 - nothing is read from or written to a dimension of size 0.
@@ -33,7 +33,7 @@ from minicompile.codegen.printing import index_dtype
 from minicompile.ops.dtypes import computation_dtype, is_int
 from minicompile.ops.table import BOOL_AS_LOGIC
 from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead
-from minicompile.shapes.expr import FloorDiv, simplify_index
+from minicompile.shapes.expr import FloorDiv, is_float, simplify_index
 
 HALF = frozenset({torch.float16, torch.bfloat16})
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
@@ -143,6 +143,8 @@ class _Legalizer:
     def visit_index_expr(self, ops: Recorder, value: Value) -> Value:
         assert value.index is not None
         wide = index_dtype(value.index, self.body.all_ranges)
+        if is_float(value.index):
+            wide = torch.float64
         return convert(ops, self.again(value, dtype=wide), value.dtype)
 
     def visit_to_dtype(self, ops: Recorder, value: Value) -> Value:

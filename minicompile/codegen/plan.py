@@ -26,7 +26,7 @@ from minicompile.ops.dtypes import short
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.scheduling.body import LoopBody, Value
 from minicompile.scheduling.nodes import FusedSchedulerNode
-from minicompile.shapes.expr import Size, size_hint
+from minicompile.shapes.expr import Size, is_float, size_hint
 
 Language = str
 """A key of the registries `code_generator` and `kernel_loader`: "cpp", "triton"."""
@@ -86,7 +86,7 @@ class KernelPlan(Shown):
     phases: tuple[Phase, ...]
     arguments: tuple[KernelArgument, ...]
     sizes: tuple[sympy.Symbol, ...]
-    """Size symbols passed as integers after the tensors."""
+    """Numbers passed after the tensors: sizes as int64, then floats as float64."""
     reduction: Literal["none", "persistent", "looped"]
     vector_axis: Literal["x", "r", "none"] = "none"
     """Innermost, vectorised loop of a C++ kernel."""
@@ -124,6 +124,11 @@ class KernelPlan(Shown):
     def rows(self) -> int:
         """How many x there are, at the hints."""
         return count(self.ranges.values(), self.hints)
+
+    @property
+    def floats(self) -> int:
+        """How many of `sizes`, the last ones, are floats."""
+        return sum(map(is_float, self.sizes))
 
     @property
     def row_length(self) -> int:

@@ -31,7 +31,7 @@ from minicompile.lowering.ir import Buffer
 from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, iterate_indices
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
-from minicompile.shapes.expr import size_hint
+from minicompile.shapes.expr import is_float, size_hint
 
 
 def make_plan(
@@ -101,11 +101,11 @@ def arguments_of(
 
 
 def size_symbols(body: LoopBody) -> tuple[sympy.Symbol, ...]:
-    """The size symbols in ranges, indices and bounds, sorted by name."""
+    """The size symbols in ranges, indices and bounds, sorted by name; floats come last."""
     own = set(body.all_ranges) | {v.symbol for v in body.values}
     sizes = [*body.all_ranges.values(), *(v.size for v in body.values), *iterate_indices(body)]
     found: set[sympy.Symbol] = set().union(*(sympy.sympify(size).free_symbols for size in sizes))
-    return tuple(sorted(found - own, key=str))
+    return tuple(sorted(found - own, key=lambda symbol: (is_float(symbol), str(symbol))))
 
 
 def estimate(plan: KernelPlan, buffers: Mapping[str, Buffer]) -> Cost:

@@ -13,7 +13,7 @@ from minicompile.codegen.printing import index_dtype
 from minicompile.codegen.rules import contiguous_uses, plan_rule
 from minicompile.options import Options
 from minicompile.scheduling.body import iterate_indices
-from minicompile.shapes.expr import product
+from minicompile.shapes.expr import is_float, product
 
 ROW_REGISTERS = 2**15
 """Elements of loaded rows that one program may hold: about 64 registers in each of 512 threads."""
@@ -55,7 +55,7 @@ def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
     body = plan.body
     ranges = body.all_ranges | {v.symbol: v.size for v in body.values if v.symbol is not None}
     for index in iterate_indices(body):
-        if index_dtype(index, ranges) is not torch.int32:
+        if not is_float(index) and index_dtype(index, ranges) is not torch.int32:
             plan.reject("int32 indices", f"{index} may not fit")
             return
     plan.index_dtype = torch.int32

@@ -103,9 +103,7 @@ class _Writer:
             self._line(f"{', '.join(inputs)}{',' if len(inputs) == 1 else ''} = args")
         self._line("args.clear()")
         checks = [self._check(b) for b in self.inputs] if self.options.verify else []
-        for symbol in sorted(self.used, key=str):
-            if str(symbol) not in inputs:
-                self._line(f"{symbol} = {self._source(symbol)}")
+        self._find_sizes({symbol for symbol in self.used if str(symbol) not in inputs})
         for text in checks:
             self._line(text)
         needed = {o.buffer for o in self.graph.outputs if isinstance(o, View)}
@@ -137,12 +135,24 @@ class _Writer:
         self.taken.add(name)
         return name
 
+    def _find_sizes(self, missing: set[sympy.Symbol]) -> None:
+        """Lines that read size symbols off the inputs. One look at a shape is quicker than two."""
+        for buffer in self.inputs:
+            if len(missing.intersection(buffer.layout.size)) > 1:
+                names = []
+                for size in buffer.layout.size:
+                    names.append(str(size) if size in missing else "_")
+                    missing.discard(size)
+                self._line(f"{', '.join(names)} = {self.names[buffer.name]}.shape")
+        for symbol in sorted(missing, key=str):
+            self._line(f"{symbol} = {self._source(symbol)}")
+
     def _source(self, symbol: sympy.Symbol) -> str:
         """Where an input shows the value of a size symbol."""
         for buffer in self.inputs:
-            for kind in ("size", "stride"):
+            for kind, form in (("size", "{}.shape[{}]"), ("stride", "{}.stride({})")):
                 for axis, size in enumerate(getattr(buffer.layout, kind)):
-                    text = f"{self.names[buffer.name]}.{kind}({axis})"
+                    text = form.format(self.names[buffer.name], axis)
                     if found := _solved(size, symbol, text):
                         return found
         raise Unsupported(f"no input tells what {symbol} is")

@@ -38,31 +38,14 @@ UNKNOWN = 100.0
 """Where eager itself is the reference: this many roundings of the largest value are still close."""
 
 
-@accuracy_stage(REFERENCE, EAGER)
-def as_it_is(target: Any) -> Callable[..., Any]:
-    run: Callable[..., Any] = target
-    return run
+def preparation(backend: str) -> Preparation:
+    return lambda target: api.compile(target, backend=backend)
 
 
-@accuracy_stage("captured")
-def captured(target: Any) -> Callable[..., Any]:
-    """The captured graph, run by torch."""
-    run: Callable[..., Any] = api.compile(target, backend="eager")
-    return run
-
-
-@accuracy_stage("aot")
-def aot(target: Any) -> Callable[..., Any]:
-    """Forward and backward graphs of ATen operators, run by torch."""
-    run: Callable[..., Any] = api.compile(target, backend="aot_eager")
-    return run
-
-
-@accuracy_stage("compiled")
-def compiled(target: Any) -> Callable[..., Any]:
-    """Generated kernels."""
-    run: Callable[..., Any] = api.compile(target)
-    return run
+accuracy_stage(REFERENCE, EAGER)(lambda target: target)
+accuracy_stage("captured")(preparation("eager"))
+accuracy_stage("aot")(preparation("aot_eager"))
+accuracy_stage("compiled")(preparation("inductor"))
 
 
 @dataclass(frozen=True)
@@ -342,6 +325,8 @@ class Values:
 
 
 def plain(value: Any) -> Any:
+    if isinstance(value, int | float | complex):
+        return Values(torch.tensor([value], dtype=torch.complex128), 0.0)
     if not isinstance(value, torch.Tensor):
         return value
     exact = not (value.is_floating_point() or value.is_complex())
@@ -352,12 +337,7 @@ def plain(value: Any) -> Any:
 def distance(value: Any, reference: Any) -> float:
     """The largest absolute difference; infinite where values can't be compared."""
     if not isinstance(value, Values) or not isinstance(reference, Values):
-        number = int | float | complex
-        if isinstance(value, number) and isinstance(reference, number):
-            value = Values(torch.tensor([value], dtype=torch.complex128), 0)
-            reference = Values(torch.tensor([reference], dtype=torch.complex128), 0)
-        else:
-            return 0.0 if type(value) is type(reference) else float("inf")
+        return 0.0 if type(value) is type(reference) else float("inf")
     if value.data.shape != reference.data.shape:
         return float("inf")
     same = (value.data == reference.data) | (value.data.isnan() & reference.data.isnan())

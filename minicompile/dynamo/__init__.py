@@ -8,14 +8,14 @@ the two alternate. A call comes in at `dispatch`, which asks its entries and cal
     Running bytecode on symbols
     bytecode       one instruction stream for all versions of CPython
     interpreter    the stack machine, with Python's own meaning of every operation
-    opcodes, opcodes_control          what each instruction does to the stack
+    opcodes        what each instruction does to the stack
     variables      what is known of the objects that it meets
     recorder       torch calls become nodes of an FX graph; sizes: those with symbols
     outside -> attributes -> containers -> calls -> tracer
                    the interpreter that captures, one subclass a subject: reads and writes of what existed
                    before, attributes, operators and containers, calls, all of it together
     builtins, stdlib, torch_rules, functions, controls
-                   what calls of particular functions mean
+                   what calls of particular functions mean; refusals: what is left to Python by name
     capture        runs a frame through all this, and keeps what is needed to run it again
 
     Running what was captured

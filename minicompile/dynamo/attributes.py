@@ -19,6 +19,7 @@ import torch
 from minicompile import compat
 from minicompile.dynamo.interpreter import DELETED, UNBOUND
 from minicompile.dynamo.outside import Outside
+from minicompile.dynamo.refusals import TENSOR_REFUSED
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     HEAP_TYPE,
@@ -46,24 +47,6 @@ TENSOR_METADATA = words(
 """Attributes that follow from guarded metadata."""
 TENSOR_VALUES = words("T mT H mH real imag")
 """Attributes that are tensors computed from it."""
-_REFUSED = (
-    ("item", "`.{}()` needs the tensor's data", "item tolist apply_ map_"),
-    ("numpy", "`.{}()` needs the tensor's data", "numpy"),
-    ("numpy", "`.{}()` exports the tensor's memory", "__array__ __dlpack__"),
-    ("autograd-state", "`.{}()` changes how autograd treats a tensor", "retain_grad detach_"),
-    ("autograd-state", "`.{}` is read inside the captured function", "grad grad_fn _version"),
-    ("autograd-state", "`.{}()`: a hook on a tensor", "register_hook"),
-    ("backward", "`.{}()` runs inside the captured function", "backward"),
-    ("tensor-memory", "`.{}()` changes a tensor's storage", "set_ resize_ share_memory_"),
-    (
-        *("tensor-memory", "`.{}()`: a tensor being captured has no memory"),
-        "data_ptr untyped_storage storage",
-    ),
-    ("tensor-memory", "`.{}()` is no part of the guards", "storage_offset is_shared is_pinned"),
-)
-TENSOR_REFUSED = {
-    name: (id, what.format(name)) for id, what, names in _REFUSED for name in names.split()
-}
 
 
 def unknown(name: str) -> tuple[str, str]:
@@ -82,6 +65,7 @@ class Attributes(Outside):
             return self.class_attribute(value, name)
         if type(value) is super:
             return self.super_attribute(value, name)
+        value = self.pinned(value)
         getter = find(type(value), "__getattribute__")
         if not isinstance(getter, types.FunctionType):
             return self.generic_attribute(value, name, fallback=True)
@@ -349,7 +333,7 @@ class Attributes(Outside):
         if isinstance(value, torch.Tensor):
             owner = self.tracker(value)
             return torch.Tensor if owner is None or owner.real is None else type(owner.real)
-        return int if isinstance(value, torch.SymInt) else type(value)
+        return {torch.SymInt: int, torch.SymFloat: float}.get(type(value), type(value))
 
     # -- tensors
 

@@ -31,7 +31,6 @@ from minicompile.dynamo.continuation import (
     bind,
     break_at,
     continuation,
-    point_at,
     successors,
     units,
 )
@@ -181,7 +180,7 @@ def resume_after(
 def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
     """Go on from instruction `index` of one frame, its stack as given."""
     function, shift = uncut(frame.function)
-    code, point = function.__code__, point_of(frame, index) - shift
+    code, point = function.__code__, frame.program.instructions[index].unit - shift
     fast = dict(zip(frame.program.slots, frame.fast, strict=True))
     cells = (*code.co_cellvars, *code.co_freevars)
     cells_made = all(isinstance(fast[name], types.CellType) for name in cells)
@@ -226,14 +225,6 @@ def uncut(function: types.FunctionType) -> tuple[types.FunctionType, int]:
     itself = function, 0
     found: tuple[types.FunctionType, int] = function.__dict__.get("_minicompile_uncut", itself)
     return found
-
-
-def point_of(frame: Frame, index: int) -> int:
-    """The unit that an instruction of a frame belongs to."""
-    instructions = frame.program.instructions
-    offset = instructions[index].offset
-    part = sum(other.offset == offset for other in instructions[:index])
-    return point_at(frame.function.__code__, offset, part)
 
 
 @functools.lru_cache(maxsize=1024)

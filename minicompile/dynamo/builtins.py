@@ -11,19 +11,17 @@ import builtins
 import collections
 import functools
 import inspect
-import logging
 import operator
-import sys
 import types
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
 
 from minicompile.dynamo.calls import CallRule, Calls, call_rules
-from minicompile.dynamo.containers import python_method
+from minicompile.dynamo.containers import python_method, unless_defined
 from minicompile.dynamo.interpreter import BINARY, COMPARE, UNARY, UNBOUND, TracedGenerator
+from minicompile.dynamo.refusals import FUNCTIONS
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     MISSING,
@@ -64,23 +62,8 @@ def refuse(id: str, what: str, *functions: Any) -> None:
     call_rules(*functions)(lambda tracer, args, kwargs: tracer.unsupported(id, what))
 
 
-refuse("print", "print writes to the terminal", print)
-refuse("log", "a warning is issued", warnings.warn)
-refuse("file-or-terminal", "a file is opened", open)
-refuse("file-or-terminal", "input() asks the user", input)
-refuse("code-from-text", "code is evaluated from text", exec, eval, compile)
-refuse("memory-address", "id() depends on memory addresses", id)
-refuse(
-    "frame-inspection",
-    "the frame's variables are inspected",
-    *(locals, vars, sys._getframe, inspect.currentframe, inspect.stack),
-)
-refuse(
-    "log",
-    "a log message is written",
-    *(logging.Logger.debug, logging.Logger.info, logging.Logger.warning, logging.Logger.error),
-    *(logging.Logger.critical, logging.Logger.log, logging.Logger.exception),
-)
+for _id, _what, _owner, _names in FUNCTIONS:
+    refuse(_id, _what, *(getattr(_owner, name) for name in _names.split()))
 
 
 # -- functions that are operations of the interpreter
@@ -123,7 +106,12 @@ means(operator.not_)(lambda tracer, value: not tracer.truth(value))
 means(operator.is_not)(lambda tracer, a, b: not tracer.same(a, b))
 means(bool)(lambda tracer, value=False: tracer.truth(value))
 means(divmod)(lambda tracer, a, b: (tracer.binary("//", a, b), tracer.binary("%", a, b)))
-means(pow)(lambda tracer, a, b, *mod: pow(a, b, *mod) if mod else tracer.binary("**", a, b))
+means(pow)(
+    lambda tracer, a, b, *mod: (
+        pow(*map(tracer.pinned, (a, b, *mod))) if mod else tracer.binary("**", a, b)
+    )
+)
+means(torch.Size)(lambda tracer, items=(): torch.Size(tracer.items(items)))
 
 
 # -- attributes and types
@@ -163,8 +151,8 @@ def class_list(tracer: Calls, classes: Any) -> Any:
 @means(isinstance)
 def builtin_isinstance(tracer: Calls, value: Any, classes: Any) -> bool:
     classes = class_list(tracer, classes)
-    if isinstance(value, torch.SymInt):
-        return issubclass(int, classes)
+    if isinstance(value, SYMBOLIC):
+        return issubclass(tracer.type_of(value), classes)
     if isinstance(value, TracedGenerator):
         return issubclass(types.GeneratorType, classes)
     return checked(tracer, value, classes, isinstance)
@@ -239,9 +227,8 @@ def builtin_filter(tracer: Calls, function: Any, items: Any) -> Any:
 
 
 @means(reversed)
+@unless_defined("__reversed__")
 def builtin_reversed(tracer: Calls, value: Any) -> Any:
-    if python_method(value, "__reversed__") is not None:
-        return tracer.call(tracer.special(value, "__reversed__"), (), {})
     if python_method(value, "__getitem__") is not None and not isinstance(value, dict):
         return (tracer.subscript(value, i) for i in range(tracer.length(value) - 1, -1, -1))
     return iter(tracer.items(value)[::-1])
@@ -354,7 +341,11 @@ def dict_method(name: str) -> Callable[[Meaning], Meaning]:
 
             def meaning(tracer: Calls, owner: Any, *args: Any, native: Any = native) -> Any:
                 tracker = tracer.tracker(owner)
-                return native(owner, *args) if tracker is None else outside(tracer, tracker, *args)
+                key, *rest = [tracer.pinned(args[0]), *args[1:]] if args else [None]
+                given = (key, *rest) if args else ()
+                return (
+                    native(owner, *given) if tracker is None else outside(tracer, tracker, *given)
+                )
 
             means(native)(meaning)
         return outside
@@ -418,7 +409,9 @@ def number(kind: Callable[..., Any]) -> Callable[..., Any]:
             what = f"a tensor is turned into a Python number by {kind.__name__}()"
             tracer.unsupported("item", what)
         if len(args) == 1 and isinstance(value, SYMBOLIC):
-            return value if kind is int and isinstance(value, torch.SymInt) else kind(value)
+            if (kind, type(value)) in ((int, torch.SymInt), (float, torch.SymFloat)):
+                return value
+            return tracer.computed(f"{kind.__name__}({{0}})", value, function=kind)
         if python_method(value, name) is not None:
             return tracer.call(tracer.special(value, name), (), {})
         return kind(*map(tracer.operand, args), **kwargs)
@@ -441,17 +434,16 @@ def builtin_hash(tracer: Calls, value: Any) -> int:
         return int(tracer.call(tracer.special(value, "__hash__"), (), {}))
     if not is_constant(value):
         tracer.unsupported("memory-address", "hash() depends on memory addresses")
-    return hash(value)
+    return hash(tracer.pinned(value))
 
 
 @means(abs)
+@unless_defined("__abs__")
 def builtin_abs(tracer: Calls, value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return tracer.torch_call(torch.abs, (value,), {})
-    if isinstance(value, torch.SymInt):
-        return value if value >= 0 else -value
-    if python_method(value, "__abs__") is not None:
-        return tracer.call(tracer.special(value, "__abs__"), (), {})
+    if isinstance(value, SYMBOLIC):
+        return tracer.computed("abs({0})", value, function=abs)
     return abs(tracer.operand(value))
 
 
@@ -460,4 +452,6 @@ def builtin_round(tracer: Calls, value: Any, ndigits: Any = None) -> Any:
     if isinstance(value, torch.Tensor):
         decimals = {} if ndigits is None else {"decimals": ndigits}
         return tracer.torch_call(torch.round, (value,), decimals)
-    return round(tracer.operand(value), tracer.operand(ndigits))
+    if isinstance(value, SYMBOLIC) and ndigits is None:
+        return tracer.computed("round({0})", value, function=round)
+    return round(*map(tracer.pinned, (tracer.operand(value), tracer.operand(ndigits))))

@@ -1,12 +1,13 @@
-"""One instruction stream for CPython 3.11, 3.12 and 3.13: the only file that knows how they differ.
+"""One instruction stream for CPython 3.11, 3.12 and 3.13.
 
     Program     := instructions, in order; jump targets and exception handlers are indices into them
-    Instruction := opname, arg, value, target, position
+    Instruction := opname, arg, value, target, unit
 
-`decode(code)` normalises: superinstructions are split, PRECALL and KW_NAMES are folded into CALL, forward and
-backward jumps are one opname, a method load pushes `NULL, bound method`, FOR_ITER jumps past its END_FOR,
-RETURN_CONST is a load and a return. What a normalised opname does is the same on every version; `opcodes.py`
-has one handler for each.
+`units(code)` takes the instructions apart where they do two things and puts together those that act as one:
+superinstructions are split, PRECALL and KW_NAMES stay with their CALL, RETURN_CONST is a load and a return.
+`decode(code)` makes one normalised instruction of each unit: forward and backward jumps are one opname, a
+method load pushes `NULL, bound method`, FOR_ITER jumps past its END_FOR. What a normalised opname does is the
+same on every version; `opcodes.py` has one handler for each.
 
 Imports neither torch nor anything that does. The real compiler: torch/_dynamo/bytecode_transformation.py.
 """
@@ -15,16 +16,16 @@ from __future__ import annotations
 
 import dis
 import inspect
+import opcode
 import re
-import sys
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from minicompile.dynamo.assembler import JUMPS, VERSION, Op, disassemble
 from minicompile.ops.origin import SourceLine
 
-VERSION = sys.version_info[:2]
 LOOP_TAIL = max(VERSION[1] - 11, 0)
 """Instructions after a loop that only its exhaustion would run: none, END_FOR, END_FOR and POP_TOP."""
 
@@ -34,14 +35,15 @@ class Instruction:
     """One normalised instruction.
 
     `arg` is its number (0 if none), `value` what the number means (a name, a constant, an operator, keyword
-    names), `target` the index it may jump to, `offset` where it came from in `co_code`, `handler` the
-    exception table's entry.
+    names), `target` the index it may jump to, `unit` and `offset` where it came from in `units(code)` and in
+    `co_code`, `handler` the exception table's entry.
     """
 
     opname: str
     arg: int = 0
     value: Any = None
     target: int = -1
+    unit: int = 0
     offset: int = 0
     line: int = 0
     handler: ExceptionEntry | None = None
@@ -101,7 +103,7 @@ def decode(code: CodeType) -> Program:
     found = _programs.get(code)
     # Code objects compare by value: equal functions of different files must not share source lines.
     if found is None or found.code.co_filename != code.co_filename:
-        found = _Decoder(code).program()
+        found = normalised(code)
         _programs[code] = found
     return found
 
@@ -142,132 +144,123 @@ def is_coroutine(code: CodeType) -> bool:
     return bool(code.co_flags & ASYNCHRONOUS)
 
 
-INTRINSICS: dict[tuple[str, int], str] = {
-    ("CALL_INTRINSIC_1", 3): "STOPITERATION_ERROR",
-    ("CALL_INTRINSIC_1", 5): "UNARY_POSITIVE",
-    ("CALL_INTRINSIC_1", 6): "LIST_TO_TUPLE",
-}
-"""The intrinsics that the other versions spell as opcodes of their own, or that generators need."""
+# -- units
 
-_SKIPPED = ("CACHE", "EXTENDED_ARG", "NOP", "RESUME", "PRECALL", "END_FOR")
-_PAIRS = ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST")
+_PAIR = re.compile("((?:LOAD|STORE)_FAST)_((?:LOAD|STORE)_FAST)")
+SLOT_OPS = {dis.opname[number] for number in (*dis.haslocal, *dis.hasfree)}
+
+
+def units(code: CodeType) -> list[list[Op]]:
+    """The instructions of `code`, those that do two things split, those that act together joined."""
+    out: list[list[Op]] = []
+    empty = len(code.co_consts)
+    for op in (part for whole in disassemble(code) for part in split(whole, empty)):
+        before = out[-1][-1].opname if out else ""
+        if before in ("KW_NAMES", "PRECALL") or op.opname == "CALL_KW":  # it follows its names
+            out[-1].append(op)
+        else:
+            out.append([op])
+    return out
+
+
+def split(op: Op, empty: int) -> list[Op]:
+    """One thing at a time. The first part is the op itself, so that jumps still find it; parts stay whole.
+
+    Formatting always gets a specification; `empty` is the number of the constant "".
+    """
+    arg = op.arg
+    if pair := _PAIR.fullmatch(op.opname):
+        return become(op, (pair[1], arg >> 4), (pair[2], arg & 15))
+    if op.opname == "RETURN_CONST":
+        return become(op, ("LOAD_CONST", arg), ("RETURN_VALUE", 0))
+    if op.opname == "LOAD_GLOBAL" and arg & 1:
+        load, null = ("LOAD_GLOBAL", arg - 1), ("PUSH_NULL", 0)
+        return become(op, null, load) if VERSION < (3, 13) else become(op, load, null)
+    if op.opname == "COMPARE_OP" and VERSION >= (3, 13) and arg & 16:
+        return become(op, ("COMPARE_OP", arg - 16), ("TO_BOOL", 0))
+    if op.opname == "FORMAT_SIMPLE":
+        return become(op, ("LOAD_CONST", empty), ("FORMAT_WITH_SPEC", 0))
+    if op.opname == "FORMAT_VALUE" and not arg & 4:
+        return become(op, ("LOAD_CONST", empty), ("FORMAT_VALUE", arg | 4))
+    return [op]
+
+
+def become(op: Op, *parts: tuple[str, int]) -> list[Op]:
+    op.opname, op.arg = parts[0]
+    return [op, *(Op(*part, None, op.handler, op.position, op.offset) for part in parts[1:])]
+
+
+# -- normalised instructions
+
+_SKIPPED = ("NOP", "RESUME", "END_FOR")
 _RENAMED = {
     "LOAD_FAST_CHECK": "LOAD_FAST",
     "LOAD_CLOSURE": "LOAD_FAST",
     "LOAD_FROM_DICT_OR_DEREF": "LOAD_CLASSDEREF",
+    "CALL_KW": "CALL",
+    "FORMAT_WITH_SPEC": "FORMAT_VALUE",
 }
+_INTRINSICS = {3: "STOPITERATION_ERROR", 5: "UNARY_POSITIVE", 6: "LIST_TO_TUPLE"}
+"""Those of CALL_INTRINSIC_1 that other versions spell as opcodes of their own, or that generators need."""
 _DIRECTION = re.compile("_FORWARD|_BACKWARD|_NO_INTERRUPT")
 """What tells jumps apart that mean the same."""
-_JUMPS = frozenset(dis.hasjrel + dis.hasjabs)
-_NAMED = frozenset(dis.hasname + dis.haslocal + dis.hasfree + dis.hasconst + dis.hascompare)
-"""Opcodes whose `argval` in `dis` is what they mean: a name, a constant, a comparison."""
+_FLAGS = {"LOAD_GLOBAL": 1, "LOAD_ATTR": int(VERSION >= (3, 12)), "LOAD_SUPER_ATTR": 2}
+"""Bits of the argument below the number of a name."""
+_COMPARISON_FLAGS = {11: 0, 12: 4, 13: 5}[VERSION[1]]
+_OPERATORS: Any = opcode._nb_ops  # type: ignore[attr-defined]
 
 
-class _Decoder:
-    """Decodes one code object: first the instructions, then jump targets and handlers as indices."""
+def normalised(code: CodeType) -> Program:
+    """One instruction for each unit that does something."""
+    out: list[Instruction] = []
+    every = units(code)
+    index_at: dict[Op, int] = {}
+    unit_at: dict[Op, int] = {}
+    for number, unit in enumerate(every):
+        index_at[unit[0]], unit_at[unit[0]] = len(out), number
+        if unit[0].opname not in _SKIPPED:
+            out.append(one_instruction(code, number, unit))
+    for instruction in out:
+        op = every[instruction.unit][-1]
+        if op.target is not None:
+            target = op.target
+            if op.opname == "FOR_ITER":
+                target = every[unit_at[target] + LOOP_TAIL][0]
+            instruction.target = index_at[target]
+        if (handler := op.handler) is not None:
+            entry = ExceptionEntry(index_at[handler.target], handler.depth, handler.lasti)
+            instruction.handler = entry
+    return Program(code, out, slot_names(code), {})
 
-    def __init__(self, code: CodeType) -> None:
-        self.code = code
-        self.out: list[Instruction] = []
-        self.jumps: list[tuple[Instruction, int]] = []
-        self.keywords: tuple[str, ...] | None = None
 
-    def program(self) -> Program:
-        raw = dis.Bytecode(self.code)
-        offsets = [ins.offset for ins in raw]
-        index_at: dict[int, int] = {}
-        for ins in raw:
-            index_at[ins.offset] = len(self.out)
-            if ins.opname not in _SKIPPED:
-                self.normalise(ins)
-        for instruction, offset in self.jumps:
-            if instruction.opname == "FOR_ITER":
-                # Past END_FOR (3.12), past END_FOR and POP_TOP (3.13).
-                offset = offsets[offsets.index(offset) + LOOP_TAIL]
-            instruction.target = index_at[offset]
-        for start, end, target, depth, lasti in raw.exception_entries:  # type: ignore[attr-defined]
-            entry = ExceptionEntry(index_at[target], depth, lasti)
-            for instruction in self.out:
-                if start <= instruction.offset < end:
-                    instruction.handler = entry
-        return Program(self.code, self.out, slot_names(self.code), {})
-
-    def emit(self, ins: dis.Instruction, opname: str, arg: int = 0, value: Any = None) -> None:
-        line = ins.positions.lineno if ins.positions is not None else None
-        made = Instruction(opname, arg, value, -1, ins.offset, line or self.code.co_firstlineno)
-        self.out.append(made)
-
-    def normalise(self, ins: dis.Instruction) -> None:
-        opname, arg = ins.opname, ins.arg or 0
-        special = getattr(self, "op_" + opname.lower(), None)
-        if special is not None:
-            special(ins, arg)
-        elif opname in _PAIRS:
-            first, second = re.findall("[A-Z]+_FAST", opname)
-            self.emit(ins, first, arg >> 4, ins.argval[0])
-            self.emit(ins, second, arg & 15, ins.argval[1])
-        elif ins.opcode in _JUMPS:
-            self.emit(ins, _DIRECTION.sub("", opname))
-            self.jumps.append((self.out[-1], ins.argval))
-        elif (opname, arg) in INTRINSICS:
-            self.emit(ins, INTRINSICS[opname, arg])
-        else:
-            value = ins.argval if ins.opcode in _NAMED else None
-            self.emit(ins, _RENAMED.get(opname, opname), arg, value)
-
-    # -- opcodes whose form depends on the version
-
-    def op_return_const(self, ins: dis.Instruction, arg: int) -> None:
-        self.emit(ins, "LOAD_CONST", arg, ins.argval)
-        self.emit(ins, "RETURN_VALUE")
-
-    def op_load_global(self, ins: dis.Instruction, arg: int) -> None:
-        if arg & 1 and VERSION < (3, 13):
-            self.emit(ins, "PUSH_NULL")
-        self.emit(ins, "LOAD_GLOBAL", arg >> 1, ins.argval)
-        if arg & 1 and VERSION >= (3, 13):
-            self.emit(ins, "PUSH_NULL")
-
-    def op_load_attr(self, ins: dis.Instruction, arg: int) -> None:
-        method = VERSION >= (3, 12) and arg & 1
-        self.emit(ins, "LOAD_METHOD" if method else "LOAD_ATTR", arg, ins.argval)
-
-    def op_load_super_attr(self, ins: dis.Instruction, arg: int) -> None:
-        self.emit(ins, "LOAD_SUPER_METHOD" if arg & 1 else "LOAD_SUPER_ATTR", arg >> 2, ins.argval)
-
-    def op_send(self, ins: dis.Instruction, arg: int) -> None:
-        """3.11 drops the receiver itself; later versions do it in END_SEND."""
-        self.emit(ins, "SEND", int(VERSION < (3, 12)))
-        self.jumps.append((self.out[-1], ins.argval))
-
-    def op_kw_names(self, ins: dis.Instruction, arg: int) -> None:
-        self.keywords = self.code.co_consts[arg]
-
-    def op_call(self, ins: dis.Instruction, arg: int) -> None:
-        self.emit(ins, "CALL", arg, self.keywords)
-        self.keywords = None
-
-    def op_call_kw(self, ins: dis.Instruction, arg: int) -> None:
-        names = self.out.pop()
-        assert names.opname == "LOAD_CONST", names
-        self.emit(ins, "CALL", arg, names.value)
-
-    def op_compare_op(self, ins: dis.Instruction, arg: int) -> None:
-        self.emit(ins, "COMPARE_OP", dis.cmp_op.index(ins.argval), ins.argval)
-        if VERSION >= (3, 13) and arg & 16:
-            self.emit(ins, "TO_BOOL")
-
-    def op_binary_op(self, ins: dis.Instruction, arg: int) -> None:
-        self.emit(ins, "BINARY_OP", arg, ins.argrepr)
-
-    def op_format_value(self, ins: dis.Instruction, arg: int) -> None:
-        if not arg & 4:
-            self.emit(ins, "LOAD_CONST", 0, "")
-        self.emit(ins, "FORMAT_VALUE", arg & 3)
-
-    def op_format_simple(self, ins: dis.Instruction, arg: int) -> None:
-        self.emit(ins, "LOAD_CONST", 0, "")
-        self.emit(ins, "FORMAT_VALUE")
-
-    def op_format_with_spec(self, ins: dis.Instruction, arg: int) -> None:
-        self.emit(ins, "FORMAT_VALUE")
+def one_instruction(code: CodeType, number: int, unit: list[Op]) -> Instruction:
+    """A unit as an instruction that means the same on every version, without target and handler."""
+    op = unit[-1]
+    opname, arg, kind = op.opname, op.arg, dis.opmap[op.opname]
+    name, value = _RENAMED.get(opname, opname), None
+    if opname in ("LOAD_CONST", "RETURN_CONST"):
+        value = (*code.co_consts, "")[arg]
+    elif opname in SLOT_OPS:
+        value = slot_names(code)[arg]
+    elif kind in dis.hasname:
+        value = code.co_names[arg >> _FLAGS.get(opname, 0)]
+    elif name == "CALL":
+        value = code.co_consts[unit[0].arg] if len(unit) > 1 + (VERSION < (3, 12)) else None
+    elif opname == "COMPARE_OP":
+        value = dis.cmp_op[arg >> _COMPARISON_FLAGS]
+    elif opname == "BINARY_OP":
+        value = _OPERATORS[arg][1]
+    elif opname == "CALL_INTRINSIC_1":
+        name = _INTRINSICS.get(arg, name)
+    if opname == "LOAD_ATTR" and _FLAGS[opname] and arg & 1:
+        name = "LOAD_METHOD"
+    elif opname == "LOAD_SUPER_ATTR" and arg & 1:
+        name = "LOAD_SUPER_METHOD"
+    elif opname == "FORMAT_VALUE":
+        arg &= 3
+    elif opname == "SEND":  # 3.11 drops the receiver itself; later versions do it in END_SEND
+        arg = int(VERSION < (3, 12))
+    elif kind in JUMPS:
+        name = _DIRECTION.sub("", opname)
+    line = op.position[0] or code.co_firstlineno
+    return Instruction(name, arg, value, -1, number, op.offset, line)

@@ -29,14 +29,15 @@ from minicompile.dynamo.attributes import (
     C_METHODS,
     CACHED,
     TENSOR_METADATA,
-    TENSOR_REFUSED,
     unknown,
 )
 from minicompile.dynamo.containers import Containers, python_method
 from minicompile.dynamo.interpreter import BINARY, METHOD_OF, TracedGenerator
+from minicompile.dynamo.refusals import TENSOR_REFUSED
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     OBJECT_HASH,
+    SYMBOLIC,
     builtin_base,
     find,
     is_constant,
@@ -80,13 +81,6 @@ MUTATING = words(
     "rotate popitem setdefault move_to_end __init__"
 )
 SAFE_OBJECT_METHODS = words("__init_subclass__ __eq__ __ne__ mro __subclasses__ __instancecheck__")
-CONVERSION_METHODS = words("__bool__ __int__ __float__ __index__ __complex__ __contains__")
-REFUSED_FUNCTIONS = {
-    "manual_seed": ("random-state", "the random seed is set inside the captured function"),
-    "save": ("file-or-terminal", "torch.save"),
-    "load": ("file-or-terminal", "torch.load"),
-    "compile": ("nested-compile", "torch.compile is called inside the captured function"),
-}
 RAW_CLASSES: tuple[type, ...] = (
     *(functools.partial, types.MethodType, types.SimpleNamespace),
     *(property, staticmethod, classmethod),
@@ -108,7 +102,6 @@ TENSOR_OPERATORS: dict[str, tuple[Any, bool]] = {
 for _symbol in BINARY.keys() & METHOD_OF.keys():
     TENSOR_OPERATORS[f"__i{METHOD_OF[_symbol]}__"] = BINARY[f"{_symbol}="], False
     TENSOR_OPERATORS[f"__r{METHOD_OF[_symbol]}__"] = BINARY[_symbol], True
-UNRECORDED = words("__hash__ __repr__ __str__ __format__ __reduce_ex__ __deepcopy__")
 DISABLED = "_minicompile_disabled"
 """The attribute of functions under `mc.disable`: the reason."""
 FIXED_TYPES = (type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType)
@@ -282,16 +275,11 @@ class Calls(Containers):
         if is_tensor_method(function):
             name = TENSOR_FUNCTIONS.get(function) or function.__name__
             return self.tensor_method(name, args, kwargs)
-        name = getattr(function, "__name__", "")
-        if name in REFUSED_FUNCTIONS:
-            self.unsupported(*REFUSED_FUNCTIONS[name])
         return self.recorder.record("call_function", function, args, kwargs)
 
     def tensor_method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name in TENSOR_REFUSED:
             self.unsupported(*TENSOR_REFUSED[name])
-        if name in CONVERSION_METHODS:
-            self.unsupported("item", f"a tensor is turned into a Python number by {name}")
         if name == "__len__":
             return self.length(args[0])
         if name == "__iter__":
@@ -310,8 +298,6 @@ class Calls(Containers):
         if name == "requires_grad_":
             self.recorder.switch_gradient(*args, **kwargs)
             return args[0]
-        if name in UNRECORDED:
-            self.unsupported("tensor-attribute", f"{name} of a tensor")
         return self.recorder.record("call_method", name, args, kwargs)
 
     # -- builtins and C functions
@@ -353,6 +339,14 @@ class Calls(Containers):
 
     def run_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call C code now, on what is known; torch calls that it makes are recorded."""
+        if any(isinstance(arg, SYMBOLIC) for arg in args):
+            numbers = all(isinstance(arg, (int, float, *SYMBOLIC)) for arg in args) and not kwargs
+            if numbers and isinstance(function, types.BuiltinFunctionType):
+                module = library_of(function.__module__)
+                places = ", ".join(f"{{{place}}}" for place in range(len(args)))
+                form = f"{module}.{function.__name__}({places})"
+                return self.computed(form, *args, function=function)
+            args = tuple(map(self.pinned, args))
         with RecordingMode(self):
             prepared = {key: self.native_argument(value) for key, value in kwargs.items()}
             made = function(*map(self.native_argument, args), **prepared)
@@ -403,8 +397,11 @@ class Calls(Containers):
         if method.__objclass__ is str and name in ("format", "format_map"):
             for value in (*rest, *kwargs.values()):
                 self.check_text(value)
+            rest = tuple(map(self.as_text, rest))
+            kwargs = {key: self.as_text(value) for key, value in kwargs.items()}
         if name in KEEPS_ITEMS:
-            return method(owner, *rest, **kwargs)
+            hashed = isinstance(owner, dict | set | frozenset)
+            return method(owner, *(map(self.pinned, rest) if hashed else rest), **kwargs)
         return self.run_native(functools.partial(method, owner), rest, kwargs)
 
     # -- classes
@@ -427,6 +424,8 @@ class Calls(Containers):
 
     def construct(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What `type.__call__` does."""
+        if issubclass(cls, BaseException):  # they are turned into text
+            args = tuple(map(self.as_text, args))
         if any("__del__" in owner.__dict__ for owner in cls.__mro__):
             what = f"{cls.__name__} objects do something when they die (`__del__`)"
             self.unsupported("class-change", what)

@@ -31,7 +31,7 @@ from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import Capture, GraphInput, Guard
-from minicompile.dynamo.sizes import any_marked, free_dims, shape_guards
+from minicompile.dynamo.sizes import STATIC, Dynamic, free_dims, shape_guards
 from minicompile.dynamo.snapshot import state_check
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.undo import noting
@@ -45,6 +45,7 @@ from minicompile.dynamo.variables import (
 )
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import SourceLine
+from minicompile.shapes.env import no_asker
 
 
 @dataclass
@@ -85,7 +86,7 @@ class Traced:
 def capture_frame(
     function: types.FunctionType,
     values: dict[str, Any],
-    dynamic: bool | None = None,
+    dynamic: Dynamic = STATIC,
     name: str | None = None,
     resume: Resume | None = None,
     resumed: bool = False,
@@ -127,13 +128,14 @@ MAX_PLACES = 6
 def trace(
     function: types.FunctionType,
     values: dict[str, Any],
-    dynamic: bool | None,
+    dynamic: Dynamic,
     place: int | None = None,
     resume: Resume | None = None,
 ) -> Traced:
     """Run a frame through the tracer: all of it, or its first `place` instructions."""
-    marked = dynamic is None and any_marked(values)
-    tracer = Tracer(Recorder(marked or bool(dynamic), bool(dynamic)), function)
+    tracer = Tracer(Recorder(dynamic if dynamic.anything(values) else None), function)
+    if (sizes := tracer.recorder.sizes) is not None:
+        sizes.env.asker = tracer.asks
     tracer.definition = definition_of(values.get("self"))
     tracer.cut = place
     facts, state_holds, modes = compat.global_facts(), state_check(), Modes.now()
@@ -217,8 +219,7 @@ def finished(traced: Traced, name: str, parameters: Iterable[str], resumed: bool
     check_generators(tracer)
     guard_aliases(tracer)
     env = sizes.env if sizes is not None and sizes.env.symbols else None
-    assumed = (*(sizes.extra if sizes is not None else ()), *shape_guards(env))
-    guards = (*tracer.guards.values(), *assumed)
+    guards = tracer.guards.values()
     identical = {g.sources[0]: g.expected for g in guards if g.kind == "identity"}
     arguments = {source: value for source, value in identical.items() if source.kind == "local"}
     # what lies below an argument that must be one particular object is reached without it
@@ -229,6 +230,8 @@ def finished(traced: Traced, name: str, parameters: Iterable[str], resumed: bool
     result = rebuild.expression(traced.returned)
     stores = rebuild.side_effects()
     graph = recorder.build(rebuild.outputs, "graph")
+    if env is not None:
+        env.asker = no_asker
     tracer.log.names = [node.name for node in recorder.calls]
     capture = Capture(
         name=name,
@@ -236,8 +239,13 @@ def finished(traced: Traced, name: str, parameters: Iterable[str], resumed: bool
         inputs=[
             GraphInput(node.name, tracker.source, tracker.value)
             for tracker, (node, _) in recorder.inputs.items()
+        ]
+        + [
+            GraphInput(node.name, env.symbols[symbol], node.meta["val"])
+            for symbol, node in recorder.numbers.items()
+            if env is not None
         ],
-        guards=guards,
+        guards=(*guards, *(sizes.extra if sizes is not None else ()), *shape_guards(env)),
         bytecode=tracer.log,
         result="; ".join([*rebuild.lines, result]),
         side_effects=tuple(rebuild.effects),

@@ -40,20 +40,15 @@ from minicompile.dynamo.variables import (
 NO_OPERANDS = (list, tuple, str, dict)
 """Never operands of a tensor operator."""
 
-
-def shown(value: Any) -> Any:
-    """What is turned into text: of a symbolic number its value, which becomes a guard."""
-    if not isinstance(value, SYMBOLIC):
-        return value
-    return float(value) if isinstance(value, torch.SymFloat) else int(value)
-
+LARGEST_POWER = 4
+"""Of a size, as an expression; others are computed by Python."""
 
 REFLECTED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">": "<", ">=": "<="}
 
 
 def python_method(value: Any, name: str) -> types.FunctionType | None:
     """The method that a value's class defines in Python."""
-    if isinstance(value, (torch.Tensor, TracedGenerator)):
+    if isinstance(value, (torch.Tensor, TracedGenerator, *SYMBOLIC)):
         return None
     found = find(type(value), name)
     return found if isinstance(found, types.FunctionType) else None
@@ -173,7 +168,7 @@ class Containers(Attributes):
 
     def dict_find(self, value: dict[Any, Any], key: Any) -> Any:
         """A dict's item, MISSING if it has none."""
-        tracker = self.tracker(value)
+        tracker, key = self.tracker(value), self.pinned(key)
         return dict.get(value, key, MISSING) if tracker is None else self.dict_get(tracker, key)
 
     @unless_defined("__setitem__")
@@ -191,7 +186,7 @@ class Containers(Attributes):
             self.unsupported("outside-change", what)
 
     def store_dict_item(self, value: dict[Any, Any], key: Any, new: Any) -> None:
-        tracker = self.tracker(value)
+        tracker, key = self.tracker(value), self.pinned(key)
         if tracker is not None:
             self.dict_set(tracker, key, new)
         elif isinstance(value, collections.OrderedDict):
@@ -201,7 +196,7 @@ class Containers(Attributes):
 
     @unless_defined("__delitem__")
     def delete_subscript(self, value: Any, key: Any) -> None:
-        tracker = self.tracker(value)
+        tracker, key = self.tracker(value), self.pinned(key)
         if isinstance(value, list):
             del self.mutable(value)[key]
         elif tracker is None:
@@ -274,7 +269,7 @@ class Containers(Attributes):
         if isinstance(container, list | tuple | set | frozenset | collections.deque):
             inside = self.imported(container)
             by_value = isinstance(inside, list | tuple)
-            return self.member(inside, item) if by_value else item in inside
+            return self.member(inside, item) if by_value else self.pinned(item) in inside
         if self.tracker(container) is None:
             return item in container
         what = f"`in` on a {type(container).__name__} from outside"
@@ -313,6 +308,8 @@ class Containers(Attributes):
             return bool(value)
         if isinstance(value, torch.Tensor):
             self.unsupported("branch-on-tensor", "Python branches on a tensor's data")
+        if isinstance(value, torch.SymFloat):
+            return bool(self.computed("bool({0})", value, function=bool))
         if is_constant(value) or isinstance(value, type | types.FunctionType | types.ModuleType):
             return bool(value)
         if python_method(value, "__bool__") is not None:
@@ -336,7 +333,7 @@ class Containers(Attributes):
             function = BINARY[symbol if tensors[0] else plain]
             return self.torch_call(function, (left, right), {})
         if isinstance(left, SYMBOLIC) or isinstance(right, SYMBOLIC):
-            return BINARY[symbol](left, right)
+            return self.number_operator(plain, left, right)
         name = METHOD_OF[plain]
         if symbol != plain:
             if python_method(left, f"__i{name}__") is not None:
@@ -352,7 +349,22 @@ class Containers(Attributes):
             return found
         if plain == "%" and isinstance(left, str):
             self.check_text(right)
+            right = self.as_text(right)
         return BINARY[symbol](self.operand(left), self.operand(right))
+
+    def number_operator(self, symbol: str, left: Any, right: Any) -> Any:
+        """An operator one of whose operands is symbolic: algebra on ints, else Python's before the graph."""
+        operands, function = (left, right), {**BINARY, **COMPARE}[symbol]
+        if not all(isinstance(value, (int, float, *SYMBOLIC)) for value in operands):
+            return function(*map(self.pinned, operands))
+        if all(isinstance(value, int | torch.SymInt) for value in operands):
+            if symbol in ("+", "-", "*") or symbol in COMPARE:
+                return function(left, right)
+            if symbol in ("//", "%") and right > 0:
+                return function(left, right)
+            if symbol == "**" and type(right) is int and 0 <= right <= LARGEST_POWER:
+                return function(left, right)
+        return self.computed(f"({{0}} {symbol} {{1}})", left, right, function=function)
 
     def operand(self, value: Any) -> Any:
         """A value for a native operator: no outside object may take part in it unread."""
@@ -380,6 +392,8 @@ class Containers(Attributes):
     def compare(self, symbol: str, left: Any, right: Any) -> Any:
         if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
             return self.torch_call(COMPARE[symbol], (left, right), {})
+        if isinstance(left, SYMBOLIC) or isinstance(right, SYMBOLIC):
+            return bool(self.number_operator(symbol, left, right))
         if is_constant(left) and is_constant(right):
             return COMPARE[symbol](left, right)
         name, reflected = f"__{METHOD_OF[symbol]}__", f"__{METHOD_OF[REFLECTED[symbol]]}__"
@@ -405,8 +419,10 @@ class Containers(Attributes):
     def unary(self, symbol: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self.torch_call(UNARY[symbol], (value,), {})
-        if isinstance(value, SYMBOLIC):
+        if isinstance(value, torch.SymInt) and symbol != "~":
             return UNARY[symbol](value)
+        if isinstance(value, SYMBOLIC):
+            return self.computed(f"({symbol}{{0}})", value, function=UNARY[symbol])
         name = f"__{UNARY[symbol].__name__}__"
         if python_method(value, name) is not None:
             return self.call(self.special(value, name), (), {})
@@ -431,20 +447,28 @@ class Containers(Attributes):
             self.check_text(item)
 
     def convert(self, kind: int, value: Any) -> str:
-        value = shown(value)
         name = "__str__" if kind == 1 else "__repr__"
         for method in (name, "__repr__"):
             if python_method(value, method) is not None and not isinstance(value, type):
                 found: str = self.call(self.special(value, method), (), {})
                 return found if kind != 3 else found.encode("ascii", "backslashreplace").decode()
         self.check_text(value)
-        return CONVERSIONS[kind](self.deep(value))
+        return CONVERSIONS[kind](self.as_text(value))
 
     def format(self, value: Any, spec: str = "") -> str:
-        value = shown(value)
         if python_method(value, "__format__") is not None:
             return str(self.call(self.special(value, "__format__"), (spec,), {}))
         if not spec and python_method(value, "__str__") is not None:
             return self.convert(1, value)
         self.check_text(value)
-        return format(self.deep(value), spec)
+        return format(self.as_text(value), spec)
+
+    def as_text(self, value: Any) -> Any:
+        """A value to be turned into text, in which symbolic numbers have become plain ones."""
+        inside = self.deep(value)
+        if type(inside) is list:
+            return list(map(self.as_text, inside))
+        if type(inside) is dict:
+            return {self.as_text(key): self.as_text(item) for key, item in inside.items()}
+        plain = type(inside) is tuple and not is_constant(inside)
+        return tuple(map(self.as_text, inside)) if plain else self.pinned(inside)

@@ -20,15 +20,22 @@ from __future__ import annotations
 
 import dis
 import inspect
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
 from typing import Any, Literal, TypeAlias
 
-from minicompile.dynamo.assembler import VERSION, Op, assemble, disassemble
-from minicompile.dynamo.bytecode import is_coroutine, is_generator, parameters, slot_names
+from minicompile.dynamo import bytecode
+from minicompile.dynamo.assembler import VERSION, Op, assemble
+from minicompile.dynamo.bytecode import (
+    SLOT_OPS,
+    become,
+    is_coroutine,
+    is_generator,
+    parameters,
+    slot_names,
+)
 from minicompile.dynamo.reasons import refusal
 
 Slot: TypeAlias = Literal["value", "null", "handled"]
@@ -51,66 +58,18 @@ class State:
 
 # -- code as units: the pieces between which a frame can be cut
 
-_PAIR = re.compile("((?:LOAD|STORE)_FAST)_((?:LOAD|STORE)_FAST)")
-_SLOT_OPS = {dis.opname[number] for number in (*dis.haslocal, *dis.hasfree)}
 _CALLS = {"CALL", "CALL_KW", "CALL_FUNCTION_EX"}
 _LEAVES = {"RETURN_VALUE", "RERAISE", "RAISE_VARARGS"}
 _JUMPS = {"JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"}
 
 
 def units(code: CodeType) -> list[list[Op]]:
-    """The instructions of `code`, those that do two things split, those that act together joined.
-
-    They agree with the normalised instructions of `bytecode.decode` that have the same offset, one to one.
-    """
-    ops = disassemble(code)
-    begin = next((i for i, op in enumerate(ops) if op.opname == "RESUME"), -1)
-    for op in ops[: begin + 1]:  # cells are made and free variables copied before any cut
+    """The units of a code object; those that set the frame up, before any cut, do nothing."""
+    out = bytecode.units(code)
+    begin = next((i for i, unit in enumerate(out) if unit[0].opname == "RESUME"), -1)
+    for (op,) in out[: begin + 1]:
         op.opname, op.arg = "NOP", 0
-    out: list[list[Op]] = []
-    for part in (part for op in ops for part in split(op, len(code.co_consts))):
-        before = out[-1][-1].opname if out else ""
-        if before in ("KW_NAMES", "PRECALL") or part.opname == "CALL_KW":  # it follows its names
-            out[-1].append(part)
-        else:
-            out.append([part])
     return out
-
-
-def split(op: Op, empty: int) -> list[Op]:
-    """One thing at a time. The first part is the op itself, so that jumps still find it; parts stay whole.
-
-    Formatting always gets a specification; `empty` is the number of the constant "".
-    """
-    arg = op.arg
-    if pair := _PAIR.fullmatch(op.opname):
-        return become(op, (pair[1], arg >> 4), (pair[2], arg & 15))
-    if op.opname == "RETURN_CONST":
-        return become(op, ("LOAD_CONST", arg), ("RETURN_VALUE", 0))
-    if op.opname == "LOAD_GLOBAL" and arg & 1:
-        load, null = ("LOAD_GLOBAL", arg - 1), ("PUSH_NULL", 0)
-        return become(op, null, load) if VERSION < (3, 13) else become(op, load, null)
-    if op.opname == "COMPARE_OP" and VERSION >= (3, 13) and arg & 16:
-        return become(op, ("COMPARE_OP", arg - 16), ("TO_BOOL", 0))
-    if op.opname == "FORMAT_SIMPLE":
-        return become(op, ("LOAD_CONST", empty), ("FORMAT_WITH_SPEC", 0))
-    if op.opname == "FORMAT_VALUE" and not arg & 4:
-        return become(op, ("LOAD_CONST", empty), ("FORMAT_VALUE", arg | 4))
-    return [op]
-
-
-def become(op: Op, *parts: tuple[str, int]) -> list[Op]:
-    op.opname, op.arg = parts[0]
-    return [op, *(Op(*part, None, op.handler, op.position, op.offset) for part in parts[1:])]
-
-
-def point_at(code: CodeType, offset: int, part: int = 0) -> int:
-    """The point of the `part`-th unit that comes from the instruction at a byte offset of `co_code`."""
-    found = [i for i, unit in enumerate(units(code)) if any(op.offset == offset for op in unit)]
-    if part >= len(found):
-        what = f"no place to cut {code.co_qualname} at offset {offset}"
-        raise refusal("place-of-cut", what)
-    return found[part]
 
 
 def start(code: CodeType) -> State:
@@ -162,7 +121,7 @@ def skipped(jump: Op) -> list[str]:
 def apply(op: Op, stack: list[Slot], bound: set[str], names: tuple[str, ...], jump: bool) -> None:
     """What an instruction does to the kinds of the stack's slots and to the bound names."""
     opname, arg, number = op.opname, op.arg, dis.opmap[op.opname]
-    name = names[arg] if opname in _SLOT_OPS else ""
+    name = names[arg] if opname in SLOT_OPS else ""
     if opname == "SWAP":
         stack[-1], stack[-arg] = stack[-arg], stack[-1]
     elif opname == "COPY":
@@ -296,7 +255,7 @@ class _Writer:
     def finish(self, ops: list[Op], with_body: bool) -> CodeType:
         own = [op for unit in self.units for op in unit] if with_body else []
         for op in (*ops, *own):
-            if op.opname in _SLOT_OPS and op.offset >= 0:  # not one of ours
+            if op.opname in SLOT_OPS and op.offset >= 0:  # not one of ours
                 op.arg = self.slots[self.old_names[op.arg]]
         code = self.code
         return assemble(

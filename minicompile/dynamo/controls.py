@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 
 from minicompile.dynamo.calls import DISABLED, Calls, call_rules
-from minicompile.dynamo.module import CompiledModule, DisabledModule, disable_module
+from minicompile.dynamo.module import CompiledModule, DisabledModule, wrap
 from minicompile.errors import OptionError, Unsupported
 
 
@@ -31,7 +31,7 @@ def disable(target: Any = None, *, reason: str = "") -> Any:
         raise OptionError(f"can't disable a {kind}: give a function or an nn.Module")
     target = target._orig_mod if isinstance(target, DisabledModule) else original_of(target)
     if isinstance(target, torch.nn.Module):
-        return disable_module(target, reason, again)
+        return wrap(target, DisabledModule, _reason=reason, _again=again)
     if isinstance(target, types.MethodType):
         return types.MethodType(disable(target.__func__, reason=reason), target.__self__)
 

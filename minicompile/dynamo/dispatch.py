@@ -37,9 +37,10 @@ from minicompile.dynamo.result import (
     Explanation,
     GraphBreak,
     GuardFailure,
+    Source,
     recompiles_text,
 )
-from minicompile.dynamo.sizes import shape_guards
+from minicompile.dynamo.sizes import Dynamic, shape_guards
 from minicompile.dynamo.variables import UserError, is_constant
 from minicompile.errors import BackendError, MinicompileError, OptionError, Unsupported
 from minicompile.options import Options
@@ -105,6 +106,8 @@ class Dispatcher:
         """Fingerprints of calls whose capture was refused."""
         self.breaks: dict[GraphBreak, None] = {}
         self.failures: list[GuardFailure] = []
+        self.varied: dict[Source, str] = {}
+        """Sizes and numbers that differed between calls: they become symbolic, unless `dynamic=False`."""
         self.recompiles = 0
         self.eager_calls = 0
         self.stopped = self.limit_reached = False
@@ -206,15 +209,15 @@ class Dispatcher:
             _thread.capturing = True
             try:
                 resume = None if self.fullgraph else Resuming(weakref.ref(self.before or self))
-                captured = capture_frame(
-                    self.function, values, self.dynamic, self.name, resume, self.before is not None
-                )
+                dynamic, resumed = Dynamic(self.dynamic, self.varied), self.before is not None
+                captured = capture_frame(self.function, values, dynamic, self.name, resume, resumed)
             finally:
                 _thread.capturing = False
-            compiled = self.backend(captured.capture)
             capture = captured.capture
-            late = [g for g in shape_guards(capture.shape_env) if g not in capture.guards]
-            capture.guards += (*late,)  # what the rooms after capture assumed
+            known = len(shape_guards(capture.shape_env))
+            compiled = self.backend(capture)
+            # what the rooms after capture assumed
+            capture.guards += (*shape_guards(capture.shape_env)[known:],)
         except Unsupported as error:
             if self.fullgraph and isinstance(error, UserError):
                 self.eager(arguments)  # raises what the user should see
@@ -238,6 +241,10 @@ class Dispatcher:
         if (why := captured.stopped_by) is not None:
             capture.stopped_by = graph_break(why, "instruction")
             self.breaks[capture.stopped_by] = None
+        env = capture.shape_env
+        for symbol in env.fixed if env is not None else ():
+            if env.wishes[symbol] == "mark_dynamic":
+                warnings.warn(f"{self.name} fixes a size: {env.line(symbol)}", stacklevel=5)
         entry = Entry(captured, compiled, tuple(values), self.graph_raised)
         self.entries.append(entry)
         return entry
@@ -248,6 +255,7 @@ class Dispatcher:
         found: list[GuardFailure] = []
         for version, entry in enumerate(self.entries, 1):
             failure = entry.failure(values)
+            self.varied |= entry.varied(values)
             if failure is not None:
                 failure = dataclasses.replace(failure, version=version, recompile=self.recompiles)
                 found.append(failure)

@@ -12,17 +12,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from minicompile.dynamo.breaks import run
 from minicompile.dynamo.capture import CapturedFrame
 from minicompile.dynamo.guards import (
     FETCH_ERRORS,
     SourceCode,
+    failures,
     find_failure,
     generate,
     guard_rules,
 )
 from minicompile.dynamo.interpreter import Marker
-from minicompile.dynamo.result import WHOLE, Guard, GuardFailure, Source
+from minicompile.dynamo.result import (
+    SHAPE_KINDS,
+    WHOLE,
+    GraphInput,
+    Guard,
+    GuardFailure,
+    Source,
+)
 from minicompile.dynamo.snapshot import Facts, NotCoveredError
 
 MISS = Marker("MISS")
@@ -133,18 +143,20 @@ class Entry:
             for guard in self.capture.guards
             if guard.kind not in WHOLE and guard.kind in guard_rules
         ]
+        tensors = [given.source for given in self.capture.inputs if is_tensor(given)]
+        numbers = [given.source for given in self.capture.inputs if not is_tensor(given)]
         live = [guard for guard in guards if is_live(guard, code)]
         held = [guard for guard in guards if not is_live(guard, code)]
         for guard in sorted(live, key=lambda guard: not on_argument(guard)):
             code.require(guard)
-        sources = [graph_input.source for graph_input in self.capture.inputs]
-        fetched = [source for source in sources if code.holds(source)]
-        own = sources[: len(sources) - len(fetched)]  # these come first
+        fetched = [source for source in tensors if code.holds(source)]
+        own = tensors[: len(tensors) - len(fetched)]  # these come first
         if held or fetched:
             code.names["held"] = HeldCheck(captured.code, held, fetched)
             code.lines.append("if not (held.unchanged() or held.check()): return MISS")
         inputs = "".join(f"{code.expression(source)}, " for source in own)
         code.lines.append(f"inputs = [{inputs}{'*held.tensors' if fetched else ''}]")
+        given = "".join(f"{code.expression(source)}, " for source in numbers)
         return [
             *(["if not state_holds(): return MISS"] if "global_state" in guard_rules else []),
             "try:",
@@ -152,8 +164,18 @@ class Entry:
             "except ERRORS:",
             "    return MISS",
             *(["if not tensors_hold(*inputs): return MISS"] if "tensor" in guard_rules else []),
+            *([f"inputs += ({given})"] if numbers else []),
             *("entry.hits += 1", *captured.lines),
         ]
+
+    def varied(self, values: dict[str, Any]) -> dict[Source, str]:
+        """The sizes and numbers in which a call differs, if it differs in nothing before them."""
+        varied: dict[Source, str] = {}
+        for failure, sizes in failures(self.capture.guards, self.captured.code, values):
+            if not sizes and failure.guard.kind not in SHAPE_KINDS:
+                break
+            varied |= sizes
+        return varied
 
     def failure(self, values: dict[str, Any]) -> GuardFailure | None:
         """The first guard that a call's arguments fail."""
@@ -166,5 +188,10 @@ def on_argument(guard: Guard) -> bool:
 
 
 def is_live(guard: Guard, code: SourceCode) -> bool:
-    """Is it about the call's arguments, not only about what the entry holds?"""
-    return on_argument(guard) or not all(map(code.holds, guard.sources))
+    """Is it about the call's arguments or a symbolic number, not only about what the entry holds?"""
+    held = guard.kind not in SHAPE_KINDS and all(map(code.holds, guard.sources))
+    return on_argument(guard) or not held
+
+
+def is_tensor(given: GraphInput) -> bool:
+    return isinstance(given.fake, torch.Tensor)

@@ -12,6 +12,7 @@ The real compiler: torch/_dynamo/variables/higher_order_ops.py, torch/_functorch
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -326,14 +327,10 @@ def vmap(
 ) -> Any:
     if chunk_size is not None:
         tracer.unsupported("function-transform", "torch.vmap in chunks")
-
-    def mapped(*args: Any) -> Any:
-        return run_mapped(function, in_dims, out_dims, randomness, args)
-
-    return mapped
+    return functools.partial(run_mapped, function, in_dims, out_dims, randomness)
 
 
-def run_mapped(function: Any, in_dims: Any, out_dims: Any, randomness: str, args: Any) -> Any:
+def run_mapped(function: Any, in_dims: Any, out_dims: Any, randomness: str, *args: Any) -> Any:
     return torch.vmap(function, in_dims, out_dims, randomness)(*args)
 
 
@@ -347,11 +344,11 @@ def example_of(leaf: torch.Tensor, dim: int, mode: Any) -> torch.Tensor:
 
 @means(run_mapped)
 def capture_mapped(
-    tracer: Calls, function: Any, in_dims: Any, out_dims: Any, randomness: str, args: Any
+    tracer: Calls, function: Any, in_dims: Any, out_dims: Any, randomness: str, *args: Any
 ) -> Any:
     recorder, name = tracer.recorder, getattr(function, "__qualname__", "function")
-    args, in_dims, out_dims = (tracer.deep(value) for value in (args, in_dims, out_dims))
-    leaves, structure = compat.tree_flatten(args)
+    in_dims, out_dims = tracer.deep(in_dims), tracer.deep(out_dims)
+    leaves, structure = compat.tree_flatten(tuple(map(tracer.deep, args)))
     dims = compat.tree_spread(in_dims, structure)
     if not all(isinstance(leaf, torch.Tensor) for leaf in leaves) or dims is None or None in dims:
         tracer.unsupported("function-transform", "torch.vmap over something other than tensors")

@@ -18,7 +18,7 @@ import linecache
 import math
 import operator
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from minicompile.dynamo.result import (
     Source,
     describe,
 )
-from minicompile.dynamo.sizes import free_dims, python_text
+from minicompile.dynamo.sizes import free_dims
 from minicompile.dynamo.variables import (
     CONTAINERS,
     HOOKS,
@@ -50,6 +50,7 @@ from minicompile.dynamo.variables import (
     same_items,
 )
 from minicompile.ops.registry import Registry
+from minicompile.shapes.expr import python_text
 
 CONTAINER_IDS = frozenset(map(id, CONTAINERS))
 
@@ -125,7 +126,7 @@ HELPERS: dict[str, Any] = {"math": math} | {
     helper.__name__: helper
     for helper in (
         *(member, closure_cell, namespace_of, base_length, items_of, same_items),
-        *(hook_free, same_class, apart, lookup, same_constant, operator.is_),
+        *(hook_free, same_class, apart, lookup, same_constant, operator.is_, Description),
     )
 }
 PLAIN_GETTERS = (object.__getattribute__, types.ModuleType.__getattribute__)
@@ -180,7 +181,7 @@ class SourceCode:
         if known is not None:
             return known
         text = self.fetch(source)
-        if source.base is None:
+        if source.kind in ("local", "held", "literal"):
             return text
         name = self.variables[source] = f"{self.prefix}{len(self.variables)}"
         self.lines.append(f"{name} = {text}")
@@ -190,8 +191,20 @@ class SourceCode:
         """How to fetch a source from its base."""
         if source.kind == "held":
             return self.constant(self.held[source])
+        if source.kind == "literal":
+            return str(source.key)
+        if source.kind == "computed":
+            form, function, parts = source.key
+            given = [self.expression(part) for part in parts]
+            if function is None:
+                return str(form.format(*given))
+            return f"{self.constant(function)}({', '.join(given)})"
         if source.base is None:
             return f"L_{source.key}"
+        if (
+            source.kind == "size"
+        ):  # a tensor's shape, taken once, is quicker than a call for each size
+            return f"{self.expression(Source('slot', 'shape', source.base))}[{source.key}]"
         base, cls = self.expression(source.base), self.types_of.get(source.base)
         if source.kind == "item":
             return self.item(base, cls, source.key)
@@ -215,18 +228,6 @@ class SourceCode:
 
 
 # -- kinds
-
-
-def form_rule(form: str) -> GuardRule:
-    def rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-        return form.format(*values, all=", ".join(values), c=code.literal(guard.expected))
-
-    return rule
-
-
-for _kind, (_, _form) in GUARD_KINDS.items():
-    if _form:
-        guard_rules(_kind)(form_rule(_form))
 
 
 @guard_rules("equals")
@@ -269,10 +270,28 @@ def shape_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     return python_text(guard.expected, values)
 
 
+@guard_rules("number")
+def number_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
+    condition: str = guard.expected.condition(*values)
+    return condition
+
+
 @guard_rules("strides")
 def strides_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     tensor, *sizes = values
     return f"{tensor}.stride() == {python_text(guard.expected, sizes)}"
+
+
+def form_rule(form: str) -> GuardRule:
+    def rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
+        return form.format(*values, all=", ".join(values), c=code.literal(guard.expected))
+
+    return rule
+
+
+for _kind, _about in GUARD_KINDS.items():
+    if _kind not in guard_rules:
+        guard_rules(_kind)(form_rule(_about.condition or _about.text.replace("{e}", "{c}")))
 
 
 def condition(code: SourceCode, guard: Guard) -> str | None:
@@ -305,21 +324,55 @@ def generate(head: str, lines: list[str], names: dict[str, Any]) -> Any:
 # -- failures
 
 
-def find_failure(
+def failures(
     guards: Iterable[Guard], code: SourceCode, values: dict[str, Any]
-) -> GuardFailure | None:
-    """The first guard that does not hold for a frame's arguments, with what was found instead."""
+) -> Iterator[tuple[GuardFailure, dict[Source, str]]]:
+    """The guards that do not hold for a frame's arguments, with what was found instead, and the sizes and
+    numbers that may become symbolic, with how they varied."""
     code = code.part()
     scope = {f"L_{name}": value for name, value in values.items()}
     for guard in guards:
         try:
             holds, found = evaluate(guard, code, scope)
+            varied = {} if holds else varied_by(guard, *fetched(guard.sources[:1], code, scope))
         except FETCH_ERRORS as error:
-            return GuardFailure(guard, Description(f"nothing ({type(error).__name__})"))
+            yield GuardFailure(guard, Description(f"nothing ({type(error).__name__})")), {}
+            continue
         if not holds:
             keep = is_constant(found) or isinstance(found, type)
-            return GuardFailure(guard, found if keep else Description(describe(found)))
-    return None
+            yield GuardFailure(guard, found if keep else Description(describe(found))), varied
+
+
+def find_failure(
+    guards: Iterable[Guard], code: SourceCode, values: dict[str, Any]
+) -> GuardFailure | None:
+    """The first guard that does not hold for a frame's arguments."""
+    return next((failure for failure, _ in failures(guards, code, values)), None)
+
+
+def varied_by(guard: Guard, found: Any = None) -> dict[Source, str]:
+    """The sizes and numbers that a failed guard is about and that symbols could stand for."""
+    expected, sources = guard.expected, guard.sources
+    if guard.kind == "tensor" and type(found) in (torch.Tensor, torch.nn.Parameter):
+        pairs = zip(expected.shape, found.shape) if expected.dim() == found.dim() else ()
+        return {
+            Source("size", dim, sources[0]): f"was {old}, then {new}"
+            for dim, (old, new) in enumerate(pairs)
+            if not isinstance(old, torch.SymInt) and old != new
+        }
+    return varied_numbers(expected, found, sources[0]) if guard.kind == "equals" else {}
+
+
+def varied_numbers(old: Any, new: Any, source: Source) -> dict[Source, str]:
+    if type(old) is not type(new):
+        return {}
+    if type(old) in (int, float) and old != new:
+        return {source: f"was {old}, then {new}"}
+    varied: dict[Source, str] = {}
+    if type(old) in (tuple, torch.Size) and len(old) == len(new):
+        for index, pair in enumerate(zip(old, new)):
+            varied |= varied_numbers(*pair, Source("item", index, source))
+    return varied
 
 
 def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[bool, Any]:
@@ -340,8 +393,8 @@ def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[boo
         return not changed, changed
     if guard.kind == "different":
         return two_alike(guard.sources, [found, *others])
-    read = FACTS.get(guard.kind)
-    return bool(eval(text, code.names, scope)), found if read is None else read(found)
+    shown = GUARD_KINDS[guard.kind].found.format("found")
+    return bool(eval(text, code.names, scope)), eval(shown, code.names, {"found": found})
 
 
 def fetched(sources: Iterable[Source], code: SourceCode, scope: dict[str, Any]) -> list[Any]:
@@ -368,20 +421,3 @@ def two_alike(sources: tuple[Source, ...], values: list[Any]) -> tuple[bool, Any
         if other is not source:
             return False, Description(f"{source} is {other}")
     return True, None
-
-
-FACTS: dict[str, Callable[[Any], Any]] = {
-    "type": type,
-    "length": base_length,
-    "keys": items_of,
-    "members": items_of,
-    "code": lambda function: function.__code__,
-    "globals": lambda function: Description("other globals"),
-    "same": lambda value: Description("another object"),
-    "distinct": lambda value: Description("one object under two names"),
-    "class": lambda cls: Description("other attributes or bases"),
-    "hooks": lambda module: Description("hooks"),
-    "absent": lambda container: Description("it there"),
-    "no_overlap": lambda tensor: Description("shared memory"),
-}
-"""What to show of a value that was found, where a guard is about less than all of it."""

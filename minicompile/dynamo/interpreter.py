@@ -18,7 +18,7 @@ import functools
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -268,6 +268,7 @@ UNARY: dict[str, Callable[[Any], Any]] = {
     "+": operator.pos,
     "~": operator.invert,
 }
+Operation = Callable[..., Any]
 CONVERSIONS: dict[int, Callable[[Any], str]] = {1: str, 2: repr, 3: ascii}
 
 
@@ -303,6 +304,10 @@ class Interpreter:
         if error.__context__ is None and error is not handled:
             error.__context__ = handled
         return not isinstance(error, MinicompileError | KeyboardInterrupt)
+
+    def pinned(self, value: Any) -> Any:
+        """A value that is hashed or read by C code, where it may stand for any number."""
+        return value
 
     def step(self, frame: Frame, instruction: Instruction) -> None:
         """Called after each instruction."""
@@ -421,34 +426,26 @@ class Interpreter:
             where = module.__name__
             raise ImportError(f"cannot import name {name!r} from {where!r}", name=name) from None
 
-    # -- objects
+    # -- objects and operators: Python's own
 
-    def load_attr(self, value: Any, name: str) -> Any:
-        return getattr(value, name)
-
-    def store_attr(self, value: Any, name: str, new: Any) -> None:
-        setattr(value, name, new)
-
-    def delete_attr(self, value: Any, name: str) -> None:
-        delattr(value, name)
+    load_attr: Operation = staticmethod(getattr)
+    store_attr: Operation = staticmethod(setattr)
+    delete_attr: Operation = staticmethod(delattr)
+    subscript: Operation = staticmethod(operator.getitem)
+    store_subscript: Operation = staticmethod(operator.setitem)
+    delete_subscript: Operation = staticmethod(operator.delitem)
+    truth: Operation = staticmethod(bool)
+    contains: Operation = staticmethod(operator.contains)
+    same: Operation = staticmethod(operator.is_)
+    iterate: Operation = staticmethod(iter)
+    advance: Operation = staticmethod(next)
+    length: Operation = staticmethod(len)
+    format: Operation = staticmethod(format)
+    exception_matches: Operation = staticmethod(isinstance)
 
     def special(self, value: Any, name: str) -> Any:
         """A dunder method looked up on the type, bound; UNBOUND if the type has none."""
         return getattr(value, name) if hasattr(type(value), name) else UNBOUND
-
-    def subscript(self, value: Any, key: Any) -> Any:
-        return value[key]
-
-    def store_subscript(self, value: Any, key: Any, new: Any) -> None:
-        value[key] = new
-
-    def delete_subscript(self, value: Any, key: Any) -> None:
-        del value[key]
-
-    # -- operators
-
-    def truth(self, value: Any) -> bool:
-        return bool(value)
 
     def binary(self, symbol: str, left: Any, right: Any) -> Any:
         return BINARY[symbol](left, right)
@@ -459,25 +456,12 @@ class Interpreter:
     def compare(self, symbol: str, left: Any, right: Any) -> Any:
         return COMPARE[symbol](left, right)
 
-    def contains(self, container: Any, item: Any) -> bool:
-        return item in container
-
-    def same(self, left: Any, right: Any) -> bool:
-        return left is right
-
-    def iterate(self, value: Any) -> Iterator[Any]:
-        return iter(value)
-
-    def advance(self, iterator: Any) -> Any:
-        """The next item. Raises StopIteration."""
-        return next(iterator)
+    def convert(self, kind: int, value: Any) -> str:
+        return CONVERSIONS[kind](value)
 
     def mutable(self, value: Any) -> Any:
         """What to change in place of a list or set."""
         return value
-
-    def length(self, value: Any) -> int:
-        return len(value)
 
     def items(self, value: Any) -> list[Any]:
         """Everything an iterable gives, as unpacking, `*args` and `list.extend` want it."""
@@ -486,15 +470,6 @@ class Interpreter:
     def mapping(self, value: Any) -> dict[Any, Any]:
         """A mapping as a dict, as `**kwargs` wants it."""
         return {key: self.subscript(value, key) for key in value.keys()}  # noqa: SIM118
-
-    def convert(self, kind: int, value: Any) -> str:
-        return CONVERSIONS[kind](value)
-
-    def format(self, value: Any, spec: str) -> str:
-        return format(value, spec)
-
-    def exception_matches(self, error: BaseException, kind: Any) -> bool:
-        return isinstance(error, kind)
 
 
 def bind(

@@ -88,17 +88,6 @@ def wrap(original: torch.nn.Module, kind: Any, **slots: Any) -> torch.nn.Module:
     return wrapper
 
 
-Again = Callable[[torch.nn.Module], torch.nn.Module]
-
-
-def wrap_module(original: torch.nn.Module, dispatcher: Dispatcher, again: Again) -> torch.nn.Module:
-    return wrap(original, CompiledModule, _minicompile=dispatcher, _again=again)
-
-
-def disable_module(original: torch.nn.Module, reason: str, again: Again) -> torch.nn.Module:
-    return wrap(original, DisabledModule, _reason=reason, _again=again)
-
-
 @call_rules(CompiledModule.__call__)
 def compiled_module_call(tracer: Calls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A compiled module called while capturing: the original becomes part of this graph."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import copy
 import types
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -20,7 +21,7 @@ import torch
 from minicompile.dynamo.interpreter import DELETED, UNBOUND, Frame, Interpreter, Lazy
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.recorder import Recorder
-from minicompile.dynamo.result import Guard, Source
+from minicompile.dynamo.result import Guard, Source, computed
 from minicompile.dynamo.variables import (
     HEAP_TYPE,
     IDENTITY_TYPES,
@@ -30,10 +31,12 @@ from minicompile.dynamo.variables import (
     VariableTracker,
     class_facts,
     flags_of,
+    has_symbols,
     is_constant,
     is_fixed,
     is_numpy_scalar,
     keys_of,
+    parts_of,
     plain_dict,
     same_constant,
 )
@@ -185,6 +188,9 @@ class Outside(Interpreter):
     def wrap(self, value: Any, source: Source, reason: str = "read") -> Any:
         """The compile-time object for an outside value: itself, or a fake for a tensor. Guards what it is."""
         if is_constant(value):
+            number = self.symbolic(value, source)
+            if number is not None:
+                return number
             self.guard("equals", source, value, reason)
             if is_numpy_scalar(value):
                 self.numbers.setdefault(id(value), VariableTracker(value, source))
@@ -197,6 +203,51 @@ class Outside(Interpreter):
             return self.wrap_tensor(value, source)
         self.trackers[id(value)] = VariableTracker(value, source)
         self.guard_new(value, source, reason)
+        return value
+
+    def symbolic(self, value: Any, source: Source) -> Any:
+        """An int, a float, or a tuple with some, as symbols if they are wanted; else None."""
+        sizes = self.recorder.sizes
+        if sizes is None:
+            return None
+        if type(value) not in (tuple, torch.Size):
+            return sizes.number(value, source)
+        parts = [Source("item", index, source) for index in range(len(value))]
+        if not any(map(sizes.wants, value, parts)):
+            return None
+        self.guard("type", source, type(value), "some of its items are symbolic")
+        self.guard("length", source, len(value), "some of its items are symbolic")
+        return type(value)(map(self.wrap, value, parts))
+
+    def computed(self, form: str, *numbers: Any, function: Callable[..., Any]) -> Any:
+        """What a function of numbers gives, computed by Python before the graph runs: symbolic if possible.
+
+        `form`: how it reads. What makes Python raise becomes a guard.
+        """
+        sizes = self.recorder.sizes
+        assert sizes is not None
+        try:
+            value = function(*map(sizes.value, numbers))
+        except (ArithmeticError, ValueError, TypeError):
+            return function(*map(self.pinned, numbers))
+        called = None if form.startswith(("(", "-")) else function
+        source = computed(form, map(sizes.source_of, numbers), called)
+        made = sizes.numbers.get(source)
+        if made is None:
+            made = sizes.symbol(value, source, "computed from others")
+        if made is None:
+            self.guard("equals", source, value, "the frame depends on it")
+            return value
+        return made
+
+    def pinned(self, value: Any) -> Any:
+        """A value in which symbolic numbers have become plain ones, with guards."""
+        cls = type(value)
+        if cls is torch.SymInt or cls is torch.SymFloat:
+            return int(value) if cls is torch.SymInt else float(value)
+        if (cls is tuple or cls is torch.Size or cls is slice) and has_symbols(value):
+            parts = map(self.pinned, parts_of(value) if cls is slice else value)
+            return slice(*parts) if cls is slice else cls(parts)
         return value
 
     def guard_class(self, cls: type) -> None:

@@ -73,6 +73,7 @@ class Rebuild:
     def __init__(self, tracer: Tracer, code: SourceCode) -> None:
         self.tracer, self.code = tracer, code
         code.names.update(deque=collections.deque, partial=functools.partial, types=types)
+        code.names.update(torch=torch)
         code.names["OrderedDict"] = collections.OrderedDict
         code.names.update(StandIn=StandIn, advanced=advanced)
         self.outputs: dict[fx.Node, int] = {}
@@ -95,7 +96,10 @@ class Rebuild:
         if tracker in recorder.inputs:
             position = list(recorder.inputs).index(tracker)
             return self.kept_inputs.setdefault(position, f"kept{position}")
-        if isinstance(value, (torch.Tensor, *SYMBOLIC)):
+        if isinstance(value, SYMBOLIC):
+            assert recorder.sizes is not None
+            return self.code.expression(recorder.sizes.source_of(value))
+        if isinstance(value, torch.Tensor):
             return f"out[{self.outputs.setdefault(recorder.lift(value), len(self.outputs))}]"
         if tracker is not None:
             return self.outside(tracker)
@@ -136,7 +140,8 @@ class Rebuild:
     def inside(self, value: Any) -> str:
         cls = type(value)
         if cls is tuple or cls is torch.Size:
-            return self.sequence(value)
+            items = self.sequence(value)
+            return items if cls is tuple else f"torch.Size({items})"
         if cls is slice:
             return f"slice{self.sequence((value.start, value.stop, value.step))}"
         if cls is types.MethodType:

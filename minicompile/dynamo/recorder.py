@@ -22,7 +22,7 @@ from torch import fx
 from minicompile import compat
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
-from minicompile.dynamo.sizes import Sizes
+from minicompile.dynamo.sizes import Dynamic, Sizes, size_operation
 from minicompile.dynamo.variables import (
     SYMBOLIC,
     UserError,
@@ -35,16 +35,7 @@ from minicompile.errors import Unsupported
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import Graph, target_name
 from minicompile.ops.origin import Origin, SourceLine
-from minicompile.shapes.expr import FloorDiv, ModularIndexing
 
-SIZE_OPERATORS: dict[str, Any] = {
-    "Add": operator.add,
-    "Mul": operator.mul,
-    "Pow": operator.pow,
-    "FloorDiv": operator.floordiv,
-    "Min": torch.sym_min,
-    "Max": torch.sym_max,
-}
 UPDATES_STATISTICS = ("batch_norm", "instance_norm")
 """Functions that in training mode change buffers they are given."""
 RESHAPES_IN_PLACE = frozenset(
@@ -131,14 +122,18 @@ class Subgraph:
 class Recorder:
     """The graph of one capture under construction."""
 
-    def __init__(self, symbolic: bool = False, dynamic: bool = False) -> None:
-        """`symbolic`: some sizes get symbols; `dynamic`: all that can."""
+    def __init__(self, dynamic: Dynamic | None = None) -> None:
+        """`dynamic`: which sizes and numbers get symbols; None if none does."""
         self.root = self.graph = fx.Graph()
         """The graph of the frame, and the one that calls go to."""
         self.open: list[Subgraph] = []
         """Graphs around the latter, the outermost first."""
-        self.mode = compat.fake_mode(symbolic)
-        self.sizes = Sizes(self.mode, dynamic) if symbolic else None
+        self.mode = compat.fake_mode(dynamic is not None)
+        self.sizes = None if dynamic is None else Sizes(self.mode, dynamic)
+        self.running = ""
+        """The torch function that runs on fakes right now."""
+        self.numbers: dict[sympy.Symbol, fx.Node] = {}
+        """Placeholders of symbolic numbers that are no input's size."""
         self.size_nodes: dict[tuple[fx.Graph, sympy.Basic], fx.Node] = {}
         self.nodes: dict[int, fx.Node] = {}
         self.alive: list[Any] = []
@@ -268,7 +263,7 @@ class Recorder:
         return value
 
     def run(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = target_name(target)
+        name = self.running = target_name(target)
         try:
             # with symbolic sizes, kernels in Python: some of those in C++ want numbers
             composites = compat.python_dispatcher() if self.sizes else contextlib.nullcontext()
@@ -288,6 +283,8 @@ class Recorder:
             text = str(error).partition("\n")[0]
             what = f"{name} raised {type(error).__name__}: {text}"
             raise refusal("exception", what, self.line(), kind=UserError) from error
+        finally:
+            self.running = ""
 
     def statement(self, target: Any, args: tuple[Any, ...]) -> None:
         """Record a call that gives nothing and changes state (grad mode, autocast)."""
@@ -367,42 +364,41 @@ class Recorder:
         raise refusal("graph-value", reason, self.line())
 
     def size_node(self, expr: sympy.Basic) -> Any:
-        """The node of a symbolic number: `x.size(0)` for a symbol, arithmetic on those otherwise."""
-        if expr.is_Integer:
-            return int(expr)
-        key = self.graph, expr
+        """The node of a symbolic number: `x.size(0)` for a size, arithmetic on those otherwise."""
+        if expr.is_number:
+            return int(expr) if expr.is_Integer else float(expr)
+        assert self.sizes is not None
+        key = self.graph, (expr := self.sizes.env.rooted(expr))
         if key not in self.size_nodes:
-            target, args = self.size_call(expr)
-            op = "call_method" if isinstance(target, str) else "call_function"
-            node = self.graph.create_node(op, target, args, {})
-            assert self.sizes is not None
-            self.finish(node, target, self.sizes.env.sym_int(expr))
-            self.size_nodes[key] = node
+            for symbol in expr.free_symbols if self.open else ():
+                if (
+                    self.sizes.env.symbols[symbol].kind != "size"
+                ):  # graphs inside take tensors alone
+                    self.sizes.env.evaluate(symbol)
+                    return self.size_node(self.sizes.env.simplified(expr))
+            self.size_nodes[key] = self.size_call(expr, self.sizes)
         return self.size_nodes[key]
 
-    def size_call(self, expr: sympy.Basic) -> tuple[Any, tuple[Any, ...]]:
-        """The call that computes a size expression."""
-        assert self.sizes is not None
-        if isinstance(expr, sympy.Symbol):
-            source = self.sizes.env.symbols[expr]
+    def size_call(self, expr: sympy.Basic, sizes: Sizes) -> fx.Node:
+        """The node that computes a size expression, or a placeholder."""
+        if expr.is_Symbol:
+            source = sizes.env.symbols[expr]
+            if source.kind != "size":
+                node = self.numbers[expr] = self.root.placeholder(str(expr))
+                self.describe(node, "placeholder", sizes.numbers[source])
+                return node
             tensor = next(i for i in self.inputs if i.source == source.base)
-            return "size", (self.lift(tensor.value), source.key)
-        if isinstance(expr, ModularIndexing):
-            base, divisor, modulus = expr.args
-            return operator.mod, (
-                self.size_node(FloorDiv(base, divisor)),
-                self.size_node(modulus),
-            )
-        name, parts = type(expr).__name__, [self.size_node(arg) for arg in expr.args]
-        if name not in SIZE_OPERATORS or not all(isinstance(part, fx.Node | int) for part in parts):
-            raise refusal("size-expression", f"the size expression {expr}", self.line())
-        first, *rest = parts
-        if len(rest) > 1:
-            first = self.size_node(expr.func(*expr.args[:-1]))
-        return SIZE_OPERATORS[name], (first, parts[-1])
+            op, target, args = "call_method", "size", (self.lift(tensor.value), source.key)
+        else:
+            _, target, parts = size_operation(expr)
+            op, args = "call_function", tuple(map(self.size_node, parts))
+        node = self.graph.create_node(op, target, args, {})
+        self.finish(node, target, sizes.env.sym_int(expr))
+        return node
 
     # -- the end
 
     def build(self, outputs: Iterable[fx.Node], name: str) -> Graph:
         """The finished graph, its placeholders in the order of `inputs`."""
-        return finished(self.graph, [node for node, _ in self.inputs.values()], outputs, name)
+        tensors = [node for node, _ in self.inputs.values()]
+        return finished(self.graph, [*tensors, *self.numbers.values()], outputs, name)

@@ -19,7 +19,7 @@ import types
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -28,6 +28,7 @@ from minicompile.ops.display import Shown, count_text
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import Graph, call_text, target_name
 from minicompile.ops.origin import SourceLine
+from minicompile.shapes.expr import python_text
 
 SOURCE_KINDS: dict[str, tuple[str, str]] = {
     # the base is a function
@@ -49,11 +50,14 @@ SOURCE_KINDS: dict[str, tuple[str, str]] = {
     "slot": ("{base}.{key}", "{base}.{key}"),
     "context": ("{base}.get()", "{base}.get()"),
     "referent": ("{base}()", "{base}()"),
-    "size": ("{base}.shape[{key}]", "{base}.shape[{key}]"),
+    "size": ("{base}.size({key})", "{base}.size({key})"),
     "setting": ("{base}{key}", "{base}(*{key!r})"),
     # no base: an argument; an object that the cache entry holds (a module's globals, a class)
     "local": ("{key}", "L_{key}"),
     "held": ("{key}", "{key}"),
+    # no base: a number as text; what Python makes of numbers, see `computed`
+    "literal": ("{key}", "{key}"),
+    "computed": ("", ""),
 }
 """Each kind of source: how it reads, and the Python that fetches it (`guards.SourceCode`)."""
 
@@ -88,6 +92,9 @@ class Source(Shown):
         """Readable path, valid Python for the plain kinds."""
         base = self.base.name if self.base is not None else ""
         kind = self.kind
+        if kind == "computed":
+            form, _, parts = self.key
+            return str(form.format(*(part.name for part in parts)))
         if kind == "global" and base in ("", "globals"):
             kind = "local"
         elif kind == "submodule" and str(self.key).isdecimal():
@@ -97,6 +104,31 @@ class Source(Shown):
 
     def __str__(self) -> str:
         return self.name
+
+
+def computed(form: str, parts: Iterable[Source], function: Any = None) -> Source:
+    """What Python makes of numbers: a form like `({0} + {1})`, or a call of the function that it names."""
+    return Source("computed", (form, function, tuple(parts)))
+
+
+@dataclass(frozen=True)
+class NumberRange:
+    """The numbers that a graph is made for: of a class (None: any int, a size), from `low` to `high`."""
+
+    kind: type | None
+    low: float
+    high: float | None = None
+
+    def condition(self, name: str) -> str:
+        """What a number must fulfil, as Python."""
+        span = f"{name} >= {self.low}"
+        if self.high is not None:
+            span = f"{self.low} <= {name} <= {self.high}"
+        return span if self.kind is None else f"type({name}) is {self.kind.__name__} and {span}"
+
+    def text(self, name: str) -> str:
+        """The same for a reader."""
+        return f"{name} is a finite float" if self.kind is float else self.condition(name)
 
 
 def describe(value: Any) -> str:
@@ -140,36 +172,61 @@ BRACKETS = {
 TRUSTED = ("builtins", "torch", "numpy", "sympy", "datetime", "pathlib", "collections")
 """Libraries whose classes have a `repr` that is no user code."""
 
-GUARD_KINDS: dict[str, tuple[str, str]] = {
-    "type": ("type({0}) is {e}", "type({0}) is {c}"),
-    "identity": ("{0} is {e}", "{0} is {c}"),
-    "absent": ("{e} not in {0}", "not dict.__contains__({0}, {c})"),
-    "class": ("attributes of {0} are defined as before", "same_class({0}, {c})"),
-    "code": ("{0}.__code__ is {e}", "{0}.__code__ is {c}"),
-    "globals": ("{0} has the same globals", "{0}.__globals__ is {c}"),
-    "defaults": ("{0} has {e} defaults", "len({0}.__defaults__ or ()) == {c}"),
-    "hooks": ("{0} has no hooks", "hook_free({0})"),
-    "same": ("{0} is {1}", "{0} is {1}"),
-    "same_size": ("{0} == {1}", "{0} == {1}"),
-    "no_overlap": ("the first {e} of {all} share no memory", "apart({c}, {all})"),
-    # whose condition depends on what is expected (rules in guards.py)
-    "equals": ("{0} == {e}", ""),
-    "length": ("len({0}) == {e}", ""),
-    "keys": ("list({0}) == {e}", ""),
-    "members": ("members of {0} are {e}", ""),
-    "distinct": ("different objects: {all}", ""),
-    "shape": ("{e}", ""),
-    "strides": ("{0}.stride() == {e}", ""),
+
+class GuardKind(NamedTuple):
+    """How a kind of guard is written: {0}, {1}, {all} its sources, {e} what it expects, {c} its name."""
+
+    text: str
+    """For a reader; where there is neither a `condition` nor a rule in guards.py, it is the check too."""
+    condition: str = ""
+    """As Python."""
+    found: str = "{0}"
+    """What to show of the value that was found, as Python."""
+
+
+GUARD_KINDS = {
+    "type": GuardKind("type({0}) is {e}", found="type({0})"),
+    "identity": GuardKind("{0} is {e}"),
+    "equals": GuardKind("{0} == {e}"),
+    "absent": GuardKind(
+        "{e} not in {0}", "not dict.__contains__({0}, {c})", "Description('it there')"
+    ),
+    "length": GuardKind("len({0}) == {e}", found="base_length({0})"),
+    "keys": GuardKind("list({0}) == {e}", found="items_of({0})"),
+    "members": GuardKind("members of {0} are {e}", found="items_of({0})"),
+    "class": GuardKind(
+        "attributes of {0} are defined as before",
+        "same_class({0}, {c})",
+        "Description('other attributes or bases')",
+    ),
+    "code": GuardKind("{0}.__code__ is {e}", found="{0}.__code__"),
+    "globals": GuardKind(
+        "{0} has the same globals", "{0}.__globals__ is {c}", "Description('other globals')"
+    ),
+    "defaults": GuardKind("{0} has {e} defaults", "len({0}.__defaults__ or ()) == {c}"),
+    "hooks": GuardKind("{0} has no hooks", "hook_free({0})", "Description('hooks')"),
+    # of several sources
+    "same": GuardKind("{0} is {1}", found="Description('another object')"),
+    "same_size": GuardKind("{0} == {1}"),
+    "distinct": GuardKind(
+        "different objects: {all}", found="Description('one object under two names')"
+    ),
+    "no_overlap": GuardKind(
+        "the first {e} of {all} share no memory",
+        "apart({c}, {all})",
+        "Description('shared memory')",
+    ),
+    "shape": GuardKind("{e}"),
+    "number": GuardKind("{e}"),
+    "strides": GuardKind("{0}.stride() == {e}"),
     # of all inputs at once, in C++ where torch has it
-    "tensor": ("{0} is {e}", "True"),
-    "different": ("different tensors: {all}", "True"),
-    "global_state": ("global state is as it was", "True"),
+    "tensor": GuardKind("{0} is {e}", "True"),
+    "different": GuardKind("different tensors: {all}", "True"),
+    "global_state": GuardKind("global state is as it was", "True"),
 }
-"""How each kind of guard is written for a reader, and as Python: {0}, {1}, {all} its sources, {e} what it
-expects, {c} a name of that in generated code."""
 WHOLE = ("tensor", "global_state", "different")
 """Kinds that are checked for all inputs at once."""
-SHAPE_KINDS = ("shape", "same_size", "strides")
+SHAPE_KINDS = ("shape", "number", "same_size", "strides")
 """Guards on symbolic sizes."""
 
 
@@ -187,15 +244,15 @@ class Guard(Shown):
     def expression(self) -> str:
         """The check as one readable line."""
         names = [source.name for source in self.sources]
-        form, _ = GUARD_KINDS.get(self.kind, ("{all}: " + self.kind + " {e}", ""))
-        expected = describe(self.expected) if "{e}" in form else ""
-        text = form.format(*names, e=expected, all=", ".join(names))
-        if self.kind == "shape":
-            symbols = sorted(map(str, self.expected.free_symbols))
-            text += ", where " + ", ".join(
-                f"{s} is {name}" for s, name in zip(symbols, names, strict=True)
-            )
-        return text
+        form = GUARD_KINDS.get(self.kind, GuardKind("{all}: " + self.kind + " {e}")).text
+        if self.kind == "number":
+            expected = self.expected.text(*names)
+        elif self.kind in ("shape", "strides"):
+            first = self.kind == "strides"
+            expected = python_text(self.expected, names[first:])
+        else:
+            expected = describe(self.expected) if "{e}" in form else ""
+        return form.format(*names, e=expected, all=", ".join(names))
 
     def __str__(self) -> str:
         return f"{self.expression}  # {self.reason}" + (
@@ -376,6 +433,12 @@ class Capture(Shown):
         return "\n".join(lines)
 
     @property
+    def size_lines(self) -> list[str]:
+        """What each symbol stands for and why there is one, or what fixed its value."""
+        lines = self.shape_env.lines() if self.shape_env is not None else []
+        return ["symbols:", *(f"  {line}" for line in lines)] if lines else []
+
+    @property
     def fakes(self) -> list[Any]:
         """Compile-time values of the graph's inputs, in placeholder order."""
         return [graph_input.fake for graph_input in self.inputs]
@@ -391,7 +454,7 @@ class Capture(Shown):
             f"{len(self.guards)} guards, {len(self.inlined)} calls inlined",
             *("", str(self.graph)),
             *(f"\n{inner}" for inner in self.subgraphs),
-            *("", "guards:", *(f"  {guard}" for guard in self.guards)),
+            *("", "guards:", *(f"  {guard}" for guard in self.guards), *self.size_lines),
         ]
         if self.side_effects:
             lines += ["", "afterwards:", *(f"  {effect}" for effect in self.side_effects)]
@@ -461,7 +524,7 @@ class Explanation(Shown):
             lines += ["", f"===== capture {number}: {capture.name}, {about}", "", capture.flow]
             if capture.graph.op_count:
                 lines += ["", str(capture.graph)]
-            lines += ["", *guard_lines(capture.guards)]
+            lines += ["", *guard_lines(capture.guards), *capture.size_lines]
         return "\n".join(lines)
 
 

@@ -1,42 +1,54 @@
-"""Symbolic sizes: which dimensions of an input get a symbol, and what must hold for the graph to be used at
-other sizes.
+"""Symbolic sizes and numbers: which of a call's sizes, ints and floats get a symbol, and what must hold for
+the graph to be used at other values.
 
-A dimension is symbolic if `mark_dynamic` said so, or under `dynamic=True` if it is at least 2. Dimensions
-that are equal at capture share one symbol (duck shaping), and a guard keeps them equal. Strides that follow
-from the sizes are written as products of symbols; others stay numbers.
-The real compiler: torch/fx/experimental/symbolic_shapes.py.
+    Dynamic   what was asked for: `dynamic=`, and what varied between calls so far
+    Sizes     the symbols of one capture, and the fakes of inputs that use them
+
+A dimension is symbolic if `mark_dynamic` said so, if it had another size in an earlier call, or under
+`dynamic=True`; sizes 0 and 1 never are. Dimensions that are equal at capture share one symbol (duck shaping),
+and a guard keeps them equal. Strides that follow from the sizes are written as products of symbols; others
+stay numbers. Ints and floats that the frame reads follow the same rules. What Python makes of them, other
+than sums and products of sizes, is a symbol of its own, which is computed before the graph runs.
+The real compiler: torch/fx/experimental/symbolic_shapes.py, torch/_dynamo/variables/builder.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
 import torch
-from sympy.printing.pycode import PythonCodePrinter
 
 from minicompile.dynamo.reasons import refusal
-from minicompile.dynamo.result import Guard, Source
+from minicompile.dynamo.result import Guard, NumberRange, Source, computed
 from minicompile.errors import OptionError
-from minicompile.shapes.env import SMALLEST_SIZE, ShapeEnv
-from minicompile.shapes.expr import size_symbol
+from minicompile.shapes.env import SMALLEST_SIZE, ShapeEnv, ordered
+from minicompile.shapes.expr import ONE, FloorDiv, ModularIndexing
 
 MARK = "_minicompile_dynamic"
-"""Attribute of a tensor: the set of its dimensions that `mark_dynamic` named."""
+"""Attribute of a tensor: the dimensions that `mark_dynamic` named, with their ranges."""
 
 
-def mark_dynamic(tensor: torch.Tensor, dims: int | Iterable[int]) -> None:
-    """Make dimensions of an input symbolic: one graph for all their sizes from 2 on.
+def mark_dynamic(
+    tensor: torch.Tensor, dims: int | Iterable[int], min: int = 0, max: int | None = None
+) -> None:
+    """Make dimensions of an input symbolic: one graph for all their sizes from `min` (at least 2) to `max`.
 
-    Raises OptionError for a dimension that does not exist.
+    Raises OptionError for a dimension that does not exist, and for a size outside of the range.
     """
-    marked = set(getattr(tensor, MARK, ()))
+    marked = dict(getattr(tensor, MARK, {}))
     for dim in [dims] if isinstance(dims, int) else dims:
         if not -tensor.dim() <= dim < tensor.dim():
             raise OptionError(f"a tensor of {tensor.dim()} dimensions has no dimension {dim}")
-        marked.add(dim % tensor.dim())
-    setattr(tensor, MARK, frozenset(marked))
+        size = tensor.shape[dim]
+        if not min <= size <= (size if max is None else max):
+            raise OptionError(f"dimension {dim} is {size}, which is not from {min} to {max}")
+        marked[dim % tensor.dim()] = min, max
+    setattr(tensor, MARK, marked)
 
 
 def any_marked(value: Any, depth: int = 0) -> bool:
@@ -48,24 +60,57 @@ def any_marked(value: Any, depth: int = 0) -> bool:
     return known and any(any_marked(item, depth + 1) for item in items)
 
 
+@dataclass(frozen=True)
+class Dynamic:
+    """What may be symbolic in a capture: everything (True), nothing (False), or what is marked and varied."""
+
+    wanted: bool | None = None
+    varied: Mapping[Source, str] = field(default_factory=dict)
+    """Sizes and numbers that differed between calls, and how."""
+
+    def wish(self, source: Source) -> str:
+        """Why a size or a number shall be symbolic; "" if it shall not."""
+        if self.wanted is True and from_arguments(source):
+            return "dynamic=True"
+        return self.varied.get(source, "") if self.wanted is not False else ""
+
+    def anything(self, values: Mapping[str, Any]) -> bool:
+        """Whether a call with these arguments may need symbols."""
+        marked = self.wanted is None and any_marked(dict(values))
+        return marked or bool(self.wanted) or (self.wanted is None and bool(self.varied))
+
+
+STATIC = Dynamic()
+"""Only what is marked."""
+
+
+def from_arguments(source: Source) -> bool:
+    """Whether a value lies in the call's arguments, in containers at most."""
+    while source.kind in ("item", "size") and source.base is not None:
+        source = source.base
+    return source.kind == "local"
+
+
 class Sizes:
     """The symbols of one capture, and fakes of inputs that use them."""
 
-    def __init__(self, mode: Any, dynamic: bool) -> None:
+    def __init__(self, mode: Any, dynamic: Dynamic) -> None:
         self.env, self.mode, self.dynamic = ShapeEnv(), mode, dynamic
         self.by_hint: dict[int, tuple[torch.SymInt, Source]] = {}
+        self.numbers: dict[Source, Any] = {}
+        """Symbolic ints and floats, by where they are read."""
         self.extra: list[Guard] = []
 
     def fake(self, tensor: torch.Tensor, source: Source) -> torch.Tensor | None:
         """A fake with symbolic sizes; None if no dimension wants one."""
-        wanted: Iterable[int] = getattr(tensor, MARK, ())
+        marked = {} if self.dynamic.wanted is False else getattr(tensor, MARK, {})
         own = isinstance(tensor, torch.nn.Parameter) or source.kind in ("parameter", "buffer")
-        if self.dynamic and not own:
-            wanted = range(tensor.dim())
         sizes: list[Any] = list(tensor.shape)
-        for dim in sorted(wanted):
-            if sizes[dim] >= SMALLEST_SIZE:
-                sizes[dim] = self.symbol(sizes[dim], Source("size", dim, source))
+        for dim, size in enumerate(tensor.shape):
+            place = Source("size", dim, source)
+            wish = "mark_dynamic" if dim in marked else "" if own else self.dynamic.wish(place)
+            if wish and size >= SMALLEST_SIZE:
+                sizes[dim] = self.size(size, place, wish, *marked.get(dim, ()))
         if not any(isinstance(size, torch.SymInt) for size in sizes):
             return None
         if tensor.storage_offset():
@@ -74,25 +119,33 @@ class Sizes:
         strides = self.strides(tensor, sizes)
         layout = sympy.Tuple(*map(expression_of, strides))
         sources = (source, *sources_of(self.env, layout))
-        self.extra.append(Guard(sources, "strides", layout, "memory layout of an input"))
+        self.rely("strides", sources, layout, "memory layout of an input")
         with self.mode:
             made = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
         return made.requires_grad_(tensor.requires_grad)
 
-    def symbol(self, hint: int, source: Source) -> torch.SymInt:
-        """The symbol of all sizes that are `hint` while capturing."""
-        if hint in self.by_hint:
+    def size(
+        self, hint: int, source: Source, wish: str, low: int = 0, high: int | None = None
+    ) -> torch.SymInt:
+        """The symbol of all sizes that are `hint` while capturing; one of its own if it has limits."""
+        shared = low <= SMALLEST_SIZE and high is None
+        if shared and hint in self.by_hint:
             size, first = self.by_hint[hint]
-            guard = Guard(
-                (source, first), "same_size", expression_of(size), "equal while capturing"
-            )
-        else:
-            size = self.env.create_symbol(hint, source)
+            sources = source, first
+            self.rely("same_size", sources, size.node.given, "equal while capturing")
+            return size
+        size = self.env.create_symbol(hint, source, wish, low, high)
+        if shared:
             self.by_hint[hint] = size, source
-            fact = sympy.Ge(expression_of(size), SMALLEST_SIZE)
-            guard = Guard((source,), "shape", fact, "sizes 0 and 1 are compiled apart")
-        self.extra.append(guard)
+        low, high = self.env.ranges[size.node.given]
+        bounds = NumberRange(None, low, high)
+        why = f"{wish}; sizes 0 and 1 are compiled apart" if low == SMALLEST_SIZE else wish
+        self.rely("number", (source,), bounds, why)
         return size
+
+    def rely(self, kind: str, sources: tuple[Source, ...], expected: Any, reason: str) -> None:
+        _, line = self.env.asker()
+        self.extra.append(Guard(sources, kind, expected, reason, line))
 
     @staticmethod
     def strides(tensor: torch.Tensor, sizes: list[Any]) -> list[Any]:
@@ -107,17 +160,110 @@ class Sizes:
             expected, hint = expected * sizes[dim], hint * tensor.shape[dim]
         return found
 
+    # -- numbers
+
+    def wants(self, value: Any, source: Source) -> bool:
+        """Whether a value is a number, or a tuple with one, that shall be symbolic."""
+        if type(value) in (tuple, torch.Size):
+            return any(self.wants(v, Source("item", i, source)) for i, v in enumerate(value))
+        return type(value) in (int, float) and bool(self.dynamic.wish(source))
+
+    def number(self, value: Any, source: Source) -> Any:
+        """The symbolic number for an int or float that is read; None if it stays what it is."""
+        if source in self.numbers:
+            return self.numbers[source]
+        if type(value) not in (int, float) or not (wish := self.dynamic.wish(source)):
+            return None
+        return self.symbol(value, source, wish)
+
+    def symbol(self, value: float, source: Source, wish: str) -> Any:
+        """A symbol for a number. None for those whose sign or size kernels would treat in their own way."""
+        made: Any = None
+        if type(value) is float and value and math.isfinite(value):
+            made = self.env.create_float(value, source, wish)
+            bounds = NumberRange(float, -LARGEST_FLOAT, LARGEST_FLOAT)
+        elif type(value) is int and SMALLEST_SIZE <= value <= LARGEST_INT:
+            made = self.env.create_symbol(value, source, wish, SMALLEST_SIZE, LARGEST_INT)
+            bounds = NumberRange(int, SMALLEST_SIZE, LARGEST_INT)
+        elif type(value) is int and -LARGEST_INT <= value < 0:
+            below = self.symbol(-value, computed("-{0}", (source,)), wish)
+            made = None if below is None else -below
+        if made is not None:
+            self.numbers[source] = made
+            if type(made) is torch.SymFloat or made.node.given.is_Symbol:
+                self.rely("number", (source,), bounds, wish)
+        return made
+
+    def source_of(self, value: Any) -> Source:
+        """How Python computes a number from what the frame was given."""
+        if not isinstance(value, torch.SymInt | torch.SymFloat):
+            finite = not isinstance(value, float) or math.isfinite(value)
+            return Source("literal", repr(value) if finite else f"float('{value}')")
+        return self.source_of_expression(value.node.expr)
+
+    def source_of_expression(self, expr: sympy.Basic) -> Source:
+        expr = self.env.rooted(expr)
+        if expr.is_number:
+            return Source("literal", repr(int(expr) if expr.is_Integer else float(expr)))
+        if expr.is_Symbol:
+            found: Source = self.env.symbols[expr]
+            return found
+        form, _, parts = size_operation(expr)
+        return computed(form, map(self.source_of_expression, parts))
+
+    def value(self, number: Any) -> Any:
+        """A number's value while capturing, as Python computes it."""
+        if not isinstance(number, torch.SymInt | torch.SymFloat):
+            return number
+        found = self.env.hint(number.node.expr)
+        return int(found) if isinstance(number, torch.SymInt) else float(found)
+
+
+LARGEST_INT = 2**31 - 1
+"""Larger ints are compiled apart: sums and products of two that are smaller fit into 64 bits."""
+LARGEST_FLOAT = 3.4028234663852886e38
+"""Beyond the largest float32 torch raises, depending on what a number is for."""
+
+SIZE_OPERATORS: dict[Any, tuple[str, Any]] = {
+    sympy.Add: ("({0} + {1})", operator.add),
+    sympy.Mul: ("({0} * {1})", operator.mul),
+    sympy.Pow: ("({0} ** {1})", operator.pow),
+    FloorDiv: ("({0} // {1})", operator.floordiv),
+    sympy.Min: ("min({0}, {1})", torch.sym_min),
+    sympy.Max: ("max({0}, {1})", torch.sym_max),
+}
+
+
+def size_operation(expr: sympy.Basic) -> tuple[str, Any, tuple[sympy.Basic, ...]]:
+    """An expression as one operation on two smaller ones: its form, function, parts. Raises Unsupported."""
+    if isinstance(expr, ModularIndexing):
+        base, divisor, modulus = expr.args
+        parts = base if divisor == ONE else FloorDiv(base, divisor), modulus
+        return "({0} % {1})", operator.mod, parts
+    if expr.func not in SIZE_OPERATORS or (expr.is_Pow and not expr.exp.is_Integer):
+        raise refusal("size-expression", f"the size expression {expr}")
+    form, function = SIZE_OPERATORS[expr.func]
+    first, *rest = expr.args
+    return form, function, (first, expr.func(*rest) if len(rest) > 1 else rest[0])
+
 
 def sources_of(env: ShapeEnv, expr: sympy.Basic) -> tuple[Source, ...]:
     """Where the symbols of an expression are read, these ordered by name."""
-    return tuple(env.symbols[symbol] for symbol in sorted(expr.free_symbols, key=str))
+    return tuple(env.symbols[symbol] for symbol in ordered(expr))
 
 
 def shape_guards(env: ShapeEnv | None) -> list[Guard]:
     """What has been assumed of the sizes so far."""
-    if env is None:
-        return []
-    return [Guard(sources_of(env, fact), "shape", fact, why) for fact, why in env.guards]
+    guards = []
+    for fact in env.guards if env is not None else ():
+        assert env is not None
+        sources = sources_of(env, fact.condition)
+        [symbol, *_] = ordered(fact.condition)
+        if symbol in env.ranges or not isinstance(fact.condition, sympy.Eq):
+            guards.append(Guard(sources, "shape", fact.condition, fact.reason, fact.line))
+        else:  # a float
+            guards.append(Guard(sources, "equals", env.hints[symbol], fact.reason, fact.line))
+    return guards
 
 
 def expression_of(size: Any) -> Any:
@@ -128,14 +274,3 @@ def expression_of(size: Any) -> Any:
 def free_dims(fake: torch.Tensor) -> list[int]:
     """The dimensions of a fake whose size is symbolic."""
     return [dim for dim, size in enumerate(fake.shape) if isinstance(size, torch.SymInt)]
-
-
-PRINTER = PythonCodePrinter()
-
-
-def python_text(expr: sympy.Basic, values: Sequence[str]) -> str:
-    """A size expression or condition as Python; `values`: names of its symbols, these ordered by name."""
-    symbols = sorted(expr.free_symbols, key=str)
-    names = {symbol: size_symbol(value) for symbol, value in zip(symbols, values, strict=True)}
-    text: str = PRINTER.doprint(expr.xreplace(names))
-    return text

@@ -211,7 +211,8 @@ class Facts:
 def state_check() -> Callable[[], bool]:
     """A check that the process-wide settings of torch are as they are now."""
     if (extension := load_extension(EXTENSION)) is None or compat.GlobalStateGuard is None:
-        return compat.global_state_check()
+        facts = compat.global_facts()
+        return lambda: compat.global_facts() == facts
     calls, level = compat.global_state_reads()
     empty = dict.fromkeys(("enumerated", "parts", "lists", "classes"), ())
     unchanged: Callable[[], bool] = extension.Snapshot(

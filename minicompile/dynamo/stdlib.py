@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from minicompile.dynamo.builtins import builtin_getattr, means, refuse
+from minicompile.dynamo.builtins import builtin_getattr, means
 from minicompile.dynamo.calls import FIXED_TYPES, Calls
 from minicompile.dynamo.containers import python_method
 from minicompile.dynamo.result import Source
@@ -173,11 +173,3 @@ def context_get(tracer: Calls, variable: Any, *default: Any) -> Any:
     if found is MISSING:
         tracer.unsupported("context-variable", "a ContextVar without a value is read")
     return tracer.wrap(found, Source("context", None, owner.source))
-
-
-refuse(
-    "context-variable",
-    "a ContextVar is set",
-    contextvars.ContextVar.set,
-    contextvars.ContextVar.reset,
-)

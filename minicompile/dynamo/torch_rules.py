@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils import checkpoint
 
 from minicompile import compat
-from minicompile.dynamo.builtins import means, refuse
+from minicompile.dynamo.builtins import means
 from minicompile.dynamo.calls import Calls, call_rules
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import HOOKS
@@ -138,42 +137,3 @@ def check(tracer: Calls, condition: Any, message: Any = "") -> None:
     if not condition:
         text = tracer.call(message, (), {}) if callable(message) else message
         raise (type(text) if isinstance(text, BaseException) else RuntimeError)(str(text))
-
-
-refuse(
-    "checkpoint",
-    "activation checkpointing of a sequence",
-    checkpoint.checkpoint_sequential,
-)
-refuse(
-    "nested-compile",
-    "torch.compiler.disable is called inside the captured function",
-    torch.compiler.disable,
-)
-refuse(
-    "backward",
-    "gradients are computed inside the captured function",
-    *(torch.autograd.grad, torch.autograd.backward),
-)
-refuse(
-    "default-dtype-or-device",
-    "the default device is set",
-    *(torch.device.__enter__, torch.set_default_device),
-)
-refuse(
-    "default-dtype-or-device",
-    "the default dtype is set",
-    torch.set_default_dtype,
-)
-refuse(
-    "random-state",
-    "the random state is changed",
-    *(torch.manual_seed, torch.seed, torch.set_rng_state),
-)
-refuse(
-    "function-transform",
-    "torch.func transforms",
-    *(torch.func.grad, torch.func.vjp, torch.func.jvp, torch.func.functional_call),
-    *(torch.func.grad_and_value, torch.func.jacrev, torch.func.jacfwd, torch.func.hessian),
-    *(torch.func.linearize, torch.func.functionalize),
-)

@@ -13,7 +13,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from minicompile.dynamo import builtins, functions, opcodes, opcodes_control, stdlib, torch_rules
+from minicompile.dynamo import builtins, functions, opcodes, stdlib, torch_rules
 from minicompile.dynamo.breaks import Cut, places
 from minicompile.dynamo.bytecode import Instruction, Program, decode
 from minicompile.dynamo.calls import Calls
@@ -24,7 +24,7 @@ from minicompile.dynamo.variables import is_fixed
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import SourceLine
 
-RULES = (builtins, functions, stdlib, opcodes, opcodes_control, torch_rules)
+RULES = (builtins, functions, stdlib, opcodes, torch_rules)
 """Modules whose import registers the built-in rules."""
 
 
@@ -85,6 +85,11 @@ class Tracer(Calls):
         if found is None:
             found = self.programs[id(code)] = decode(code)
         return found
+
+    def asks(self) -> tuple[str, SourceLine | None]:
+        """Who needs a fact about sizes right now, and the user's line."""
+        running = self.recorder.running
+        return f"{running} needs it" if running else "the frame depends on it", self.user_line()
 
     def step(self, frame: Frame, instruction: Instruction) -> None:
         steps = self.log.steps

@@ -332,8 +332,11 @@ class FormulaOps(Ops):
 
     def __init__(self, ranges: Ranges | None = None) -> None:
         self.ranges: Ranges = ranges or {}
+        self.loaded: list[str] = []
+        """The buffers that the formulas read."""
 
     def load(self, buffer: str, index: Index) -> str:
+        self.loaded.append(buffer)
         return f"{buffer}[{simplify_index(index, self.ranges)}]"
 
     def store(self, buffer: str, index: Index, value: str, mode: StoreMode = "store") -> str:
@@ -374,16 +377,6 @@ def _extern_argument(value: Any) -> str:
     return str(value)
 
 
-class _LoadNames(FormulaOps):
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def load(self, buffer: str, index: Index) -> str:
-        self.names.append(buffer)
-        return buffer
-
-
 def verify(graph: LoopGraph) -> None:
     """Raise VerifyError where the graph breaks the grammar: names, order, ranges, dtypes."""
     known = {buffer.name for buffer in graph.given}
@@ -412,7 +405,7 @@ def verify(graph: LoopGraph) -> None:
 
 def _verify_loops(buffer: ComputedBuffer) -> list[str]:
     """Check an operation by itself. Gives the buffers it reads."""
-    loops, layout, ops = buffer.loops, buffer.layout, _LoadNames()
+    loops, layout, ops = buffer.loops, buffer.layout, FormulaOps()
     if layout.dtype not in LOOP_DTYPES:
         raise VerifyError(f"{buffer.name}: loops can't hold {layout.dtype}")
     _, where = evaluate_loops(loops, ops)
@@ -420,7 +413,7 @@ def _verify_loops(buffer: ComputedBuffer) -> list[str]:
         assert where is not None
         if len(where) != len(layout.size):
             raise VerifyError(f"{buffer.name}: not one index per dimension of its target")
-        return [*ops.names, loops.target]
+        return [*ops.loaded, loops.target]
     if not same_size(loops.ranges, layout.size):
         raise VerifyError(f"{buffer.name}: ranges {loops.ranges} are not its size {layout.size}")
-    return ops.names
+    return ops.loaded

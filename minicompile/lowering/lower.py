@@ -41,6 +41,8 @@ from minicompile.shapes.expr import Size, to_size
 
 __all__ = ["LoweringContext", "lower", "lowering", "rules"]
 
+NUMBERS = (int, torch.SymInt, torch.SymFloat, sympy.Expr)
+
 
 def lower(graph: Graph, options: Options) -> LoopGraph:
     """Lower a functional ATen graph; nodes carry `meta["val"]` and `meta["origins"]`.
@@ -97,7 +99,7 @@ class _Lowering:
             self.ctx.input_offsets[node.name] = to_size(val.storage_offset())
             self.inputs.append(buffer)
             return self.ctx.in_memory(buffer)
-        if isinstance(val, int | torch.SymInt | sympy.Expr) and not isinstance(val, bool):
+        if isinstance(val, NUMBERS) and not isinstance(val, bool):
             self._hint(val)
             self.inputs.append(to_size(val))
             return to_size(val)
@@ -108,9 +110,8 @@ class _Lowering:
         size = to_size(value)
         if isinstance(size, sympy.Expr):
             self.symbols |= size.free_symbols
-        hint = getattr(getattr(value, "node", None), "hint", None)
-        if isinstance(size, sympy.Symbol) and isinstance(hint, int):
-            self.hints[size] = hint
+            hints = value.node.shape_env.hints
+            self.hints.update({symbol: hints[symbol] for symbol in size.free_symbols})
 
     def _attribute(self, node: fx.Node) -> TensorValue:
         value: Any = operator.attrgetter(str(node.target))(self.graph.gm)
@@ -135,7 +136,7 @@ class _Lowering:
         args, kwargs = arguments
         if op is operator.getitem:
             return args[0][args[1]]
-        if isinstance(val, int | torch.SymInt | sympy.Expr):
+        if isinstance(val, NUMBERS):
             return self._known_size(node, val)
         if not isinstance(op, torch._ops.OpOverload):
             raise Unsupported(f"no lowering for {target_name(op)}", where=_where(node))

@@ -45,7 +45,9 @@ class Ops(abc.ABC):
 
     @abc.abstractmethod
     def index_expr(self, expr: Index, dtype: torch.dtype) -> V:
-        """An index expression as a value of `dtype` (computed wide enough not to overflow)."""
+        """An index expression as a value of `dtype` (computed wide enough not to overflow); also a float
+        that is known at run time, `f0` or `-f0`.
+        """
 
     @abc.abstractmethod
     def to_dtype(self, value: V, dtype: torch.dtype) -> V:

@@ -1,11 +1,14 @@
-"""Results whose strides FakeTensor tells otherwise than eager makes them."""
+"""Results whose strides FakeTensor tells otherwise than eager makes them, or at the price of many guards."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
+
+from minicompile.shapes.expr import contiguous_strides, to_size
 
 aten = torch.ops.aten
 
@@ -46,3 +49,25 @@ def laid_out_as_eager(op: OpOverload, args: Any, result: Any) -> Any:
 def channels_last(x: torch.Tensor) -> bool:
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])
+
+
+def as_row_major_view(op: OpOverload, args: Any) -> tuple[OpOverload, Any]:
+    """`view` of a row-major tensor with symbolic sizes as `as_strided`, with one guard.
+
+    FakeTensor goes through the dimensions one by one, and asks of each quotient whether it is 1.
+    """
+    if op is not aten.view.default or not any(isinstance(n, torch.SymInt) for n in args[0].shape):
+        return op, args
+    tensor, shape = args[0], list(args[1])
+    if tuple(map(to_size, tensor.stride())) != contiguous_strides(list(map(to_size, tensor.shape))):
+        return op, args
+    inferred = [place for place, extent in enumerate(shape) if type(extent) is int and extent == -1]
+    known = math.prod(extent for place, extent in enumerate(shape) if place not in inferred)
+    if len(inferred) > 1 or known == 0:
+        return op, args
+    if inferred and tensor.numel() % known == 0:
+        shape[inferred[0]] = tensor.numel() // known
+    elif inferred or tensor.numel() != known:
+        return op, args
+    strides = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
+    return aten.as_strided.default, (tensor, shape, strides, tensor.storage_offset())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +25,7 @@ ZERO_DIVISION = 2
 
 
 def bind(module: Module, plan: KernelPlan) -> Kernel:
-    """`kernel(*tensors, *sizes)` in the order of the plan's arguments and size symbols.
+    """`kernel(*tensors, *sizes)` in the order of the plan's arguments and symbols, floats among them.
 
     Raises IndexError and RuntimeError as eager does, when a loaded index is out of range or an integer is
     divided by zero.
@@ -34,20 +35,26 @@ def bind(module: Module, plan: KernelPlan) -> Kernel:
     if extension is None or tensors + sizes > MOST_ARGUMENTS:
         return bind_ctypes(module, plan)
     address = ctypes.cast(getattr(module, plan.name), ctypes.c_void_p).value
-    kernel: Kernel = extension.bind(address, tensors, sizes, lambda code: fail(plan, code))
+    integers, floats = sizes - plan.floats, plan.floats
+    kernel: Kernel = extension.bind(
+        address, tensors, integers, floats, lambda code: fail(plan, code)
+    )
     return kernel
 
 
 def bind_ctypes(module: Module, plan: KernelPlan) -> Kernel:
     """The same without an extension module: slower to call."""
     function, tensors = getattr(module, plan.name), len(plan.arguments)
+    first_float = tensors + len(plan.sizes) - plan.floats
     types = [ctypes.c_void_p] * tensors + [ctypes.c_int64] * len(plan.sizes)
     function.argtypes, function.restype = types, ctypes.c_int64
 
     def kernel(*given: Any) -> None:
         if len(given) != len(types):
             raise TypeError(f"{plan.name} takes {len(types)} arguments, not {len(given)}")
-        code = function(*(t.data_ptr() for t in given[:tensors]), *given[tensors:])
+        bits = (struct.unpack("=q", struct.pack("=d", number))[0] for number in given[first_float:])
+        integers = given[tensors:first_float]
+        code = function(*(t.data_ptr() for t in given[:tensors]), *integers, *bits)
         if code:
             fail(plan, code)
 

@@ -6,19 +6,20 @@
 #include <Python.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define MOST_ARGUMENTS 48
 #define EIGHT(i) a[i], a[i + 1], a[i + 2], a[i + 3], a[i + 4], a[i + 5], a[i + 6], a[i + 7]
 
 typedef struct {
     int64_t (*function)();
-    Py_ssize_t tensors, sizes;
+    Py_ssize_t tensors, integers, floats;
     PyObject* fail;
 } Kernel;
 
 static PyObject* data_ptr;
 
-// tensors' addresses and sizes travel in the same registers; a kernel doesn't see arguments that it doesn't take
+// tensors' addresses, sizes and the bits of floats travel in the same registers; a kernel doesn't see arguments that it doesn't take
 static int64_t invoke(int64_t (*f)(), Py_ssize_t n, const int64_t* a) {
     if (n <= 8) return f(EIGHT(0));
     if (n <= 16) return f(EIGHT(0), EIGHT(8));
@@ -28,9 +29,10 @@ static int64_t invoke(int64_t (*f)(), Py_ssize_t n, const int64_t* a) {
 static PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t n) {
     Kernel* kernel = PyCapsule_GetPointer(self, NULL);
     int64_t a[MOST_ARGUMENTS] = {0}, code;
-    if (n != kernel->tensors + kernel->sizes) {
-        return PyErr_Format(PyExc_TypeError, "the kernel takes %zd tensors and %zd sizes, got %zd arguments",
-                            kernel->tensors, kernel->sizes, n);
+    Py_ssize_t first_float = kernel->tensors + kernel->integers;
+    if (n != first_float + kernel->floats) {
+        return PyErr_Format(PyExc_TypeError, "the kernel takes %zd tensors and %zd numbers, got %zd arguments",
+                            kernel->tensors, kernel->integers + kernel->floats, n);
     }
     for (Py_ssize_t i = 0; i < n; i++) {
         if (i < kernel->tensors) {
@@ -38,10 +40,13 @@ static PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t n) {
             if (address == NULL) return NULL;
             a[i] = (int64_t)(intptr_t)PyLong_AsVoidPtr(address);
             Py_DECREF(address);
-        } else {
+        } else if (i < first_float) {
             a[i] = PyLong_AsLongLong(args[i]);
+        } else {
+            double number = PyFloat_AsDouble(args[i]);
+            memcpy(&a[i], &number, sizeof number);
         }
-        if (a[i] == -1 && PyErr_Occurred()) return NULL;
+        if ((a[i] == -1 || i >= first_float) && PyErr_Occurred()) return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
     code = invoke(kernel->function, n, a);
@@ -58,16 +63,16 @@ static void release(PyObject* capsule) {
     free(kernel);
 }
 
-// bind(address, tensors, sizes, fail): the kernel at `address` as a function of tensors, then sizes
+// bind(address, tensors, integers, floats, fail): the kernel at `address` as a function of all of them
 static PyObject* bind(PyObject* self, PyObject* args) {
     unsigned long long address;
-    Py_ssize_t tensors, sizes;
+    Py_ssize_t tensors, integers, floats;
     PyObject* fail;
-    if (!PyArg_ParseTuple(args, "KnnO", &address, &tensors, &sizes, &fail)) return NULL;
-    if (tensors + sizes > MOST_ARGUMENTS) return PyErr_Format(PyExc_ValueError, "too many arguments");
+    if (!PyArg_ParseTuple(args, "KnnnO", &address, &tensors, &integers, &floats, &fail)) return NULL;
+    if (tensors + integers + floats > MOST_ARGUMENTS) return PyErr_Format(PyExc_ValueError, "too many arguments");
     Kernel* kernel = malloc(sizeof(Kernel));
     if (kernel == NULL) return PyErr_NoMemory();
-    *kernel = (Kernel){(int64_t (*)())(uintptr_t)address, tensors, sizes, Py_NewRef(fail)};
+    *kernel = (Kernel){(int64_t (*)())(uintptr_t)address, tensors, integers, floats, Py_NewRef(fail)};
     PyObject* capsule = PyCapsule_New(kernel, NULL, release);
     PyObject* function = capsule == NULL ? NULL : PyCFunction_New(&call_method, capsule);
     Py_XDECREF(capsule);

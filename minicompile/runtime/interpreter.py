@@ -59,14 +59,21 @@ class InterpretedKernel:
         tiles = self.tiles or interpreter_tiles(plan, rows, length)
         # bools are bytes in memory, and kernels read them as such
         tensors = [t.view(torch.uint8) if t.dtype is torch.bool else t for t in arguments[:count]]
+        numbers = map(scalar, arguments[count:])
         grid = (-(-rows // tiles.x), 1, 1)
         try:
             with interpreting(), np.errstate(all="ignore"):
-                self.kernel[grid](*tensors, *arguments[count:], **blocks(plan, tiles))
+                self.kernel[grid](*tensors, *numbers, **blocks(plan, tiles))
         except interpreter.InterpreterError as error:
             if isinstance(error.__cause__, AssertionError):  # an index check
                 fail(plan, INDEX_ERROR)
             raise
+
+
+def scalar(number: int | float) -> Any:
+    """A number as wide as compiled kernels get it; the interpreter itself would take int32, or no float."""
+    dtype, held = (tl.float64, np.float64) if isinstance(number, float) else (tl.int64, np.int64)
+    return tl.tensor(interpreter.TensorHandle(np.array([number], dtype=held), dtype), dtype)
 
 
 def interpreter_tiles(plan: KernelPlan, rows: int, length: int) -> Tiles:

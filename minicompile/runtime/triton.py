@@ -21,16 +21,17 @@ import hashlib
 import importlib.util
 import linecache
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 
 from minicompile import compat
 from minicompile.codegen.plan import KernelPlan, KernelSource, power_of_two
 from minicompile.errors import BackendError
-from minicompile.shapes.expr import Size, product, size_hint
+from minicompile.shapes.expr import Size, is_float, product, size_hint
 
 Launcher = Callable[..., None]
 """`launcher(*tensors, *sizes)`, in the order of the plan's arguments and sizes."""
@@ -133,7 +134,7 @@ def compile_kernel(
     constants = blocks(plan, tiles)
     integer = "i64" if plan.index_dtype is torch.int64 else "i32"
     types = {a.name: POINTER_TYPES[a.dtype] for a in plan.arguments}
-    types |= {str(symbol): integer for symbol in plan.sizes}
+    types |= {str(s): "fp64" if is_float(s) else integer for s in plan.sizes}
     types |= dict.fromkeys(constants, "constexpr")
     options = {
         "num_warps": tiles.num_warps,
@@ -166,19 +167,24 @@ class CudaKernel:
         exec(compile(text, f"<launcher of {source.name}>", "exec"), namespace)
         self.launch: Launcher = namespace["launch"]
         hints = source.plan.hints
-        sizes = [hints.get(symbol, ALIGNMENT) for symbol in source.plan.sizes]
+        sizes = [hints.get(symbol, ALIGNMENT) for symbol in integers(source.plan)]
         self.variant(1 + sum(2 << i for i, n in enumerate(sizes) if n % ALIGNMENT == 0))
 
     def variant(self, key: int) -> tuple[Callable[..., Any], Any, Any]:
         """The version for a pattern: bit 0 for all pointers aligned, then one bit per divisible size."""
         plan = self.source.plan
         divisible = [a.name for a in plan.arguments] if key & 1 else []
-        divisible += [str(s) for i, s in enumerate(plan.sizes) if key >> (i + 1) & 1]
+        divisible += [str(s) for i, s in enumerate(integers(plan)) if key >> (i + 1) & 1]
         with torch.cuda.device(self.device):
             target = compat.current_gpu_target()
             compiled = compile_kernel(self.source, self.function, self.tiles, divisible, target)
             self.variants[key] = compat.triton_launch(compiled)
         return self.variants[key]
+
+
+def integers(plan: KernelPlan) -> Sequence[sympy.Symbol]:
+    """The sizes among the numbers that a kernel takes."""
+    return plan.sizes[: len(plan.sizes) - plan.floats]
 
 
 def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
@@ -197,7 +203,7 @@ def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
     ]
     lines += [f"    {p} = {p}.data_ptr()" for p in pointers]
     key = [f"(({' | '.join(pointers)}) % {ALIGNMENT} == 0)"]
-    key += [f"({s} % {ALIGNMENT} == 0) << {i + 1}" for i, s in enumerate(sizes)]
+    key += [f"({s} % {ALIGNMENT} == 0) << {i + 1}" for i, s in enumerate(integers(plan))]
     xnumel = str(rows).replace("Max(", "max(").replace("Min(", "min(")
     grid = f"-(-({xnumel}) // {tiles.x})"
     lines += [

@@ -33,7 +33,7 @@ from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.handler import Index, Ops, StoreMode
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.ops.table import POINTWISE, ReductionKind, result_dtype
-from minicompile.shapes.expr import Ranges, Size, loop_symbol, simplify_index
+from minicompile.shapes.expr import Ranges, Size, is_float, loop_symbol, simplify_index
 
 
 @dataclass(eq=False, slots=True)
@@ -319,7 +319,8 @@ def verify(body: LoopBody) -> None:
         if value.symbol is not None:
             symbols.add(value.symbol)
         if value.index is not None:
-            strange = [s for s in value.index.free_symbols - symbols if not s.is_positive]
+            unknown = value.index.free_symbols - symbols
+            strange = [s for s in unknown if not (s.is_positive or is_float(s))]
             require(not strange, f"index {value.index} uses unknown {strange}")
         if op in POINTWISE:
             expected = result_dtype(op, tuple(v.dtype for v in value.inputs))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import sympy
+from sympy.printing.pycode import PythonCodePrinter
 
 Expr: TypeAlias = sympy.Expr
 Symbol: TypeAlias = sympy.Symbol
@@ -35,6 +36,17 @@ def loop_symbol(name: str) -> sympy.Symbol:
 def size_symbol(name: str) -> sympy.Symbol:
     """A symbolic size: an integer >= 1."""
     return sympy.Symbol(name, integer=True, positive=True)
+
+
+@functools.cache
+def float_symbol(name: str) -> sympy.Symbol:
+    """A Python float that is known at run time."""
+    return sympy.Symbol(name, real=True)
+
+
+def is_float(expr: sympy.Basic) -> bool:
+    """Does a number known at run time contain a float?"""
+    return any(not symbol.is_integer for symbol in expr.free_symbols)
 
 
 class FloorDiv(sympy.Function):  # type: ignore[misc]
@@ -190,7 +202,7 @@ def _is_integer_monomial(expr: Expr) -> bool:
 
 
 def to_size(value: Any) -> Size:
-    """A Python int, SymInt or sympy number as a Size (an int where it is one)."""
+    """A Python int, SymInt or sympy number as a Size (an int where it is one); SymFloats as expressions."""
     if isinstance(value, int):
         return value
     node = getattr(value, "node", None)
@@ -397,3 +409,22 @@ def coefficient_of(expr: Expr, var: sympy.Symbol) -> Expr | None:
         return ZERO
     step = sympy.expand(expr.xreplace({var: var + 1}) - expr)
     return None if var in step.free_symbols or step.has(FloorDiv, ModularIndexing) else step
+
+
+PRINTER = PythonCodePrinter()
+
+
+def python_text(expr: sympy.Basic, values: Sequence[str]) -> str:
+    """An expression or condition as Python; `values`: names of its symbols, these ordered by name."""
+    symbols = sorted(expr.free_symbols, key=str)
+    kinds = [size_symbol if symbol.is_integer else float_symbol for symbol in symbols]
+    names = {s: kind(value) for s, kind, value in zip(symbols, kinds, values, strict=True)}
+    renamed = expr.xreplace(names)
+    if isinstance(renamed, sympy.core.relational.Relational):
+        return f"{_outermost(renamed.lhs)} {renamed.rel_op} {_outermost(renamed.rhs)}"
+    return _outermost(renamed)
+
+
+def _outermost(expr: Expr) -> str:
+    text: str = PRINTER.doprint(expr)
+    return text[1:-1] if isinstance(expr, FloorDiv | ModularIndexing) else text

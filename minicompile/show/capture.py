@@ -151,6 +151,18 @@ def input_table(capture: Capture) -> str:
     return table(("input", "type", "where it comes from"), rows)
 
 
+def symbol_table(capture: Capture) -> str:
+    """What each symbol stands for, and why."""
+    if (env := capture.shape_env) is None:
+        return ""
+    rows = (
+        [code(s), code(source), text(env.values(s)), text(env.wishes[s]), text(env.cause(s))]
+        for s, source in env.symbols.items()
+    )
+    shown = table(("symbol", "where it is read", "values", "why symbolic", "what fixed it"), rows)
+    return details("symbols", f"{len(env.symbols)} numbers that may vary", shown, opened=True)
+
+
 @shows(Capture)
 def capture_view(capture: Capture) -> str:
     inlined, guards = capture.inlined, capture.guards
@@ -168,6 +180,7 @@ def capture_view(capture: Capture) -> str:
         details("picture", "the graph, drawn", drawing(capture.graph)),
         details("inputs", f"{len(capture.inputs)} tensors and sizes", input_table(capture)),
         details("guards", f"{len(guards)} checks before reuse", grouped_guards(guards)),
+        symbol_table(capture),
         details("inlined calls", len(inlined), calls) if inlined else "",
         facts(
             [
@@ -201,5 +214,6 @@ def explanation_view(explanation: Explanation) -> str:
         content = flow_table(capture) if len(capture.bytecode) <= LONG_FLOW else ""
         content += details("graph", operations, graph_code(capture.graph), opened=not content)
         content += details("guards", len(capture.guards), grouped_guards(capture.guards))
+        content += symbol_table(capture)
         parts.append(details(f"{number}. {capture.name}", about, content, opened=len(captures) < 8))
     return box(*headline(explanation), *parts)

@@ -22,7 +22,7 @@ from minicompile.options import Options
 from minicompile.shapes.env import ShapeEnv
 
 Dynamic = dict[tuple[int, int], str]
-"""(input, dimension) -> name of its symbol; equal names share one."""
+"""(input, dimension) -> name of its symbol; equal names share one. A number has dimension 0."""
 
 
 QUERIES = ("__get__", "size", "dim", "stride", "numel", "is_floating_point", "is_contiguous")
@@ -37,7 +37,7 @@ class Recorder(TorchFunctionMode):
         self.nodes: dict[int, tuple[Any, fx.Node]] = {}
 
     def bind(self, value: Any, node: fx.Node) -> None:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat):
             self.nodes.setdefault(id(value), (value, node))
         elif isinstance(value, tuple | list):
             for index, part in enumerate(value):
@@ -86,7 +86,7 @@ def make_fakes(inputs: list[Any], mode: Any, sizes: Callable[[int, int, int], An
             )
             continue
         if not isinstance(value, torch.Tensor):
-            fakes.append(value)
+            fakes.append(sizes(position, 0, value))
             continue
         shape = [sizes(position, dim, size) for dim, size in enumerate(value.shape)]
         strides: list[Any] = list(value.stride())
@@ -113,7 +113,9 @@ def capture(
         name = (dynamic or {}).get((position, dim))
         if name is None or env is None:
             return size
-        if name not in symbols:
+        if name not in symbols and isinstance(size, float):
+            symbols[name] = env.create_float(size, f"inputs[{position}]")
+        elif name not in symbols:
             symbols[name] = env.create_symbol(size, f"inputs[{position}].size({dim})")
         return symbols[name]
 

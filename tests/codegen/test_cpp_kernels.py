@@ -390,6 +390,28 @@ def test_one_kernel_runs_for_many_sizes() -> None:
         torch.testing.assert_close(out, torch.softmax(x, -1))
 
 
+@pytest.mark.parametrize("hint", [64, 12_000])
+def test_rows_of_unknown_length_keep_their_exponentials_on_the_heap(hint: int) -> None:
+    s0, s1 = size_symbol("s0"), size_symbol("s1")
+    plan = softmax(s0, s1, hints={s0: 8, s1: hint}).plan(["amax", "total"])
+    text = print_kernel(plan).text
+    assert text.count("mc_exp(") == 1
+    assert text.count("mc_scratch(") == text.count("mc_release(") == 1
+    for rows, columns in ((3, 2), (5, 1000), (2, 30_001)):
+        x = torch.randn(rows, columns) * 3
+        out = torch.empty_like(x)
+        run(plan, {"x": x, "softmax": out}, rows, columns)
+        torch.testing.assert_close(out.double(), x.double().softmax(-1), rtol=2e-6, atol=1e-12)
+
+
+def test_sums_of_unknown_length_do_not_pile_up_rounding_errors() -> None:
+    s0 = size_symbol("s0")
+    plan = one_reduction("sum", 3, s0, F32, F32, False, hints={s0: 10}).plan()
+    x, out = torch.rand(3, 3_000_000), torch.empty(3)
+    run(plan, {"x": x, "out": out}, x.shape[1])
+    torch.testing.assert_close(out.double(), x.double().sum(1), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("hint", [16, 100_000])
 def test_reductions_over_a_symbolic_range(hint: int) -> None:
     s0 = size_symbol("s0")

@@ -22,7 +22,7 @@ from minicompile.runtime.triton import (
     module_text,
     planned_tiles,
 )
-from minicompile.shapes.expr import size_symbol
+from minicompile.shapes.expr import float_symbol, size_symbol
 from tests.codegen.fusing import Program, layer_norm, softmax
 from tests.codegen.triton_running import source_of
 
@@ -219,6 +219,21 @@ def test_a_symbolic_size_sets_the_grid_and_picks_its_version(monkeypatch):
     block = source.plan.tiles["x"]
     assert [launch[0] for launch in gpu.launches] == [-(-n * 100 // block) for n in (32, 33, 4000)]
     assert [launch[4] for launch in gpu.launches] == ["version1", "version2", "version1"]
+
+
+def test_a_float_is_passed_as_it_is_and_picks_no_version(monkeypatch):
+    gpu = FakeGpu(monkeypatch)
+    f0 = float_symbol("f0")
+    p = Program(hints={f0: 16.0})
+    p.input("x", (4096,))
+    p.pointwise("y", (4096,), lambda o, i: o.mul(o.load("x", i[0]), o.index_expr(f0, F32)))
+    kernel = cuda_kernel(source_of(p, device="cuda"))
+    x = torch.empty(4096)
+    for number in (16.0, 0.1):
+        kernel.launch(x, x, number)
+    assert [launch[-2] for launch in gpu.launches] == [16.0, 0.1]
+    assert [launch[4] for launch in gpu.launches] == ["version1", "version1"]
+    assert ".f64" in gpu.compiled[0].asm["ptx"]
 
 
 def test_a_kernel_of_another_device_runs_there(monkeypatch):

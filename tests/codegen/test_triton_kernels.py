@@ -16,7 +16,7 @@ from minicompile.errors import Unsupported
 from minicompile.ops.registry import scoped
 from minicompile.runtime.triton import Tiles
 from minicompile.scheduling.body import LoopBody, Recorder
-from minicompile.shapes.expr import FloorDiv, ModularIndexing, size_symbol
+from minicompile.shapes.expr import FloorDiv, ModularIndexing, float_symbol, size_symbol
 from tests.codegen.fusing import Program, layer_norm, softmax
 from tests.codegen.triton_running import call, devices, run, source_of
 
@@ -77,6 +77,22 @@ def test_one_text_serves_every_symbolic_size(device):
         call(source, {"x": x, "y": y}, {"s0": n}, Tiles(64))
         i, j = torch.arange(n, device=device), torch.arange(3, device=device)[:, None]
         assert torch.equal(y, x.t() + (i * n + j).float()), n
+
+
+@devices
+@pytest.mark.parametrize("dtype", [F32, torch.float64])
+def test_a_float_is_an_argument_in_double_precision(dtype, device):
+    s0, f0 = size_symbol("s0"), float_symbol("f0")
+    p = Program(hints={s0: 16, f0: 0.25})
+    p.input("x", (s0,), dtype)
+    p.pointwise("y", (s0,), lambda o, i: o.mul(o.load("x", i[0]), o.index_expr(-f0, dtype)), dtype)
+    source = source_of(p, (), device)
+    assert [str(symbol) for symbol in source.plan.sizes] == ["s0", "f0"]
+    for number in (0.1, 1 / 3, 2.0, -1e-30):
+        x = torch.randn(16, dtype=dtype, device=device)
+        y = torch.empty_like(x)
+        call(source, {"x": x, "y": y}, {"s0": 16, "f0": number}, Tiles(64))
+        torch.testing.assert_close(y, x * -number, atol=0, rtol=0)
 
 
 @devices
@@ -264,6 +280,41 @@ def test_index_values_are_computed_wide_enough(device):
     p.pointwise("y", (11,), lambda o, i: o.index_expr(i[0] * 1_000_000_000, I64), I64)
     found = run(p, {}, device=device)["y"]
     assert torch.equal(found.cpu(), torch.arange(11) * 1_000_000_000)
+
+
+@devices
+def test_symbolic_sizes_are_multiplied_wide_enough(device):
+    s0, s1 = size_symbol("s0"), size_symbol("s1")
+    p = Program(hints={s0: 4, s1: 8})
+    p.pointwise("y", (s0,), lambda o, i: o.index_expr(i[0] * s0 * s1 - s1, I64), I64)
+    source = source_of(p, (), device)
+    assert source.plan.index_dtype is I64
+    for far in (8, 2**31 - 1, 2**31, 2**40):
+        y = torch.empty(5, dtype=I64, device=device)
+        call(source, {"y": y}, {"s0": 5, "s1": far}, Tiles(64))
+        assert y.tolist() == [i * 5 * far - far for i in range(5)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_more_elements_than_32_bits_count():
+    s0 = size_symbol("s0")
+    p = Program(hints={s0: 4096})
+    p.input("x", (s0,), torch.int8)
+    p.pointwise(
+        "y",
+        (s0,),
+        lambda o, i: o.add(o.load("x", s0 - 1 - i[0]), o.constant(1, torch.int8)),
+        torch.int8,
+    )
+    source = source_of(p, (), "cuda")
+    for n in (4096, 2**31 + 1000):
+        x = torch.randint(-128, 127, (n,), dtype=torch.int8, device="cuda")
+        y = torch.empty_like(x)
+        call(source, {"x": x, "y": y}, {"s0": n})
+        assert torch.equal(y[:1000].flip(0), x[-1000:] + 1)
+        assert torch.equal(y[-1000:].flip(0), x[:1000] + 1)
+        assert torch.equal(y, x.flip(0) + 1)
 
 
 @devices

@@ -11,7 +11,6 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,9 +22,8 @@ sys.path[:0] = [sys.argv[1], str(Path(__file__).parent)] if __name__ == "__main_
 # ruff: noqa: E402, I001
 from break_programs import LOG, PROGRAMS, Derived
 from break_programs_more import CANNOT, WIDE
-from minicompile.dynamo.assembler import disassemble
 from minicompile.dynamo.bytecode import decode
-from minicompile.dynamo.continuation import State, bind, break_at, continuation, point_at
+from minicompile.dynamo.continuation import State, bind, break_at, continuation
 from minicompile.dynamo.breaks import StandIn
 from minicompile.dynamo.continuation import start, successors, units
 from minicompile.errors import Unsupported
@@ -262,14 +260,8 @@ def refusals() -> int:
 
 
 def disagreements(code: CodeType) -> int:
-    """Normalised instructions (but for formatting) that don't lead to a unit of their own, in order."""
-    places, parts = [], Counter[int]()
-    formats = {op.offset for op in disassemble(code) if op.opname.startswith("FORMAT")}
-    for instruction in decode(code).instructions:
-        if instruction.offset in formats:
-            continue
-        places.append(point_at(code, instruction.offset, parts[instruction.offset]))
-        parts[instruction.offset] += 1
+    """Normalised instructions that don't lead to a unit of their own, in order."""
+    places = [instruction.unit for instruction in decode(code).instructions]
     return sum(before >= after for before, after in pairwise(places))
 
 

@@ -677,6 +677,24 @@ def a_size_that_decided() -> Any:
         yield run, lambda size=size: (marked(size),)
 
 
+@program("number")
+def a_size_of_one() -> Any:
+    def run(a: torch.Tensor) -> Any:
+        return a * 2 if a.shape[0] > 1 else a * 3
+
+    for size in (4, 5, 1, 0):
+        yield run, lambda size=size: (marked(size, 3),)
+
+
+@program("number")
+def the_class_of_a_number() -> Any:
+    def run(a: torch.Tensor, n: Any) -> Any:
+        return a * n if isinstance(n, int) else a - n, n + 1
+
+    for n in (2, 3, 3.0, 5, True, 1, 2**40, -7, 2.5, 3.5, 1e39, 4):
+        yield run, lambda n=n: (x, n)
+
+
 @program("same_size")
 def two_sizes_that_were_equal() -> Any:
     def run(a: torch.Tensor, b: torch.Tensor) -> Any:

@@ -19,7 +19,6 @@ import types
 from pathlib import Path
 
 import minicompile.dynamo.opcodes
-import minicompile.dynamo.opcodes_control
 from minicompile.dynamo.bytecode import decode
 from minicompile.dynamo.interpreter import Interpreter, bytecode
 

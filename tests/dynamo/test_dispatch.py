@@ -265,7 +265,7 @@ def test_a_compiled_function_called_by_native_code_in_between() -> None:
 
 def test_threads_share_a_compiled_function() -> None:
     model = nn.Linear(4, 4)
-    run = compiled(lambda a, k: model(a) * k)
+    run = compiled(lambda a, k: model(a) * k, dynamic=False)
     wrong: list[Any] = []
 
     def work(k: int) -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import minicompile as mc
-from minicompile.dynamo.attributes import TENSOR_REFUSED
-from minicompile.dynamo.calls import REFUSED_FUNCTIONS
 from minicompile.dynamo.reasons import REASONS
+from minicompile.dynamo.refusals import FUNCTIONS, OF_TENSORS
 from tests.dynamo.helpers import explained
 
 ROOM = Path(mc.__file__).parent / "dynamo"
 REFUSING = {"unsupported", "refusal", "refuse"}
-TABLES = (TENSOR_REFUSED, REFUSED_FUNCTIONS)
-"""What refuses by name: name -> (id, what)."""
+TABLES: tuple[tuple[Any, ...], ...] = (FUNCTIONS, OF_TENSORS)
+"""What refuses by name: rows that begin with an id."""
 x = torch.randn(3)
 
 
@@ -34,7 +34,7 @@ def names_in(node: ast.AST) -> list[str]:
 
 def used_ids() -> set[str]:
     """First arguments of everything that refuses, also where a local name `id` stands for it."""
-    found = {id for table in TABLES for id, _ in table.values()}
+    found = {id for table in TABLES for id, *_ in table}
     for path in ROOM.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "id":

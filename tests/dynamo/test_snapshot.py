@@ -11,7 +11,7 @@ from torch import nn
 
 from minicompile import compat
 from minicompile.dynamo.result import Guard, Source
-from minicompile.dynamo.snapshot import EXTENSION, Facts
+from minicompile.dynamo.snapshot import EXTENSION, Facts, state_check
 from minicompile.dynamo.variables import class_facts
 from minicompile.ops.build import load_extension
 
@@ -164,8 +164,12 @@ def test_tensor_checks_agree_in_cpp_and_python(use_native: bool) -> None:
 
 
 @kinds
-def test_global_state_checks_agree_in_cpp_and_python(use_native: bool) -> None:
-    check = compat.global_state_check(native=use_native)
+def test_global_state_checks_agree_in_cpp_and_python(
+    use_native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not use_native:
+        monkeypatch.setattr(compat, "GlobalStateGuard", None)
+    check = state_check()
     assert check()
     with torch.no_grad():
         assert not check()

@@ -13,12 +13,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from minicompile.aot.decompose import lower_to
 from minicompile.lowering.ir import ComputedBuffer, LoopGraph, verify
 from minicompile.lowering.lower import lower
-from minicompile.lowering.reference import run_reference
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import Origin, SourceLine
 from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, record
 from minicompile.scheduling.body import verify as verify_body
+from tests.lowering.reference import run_reference
 
 torch.set_num_threads(1)
 

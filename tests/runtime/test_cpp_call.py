@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import struct
 import sys
 import sysconfig
 import threading
@@ -20,7 +21,7 @@ from minicompile.ops.build import Module, load_extension, start_build
 from minicompile.options import Options
 from minicompile.runtime import cpp
 from minicompile.runtime.cpp import FAST_CALL, bind, bind_ctypes
-from minicompile.shapes.expr import size_symbol
+from minicompile.shapes.expr import float_symbol, size_symbol
 from tests.codegen.fusing import Program
 
 I64 = torch.int64
@@ -72,6 +73,28 @@ def test_what_is_not_a_tensor_is_an_error(kernel: Any) -> None:
         kernel(torch.tensor([1]), 3.0, torch.empty(1), 1)
     with pytest.raises((TypeError, ctypes.ArgumentError)):
         kernel(torch.tensor([1]), X, torch.empty(1), "1")
+
+
+@pytest.mark.parametrize("how", [bind, bind_ctypes])
+def test_floats_follow_the_sizes_bit_by_bit(how: Any) -> None:
+    s0, f0, f1 = size_symbol("s0"), float_symbol("f0"), float_symbol("f1")
+    p = Program(hints={s0: 8, f0: 0.5, f1: 0.5})
+    p.pointwise(
+        "out",
+        (s0,),
+        lambda ops, i: ops.sub(
+            ops.index_expr(f0, torch.float64), ops.index_expr(f1, torch.float64)
+        ),
+        torch.float64,
+    )
+    plan = p.plan()
+    kernel = how(start_build(kernel_module([plan]).text, Options()).result(), plan)
+    out = torch.empty(3, dtype=torch.float64)
+    for a, b in ((0.1, 0.3), (float("nan"), 1.0), (-1.0, 1e300), (float("inf"), -0.0)):
+        kernel(out, 3, a, b)
+        torch.testing.assert_close(out, torch.full_like(out, a - b), rtol=0, atol=0, equal_nan=True)
+    with pytest.raises((TypeError, struct.error)):
+        kernel(out, 3, 0.1, "0.3")
 
 
 def test_kernels_run_in_several_threads(kernel: Any) -> None:

@@ -31,12 +31,12 @@ from minicompile.lowering.ir import (
     View,
     verify,
 )
-from minicompile.lowering.reference import ReferenceOps, evaluate, run_reference
 from minicompile.options import Options
 from minicompile.runtime.load import load_wrapper
 from minicompile.scheduling.body import Value
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, product, same
+from tests.lowering.reference import ReferenceOps, evaluate, run_reference
 
 CPU = torch.device("cpu")
 F64 = torch.float64

@@ -35,7 +35,7 @@ def test_zero_and_one_are_specialised(env):
 
 def broken_guards(env, sizes):
     """The guards that don't hold for other sizes."""
-    return [fact for fact, _ in env.guards if fact.xreplace(sizes) != sympy.true]
+    return [f.condition for f in env.guards if f.condition.xreplace(sizes) != sympy.true]
 
 
 def test_what_holds_for_all_sizes_needs_no_guard(env):
@@ -135,18 +135,18 @@ def test_channels_last_is_recognised(env):
 
 
 def test_the_environment_prints_its_symbols_and_guards(env):
-    s = size(env)
+    s = env.create_symbol(5, "n")
     assert s < 9
     assert str(env).splitlines()[1:] == [
-        "  s0 = 5 from size 5",
-        "  guard s0 < 9  # an operator asked for it while shapes were computed",
+        "  s0 is n, 2 to 8",
+        "  guard n < 9  # an operator asked for it while shapes were computed",
     ]
 
 
-def test_an_equation_gives_a_term_by_the_others_or_pins_its_symbols(env):
+def test_an_equation_gives_a_term_by_the_others_if_it_can(env):
     s, t, u = size(env, 5), size(env, 8), size(env, 7)
     assert s * t == 8 * s and (u + 1) // 2 == 4
     assert t.node.expr == 8 and (s * t).node.expr == 8 * s.node.expr
     assert (3 * ((u + 1) // 2)).node.expr == 12 and u.node.expr.is_Symbol
-    assert s * u == 35  # nothing to solve for: both are what they are
-    assert (s.node.expr, u.node.expr) == (5, 7) and len(env.guards) == 5
+    assert s * u == 35 and s.node.expr.is_Symbol  # nothing to solve for: a guard all the same
+    assert len(env.guards) == 3 and s * u == 35

@@ -68,7 +68,8 @@ def full(
     if not others and dtype is not None and device is not None:
         return NotImplemented
     if dtype is None:
-        kinds = {bool: torch.bool, int: torch.int64, float: torch.get_default_dtype()}
+        kinds = {bool: torch.bool, int: torch.int64, torch.SymInt: torch.int64}
+        kinds |= dict.fromkeys((float, torch.SymFloat), torch.get_default_dtype())
         dtype = kinds.get(type(value))
     return NotImplemented if dtype is None else filled(size, value, dtype, device)
 

@@ -14,7 +14,7 @@ from minicompile.lowering.context import LoweringContext
 from minicompile.lowering.value import TensorValue
 from minicompile.ops.dtypes import computation_dtype
 from minicompile.ops.handler import Index, Ops, V
-from minicompile.shapes.expr import ZERO, Size
+from minicompile.shapes.expr import ZERO, Size, is_float
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -83,8 +83,10 @@ def number(value: Scalar, dtype: torch.dtype) -> float | int | bool:
 
 
 def constant(ops: Ops, value: Scalar, dtype: torch.dtype) -> V:
-    """A number, or a size known at run time, as a value."""
+    """A number, or one known at run time, as a value."""
     if isinstance(value, sympy.Expr) and not value.is_number:
+        if is_float(value) and not dtype.is_floating_point:
+            raise Unsupported(f"a float known at run time as {dtype}")
         return ops.index_expr(value, dtype)
     return ops.constant(number(value, dtype), dtype)
 

@@ -24,7 +24,6 @@ from minicompile.lowering.rules.common import (
     common_dtype,
     converted,
     elementwise,
-    number,
     prims,
 )
 from minicompile.lowering.value import TensorValue
@@ -124,16 +123,14 @@ def arithmetic(
     if wide is dtype or all(isinstance(o, TensorValue) for o in operands):
         return elementwise(ctx, formula, *operands)
     rounds = not exact and common_device(*operands).type == "cpu"
-
-    def as_eager(operand: Operand) -> Operand:
-        if isinstance(operand, TensorValue | sympy.Expr) or not rounds:
-            return operand
-        return number(operand, dtype)
+    dtypes = [dtype if rounds and not isinstance(o, TensorValue) else wide for o in operands]
 
     def rounded_once(ops: Ops, *values: V) -> V:
-        return ops.to_dtype(formula(ops, *values), dtype)
+        pairs = zip(values, dtypes, strict=True)
+        widened = (v if held is wide else ops.to_dtype(v, wide) for v, held in pairs)
+        return ops.to_dtype(formula(ops, *widened), dtype)
 
-    return elementwise(ctx, rounded_once, *map(as_eager, operands), dtypes=[wide] * len(operands))
+    return elementwise(ctx, rounded_once, *operands, dtypes=dtypes)
 
 
 def scaled_sum(name: str) -> Rule:

@@ -33,7 +33,7 @@ from minicompile.lowering.ir import (
 )
 from minicompile.ops.handler import Index, Ops, StoreMode
 from minicompile.ops.table import POINTWISE, ReductionKind, result_dtype
-from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, loop_symbol
+from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, is_float, loop_symbol
 
 Values = dict[sympy.Symbol, Any]
 """What each symbol stands for: an int, or an int64 tensor over the index space."""
@@ -97,7 +97,7 @@ class _Run:
     def bind(self, declared: Sequence[Size], given: Sequence[int]) -> None:
         for size, value in zip(declared, given, strict=True):
             if isinstance(size, sympy.Symbol):
-                self.sizes.setdefault(size, int(value))
+                self.sizes.setdefault(size, value)
 
     def shape(self, sizes: Sequence[Size]) -> list[int]:
         return [int(evaluate(size, self.sizes)) for size in sizes]
@@ -216,6 +216,8 @@ class ReferenceOps(Ops):
         return torch.tensor(value, dtype=dtype, device=self.device)
 
     def index_expr(self, expr: Index, dtype: torch.dtype) -> torch.Tensor:
+        if is_float(expr):
+            return torch.tensor(evaluate(expr, self.values), dtype=torch.float64).to(dtype)
         return self.position(expr).to(dtype)
 
     def to_dtype(self, value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

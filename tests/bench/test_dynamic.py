@@ -1,0 +1,39 @@
+"""The comparison of symbolic sizes with fixed ones: each compilation is measured, misses are told."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from minicompile.bench import dynamic
+from minicompile.bench.dynamic import Cost
+
+
+def test_three_compilations_of_each_program_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[int] = []
+
+    def in_turn(calls: Any, samples: int, batch: int) -> list[float]:
+        timed.append(len(calls))
+        for call in calls:
+            call()
+        return [1.0, 1.1, 1.2]
+
+    monkeypatch.setattr(dynamic, "in_turn", in_turn)
+    for name, function in dynamic.programs(6).items():
+        cost = dynamic.measure(name, function, 4, 6)
+        assert (cost.static, cost.dynamic, cost.batch) == (1.0, 1.1, 1.2)
+        assert not cost.met
+    assert set(timed) == {3}
+
+
+@pytest.mark.parametrize(("ratio", "code"), [(1.1, 0), (1.2, 1)])
+def test_a_slow_kernel_is_the_exit_code(
+    ratio: float, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[Any]
+) -> None:
+    monkeypatch.setattr(dynamic, "measure", lambda name, *_: Cost(name, 1e-3, 1.0, ratio))
+    assert dynamic.run(argparse.Namespace(threads=0, plain=True)) == code
+    shown = capsys.readouterr().out
+    assert "softmax" in shown
+    assert f"{ratio:.2f}" in shown

@@ -1,0 +1,230 @@
+"""Ints, floats and tuples of them as symbols: one graph for many values, the results Python's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import minicompile as mc
+from tests.dynamo.helpers import equal, explained, graphs, lenient, outcome
+
+X = torch.arange(24.0).reshape(4, 6)
+INTS = (3, 5, 7, 2, 1, 0, -2, -5, 9)
+FLOATS = (2.5, 0.1 + 0.2, 1e-3, 7.75, -1.25, 1.0, 0.0, math.inf, math.nan, 1e300, -3.0)
+
+
+def unrolled(x: torch.Tensor, n: int) -> torch.Tensor:
+    for i in range(n):
+        x = x + i
+    return x
+
+
+OF_INTS: dict[str, Callable[..., Any]] = {
+    "sum": lambda x, n: x + n,
+    "algebra": lambda x, n: (x * n, n + 1, n * 2 - 3, n // 3, n % 3, n // 3 * 3, -n, +n),
+    "sizes": lambda x, n: (torch.arange(n) + x.sum(), torch.zeros(n, 2), x.new_zeros(x.size(0), n)),
+    "true division": lambda x, n: (x * (n / 2), n / 4),
+    "powers": lambda x, n: (x + n**2, n**0.5, n**-1, 2**n, (x * 0 + 1) * n**5, n**6),
+    "math": lambda x, n: (x / math.sqrt(n), math.floor(n / 2), math.ceil(n / 2), round(n / 3)),
+    "bits": lambda x, n: (x * (n << 1), n >> 1, n & 3, n | 8, n ^ 5, ~n, n.bit_length()),
+    "text": lambda x, n: (
+        x,
+        f"{n}",
+        str(n),
+        "%d" % n,  # noqa: UP031
+        f"{n}",
+        repr((n, x.shape)),
+        "{} {a}".format([n], a={n: [n]}),  # noqa: UP032
+        "%s %d" % (x.shape, n),  # noqa: UP031
+        f"{[n, (n,)]}",
+        str(ValueError([n], n)),
+        f"{n:>5}",
+    ),
+    "lists": lambda x, n: ([x] * n, [0] * n, list(range(n)), [*range(10)][n % 10], (1, 2) * n),
+    "keys": lambda x, n: (
+        {n: x},
+        {1: 2, 5: 6}.get(n, 0),
+        {n, 3},
+        n in {3: 1},
+        dict.fromkeys((n,), 1),
+    ),
+    "kinds": lambda x, n: (isinstance(n, int), type(n), n is None, hash(n), isinstance(n, float)),
+    "comparisons": lambda x, n: (n == 3, n == "a", n in (3, 5), bool(n), n >= x.shape[0], n != 4),
+    "loop": unrolled,
+    "branch": lambda x, n: x * 2 if n > 4 else x * n,
+    "builtins": lambda x, n: (
+        min(n, 5) * x,
+        max(n, 3),
+        abs(-n),
+        divmod(n, 3),
+        sum([n, n]),
+        pow(n, 2),
+    ),
+    "conversions": lambda x, n: (int(n), float(n), complex(n, 1), n * 1j, bool(n)),
+    "scalars": lambda x, n: (
+        torch.add(x, x, alpha=n),
+        x**n,
+        x.clamp(max=n),
+        n - x,
+        torch.full((2,), n),
+    ),
+    "shapes": lambda x, n: (torch.Size((n, 2)), (n, x.shape), x.shape),
+    "signs": lambda x, n: (n // -2, n % -3, -n // 2, -n % 4),
+    "slices": lambda x, n: (x[n % 4], x[:n], x[..., n % 6 :], x.flatten()[n]),
+}
+OF_FLOATS: dict[str, Callable[..., Any]] = {
+    "scale": lambda x, f: x * f,
+    "algebra": lambda x, f: (x * (f * 2 + 1) - f / 3, f + 1, f**2, -f, f // 2, f % 3, 1 / f),
+    "math": lambda x, f: (x * math.sqrt(abs(f)), math.exp(f), math.floor(f), f.is_integer()),
+    "rounding": lambda x, f: (round(f), int(f), round(f, 2), float(f)),
+    "branch": lambda x, f: x * f if f > 1.5 else x - f,
+    "comparisons": lambda x, f: (f == 2.5, f < 1, f >= 0.1 + 0.2, bool(f), min(f, 1.0), max(f, 2)),
+    "kinds": lambda x, f: (isinstance(f, float), type(f), isinstance(f, int), {f: x}, [f, f + 1]),
+    "text": lambda x, f: (x, f"{f:.3f} {f}", str(f)),
+    "torch": lambda x, f: (torch.where(x > 3, x, f), x.clamp(max=f), F.leaky_relu(x - 4, f), x > f),
+    "tensors": lambda x, f: (torch.full((2,), f), torch.tensor([f, 1.0]), torch.add(x, x, alpha=f)),
+    "with sizes": lambda x, f: (x * (x.shape[0] * f), x.size(1) / f, x.shape[0] ** f),
+    "as a size": lambda x, f: x[: int(f)],
+}
+CASES = [
+    *((f"int: {name}", f, INTS) for name, f in OF_INTS.items()),
+    *((f"float: {name}", f, FLOATS) for name, f in OF_FLOATS.items()),
+]
+
+
+def plain(value: Any) -> Any:
+    """The same with NaN as a text, so that it equals itself."""
+    if isinstance(value, tuple | list):
+        return [type(value).__name__, *map(plain, value)]
+    return "nan" if isinstance(value, float) and math.isnan(value) else value
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize(("f", "values"), [case[1:] for case in CASES], ids=[c[0] for c in CASES])
+def test_what_python_makes_of_numbers(f: Any, values: Any, dynamic: bool | None) -> None:
+    run = lenient(f, dynamic=dynamic, options={"recompile_limit": 20})
+    for value in values:
+        assert equal(plain(outcome(run, X, value)), plain(outcome(f, X, value))), value
+    report = explained(run)
+    assert report.eager_calls == 0 or report.breaks
+
+
+@pytest.mark.parametrize(("dynamic", "count"), [(None, 2), (True, 1), (False, 6)])
+def test_a_varying_number_is_compiled_once_more(dynamic: bool | None, count: int) -> None:
+    for f, values in (
+        (lambda x, n: x * n + n // 2, range(2, 8)),
+        (lambda x, a: x * a, range(2, 8)),
+    ):
+        run = lenient(f, dynamic=dynamic)
+        for value in map(float, values) if f.__code__.co_varnames[1] == "a" else values:
+            assert equal(run(X, value), f(X, value))
+        assert graphs(run) == count
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.step, self.rate = 0, 0.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.step += 1
+        self.rate *= 0.9
+        return x * self.step * self.rate
+
+
+def test_what_a_module_counts_is_symbolic_and_written_back() -> None:
+    mine, theirs = Counter(), Counter()
+    run = lenient(mine)
+    for _ in range(12):
+        assert equal(run(X), theirs(X))
+        assert (mine.step, mine.rate) == (theirs.step, theirs.rate)
+    assert graphs(run) == 3  # step 0, step 1, others
+
+
+def counting() -> Callable[[torch.Tensor], torch.Tensor]:
+    count = 0
+
+    def count_up(x: torch.Tensor) -> torch.Tensor:
+        nonlocal count
+        count += 1
+        return x * count
+
+    return count_up
+
+
+def test_what_a_closure_counts_is_symbolic() -> None:
+    run, theirs = lenient(counting()), counting()
+    for _ in range(10):
+        assert equal(run(X), theirs(X))
+    assert graphs(run) == 3
+
+
+def adam(params: list[torch.Tensor], lr: float, betas: Any, step: int) -> list[torch.Tensor]:
+    return [p - lr * (1 - betas[0] ** step) * p for p in params]
+
+
+def test_a_step_of_an_optimizer_is_compiled_twice() -> None:
+    run, params = lenient(adam), [torch.randn(3) for _ in range(3)]
+    for step in range(1, 12):
+        given = params, 0.1 / step, (0.9, 0.99), step
+        assert equal(run(*given), adam(*given))
+    assert graphs(run) == 2
+    assert "f0 is lr, any float (was 0.1, then 0.05)" in explained(run).captures[1].size_lines[1]
+
+
+def broken(x: torch.Tensor) -> Any:
+    n = x.sum().item()
+    return x * n + n, x[: int(n) % 3]
+
+
+def test_a_value_of_a_tensor_goes_on_as_a_symbol_after_the_break() -> None:
+    run = lenient(broken)
+    for value in range(2, 14):
+        given = torch.full((4,), float(value))
+        assert equal(run(given), broken(given))
+    assert explained(run).breaks[0].id == "item"
+
+
+def test_a_shape_passed_as_an_argument_is_symbolic() -> None:
+    f = lambda x, shape: (x.reshape(shape), shape[0] + 1, len(shape), shape)  # noqa: E731
+    for kind in (tuple, torch.Size):
+        run = lenient(f)
+        for rows, columns in ((2, 3), (4, 5), (6, 7), (8, 2)):
+            x, shape = torch.arange(float(rows * columns)).reshape(rows, columns), (columns, rows)
+            assert equal(run(x, kind(shape)), f(x, kind(shape)))
+        assert graphs(run) == 2
+
+
+def inside(x: torch.Tensor, n: int) -> Any:
+    return checkpoint(lambda t: t.sin() * n * t.shape[0], x, use_reentrant=False)
+
+
+def test_a_number_used_in_a_function_that_torch_calls_keeps_its_value() -> None:
+    run = lenient(inside)
+    for n in range(2, 7):
+        x = torch.randn(n, 3, requires_grad=True)
+        assert equal(run(x, n), inside(x, n))
+    assert graphs(run) == 5
+
+
+def test_where_the_value_of_a_number_matters_the_report_says_who_needs_it() -> None:
+    run = lenient(lambda x, n: [x] * n)
+    for n in (2, 3):
+        run(X, n)
+    [line] = explained(run).captures[1].size_lines[1:]
+    assert line.startswith("  s0 is n, only 3 (was 2, then 3): the frame depends on it: n == 3\n")
+    assert "[x] * n" in line
+
+
+def test_a_mark_that_the_program_fixes_is_a_warning() -> None:
+    run, x = lenient(lambda x: x.reshape(20, 4)), torch.ones(8, 10)
+    mc.mark_dynamic(x, 0)
+    with pytest.warns(UserWarning, match=r"x.size\(0\), only 8 \(mark_dynamic\): reshape needs"):
+        run(x)
