@@ -168,7 +168,9 @@ def private_inputs(fakes: list[Any], mode: Any, training: bool) -> list[Any]:
 
 def input_state(value: Any) -> Any:
     """What an input must keep: its contents may change in place, these may not."""
-    return (geometry(value), value.requires_grad) if isinstance(value, torch.Tensor) else None
+    if not isinstance(value, torch.Tensor):
+        return None
+    return tuple(value.shape), value.stride(), value.storage_offset(), value.requires_grad
 
 
 @contextlib.contextmanager

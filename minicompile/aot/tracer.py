@@ -29,7 +29,7 @@ from minicompile.aot.views import makes_memory
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine
 from minicompile.shapes.env import asking
-from minicompile.shapes.expr import is_float
+from minicompile.shapes.expr import PythonNumber, is_float
 from minicompile.shapes.symnode import operation_of
 
 aten = torch.ops.aten
@@ -63,10 +63,8 @@ class SizeNodes:
             return float(expr)
         if expr in self.nodes:
             return self.nodes[expr]
-        if is_float(expr) and not (-expr).is_Symbol:  # sympy would round in another order
-            asked = (symbol for symbol in expr.free_symbols if is_float(symbol))
-            pinned = {symbol: env.evaluate(symbol, "computed with") for symbol in asked}
-            return self.argument(expr.xreplace(pinned), env, meta)
+        if expr.has(PythonNumber) or (is_float(expr) and not (-expr).is_Symbol):
+            return self.argument(env.evaluate(expr, "computed with"), env, meta)
         if expr.is_Symbol:
             if expr not in self.sources:
                 raise Unsupported(f"{expr} is neither a graph input nor the size of one")

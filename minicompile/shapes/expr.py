@@ -124,15 +124,38 @@ class PythonNumber(sympy.Function):  # type: ignore[misc]
         return sympy.sympify(cls.compute(*(int(a) if a.is_Integer else float(a) for a in args)))
 
     def _sympystr(self, printer: Any) -> str:
-        return self.form.format(*map(printer.doprint, self.args))
+        return self.form.format(*(printer.parenthesize(arg, 60) for arg in self.args))
 
     _pythoncode = _sympystr
 
 
 class RoundedNumber(PythonNumber):
-    """An int made of floats."""
+    """An int made of floats. Rounding does not matter to a quotient of ints below 2**53."""
 
     is_integer = True
+
+    @classmethod
+    def eval(cls, value: Expr) -> Expr | None:
+        base, divisor = _exact_ratio(value)
+        if base is None or value.is_number:
+            return super().eval(value)
+        if cls is PYTHON_NUMBERS["ceil"]:
+            return -FloorDiv(-base, divisor)
+        downwards = cls is PYTHON_NUMBERS["floor"] or is_nonnegative(base)
+        return FloorDiv(base, divisor) if downwards else None
+
+
+def _exact_ratio(value: Expr) -> tuple[Expr | None, Expr]:
+    """Two ints whose quotient a float is, up to rounding that crosses no int; else None and 1."""
+    kind = type(value).__name__
+    if kind == "truediv" and all(part.is_integer for part in value.args):
+        return value.args if value.args[1].is_positive else (None, ONE)
+    for whole, factor in (value.args, value.args[::-1]) if kind == "mul" else ():
+        if type(whole).__name__ == "float" and factor.is_Float:
+            above, below = float(factor).as_integer_ratio()
+            if 0 < above <= 1024:  # the product is exact
+                return whole.args[0] * above, sympy.Integer(below)
+    return None, ONE
 
 
 PYTHON_NUMBERS: dict[str, Any] = {

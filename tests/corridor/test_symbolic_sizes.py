@@ -172,3 +172,32 @@ def test_random_dynamic_programs(seed):
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "internal error")
             check(f, compiled, [torch.randn(size)])
+
+
+class Conv(torch.nn.Module):
+    """Halves an image, doubles it again by a factor, and counts in batch statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8)
+        self.second = torch.nn.Conv2d(8, 8, 3, stride=2, padding=1)
+
+    def forward(self, x):
+        wide = F.relu(self.norm(self.first(x)))
+        again = F.interpolate(self.second(wide), scale_factor=2.0, mode="nearest")
+        return F.adaptive_avg_pool2d(F.max_pool2d(wide + again, 2), 2).flatten(1)
+
+
+def test_a_convolutional_net_trains_at_several_batch_and_image_sizes_from_one_compilation():
+    model = Conv()
+    reference = copy.deepcopy(model)
+    compiled = mc.compile(model, dynamic=True, fullgraph=True, options={"recompile_limit": 1})
+    for size in ((2, 3, 8, 10), (3, 3, 12, 8), (4, 3, 16, 16)):
+        x = torch.randn(size)
+        for call, net in ((compiled, model), (reference, reference)):
+            net.zero_grad()
+            call(x).square().sum().backward()
+        for got, want in zip(model.state_dict().values(), reference.state_dict().values()):
+            torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+        for got, want in zip(model.parameters(), reference.parameters()):
+            torch.testing.assert_close(got.grad, want.grad, atol=1e-4, rtol=1e-4)

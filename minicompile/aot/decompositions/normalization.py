@@ -178,7 +178,7 @@ def batch_norm(
     return (
         *results,
         running_mean * (1 - momentum) + mean * momentum,
-        running_var * (1 - momentum) + variance * (n / (n - 1)) * momentum,
+        running_var * (1 - momentum) + variance * n / (n - 1) * momentum,
     )
 
 

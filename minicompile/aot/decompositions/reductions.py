@@ -33,9 +33,8 @@ def deviations(x: Tensor, dims: list[int], correction: float | None) -> tuple[Te
     n = count(x, dims)
     middle = x.sum(dims, keepdim=True) / n
     difference = x - middle
-    divisor = n - (1 if correction is None else correction)
-    if isinstance(divisor, int | float) and divisor <= 0:
-        divisor = 0.0
+    less = 1 if correction is None else correction
+    divisor = torch.sym_max(n - (int(less) if less == int(less) else less), 0)
     return (difference * difference).sum(dims, keepdim=True) / divisor, middle
 
 
