@@ -128,7 +128,9 @@ class NumberRange:
 
     def text(self, name: str) -> str:
         """The same for a reader."""
-        return f"{name} is a finite float" if self.kind is float else self.condition(name)
+        return (
+            f"{name} is a float within ±{self.high}" if self.kind is float else self.condition(name)
+        )
 
 
 def describe(value: Any) -> str:

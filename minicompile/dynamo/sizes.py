@@ -179,7 +179,7 @@ class Sizes:
     def symbol(self, value: float, source: Source, wish: str) -> Any:
         """A symbol for a number. None for those whose sign or size kernels would treat in their own way."""
         made: Any = None
-        if type(value) is float and value and math.isfinite(value):
+        if type(value) is float and 0 < abs(value) <= LARGEST_FLOAT:
             made = self.env.create_float(value, source, wish)
             bounds = NumberRange(float, -LARGEST_FLOAT, LARGEST_FLOAT)
         elif type(value) is int and SMALLEST_SIZE <= value <= LARGEST_INT:
@@ -221,8 +221,8 @@ class Sizes:
 
 LARGEST_INT = 2**31 - 1
 """Larger ints are compiled apart: sums and products of two that are smaller fit into 64 bits."""
-LARGEST_FLOAT = 3.4028234663852886e38
-"""Beyond the largest float32 torch raises, depending on what a number is for."""
+LARGEST_FLOAT = 65504.0
+"""Beyond the largest float16 torch may raise, depending on what a number is for."""
 
 
 def operation(expr: sympy.Basic) -> tuple[str, Any, tuple[sympy.Basic, ...]]:

@@ -301,7 +301,7 @@ class ShapeEnv(Shown):
             return f"only {value if value.is_Integer else float(value)}"
         low, high = self.ranges.get(symbol, (None, None))
         if low is None:
-            return "any float"
+            return "a float"
         return f"from {low} on" if high is None else f"{low} to {high}"
 
     def cause(self, symbol: sympy.Symbol) -> str:

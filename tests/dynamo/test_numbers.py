@@ -183,7 +183,7 @@ def test_a_step_of_an_optimizer_is_compiled_twice() -> None:
         given = params, 0.1 / step, (0.9, 0.99), step
         assert equal(run(*given), adam(*given))
     assert graphs(run) == 2
-    assert "f0 is lr, any float (was 0.1, then 0.05)" in explained(run).captures[1].size_lines[1]
+    assert "f0 is lr, a float (was 0.1, then 0.05)" in explained(run).captures[1].size_lines[1]
 
 
 def broken(x: torch.Tensor) -> Any:
