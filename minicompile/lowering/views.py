@@ -148,7 +148,7 @@ def slice_bounds(
         for high in bound_candidates(end, extent, extent)
         for count in [floor_div(to_size(high - low + step - 1), step)]
     ]
-    if len(found) > 1 and length is not None:
+    if len(found) > 1 and length is not None and step == 1:  # else others may be as long
         found = [choice for choice in found if same(choice[2], length)][:1]
     if len(found) != 1:
         raise Unsupported(f"slice from {start} to {end} of a dimension of size {extent}")

@@ -419,7 +419,8 @@ def python_text(expr: sympy.Basic, values: Sequence[str]) -> str:
     symbols = sorted(expr.free_symbols, key=str)
     kinds = [size_symbol if symbol.is_integer else float_symbol for symbol in symbols]
     names = {s: kind(value) for s, kind, value in zip(symbols, kinds, values, strict=True)}
-    renamed = expr.xreplace(names)
+    digits = {number: float_symbol(repr(float(number))) for number in expr.atoms(sympy.Float)}
+    renamed = expr.xreplace(names | digits)
     if isinstance(renamed, sympy.core.relational.Relational):
         return f"{_outermost(renamed.lhs)} {renamed.rel_op} {_outermost(renamed.rhs)}"
     return _outermost(renamed)

@@ -97,7 +97,7 @@ class Program:
 
 
 INTEGERS = """
-{t}.shape[{d}]; {t}.size({d}); {t}.shape[-1]; len({t}); {t}.numel(); {t}.dim(); {t}.stride({d})
+{t}.shape[{d}]; {t}.size({d}); {t}.shape[-1]; len({t}); {t}.numel(); {t}.dim(); x.stride({d})
 {t}.shape[{d}]; {t}.shape[{d}]; {t}.shape[0]; {n}; {n}; {n}; {c}; {n} // {c}; {n} % {c}; {n} % 8
 {n} // {n}; {n} % {n}; {n} // max({n}, 1); -(-{n} // {c}); min({n}, {n}); max({n}, {n})
 min({n}, {c}); max({n}, {c}); abs({n} - {n}); {n} ** 2; {n} ** {c}; {n} + {n}; {n} * {n}; {n} - {n}
@@ -116,7 +116,7 @@ CONDITIONS = """
 {t}.shape == {w}.shape; {n} % 8 == 0; {n} != {c}; {n} >= 4 and {n} < 8; not {n} > 2
 {n} < 3 or {n} == {n}; {n} // 2 > 1; {n} in (2, 3, 5); {n} == {n} + {n}; {n} * {c} == {n}
 2 < {n} < 6; {t}.numel() > 20; {t}.is_contiguous(); {t}.shape[-1] == {t}.shape[0]
-{t}.shape[{d}] == 1; {n}; bool({n} - {c}); {n} / 2 > 2.5; math.sqrt({n}) > 2; {t}.stride({d}) == 1
+{t}.shape[{d}] == 1; {n}; bool({n} - {c}); {n} / 2 > 2.5; math.sqrt({n}) > 2; x.stride({d}) == 1
 {v} > {v}; {t}.dim() == 3; {t}.shape[0] > {w}.shape[-1]; {n} / 49 * 49 == {n}; {n} % {n} == 0
 max({n}, {n}) > {c}; isinstance({n}, int); {n} // {c} == {n} % {c}; {t}.shape[1:] == {w}.shape[1:]
 {n} ** 2 > 10; {n} * {n} == 16; ({n} + {c}) % 4 == 0; any(s == 2 for s in {t}.shape); all({t}.shape)

@@ -57,6 +57,7 @@ FLOATS = {
     "a root": lambda n: int(math.sqrt(n)) + math.ceil(n**0.5),
     "a quotient": lambda n: math.floor(n / 3) + round(n * 0.5),
     "a remainder": lambda n: n % -3 + (-n) % 4 + n // -2 + (-n) // 3,
+    "an exact guard": lambda n: round(n / 3, 5) if n / 3 > 1.3333333333333333 else n / 3,
     "text": lambda n: int(str(n)) + len(f"{n / 2}"),
     "a divisor that may be 0": lambda n: 7 // (n - 5) + 7 % (n - 5),
 }
