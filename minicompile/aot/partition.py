@@ -25,6 +25,7 @@ from minicompile import compat
 from minicompile.aot.layout import hint, size_expr
 from minicompile.aot.maxflow import UNLIMITED, FlowNetwork
 from minicompile.aot.result import Partition, RuntimeMetadata, SavedValue
+from minicompile.aot.tracer import SizeNodes
 from minicompile.aot.views import (
     alias_root,
     aten_ops,
@@ -169,14 +170,12 @@ class JointParts:
         used = ancestors(self.gradients, stop=lambda node: node in inputs)
         known = set().union(*map(size_expressions, inputs))
         symbols = set().union(*(e.free_symbols for node in used for e in size_expressions(node)))
-        made = []
-        for symbol in sorted(symbols - known, key=str):
-            source = next(node for node in self.primals if symbol in size_expressions(node))
-            value = source.meta["val"]
-            dim = [size_expr(size) for size in value.shape].index(symbol)
-            with graph.inserting_after(self.primals[-1]):
-                made.append(graph.call_function(aten.sym_size.int, (source, dim)))
-            made[-1].meta.update(source.meta, val=value.shape[dim])
+        sizes = SizeNodes(graph)
+        for node in self.primals:
+            sizes.add_input(node, node.meta["val"])
+        with graph.inserting_before(self.primals[-1].next):
+            missing = sorted(symbols - known, key=str)
+            made = [sizes.argument(symbol, sizes.env, self.primals[-1].meta) for symbol in missing]
         self.nodes = [node for node in graph.nodes if node.op != "output"]
         return made
 

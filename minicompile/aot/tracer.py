@@ -46,10 +46,15 @@ class SizeNodes:
         self.nodes: dict[sympy.Expr, fx.Node] = {}
         self.sources: dict[sympy.Symbol, tuple[fx.Node, int, int, int]] = {}
         """Input tensor, dimension, rest and step: the size is `step * symbol + rest`."""
+        self.env: Any = None
+        """The `ShapeEnv` of the symbols."""
 
     def add_input(self, node: fx.Node, value: Any) -> None:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.SymInt):
+            self.nodes[value.node.expr], self.env = node, value.node.shape_env
+        elif isinstance(value, torch.Tensor):
             for dim, size in enumerate(value.shape):
+                self.env = size.node.shape_env if isinstance(size, torch.SymInt) else self.env
                 rest, term = sympy.sympify(size_expr(size)).as_coeff_Add()
                 step, symbol = term.as_coeff_Mul()
                 if symbol.is_Symbol:
@@ -98,6 +103,8 @@ class Tracer(compat.TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.mode, self.rules = mode, rules
+        self.env = getattr(mode, "env", None)
+        """The `ShapeEnv` of symbolic sizes, if there are any."""
         self.graph = graph if graph is not None else fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
         self.sizes = SizeNodes(self.graph)
@@ -111,7 +118,7 @@ class Tracer(compat.TorchDispatchMode):
     def active(self) -> Iterator[None]:
         """Operators called inside are recorded. Composite ones arrive as what they are made of."""
         # torch's Python kernels of composites: in C++ batch norm hides that it mutates
-        with self.mode, compat.python_dispatcher(), self, asking(self.mode.env, self.asks):
+        with self.mode, compat.python_dispatcher(), self, asking(self.env, self.asks):
             yield
 
     def asks(self) -> tuple[str, SourceLine | None]:

@@ -110,8 +110,8 @@ class _Lowering:
         size = to_size(value)
         if isinstance(size, sympy.Expr):
             self.symbols |= size.free_symbols
-            hints = value.node.shape_env.hints
-            self.hints.update({symbol: hints[symbol] for symbol in size.free_symbols})
+            if (node := getattr(value, "node", None)) is not None:
+                self.hints |= {s: node.shape_env.hints[s] for s in size.free_symbols}
 
     def _attribute(self, node: fx.Node) -> TensorValue:
         value: Any = operator.attrgetter(str(node.target))(self.graph.gm)
