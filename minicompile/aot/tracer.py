@@ -265,7 +265,7 @@ class Tracer(compat.TorchDispatchMode):
     def _on_fakes(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
             return func(*args, **kwargs)
-        except (RuntimeError, LookupError, ValueError, TypeError) as error:
+        except (RuntimeError, LookupError, ValueError, TypeError, ArithmeticError) as error:
             raise Unsupported(f"{func} raises {type(error).__name__}: {error}") from error
 
     def record(self, func: Any, args: Any, kwargs: Any, value: Any) -> Any:

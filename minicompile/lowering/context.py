@@ -46,10 +46,20 @@ class LoweringContext:
         self.input_offsets: dict[str, Size] = {}
         """Where in its storage each input begins, in elements."""
         self.names: set[str] = set()
+        self.env: Any = None
+        """The `ShapeEnv` of symbolic sizes, if there are any."""
         self.node: fx.Node | None = None
         self.origins: Origins = NO_ORIGINS
         self.layouts: list[Layout | None] = []
         """How the node's results lie in eager."""
+
+    def simplified(self, size: Size) -> Size:
+        """A size by what guards say of its symbols."""
+        return (
+            size
+            if isinstance(size, int) or self.env is None
+            else to_size(self.env.simplified(size))
+        )
 
     def enter(self, node: fx.Node) -> None:
         """Everything made from here on belongs to `node`."""
@@ -169,7 +179,7 @@ class LoweringContext:
 
     def realize_as(self, value: TensorValue, layout: Layout, why: str) -> View:
         """The value in memory with exactly this size and these strides (the offset is free)."""
-        if not same_size(value.size, layout.size):
+        if not same_size(list(map(self.simplified, value.size)), layout.size):
             raise VerifyError(f"size {value.size} where eager has {layout.size}")
         storage = value.storage
         if value.view is None and storage.buffer is None and is_dense(layout):

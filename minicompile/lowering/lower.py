@@ -111,6 +111,7 @@ class _Lowering:
         if isinstance(size, sympy.Expr):
             self.symbols |= size.free_symbols
             if (node := getattr(value, "node", None)) is not None:
+                self.ctx.env = node.shape_env
                 self.hints |= {s: node.shape_env.hints[s] for s in size.free_symbols}
 
     def _attribute(self, node: fx.Node) -> TensorValue:

@@ -119,7 +119,7 @@ def test_what_needs_the_logarithm_of_a_number_stays_with_eager():
         compiled(f, [values(torch.float32), 0.3], symbolic=(1,))
     x = values(torch.float32, requires_grad=False)
     run, facts = compiled(f, [x, 0.3], symbolic=(1,))
-    assert not facts
+    assert not any(fact.startswith("Eq") for fact in facts)
     torch.testing.assert_close(run([x, 0.7]), [0.7**x])
 
 
