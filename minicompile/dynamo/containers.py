@@ -448,7 +448,8 @@ class Containers(Attributes):
 
     def convert(self, kind: int, value: Any) -> str:
         name = "__str__" if kind == 1 else "__repr__"
-        for method in (name, "__repr__"):
+        shows_itself = find(type(value), name) is object.__str__  # which calls __repr__
+        for method in (name, "__repr__") if shows_itself else (name,):
             if python_method(value, method) is not None and not isinstance(value, type):
                 found: str = self.call(self.special(value, method), (), {})
                 return found if kind != 3 else found.encode("ascii", "backslashreplace").decode()

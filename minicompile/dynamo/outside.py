@@ -518,6 +518,8 @@ class Outside(Interpreter):
 
     def same(self, left: Any, right: Any) -> bool:
         """`is`, with a guard when the answer could change with the inputs."""
+        if left is not right and {type(left), type(right)} <= {int, torch.SymInt}:
+            left, right = self.pinned(left), self.pinned(right)  # Python shares small ints
         ours, theirs = self.tracker(left), self.tracker(right)
         fixed = (type, types.ModuleType, types.BuiltinFunctionType, torch.Tensor)
         if (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Callable
 from typing import Any
@@ -99,10 +100,18 @@ CASES = [
 ]
 
 
-def test_ints_larger_than_a_graphs_are_pythons() -> None:
-    f = lambda x, n: x.double() * (n * n * n)  # noqa: E731
-    run = lenient(f)
-    for n in (2, 3, 100, 2**20, 2**22, 2**30):
+LARGE: tuple[Callable[..., Any], ...] = (
+    lambda x, n: x.double() * (n * n * n),
+    lambda x, n: x.double() * ((n * n + 1) * (n * n + 1)),
+    lambda x, n: x.double() + (n * 2**40 - 3),
+)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("f", LARGE)
+def test_ints_larger_than_a_graphs_are_pythons(f: Any, backend: str) -> None:
+    run = lenient(f, backend=backend)
+    for n in (2, 3, 100, 2**20, 2**22, 2**30, -(2**30)):
         assert equal(outcome(run, X, n), outcome(f, X, n)), n
 
 
@@ -235,3 +244,25 @@ def test_a_mark_that_the_program_fixes_is_a_warning() -> None:
     mc.mark_dynamic(x, 0)
     with pytest.warns(UserWarning, match=r"x.size\(0\), only 8 \(mark_dynamic\): reshape needs"):
         run(x)
+
+
+class Level(enum.IntEnum):
+    LOW, HIGH = -5, 7
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_number_of_another_class_is_not_the_symbol(dynamic: bool | None) -> None:
+    f = lambda x, n: (n, str(n), repr(n), x * n)  # noqa: E731
+    run = lenient(f, dynamic=dynamic, options={"recompile_limit": 20})
+    for n in (3, 4, -3, -4, Level.LOW, Level.HIGH, -5, 7, True):
+        assert equal(run(X, n), f(X, n)), repr(n)
+
+
+def test_the_identity_of_small_ints_is_a_guard() -> None:
+    f = lambda x, n, m: (x * n, n is m, n is not m, n is True, n is x.shape[0])  # noqa: E731
+    run = lenient(f, dynamic=True)
+    for n, m in ((5, 4), (5, 5), (4, 6), (3, 6), (9, 9)):
+        assert equal(run(X, n, m), f(X, n, m)), (n, m)
