@@ -113,9 +113,6 @@ class Sizes:
                 sizes[dim] = self.size(size, place, wish, *marked.get(dim, ()))
         if not any(isinstance(size, torch.SymInt) for size in sizes):
             return None
-        if tensor.storage_offset():
-            reason = f"{source} has symbolic sizes and starts inside a larger tensor"
-            raise refusal("tensor-memory", reason, hint="clone it")
         strides = self.strides(tensor, sizes)
         layout = sympy.Tuple(*map(expression_of, strides))
         sources = (source, *sources_of(self.env, layout))

@@ -266,3 +266,73 @@ def test_the_identity_of_small_ints_is_a_guard() -> None:
     run = lenient(f, dynamic=True)
     for n, m in ((5, 4), (5, 5), (4, 6), (3, 6), (9, 9)):
         assert equal(run(X, n, m), f(X, n, m)), (n, m)
+
+
+def read_at(x: torch.Tensor, n: int, m: int) -> Any:
+    t = torch.tensor([1, 0])
+    end = torch.select_scatter(x, x[0] * 3, 0, n - m), x[n - m : n - m + 2] * 2, x[-n:] + 1
+    return x[n - m] * 2, x[-n] + 1, x[-m, 1] * 3, x[..., -1] + n, x[n % 3, t] + 1, *end
+
+
+def write_at(x: torch.Tensor, n: int, m: int) -> Any:
+    x[n - m : n - m + 3] = 7.0
+    x[-n:] = 2.0
+    x[n - m] = torch.arange(4.0)
+    x[-m, 1] *= 3
+    x[m] += x[-n]
+    return x * 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("f", [read_at, write_at])
+def test_positions_count_from_the_end_where_they_are_negative(f: Any, backend: str) -> None:
+    run = lenient(f, backend=backend)
+    for n, m in ((5, 3), (6, 4), (3, 6), (4, 9), (9, 5), (8, 2), (2, 7), (7, 7)):
+        mine, theirs = (torch.arange(80.0).reshape(20, 4) for _ in range(2))
+        assert equal(run(mine, n, m), f(theirs, n, m)), (n, m)
+        assert equal(mine, theirs)
+    assert explained(run).eager_calls == 0
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_position_is_symbolic(backend: str) -> None:
+    f = lambda c, x, n: c[n] * x + c[0, n]  # noqa: E731
+    run = lenient(f, backend=backend)
+    for n in range(2, 8):
+        given = torch.arange(81.0).reshape(9, 9), torch.ones(9), n
+        assert equal(run(*given), f(*given))
+    assert graphs(run) == 2
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_number_that_divides_is_known_by_its_quotient(backend: str) -> None:
+    def f(x: torch.Tensor, n: int) -> Any:
+        if (n + 3) % 2:
+            return x
+        return x[: n + 1].sum(0), x[::n], x.new_zeros((n + 3) // 2), x * ((n + 3) // 2 * 2)
+
+    run = lenient(f, backend=backend)
+    for n in (3, 4, 5, 6, 7, 9, 11):
+        given = torch.arange(48.0).reshape(12, 4), n
+        assert equal(run(*given), f(*given)), n
+    report = explained(run)
+    assert report.eager_calls == 0 and report.graph_count == 3
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_inputs_that_start_inside_a_larger_tensor_are_symbolic(backend: str) -> None:
+    f = lambda x: (x.view(-1) * 2, x[1:].t() + 1)  # noqa: E731
+    run = lenient(f, backend=backend)
+    for rows, start in ((3, 2), (4, 2), (5, 0), (6, 1), (7, 3)):
+        x = torch.arange(6.0 * (rows + start)).reshape(rows + start, 6)[start:]
+        assert equal(run(x), f(x))
+    assert graphs(run) == 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_where_memory_starts_is_guarded_if_as_strided_counts_from_there(backend: str) -> None:
+    f = lambda x: x.as_strided((2, 2), (1, 2), 1) + 1  # noqa: E731
+    run = lenient(f, backend=backend)
+    for start in (0, 2, 1, 0):
+        x = torch.arange(24.0).reshape(6, 4)[start : start + 3]
+        assert equal(run(x), f(x)), start
