@@ -44,17 +44,18 @@ class SizeNodes:
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
         self.nodes: dict[sympy.Expr, fx.Node] = {}
-        self.sources: dict[sympy.Symbol, tuple[fx.Node, int, int, int]] = {}
-        """Input tensor, dimension, rest and step: the size is `step * symbol + rest`."""
+        self.sources: dict[sympy.Symbol, tuple[fx.Node, int | None, int, int]] = {}
+        """Input (of a tensor, the dimension), rest and step: the size is `step * symbol + rest`."""
         self.env: Any = None
         """The `ShapeEnv` of the symbols."""
 
     def add_input(self, node: fx.Node, value: Any) -> None:
         if isinstance(value, torch.SymInt):
-            self.nodes[value.node.expr], self.env = node, value.node.shape_env
-        elif isinstance(value, torch.Tensor):
-            for dim, size in enumerate(value.shape):
-                self.env = size.node.shape_env if isinstance(size, torch.SymInt) else self.env
+            self.nodes[value.node.expr] = node
+        tensor = isinstance(value, torch.Tensor)
+        for dim, size in enumerate(value.shape) if tensor else [(None, value)]:
+            if isinstance(size, torch.SymInt):
+                self.env = size.node.shape_env
                 rest, term = sympy.sympify(size_expr(size)).as_coeff_Add()
                 step, symbol = term.as_coeff_Mul()
                 if symbol.is_Symbol:
@@ -73,12 +74,16 @@ class SizeNodes:
         if expr.is_Symbol:
             if expr not in self.sources:
                 raise Unsupported(f"{expr} is neither a graph input nor the size of one")
-            tensor, dim, rest, step = self.sources[expr]
-            node = self.graph.call_function(aten.sym_size.int, (tensor, dim))
-            for target, number, neutral in (operator.sub, rest, 0), (operator.floordiv, step, 1):
+            node, dim, rest, step = self.sources[expr]
+            steps = (
+                (aten.sym_size.int, dim, None, step * expr + rest),
+                (operator.sub, rest, 0, step * expr),
+                (operator.floordiv, step, 1, expr),
+            )
+            for target, number, neutral, value in steps:
                 if number != neutral:
-                    node.meta.update(meta, val=env.number(step * expr))
                     node = self.graph.call_function(target, (node, number))
+                    node.meta.update(meta, val=env.number(value))
         else:
             _, target, parts = operation_of(expr)
             arguments = tuple(self.argument(part, env, meta) for part in parts)
@@ -86,6 +91,27 @@ class SizeNodes:
         node.meta.update(meta, val=env.number(expr))
         self.nodes[expr] = node
         return node
+
+
+POSITIONS = {
+    aten.select.int: (1, 2),
+    aten.select_scatter.default: (2, 3),
+    aten.slice.Tensor: (1, 2, 3),
+    aten.slice_scatter.default: (2, 3, 4),
+}
+"""Which argument is the dimension, and which are numbers that count from its end if negative."""
+
+
+def counted_from_start(func: Any, args: Any) -> Any:
+    """Arguments in which symbolic positions aren't negative: kernels don't know a symbol's sign."""
+    found = list(args)
+    dim, *places = POSITIONS.get(func, (0,))
+    for place in places:
+        if isinstance((found + [None] * 5)[place], torch.SymInt) and found[place] < 0:
+            found[place] += found[0].shape[found[dim]]
+            if found[place] < 0:
+                found[place] = 0
+    return tuple(found)
 
 
 class Tracer(compat.TorchDispatchMode):
@@ -226,7 +252,7 @@ class Tracer(compat.TorchDispatchMode):
     # Recording
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        args, kwargs = counted_from_start(func, args), kwargs or {}
         if func is torch.ops.prim.device.default:
             return func(*args, **kwargs)
         if func is aten._efficientzerotensor.default:  # a view of it would leave the trace

@@ -68,6 +68,8 @@ class _Writer:
         self.taken = RESERVED | {kernel.name for kernel in kernels.values()}
         self.taken |= set(map(str, self.graph.size_hints))
         self.names: dict[str, str] = {}
+        self.given: list[tuple[Size, str]] = []
+        """Numbers among the inputs that are no symbol of their own."""
         for constant in self.graph.constants:
             if self._name(constant.name) != constant.name:
                 raise Unsupported(f"a constant can't be called {constant.name!r}")
@@ -118,7 +120,10 @@ class _Writer:
     def _input_name(self, value: InputBuffer | Size) -> str:
         if isinstance(value, InputBuffer):
             return self._name(value.name)
-        return str(value) if isinstance(value, sympy.Symbol) else self._unique("size")
+        if isinstance(value, sympy.Symbol):
+            return str(value)
+        self.given.append((value, self._unique("size")))
+        return self.given[-1][1]
 
     def _name(self, buffer: str) -> str:
         """The variable of a buffer: its own name if Python allows it."""
@@ -149,6 +154,9 @@ class _Writer:
 
     def _source(self, symbol: sympy.Symbol) -> str:
         """Where an input shows the value of a size symbol."""
+        for size, text in self.given:
+            if found := _solved(size, symbol, text):
+                return found
         for buffer in self.inputs:
             for kind, form in (("size", "{}.shape[{}]"), ("stride", "{}.stride({})")):
                 for axis, size in enumerate(getattr(buffer.layout, kind)):

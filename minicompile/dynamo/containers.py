@@ -117,7 +117,7 @@ class Containers(Attributes):
     @unless_defined("__getitem__")
     def subscript(self, value: Any, key: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return self.torch_call(operator.getitem, (value, self.deep(key)), {})
+            return self.torch_call(operator.getitem, self.selected(value, self.deep(key)), {})
         if isinstance(value, dict):
             return self.dict_item(value, key)
         if not isinstance(key, int) and python_method(key, "__index__") is not None:
@@ -134,6 +134,22 @@ class Containers(Attributes):
             return value[key]  # type: ignore[index]
         what = f"a {type(value).__name__} from outside is subscripted"
         return self.unsupported("outside-object", what)
+
+    def selected(self, tensor: Any, key: Any) -> tuple[Any, Any]:
+        """A tensor and a key for `tensor[key]`: by `select` for symbolic ints, which torch would fix."""
+        parts = list(key) if type(key) is tuple else [key]
+        basic = {int, slice, torch.SymInt, types.EllipsisType}
+        taken = [place for place, part in enumerate(parts) if part is not ...]
+        skipped = tensor.dim() - len(taken)
+        symbolic = any(type(part) is torch.SymInt for part in parts)
+        if not symbolic or skipped < 0 or not all(type(part) in basic for part in parts):
+            return tensor, key
+        end = next((place for place, part in enumerate(parts) if part is ...), len(parts))
+        for dim, place in reversed(list(enumerate(taken))):
+            if type(parts[place]) is torch.SymInt:
+                where = dim if place < end else dim + skipped
+                tensor = self.torch_call(torch.Tensor.select, (tensor, where, parts.pop(place)), {})
+        return tensor, tuple(parts) or ...
 
     def sequence_item(self, value: Any, key: Any) -> Any:
         tracker = self.tracker(value)
@@ -174,7 +190,8 @@ class Containers(Attributes):
     @unless_defined("__setitem__")
     def store_subscript(self, value: Any, key: Any, new: Any) -> None:
         if isinstance(value, torch.Tensor):
-            self.torch_call(operator.setitem, (value, self.deep(key), self.deep(new)), {})
+            place = self.selected(value, self.deep(key))
+            self.torch_call(operator.setitem, (*place, self.deep(new)), {})
         elif isinstance(value, dict):
             self.store_dict_item(value, key, new)
         elif isinstance(value, list):
@@ -448,7 +465,8 @@ class Containers(Attributes):
 
     def convert(self, kind: int, value: Any) -> str:
         name = "__str__" if kind == 1 else "__repr__"
-        for method in (name, "__repr__"):
+        shows_itself = find(type(value), name) is object.__str__  # which calls __repr__
+        for method in (name, "__repr__") if shows_itself else (name,):
             if python_method(value, method) is not None and not isinstance(value, type):
                 found: str = self.call(self.special(value, method), (), {})
                 return found if kind != 3 else found.encode("ascii", "backslashreplace").decode()

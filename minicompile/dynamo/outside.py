@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from minicompile import compat
 from minicompile.dynamo.interpreter import DELETED, UNBOUND, Frame, Interpreter, Lazy
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.recorder import Recorder
@@ -314,6 +315,14 @@ class Outside(Interpreter):
         self.guard("tensor", source, fake, "becomes an input of the graph")
         return fake
 
+    def guard_offset(self, tensor: Any) -> None:
+        """Rely on where the inputs that may own a tensor's memory start in theirs."""
+        for given in self.recorder.inputs if isinstance(tensor, torch.Tensor) else ():
+            if compat.storage_id(given.value) == compat.storage_id(tensor):
+                start = computed("{0}.storage_offset()", (given.source,))
+                offset = given.value.storage_offset()
+                self.guard("equals", start, offset, "as_strided counts from there")
+
     def realize(self, value: Any) -> Any:
         """An argument at its first use."""
         return self.wrap(value.value, value.source) if isinstance(value, Lazy) else value
@@ -518,6 +527,8 @@ class Outside(Interpreter):
 
     def same(self, left: Any, right: Any) -> bool:
         """`is`, with a guard when the answer could change with the inputs."""
+        if left is not right and {type(left), type(right)} <= {int, torch.SymInt}:
+            left, right = self.pinned(left), self.pinned(right)  # Python shares small ints
         ours, theirs = self.tracker(left), self.tracker(right)
         fixed = (type, types.ModuleType, types.BuiltinFunctionType, torch.Tensor)
         if (

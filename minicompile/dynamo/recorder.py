@@ -11,6 +11,7 @@ The real compiler: torch/_dynamo/output_graph.py (OutputGraph, SubgraphTracer).
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -22,7 +23,7 @@ from torch import fx
 from minicompile import compat
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
-from minicompile.dynamo.sizes import Dynamic, Sizes, operation
+from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes, operation
 from minicompile.dynamo.variables import (
     SYMBOLIC,
     UserError,
@@ -76,6 +77,18 @@ def finished(
         next(iter(graph.nodes)).prepend(node)
     graph.output(tuple(outputs))
     return Graph(fx.GraphModule(torch.nn.Module(), graph), name, "capture")
+
+
+def largest(expr: sympy.Basic) -> Any:
+    """A bound for a number that is computed from some below 2^31 and their negatives."""
+    if expr.is_Symbol:
+        return LARGEST_INT
+    if expr.is_Pow:
+        return largest(expr.base) ** expr.exp
+    parts = map(largest, expr.args)
+    if expr.is_Add or expr.is_Mul:
+        return sum(parts) if expr.is_Add else math.prod(parts)
+    return max(parts, default=abs(expr))
 
 
 class Subgraph:
@@ -377,9 +390,11 @@ class Recorder:
                 ):  # graphs inside take tensors alone
                     self.sizes.env.evaluate(symbol)
                     return self.size_node(self.sizes.env.simplified(expr))
-            factors = [f.as_base_exp() for f in sympy.Mul.make_args(expr) if not f.is_number]
-            if sum(power for _, power in factors) > 2:  # Python's ints are larger than a graph's
-                self.sizes.env.evaluate(sympy.Le(expr, LARGEST_INT64))
+            if expr.is_integer and largest(expr) > LARGEST_INT64:  # Python's ints are larger
+                small = sympy.Le(expr, LARGEST_INT64), sympy.Ge(expr, -LARGEST_INT64)
+                if not all(map(self.sizes.env.evaluate, small)):
+                    what = f"{self.sizes.env.text(expr)} is no 64-bit number"
+                    raise refusal("exception", what, self.line(), kind=UserError)
             self.size_nodes[key] = self.size_call(expr, self.sizes)
         return self.size_nodes[key]
 

@@ -113,9 +113,6 @@ class Sizes:
                 sizes[dim] = self.size(size, place, wish, *marked.get(dim, ()))
         if not any(isinstance(size, torch.SymInt) for size in sizes):
             return None
-        if tensor.storage_offset():
-            reason = f"{source} has symbolic sizes and starts inside a larger tensor"
-            raise refusal("tensor-memory", reason, hint="clone it")
         strides = self.strides(tensor, sizes)
         layout = sympy.Tuple(*map(expression_of, strides))
         sources = (source, *sources_of(self.env, layout))
@@ -178,20 +175,22 @@ class Sizes:
 
     def symbol(self, value: float, source: Source, wish: str) -> Any:
         """A symbol for a number. None for those whose sign or size kernels would treat in their own way."""
-        made: Any = None
+        limits = SMALLEST_SIZE, LARGEST_INT
         if type(value) is float and 0 < abs(value) <= LARGEST_FLOAT:
-            made = self.env.create_float(value, source, wish)
+            made: Any = self.env.create_float(value, source, wish)
             bounds = NumberRange(float, -LARGEST_FLOAT, LARGEST_FLOAT)
         elif type(value) is int and SMALLEST_SIZE <= value <= LARGEST_INT:
-            made = self.env.create_symbol(value, source, wish, SMALLEST_SIZE, LARGEST_INT)
-            bounds = NumberRange(int, SMALLEST_SIZE, LARGEST_INT)
-        elif type(value) is int and -LARGEST_INT <= value < 0:
-            below = self.symbol(-value, computed("-{0}", (source,)), wish)
-            made = None if below is None else -below
-        if made is not None:
-            self.numbers[source] = made
-            if type(made) is torch.SymFloat or made.node.given.is_Symbol:
-                self.rely("number", (source,), bounds, wish)
+            made = self.env.create_symbol(value, source, wish, *limits)
+            bounds = NumberRange(int, *limits)
+        elif type(value) is int and SMALLEST_SIZE <= -value <= LARGEST_INT:
+            positive = computed("-{0}", (source,))
+            self.numbers[positive] = self.env.create_symbol(-value, positive, wish, *limits)
+            made = -self.numbers[positive]
+            bounds = NumberRange(int, -LARGEST_INT, -SMALLEST_SIZE)
+        else:
+            return None
+        self.numbers[source] = made
+        self.rely("number", (source,), bounds, wish)
         return made
 
     def source_of(self, value: Any) -> Source:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Callable
 from typing import Any
@@ -99,10 +100,18 @@ CASES = [
 ]
 
 
-def test_ints_larger_than_a_graphs_are_pythons() -> None:
-    f = lambda x, n: x.double() * (n * n * n)  # noqa: E731
-    run = lenient(f)
-    for n in (2, 3, 100, 2**20, 2**22, 2**30):
+LARGE: tuple[Callable[..., Any], ...] = (
+    lambda x, n: x.double() * (n * n * n),
+    lambda x, n: x.double() * ((n * n + 1) * (n * n + 1)),
+    lambda x, n: x.double() + (n * 2**40 - 3),
+)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("f", LARGE)
+def test_ints_larger_than_a_graphs_are_pythons(f: Any, backend: str) -> None:
+    run = lenient(f, backend=backend)
+    for n in (2, 3, 100, 2**20, 2**22, 2**30, -(2**30)):
         assert equal(outcome(run, X, n), outcome(f, X, n)), n
 
 
@@ -235,3 +244,104 @@ def test_a_mark_that_the_program_fixes_is_a_warning() -> None:
     mc.mark_dynamic(x, 0)
     with pytest.warns(UserWarning, match=r"x.size\(0\), only 8 \(mark_dynamic\): reshape needs"):
         run(x)
+
+
+class Level(enum.IntEnum):
+    LOW, HIGH = -5, 7
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_number_of_another_class_is_not_the_symbol(dynamic: bool | None) -> None:
+    f = lambda x, n: (n, str(n), repr(n), x * n)  # noqa: E731
+    run = lenient(f, dynamic=dynamic, options={"recompile_limit": 20})
+    for n in (3, 4, -3, -4, Level.LOW, Level.HIGH, -5, 7, True):
+        assert equal(run(X, n), f(X, n)), repr(n)
+
+
+def test_the_identity_of_small_ints_is_a_guard() -> None:
+    f = lambda x, n, m: (x * n, n is m, n is not m, n is True, n is x.shape[0])  # noqa: E731
+    run = lenient(f, dynamic=True)
+    for n, m in ((5, 4), (5, 5), (4, 6), (3, 6), (9, 9)):
+        assert equal(run(X, n, m), f(X, n, m)), (n, m)
+
+
+def read_at(x: torch.Tensor, n: int, m: int) -> Any:
+    t = torch.tensor([1, 0])
+    end = torch.select_scatter(x, x[0] * 3, 0, n - m), x[n - m : n - m + 2] * 2, x[-n:] + 1
+    return x[n - m] * 2, x[-n] + 1, x[-m, 1] * 3, x[..., -1] + n, x[n % 3, t] + 1, *end
+
+
+def write_at(x: torch.Tensor, n: int, m: int) -> Any:
+    x[n - m : n - m + 3] = 7.0
+    x[-n:] = 2.0
+    x[n - m] = torch.arange(4.0)
+    x[-m, 1] *= 3
+    x[m] += x[-n]
+    return x * 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("f", [read_at, write_at])
+def test_positions_count_from_the_end_where_they_are_negative(f: Any, backend: str) -> None:
+    run = lenient(f, backend=backend)
+    for n, m in ((5, 3), (6, 4), (3, 6), (4, 9), (9, 5), (8, 2), (2, 7), (7, 7)):
+        mine, theirs = (torch.arange(80.0).reshape(20, 4) for _ in range(2))
+        assert equal(run(mine, n, m), f(theirs, n, m)), (n, m)
+        assert equal(mine, theirs)
+    assert explained(run).eager_calls == 0
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_position_is_symbolic(backend: str) -> None:
+    f = lambda c, x, n: c[n] * x + c[0, n]  # noqa: E731
+    run = lenient(f, backend=backend)
+    for n in range(2, 8):
+        given = torch.arange(81.0).reshape(9, 9), torch.ones(9), n
+        assert equal(run(*given), f(*given))
+    assert graphs(run) == 2
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_number_that_divides_is_known_by_its_quotient(backend: str) -> None:
+    def f(x: torch.Tensor, n: int) -> Any:
+        if (n + 3) % 2:
+            return x
+        return x[: n + 1].sum(0), x[::n], x.new_zeros((n + 3) // 2), x * ((n + 3) // 2 * 2)
+
+    run = lenient(f, backend=backend)
+    for n in (3, 4, 5, 6, 7, 9, 11):
+        given = torch.arange(48.0).reshape(12, 4), n
+        assert equal(run(*given), f(*given)), n
+    report = explained(run)
+    assert report.eager_calls == 0 and report.graph_count == 3
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_inputs_that_start_inside_a_larger_tensor_are_symbolic(backend: str) -> None:
+    f = lambda x: (x.view(-1) * 2, x[1:].t() + 1)  # noqa: E731
+    run = lenient(f, backend=backend)
+    for rows, start in ((3, 2), (4, 2), (5, 0), (6, 1), (7, 3)):
+        x = torch.arange(6.0 * (rows + start)).reshape(rows + start, 6)[start:]
+        assert equal(run(x), f(x))
+    assert graphs(run) == 2
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_where_memory_starts_is_guarded_if_as_strided_counts_from_there(backend: str) -> None:
+    f = lambda x: x.as_strided((2, 2), (1, 2), 1) + 1  # noqa: E731
+    run = lenient(f, backend=backend)
+    for start in (0, 2, 1, 0):
+        x = torch.arange(24.0).reshape(6, 4)[start : start + 3]
+        assert equal(run(x), f(x)), start
+
+
+def test_windows_whose_number_a_guard_knows() -> None:
+    f = lambda x, n, m: x.unfold(0, n, m) * 2  # noqa: E731
+    run = lenient(f, backend="inductor", dynamic=True)
+    for rows, n, m in ((8, 6, 3), (8, 3, 2), (9, 3, 2), (12, 5, 9)):
+        given = torch.arange(8.0 * rows).reshape(rows, 8), n, m
+        assert equal(run(*given), f(*given))
+    assert explained(run).eager_calls == 0

@@ -30,7 +30,6 @@ lowering(aten.select.int)(through(views.select))
 lowering(aten.unsqueeze.default)(through(views.unsqueeze))
 lowering(aten.squeeze.dim, aten.squeeze.dims)(through(views.squeeze))
 lowering(aten.diagonal.default)(through(views.diagonal))
-lowering(aten.unfold.default)(through(views.unfold))
 lowering(aten.flip.default)(through(views.flip))
 
 
@@ -42,6 +41,12 @@ def alias(ctx: LoweringContext, x: TensorValue) -> TensorValue:
 @lowering(aten.view.default)
 def view(ctx: LoweringContext, x: TensorValue, size: Sequence[Size]) -> TensorValue:
     return ctx.view(x, views.reshape(x.size, ctx.result_size))
+
+
+@lowering(aten.unfold.default)
+def unfold(ctx: LoweringContext, x: TensorValue, dim: int, size: Size, step: Size) -> TensorValue:
+    made = views.unfold(x.size, dim, size, step)
+    return ctx.view(x, views.ViewMap(ctx.result_size, made.index))  # a guard may know the count
 
 
 @lowering(aten.slice.Tensor)
