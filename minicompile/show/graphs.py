@@ -225,6 +225,4 @@ def pass_parts(record: PassRecord) -> tuple[str, str, str]:
     return f"pass {record.name}", changes, "" if before == after else diff_view(before, after)
 
 
-@shows(PassRecord)
-def pass_view(record: PassRecord) -> str:
-    return box(*pass_parts(record))
+shows(PassRecord)(lambda record: box(*pass_parts(record)))
