@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import fx
-
 from minicompile.dynamo.result import (
     LONG_FLOW,
     Capture,
@@ -16,8 +14,7 @@ from minicompile.dynamo.result import (
 )
 from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text
-from minicompile.ops.graph import call_text
-from minicompile.ops.origin import SourceLine
+from minicompile.ops.graph import statement
 from minicompile.show.graphs import drawing, graph_code
 from minicompile.show.html import box, code, details, facts, heading, shows, table, text
 from minicompile.show.listing import headline, listing, source_cell, stripe
@@ -89,28 +86,16 @@ def flow_table(capture: Capture) -> str:
         hue = line_colour(passage.line) if passage.line is not None else NEUTRAL
         steps = (f"{r.opname} {r.argument}".strip() for r in passage.instructions)
         names = " · ".join(step.replace(" ", "\u00a0") for step in steps)
-        shift = f"padding-left:{6 + 18 * min(passage.depth, 8)}px"
         left = (
-            f'<div style="border-left:4px solid {hue};{shift}">{source_text(passage.line)}<br>'
+            f'<div style="padding-left:{18 * min(passage.depth, 8)}px">{source_cell(passage.line)}<br>'
             f'<small style="font-family:monospace">{text(names)}</small></div>'
         )
         made = [nodes[name] for name in passage.nodes if name in nodes]
-        rows.append([left, "<br>".join(code(node_text(n), hue, wrap=True) for n in made)])
+        rows.append([left, "<br>".join(code(statement(n), hue, wrap=True) for n in made)])
     if (why := capture.stopped_by) is not None:
         cut = f'<b style="color:{BAD}">✂ cut here: {text(why.reason)}</b> {code(why.id)}<br>'
         rows.append([cut + f"<small>{text(why.explanation)}</small>", "Python runs this"])
     return table(("line and instructions", "graph"), rows)
-
-
-def node_text(node: fx.Node) -> str:
-    return f"{node.name}: {value_text(node.meta.get('val'))} = {call_text(node)}"
-
-
-def source_text(line: SourceLine | None) -> str:
-    if line is None:
-        return ""
-    place = line.place.rsplit("/", 1)[-1]
-    return f'<small title="{text(line)}">{text(place)}</small> <code>{text(line.text)}</code>'
 
 
 def input_table(capture: Capture) -> str:
