@@ -17,13 +17,14 @@ The real compiler: torch/_inductor/ir.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import sympy
 import torch
 
+from minicompile import compat
 from minicompile.errors import VerifyError
 from minicompile.ops.display import Shown
 from minicompile.ops.dtypes import LOOP_DTYPES, short
@@ -172,7 +173,6 @@ class ComputedBuffer(Buffer):
 class ExternOutput(Buffer):
     """One output of an extern operator."""
 
-    kernel: str = ""
     index: int | None = None
     """Position in the operator's tuple, None when it returns one tensor."""
 
@@ -186,15 +186,6 @@ class View:
 
     def __str__(self) -> str:
         return f"{self.buffer}[{self.layout}]"
-
-
-def leaves(nested: Any) -> Iterator[Any]:
-    """What nested tuples, lists and dicts hold, in order."""
-    if isinstance(nested, tuple | list | dict):
-        for item in nested.values() if isinstance(nested, dict) else nested:
-            yield from leaves(item)
-    else:
-        yield nested
 
 
 @dataclass(eq=False)
@@ -220,7 +211,8 @@ class ExternKernel(Shown):
 
     def views(self) -> list[View]:
         """The tensors it reads, in order."""
-        return [value for value in leaves((self.args, self.kwargs)) if isinstance(value, View)]
+        given = compat.tree_leaves((self.args, self.kwargs))
+        return [value for value in given if isinstance(value, View)]
 
     def __str__(self) -> str:
         arguments = [_extern_argument(a) for a in self.args]

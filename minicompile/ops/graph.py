@@ -20,7 +20,7 @@ from torch import fx
 
 from minicompile.ops.display import Shown
 from minicompile.ops.dtypes import value_text
-from minicompile.ops.origin import NO_ORIGINS, Origins, source_lines
+from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, source_lines
 
 
 def origins_of(node: fx.Node) -> Origins:
@@ -36,6 +36,11 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
 def output_node(graph: fx.Graph) -> fx.Node:
     found: fx.Node = next(node for node in reversed(graph.nodes) if node.op == "output")
     return found
+
+
+def user_line(node: fx.Node) -> SourceLine | None:
+    """The first line of user code that a node came from."""
+    return next(iter(source_lines(origins_of(node))), None)
 
 
 def target_name(target: object) -> str:

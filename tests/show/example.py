@@ -211,7 +211,7 @@ def loops() -> LoopGraph:
         aten.mm.default,
         (View("x", layout(ROWS, INNER)), View("w", layout(INNER, COLS))),
         {},
-        (ExternOutput("buf0", layout(*full), of(MM), "mm"),),
+        (ExternOutput("buf0", layout(*full), of(MM)),),
         "library matrix product",
         of(MM),
     )
