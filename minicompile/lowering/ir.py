@@ -130,12 +130,11 @@ class Pointwise:
 
 @dataclass(frozen=True)
 class Reduction:
-    """Each element of `ranges` reduces `reduction_ranges`. `source_dtype` is that of the reduced values."""
+    """Each element of `ranges` reduces `reduction_ranges`."""
 
     ranges: tuple[Size, ...]
     reduction_ranges: tuple[Size, ...]
     kind: ReductionKind
-    source_dtype: torch.dtype
     inner_fn: ReductionFn
 
 
@@ -331,9 +330,6 @@ class FormulaOps(Ops):
         self.loaded.append(buffer)
         return f"{buffer}[{simplify_index(index, self.ranges)}]"
 
-    def store(self, buffer: str, index: Index, value: str, mode: StoreMode = "store") -> str:
-        return f"{buffer}[{index}] {'+=' if mode == 'atomic_add' else '='} {value}"
-
     def constant(self, value: float | int | bool, dtype: torch.dtype) -> str:
         return repr(value)
 
@@ -353,9 +349,6 @@ class FormulaOps(Ops):
         self, value: str, size: Expr | int, check: bool = True, wrap_negative: bool = True
     ) -> Index:
         return sympy.Symbol(f"<{value}>", integer=True, nonnegative=True)
-
-    def reduction(self, kind: ReductionKind, dtype: torch.dtype, value: str) -> str:
-        return f"{kind}({value})"
 
     def pointwise(self, name: str, *values: str) -> str:
         return f"{name}({', '.join(values)})"

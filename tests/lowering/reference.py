@@ -165,9 +165,8 @@ class _Run:
         ops = self.space(loops, layout.device)
         value, where = evaluate_loops(loops, ops)
         value = ops.whole(value)
-        dtype = loops.source_dtype if isinstance(loops, Reduction) else layout.dtype
-        if value.dtype is not dtype:
-            raise VerifyError(f"{buffer.name}: its body gives {value.dtype}, not {dtype}")
+        if value.dtype is not layout.dtype and not isinstance(loops, Reduction):
+            raise VerifyError(f"{buffer.name}: its body gives {value.dtype}, not {layout.dtype}")
         if isinstance(loops, Scatter):
             ops.store(buffer.name, layout.index(where or ()), value, loops.mode)
             return

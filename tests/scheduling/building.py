@@ -140,7 +140,7 @@ class GraphBuilder:
             return x.load(ops, full)
 
         ranges = tuple(x.size[d] for d in dims)
-        return self.compute(Reduction(size, ranges, kind, x.layout.dtype, inner), size, dtype)
+        return self.compute(Reduction(size, ranges, kind, inner), size, dtype)
 
     def gather(self, table: T, rows: T) -> T:
         """table[rows], rows one-dimensional."""

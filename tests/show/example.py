@@ -182,7 +182,7 @@ def computed(
     name: str, size: tuple[int, ...], fn: Any, origins: Origins, why: str, reduce: str = ""
 ) -> ComputedBuffer:
     if reduce:
-        loops: Any = Reduction(size, (COLS,), reduce, torch.float32, fn)
+        loops: Any = Reduction(size, (COLS,), reduce, fn)
     else:
         loops = Pointwise(size, fn)
     return ComputedBuffer(name, layout(*size), origins, loops, why)
