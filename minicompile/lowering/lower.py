@@ -58,7 +58,6 @@ class _Lowering:
         self.values: dict[fx.Node, Any] = {}
         self.inputs: list[InputBuffer | Size] = []
         self.hints: dict[sympy.Symbol, int] = {}
-        self.symbols: set[sympy.Basic] = set()
         self.returned = set(output_node(graph.gm.graph).all_input_nodes)
 
     def run(self) -> LoopGraph:
@@ -108,7 +107,6 @@ class _Lowering:
         """Note a size symbol's value when compiling."""
         size = to_size(value)
         if isinstance(size, sympy.Expr):
-            self.symbols |= size.free_symbols
             hints = value.node.shape_env.hints
             self.hints.update({symbol: hints[symbol] for symbol in size.free_symbols})
 
@@ -236,7 +234,7 @@ class _Lowering:
     def _known_size(self, node: fx.Node, value: Any) -> Size:
         """A number as a Size. Refuses one that only the operator knows, once it has run."""
         size = to_size(value)
-        if isinstance(size, sympy.Expr) and not size.free_symbols <= self.symbols:
+        if isinstance(size, sympy.Expr) and not size.free_symbols <= self.hints.keys():
             raise Unsupported(
                 f"{target_name(node.target)}: the size of its result depends on data",
                 where=user_line(node),
