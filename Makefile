@@ -31,7 +31,7 @@ demo: $(VENV)/.lessons
 
 ## make notebooks  build the notebooks from notebooks/src, executed
 notebooks: $(VENV)/.lessons
-	$(PY) -m minicompile.lessons.build
+	$(PY) -m notebooks.build
 
 ## make test       set up and run every check: lint, types, tests, notebooks
 test: $(VENV)/.dev check
@@ -50,7 +50,7 @@ tests:
 
 lessons:
 ifneq ($(NOTEBOOKS),)
-	$(PY) -m minicompile.lessons.build --check
+	$(PY) -m notebooks.build --check
 	PYTHONPATH="$(CURDIR)" $(PY) -m pytest -q --nbval-lax --nbval-cell-timeout=600 $(NOTEBOOKS)
 endif
 

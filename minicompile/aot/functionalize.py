@@ -20,7 +20,6 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from minicompile.aot.joint import user_line
 from minicompile.aot.layout import inverse_order, is_dense, repeats, with_layout
 from minicompile.aot.result import RuntimeMetadata
 from minicompile.aot.tracer import Tracer
@@ -34,7 +33,7 @@ from minicompile.aot.views import (
     results_of,
 )
 from minicompile.errors import Unsupported
-from minicompile.ops.graph import origins_of, placeholders
+from minicompile.ops.graph import origins_of, placeholders, user_line
 
 aten = torch.ops.aten
 

@@ -25,7 +25,7 @@ from minicompile.aot.result import OutputSpec, RuntimeMetadata
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import is_inplace_view
 from minicompile.errors import Unsupported
-from minicompile.ops.graph import origins_of, placeholders
+from minicompile.ops.graph import origins_of, placeholders, user_line
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, union
 
 STORAGE_SURGERY = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::set_data"}
@@ -86,11 +86,6 @@ class JointTracer(Tracer):
             for handle in handles:
                 handle.remove()
         self.hooks.clear()
-
-
-def user_line(node: fx.Node) -> SourceLine | None:
-    lines = (origin.line for origin in sorted(origins_of(node)))
-    return next((line for line in lines if line is not None), None)
 
 
 def trace(

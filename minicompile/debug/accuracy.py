@@ -84,10 +84,6 @@ class Accuracy(Shown):
 
     HEAD = ("stage", "outputs", "gradients", "state", "x eager", "verdict", "note")
 
-    @property
-    def ok(self) -> bool:
-        return not any(row.verdict in ("wrong", "far from eager", "raised") for row in self.stages)
-
     def __getitem__(self, stage: str) -> StageAccuracy:
         return next(row for row in self.stages if row.stage == stage)
 
@@ -112,7 +108,9 @@ class Measured:
     compiled: bool = True
     """Whether any of it ran compiled."""
 
-    GROUPS = ("outputs", "gradients", "state")
+    @property
+    def groups(self) -> tuple[dict[str, Any], ...]:
+        return self.outputs, self.gradients, self.state
 
 
 def accuracy(target: Any, /, *args: Any, **kwargs: Any) -> Accuracy:
@@ -134,7 +132,7 @@ def accuracy(target: Any, /, *args: Any, **kwargs: Any) -> Accuracy:
         why = "not used: float64 draws other random numbers, so eager is the reference"
     elif reference.error is not None:
         why = f"not used, eager is the reference: {described(reference.error)}"
-    elif any(getattr(reference, g).keys() != getattr(eager, g).keys() for g in Measured.GROUPS):
+    elif any(a.keys() != b.keys() for a, b in zip(reference.groups, eager.groups)):
         why = "not used, eager is the reference: in float64 it gives something else"
     against = eager if why else reference
     rows = [
@@ -361,25 +359,18 @@ def one_rounding(values: dict[str, Any]) -> float:
 def judged(name: str, run: Measured, eager: Measured, reference: Measured) -> StageAccuracy:
     if run.error is not None:
         return StageAccuracy(name, verdict="raised", note=described(run.error))
-    errors: dict[str, float | None] = {}
+    errors = [worst(found, true) for found, true in zip(run.groups, reference.groups)]
     ratios: list[float] = []
-    same = True
-    for group in Measured.GROUPS:
-        found, theirs = getattr(run, group), getattr(eager, group)
-        error = worst(found, getattr(reference, group))
-        errors[group] = error
-        same = same and not worst(found, theirs)
+    for error, theirs, true in zip(errors, eager.groups, reference.groups):
         if error is not None:
-            unit = max(worst(theirs, getattr(reference, group)) or 0.0, one_rounding(theirs))
+            unit = max(worst(theirs, true) or 0.0, one_rounding(theirs))
             ratios.append(error / unit if unit else float("inf") if error else 0.0)
-    ratio = max(ratios, default=None)
-    verdict = "baseline"
+    ratio, verdict = max(ratios, default=None), "baseline"
     if name != EAGER:
+        same = not any(worst(found, theirs) for found, theirs in zip(run.groups, eager.groups))
         verdict = verdict_of(run, ratio or 0.0, same, measured=reference is not eager)
-    return StageAccuracy(
-        *(name, errors["outputs"], errors["gradients"], errors["state"], ratio, verdict),
-        note=run.note,
-    )
+    outputs, gradients, state = errors
+    return StageAccuracy(name, outputs, gradients, state, ratio, verdict, run.note)
 
 
 def verdict_of(run: Measured, ratio: float, same: bool, measured: bool) -> str:

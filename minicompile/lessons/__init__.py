@@ -1,1 +1,1 @@
-"""What the notebooks are made of: the lesson model, its text, training, and the notebook builder."""
+"""What the notebooks are made of: the lesson model, its text, training, and check cells."""

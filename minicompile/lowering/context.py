@@ -219,12 +219,11 @@ class LoweringContext:
         kind: ReductionKind,
         size: Sequence[Size],
         reduction_ranges: Sequence[Size],
-        source_dtype: torch.dtype,
         dtype: torch.dtype,
         device: torch.device,
         fn: ReductionFn,
     ) -> TensorValue:
-        """Reduce `fn(ops, index, reduction_index)`, of `source_dtype`, to a tensor of `size` and `dtype`.
+        """Reduce `fn(ops, index, reduction_index)` to a tensor of `size` and `dtype`.
 
         Nothing to reduce gives the identity, one element gives itself; otherwise the result is in memory.
         """
@@ -239,12 +238,10 @@ class LoweringContext:
                 size, device, lambda ops, index: ops.to_dtype(fn(ops, index, first), dtype)
             )
         probe = Probe()
-        found, _ = fn(probe, loop_index(len(size)), loop_index(len(reduction_ranges), "r"))
-        if found is not source_dtype:
-            raise VerifyError(f"{self.rule()}: reduces {found}, not {source_dtype}")
+        fn(probe, loop_index(len(size)), loop_index(len(reduction_ranges), "r"))
         layout = Layout(device, dtype, tuple(size), self.eager_strides(size))
         body = scoped(fn, len(self.operations), self.origins)
-        loops = Reduction(tuple(size), tuple(reduction_ranges), kind, source_dtype, body)
+        loops = Reduction(tuple(size), tuple(reduction_ranges), kind, body)
         return self.in_memory(self._emit(layout, loops, probe.inputs, self.origins, "reduction"))
 
     def scatter(

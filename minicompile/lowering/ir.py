@@ -17,13 +17,14 @@ The real compiler: torch/_inductor/ir.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import sympy
 import torch
 
+from minicompile import compat
 from minicompile.errors import VerifyError
 from minicompile.ops.display import Shown
 from minicompile.ops.dtypes import LOOP_DTYPES, short
@@ -129,12 +130,11 @@ class Pointwise:
 
 @dataclass(frozen=True)
 class Reduction:
-    """Each element of `ranges` reduces `reduction_ranges`. `source_dtype` is that of the reduced values."""
+    """Each element of `ranges` reduces `reduction_ranges`."""
 
     ranges: tuple[Size, ...]
     reduction_ranges: tuple[Size, ...]
     kind: ReductionKind
-    source_dtype: torch.dtype
     inner_fn: ReductionFn
 
 
@@ -172,7 +172,6 @@ class ComputedBuffer(Buffer):
 class ExternOutput(Buffer):
     """One output of an extern operator."""
 
-    kernel: str = ""
     index: int | None = None
     """Position in the operator's tuple, None when it returns one tensor."""
 
@@ -186,15 +185,6 @@ class View:
 
     def __str__(self) -> str:
         return f"{self.buffer}[{self.layout}]"
-
-
-def leaves(nested: Any) -> Iterator[Any]:
-    """What nested tuples, lists and dicts hold, in order."""
-    if isinstance(nested, tuple | list | dict):
-        for item in nested.values() if isinstance(nested, dict) else nested:
-            yield from leaves(item)
-    else:
-        yield nested
 
 
 @dataclass(eq=False)
@@ -220,7 +210,8 @@ class ExternKernel(Shown):
 
     def views(self) -> list[View]:
         """The tensors it reads, in order."""
-        return [value for value in leaves((self.args, self.kwargs)) if isinstance(value, View)]
+        given = compat.tree_leaves((self.args, self.kwargs))
+        return [value for value in given if isinstance(value, View)]
 
     def __str__(self) -> str:
         arguments = [_extern_argument(a) for a in self.args]
@@ -339,9 +330,6 @@ class FormulaOps(Ops):
         self.loaded.append(buffer)
         return f"{buffer}[{simplify_index(index, self.ranges)}]"
 
-    def store(self, buffer: str, index: Index, value: str, mode: StoreMode = "store") -> str:
-        return f"{buffer}[{index}] {'+=' if mode == 'atomic_add' else '='} {value}"
-
     def constant(self, value: float | int | bool, dtype: torch.dtype) -> str:
         return repr(value)
 
@@ -361,9 +349,6 @@ class FormulaOps(Ops):
         self, value: str, size: Expr | int, check: bool = True, wrap_negative: bool = True
     ) -> Index:
         return sympy.Symbol(f"<{value}>", integer=True, nonnegative=True)
-
-    def reduction(self, kind: ReductionKind, dtype: torch.dtype, value: str) -> str:
-        return f"{kind}({value})"
 
     def pointwise(self, name: str, *values: str) -> str:
         return f"{name}({', '.join(values)})"

@@ -14,6 +14,7 @@ import sympy
 import torch
 from torch import fx
 
+from minicompile import compat
 from minicompile.errors import Unsupported
 from minicompile.lowering import realize as heuristics
 from minicompile.lowering import rules
@@ -27,15 +28,13 @@ from minicompile.lowering.ir import (
     LoopGraph,
     Operation,
     Output,
-    leaves,
     verify,
     written_by,
 )
 from minicompile.lowering.registry import Rule, extern_reasons, lowering
 from minicompile.lowering.value import Storage, TensorValue
 from minicompile.ops.dtypes import LOOP_DTYPES, short
-from minicompile.ops.graph import Graph, origins_of, output_node, target_name
-from minicompile.ops.origin import source_lines
+from minicompile.ops.graph import Graph, origins_of, output_node, target_name, user_line
 from minicompile.options import Options
 from minicompile.shapes.expr import Size, to_size
 
@@ -59,7 +58,6 @@ class _Lowering:
         self.values: dict[fx.Node, Any] = {}
         self.inputs: list[InputBuffer | Size] = []
         self.hints: dict[sympy.Symbol, int] = {}
-        self.symbols: set[sympy.Basic] = set()
         self.returned = set(output_node(graph.gm.graph).all_input_nodes)
 
     def run(self) -> LoopGraph:
@@ -109,10 +107,8 @@ class _Lowering:
         """Note a size symbol's value when compiling."""
         size = to_size(value)
         if isinstance(size, sympy.Expr):
-            self.symbols |= size.free_symbols
-            if (node := getattr(value, "node", None)) is not None:
-                self.ctx.env = node.shape_env
-                self.hints |= {s: node.shape_env.hints[s] for s in size.free_symbols}
+            self.ctx.env = value.node.shape_env
+            self.hints |= {s: self.ctx.env.hints[s] for s in size.free_symbols}
 
     def _attribute(self, node: fx.Node) -> TensorValue:
         value: Any = operator.attrgetter(str(node.target))(self.graph.gm)
@@ -123,7 +119,7 @@ class _Lowering:
     def _output(self, item: Any) -> Output:
         value = self.values[item] if isinstance(item, fx.Node) else item
         if isinstance(value, tuple | list):
-            raise Unsupported("a graph output that is a tuple", where=_where(item))
+            raise Unsupported("a graph output that is a tuple", where=user_line(item))
         if not isinstance(value, TensorValue):
             return value  # type: ignore[no-any-return]
         self.ctx.enter(item)
@@ -140,9 +136,9 @@ class _Lowering:
         if isinstance(val, NUMBERS):
             return self._known_size(node, val)
         if not isinstance(op, torch._ops.OpOverload):
-            raise Unsupported(f"no lowering for {target_name(op)}", where=_where(node))
+            raise Unsupported(f"no lowering for {target_name(op)}", where=user_line(node))
         if op._schema.is_mutable:
-            raise Unsupported(f"{op} mutates its argument", where=_where(node))
+            raise Unsupported(f"{op} mutates its argument", where=user_line(node))
         rule, operands = lowering.get(op), values_in((args, kwargs))
         reason = self._why_extern(op, rule, operands)
         if reason is None:
@@ -219,8 +215,8 @@ class _Lowering:
 
         def output(index: int, layout: Layout) -> ExternOutput:
             if single:
-                return ExternOutput(name, layout, ctx.origins, name)
-            return ExternOutput(f"{name}_{index}", layout, ctx.origins, name, index)
+                return ExternOutput(name, layout, ctx.origins)
+            return ExternOutput(f"{name}_{index}", layout, ctx.origins, index)
 
         args, kwargs = fx.map_arg((node.args, node.kwargs), operand)
         name = ctx.new_name()
@@ -238,16 +234,16 @@ class _Lowering:
     def _known_size(self, node: fx.Node, value: Any) -> Size:
         """A number as a Size. Refuses one that only the operator knows, once it has run."""
         size = to_size(value)
-        if isinstance(size, sympy.Expr) and not size.free_symbols <= self.symbols:
+        if isinstance(size, sympy.Expr) and not size.free_symbols <= self.hints.keys():
             raise Unsupported(
                 f"{target_name(node.target)}: the size of its result depends on data",
-                where=_where(node),
+                where=user_line(node),
             )
         return size
 
 
 def values_in(nested: Any) -> list[TensorValue]:
-    return [value for value in leaves(nested) if isinstance(value, TensorValue)]
+    return [value for value in compat.tree_leaves(nested) if isinstance(value, TensorValue)]
 
 
 def _number(value: Any) -> Any:
@@ -260,18 +256,13 @@ def _copying(node: fx.Node, op: torch._ops.OpOverload, reason: str) -> torch._op
     packet = getattr(torch.ops.aten, f"{op.overloadpacket.__name__}_copy", None)
     found = getattr(packet, op._overloadname, None) if op.namespace == "aten" else None
     if found is None:
-        raise Unsupported(f"{op}: {reason}", where=_where(node))
+        raise Unsupported(f"{op}: {reason}", where=user_line(node))
     return found  # type: ignore[no-any-return]
 
 
 def is_view(op: torch._ops.OpOverload) -> bool:
     """Whether eager returns an alias of an argument."""
     return any(result.alias_info is not None for result in op._schema.returns)
-
-
-def _where(node: fx.Node) -> Any:
-    lines = source_lines(origins_of(node))
-    return lines[0] if lines else None
 
 
 def drop_unread(graph: LoopGraph, reads: Mapping[str, frozenset[str]]) -> None:

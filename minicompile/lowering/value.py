@@ -20,9 +20,9 @@ import torch
 
 from minicompile.lowering.ir import Buffer, FormulaOps, Layout
 from minicompile.lowering.views import ViewMap
-from minicompile.ops.handler import Index, InnerFn, Ops, StoreMode, V
+from minicompile.ops.handler import Index, InnerFn, Ops, V
 from minicompile.ops.origin import NO_ORIGINS, Origins
-from minicompile.ops.table import POINTWISE, ReductionKind, result_dtype
+from minicompile.ops.table import POINTWISE, result_dtype
 from minicompile.shapes.expr import Expr, Size, loop_symbol
 
 NEVER = 1 << 60
@@ -199,9 +199,6 @@ class Scope(Ops):
     def load(self, buffer: str, index: Index) -> V:
         return self.addressing.load(buffer, index)
 
-    def store(self, buffer: str, index: Index, value: V, mode: StoreMode = "store") -> V:
-        return self.addressing.store(buffer, index, value, mode)
-
     def constant(self, value: float | int | bool, dtype: torch.dtype) -> V:
         return self.arithmetic.constant(value, dtype)
 
@@ -225,9 +222,6 @@ class Scope(Ops):
         self, value: V, size: Expr | int, check: bool = True, wrap_negative: bool = True
     ) -> Index:
         return self.addressing.indirect_indexing(value, size, check, wrap_negative)
-
-    def reduction(self, kind: ReductionKind, dtype: torch.dtype, value: V) -> V:
-        return self.arithmetic.reduction(kind, dtype, value)
 
     def pointwise(self, name: str, *values: V) -> V:
         return self.arithmetic.pointwise(name, *values)

@@ -16,16 +16,15 @@ from minicompile.ops.registry import Registry
 T = TypeVar("T")
 
 renderer: Registry[Callable[[Any], str]] = Registry(
-    "renderer", "type, or its full name -> function that gives its HTML"
+    "renderer", "type -> function that gives its HTML"
 )
 
 
 def to_html(obj: object) -> str:
-    """The object's HTML: the renderer of its nearest type (or of that type's full name), or its text."""
+    """The object's HTML: the renderer of its nearest type, or its text."""
     for cls in type(obj).__mro__:
-        rule = renderer.get(cls) or renderer.get(f"{cls.__module__}.{cls.__qualname__}")
-        if rule is not None:
-            return rule(obj)
+        if cls in renderer:
+            return renderer[cls](obj)
     return f"<pre>{html.escape(str(obj))}</pre>"
 
 

@@ -20,7 +20,7 @@ from torch import fx
 
 from minicompile.ops.display import Shown
 from minicompile.ops.dtypes import value_text
-from minicompile.ops.origin import NO_ORIGINS, Origins, source_lines
+from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, source_lines
 
 
 def origins_of(node: fx.Node) -> Origins:
@@ -36,6 +36,11 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
 def output_node(graph: fx.Graph) -> fx.Node:
     found: fx.Node = next(node for node in reversed(graph.nodes) if node.op == "output")
     return found
+
+
+def user_line(node: fx.Node) -> SourceLine | None:
+    """The first line of user code that a node came from."""
+    return next(iter(source_lines(origins_of(node))), None)
 
 
 def target_name(target: object) -> str:
@@ -68,29 +73,27 @@ class Listing:
         calls = [n.target for n in self.nodes if n.op.startswith("call")]
         return sum(target is not operator.getitem for target in calls)
 
+    @property
+    def signature(self) -> str:
+        """The graph's inputs, as the head of a Python function."""
+        typed = [typed_name(node) for node in self.nodes if node.op == "placeholder"]
+        if len(typed) > 3:
+            return "\n".join([f"def {self.name}(", *(f"    {name}," for name in typed), "):"])
+        return f"def {self.name}({', '.join(typed)}):"
+
     def __str__(self) -> str:
         """The graph as a Python function, headed by the pass that made it; user lines as comments."""
-        lines = [f"# {self.name}, by {self.made_by}: {self.op_count} operations"]
-        inputs = [node for node in self.nodes if node.op == "placeholder"]
-        typed = [f"{n.name}: '{value_text(n.meta.get('val'))}'" for n in inputs]
-        if len(typed) > 3:
-            lines += [f"def {self.name}(", *(f"    {argument}," for argument in typed), "):"]
-        else:
-            lines.append(f"def {self.name}({', '.join(typed)}):")
+        lines = [f"# {self.name}, by {self.made_by}: {self.op_count} operations", self.signature]
         shown: object = None
         for node in self.nodes:
             if node.op == "placeholder":
                 continue
-            if node.op == "output":
-                lines.append(f"    return {_argument(node.args[0])}")
-                continue
-            at = source_lines(origins_of(node))
+            at = () if node.op == "output" else source_lines(origins_of(node))
             if at and at != shown:
                 phase = " (backward)" if node.meta.get("phase") == "backward" else ""
                 lines.extend(f"    # {line}{phase}" for line in at)
                 shown = at
-            value = value_text(node.meta.get("val"))
-            lines.append(f"    {node.name}: '{value}' = {call_text(node)}")
+            lines.append(f"    {statement(node)}")
         return "\n".join(lines)
 
 
@@ -140,6 +143,17 @@ def _argument(value: object) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return f"float('{value}')"
     return f"torch.device('{value}')" if isinstance(value, torch.device) else repr(value)
+
+
+def typed_name(node: fx.Node) -> str:
+    return f"{node.name}: '{value_text(node.meta.get('val'))}'"
+
+
+def statement(node: fx.Node) -> str:
+    """A node as a line of Python: `relu: 'f32[4]' = torch.relu(x)`."""
+    if node.op == "output":
+        return f"return {_argument(node.args[0])}"
+    return f"{typed_name(node)} = {call_text(node)}"
 
 
 def call_text(node: fx.Node) -> str:

@@ -36,9 +36,9 @@ class Ops(abc.ABC):
     def load(self, buffer: str, index: Index) -> V:
         """The element of `buffer` at a linear index (in elements)."""
 
-    @abc.abstractmethod
     def store(self, buffer: str, index: Index, value: V, mode: StoreMode = "store") -> V:
-        """Write an element; "atomic_add" adds to what is there."""
+        """Write an element; "atomic_add" adds to what is there. Only for handlers of whole bodies."""
+        raise NotImplementedError(f"{type(self).__name__} has no store")
 
     @abc.abstractmethod
     def constant(self, value: float | int | bool, dtype: torch.dtype) -> V: ...
@@ -70,9 +70,9 @@ class Ops(abc.ABC):
         With `check`, a value out of range is an error at run time, as in eager.
         """
 
-    @abc.abstractmethod
     def reduction(self, kind: ReductionKind, dtype: torch.dtype, value: V) -> V:
         """Reduce `value` over the reduction variables; argmax/argmin give the linear position as int64."""
+        raise NotImplementedError(f"{type(self).__name__} has no reduction")
 
     @abc.abstractmethod
     def pointwise(self, name: str, *values: V) -> V:

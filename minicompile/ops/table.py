@@ -1,17 +1,15 @@
 """The arithmetic of loop bodies: one row per pointwise operation, shared by every `ops` handler.
 
-A row gives the arity, the dtype of the result, eager's own function (the reference semantics: what an
-interpreter runs and a printer must match) and a rough cost. Printers keep their own tables of how to write
-each operation; a test checks that they cover this one. The real compiler: torch/_inductor/ops_handler.py,
+A row gives the arity, the dtype of the result and a rough cost; an operation does what torch's function of
+its name does. Printers keep their own tables of how to write each operation; tests check that they cover
+this one, and that what they write gives eager's results. The real compiler: torch/_inductor/ops_handler.py,
 codegen/common.py (OpOverrides) and dtype_propagation.py.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -25,7 +23,6 @@ class OpSpec:
     name: str
     arity: int
     result: ResultType
-    reference: Callable[..., Any]
     flops: int
 
 
@@ -59,17 +56,8 @@ TABLE: tuple[tuple[int, ResultType, int, str], ...] = (
 )
 """Arity, result and cost of operations by name; torch has most of them under the same name."""
 
-REFERENCES: dict[str, Callable[..., Any]] = {
-    "floordiv": functools.partial(torch.div, rounding_mode="floor"),
-    "truncdiv": functools.partial(torch.div, rounding_mode="trunc"),
-    "truediv": torch.true_divide,
-    "fma": lambda a, b, c: torch.addcmul(c, a, b),
-    "lshift": torch.bitwise_left_shift,
-    "rshift": torch.bitwise_right_shift,
-}
-
 POINTWISE: dict[str, OpSpec] = {
-    name: OpSpec(name, arity, result, REFERENCES.get(name) or getattr(torch, name), flops)
+    name: OpSpec(name, arity, result, flops)
     for arity, result, flops, names in TABLE
     for name in names.split()
 }

@@ -176,9 +176,10 @@ class MemoryPlan(Shown):
         return max(self.live_bytes, default=0)
 
     def __str__(self) -> str:
+        reused = sum(1 for step in self.allocate for a in step if a.reuses)
         lines = [
-            f"memory plan: peak {bytes_text(self.peak_bytes)}, "
-            f"{count_text(len(self.internal), 'buffer')} never in memory"
+            f"memory plan: peak {bytes_text(self.peak_bytes)}, {count_text(reused, 'buffer')} in "
+            f"reused memory, {len(self.internal)} never in memory"
         ]
         for i, (new, dead) in enumerate(zip(self.allocate, self.free, strict=True)):
             made = [a.buffer + (f" in {a.reuses}" if a.reuses else "") for a in new]

@@ -1,6 +1,6 @@
 """`schedule`: from a `LoopGraph` to kernels in running order.
 
-    nodes         one per buffer, its loop body recorded; what nothing needs is dropped
+    nodes         one per buffer, its loop body recorded
     dependencies  a reader runs after the writer, a scatter after everybody else who reads its target
     fusion        pairs that save memory traffic become one kernel (fusion.py)
     order         as in the graph, or one with a lower peak of memory
@@ -38,7 +38,7 @@ def schedule(graph: LoopGraph, options: Options) -> Schedule:
 
     Raises Unsupported for a scatter into memory that the caller owns.
     """
-    nodes = live_nodes(graph, make_nodes(graph))
+    nodes = make_nodes(graph)
     fuser = Fuser(nodes, dependency_graph(nodes), fusion_context(graph, options, nodes))
     if options.fusion:
         fuser.run()
@@ -78,17 +78,6 @@ def make_nodes(graph: LoopGraph) -> list[AnyNode]:
             reads = (*reads, Dependency(target, None))
         nodes.append(SchedulerNode(operation, body, reads, writes))
     return nodes
-
-
-def live_nodes(graph: LoopGraph, nodes: Sequence[AnyNode]) -> list[AnyNode]:
-    """The nodes that outputs need, and library calls with effects (random numbers, checks)."""
-    needed = set(graph.returned)
-    live: list[AnyNode] = []
-    for node in reversed(nodes):
-        if has_effect(node) or any(d.buffer in needed for d in node.writes):
-            live.append(node)
-            needed.update(d.buffer for d in node.reads)
-    return live[::-1]
 
 
 def has_effect(node: AnyNode) -> bool:

@@ -42,9 +42,7 @@ def partition_parts(partition: Partition) -> str:
     )
 
 
-@shows(Partition)
-def partition_view(partition: Partition) -> str:
-    return box(*headline(partition), partition_parts(partition))
+shows(Partition)(lambda partition: box(*headline(partition), partition_parts(partition)))
 
 
 def output_row(number: int, spec: OutputSpec) -> list[str]:
@@ -75,9 +73,7 @@ def _plain(value: object) -> str:
     return str(value)
 
 
-@shows(RuntimeMetadata)
-def metadata_view(metadata: RuntimeMetadata) -> str:
-    return box(*headline(metadata), metadata_parts(metadata))
+shows(RuntimeMetadata)(lambda metadata: box(*headline(metadata), metadata_parts(metadata)))
 
 
 def graph_details(name: str, graph: Graph) -> str:

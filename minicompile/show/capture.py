@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-from torch import fx
+from collections.abc import Sequence
 
 from minicompile.dynamo.result import (
     LONG_FLOW,
@@ -13,17 +11,14 @@ from minicompile.dynamo.result import (
     GraphBreak,
     Guard,
     GuardFailure,
-    InstructionRecord,
 )
 from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text
-from minicompile.ops.graph import call_text, origins_of
-from minicompile.ops.origin import SourceLine, source_lines
+from minicompile.ops.graph import statement
 from minicompile.show.graphs import drawing, graph_code
-from minicompile.show.html import box, code, columns, details, facts, heading, shows, table, text
+from minicompile.show.html import box, code, details, facts, heading, shows, table, text
 from minicompile.show.listing import headline, listing, source_cell, stripe
 from minicompile.show.palette import BAD, NEUTRAL, line_colour
-from minicompile.show.syntax import highlight
 
 
 def guard_table(guards: Sequence[Guard]) -> str:
@@ -80,66 +75,27 @@ shows(GuardFailure)(
 shows(GraphBreak)(lambda b: box("graph break", f"{b.kind} ran in eager", break_table([b])))
 
 
-def bytecode_lines(records: Sequence[InstructionRecord]) -> Iterator[str]:
-    """Instructions as they were interpreted: under their source line, indented by call depth, with the
-    nodes they made as chips."""
-    shown = None
-    for record in records:
-        indent, line = "  " * record.depth, record.line
-        at, hue = ([], NEUTRAL) if line is None else ([line], line_colour(line))
-        if line is not None and line != shown:
-            shown = line
-            comment = f"{indent}# {line.place} {line.text}"
-            yield stripe(highlight(comment, "python")[0], at, "")
-        chip = f' <span class="chip" style="border:1px solid {hue}">'
-        made = "".join(f"{chip}{text(name)}</span>" for name in record.nodes)
-        name = f'{indent}<span class="fn">{text(record.opname)}</span>'
-        about = f"call depth {record.depth}, {record.stack_after} values on the stack after it"
-        told = f"{line or ''}\n{about}".strip()
-        yield stripe(f"{name} {text(record.argument)}{made}", at, record.offset, told)
-
-
 def flow_table(capture: Capture) -> str:
     """Each passage of the frame: its source line and instructions, beside the nodes that they made; then
-    where the frame was cut."""
+    where the frame was cut. A long one shows the passages that made nodes."""
     nodes = {node.name: node for node in capture.graph.nodes}
-    rows = []
+    rows, long = [], len(capture.bytecode) > LONG_FLOW
     for passage in capture.passages:
+        if long and not passage.nodes:
+            continue
         hue = line_colour(passage.line) if passage.line is not None else NEUTRAL
         steps = (f"{r.opname} {r.argument}".strip() for r in passage.instructions)
         names = " · ".join(step.replace(" ", "\u00a0") for step in steps)
-        shift = f"padding-left:{6 + 18 * min(passage.depth, 8)}px"
         left = (
-            f'<div style="border-left:4px solid {hue};{shift}">{source_text(passage.line)}<br>'
+            f'<div style="padding-left:{18 * min(passage.depth, 8)}px">{source_cell(passage.line)}<br>'
             f'<small style="font-family:monospace">{text(names)}</small></div>'
         )
         made = [nodes[name] for name in passage.nodes if name in nodes]
-        rows.append([left, "<br>".join(code(node_text(n), hue, wrap=True) for n in made)])
+        rows.append([left, "<br>".join(code(statement(n), hue, wrap=True) for n in made)])
     if (why := capture.stopped_by) is not None:
         cut = f'<b style="color:{BAD}">✂ cut here: {text(why.reason)}</b> {code(why.id)}<br>'
         rows.append([cut + f"<small>{text(why.explanation)}</small>", "Python runs this"])
     return table(("line and instructions", "graph"), rows)
-
-
-def node_text(node: fx.Node) -> str:
-    return f"{node.name}: {value_text(node.meta.get('val'))} = {call_text(node)}"
-
-
-def source_text(line: SourceLine | None) -> str:
-    if line is None:
-        return ""
-    place = line.place.rsplit("/", 1)[-1]
-    return f'<small title="{text(line)}">{text(place)}</small> <code>{text(line.text)}</code>'
-
-
-def user_lines(capture: Capture) -> str:
-    """Each line of source with the nodes it became."""
-    made: dict[SourceLine, list[str]] = {}
-    for node in capture.graph.nodes:
-        for line in source_lines(origins_of(node)):
-            made.setdefault(line, []).append(node.name)
-    rows = ([source_cell(line), code(", ".join(made[line]), wrap=True)] for line in sorted(made))
-    return table(("line", "nodes"), rows)
 
 
 def input_table(capture: Capture) -> str:
@@ -163,31 +119,29 @@ def symbol_table(capture: Capture) -> str:
     return details("symbols", "numbers that may vary", shown, opened=True)
 
 
+def capture_parts(capture: Capture) -> str:
+    """Bytecode beside the nodes it made, the graph as code, the guards and the symbols."""
+    instructions, guards = len(capture.bytecode), capture.guards
+    short = 0 < instructions <= LONG_FLOW
+    flow = details("bytecode", f"{instructions} instructions", flow_table(capture), opened=short)
+    operations = count_text(capture.graph.op_count, "operation")
+    graph = details("graph", operations, graph_code(capture.graph), opened=not short)
+    checks = details("guards", f"{len(guards)} checks before reuse", grouped_guards(guards))
+    return flow + graph + checks + symbol_table(capture)
+
+
 @shows(Capture)
 def capture_view(capture: Capture) -> str:
-    inlined, guards = capture.inlined, capture.guards
-    beside = graph_code(capture.graph)
-    if capture.bytecode:
-        count = heading(f"bytecode, {len(capture.bytecode)} instructions")
-        bytecode = count + listing(bytecode_lines(capture.bytecode))
-        beside = columns(bytecode, heading("graph") + beside)
+    inlined = capture.inlined
     calls = listing(stripe(text(name)) for name in inlined)
+    effects = [("afterwards", effect) for effect in capture.side_effects]
     return box(
         *headline(capture),
-        beside,
-        heading("source lines"),
-        user_lines(capture),
+        capture_parts(capture),
         details("picture", "the graph, drawn", drawing(capture.graph)),
         details("inputs", f"{len(capture.inputs)} tensors and sizes", input_table(capture)),
-        details("guards", f"{len(guards)} checks before reuse", grouped_guards(guards)),
-        symbol_table(capture),
         details("inlined calls", len(inlined), calls) if inlined else "",
-        facts(
-            [
-                ("returns", capture.result),
-                *(("afterwards", effect) for effect in capture.side_effects),
-            ]
-        ),
+        facts([("returns", capture.result), *effects]),
     )
 
 
@@ -211,9 +165,6 @@ def explanation_view(explanation: Explanation) -> str:
         about = f"{operations}, {count_text(len(capture.guards), 'guard')}"
         if capture.stopped_by is not None:
             about += f", cut at [{capture.stopped_by.id}]"
-        content = flow_table(capture) if len(capture.bytecode) <= LONG_FLOW else ""
-        content += details("graph", operations, graph_code(capture.graph), opened=not content)
-        content += details("guards", len(capture.guards), grouped_guards(capture.guards))
-        content += symbol_table(capture)
-        parts.append(details(f"{number}. {capture.name}", about, content, opened=len(captures) < 8))
+        title, content = f"{number}. {capture.name}", capture_parts(capture)
+        parts.append(details(title, about, content, opened=len(captures) < 8))
     return box(*headline(explanation), *parts)

@@ -13,9 +13,9 @@ from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import (
     Graph,
     PassRecord,
-    call_text,
     origins_of,
     placeholders,
+    statement,
     target_name,
 )
 from minicompile.ops.origin import source_lines
@@ -127,27 +127,18 @@ def node_lines(nodes: Sequence[fx.Node]) -> Iterator[str]:
             for line in at:
                 yield stripe(f'    <span class="com"># {text(line)}</span>', at)
             shown = at
-        if node.op == "output":
-            returned = str(node.args[0]).removeprefix("[").removesuffix("]")
-            code, detail = f"    return {returned}", ""
-        else:
-            code = f"    {node.name}: '{value_text(node.meta.get('val'))}' = {call_text(node)}"
-            detail = node_detail(node)
+        detail = "" if node.op == "output" else node_detail(node)
         told = "\n".join(filter(None, [detail, from_text(at)]))
-        yield stripe(highlight(code, "python")[0], at, title=told)
+        yield stripe(highlight(f"    {statement(node)}", "python")[0], at, title=told)
 
 
 def graph_code(graph: Graph) -> str:
     """The listing of a graph, folded by block when it is long."""
     nodes = [n for n in graph.nodes if n.op != "placeholder"]
-    typed = [f"{n.name}: '{value_text(n.meta.get('val'))}'" for n in placeholders(graph.gm.graph)]
-    if len(typed) > 2:
-        head = f"def {graph.name}(\n    " + ",\n    ".join(typed) + ",\n):"
-    else:
-        head = f"def {graph.name}({', '.join(typed)}):"
-    top = plain_code(head, numbered=False)
-    if len(typed) > 13:
-        top = details("inputs", f"{len(typed)} tensors and sizes", top)
+    inputs = len(placeholders(graph.gm.graph))
+    top = plain_code(graph.signature, numbered=False)
+    if inputs > 13:
+        top = details("inputs", f"{inputs} tensors and sizes", top)
     if len(nodes) <= FOLD_CODE:
         return top + listing(node_lines(nodes))
     for number, (name, run) in enumerate(blocks(nodes)):
@@ -225,6 +216,4 @@ def pass_parts(record: PassRecord) -> tuple[str, str, str]:
     return f"pass {record.name}", changes, "" if before == after else diff_view(before, after)
 
 
-@shows(PassRecord)
-def pass_view(record: PassRecord) -> str:
-    return box(*pass_parts(record))
+shows(PassRecord)(lambda record: box(*pass_parts(record)))

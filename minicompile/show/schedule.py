@@ -19,7 +19,7 @@ from minicompile.scheduling.nodes import (
 )
 from minicompile.show.graphviz import Cluster, Diagram, Edge, Node, picture
 from minicompile.show.html import bar, box, code, columns, details, heading, shows, table, text
-from minicompile.show.listing import code_listing, source_cell
+from minicompile.show.listing import code_listing, headline, source_cell
 from minicompile.show.loops import body_listing, ranges_text
 from minicompile.show.palette import BAD, FORWARD, GOOD, colour
 
@@ -108,18 +108,9 @@ def memory_table(memory: MemoryPlan, names: Sequence[str]) -> str:
     return table(("step", "runs", "allocates", "frees", "alive", ""), rows, numbers=(0, 4))
 
 
-def memory_about(memory: MemoryPlan) -> str:
-    reused = sum(1 for step in memory.allocate for a in step if a.reuses)
-    return (
-        f"peak {bytes_text(memory.peak_bytes)} · {count_text(reused, 'buffer')} in reused memory · "
-        f"{len(memory.internal)} never in memory"
-    )
-
-
-@shows(MemoryPlan)
-def memory_view(memory: MemoryPlan) -> str:
-    unnamed = [""] * len(memory.allocate)
-    return box("memory plan", memory_about(memory), memory_table(memory, unnamed))
+shows(MemoryPlan)(
+    lambda memory: box(*headline(memory), memory_table(memory, [""] * len(memory.allocate)))
+)
 
 
 def operations(node: AnyNode) -> list[Operation]:
@@ -201,6 +192,6 @@ def schedule_view(schedule: Schedule) -> str:
         ),
         details("picture", "what flows between the nodes", drawn) if drawn else "",
         details("fusion decisions", asked, decision_table(decisions), len(decisions) <= 40),
-        heading(f"memory, {memory_about(schedule.memory)}"),
+        heading(", ".join(headline(schedule.memory))),
         memory_table(schedule.memory, steps),
     )

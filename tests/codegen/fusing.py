@@ -67,9 +67,8 @@ class Program:
         kind: str,
         fn: Callable[..., Any],
         dtype: torch.dtype = torch.float32,
-        source: torch.dtype | None = None,
     ) -> str:
-        loops = Reduction(tuple(size), tuple(over), kind, source or dtype, fn)  # type: ignore[arg-type]
+        loops = Reduction(tuple(size), tuple(over), kind, fn)  # type: ignore[arg-type]
         return self._computed(name, size, dtype, loops)
 
     def scatter(

@@ -72,10 +72,10 @@ def one_reduction(
     p.input("x", size, dtype)
     if across:
         fn = lambda ops, i, r: ops.load("x", p.at(r[0], i[0], size=size))  # noqa: E731
-        p.reduce("out", (columns,), (rows,), kind, fn, result, dtype)
+        p.reduce("out", (columns,), (rows,), kind, fn, result)
     else:
         fn = lambda ops, i, r: ops.load("x", p.at(i[0], r[0], size=size))  # noqa: E731
-        p.reduce("out", (rows,), (columns,), kind, fn, result, dtype)
+        p.reduce("out", (rows,), (columns,), kind, fn, result)
     return p
 
 

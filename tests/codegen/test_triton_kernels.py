@@ -169,7 +169,6 @@ def test_every_reduction_of_every_dtype_is_eagers(length, looped, device):
                 kind,
                 lambda o, i, r: o.load("x", i[0] * length + r[0]),
                 result,
-                dtype,
             )
         with scoped():
             force(looped)
@@ -214,7 +213,6 @@ def test_outer_full_and_many_dimensional_reductions(looped, device):
         "argmax",
         lambda o, i, r: o.load("x", r[0] * 200 + i[0] * 5 + r[1]),
         I64,
-        F32,
     )
     tiles = Tiles(1, 32) if looped else None
     with scoped():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minicompile.errors import MinicompileError
-from minicompile.lessons import build as builder
+from notebooks import build as builder
 
 for module in ("jupytext", "nbclient", "ipykernel"):
     pytest.importorskip(module, reason="the extra `lessons` is not installed")

@@ -52,6 +52,7 @@ def traced(fn: Callable[..., Any], args: Sequence[torch.Tensor]) -> Graph:
         node.meta["origins"] = frozenset({Origin(node.name, str(node.target), (line,))})
     values = [node.meta.get("val") for node in gm.graph.nodes]
     mode = next(v.fake_mode for v in flat(values) if hasattr(v, "fake_mode"))
+    mode.env = None  # a mode that make_fx made: no symbols
     for level in ("core", "prims"):
         gm = lower_to(level, gm, mode, "f")
         gm.graph.eliminate_dead_code()

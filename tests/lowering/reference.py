@@ -7,6 +7,7 @@ generator may assume: dtypes, strides, indices within range.
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,17 @@ from minicompile.lowering.ir import (
 from minicompile.ops.handler import Index, Ops, StoreMode
 from minicompile.ops.table import POINTWISE, ReductionKind, result_dtype
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, is_float, loop_symbol
+
+OTHERWISE_NAMED: dict[str, Callable[..., Any]] = {
+    "floordiv": functools.partial(torch.div, rounding_mode="floor"),
+    "truncdiv": functools.partial(torch.div, rounding_mode="trunc"),
+    "truediv": torch.true_divide,
+    "fma": lambda a, b, c: torch.addcmul(c, a, b),
+    "lshift": torch.bitwise_left_shift,
+    "rshift": torch.bitwise_right_shift,
+}
+EAGER = {name: OTHERWISE_NAMED.get(name) or getattr(torch, name) for name in POINTWISE}
+"""Eager's own function for each loop operation: what a printer must match."""
 
 Values = dict[sympy.Symbol, Any]
 """What each symbol stands for: an int, or an int64 tensor over the index space."""
@@ -153,9 +165,8 @@ class _Run:
         ops = self.space(loops, layout.device)
         value, where = evaluate_loops(loops, ops)
         value = ops.whole(value)
-        dtype = loops.source_dtype if isinstance(loops, Reduction) else layout.dtype
-        if value.dtype is not dtype:
-            raise VerifyError(f"{buffer.name}: its body gives {value.dtype}, not {dtype}")
+        if value.dtype is not layout.dtype and not isinstance(loops, Reduction):
+            raise VerifyError(f"{buffer.name}: its body gives {value.dtype}, not {layout.dtype}")
         if isinstance(loops, Scatter):
             ops.store(buffer.name, layout.index(where or ()), value, loops.mode)
             return
@@ -262,7 +273,7 @@ class ReferenceOps(Ops):
 
     def pointwise(self, name: str, *values: torch.Tensor) -> torch.Tensor:
         dtype = result_dtype(name, tuple(v.dtype for v in values))
-        found: torch.Tensor = POINTWISE[name].reference(*values)
+        found: torch.Tensor = EAGER[name](*values)
         if found.dtype is not dtype:
             raise VerifyError(f"ops.{name} gave {found.dtype}, the table says {dtype}")
         return found

@@ -12,6 +12,7 @@ from minicompile.lowering.ir import LoopGraph, verify
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
 from minicompile.options import Options
+from minicompile.shapes.env import ShapeEnv
 from minicompile.shapes.expr import size_symbol
 from tests.aot.helpers import compile_aot
 from tests.lowering.conftest import assert_same, flat, record_all, run
@@ -84,7 +85,7 @@ def test_broadcast_of_a_symbolic_size_prints_as_one_loop() -> None:
 
 
 def test_a_size_may_be_an_input_of_its_own() -> None:
-    s0 = size_symbol("s0")
+    s0, env = size_symbol("s0"), ShapeEnv()
     graph = fx.Graph()
     n, x = graph.placeholder("n"), graph.placeholder("x")
     doubled = graph.call_function(operator.mul, (n, 2))
@@ -92,8 +93,9 @@ def test_a_size_may_be_an_input_of_its_own() -> None:
     shifted = graph.call_function(operator.add, (half, -1))
     scaled = graph.call_function(aten.mul.Tensor, (x, shifted))
     graph.output((scaled, doubled))
-    n.meta["val"], doubled.meta["val"] = s0, 2 * s0
-    half.meta["val"], shifted.meta["val"] = s0, s0 - 1
+    size = env.create_symbol(4, None)
+    n.meta["val"], doubled.meta["val"] = size, 2 * size
+    half.meta["val"], shifted.meta["val"] = size, size - 1
     for node in (x, scaled):
         node.meta["val"] = torch.randn(3)
     found = lower(Graph(fx.GraphModule({}, graph), "f", "hand"), Options(verify=True))

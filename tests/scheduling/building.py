@@ -140,7 +140,7 @@ class GraphBuilder:
             return x.load(ops, full)
 
         ranges = tuple(x.size[d] for d in dims)
-        return self.compute(Reduction(size, ranges, kind, x.layout.dtype, inner), size, dtype)
+        return self.compute(Reduction(size, ranges, kind, inner), size, dtype)
 
     def gather(self, table: T, rows: T) -> T:
         """table[rows], rows one-dimensional."""
@@ -223,7 +223,7 @@ class GraphBuilder:
     ) -> T:
         name = f"ext{len(self.operations)}"
         layout = Layout.contiguous(CPU, dtype, size)
-        output = ExternOutput(f"buf{len(self.operations)}", layout, kernel=name)
+        output = ExternOutput(f"buf{len(self.operations)}", layout)
         views = tuple(View(a.buffer.name, a.layout) if isinstance(a, T) else a for a in args)
         self.operations.append(ExternKernel(name, op, views, {}, (output,), "library"))
         return T(output, layout)

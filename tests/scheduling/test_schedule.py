@@ -474,16 +474,6 @@ def test_a_policy_that_always_says_yes_never_gives_a_wrong_answer() -> None:
             check(graph, schedule(graph, OPTIONS))
 
 
-def test_dead_nodes_are_dropped_and_random_ones_kept() -> None:
-    b = GraphBuilder()
-    x = b.input((8,))
-    relu(b, x)
-    b.extern(torch.ops.aten.rand_like.default, (x,), (8,))
-    graph = b.finish(double(b, x))
-    result = schedule(graph, OPTIONS)
-    assert [n.name for n in result.nodes] == ["ext1", "buf2"]
-
-
 def test_different_devices_never_share_a_kernel() -> None:
     b = GraphBuilder()
     u = relu(b, b.input((8,)))

@@ -207,7 +207,7 @@ def test_several_results_of_one_call_are_unpacked() -> None:
     b = GraphBuilder()
     b.input((4, 6))
     layout = Layout.contiguous(CPU, F64, (4, 6))
-    values = ExternOutput("buf0", layout, kernel="sort", index=0)
+    values = ExternOutput("buf0", layout, index=0)
     kernel = ExternKernel(
         "sort", aten.sort.default, (View("in0", layout), -1), {}, (values, None), "sort"
     )

@@ -182,7 +182,7 @@ def computed(
     name: str, size: tuple[int, ...], fn: Any, origins: Origins, why: str, reduce: str = ""
 ) -> ComputedBuffer:
     if reduce:
-        loops: Any = Reduction(size, (COLS,), reduce, torch.float32, fn)
+        loops: Any = Reduction(size, (COLS,), reduce, fn)
     else:
         loops = Pointwise(size, fn)
     return ComputedBuffer(name, layout(*size), origins, loops, why)
@@ -211,7 +211,7 @@ def loops() -> LoopGraph:
         aten.mm.default,
         (View("x", layout(ROWS, INNER)), View("w", layout(INNER, COLS))),
         {},
-        (ExternOutput("buf0", layout(*full), of(MM), "mm"),),
+        (ExternOutput("buf0", layout(*full), of(MM)),),
         "library matrix product",
         of(MM),
     )

@@ -34,7 +34,7 @@ from minicompile.ops.table import BOOL_AS_LOGIC
 OPERATORS = """
     sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p
     sin cos tan asin acos atan sinh cosh tanh sigmoid erf atan2 hypot copysign
-    neg maximum minimum eq ne lt le gt ge
+    neg maximum minimum eq ne lt le gt ge isnan signbit
     logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not"""
 """ATen operators that have a loop operation of the same name."""
 
@@ -85,20 +85,6 @@ lowering(*overloads(aten.__lshift__), *overloads(aten.bitwise_left_shift))(
 lowering(*overloads(aten.__rshift__), *overloads(aten.bitwise_right_shift))(
     one_operation("rshift", refused=FLOATS | BOOL)
 )
-
-
-@lowering(aten.isnan.default)
-def isnan(ctx: LoweringContext, x: TensorValue) -> TensorValue:
-    if x.dtype in FLOATS:
-        return elementwise(ctx, operation("isnan", x.dtype), x)
-    return elementwise(ctx, lambda ops, _: ops.constant(False, torch.bool), x)
-
-
-@lowering(aten.signbit.default)
-def signbit(ctx: LoweringContext, x: TensorValue) -> TensorValue:
-    if x.dtype in FLOATS:
-        return elementwise(ctx, operation("signbit", x.dtype), x)
-    return elementwise(ctx, operation("lt", x.dtype), x, 0)
 
 
 @lowering(aten.relu.default)

@@ -50,7 +50,7 @@ def reduce(
         return x.load_as(ops, [next(inner if d in gone else outer) for d in range(x.dim)], source)
 
     ranges = [x.size[d] for d in dims]
-    return ctx.reduction(kind, size, ranges, source, result or source, x.device, body)
+    return ctx.reduction(kind, size, ranges, result or source, x.device, body)
 
 
 def accumulation(kind: ReductionKind) -> Rule:

@@ -1,4 +1,4 @@
-"""`python -m minicompile.lessons.build`: notebooks from their text sources, executed.
+"""`python -m notebooks.build`: notebooks from their text sources, executed.
 
     notebooks/src/NAME.py (jupytext's percent format) -> notebooks/NAME.ipynb
 
@@ -92,7 +92,7 @@ def need(module: str) -> Any:
 def execute(notebook: Any, source: Path) -> None:
     """Run every cell in a fresh kernel. Raises MinicompileError with the cell that failed."""
     client = need("nbclient")
-    package = str(Path(__file__).parent.parent.parent)
+    package = str(Path(__file__).parent.parent)
     with environment(PYTHONHASHSEED="0", PYTHONPATH=package, PYDEVD_DISABLE_FILE_VALIDATION="1"):
         where = {"metadata": {"path": str(source.parent.parent)}}
         runner = client.NotebookClient(
@@ -170,9 +170,7 @@ def difference(saved: str, rebuilt: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build (or check) the named lessons, or all."""
-    parser = argparse.ArgumentParser(
-        prog="python -m minicompile.lessons.build", description=__doc__
-    )
+    parser = argparse.ArgumentParser(prog="python -m notebooks.build", description=__doc__)
     which = "lessons by the start of their name, such as 00 (default: all)"
     parser.add_argument("names", nargs="*", help=which)
     check = "build, compare with what is saved, write nothing"
