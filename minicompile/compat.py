@@ -416,6 +416,13 @@ def triton_compile(
     return triton.compile(source, target=target, options=options)
 
 
+def gpu_target(backend: str, arch: int | str) -> Any:
+    """`("cuda", 90)` or `("hip", "gfx942")` as Triton's own kind of target."""
+    from triton.backends.compiler import GPUTarget
+
+    return GPUTarget(backend, arch, 64 if backend == "hip" else 32)
+
+
 def current_gpu_target() -> Any:
     """The target of the current CUDA device."""
     from triton.runtime import driver
@@ -446,6 +453,16 @@ def triton_interpreter() -> tuple[Any, Any]:
     from triton.runtime.jit import JITFunction
 
     return interpreter, JITFunction
+
+
+def nvidia_tool(name: str) -> str | None:
+    """Path of "cuobjdump" or "nvdisasm", which Triton's wheels bring along; None if it isn't there."""
+    from triton import knobs
+
+    try:
+        return str(getattr(knobs.nvidia, name).path)
+    except (AttributeError, RuntimeError):
+        return None
 
 
 def cuda_launch_state() -> tuple[Callable[[], int], Callable[[int], int]]:

@@ -84,6 +84,10 @@ class Accuracy(Shown):
 
     HEAD = ("stage", "outputs", "gradients", "state", "x eager", "verdict", "note")
 
+    @property
+    def ok(self) -> bool:
+        return not any(row.verdict in ("wrong", "far from eager", "raised") for row in self.stages)
+
     def __getitem__(self, stage: str) -> StageAccuracy:
         return next(row for row in self.stages if row.stage == stage)
 

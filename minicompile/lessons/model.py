@@ -181,6 +181,11 @@ class GPT(nn.Module):
         """Empty key/value caches, one a block."""
         return [LayerCache(self.config, batch, self.tokens.weight) for _ in self.blocks]
 
+    @property
+    def parameter_count(self) -> int:
+        """Numbers that training changes; a tied weight counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
 
 def initialize(module: nn.Module) -> None:
     """GPT-2's start: small normal weights, zero biases."""

@@ -16,15 +16,16 @@ from minicompile.ops.registry import Registry
 T = TypeVar("T")
 
 renderer: Registry[Callable[[Any], str]] = Registry(
-    "renderer", "type -> function that gives its HTML"
+    "renderer", "type, or its full name -> function that gives its HTML"
 )
 
 
 def to_html(obj: object) -> str:
-    """The object's HTML: the renderer of its nearest type, or its text."""
+    """The object's HTML: the renderer of its nearest type (or of that type's full name), or its text."""
     for cls in type(obj).__mro__:
-        if cls in renderer:
-            return renderer[cls](obj)
+        rule = renderer.get(cls) or renderer.get(f"{cls.__module__}.{cls.__qualname__}")
+        if rule is not None:
+            return rule(obj)
     return f"<pre>{html.escape(str(obj))}</pre>"
 
 

@@ -37,8 +37,11 @@ def text(value: object) -> str:
     return html.escape(str(value))
 
 
-def shows(*types: type[T], script: bool = False) -> Callable[[View[T]], View[T]]:
-    """Register a view of these types. The function itself stays a plain fragment maker."""
+def shows(*types: type[T] | str, script: bool = False) -> Callable[[View[T]], View[T]]:
+    """Register a view of these types. The function itself stays a plain fragment maker.
+
+    A type whose module may not be importable here (it needs Triton, say) is given by its full name.
+    """
 
     def add(view: View[T]) -> View[T]:
         renderer(*types)(lambda obj: STYLE + view(obj) + (SCRIPT if script else ""))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, WrapperSource
+from typing import Any
+
+from minicompile.codegen.plan import CodeLine, KernelModule, KernelPlan, KernelSource, WrapperSource
 from minicompile.ops.display import bytes_text, count_text
 from minicompile.ops.dtypes import short
+from minicompile.ops.origin import NO_ORIGINS
 from minicompile.show.html import box, code, columns, details, facts, heading, shows, table, text
-from minicompile.show.listing import code_listing, plain_code, source_cell
+from minicompile.show.listing import code_listing, headline, plain_code, source_cell
 from minicompile.show.loops import body_listing
 
 
@@ -68,6 +71,23 @@ def kernel_view(kernel: KernelSource) -> str:
 def wrapper_view(wrapper: WrapperSource) -> str:
     about = f"Python · {len(wrapper.lines)} lines · calls {len(wrapper.kernels)} kernels"
     return box(wrapper.name, about, code_listing(wrapper.lines, "python", first=1))
+
+
+@shows("minicompile.runtime.assembly.Assembly")
+def assembly_view(assembly: Any) -> str:
+    """The levels below a Triton kernel, each line with the colour of the kernel line it came from."""
+    source: KernelSource = assembly.source
+    kernel = code_listing(source.lines, source.language, first=1)
+    parts = [details("kernel", f"{len(source.lines)} lines", kernel)]
+    for level, content in assembly.levels.items():
+        lines = [
+            CodeLine(line, source.lines[at].origins if at is not None else NO_ORIGINS)
+            for line, at in zip(content.splitlines(), assembly.kernel_lines(level))
+        ]
+        known = sum(1 for line in lines if line.origins)
+        about = f"{count_text(len(lines), 'line')}, {known} of them from a source line"
+        parts.append(details(level.upper(), about, code_listing(lines, level, first=1)))
+    return box(*headline(assembly), *parts)
 
 
 @shows(KernelModule)

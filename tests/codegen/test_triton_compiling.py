@@ -13,6 +13,7 @@ from minicompile import compat
 from minicompile.codegen.plan import KernelSource
 from minicompile.codegen.triton import print_triton
 from minicompile.errors import BackendError
+from minicompile.runtime.assembly import Assembly, cross_compile
 from minicompile.runtime.triton import (
     CudaKernel,
     Tiles,
@@ -22,7 +23,6 @@ from minicompile.runtime.triton import (
     planned_tiles,
 )
 from minicompile.shapes.expr import float_symbol, size_symbol
-from tests.codegen.assembly import Assembly, cross_compile, gpu_target
 from tests.codegen.fusing import Program, layer_norm, softmax
 from tests.codegen.triton_running import source_of
 
@@ -143,7 +143,7 @@ class FakeGpu:
         self.launches: list[tuple] = []
         self.compiled: list[object] = []
         self.current = 0
-        monkeypatch.setattr(compat, "current_gpu_target", lambda: gpu_target("cuda", 90))
+        monkeypatch.setattr(compat, "current_gpu_target", lambda: compat.gpu_target("cuda", 90))
         monkeypatch.setattr(compat, "triton_launch", self.load)
         monkeypatch.setattr(
             compat, "cuda_launch_state", lambda: (lambda: self.current, lambda device: 99)

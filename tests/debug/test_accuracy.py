@@ -9,14 +9,10 @@ import pytest
 import torch
 
 import minicompile as mc
-from minicompile.debug.accuracy import Accuracy, accuracy_stage
+from minicompile.debug.accuracy import accuracy_stage
 from minicompile.ops.display import to_html
 
 STAGES = ["float64", "eager", "captured", "aot", "compiled"]
-
-
-def ok(found: Accuracy) -> bool:
-    return not any(row.verdict in ("wrong", "far from eager", "raised") for row in found.stages)
 
 
 def model() -> torch.nn.Module:
@@ -26,7 +22,7 @@ def model() -> torch.nn.Module:
 def test_every_stage_is_as_accurate_as_eager() -> None:
     found = mc.accuracy(model(), torch.randn(5, 8))
     assert [row.stage for row in found.stages] == STAGES
-    assert ok(found) and found["captured"].verdict == "same as eager"
+    assert found.ok and found["captured"].verdict == "same as eager"
     for row in found.stages[1:]:
         assert row.output_error is not None and 0 < row.output_error < 1e-5
         assert row.gradient_error is not None and 0 < row.gradient_error < 1e-4
@@ -94,7 +90,7 @@ def test_a_stage_of_ones_own_and_what_it_does_wrong(planted: Any, verdict: str) 
         accuracy_stage("planted")(lambda target: planted)
         found = mc.accuracy(double, a.requires_grad_())
     assert found["planted"].verdict == verdict
-    assert ok(found) == (verdict == "same as eager")
+    assert found.ok == (verdict == "same as eager")
     assert [row.stage for row in found.stages] == [*STAGES, "planted"]
 
 
@@ -104,7 +100,7 @@ def test_breaks_are_told() -> None:
         return b * 2 if b.sum().item() > 0 else b * 3
 
     found = mc.accuracy(depends_on_data, torch.randn(4))
-    assert ok(found) and "[item]" in found["compiled"].note
+    assert found.ok and "[item]" in found["compiled"].note
     assert found["compiled"].verdict in ("same as eager", "as accurate as eager")
 
 
@@ -118,7 +114,7 @@ def test_a_refused_function_is_not_called_compiled() -> None:
 def test_random_numbers_make_eager_the_reference() -> None:
     found = mc.accuracy(torch.nn.Dropout(), torch.ones(64))
     assert "random" in found["float64"].note and found["float64"].verdict == "unusable"
-    assert found["captured"].verdict == "same as eager" and ok(found)
+    assert found["captured"].verdict == "same as eager" and found.ok
 
 
 def test_what_float64_cannot_run_makes_eager_the_reference() -> None:
@@ -127,12 +123,12 @@ def test_what_float64_cannot_run_makes_eager_the_reference() -> None:
 
     found = mc.accuracy(only_single, torch.randn(4, 4))
     assert found["float64"].verdict == "unusable" and found["eager"].output_error == 0
-    assert ok(found)
+    assert found.ok
 
 
 def test_half_precision_is_measured_in_its_own_roundings() -> None:
     found = mc.accuracy(lambda a: a.exp().sum(), torch.randn(64).bfloat16())
-    assert ok(found) and found["eager"].output_error > 1e-3
+    assert found.ok and found["eager"].output_error > 1e-3
 
 
 def test_eagers_exception_is_the_users() -> None:

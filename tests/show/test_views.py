@@ -291,6 +291,25 @@ def test_an_explanation_tells_breaks_and_recompiles() -> None:
     assert "no rule" in page and "recompile limit" in page and "failed" in page
 
 
+def test_a_type_can_be_shown_by_its_full_name() -> None:
+    """Assembly lives beside Triton, which may be missing: its view imports nothing."""
+    kernel = example.trace().kernels[0]
+
+    class Assembly(Shown):
+        source, levels = kernel, {"ptx": ".visible <entry>\n\tld.global\n\tret;"}
+
+        def kernel_lines(self, level: str) -> list[int | None]:
+            return [None, 4, None]
+
+        def __str__(self) -> str:
+            return "softmax for cuda 90: 4 warps\n  ptx: 3 lines"
+
+    Assembly.__module__, Assembly.__qualname__ = "minicompile.runtime.assembly", "Assembly"
+    page = to_html(Assembly())
+    parsed(page)
+    assert "3 lines, 1 of them from a source line" in page and ".visible &lt;entry&gt;" in page
+
+
 def test_symbolic_sizes_are_shown() -> None:
     from minicompile.shapes.expr import size_symbol
 

@@ -11,8 +11,8 @@ import subprocess
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+from minicompile import compat
 from minicompile.codegen.plan import KernelSource
 from minicompile.ops.display import Shown
 from minicompile.runtime.triton import (
@@ -86,7 +86,7 @@ def cross_compile(
     divisible += [str(s) for s in plan.sizes if plan.hints.get(s, 1) % ALIGNMENT == 0]
     function, namespace = execute(source)
     compiled = compile_kernel(
-        source, function, tiles, divisible if aligned else [], gpu_target(*target)
+        source, function, tiles, divisible if aligned else [], compat.gpu_target(*target)
     )
     texts = {name: text for name, text in compiled.asm.items() if isinstance(text, str)}
     texts.pop("source", None)
@@ -103,26 +103,9 @@ def cross_compile(
     return Assembly(source, name, tiles, texts, binary, file, shared, registers, spilled)
 
 
-def gpu_target(backend: str, arch: int | str) -> Any:
-    """`("cuda", 90)` or `("hip", "gfx942")` as Triton's own kind of target."""
-    from triton.backends.compiler import GPUTarget
-
-    return GPUTarget(backend, arch, 64 if backend == "hip" else 32)
-
-
-def nvidia_tool(name: str) -> str | None:
-    """Path of "cuobjdump" or "nvdisasm", which Triton's wheels bring along; None if it isn't there."""
-    from triton import knobs
-
-    try:
-        return str(getattr(knobs.nvidia, name).path)
-    except (AttributeError, RuntimeError):
-        return None
-
-
 def _tool_output(binary: bytes, tool: str, *flags: str) -> str:
     """What one of NVIDIA's tools says; "" where it isn't here or the binary is for another GPU."""
-    path = nvidia_tool(tool)
+    path = compat.nvidia_tool(tool)
     if path is None:
         return ""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
