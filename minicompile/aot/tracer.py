@@ -104,8 +104,10 @@ POSITIONS = {
 
 def counted_from_start(func: Any, args: Any) -> Any:
     """Arguments in which symbolic positions aren't negative: kernels don't know a symbol's sign."""
+    if func not in POSITIONS:
+        return args
     found = list(args)
-    dim, *places = POSITIONS.get(func, (0,))
+    dim, *places = POSITIONS[func]
     for place in places:
         if isinstance((found + [None] * 5)[place], torch.SymInt) and found[place] < 0:
             found[place] += found[0].shape[found[dim]]
