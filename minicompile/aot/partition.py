@@ -25,7 +25,6 @@ from minicompile import compat
 from minicompile.aot.layout import hint, size_expr
 from minicompile.aot.maxflow import UNLIMITED, FlowNetwork
 from minicompile.aot.result import Partition, RuntimeMetadata, SavedValue
-from minicompile.aot.tracer import SizeNodes
 from minicompile.aot.views import (
     alias_root,
     aten_ops,
@@ -37,6 +36,7 @@ from minicompile.aot.views import (
     results_of,
 )
 from minicompile.ops.graph import Graph, origins_of, output_node, placeholders
+from minicompile.shapes.nodes import SizeNodes
 
 aten = torch.ops.aten
 prims = torch.ops.prims
