@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_m
 from torch.utils._pytree import _broadcast_to_and_flatten as tree_spread
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from minicompile.ops.strides import as_row_major_view, laid_out_as_eager
+from minicompile.ops.strides import as_row_major_view, check_position, laid_out_as_eager
 
 TensorGuards: Any = None
 GlobalStateGuard: Any = None
@@ -53,6 +53,7 @@ class EagerLayouts(FakeTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
         if not self.static_shapes:
+            check_position(func, args)
             func, args = as_row_major_view(func, args)
         return laid_out_as_eager(func, args, super().__torch_dispatch__(func, types, args, kwargs))
 

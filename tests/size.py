@@ -17,7 +17,7 @@ ROOMS = ("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")
 ROOM_BUDGET = 20_000
 PACKAGE_BUDGET = 26_000
 ROOM_DEBT = 3_190
-PACKAGE_DEBT = 4_246
+PACKAGE_DEBT = 4_261
 """Lines over budget that are owed."""
 LONG_FILE = 600
 

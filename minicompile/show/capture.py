@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from torch import fx
+
 from minicompile.dynamo.result import (
     LONG_FLOW,
     Capture,
@@ -14,7 +16,7 @@ from minicompile.dynamo.result import (
 )
 from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text
-from minicompile.ops.graph import statement
+from minicompile.ops.graph import call_text
 from minicompile.show.graphs import drawing, graph_code
 from minicompile.show.html import box, code, details, facts, heading, shows, table, text
 from minicompile.show.listing import headline, listing, source_cell, stripe
@@ -91,7 +93,7 @@ def flow_table(capture: Capture) -> str:
             f'<small style="font-family:monospace">{text(names)}</small></div>'
         )
         made = [nodes[name] for name in passage.nodes if name in nodes]
-        rows.append([left, "<br>".join(code(statement(n), hue, wrap=True) for n in made)])
+        rows.append([left, "<br>".join(code(typed(n), hue, wrap=True) for n in made)])
     if (why := capture.stopped_by) is not None:
         cut = f'<b style="color:{BAD}">✂ cut here: {text(why.reason)}</b> {code(why.id)}<br>'
         rows.append([cut + f"<small>{text(why.explanation)}</small>", "Python runs this"])
@@ -105,6 +107,10 @@ def input_table(capture: Capture) -> str:
         for i in capture.inputs
     )
     return table(("input", "type", "where it comes from"), rows)
+
+
+def typed(node: fx.Node) -> str:
+    return f"{node.name}: {value_text(node.meta.get('val'))} = {call_text(node)}"
 
 
 def symbol_table(capture: Capture) -> str:
