@@ -52,10 +52,10 @@ def channels_last(x: torch.Tensor) -> bool:
 
 
 def check_position(op: OpOverload, args: Any) -> None:
-    """Raises IndexError for `select` outside of a symbolic dimension, which torch 2.11's fakes allow."""
-    if op is aten.select.int:
+    """Raises IndexError for `select` outside of a dimension, which torch 2.11's symbolic fakes allow."""
+    if op is aten.select.int and args[0].dim():
         size, position = args[0].shape[args[1]], args[2]
-        if isinstance(size, torch.SymInt) and not -size <= position < size:
+        if not -size <= position < size:
             raise IndexError(f"select(): index {position} out of range for dimension {args[1]}")
 
 
