@@ -5,6 +5,7 @@ do or does wrong is put right here, and only while a kernel runs (Triton 3.6.0 t
 
 - nothing runs libdevice bitcode on a CPU: libdevice functions are torch's;
 - bfloat16 lives in uint16 arrays, is converted with wrong rounding, and has no atomic addition;
+- atomic additions read a broadcast mask as if each lane had its own;
 - `range` over a runtime bound fails with NumPy 2.4 under Triton 3.6.0;
 - a reduction with a combine function of its own goes element by element in Python;
 - `tl.sum` and our helpers are compiled functions, unless the whole process was started for interpreting;
@@ -129,11 +130,13 @@ def convert_float(otherwise: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def atomic_rmw(otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """Atomic additions of bf16, one lane after the other; other types as before."""
+    """Atomic additions of bf16, one lane after the other; others on blocks that are not broadcast."""
 
     def add(self: Any, kind: Any, pointer: Any, value: Any, mask: Any, *order: Any) -> Any:
         if value.dtype.scalar != tl.bfloat16:
-            return otherwise(self, kind, pointer, value, mask, *order)
+            handles = (pointer, value, mask)
+            blocks = [interpreter.TensorHandle(h.data.copy(), h.dtype) for h in handles]
+            return otherwise(self, kind, *blocks, *order)
         before = np.zeros_like(value.data)
         for lane in zip(*np.nonzero(mask.data), strict=True):
             cell = ctypes.c_uint16.from_address(int(pointer.data[lane]))

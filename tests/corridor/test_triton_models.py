@@ -88,3 +88,18 @@ def test_an_index_out_of_range_names_the_users_line():
     compiled = mc.compile(lookup, fullgraph=True, options=TRITON)
     with pytest.raises(IndexError, match="# this line"):
         compiled(torch.randn(4, 3), torch.tensor([1, 9]))
+
+
+def test_the_gradient_of_one_embedded_token() -> None:
+    """One row with a mask for all its columns, added atomically."""
+
+    def loss(table: torch.Tensor, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        rows = torch.nn.functional.embedding(ids, table)
+        return (torch.nn.functional.layer_norm(rows, (8,)) * weight).sum()
+
+    table, weight = torch.randn(6, 8, requires_grad=True), torch.randn(8)
+    compiled = mc.compile(loss, options={"device_codegen": "triton"})
+    for ids in (torch.tensor([[3]]), torch.tensor([[3, 1, 3]])):
+        [want] = torch.autograd.grad(loss(table, ids, weight), table)
+        [got] = torch.autograd.grad(compiled(table, ids, weight), table)
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
