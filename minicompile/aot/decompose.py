@@ -20,7 +20,7 @@ from minicompile.aot.layout import conform, same_sizes, size_expr
 from minicompile.aot.levels import Level, LevelGraph
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import aten_ops, is_pointwise, results_of
-from minicompile.ops.graph import Graph, origins_of
+from minicompile.ops.graph import Graph
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -43,7 +43,7 @@ def lower_to(level: Level, graph: Graph, mode: Any) -> LevelGraph:
     with torch.no_grad(), tracer.active():
         for node in gm.graph.nodes:
             if node.op != "output":
-                tracer.origins, tracer.phase = origins_of(node), node.meta.get("phase")
+                tracer.follow(node)
                 values[node] = lowered(node)
         results = fx.map_arg(results_of(gm.graph), values.__getitem__)
         lowered_gm = tracer.finish(results, graph.name)

@@ -194,6 +194,7 @@ class CapturedRun(fx.Interpreter):
 
     def run_node(self, node: fx.Node) -> Any:
         self.tracer.origins = origins_of(node)
+        self.tracer.region = node.name if getattr(node.target, "recomputed", False) else None
         read = [self.env[used] for used in node.all_input_nodes]
         with refusing(str(node.target), user_line(node)):
             bytes_given = any(getattr(x, "dtype", 0) is torch.uint8 for x in read)
@@ -297,7 +298,7 @@ def run_backward(returned: list[Any], inputs: list[Any], tracer: JointTracer) ->
     if not results or not wanted:
         return []
     tangents = []
-    tracer.phase = "backward"
+    tracer.phase, tracer.region = "backward", None
     for index, result in enumerate(results):
         tracer.origins = origins_of(tracer.argument(result))
         tangent = empty_like_layout(tracer.mode, result)
