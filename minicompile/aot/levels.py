@@ -5,7 +5,7 @@
     prims  pointwise operators, their operands of one shape and dtype, and those of `FAMILIES`
 
 No operator is left that a rule of its level would replace, unless the rule declined (a half type, an odd
-window). What stands in no family, a user's own operator say, is called as it is, like the library's.
+window). What stands in no family, and a user's own operator, is called as it is, like the library's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Level = Literal["full", "core", "prims"]
 
 FAMILIES = {
     "cast": "convert_element_type _to_copy complex polar",
-    "reduction": "sum prod amax amin any all argmax argmin",
+    "reduction": "sum prod amax amin any all argmax argmin var_mean",
     "scan": "cumsum cumprod cummax cummin logcumsumexp",
     "view": "view permute expand slice select squeeze unsqueeze as_strided diagonal unfold"
     " view_as_real view_as_complex _conj",
@@ -47,13 +47,17 @@ FAMILIES = {
     " sort topk kthvalue *median mode searchsorted bucketize isin *hist* *segment_reduce* renorm hash_tensor"
     " nonzero_static",
 }
-"""Beside pointwise and random operators: family -> names. The library computes as a whole what no formula
-in simpler operators gives as fast, or as exactly."""
+"""Beside pointwise, random and custom operators: family -> names. The library computes as a whole what no
+formula in simpler operators gives as fast, or as exactly."""
+
+AS_THEY_ARE = ("library", "custom", "extern")
 
 
 @functools.cache
 def family(op: OpOverload) -> str | None:
     """The family of an operator, by its tags and its name."""
+    if op.namespace not in ("aten", "prims"):
+        return "custom"
     if torch.Tag.nondeterministic_seeded in op.tags:
         return "random"
     for name, patterns in FAMILIES.items():
@@ -79,12 +83,12 @@ class LevelGraph(Graph):
     def family(self, op: OpOverload) -> str:
         """An operator's family; "fused" for those that only this level and the ones above it have."""
         above = self.level == "full" or (self.level == "core" and torch.Tag.core in op.tags)
-        return family(op) or ("fused" if above and op.namespace == "aten" else "extern")
+        return family(op) or ("fused" if above else "extern")
 
     @property
     def externs(self) -> Counter[OpOverload]:
         """The operators that are called as they are, and how often."""
-        return Counter(op for _, op in self.calls if self.family(op) in ("library", "extern"))
+        return Counter(op for _, op in self.calls if self.family(op) in AS_THEY_ARE)
 
     @property
     def summary(self) -> str:

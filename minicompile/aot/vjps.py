@@ -4,14 +4,12 @@
     def straight_through(grad, result, x):
         return grad
 
-The rule gets the gradient of the operator's result (of several results a tuple, None for integers), then the
-result, then the arguments as they were at the call: keyword-only ones by name, defaults left out. It returns
-one gradient for each parameter of the operator that takes tensors, in the schema's order: of that tensor's
-shape and dtype; None where none is due; a list for a list of tensors.
-
-It holds wherever a compiled graph trains: in composite operators too, and for `silu_`, which becomes a copy
-of `silu`. Eager code keeps torch's formula. No rule is built in: the partitioner chooses what the backward
-reads and what it computes again, so torch's formulas lose nothing.
+The rule gets the gradient of the operator's result (of several a tuple, None for integers), the result, then
+the arguments as they were at the call: keyword-only ones by name, defaults left out. It returns one gradient
+for each parameter that takes tensors, in the schema's order: of that tensor's shape and dtype; None where
+none is due; a list for a list of tensors. It holds wherever a compiled graph trains: in composite operators
+too, and for `silu_`, which becomes a copy of `silu`. Eager code keeps torch's formula. None is built in: the
+partitioner chooses what backward reads and what it computes again, so torch's formulas lose nothing.
 
 The real compiler: tools/autograd/derivatives.yaml.
 """
@@ -90,25 +88,25 @@ class Ruled(torch.autograd.Function):
             leaves = [x.clone() if isinstance(x, torch.Tensor) else x for x in leaves]
         ctx.op, ctx.rule, ctx.kept = op, rule, compat.tree_unflatten(leaves, spec)
         results, ctx.spec = compat.tree_flatten(result)
-        ctx.smooth = [
-            isinstance(x, torch.Tensor) and x.dtype.is_floating_point | x.is_complex()
-            for x in results
-        ]
         return *results, ctx.spec
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         result, args, kwargs = ctx.kept
-        grad = compat.tree_unflatten(
-            [g if ok else None for g, ok in zip(grads, ctx.smooth)], ctx.spec
-        )
+        kinds = [getattr(x, "dtype", torch.int64) for x in compat.tree_leaves(result)]
+        due = [g if k.is_floating_point or k.is_complex else None for k, g in zip(kinds, grads)]
+        grad = compat.tree_unflatten(due, ctx.spec)
         inputs = tensor_arguments(ctx.op, args, kwargs)
         try:
             found = ctx.rule(grad, result, *args, **kwargs)
             if len(inputs) == 1 and not isinstance(found, tuple):
                 found = (found,)
-            pairs = [pair for x, g in zip(inputs, found, strict=True) for pair in paired(x, g)]
-            for x, g in pairs:
+            tensors = compat.tree_leaves(inputs)
+            gradients: list[Any] = []
+            for x, g in zip(inputs, found, strict=True):
+                many = isinstance(x, list | tuple)
+                gradients += [None] * len(x) if many and g is None else g if many else [g]
+            for x, g in zip(tensors, gradients, strict=True):
                 if g is not None and (g.dtype != x.dtype or not same_sizes(g, x)):
                     raise TypeError(f"the gradient of a {value_text(x)} is {value_text(g)}")
         except Exception as error:
@@ -116,11 +114,4 @@ class Ruled(torch.autograd.Function):
             place = SourceLine(code.co_filename, code.co_firstlineno, "").place
             what = f"the vjp of {ctx.op} at {place}: {type(error).__name__}: {error}"
             raise VerifyError(what) from error
-        return None, None, None, None, *(g for _, g in pairs)
-
-
-def paired(x: Any, gradient: Any) -> list[tuple[Any, Any]]:
-    """(tensor, gradient), or one pair for each tensor of a list."""
-    if not isinstance(x, list | tuple):
-        return [(x, gradient)]
-    return list(zip(x, [None] * len(x) if gradient is None else gradient, strict=True))
+        return None, None, None, None, *gradients

@@ -100,10 +100,17 @@ def test_a_custom_operator_is_an_extern_and_counted():
         op = torch.ops.mini_levels.twice.default
         _, result = compile_aot(lambda x: op(op(x) @ x), [torch.randn(3, 3)])
         for graph in result.levels.values():
-            assert graph.externs == {op: 2, aten.mm.default: 1}
-            verify(graph)
-            with pytest.raises(VerifyError, match=r"mini_levels\.twice\.default .*no family"):
-                verify(graph, strict=True)
+            assert graph.externs == {op: 2, aten.mm.default: 1} and "2 custom" in str(graph)
+            verify(graph, strict=True)
+
+
+def test_an_operator_that_no_table_knows_is_an_extern_and_fails_only_the_strict_check():
+    _, result = compile_aot(lambda x: x.rot90(1, (0, 1)), [torch.randn(3, 3)])
+    graph = result.level("prims")
+    assert graph.externs == {aten.rot90.default: 1}
+    verify(graph)
+    with pytest.raises(VerifyError, match=r"rot90\.default .*no family"):
+        verify(graph, strict=True)
 
 
 def test_a_declined_rule_is_no_error():
