@@ -41,6 +41,7 @@ from minicompile.dynamo.variables import (
     parts_of,
     plain_dict,
     same_constant,
+    tuple_of,
 )
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import SourceLine
@@ -407,7 +408,7 @@ class Outside(Interpreter):
             self.guard("length", tracker.source, size, "its items are read")
             read = [self.below(value, "item", i, base.__getitem__(value, i)) for i in range(size)]
             if base is tuple:
-                return tuple.__new__(type(value), read)
+                return tuple_of(type(value), read)
             return read if base is list else collections.deque(read, value.maxlen)
         if base in (set, frozenset):
             members, inside = tuple(base.__iter__(value)), base(value)
