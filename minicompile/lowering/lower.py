@@ -7,7 +7,7 @@ formulas until something needs their memory. The real compiler: GraphLowering in
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
@@ -81,7 +81,7 @@ class _Lowering:
                 raise Unsupported(f"a {node.op} node in an ATen graph")
         name, ctx = self.graph.name, self.ctx
         found = LoopGraph(name, self.inputs, ctx.constants, ctx.operations, outputs, self.hints)
-        drop_unread(found, ctx.reads)
+        drop_unread(found)
         if self.options.verify:
             verify(found)
         return found
@@ -224,7 +224,7 @@ class _Lowering:
             output(k, layout) if layout is not None else None for k, layout in enumerate(layouts)
         )
         kernel = ExternKernel(name, op, args, dict(kwargs), outputs, reason, ctx.origins)
-        ctx.add(kernel, [view.buffer for view in kernel.views()])
+        ctx.operations.append(kernel)
         results = tuple(
             ctx.in_memory(made) if made is not None else _number(number)
             for made, number in zip(outputs, [val] if single else val or (), strict=True)
@@ -265,7 +265,7 @@ def is_view(op: torch._ops.OpOverload) -> bool:
     return any(result.alias_info is not None for result in op._schema.returns)
 
 
-def drop_unread(graph: LoopGraph, reads: Mapping[str, frozenset[str]]) -> None:
+def drop_unread(graph: LoopGraph) -> None:
     """Drop operations and constants that nothing reads, and single outputs of operators.
 
     Operators that do more than compute (random numbers, checks) stay.
@@ -280,7 +280,7 @@ def drop_unread(graph: LoopGraph, reads: Mapping[str, frozenset[str]]) -> None:
                 operation.outputs = tuple(
                     o if o is not None and o.name in needed else None for o in operation.outputs
                 )
-            needed |= reads[operation.name]
+            needed.update(operation.reads)
             kept.append(operation)
     graph.operations = kept[::-1]
     graph.constants = [c for c in graph.constants if c.name in needed]

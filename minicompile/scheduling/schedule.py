@@ -62,9 +62,9 @@ def make_nodes(graph: LoopGraph) -> list[AnyNode]:
     nodes: list[AnyNode] = []
     for operation in graph.operations:
         if isinstance(operation, ExternKernel):
-            used = dict.fromkeys(Dependency(view.buffer, None) for view in operation.views())
+            used = tuple(Dependency(name, None) for name in operation.reads)
             made = tuple(Dependency(b.name, None) for b in written_by(operation))
-            nodes.append(ExternKernelSchedulerNode(operation, tuple(used), made))
+            nodes.append(ExternKernelSchedulerNode(operation, used, made))
             continue
         body = record(operation, dtypes)
         reads, writes = dependencies(body)

@@ -7,7 +7,7 @@ there.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import sympy
 import torch
@@ -43,6 +43,13 @@ def inside(ops: Ops, index: Sequence[Index], size: Sequence[Size], bounds: Bound
     return functools.reduce(ops.logical_and, checks) if checks else None
 
 
+def only_where(
+    ops: Ops, mask: V | None, element: Callable[[Ops], V], other: float | int | bool = 0
+) -> V:
+    """An element that is read only where `mask` holds; everywhere without one."""
+    return element(ops) if mask is None else ops.masked(mask, element, other)
+
+
 @lowering(aten.cat.default)
 def cat(ctx: LoweringContext, tensors: Sequence[TensorValue], dim: int = 0) -> TensorValue:
     dtype = functools.reduce(torch.promote_types, [t.dtype for t in tensors])
@@ -68,11 +75,8 @@ def cat(ctx: LoweringContext, tensors: Sequence[TensorValue], dim: int = 0) -> T
         found: V = None
         for part, start, end in reversed(list(zip(parts, starts, starts[1:], strict=False))):
             mask = inside(ops, index, size, {dim: (start, end)})
-            if mask is None:
-                found = element(part, start, ops)
-                continue
-            value = ops.masked(mask, functools.partial(element, part, start), 0)
-            found = value if found is None else ops.where(mask, value, found)
+            value = only_where(ops, mask, functools.partial(element, part, start))
+            found = value if mask is None or found is None else ops.where(mask, value, found)
         return found
 
     return ctx.pointwise(size, first.device, body, dtype)
@@ -96,9 +100,7 @@ def constant_pad_nd(
     def body(ops: Ops, index: Sequence[Index]) -> V:
         at = [i - b for i, b in zip(index, before, strict=True)]
         mask = inside(ops, index, size, bounds)
-        if mask is None:
-            return x.load(ops, at)
-        return ops.masked(mask, lambda inner: x.load(inner, at), filler)
+        return only_where(ops, mask, lambda inner: x.load(inner, at), filler)
 
     return ctx.pointwise(size, x.device, body, x.dtype)
 
@@ -137,9 +139,7 @@ def slice_scatter(
             skipped = ops.index_expr(ModularIndexing(offset, ONE, sympy.Integer(step)), torch.int64)
             first = ops.eq(skipped, ops.constant(0, torch.int64))
             mask = first if mask is None else ops.logical_and(mask, first)
-        if mask is None:
-            return source.load_as(ops, at, x.dtype)
-        new = ops.masked(mask, lambda inner: source.load_as(inner, at, x.dtype), 0)
-        return ops.where(mask, new, x.load(ops, i))
+        new = only_where(ops, mask, lambda inner: source.load_as(inner, at, x.dtype))
+        return new if mask is None else ops.where(mask, new, x.load(ops, i))
 
     return ctx.pointwise(x.size, x.device, body, x.dtype)
