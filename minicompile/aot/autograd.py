@@ -38,7 +38,7 @@ def ahead_of_time(
     levels = {"full": full, "core": core, "prims": prims}
     if not metadata.trains:
         return AotResult(prims, None, None, None, metadata, levels, records)
-    forward, backward, split = partition(prims, len(fakes), metadata, options.partitioner)
+    forward, backward, split = partition(prims, fakes, metadata, options)
     run_passes("forward", forward, mode, records)
     run_passes("backward", backward, mode, records)
     return AotResult(forward, backward, prims, split, metadata, levels, records)
