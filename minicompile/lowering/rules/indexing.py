@@ -16,13 +16,7 @@ from minicompile.errors import Unsupported
 from minicompile.lowering import views
 from minicompile.lowering.context import LoweringContext, OutputIndex
 from minicompile.lowering.registry import lowering
-from minicompile.lowering.rules.common import (
-    Scalar,
-    aten,
-    broadcast_size,
-    common_device,
-    constant,
-)
+from minicompile.lowering.rules.common import Scalar, aten, broadcast_size, common_device, constant
 from minicompile.lowering.value import Scope, TensorValue
 from minicompile.ops.dtypes import is_int
 from minicompile.ops.handler import Index, Ops, V
