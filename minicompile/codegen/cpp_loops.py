@@ -20,9 +20,8 @@ import torch
 
 from minicompile.codegen.cpp_ops import CTYPES
 from minicompile.codegen.cpp_values import ALIGNED, SIGNS, Loop, ValuePrinter, is_positional
-from minicompile.codegen.phases import cone, varying
+from minicompile.codegen.phases import cone, is_update, separates, transposed, varying
 from minicompile.codegen.plan import KernelPlan, count
-from minicompile.codegen.rules import is_update, separates, transposed
 from minicompile.scheduling.body import Value, iterate_indices
 from minicompile.shapes.expr import Size, coefficient_of, product, size_hint
 

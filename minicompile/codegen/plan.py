@@ -14,7 +14,7 @@ printers only print. The real compiler: torch/_inductor/codegen/{common,simd,tri
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,6 +24,8 @@ import torch
 from minicompile.ops.display import Shown, bytes_text, count_text
 from minicompile.ops.dtypes import short
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
+from minicompile.ops.registry import Registry
+from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, Value, ranges_text
 from minicompile.scheduling.nodes import FusedSchedulerNode
 from minicompile.shapes.expr import Size, is_float, size_hint
@@ -165,6 +167,11 @@ class KernelPlan(Shown):
         lines += [f"  {a.role} {a.name}: {short(a.dtype)} = {a.buffer}" for a in self.arguments]
         lines += [f"  not {a.description}: {a.reason}" for a in self.alternatives]
         return "\n".join(lines)
+
+
+plan_rule: Registry[Callable[[KernelPlan, Options], None]] = Registry(
+    "plan", "language:decision -> rule(plan, options) that edits a kernel plan"
+)
 
 
 @dataclass(frozen=True)

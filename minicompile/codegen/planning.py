@@ -1,7 +1,7 @@
 """From a fused node to a `KernelPlan`: every decision about a kernel, before a line is printed.
 
 `make_plan` merges and legalises the bodies, fills in the facts (arguments, sizes, cost), and lets the rules
-of the registry `plan` (codegen/rules.py) decide the rest, in the order in which they were registered. A
+of the registry `plan` decide the rest, in the order in which they were registered. A
 rule edits the plan; its key starts with the language it is for ("cpp" or "triton") or with "any". A rule
 registered under a built-in key replaces the built-in one, a new key runs after all others:
 
@@ -24,9 +24,8 @@ from minicompile.codegen import cpp_rules as _cpp_rules  # noqa: F401  registers
 from minicompile.codegen import triton_rules as _triton_rules  # noqa: F401  registers its rules
 from minicompile.codegen.legalize import legalize
 from minicompile.codegen.merge import merge
-from minicompile.codegen.phases import cost, cut, loop_level
-from minicompile.codegen.plan import Cost, KernelArgument, KernelPlan, Language, count
-from minicompile.codegen.rules import is_update, plan_rule
+from minicompile.codegen.phases import cost, cut, is_update, loop_level
+from minicompile.codegen.plan import Cost, KernelArgument, KernelPlan, Language, count, plan_rule
 from minicompile.lowering.ir import Buffer
 from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, iterate_indices

@@ -131,7 +131,7 @@ def test_a_pattern(model, batch):
 
 
 def test_a_kernel_plan(model, batch):
-    from minicompile.codegen.rules import plan_rule
+    from minicompile.codegen.plan import plan_rule
 
     with mc.scoped():
 
