@@ -1,4 +1,14 @@
-"""`LoweringContext`, what a rule works with: makes elementwise values, reductions, scatters."""
+"""The registry of lowering rules, and `LoweringContext`, what a rule works with.
+
+    @lowering(aten.softplus.default)
+    def softplus(ctx: LoweringContext, x: TensorValue) -> TensorValue:
+        return elementwise(ctx, lambda ops, v: ops.log1p(ops.exp(v)), x)
+
+A rule gets the context, which makes elementwise values, reductions and scatters, and the node's arguments:
+tensors as `TensorValue`, sizes as `int | sympy.Expr`. It returns a TensorValue or a tuple of them, or raises
+`Unsupported`, and then the operator is called as it is. Operators that the AOT room decomposes never get
+here. The real compiler: register_lowering in torch/_inductor/lowering.py.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +40,19 @@ from minicompile.ops.dtypes import LOOP_DTYPES
 from minicompile.ops.graph import origins_of
 from minicompile.ops.handler import Index, InnerFn, Ops, ReductionFn, StoreMode, V
 from minicompile.ops.origin import NO_ORIGINS, Origins
+from minicompile.ops.registry import Registry
 from minicompile.ops.table import ReductionKind, reduction_identity
 from minicompile.shapes.expr import ZERO, Size, contiguous_strides, product, same, to_size
 
 OutputIndex = Callable[[Ops, Sequence[Index]], Sequence[Index]]
+Rule = Callable[..., Any]
+"""`rule(ctx, *args, **kwargs) -> TensorValue | tuple`."""
+
+lowering: Registry[Rule] = Registry("lowering", "ATen overload -> rule that gives loops")
+
+extern_reasons: Registry[str] = Registry(
+    "extern", "ATen overload or packet -> why a library runs it rather than loops"
+)
 
 
 class LoweringContext:

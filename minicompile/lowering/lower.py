@@ -1,6 +1,6 @@
 """From a functional ATen graph to a `LoopGraph`, node by node.
 
-Each call becomes a value by its operator's rule (registry.py), or an extern call with the reason. Values stay
+Each call becomes a value by its operator's rule (context.py), or an extern call with the reason. Values stay
 formulas until something needs their memory. The real compiler: GraphLowering in torch/_inductor/graph.py.
 """
 
@@ -18,7 +18,7 @@ from minicompile import compat
 from minicompile.errors import Unsupported
 from minicompile.lowering import realize as heuristics
 from minicompile.lowering import rules
-from minicompile.lowering.context import LoweringContext, layout_of
+from minicompile.lowering.context import LoweringContext, Rule, extern_reasons, layout_of, lowering
 from minicompile.lowering.ir import (
     PRODUCTS,
     ExternKernel,
@@ -31,7 +31,6 @@ from minicompile.lowering.ir import (
     verify,
     written_by,
 )
-from minicompile.lowering.registry import Rule, extern_reasons, lowering
 from minicompile.lowering.value import Storage, TensorValue
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.graph import Graph, origins_of, output_node, target_name, user_line

@@ -16,8 +16,7 @@ import torch
 
 from minicompile.errors import Unsupported
 from minicompile.lowering import views
-from minicompile.lowering.context import LoweringContext
-from minicompile.lowering.registry import lowering
+from minicompile.lowering.context import LoweringContext, lowering
 from minicompile.lowering.rules.common import Scalar, aten, constant, number, prims
 from minicompile.lowering.value import Positions, TensorValue
 from minicompile.ops.dtypes import computation_dtype, is_int

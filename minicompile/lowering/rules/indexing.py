@@ -14,8 +14,7 @@ import torch
 
 from minicompile.errors import Unsupported
 from minicompile.lowering import views
-from minicompile.lowering.context import LoweringContext, OutputIndex
-from minicompile.lowering.registry import lowering
+from minicompile.lowering.context import LoweringContext, OutputIndex, lowering
 from minicompile.lowering.rules.common import Scalar, aten, broadcast_size, common_device, constant
 from minicompile.lowering.value import Scope, TensorValue
 from minicompile.ops.dtypes import is_int

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from minicompile.errors import Unsupported
-from minicompile.lowering.context import LoweringContext
-from minicompile.lowering.registry import Rule, lowering
+from minicompile.lowering.context import LoweringContext, Rule, lowering
 from minicompile.lowering.rules.common import aten, canonical_dims, converted
 from minicompile.lowering.value import TensorValue
 from minicompile.ops.dtypes import computation_dtype
