@@ -29,7 +29,7 @@ import torch
 
 from minicompile.codegen.printing import index_dtype
 from minicompile.ops.dtypes import computation_dtype, is_int
-from minicompile.ops.table import BOOL_AS_LOGIC
+from minicompile.ops.table import BOOL_AS_LOGIC, POSITIONS
 from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead
 from minicompile.shapes.expr import FloorDiv, is_float, simplify_index
 
@@ -151,7 +151,7 @@ class _Legalizer(Rewriter):
 
     def visit_reduction(self, ops: Recorder, value: Value) -> Value:
         source, kind, dtype = self.operand(ops, value), value.kind, value.dtype
-        if kind in ("argmax", "argmin"):
+        if kind in POSITIONS:
             if source.dtype is torch.bool:
                 source = ops.to_dtype(source, torch.uint8)
             return ops.emit("reduction", (source,), torch.int64, kind=kind)

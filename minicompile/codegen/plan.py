@@ -34,6 +34,10 @@ Language = str
 """A key of the registries `code_generator` and `kernel_loader`: "cpp", "triton"."""
 
 
+INDEX_ERROR, ZERO_DIVISION = 1, 2
+"""Bits that a C kernel returns; runtime/cpp.py raises what they stand for."""
+
+
 @dataclass(frozen=True)
 class KernelArgument:
     """A tensor parameter of a kernel: the parameter's name, its buffer and what the kernel does to it."""

@@ -19,12 +19,12 @@ that line alone. The real compiler: torch/_inductor/codegen/{simd,triton}.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import sympy
 import torch
 
-from minicompile.codegen.plan import KernelPlan, KernelSource, Phase, power_of_two
+from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase, power_of_two
 from minicompile.codegen.printing import IndexPrinter, LinePrinter
 from minicompile.codegen.triton_ops import (
     INDEX_WORDS,
@@ -70,6 +70,12 @@ REDUCED = {
 """One value a row, from a tile and the positions of its elements."""
 
 TILE = "[XBLOCK, RBLOCK]"
+
+
+def kernel_module(plans: Sequence[KernelPlan]) -> KernelModule:
+    """Each kernel stands for itself: Triton compiles them one by one."""
+    kernels = [print_triton(plan) for plan in plans]
+    return KernelModule("triton", "\n\n".join(k.prelude + k.text for k in kernels), kernels)
 
 
 def print_triton(plan: KernelPlan) -> KernelSource:

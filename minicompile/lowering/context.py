@@ -41,7 +41,7 @@ from minicompile.ops.graph import origins_of
 from minicompile.ops.handler import Index, InnerFn, Ops, ReductionFn, StoreMode, V
 from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.ops.registry import Registry
-from minicompile.ops.table import ReductionKind, reduction_identity
+from minicompile.ops.table import POSITIONS, ReductionKind, reduction_identity
 from minicompile.shapes.expr import ZERO, Size, contiguous_strides, product, same, to_size
 
 OutputIndex = Callable[[Ops, Sequence[Index]], Sequence[Index]]
@@ -232,7 +232,7 @@ class LoweringContext:
         """
         empty = 0 in reduction_ranges
         if empty or all(extent == 1 for extent in reduction_ranges):
-            position = kind in ("argmax", "argmin")
+            position = kind in POSITIONS
             number = 0 if position else reduction_identity(kind, dtype)
             first = [ZERO] * len(reduction_ranges)
             if empty or position:

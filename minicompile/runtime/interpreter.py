@@ -27,8 +27,8 @@ import torch
 import triton.language as tl
 
 from minicompile import compat
-from minicompile.codegen.plan import KernelPlan, KernelSource, power_of_two
-from minicompile.runtime.cpp import INDEX_ERROR, fail
+from minicompile.codegen.plan import INDEX_ERROR, KernelPlan, KernelSource, power_of_two
+from minicompile.runtime.cpp import fail
 from minicompile.runtime.triton import Tiles, blocks, execute
 from minicompile.shapes.expr import product, size_hint
 

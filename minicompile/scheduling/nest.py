@@ -16,6 +16,7 @@ from typing import Literal
 import sympy
 
 from minicompile.ops.handler import Index
+from minicompile.ops.table import POSITIONS
 from minicompile.scheduling.body import iterate_indices
 from minicompile.scheduling.dependencies import (
     Footprint,
@@ -144,7 +145,7 @@ def nest_of(node: SchedulerNode, order: int, hints: Hints) -> LoopNest:
         return Access(node.name, place.buffer, key, footprint(indices[key], own, hints))
 
     reads, writes = (tuple(map(access, places)) for places in (node.reads, node.writes))
-    if any(v.kind in ("argmax", "argmin") for v in body.reductions):
+    if any(v.kind in POSITIONS for v in body.reductions):
         strides = contiguous_strides(tuple(body.reduction_ranges.values()))
         counted = dict(zip(body.reduction_ranges, strides, strict=True))
         indices[order, POSITION] = StridedIndex(ZERO, counted)
