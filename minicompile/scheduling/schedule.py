@@ -18,10 +18,9 @@ from minicompile.lowering.ir import ExternKernel, LoopGraph, Scatter, written_by
 from minicompile.options import Options
 from minicompile.scheduling.body import record
 from minicompile.scheduling.body import verify as verify_body
-from minicompile.scheduling.dependencies import dependencies
 from minicompile.scheduling.fusion import AnyNode, Fuser, FusionContext
 from minicompile.scheduling.memory import kept_buffers, plan_memory
-from minicompile.scheduling.nest import finished
+from minicompile.scheduling.nest import dependencies, finished
 from minicompile.scheduling.nodes import (
     Dependency,
     ExternKernelSchedulerNode,
