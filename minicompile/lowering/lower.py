@@ -212,15 +212,12 @@ class _Lowering:
             # operators choose their result's strides by their operands'
             return ctx.realize_as(value, layout_of(argument.meta["val"]), why)
 
-        def output(index: int, layout: Layout) -> ExternOutput:
-            if single:
-                return ExternOutput(name, layout, ctx.origins)
-            return ExternOutput(f"{name}_{index}", layout, ctx.origins, index)
-
         args, kwargs = fx.map_arg((node.args, node.kwargs), operand)
         name = ctx.new_name()
+        places = [(name, None)] if single else [(f"{name}_{k}", k) for k in range(len(layouts))]
         outputs = tuple(
-            output(k, layout) if layout is not None else None for k, layout in enumerate(layouts)
+            ExternOutput(place, layout, ctx.origins, number) if layout is not None else None
+            for (place, number), layout in zip(places, layouts, strict=True)
         )
         kernel = ExternKernel(name, op, args, dict(kwargs), outputs, reason, ctx.origins)
         ctx.operations.append(kernel)

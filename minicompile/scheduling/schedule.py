@@ -79,10 +79,6 @@ def make_nodes(graph: LoopGraph) -> list[AnyNode]:
     return nodes
 
 
-def has_effect(node: AnyNode) -> bool:
-    return isinstance(node, ExternKernelSchedulerNode) and node.kernel.has_effect
-
-
 def dependency_graph(nodes: Sequence[AnyNode]) -> dict[int, set[int]]:
     """For each node (by position), the nodes that must run before it."""
     writer = {d.buffer: i for i, node in enumerate(nodes) for d in node.writes}
@@ -94,7 +90,8 @@ def dependency_graph(nodes: Sequence[AnyNode]) -> dict[int, set[int]]:
         before[i] = {writer[buffer] for buffer in buffers if buffer in writer}
         for buffer in buffers:
             readers.setdefault(buffer, set()).add(i)
-        if has_effect(node):  # effects keep their order
+        if isinstance(node, ExternKernelSchedulerNode) and node.kernel.has_effect:
+            # effects keep their order
             before[i] |= last_effect
             last_effect = {i}
     for i, node in enumerate(nodes):
