@@ -12,6 +12,7 @@ from minicompile.aot import passes  # noqa: F401  registers the built-in passes 
 from minicompile.aot.decompose import lower_to
 from minicompile.aot.functionalize import functionalize
 from minicompile.aot.joint import trace
+from minicompile.aot.levels import LevelGraph, verify
 from minicompile.aot.partition import partition
 from minicompile.aot.result import AotResult
 from minicompile.ops.graph import Graph, PassRecord
@@ -30,12 +31,15 @@ def ahead_of_time(
     records: list[PassRecord] = []
     traced, metadata = trace(graph.gm, fakes, mode, training=training)
     name = metadata.graph_name
-    functional = Graph(functionalize(traced, metadata, mode), name, "functionalization")
-    full = run_passes("full", functional, mode, records)
-    core = Graph(lower_to("core", full.gm, mode, name), name, "decomposition to Core ATen")
-    lowered = Graph(lower_to("prims", core.gm, mode, name), name, "decomposition to prims")
-    prims = run_passes("prims", lowered, mode, records)
-    levels = {"full": full, "core": core, "prims": prims}
+    full = LevelGraph(functionalize(traced, metadata, mode), name, "functionalization")
+    run_passes("full", full, mode, records)
+    core = lower_to("core", full, mode)
+    prims = lower_to("prims", core, mode)
+    run_passes("prims", prims, mode, records)
+    levels = {graph.level: graph for graph in (full, core, prims)}
+    if options.verify:
+        for level in levels.values():
+            verify(level)
     if not metadata.trains:
         return AotResult(prims, None, None, None, metadata, levels, records)
     forward, backward, split = partition(prims, fakes, metadata, options)
