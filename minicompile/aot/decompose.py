@@ -21,6 +21,7 @@ from minicompile.aot.result import Level
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import aten_ops, is_pointwise, results_of
 from minicompile.ops.graph import origins_of
+from minicompile.passes.patterns import Replacement
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -33,7 +34,9 @@ def lower_to(level: Level, gm: fx.GraphModule, mode: Any, name: str) -> fx.Graph
     values: dict[fx.Node, Any] = {}
 
     def lowered(node: fx.Node) -> Any:
-        rule = tracer.rules(node.target) if isinstance(node.target, OpOverload) else None
+        rule: Any = node.target if isinstance(node.target, Replacement) else None
+        if isinstance(node.target, OpOverload):
+            rule = tracer.rules(node.target)
         if rule is not None:
             args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
             result = rule(*args, **kwargs)
