@@ -23,6 +23,7 @@ PUBLIC = {
     "disable": "api",
     "allow_in_graph": "api",
     "register_pattern": "passes.patterns",
+    "register_vjp": "extension",
     "without": "extension",
     "scoped": "extension",
     "Options": "options",

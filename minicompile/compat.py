@@ -6,8 +6,10 @@ Each function says which versions it is known for.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -103,6 +105,40 @@ def clear_saved_tensors(ctx: Any) -> None:
     clear = getattr(ctx, "maybe_clear_saved_tensors", None)
     if clear is not None:
         clear()
+
+
+AUTOGRAD_KEYS = [
+    getattr(torch._C.DispatchKey, f"Autograd{device}")
+    for device in ("CPU", "CUDA", "MPS", "XPU", "Meta", "Other")
+]
+below_autograd = torch._C._AutoDispatchBelowAutograd
+"""A context in which operators leave no history for a backward pass."""
+
+
+@contextlib.contextmanager
+def autograd_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Under the python dispatcher, these functions run in the place of operators' autograd formulas, on this
+    thread.
+    """
+    here = threading.get_ident()
+
+    def on_this_thread(op: Any, kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == here:
+            return kernel(*args, **kwargs)
+        with torch._C._DisablePythonDispatcher():
+            return op(*args, **kwargs)
+
+    before = {op: op.py_kernels for op in kernels}
+    try:
+        for op, kernel in kernels.items():
+            added = dict.fromkeys(AUTOGRAD_KEYS, functools.partial(on_this_thread, op, kernel))
+            op.py_kernels = op.py_kernels | added
+            op._dispatch_cache.clear()
+        yield
+    finally:
+        for op, known in before.items():
+            op.py_kernels = known
+            op._dispatch_cache.clear()
 
 
 any_autocast_enabled = torch._C._is_any_autocast_enabled

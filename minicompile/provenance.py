@@ -103,8 +103,8 @@ def of_graph(stage: str, graph: Graph, partition: Partition | None = None) -> It
         for value in partition.saved:
             size = bytes_text(value.bytes) if value.bytes is not None else "symbolic size"
             reasons[value.name] = f"saved for backward ({size}): {value.reason}"
-        again = "computed again in backward instead of saved"
-        reasons.update(dict.fromkeys(partition.recomputed, again))
+        for again in partition.recomputed:
+            reasons[again.name] = f"computed again instead of saved: {again.reason}"
     for node in graph.nodes:
         why = [reasons[node.name]] if node.name in reasons else []
         if node.meta.get("phase") == "backward":

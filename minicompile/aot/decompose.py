@@ -20,7 +20,6 @@ from minicompile.aot.layout import conform, same_sizes, size_expr
 from minicompile.aot.result import Level
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import aten_ops, is_pointwise, results_of
-from minicompile.ops.graph import origins_of
 from minicompile.passes.patterns import Replacement
 
 aten = torch.ops.aten
@@ -47,7 +46,7 @@ def lower_to(level: Level, gm: fx.GraphModule, mode: Any, name: str) -> fx.Graph
     with torch.no_grad(), tracer.active():
         for node in gm.graph.nodes:
             if node.op != "output":
-                tracer.origins, tracer.phase = origins_of(node), node.meta.get("phase")
+                tracer.follow(node)
                 values[node] = lowered(node)
         results = fx.map_arg(results_of(gm.graph), values.__getitem__)
         return tracer.finish(results, name)

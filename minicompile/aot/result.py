@@ -96,14 +96,24 @@ class RuntimeMetadata(Shown):
 
 
 @dataclass(frozen=True)
-class SavedValue:
-    """A forward value kept for backward: its node, bytes (None if symbolic) and why it was not recomputed."""
+class ForwardValue:
+    """A value of the forward that the backward needs: its node, the bytes it takes to keep it (None if
+    symbolic), and why it is saved or computed again.
+    """
 
     name: str
     bytes: int | None
     reason: str
+
+
+@dataclass(frozen=True)
+class SavedValue(ForwardValue):
     is_input: bool = False
     """It exists anyway: keeping it writes nothing."""
+
+
+class RecomputedValue(ForwardValue):
+    """`bytes` are what the recomputation saves: 0 for a step on the way to what the backward reads."""
 
 
 @dataclass
@@ -111,7 +121,7 @@ class Partition(Shown):
     """What the forward keeps for the backward, and what the backward computes again."""
 
     saved: tuple[SavedValue, ...]
-    recomputed: tuple[str, ...]
+    recomputed: tuple[RecomputedValue, ...]
     saved_bytes: int
     default_bytes: int
     """What saving everything that backward reads would have kept."""
@@ -130,10 +140,10 @@ class Partition(Shown):
             lines.append(
                 f"  {sum(inputs)} of the bytes are {len(inputs)} inputs, which exist anyway"
             )
-        for v in self.saved:
-            size = v.bytes if v.bytes is not None else "symbolic"
-            lines.append(f"  saved {v.name}: {size} bytes, {v.reason}")
-        lines += [f"  recomputed {name}" for name in self.recomputed]
+        for kind, values in (("saved", self.saved), ("recomputed", self.recomputed)):
+            for v in values:
+                size = v.bytes if v.bytes is not None else "symbolic"
+                lines.append(f"  {kind} {v.name}: {size} bytes, {v.reason}")
         return "\n".join(lines)
 
 

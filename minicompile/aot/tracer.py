@@ -26,6 +26,7 @@ from minicompile import compat
 from minicompile.aot.layout import conform, frozen
 from minicompile.aot.views import makes_memory
 from minicompile.errors import Unsupported
+from minicompile.ops.graph import origins_of
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine
 from minicompile.shapes.env import asking
 from minicompile.shapes.nodes import SizeNodes
@@ -62,8 +63,8 @@ def counted_from_start(func: Any, args: Any) -> Any:
 class Tracer(compat.TorchDispatchMode):
     """Records operators on fake tensors as nodes of `graph`.
 
-    `rules` says which operators are replaced instead of recorded. `origins` and `phase` are given
-    to new nodes; change them as you go.
+    `rules` says which operators are replaced instead of recorded. `origins`, `phase` and `region` are
+    given to new nodes; change them as you go.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class Tracer(compat.TorchDispatchMode):
         self.sizes = SizeNodes(self.graph)
         self.origins: Origins = NO_ORIGINS
         self.phase: str | None = None
+        self.region: str | None = None
         self.answers: dict[Any, tuple[Any, ...]] = {}
         self._last_input: fx.Node | None = None
         self._bound: dict[int, tuple[torch.Tensor, fx.Node]] = {}
@@ -122,7 +124,12 @@ class Tracer(compat.TorchDispatchMode):
     @property
     def meta(self) -> dict[str, Any]:
         """What new nodes remember."""
-        return {"origins": self.origins, "phase": self.phase}
+        return {"origins": self.origins, "phase": self.phase, "region": self.region}
+
+    def follow(self, node: fx.Node) -> None:
+        """New nodes come from where `node` came from."""
+        self.origins, self.phase = origins_of(node), node.meta.get("phase")
+        self.region = node.meta.get("region")
 
     def new_node(
         self, kind: str, target: Any, args: Any = (), kwargs: Any = None, name: str | None = None

@@ -35,6 +35,7 @@ from minicompile.dynamo.variables import (
     builtin_base,
     find,
     is_constant,
+    tuple_of,
 )
 
 NO_OPERANDS = (list, tuple, str, dict)
@@ -106,7 +107,7 @@ class Containers(Attributes):
             items = [self.deep(item) for item in inside]
             if all(map(operator.is_, items, inside)):
                 return inside
-            return items if base is list else tuple.__new__(type(inside), items)
+            return items if base is list else tuple_of(type(inside), items)
         if base is dict:
             pairs = {key: self.deep(item) for key, item in dict.items(inside)}
             return inside if all(pairs[key] is item for key, item in dict.items(inside)) else pairs

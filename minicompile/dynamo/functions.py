@@ -377,10 +377,11 @@ def capture_mapped(
 class Checkpointed(Called):
     """A function whose intermediate values are computed again in the backward.
 
-    A compiler that traces it gets the plain function: what to compute again is then the partitioner's choice.
+    A compiler that traces it gets the plain function, and recomputes what it made there.
     """
 
     options: dict[str, Any]
+    recomputed = True
 
     def __call__(self, closure: tuple[torch.Tensor, ...]) -> Any:
         tensors = [closure[i] for i in self.feeds]

@@ -40,6 +40,7 @@ from minicompile.dynamo.variables import (
     parts_of,
     plain_dict,
     same_constant,
+    tuple_of,
 )
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import SourceLine
@@ -435,7 +436,7 @@ class Outside(Interpreter):
         sources = [Source("item", index, tracker.source) for index in range(size)]
         items = [self.wrap(base.__getitem__(value, s.key), s) for s in sources]
         if base is tuple:
-            return tuple.__new__(type(value), items)
+            return tuple_of(type(value), items)
         return items if base is list else collections.deque(items, value.maxlen)
 
     def mutable(self, value: Any) -> Any:

@@ -36,6 +36,7 @@ from minicompile.dynamo.variables import (
     VariableTracker,
     has_symbols,
     is_constant,
+    is_struct,
     plain_dict,
 )
 from minicompile.errors import Unsupported
@@ -173,7 +174,7 @@ class Rebuild:
                 contents = self.expression(self.tracer.realize(value.cell_contents))
                 self.lines.append(f"{name}.cell_contents = {contents}")
             return name
-        if hasattr(cls, "n_sequence_fields"):  # torch.return_types
+        if is_struct(cls):
             return self.assign(value, f"{self.code.constant(cls)}({self.sequence(value)})")
         if isinstance(value, tuple):
             return self.assign(

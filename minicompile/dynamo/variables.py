@@ -162,6 +162,15 @@ def builtin_base(value: object) -> type | None:
     return None
 
 
+def tuple_of(cls: type, items: Any) -> Any:
+    """A tuple of some class. Those that C code defines (torch.return_types) are made by calling them."""
+    return cls(items) if is_struct(cls) else tuple.__new__(cls, items)
+
+
+def is_struct(cls: type) -> bool:
+    return find(cls, "n_sequence_fields") is not MISSING
+
+
 def library_of(module: str | None) -> str:
     """The top-level package of a module's name."""
     return (module or "").partition(".")[0]

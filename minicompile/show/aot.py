@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from minicompile.aot.result import AotResult, OutputSpec, Partition, RuntimeMetadata
+from minicompile.aot.result import AotResult, ForwardValue, OutputSpec, Partition, RuntimeMetadata
 from minicompile.ops.display import bytes_text
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import NO_ORIGINS
@@ -22,24 +22,22 @@ def partition_parts(partition: Partition) -> str:
     ]
     most = max(partition.saved_bytes, partition.default_bytes)
     compare = ([text(what), bytes_text(n), bar(n, most, hue)] for what, n, hue in totals)
-    largest = max((v.bytes or 0 for v in partition.saved), default=0)
-    saved = []
-
-    def named(name: str) -> list[str]:
-        made = partition.origins.get(name, NO_ORIGINS)
-        return [code(name, colour(made)), source_cell(made)]
-
-    for value in sorted(partition.saved, key=lambda v: (-(v.bytes or 0), v.name)):
-        name, line = named(value.name)
-        size = bytes_text(value.bytes) if value.bytes is not None else "symbolic"
-        length = bar(value.bytes or 0, largest, GOOD, 16)
-        saved.append([name, size, length, text(value.reason), line])
-    again = list(map(named, partition.recomputed))
-    return (
-        table(("kept for backward", "bytes", ""), compare, numbers=(1,))
-        + table(("saved", "bytes", "", "why", "line"), saved, numbers=(1,))
-        + (table(("computed again in backward", "line"), again) if again else "")
-    )
+    shown = table(("kept for backward", "bytes", ""), compare, numbers=(1,))
+    listed: dict[str, tuple[ForwardValue, ...]] = {
+        "saved": partition.saved,
+        "computed again in backward": partition.recomputed,
+    }
+    for title, values in listed.items():
+        largest = max((v.bytes or 0 for v in values), default=0)
+        rows = []
+        for value in sorted(values, key=lambda v: (-(v.bytes or 0), v.name)):
+            made = partition.origins.get(value.name, NO_ORIGINS)
+            size = bytes_text(value.bytes) if value.bytes is not None else "symbolic"
+            name, length = code(value.name, colour(made)), bar(value.bytes or 0, largest, GOOD, 16)
+            rows.append([name, size, length, text(value.reason), source_cell(made)])
+        if rows:
+            shown += table((title, "bytes", "", "why", "line"), rows, numbers=(1,))
+    return shown
 
 
 shows(Partition)(lambda partition: box(*headline(partition), partition_parts(partition)))

@@ -56,6 +56,28 @@ def test_a_decomposition(model, batch):
     assert "aten.erfc" not in str(mc.trace(model, *batch).aot.forward)
 
 
+def test_a_gradient(model, batch):
+    """A straight-through gelu: forward as it was, backward as if it were not there."""
+
+    def run():
+        model.zero_grad(set_to_none=True)
+        loss = mc.compile(model, fullgraph=True)(*batch)[1]
+        loss.backward()
+        return loss.detach(), model.blocks[0].mlp.widen.weight.grad
+
+    def straight_through(grad, result, x, approximate="none"):
+        return grad
+
+    expected = run()
+    with mc.scoped():
+        mc.register_vjp(aten.gelu.default)(straight_through)
+        loss, gradient = run()
+        assert "aten.erf" not in str(mc.trace(model, *batch).aot.backward)
+    torch.testing.assert_close(loss, expected[0])
+    assert not torch.allclose(gradient, expected[1], rtol=1e-2)
+    assert_still_right(model, batch)
+
+
 def test_a_lowering(model, batch):
     from minicompile.lowering.registry import lowering
     from minicompile.lowering.rules.common import elementwise

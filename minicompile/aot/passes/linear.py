@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from minicompile.aot.layout import hint
-from minicompile.aot.passes.patterns import replace_nodes
+from minicompile.aot.passes.patterns import home, replace_nodes
 from minicompile.aot.views import alias_root, argument, is_view
 from minicompile.ops.graph import Rewrite, origins_of, statement
 from minicompile.passes.manager import graph_pass
@@ -104,7 +104,7 @@ def batch_linears(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
     groups: dict[Any, list[fx.Node]] = defaultdict(list)
     for node in gm.graph.find_nodes(op="call_function", target=aten.mm.default):
         if alias_root(node.args[1]).op == "placeholder" and node.meta["val"].dtype in EXACT:
-            groups[node.args[0], node.meta.get("phase")].append(node)
+            groups[node.args[0], home(node)].append(node)
     done = []
     for (x, _), group in groups.items():
         for node in group[1:]:

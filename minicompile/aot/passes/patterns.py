@@ -232,9 +232,9 @@ class Rewriter:
         """Replace an occurrence; None where it can't go."""
         entry, inside = self.entry, set(match.nodes)
         outside = [n for n in match.nodes if n not in match.results and set(n.users) - inside]
-        phases = {node.meta.get("phase") for node in match.nodes}
+        homes = set(map(home, match.nodes))
         learned = {match.arguments[i] for i in self.learned}
-        if outside or len(learned) < len(self.learned) or len(phases) > 1 + bool(self.learned):
+        if outside or len(learned) < len(self.learned) or len(homes) > 1 + bool(self.learned):
             return None
         forward = len(match.results) - len(self.learned)
         function = self.replacement(match, match.results[:forward])
@@ -244,7 +244,7 @@ class Rewriter:
             backward = Replacement(f"{entry.name}_backward", lambda *v: both(*v)[forward:])
             groups.append((backward, match.results[forward:], match.arguments))
         places = [place_of(match, *group[1:]) for group in groups]
-        if None in places or any(len({r.meta.get("phase") for r in g[1]}) > 1 for g in groups):
+        if None in places or any(len(set(map(home, g[1]))) > 1 for g in groups):
             return None
         try:
             new = trace_function(self.both(function), match.values, self.mode, entry.stage)
@@ -290,6 +290,11 @@ def replace_nodes(
     return Rewriter(entry, gm, mode, TracedPattern(gm.graph)).replaced(match)
 
 
+def home(node: fx.Node) -> tuple[Any, Any]:
+    """Phase and checkpoint region."""
+    return node.meta.get("phase"), node.meta.get("region")
+
+
 def may_write(node: fx.Node) -> bool:
     """Might the call change a tensor or a mode? Sure not: functions that ATen has, in their plain form."""
     if isinstance(node.target, OpOverload | Replacement) or not node.op.startswith("call"):
@@ -317,7 +322,8 @@ def put(
     graph: fx.Graph, match: Match, place: Any, what: Replacement, results: Any, arguments: Any
 ) -> None:
     """A call of the replacement gives the results from now on."""
-    meta = {"origins": union(map(origins_of, match.nodes)), "phase": results[0].meta.get("phase")}
+    phase, region = home(results[0])
+    meta = {"origins": union(map(origins_of, match.nodes)), "phase": phase, "region": region}
     with graph.inserting_before(place):
         call = graph.call_function(what, tuple(arguments))
         news = [call]
