@@ -203,15 +203,15 @@ def tensor_guards(
     In C++ where torch has TensorGuards, else (or with `native=False`) in Python. `free` gives, by tensor
     number, the dimensions of any size; the strides of such a tensor are not checked.
     """
+
+    def facts(given: Sequence[Any]) -> list[Any]:
+        pairs = ((t, free.get(i, ())) for i, t in enumerate(given))
+        return [isinstance(t, torch.Tensor) and tensor_facts(t, dims) for t, dims in pairs]
+
     if TensorGuards is None or not native or not different:
-        expected = [tensor_facts(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
+        expected = facts(tensors)
         return lambda *given: (
-            (not different or len(set(map(id, given))) == len(given))
-            and expected
-            == [
-                isinstance(tensor, torch.Tensor) and tensor_facts(tensor, free.get(i, ()))
-                for i, tensor in enumerate(given)
-            ]
+            (not different or len(set(map(id, given))) == len(given)) and facts(given) == expected
         )
     sizes: list[Any] = [_sizes(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
     strides: list[Any] = [

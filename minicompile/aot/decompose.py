@@ -21,6 +21,7 @@ from minicompile.aot.levels import Level, LevelGraph
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import aten_ops, is_pointwise, results_of
 from minicompile.ops.graph import Graph
+from minicompile.passes.patterns import Replacement
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -30,7 +31,7 @@ def lower_to(level: Level, graph: Graph, mode: Any) -> LevelGraph:
     """A new graph with the operators of `level` ("core" or "prims")."""
     gm = graph.gm
     kind = PrimsTracer if level == "prims" else Tracer
-    tracer = kind(mode, rules=lambda op: rule_for(op, level))
+    tracer = kind(mode, rules=lambda op: op if isinstance(op, Replacement) else rule_for(op, level))
     values: dict[fx.Node, Any] = {}
 
     def lowered(node: fx.Node) -> Any:
