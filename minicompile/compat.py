@@ -107,22 +107,16 @@ def clear_saved_tensors(ctx: Any) -> None:
         clear()
 
 
-AUTOGRAD_KEYS = [
-    getattr(torch._C.DispatchKey, f"Autograd{device}")
-    for device in ("CPU", "CUDA", "MPS", "XPU", "Meta", "Other")
-]
 below_autograd = torch._C._AutoDispatchBelowAutograd
 """A context in which operators leave no history for a backward pass."""
 
 
 @contextlib.contextmanager
 def autograd_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
-    """Under the python dispatcher, these functions run in the place of operators' autograd formulas, on this
-    thread.
-    """
-    here = threading.get_ident()
+    """Under the python dispatcher these functions replace operators' autograd formulas, on this thread."""
+    here, keys = threading.get_ident(), torch._C.DispatchKey.__members__
 
-    def on_this_thread(op: Any, kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def chosen(op: Any, kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == here:
             return kernel(*args, **kwargs)
         with torch._C._DisablePythonDispatcher():
@@ -131,7 +125,8 @@ def autograd_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None
     before = {op: op.py_kernels for op in kernels}
     try:
         for op, kernel in kernels.items():
-            added = dict.fromkeys(AUTOGRAD_KEYS, functools.partial(on_this_thread, op, kernel))
+            places = [keys[f"Autograd{name}"] for name in ("CPU", "CUDA", "XPU", "MPS", "Other")]
+            added = dict.fromkeys(places, functools.partial(chosen, op, kernel))
             op.py_kernels = op.py_kernels | added
             op._dispatch_cache.clear()
         yield

@@ -113,14 +113,14 @@ def test_a_fusion_policy(model, batch):
 
 
 def test_a_pattern(model, batch):
-    from minicompile.passes.patterns import pattern
+    from minicompile.passes.patterns import register_pattern
 
     def odd(x):
         return torch.erf(x)
 
     with mc.scoped():
 
-        @pattern("odd", search=odd, examples=[torch.empty(2, 2)])
+        @register_pattern("odd", search=odd, examples=[torch.empty(2, 2)])
         def mirrored(x):
             return -torch.erf(-x)
 
