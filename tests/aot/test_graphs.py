@@ -18,7 +18,7 @@ from minicompile.ops.graph import origins_of, output_node, placeholders
 from minicompile.ops.registry import scoped, without
 from minicompile.options import Options
 from minicompile.passes.manager import graph_pass
-from minicompile.passes.patterns import pattern
+from minicompile.passes.patterns import register_pattern
 from tests.aot.helpers import capture, compile_aot, module_function
 
 aten = torch.ops.aten
@@ -297,7 +297,7 @@ def test_a_pattern_from_outside_with_numbers_and_either_operand_order():
     x, y = torch.randn(3, 4), torch.randn(3, 4)
     with scoped():
 
-        @pattern(
+        @register_pattern(
             "scaled_sum",
             search=scaled_sum,
             examples=[torch.empty(2, 2), torch.empty(2, 2), 0.123],
@@ -310,7 +310,7 @@ def test_a_pattern_from_outside_with_numbers_and_either_operand_order():
     first, second = call([x, y])
     torch.testing.assert_close(first, x.cos() * 3 + y)
     torch.testing.assert_close(second, y + 7 * x.sin())
-    (record,) = [r for r in result.passes if r.name == "full.patterns"]
+    (record,) = [r for r in result.passes if r.name == "joint.pattern:scaled_sum"]
     assert record.changed == 1
 
 

@@ -79,7 +79,7 @@ def test_a_gradient(model, batch):
 
 
 def test_a_lowering(model, batch):
-    from minicompile.lowering.registry import lowering
+    from minicompile.lowering.context import lowering
     from minicompile.lowering.rules.common import elementwise
 
     with mc.without("lowering:aten.erf"):
@@ -113,14 +113,14 @@ def test_a_fusion_policy(model, batch):
 
 
 def test_a_pattern(model, batch):
-    from minicompile.passes.patterns import pattern
+    from minicompile.passes.patterns import register_pattern
 
     def odd(x):
         return torch.erf(x)
 
     with mc.scoped():
 
-        @pattern("odd", search=odd, examples=[torch.empty(2, 2)])
+        @register_pattern("odd", search=odd, examples=[torch.empty(2, 2)])
         def mirrored(x):
             return -torch.erf(-x)
 
@@ -131,7 +131,7 @@ def test_a_pattern(model, batch):
 
 
 def test_a_kernel_plan(model, batch):
-    from minicompile.codegen.rules import plan_rule
+    from minicompile.codegen.plan import plan_rule
 
     with mc.scoped():
 
