@@ -27,7 +27,7 @@ from minicompile.aot.decompositions.registry import decompose
 from minicompile.aot.vjps import register_vjp
 from minicompile.api import backends
 from minicompile.codegen.generate import code_generator
-from minicompile.codegen.rules import plan_rule
+from minicompile.codegen.plan import plan_rule
 from minicompile.codegen.triton_ops import triton_op
 from minicompile.dynamo.calls import call_rules
 from minicompile.dynamo.guards import guard_rules

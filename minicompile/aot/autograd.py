@@ -13,6 +13,7 @@ from minicompile import compat
 from minicompile.aot.decompose import lower_to
 from minicompile.aot.functionalize import functionalize
 from minicompile.aot.joint import trace
+from minicompile.aot.levels import LevelGraph, verify
 from minicompile.aot.partition import partition
 from minicompile.aot.passes import known_passes
 from minicompile.aot.result import AotResult
@@ -39,19 +40,22 @@ def ahead_of_time(
         run_passes(stage, given, mode, options, records, known)
         late = stage in ("prims", "post_grad")  # no level follows that would expand replacements
         if late and any(isinstance(node.target, Replacement) for node in given.nodes):
-            given.gm = lower_to("prims", given.gm, mode, given.name)
+            given.gm = lower_to("prims", given, mode).gm
         return given
 
     if any(entry.runs("pre_grad", options) for entry in known):
         graph = run("pre_grad", copied(graph))
     traced, metadata = trace(graph.gm, fakes, mode, training=training)
     name = metadata.graph_name
-    functional = Graph(functionalize(traced, metadata, mode), name, "functionalization")
-    full = run("joint", functional)
-    core = Graph(lower_to("core", full.gm, mode, name), name, "decomposition to Core ATen")
-    lowered = Graph(lower_to("prims", core.gm, mode, name), name, "decomposition to prims")
-    prims = run("prims", lowered)
-    levels = {"full": full, "core": core, "prims": prims}
+    full = LevelGraph(functionalize(traced, metadata, mode), name, "functionalization")
+    run("joint", full)
+    core = lower_to("core", full, mode)
+    prims = lower_to("prims", core, mode)
+    run("prims", prims)
+    levels = {graph.level: graph for graph in (full, core, prims)}
+    if options.verify:
+        for level in levels.values():
+            verify(level)
     if not metadata.trains:
         forward = run("post_grad", copied(prims))
         return AotResult(forward, None, None, None, metadata, levels, records)

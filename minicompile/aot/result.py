@@ -15,16 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from minicompile.ops.display import Shown
 from minicompile.ops.graph import Graph, PassRecord
 from minicompile.ops.origin import Origins
 
+if TYPE_CHECKING:
+    from minicompile.aot.levels import Level, LevelGraph
+
 BoxedCallable = Callable[[list[Any]], Sequence[Any]]
 """Takes a list of inputs, which it may empty, and gives the outputs in order."""
-
-Level = Literal["full", "core", "prims"]
 
 
 @dataclass(frozen=True)
@@ -159,11 +160,11 @@ class AotResult(Shown):
     joint: Graph | None
     partition: Partition | None
     metadata: RuntimeMetadata
-    levels: dict[str, Graph] = field(default_factory=dict)
+    levels: dict[Level, LevelGraph] = field(default_factory=dict)
     passes: list[PassRecord] = field(default_factory=list)
 
-    def level(self, name: Level) -> Graph:
-        """The graph at operator level "full", "core" or "prims"."""
+    def level(self, name: Level) -> LevelGraph:
+        """The graph at operator level "full", "core" or "prims", and the rules that led there."""
         if name not in self.levels:
             raise KeyError(f"no level {name!r}; known: {', '.join(self.levels)}")
         return self.levels[name]

@@ -84,6 +84,9 @@ class Tracer(compat.TorchDispatchMode):
         self.phase: str | None = None
         self.region: str | None = None
         self.answers: dict[Any, tuple[Any, ...]] = {}
+        self.applied: dict[OpOverload, list[Origins]] = {}
+        self.declined: dict[OpOverload, list[Origins]] = {}
+        """The operators whose rules were called -> the origins of each call."""
         self._last_input: fx.Node | None = None
         self._bound: dict[int, tuple[torch.Tensor, fx.Node]] = {}
 
@@ -209,20 +212,28 @@ class Tracer(compat.TorchDispatchMode):
             return func(*args, **kwargs)
         if func is aten._efficientzerotensor.default:  # a view of it would leave the trace
             func = aten.zeros.default
-        rule = self.rules(func)
-        if rule is not None:
+        with self:
+            result = self.by_rule(func, args, kwargs)
+        if result is not NotImplemented:
+            expected = self.evaluate(func, args, kwargs)
             with self:
-                result = rule(*args, **kwargs)
-            if result is not NotImplemented:
-                expected = self.evaluate(func, args, kwargs)
-                with self:
-                    return conform(func, result, expected)
+                return conform(func, result, expected)
         if compat.is_composite(func):
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
         return self.record(func, args, kwargs, self.evaluate(func, args, kwargs))
+
+    def by_rule(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The call by its operator's rule; NotImplemented where there is none, or it declines."""
+        rule = self.rules(func)
+        if rule is None:
+            return NotImplemented
+        result = rule(*args, **kwargs)
+        counts = self.declined if result is NotImplemented else self.applied
+        counts.setdefault(func, []).append(self.origins)
+        return result
 
     def evaluate(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The call's result on fakes. One with memory of its own is remembered: it depends on nothing but

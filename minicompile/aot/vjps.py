@@ -1,28 +1,24 @@
-"""`register_vjp`: an operator's gradient as a rule, in place of the formula that torch has for it.
+"""`register_vjp`: an operator's gradient as a rule, in place of torch's formula for it.
 
     @mc.register_vjp(torch.ops.aten.silu.default)
     def straight_through(grad, result, x):
         return grad
 
-grad      what comes back for the operator's result; for several results a tuple, None for those of integers
-result    what the operator gave (a tuple, if several), and then its arguments as they were at the call:
-          keyword-only ones by name, defaults left out
-returns   one gradient for each parameter of the operator that takes tensors, in the schema's order: of that
-          tensor's shape and dtype, None where none is due, a list for a list of tensors
+The rule gets the gradient of the operator's result (of several a tuple, None for integers), the result, then
+the arguments as they were at the call: keyword-only ones by name, defaults left out. It returns one gradient
+for each parameter that takes tensors, in the schema's order: of that tensor's shape and dtype; None where
+none is due; a list for a list of tensors. It holds wherever a compiled graph trains: in composite operators
+too, and for `silu_`, which becomes a copy of `silu`. Eager code keeps torch's formula. None is built in: the
+partitioner chooses what backward reads and what it computes again, so torch's formulas lose nothing.
 
-It holds wherever a compiled graph trains, also inside composite operators (`nn.SiLU`) and for `silu_`, which
-becomes a copy of the result; eager code keeps torch's formula. There are no built-in rules: what the
-backward reads is the partitioner's choice, whichever formula it comes from, so torch's lose nothing.
-
-The real compiler: torch/csrc/autograd/FunctionsManual.cpp, derivatives.yaml.
+The real compiler: tools/autograd/derivatives.yaml.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,7 +37,7 @@ vjp: Registry[Vjp] = Registry("vjp", "operator -> its gradient, in compiled trai
 
 
 def register_vjp(*ops: OpOverload) -> Callable[[Vjp], Vjp]:
-    """Decorator: the function computes the gradients of `ops`. Raises TypeError for what has no gradient."""
+    """Decorator: the function computes the gradients of `ops`. Raises TypeError for what can't have one."""
     for op in ops:
         if not isinstance(op, OpOverload):
             raise TypeError(f"{op} is no operator overload, as torch.ops.aten.silu.default is one")
@@ -50,23 +46,16 @@ def register_vjp(*ops: OpOverload) -> Callable[[Vjp], Vjp]:
     return vjp(*ops)
 
 
-@contextlib.contextmanager
-def own_gradients() -> Iterator[None]:
-    """Inside, under the python dispatcher, the registered rules stand in for torch's formulas."""
+def own_gradients() -> contextlib.AbstractContextManager[None]:
+    """A context in which, under the python dispatcher, the registered rules replace torch's formulas."""
     kernels: dict[OpOverload, Callable[..., Any]] = {}
     for op, rule in vjp.items():
         kernels[op] = functools.partial(call, op, rule)
         packet = getattr(getattr(torch.ops, op.namespace), f"{op.overloadpacket.__name__}_", None)
-        found = getattr(packet, op._overloadname, None)
-        if found is not None and found not in vjp:
-            kernels[found] = functools.partial(in_place, op)
-    with compat.autograd_kernels(kernels):
-        yield
-
-
-def in_place(op: OpOverload, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """`x.silu_()` by way of `silu`."""
-    return x.copy_(op(x, *args, **kwargs))
+        in_place = getattr(packet, op._overloadname, None)
+        if in_place is not None:
+            kernels[in_place] = lambda x, *args, op=op, **kwargs: x.copy_(op(x, *args, **kwargs))
+    return compat.autograd_kernels(kernels)
 
 
 def call(op: OpOverload, rule: Vjp, *args: Any, **kwargs: Any) -> Any:
@@ -97,41 +86,32 @@ class Ruled(torch.autograd.Function):
             result = op(*args, **kwargs)
             leaves, spec = compat.tree_flatten((result, args, kwargs))
             leaves = [x.clone() if isinstance(x, torch.Tensor) else x for x in leaves]
-        ctx.rule, ctx.op, ctx.kept = rule, op, compat.tree_unflatten(leaves, spec)
+        ctx.op, ctx.rule, ctx.kept = op, rule, compat.tree_unflatten(leaves, spec)
         results, ctx.spec = compat.tree_flatten(result)
         return *results, ctx.spec
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         result, args, kwargs = ctx.kept
-        due = [g if differentiable(x) else None for g, x in zip(grads, compat.tree_leaves(result))]
+        kinds = [getattr(x, "dtype", torch.int64) for x in compat.tree_leaves(result)]
+        due = [g if k.is_floating_point or k.is_complex else None for k, g in zip(kinds, grads)]
+        grad = compat.tree_unflatten(due, ctx.spec)
         inputs = tensor_arguments(ctx.op, args, kwargs)
         try:
-            found = ctx.rule(compat.tree_unflatten(due, ctx.spec), result, *args, **kwargs)
+            found = ctx.rule(grad, result, *args, **kwargs)
             if len(inputs) == 1 and not isinstance(found, tuple):
                 found = (found,)
-            pairs = [pair for x, g in zip(inputs, found, strict=True) for pair in paired(x, g)]
-            for x, g in pairs:
+            tensors = compat.tree_leaves(inputs)
+            gradients: list[Any] = []
+            for x, g in zip(inputs, found, strict=True):
+                many = isinstance(x, list | tuple)
+                gradients += [None] * len(x) if many and g is None else g if many else [g]
+            for x, g in zip(tensors, gradients, strict=True):
                 if g is not None and (g.dtype != x.dtype or not same_sizes(g, x)):
                     raise TypeError(f"the gradient of a {value_text(x)} is {value_text(g)}")
         except Exception as error:
-            where = f"the vjp of {ctx.op} at {place_of(ctx.rule)}"
-            raise VerifyError(f"{where}: {type(error).__name__}: {error}") from error
-        return None, None, None, None, *(g for _, g in pairs)
-
-
-def differentiable(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
-
-
-def paired(x: Any, gradient: Any) -> list[tuple[Any, Any]]:
-    """(tensor, gradient), or one pair for each tensor of a list."""
-    if not isinstance(x, list | tuple):
-        return [(x, gradient)]
-    return list(zip(x, [None] * len(x) if gradient is None else gradient, strict=True))
-
-
-def place_of(rule: Vjp) -> str:
-    """Where a rule is written."""
-    code = getattr(inspect.unwrap(rule), "__code__", None)
-    return SourceLine(code.co_filename, code.co_firstlineno, "").place if code else repr(rule)
+            code = ctx.rule.__code__
+            place = SourceLine(code.co_filename, code.co_firstlineno, "").place
+            what = f"the vjp of {ctx.op} at {place}: {type(error).__name__}: {error}"
+            raise VerifyError(what) from error
+        return None, None, None, None, *gradients

@@ -14,7 +14,16 @@ import types
 from typing import Any
 
 from minicompile.dynamo.bytecode import Instruction
-from minicompile.dynamo.interpreter import DELETED, NULL, UNBOUND, Frame, Handler, Lazy, bytecode
+from minicompile.dynamo.interpreter import (
+    DELETED,
+    NULL,
+    UNBOUND,
+    Frame,
+    Handler,
+    Interpreter,
+    Lazy,
+    bytecode,
+)
 
 # -- opcodes that take values from the stack and give one or none
 
@@ -50,6 +59,8 @@ LOAD_ATTR                  (owner -- world.load_attr(owner, named))
 LOAD_METHOD                (owner --) push_method(frame, world.load_attr(owner, named))
 STORE_ATTR                 (new, owner --) world.store_attr(owner, named, new)
 DELETE_ATTR                (owner --) world.delete_attr(owner, named)
+LOAD_SUPER_ATTR            (make, cls, owner -- super_attr(frame, ins, make, cls, owner))
+LOAD_SUPER_METHOD (make, cls, owner --) push_method(frame, super_attr(frame, ins, make, cls, owner))
 BINARY_SUBSCR              (owner, key -- world.subscript(owner, key))
 BINARY_SLICE               (owner, a, b -- world.subscript(owner, slice(a, b)))
 STORE_SUBSCR               (new, owner, key --) world.store_subscript(owner, key, new)
@@ -83,8 +94,8 @@ LIST_EXTEND                (items --) under(frame, ins).extend(world.items(items
 SET_ADD                    (item --) under(frame, ins).add(world.pinned(item))
 SET_UPDATE                 (items --) under(frame, ins).update(world.items(items))
 MAP_ADD                    (key, item --) world.store_subscript(stack[-arg], key, item)
-DICT_UPDATE                (items --) update(frame, stack[-arg], items)
-DICT_MERGE                 (items --) merge(frame, stack[-arg], items)
+DICT_UPDATE                (items --) update(world, stack[-arg], items)
+DICT_MERGE                 (items --) update(world, stack[-arg], items, once=True)
 SET_FUNCTION_ATTRIBUTE     (part, made -- with_part(frame, made, arg, part))
 
 # control
@@ -107,13 +118,8 @@ RERAISE                    (error --) raise error
 
 `*values` are as many as `arg` says, `named` is what the instruction's number means.
 """
-PLACES = {
-    "stack": "frame.stack",
-    "world": "frame.world",
-    "fast": "frame.fast",
-    "arg": "ins.arg",
-    "named": "ins.value",
-}
+PLACES = {name: f"frame.{name}" for name in ("stack", "world", "fast")}
+PLACES |= {"arg": "ins.arg", "named": "ins.value"}
 
 
 def effect(opname: str, taken: str, given: str, statement: str) -> Handler:
@@ -139,9 +145,11 @@ def under(frame: Frame, ins: Instruction) -> Any:
     return frame.world.mutable(frame.stack[-ins.arg])
 
 
-def update(frame: Frame, target: Any, items: Any) -> None:
-    for key, item in frame.world.mapping(items).items():
-        frame.world.store_subscript(target, key, item)
+def update(world: Interpreter, target: dict[Any, Any], items: Any, once: bool = False) -> None:
+    for key, item in world.mapping(items).items():
+        if once and world.contains(target, key):
+            raise TypeError(f"got multiple values for keyword argument {key!r}")
+        world.store_subscript(target, key, item)
 
 
 def cell_contents(frame: Frame, ins: Instruction) -> Any:
@@ -161,13 +169,6 @@ def find_name(frame: Frame, ins: Instruction, namespace: Any) -> Any:
     if ins.value in namespace:
         return namespace[ins.value]
     return frame.world.load_global(frame, ins.value)
-
-
-def merge(frame: Frame, target: dict[Any, Any], items: Any) -> None:
-    for key, item in frame.world.mapping(items).items():
-        if frame.world.contains(target, key):
-            raise TypeError(f"got multiple values for keyword argument {key!r}")
-        frame.world.store_subscript(target, key, item)
 
 
 # -- stack and locals
@@ -235,15 +236,8 @@ def push_method(frame: Frame, method: Any) -> None:
     frame.stack.extend((NULL, method) if sys.version_info < (3, 13) else (method, NULL))
 
 
-@bytecode("LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD")
-def load_super_attr(frame: Frame, ins: Instruction) -> None:
-    function, cls, instance = frame.popn(3)
-    parent = frame.world.call(function, (cls, instance), {})
-    found = frame.world.load_attr(parent, ins.value)
-    if ins.opname == "LOAD_SUPER_METHOD":
-        push_method(frame, found)
-    else:
-        frame.stack.append(found)
+def super_attr(frame: Frame, ins: Instruction, function: Any, *given: Any) -> Any:
+    return frame.world.load_attr(frame.world.call(function, given, {}), ins.value)
 
 
 # -- jumps and loops
@@ -303,31 +297,25 @@ def unpack_ex(frame: Frame, ins: Instruction) -> None:
 # -- calls and functions
 
 
-def split_callable(first: Any, second: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The two slots below a call's arguments: (NULL, f), (f, NULL) or (f, first argument), on any version."""
-    if first is NULL:
-        return second, ()
-    return (first, ()) if second is NULL else (first, (second,))
+def call(frame: Frame, given: list[Any], kwargs: dict[str, Any]) -> None:
+    """Below a call's arguments lie (NULL, f), (f, NULL) or (f, first argument), on any version."""
+    pair = frame.popn(2)
+    own = [] if pair[0] is NULL or pair[1] is NULL else pair[1:]
+    frame.called = function = pair[1] if pair[0] is NULL else pair[0]
+    frame.stack.append(frame.world.call(function, (*own, *given), kwargs))
 
 
 @bytecode("CALL")
-def call(frame: Frame, ins: Instruction) -> None:
-    given = frame.popn(ins.arg)
-    function, own = split_callable(*frame.popn(2))
-    names = ins.value or ()
+def call_by_names(frame: Frame, ins: Instruction) -> None:
+    given, names = frame.popn(ins.arg), ins.value or ()
     count = len(given) - len(names)
-    kwargs = dict(zip(names, given[count:], strict=True))
-    frame.called = function
-    frame.stack.append(frame.world.call(function, (*own, *given[:count]), kwargs))
+    call(frame, given[:count], dict(zip(names, given[count:], strict=True)))
 
 
 @bytecode("CALL_FUNCTION_EX")
 def call_function_ex(frame: Frame, ins: Instruction) -> None:
     kwargs = frame.world.mapping(frame.stack.pop()) if ins.arg & 1 else {}
-    args = tuple(frame.world.items(frame.stack.pop()))
-    function, own = split_callable(*frame.popn(2))
-    frame.called = function
-    frame.stack.append(frame.world.call(function, (*own, *args), kwargs))
+    call(frame, frame.world.items(frame.stack.pop()), kwargs)
 
 
 @bytecode("MAKE_FUNCTION")

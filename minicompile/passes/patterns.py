@@ -79,6 +79,9 @@ class Replacement:
         results = self.run(*values)
         return results if len(results) > 1 else results[0]
 
+    def __str__(self) -> str:
+        return f"pattern {self.__name__}"
+
 
 patterns: Registry[Pattern] = Registry("pattern", "name -> rewrite of a subgraph")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from minicompile.aot.levels import LevelGraph
 from minicompile.aot.result import AotResult, ForwardValue, OutputSpec, Partition, RuntimeMetadata
 from minicompile.ops.display import bytes_text
 from minicompile.ops.graph import Graph
@@ -78,6 +79,16 @@ def graph_details(name: str, graph: Graph) -> str:
     return details(name, f"{graph.op_count} operations", graph_parts(graph), name == "forward")
 
 
+def level_parts(graph: LevelGraph) -> str:
+    """The rules that led to the level, busiest first, then its graph."""
+    rows = ([code(op), str(count), text(at)] for op, count, at in graph.steps)
+    head = ("replaced by its rule", "calls", "lines")
+    return (table(head, rows, numbers=(1,)) if graph.applied else "") + graph_parts(graph)
+
+
+shows(LevelGraph)(lambda g: box(f"level {g.level}", g.summary, level_parts(g)))
+
+
 @shows(AotResult)
 def aot_view(aot: AotResult) -> str:
     headline = f"forward {aot.forward.op_count} operations"
@@ -92,8 +103,8 @@ def aot_view(aot: AotResult) -> str:
     if aot.partition is not None:
         parts.append(heading("saved or computed again"))
         parts.append(partition_parts(aot.partition))
-    for name, graph in aot.levels.items():
-        parts.append(graph_details(f"level {name}", graph))
+    for level in aot.levels.values():
+        parts.append(details(f"level {level.level}", level.summary, level_parts(level)))
     for record in aot.passes:
         title, changes, difference = pass_parts(record)
         parts.append(details(title, changes, difference or "no difference"))

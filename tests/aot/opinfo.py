@@ -249,7 +249,9 @@ def report(results: list[Any], out: TextIO = sys.stdout) -> bool:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     made.add_argument("--ops", nargs="*", default=[])
     made.add_argument("--from", dest="first", type=int, default=0)
     made.add_argument("--to", dest="last", type=int, default=None)

@@ -443,10 +443,14 @@ def compare_trees(one: Any, other: Any, what: str, values: bool) -> str:
     return compare_all(ones, others, what, values)
 
 
-def compare_all(ones: list[Any], others: list[Any], what: str, values: bool, strides: bool = True) -> str:
+def compare_all(
+    ones: list[Any], others: list[Any], what: str, values: bool, strides: bool = True
+) -> str:
     if len(ones) != len(others):
         return f"{len(others)} {what}s, eager {len(ones)}"
-    found = [compare(a, b, f"{what} {i}", values, strides) for i, (a, b) in enumerate(zip(ones, others))]
+    found = [
+        compare(a, b, f"{what} {i}", values, strides) for i, (a, b) in enumerate(zip(ones, others))
+    ]
     return min(filter(None, found), key=lambda text: text.startswith("close?"), default="")
 
 
@@ -504,7 +508,10 @@ def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.layout is not torch.strided:
         one, other = one.to_dense(), other.to_dense()
     if one.is_complex():
-        one, other = torch.view_as_real(one.resolve_conj()), torch.view_as_real(other.resolve_conj())
+        one, other = (
+            torch.view_as_real(one.resolve_conj()),
+            torch.view_as_real(other.resolve_conj()),
+        )
     return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
@@ -523,7 +530,9 @@ def in_double(case: Case) -> Outcome:
         return value
 
     args, kwargs = pytree.tree_map(widened, (case.args, case.kwargs))
-    double = Case(case.op, case.variant, case.dtype, case.number, case.call, args, kwargs, case.process)
+    double = Case(
+        case.op, case.variant, case.dtype, case.number, case.call, args, kwargs, case.process
+    )
     return run(double, entry(double))
 
 

@@ -79,7 +79,7 @@ def test_a_gradient(model, batch):
 
 
 def test_a_lowering(model, batch):
-    from minicompile.lowering.registry import lowering
+    from minicompile.lowering.context import lowering
     from minicompile.lowering.rules.common import elementwise
 
     with mc.without("lowering:aten.erf"):
@@ -131,7 +131,7 @@ def test_a_pattern(model, batch):
 
 
 def test_a_kernel_plan(model, batch):
-    from minicompile.codegen.rules import plan_rule
+    from minicompile.codegen.plan import plan_rule
 
     with mc.scoped():
 

@@ -26,7 +26,7 @@ from minicompile.aot.layout import conform, empty_like_layout, frozen
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import ALIASES, alias_root, has_effect, is_random, returned_nodes
 from minicompile.errors import OptionError
-from minicompile.ops.graph import Rewrite, origins_of, statement
+from minicompile.ops.graph import Graph, Rewrite, origins_of, statement
 from minicompile.ops.origin import union
 from minicompile.passes.manager import Pass
 from minicompile.passes.patterns import (
@@ -89,7 +89,7 @@ def trace_function(
         if node.target in ALIASES:
             node.replace_all_uses_with(node.args[0])
     if stage == "post_grad":
-        gm = lower_to("prims", gm, mode, "pattern")
+        gm = lower_to("prims", Graph(gm, "pattern", "tracing"), mode).gm
     gm.graph.eliminate_dead_code(has_effect)
     return TracedPattern(gm.graph)
 
