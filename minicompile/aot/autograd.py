@@ -38,7 +38,8 @@ def ahead_of_time(
     levels = {"full": full, "core": core, "prims": prims}
     if not metadata.trains:
         return AotResult(prims, None, None, None, metadata, levels, records)
-    forward, backward, split = partition(prims, len(fakes), metadata, options.partitioner)
+    inputs = len(fakes) + len(metadata.memories)
+    forward, backward, split = partition(prims, inputs, metadata, options.partitioner)
     run_passes("forward", forward, mode, records)
     run_passes("backward", backward, mode, records)
     return AotResult(forward, backward, prims, split, metadata, levels, records)

@@ -71,7 +71,8 @@ def partition(
     How many values pass between the two goes into `metadata`.
     """
     inputs = placeholders(joint.gm.graph)
-    copy_mutated_inputs(joint.gm, [inputs[i] for i in metadata.mutated_inputs])
+    changed = {*metadata.mutated_inputs, *(spec.base for spec in metadata.relaid)}
+    copy_mutated_inputs(joint.gm, [inputs[i] for i in sorted(changed)])
     parts = JointParts(joint.gm, primals)
     naive = save_all(parts)
     reasons = min_cut(parts) if method == "min_cut" else naive

@@ -23,7 +23,7 @@ from torch import fx
 from minicompile import compat
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
-from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes, operation
+from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes, free_dims, operation
 from minicompile.dynamo.variables import (
     SYMBOLIC,
     UserError,
@@ -350,12 +350,10 @@ class Recorder:
 
     def keep_metadata(self, fake: torch.Tensor) -> None:
         """Give the nodes that recorded a fake a copy, before the fake's own shape changes."""
-        given = [
-            *(tracker.value for tracker in self.inputs),
-            *(v for i in self.open for v in i.values),
-        ]
+        given = [tracker.value for tracker in self.inputs] if free_dims(fake) else []
+        given += [value for inner in self.open for value in inner.values]
         if any(value is fake for value in given):
-            what = "an input's shape or strides are changed in place"
+            what = "the shape or strides of an input with symbolic sizes are changed in place"
             raise refusal("tensor-memory", what, self.line())
         for node in self.graph.nodes:
             if node.meta.get("val") is fake:

@@ -218,6 +218,11 @@ GUARD_KINDS = {
         "apart({c}, {all})",
         "Description('shared memory')",
     ),
+    "overlap": GuardKind(
+        "those of {all} that are changed (the first), and others in their memory, lie as before",
+        "memory_places({c}[0], {all}) == {c}[1]",
+        "Description('another overlap')",
+    ),
     "shape": GuardKind("{e}"),
     "number": GuardKind("{e}"),
     "strides": GuardKind("{0}.stride() == {e}"),
