@@ -90,7 +90,7 @@ def stand_ins(
             roots.setdefault(compat.storage_id(member), made)
         elif isinstance(value, torch.Tensor):
             alone, like = sharers[compat.storage_id(value)] == 1, value
-            made = empty_like_layout(mode, value) if alone else value.detach()
+            made = empty_like_layout(mode, value) if alone else value.data  # own version
         else:
             inputs.append(value)
             continue

@@ -340,18 +340,23 @@ def is_leaf_view(value: torch.Tensor) -> bool:
     return value.requires_grad and value.grad_fn is None
 
 
-def check_history(view: torch.Tensor, base: torch.Tensor) -> None:
-    """Gradients of a view that is rebuilt go straight to its base: no custom function, and no view that is a
-    leaf, may come between.
+def reaches(view: torch.Tensor, base: torch.Tensor) -> bool:
+    """Do the gradients of a view go to its base, as those of the one that is rebuilt? Made of a view that was
+    made under no_grad, they go nowhere. Raises Unsupported where something else comes between.
     """
     bases = (base, autograd_base(base))
+
+    def there(step: Any) -> bool:
+        return any(step is x.grad_fn or getattr(step, "variable", None) is x for x in bases)
+
     step = view.grad_fn
-    while step is not None and all(step is not known.grad_fn for known in bases):
+    while step is not None and not there(step):
         if isinstance(step, BackwardCFunction):
             raise Unsupported("an output is a view that a custom autograd.Function gives")
-        if all(getattr(step, "variable", base) is not known for known in bases):
-            raise Unsupported("an output is a view of a view that was made under no_grad")
-        step = step.next_functions[0][0] if step.next_functions else None
+        strided, step = step.name().startswith("AsStrided"), next(iter(step.next_functions))[0]
+        if strided and not there(step):
+            raise Unsupported("an output is as_strided of a view")
+    return step is not None
 
 
 def view_of(
@@ -368,12 +373,12 @@ def view_of(
     known = view._base is not None and autograd_base(view) is autograd_base(base)
     if view.requires_grad and not known and view.grad_fn is not base.grad_fn:
         raise Unsupported("an output shares memory, but not its gradient history, with its base")
-    check_history(view, base)
     creation = compat.creation_meta(view) if known else None
     spec = placed(kind, index, view, base.storage_offset() * int(scale), sizes)
     return replace(
         spec,
         detached=not known and not view.requires_grad,
+        cut=view.grad_fn is not None and not reaches(view, base),
         creation=creation,
         dtype=None if view.dtype is base.dtype else view.dtype,
         lazy=(view.is_conj() != base.is_conj(), view.is_neg() != base.is_neg()),

@@ -59,6 +59,8 @@ class OutputSpec:
     requires_grad: bool = False
     detached: bool = True
     """A view that requires no grad: autograd does not know it as one."""
+    cut: bool = False
+    """A view of a view that was made under no_grad: its gradient goes nowhere."""
     dtype: Any = None
     """The type that a view reads its base's memory as, if it is another."""
     lazy: tuple[bool, bool] = (False, False)

@@ -242,13 +242,16 @@ def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tor
     def view(base: torch.Tensor, results: Sequence[Any]) -> torch.Tensor:
         size, stride, offset = numbers(results)
         base = base.detach() if spec.detached else base
-        with torch.set_grad_enabled(spec.requires_grad):
+        with torch.set_grad_enabled(spec.requires_grad and not spec.cut):
             if spec.dtype is not None:
                 same = base.element_size() == spec.dtype.itemsize
                 base = base.view(spec.dtype) if same else torch.view_as_real(base)
             made = base.as_strided(size, stride, base.storage_offset() + offset)
             made = made.conj() if conjugate else made
             made = compat.negative_view(made) if negative else made
+        if spec.cut:
+            with torch.enable_grad():
+                made = made.view_as(made)
         if spec.creation is not None and compat.creation_meta(made) != spec.creation:
             compat.set_creation_meta(made, spec.creation)
         return made
