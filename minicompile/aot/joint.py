@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, increment_version
 
 from minicompile import compat
 from minicompile.aot.inputs import (
@@ -79,6 +79,8 @@ class JointTracer(Tracer):
             ]
             tensors = [x for x in compat.tree_leaves(changed) if isinstance(x, torch.Tensor)]
             self.written.update(map(compat.storage_id, tensors))
+            if any(isinstance(value, list | tuple) for value in changed):
+                increment_version(tensors)  # which autograd doesn't do for lists of fakes
         if self.phase == "backward":
             self.origins = self.running or self._origins_of_tensors((args, kwargs))
         return super().record(func, args, kwargs, value)
@@ -156,10 +158,12 @@ def record(
                 (i, value) for i, value in enumerate(live) if isinstance(value, torch.Tensor)
             ]
             of_input = {tracer.argument(value): i for i, value in tensors}
-            outputs = CapturedRun(gm, tracer).run(*live)
+            run = CapturedRun(gm, tracer)
+            outputs = run.run(*live)
+            live = [run.relaid.get(id(value), value) for value in live]
             with refusing("what the graph leaves", None):
                 specs, results, bases, sizes = classify(outputs, live, of_input, tracer)
-                relaid = relaid_inputs(nodes, live, layouts, before, sizes)
+                relaid = relaid_inputs(live, before, layouts, sizes)
                 written = [
                     i
                     for i, value in enumerate(every)
@@ -203,24 +207,14 @@ def gradient_edge(value: torch.Tensor) -> Any:
 
 
 def relaid_inputs(
-    nodes: list[fx.Node],
-    inputs: list[Any],
-    layouts: list[Any],
-    before: list[Any],
-    sizes: dict[Any, torch.SymInt],
+    inputs: list[Any], before: list[Any], layouts: list[Any], sizes: dict[Any, torch.SymInt]
 ) -> list[OutputSpec]:
-    """Inputs that have another shape or other strides now."""
+    """Inputs that have another shape or other strides now. `before`: their histories."""
     specs = []
     for i, (value, layout) in enumerate(zip(inputs, layouts)):
-        if layout is None or geometry(value) == layout:
-            continue
-        if value.requires_grad and value.is_leaf:
-            reason = (
-                f"the shape of input {nodes[i].name}, a leaf that requires grad, changes in place"
-            )
-            raise Unsupported(reason, user_line(nodes[i]))
-        spec = placed("input", i, value, layout[2], sizes)
-        specs.append(replace(spec, requires_grad=value.grad_fn is not before[i]))
+        if layout is not None and geometry(value) != layout:
+            spec = placed("input", i, value, layout[2], sizes)
+            specs.append(replace(spec, requires_grad=value.grad_fn is not before[i]))
     return specs
 
 
@@ -265,6 +259,22 @@ class CapturedRun(fx.Interpreter):
         super().__init__(gm)
         self.extra_traceback = False
         self.tracer = tracer
+        self.relaid: dict[int, torch.Tensor] = {}
+        """By id of a tensor whose own shape changed: the view that stands for it now."""
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """`x.t_()` is traced as `x.t()`, which takes the place of `x` from then on."""
+        packet = getattr(torch.ops.aten, target, None)
+        if packet is None or not is_inplace_view(getattr(packet, packet.overloads()[0])):
+            return super().call_method(target, args, kwargs)
+        old = args[0]
+        if old.requires_grad and not torch.is_grad_enabled():
+            raise Unsupported("a tensor that requires grad changes its shape unseen by autograd")
+        new = super().call_method(target.removesuffix("_"), args, kwargs)
+        self.env = {node: new if value is old else value for node, value in self.env.items()}
+        self.relaid |= {key: new for key, value in self.relaid.items() if value is old}
+        self.relaid[id(old)] = new
+        return new
 
     def run_node(self, node: fx.Node) -> Any:
         self.tracer.origins = origins_of(node)

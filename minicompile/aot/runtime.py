@@ -1,7 +1,7 @@
 """What runs around the two compiled graphs: autograd, mutated inputs, aliases.
 
-    call(inputs) = find memories that inputs share, compiled forward, bring inputs into their new layout,
-                   copy new contents back into inputs, rebuild outputs that are views
+    call(inputs) = find memories that inputs share, compiled forward, copy new contents back into inputs,
+                   bring inputs into their new layout, rebuild outputs that are views
     backward     = tangents in the layout the graph was compiled for, compiled backward, gradients by input
 
 The real compiler: torch/_functorch/_aot_autograd/runtime_wrappers.py.
@@ -192,14 +192,14 @@ def with_epilogue(compute: Call, result: AotResult) -> Call:
         inputs.extend([shared_memory(inputs, memory) for memory in memories])
         kept = list(inputs)
         results = compute(inputs)
+        for index, new, history in zip(mutated, results[returned:], histories):
+            with torch.set_grad_enabled(history):
+                kept[index].copy_(new)
         for spec, numbers in relaid:
             with torch.set_grad_enabled(spec.requires_grad):
                 size, stride, offset = numbers(results)
                 target = kept[spec.base]
                 target.as_strided_(size, stride, target.storage_offset() + offset)
-        for index, new, history in zip(mutated, results[returned:], histories):
-            with torch.set_grad_enabled(history):
-                kept[index].copy_(new)
         outputs: list[Any] = []
         places = (kept, results, outputs, constants)
         for place, index, view in plan:
