@@ -9,6 +9,7 @@ The real compiler: torch/_functorch/_aot_autograd/collect_metadata_analysis.py, 
 from __future__ import annotations
 
 import contextlib
+import types
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -32,7 +33,8 @@ from minicompile.aot.layout import empty_like_layout, geometry, is_dense, size_e
 from minicompile.aot.result import OutputSpec, RuntimeMetadata, SharedMemory
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import is_inplace_view
-from minicompile.errors import Unsupported
+from minicompile.aot.vjps import own_gradients
+from minicompile.errors import Unsupported, VerifyError
 from minicompile.ops.graph import origins_of, placeholders, user_line
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, union
 
@@ -147,6 +149,7 @@ def record(
     try:
         with (
             tracer.active(),
+            own_gradients() if training else contextlib.nullcontext(),
             torch.set_grad_enabled(training),
             torch.autograd.set_multithreading_enabled(False),
         ):
@@ -160,6 +163,8 @@ def record(
             of_input = {tracer.argument(value): i for i, value in tensors}
             run = CapturedRun(gm, tracer)
             outputs = run.run(*live)
+            if any(layout and geometry(x) != layout for x, layout in zip(live, layouts)):
+                raise Unsupported("an operator changes the shape of an input in place")
             live = [run.relaid.get(id(value), value) for value in live]
             with refusing("what the graph leaves", None):
                 specs, results, bases, sizes = classify(outputs, live, of_input, tracer)
@@ -242,9 +247,11 @@ def requires_grad(value: Any) -> bool:
 
 @contextlib.contextmanager
 def refusing(what: str, where: SourceLine | None) -> Iterator[None]:
-    """Whatever goes wrong inside is a reason not to compile."""
+    """Whatever goes wrong inside is a reason not to compile, but for a user's rule that is wrong."""
     try:
         yield
+    except VerifyError:
+        raise
     except Unsupported as error:
         raise Unsupported(error.reason, error.where or where, error.hint) from error
     except Exception as error:
@@ -262,9 +269,14 @@ class CapturedRun(fx.Interpreter):
         self.relaid: dict[int, torch.Tensor] = {}
         """By id of a tensor whose own shape changed: the view that stands for it now."""
 
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(target, types.MethodDescriptorType):
+            return self.call_method(target.__name__, args, kwargs)
+        return super().call_function(target, args, kwargs)
+
     def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
         """`x.t_()` is traced as `x.t()`, which takes the place of `x` from then on."""
-        packet = getattr(torch.ops.aten, target, None)
+        packet = None if target.startswith("_") else getattr(torch.ops.aten, target, None)
         if packet is None or not is_inplace_view(getattr(packet, packet.overloads()[0])):
             return super().call_method(target, args, kwargs)
         old = args[0]
@@ -278,6 +290,7 @@ class CapturedRun(fx.Interpreter):
 
     def run_node(self, node: fx.Node) -> Any:
         self.tracer.origins = origins_of(node)
+        self.tracer.region = node.name if getattr(node.target, "recomputed", False) else None
         read = [self.env[used] for used in node.all_input_nodes]
         with refusing(str(node.target), user_line(node)):
             bytes_given = any(getattr(x, "dtype", 0) is torch.uint8 for x in read)
@@ -419,7 +432,7 @@ def run_backward(returned: list[Any], wanted: list[Any], tracer: JointTracer) ->
     if not results or not wanted:
         return []
     tangents = []
-    tracer.phase = "backward"
+    tracer.phase, tracer.region = "backward", None
     for index, result in enumerate(results):
         tracer.origins = origins_of(tracer.argument(result))
         tangent = empty_like_layout(tracer.mode, result)

@@ -7,7 +7,6 @@ forward and backward, less what they usually take.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import subprocess
@@ -41,7 +40,8 @@ def measure(contestant: Contestant, device: str) -> dict[str, float]:
 
 def measure_in_fresh_process(name: str, device: str, threads: int) -> dict[str, float]:
     """`measure` in a new Python with this environment. Raises BackendError with what it printed last."""
-    command = [sys.executable, "-m", __name__, name, "--device", device, "--threads", str(threads)]
+    run = f"import sys; from {__name__} import report; report(*sys.argv[1:])"
+    command = [sys.executable, "-c", run, name, device, str(threads)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired as error:
@@ -53,18 +53,10 @@ def measure_in_fresh_process(name: str, device: str, threads: int) -> dict[str, 
     return measured
 
 
-def main() -> None:
+def report(name: str, device: str, threads: str) -> None:
+    """What a fresh process runs: `measure`, printed as JSON."""
     from minicompile.bench.demo import CONTESTANTS
 
-    parser = argparse.ArgumentParser(prog="python -m minicompile.bench.cold", description=__doc__)
-    parser.add_argument("name", choices=[contestant.name for contestant in CONTESTANTS])
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    chosen = parser.parse_args()
-    torch.set_num_threads(chosen.threads)
-    contestant = next(c for c in CONTESTANTS if c.name == chosen.name)
-    print(json.dumps(measure(contestant, chosen.device)))
-
-
-if __name__ == "__main__":
-    main()
+    torch.set_num_threads(int(threads))
+    contestant = next(c for c in CONTESTANTS if c.name == name)
+    print(json.dumps(measure(contestant, device)))

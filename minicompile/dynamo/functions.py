@@ -178,12 +178,10 @@ def apply_function(tracer: Calls, cls: Any, /, *args: Any, **kwargs: Any) -> Any
             for r in results
         ]
         return tuple(results) if several else results[0]
-    made = capture_function(tracer, cls, context, args)
-    given = tuple(arg for arg in args if isinstance(arg, torch.Tensor))
-    return tracer.recorder.record("call_function", made, (tuple(made.closure), *given), {})
+    return capture_function(tracer, cls, context, args)
 
 
-def capture_function(tracer: Calls, cls: Any, context: Context, args: Any) -> CustomFunction:
+def capture_function(tracer: Calls, cls: Any, context: Context, args: Any) -> Any:
     recorder, name = tracer.recorder, cls.__qualname__
     for arg in args:
         known = is_constant(arg) or isinstance(arg, (*FIXED_TYPES, torch.Tensor))
@@ -206,7 +204,7 @@ def capture_function(tracer: Calls, cls: Any, context: Context, args: Any) -> Cu
     made.without_gradient = positions(results, context.without_gradient)
     made.checked = positions(saved.values, context.saved_tensors)
     made.backward, made.unchanged = backward, unchanged
-    return made
+    return recorder.record("call_function", made, (tuple(made.closure), *given), {})
 
 
 def positions(values: list[Any], chosen: Any) -> list[int]:
@@ -377,10 +375,11 @@ def capture_mapped(
 class Checkpointed(Called):
     """A function whose intermediate values are computed again in the backward.
 
-    A compiler that traces it gets the plain function: what to compute again is then the partitioner's choice.
+    A compiler that traces it gets the plain function, and recomputes what it made there.
     """
 
     options: dict[str, Any]
+    recomputed = True
 
     def __call__(self, closure: tuple[torch.Tensor, ...]) -> Any:
         tensors = [closure[i] for i in self.feeds]

@@ -37,6 +37,8 @@ DTYPES = {
     "torch.bool": 1,
     "torch.complex64": 1,
 }
+REFUSED = 0.03
+"""The share of programs that may run in eager."""
 TOLERANCES = {"aot_eager": 1e-5, "inductor": 1e-4}
 
 
