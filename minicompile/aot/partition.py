@@ -71,7 +71,8 @@ def partition(
     `metadata`.
     """
     inputs = placeholders(joint.gm.graph)
-    copy_mutated_inputs(joint.gm, [inputs[i] for i in metadata.mutated_inputs])
+    changed = {*metadata.mutated_inputs, *(spec.base for spec in metadata.relaid)}
+    copy_mutated_inputs(joint.gm, [inputs[i] for i in sorted(changed)])
     parts = JointParts(joint.gm, fakes)
     naive = save_all(parts)
     method, budget = options.partitioner, options.memory_budget
