@@ -23,7 +23,7 @@ from torch import fx
 from minicompile import compat
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
-from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes, operation
+from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes, free_dims, operation
 from minicompile.dynamo.variables import (
     SYMBOLIC,
     UserError,
@@ -280,11 +280,9 @@ class Recorder:
                     return getattr(args[0], target)(*args[1:], **kwargs)
                 return target(*args, **kwargs)
         except compat.FAKE_LIMITS as error:
-            raise refusal(
-                "data-dependent-size",
-                f"{name} gives a result that depends on the tensor's data ({type(error).__name__})",
-                self.line(),
-            ) from error
+            kind = type(error).__name__
+            what = f"{name} gives a result that depends on the tensor's data ({kind})"
+            raise refusal("data-dependent-size", what, self.line()) from error
         except Unsupported:
             raise
         except Exception as error:
@@ -348,10 +346,12 @@ class Recorder:
 
     def keep_metadata(self, fake: torch.Tensor) -> None:
         """Give the nodes that recorded a fake a copy, before the fake's own shape changes."""
-        given = [tracker.value for tracker in self.inputs]
+        given = [tracker.value for tracker in self.inputs] if free_dims(fake) else []
         given += [value for inner in self.open for value in inner.values]
         if any(value is fake for value in given):
-            self.refuse("tensor-memory", "an input's shape or strides are changed in place")
+            self.refuse(
+                "tensor-memory", "the shape of an input with symbolic sizes changes in place"
+            )
         for node in self.graph.nodes:
             if node.meta.get("val") is fake:
                 node.meta["val"] = fake.detach()
