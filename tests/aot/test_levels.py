@@ -89,6 +89,14 @@ def test_operands_of_several_dtypes_are_refused_at_prims():
         verify(graph)
 
 
+def test_symbolic_sizes_are_no_operands():
+    x = torch.randn(3, 4, requires_grad=True)
+    options, dynamic = Options(verify=True), {(0, 0): "rows"}
+    _, result = compile_aot(lambda x: x * x.shape[0], [x], dynamic=dynamic, options=options)
+    for graph in result.levels.values():
+        verify(graph, strict=True)
+
+
 def test_a_custom_operator_is_an_extern_and_counted():
     with torch.library._scoped_library("mini_levels", "FRAGMENT"):
 
