@@ -103,13 +103,14 @@ def trace(
         tracer.origins = origins_of(node)
         tracer.placeholder(str(node.target), value)
     before = [input_state(value) for value in inputs]
+    lost = not training and any(map(requires_grad, fakes))
     try:
         with (
             tracer.active(),
             torch.set_grad_enabled(training),
             torch.autograd.set_multithreading_enabled(False),
         ):
-            outputs = CapturedRun(gm, tracer).run(*inputs)
+            outputs = CapturedRun(gm, tracer, lost).run(*inputs)
             for node, value, state in zip(nodes, inputs, before):
                 if input_state(value) != state:
                     reason = f"input {node.name} changes shape, layout or gradient history in place"
@@ -181,16 +182,22 @@ def refusing(what: str, where: SourceLine | None) -> Iterator[None]:
 
 
 class CapturedRun(fx.Interpreter):
-    """Calls a captured graph node by node; grad-mode switches inside it act as they do in eager."""
+    """Calls a captured graph node by node; grad-mode switches inside it act as they do in eager.
 
-    def __init__(self, gm: fx.GraphModule, tracer: JointTracer) -> None:
+    `lost`: inputs require grad, but no gradients are traced.
+    """
+
+    def __init__(self, gm: fx.GraphModule, tracer: JointTracer, lost: bool) -> None:
         super().__init__(gm)
+        self.lost = lost
         self.extra_traceback = False
         self.tracer = tracer
 
     def run_node(self, node: fx.Node) -> Any:
         self.tracer.origins = origins_of(node)
         read = [self.env[used] for used in node.all_input_nodes]
+        if self.lost and node.target is compat.set_grad_enabled and node.args[0]:
+            raise Unsupported("grad mode is enabled where the caller disabled it", user_line(node))
         with refusing(str(node.target), user_line(node)):
             bytes_given = any(getattr(x, "dtype", 0) is torch.uint8 for x in read)
             if bytes_given and node.target is torch.nn.functional.interpolate:
