@@ -148,6 +148,16 @@ def autograd_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None
             op._dispatch_cache.clear()
 
 
+def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """`function.apply` where no transform of torch.func is active: 2 microseconds less."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return, misc]
+
+
+has_storage = torch._C._has_storage
+"""Not true of sparse tensors, nor of the tensors that `vmap` and its like hand to functions."""
+is_view = torch.Tensor._is_view
+"""Whether autograd follows writes from the tensor to the one it was made of."""
+
 any_autocast_enabled = torch._C._is_any_autocast_enabled
 without_autocast = torch._C._DisableAutocast
 """A context in which operators run in the dtypes they are given."""
@@ -326,8 +336,9 @@ def active_modes() -> dict[str, int]:
 no_function_modes = torch._C.DisableTorchFunction
 """A context in which `__torch_function__` modes are off."""
 
+set_grad_enabled: Any = torch._C._set_grad_enabled
 STATE_SETTERS: list[Any] = [
-    torch._C._set_grad_enabled,
+    set_grad_enabled,
     torch.set_autocast_enabled,
     torch.set_autocast_dtype,
     torch.set_autocast_cache_enabled,

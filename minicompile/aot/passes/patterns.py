@@ -323,9 +323,11 @@ def place_of(match: Match, results: Sequence[fx.Node], arguments: Sequence[Any])
     something may have been written to since.
     """
     inside = set(match.nodes)
-    users = (user for result in results for user in result.users if user not in inside)
-    place: fx.Node | None = min(users, default=None)
-    node = match.nodes[0] if place is not None else None
+    users = [user for result in results for user in result.users if user not in inside]
+    if not users:
+        return None
+    place: fx.Node = min(users)
+    node = match.nodes[0]
     while node is not place and (node in inside or not may_write(node)):
         node = node.next
     late = any(isinstance(argument, fx.Node) and place <= argument for argument in arguments)
