@@ -137,9 +137,9 @@ def autograd_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None
     before = {op: op.py_kernels for op in kernels}
     try:
         for op, kernel in kernels.items():
-            places = [keys[f"Autograd{name}"] for name in ("CPU", "CUDA", "XPU", "MPS", "Other")]
-            added = dict.fromkeys(places, functools.partial(chosen, op, kernel))
-            op.py_kernels = op.py_kernels | added
+            places = (keys[f"Autograd{name}"] for name in ("CPU", "CUDA", "XPU", "MPS", "Other"))
+            guarded = functools.partial(chosen, op, kernel)
+            op.py_kernels = {**op.py_kernels, **dict.fromkeys(places, guarded)}
             op._dispatch_cache.clear()
         yield
     finally:

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from minicompile.aot.levels import Level, LevelGraph
 from minicompile.ops.display import Shown
 from minicompile.ops.graph import Graph, PassRecord
 from minicompile.ops.origin import Origins
+
+if TYPE_CHECKING:
+    from minicompile.aot.levels import Level, LevelGraph
 
 BoxedCallable = Callable[[list[Any]], Sequence[Any]]
 """Takes a list of inputs, which it may empty, and gives the outputs in order."""

@@ -363,9 +363,8 @@ class Attributes(Outside):
             return
         if isinstance(value, type):
             if not self.is_made(value):
-                self.unsupported(
-                    "class-change", f"the class attribute {value.__name__}.{name} is set"
-                )
+                what = f"the class attribute {value.__name__}.{name} is set"
+                self.unsupported("class-change", what)
             setattr(value, name, new)
             return
         setter = find(type(value), "__setattr__")
@@ -399,10 +398,8 @@ class Attributes(Outside):
         elif definition is not MISSING and self.is_data_descriptor(definition):
             if owner is not None or self.is_python_descriptor(definition):
                 how = "deleted" if deleted else "set"
-                self.unsupported(
-                    "attribute-kind",
-                    f"the attribute {name!r} is {how} by a {type(definition).__name__}",
-                )
+                what = f"the attribute {name!r} is {how} by a {type(definition).__name__}"
+                self.unsupported("attribute-kind", what)
             write_now(value, name, new)
         else:
             self.store_instance(value, name, new)

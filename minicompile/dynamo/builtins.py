@@ -314,10 +314,8 @@ def dict_method(tracer: Calls, method: Any, owner: Any, *args: Any) -> Any:
     if tracker is None:
         return method(owner, *args)
     if name in ("clear", "popitem"):
-        tracer.unsupported(
-            *("outside-change", "a dict from outside is cleared"),
-            "assign its keys one by one, or make the change outside",
-        )
+        hint = "assign its keys one by one, or make the change outside"
+        tracer.unsupported("outside-change", "a dict from outside is cleared", hint)
     if not 0 < len(args) < 3 - (name == "__contains__"):
         return method({}, *args)  # raises TypeError
     key, *default = args

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from minicompile.dynamo.calls import call_rules
+from minicompile.dynamo.calls import Calls, call_rules
 from minicompile.dynamo.dispatch import Dispatcher
 from minicompile.dynamo.entry import MISS
 
@@ -88,14 +88,12 @@ def wrap(original: torch.nn.Module, kind: Any, **slots: Any) -> torch.nn.Module:
     return wrapper
 
 
-# A compiled module called while capturing: the original becomes part of this graph.
-call_rules(CompiledModule.__call__)(
-    lambda tracer, args, kwargs: tracer.call(
-        tracer.load_attr(args[0], "_orig_mod"), args[1:], kwargs
-    )
-)
-call_rules(DisabledModule.__call__)(
-    lambda tracer, args, kwargs: tracer.disabled(
-        type(args[0]._orig_mod).__qualname__, args[0]._reason
-    )
-)
+@call_rules(CompiledModule.__call__)
+def compiled_module_call(tracer: Calls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A compiled module called while capturing: the original becomes part of this graph."""
+    return tracer.call(tracer.load_attr(args[0], "_orig_mod"), args[1:], kwargs)
+
+
+@call_rules(DisabledModule.__call__)
+def disabled_module_call(tracer: Calls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    tracer.disabled(type(args[0]._orig_mod).__qualname__, args[0]._reason)

@@ -289,10 +289,8 @@ class Outside(Interpreter):
         except RuntimeError:  # made in no_grad mode, and its base was changed outside of it
             self.unsupported("tensor-kind", "a view that autograd refuses to use", "clone it")
         if value.is_conj() or value.is_neg():
-            self.unsupported(
-                *("tensor-kind", "a tensor with a lazy conjugate or negative"),
-                "call resolve_conj() or resolve_neg()",
-            )
+            what = "a tensor with a lazy conjugate or negative"
+            self.unsupported("tensor-kind", what, "call resolve_conj() or resolve_neg()")
         sizes = self.recorder.sizes
         fake = None if sizes is None else sizes.fake(value, source)
         if fake is None:
@@ -415,9 +413,8 @@ class Outside(Interpreter):
             for member in members:
                 self.check_key(member)
             if members != tuple(inside):  # the order depends on how the set came about
-                self.unsupported(
-                    "outside-object", f"{tracker.source}, a set, loses its order in a copy"
-                )
+                what = f"{tracker.source}, a set, loses its order in a copy"
+                self.unsupported("outside-object", what)
             self.guard("members", tracker.source, members, "its members are read")
             return inside
         if base is types.MappingProxyType:

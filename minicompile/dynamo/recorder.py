@@ -280,11 +280,9 @@ class Recorder:
                     return getattr(args[0], target)(*args[1:], **kwargs)
                 return target(*args, **kwargs)
         except compat.FAKE_LIMITS as error:
-            raise refusal(
-                "data-dependent-size",
-                f"{name} gives a result that depends on the tensor's data ({type(error).__name__})",
-                self.line(),
-            ) from error
+            kind = type(error).__name__
+            what = f"{name} gives a result that depends on the tensor's data ({kind})"
+            raise refusal("data-dependent-size", what, self.line()) from error
         except Unsupported:
             raise
         except Exception as error:

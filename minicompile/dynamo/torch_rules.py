@@ -112,10 +112,8 @@ call_rules(torch.is_tensor, torch.overrides.is_tensor_like)(
 def check(tracer: Calls, condition: Any, message: Any = "") -> None:
     """A condition that must hold, and is known now."""
     if isinstance(condition, torch.Tensor):
-        tracer.unsupported(
-            *("branch-on-tensor", "torch._check on a tensor's data"),
-            "check it outside of the compiled function",
-        )
+        hint = "check it outside of the compiled function"
+        tracer.unsupported("branch-on-tensor", "torch._check on a tensor's data", hint)
     if not condition:
         text = tracer.call(message, (), {}) if callable(message) else message
         raise (type(text) if isinstance(text, BaseException) else RuntimeError)(str(text))
