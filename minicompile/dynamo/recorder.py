@@ -247,9 +247,15 @@ class Recorder:
         if name in PRODUCTS and mixed(tensors):
             what = f"{name} of tensors of different dtypes"
             raise refusal("exception", what, self.line(), kind=UserError)
-        shapes = [tensor.shape for tensor in tensors]
+        targets = tensors_in(kwargs.get("out"))
+        if not all(tensor.is_contiguous() for tensor in targets):
+            what = (
+                f"{name} writes to an `out` that is not contiguous: some kernels ignore its strides"
+            )
+            raise refusal("tensor-memory", what, self.line(), "give a contiguous tensor")
+        shapes = [tensor.shape for tensor in targets]
         value = self.run(op, target, args, kwargs)
-        if "out" in kwargs and shapes != [tensor.shape for tensor in tensors]:
+        if shapes != [tensor.shape for tensor in targets]:
             raise refusal("tensor-memory", f"{name} resizes what is given as `out`", self.line())
         written = [t for t, version in zip(tensors, before) if t._version > version]
         for tensor in written if self.data_of else ():
@@ -264,6 +270,9 @@ class Recorder:
         if name in UPDATES_STATISTICS and any(arg is True for arg in (*args, *kwargs.values())):
             mutates = True  # fakes don't show it
             self.updated |= {id(tensor) for tensor in tensors[1:] if not tensor.requires_grad}
+        if targets:  # not every composite operator gives them a new version
+            mutates = True
+            self.updated |= {id(tensor) for tensor in targets}
         called = name or ""
         changes_lists = called.startswith(("_foreach_", "_fused_")) and called.endswith("_")
         if tensors and not mutates and (changes_lists or value is None):  # versions don't show it

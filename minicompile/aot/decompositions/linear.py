@@ -27,6 +27,8 @@ def added_to(product: Callable[[Tensor, Tensor], Tensor]) -> Rule:
     def rule(bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
         if a.dtype in HALF_TYPES:
             return NotImplemented
+        if not (a.is_floating_point() or a.is_complex()):
+            beta, alpha = int(beta), int(alpha)  # cut to integers before they are used
         result = scaled(product(a, b), alpha)
         return result if beta == 0 else result + scaled(bias, beta)
 
