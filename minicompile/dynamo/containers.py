@@ -422,17 +422,15 @@ class Containers(Attributes):
             if symbol == "!=" and (python_method(left, "__eq__") or python_method(right, "__eq__")):
                 return not self.truth(self.compare("==", left, right))
             if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-                return self.equal_sequences(left, right) == (symbol == "==")
+                if isinstance(left, list) != isinstance(right, list):
+                    return symbol == "!="
+                ours, theirs = self.items(left), self.items(right)
+                alike = len(ours) == len(theirs) and all(map(self.equal, ours, theirs))
+                return alike == (symbol == "==")
             for value in (left, right):
                 if self.tracker(value) is not None and type(value).__eq__ is OBJECT_EQ:
                     return self.same(left, right) == (symbol == "==")
         return COMPARE[symbol](self.operand(self.deep(left)), self.operand(self.deep(right)))
-
-    def equal_sequences(self, left: Any, right: Any) -> bool:
-        if isinstance(left, list) != isinstance(right, list):
-            return False
-        ours, theirs = self.items(left), self.items(right)
-        return len(ours) == len(theirs) and all(map(self.equal, ours, theirs))
 
     def unary(self, symbol: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
