@@ -121,7 +121,10 @@ def block_diagram(title: str, nodes: Sequence[fx.Node]) -> Diagram | None:
 def node_lines(nodes: Sequence[fx.Node]) -> Iterator[str]:
     """The graph's code, one stripe a node; the source line is a comment where it changes."""
     shown: object = None
+    phase = "forward"
     for node in nodes:
+        if phase != (phase := node.meta.get("phase") or phase):
+            yield stripe(f'    <span class="com"># {phase} pass</span>')
         at = source_lines(origins_of(node))
         if at and at != shown:
             for line in at:
@@ -213,7 +216,10 @@ def pass_parts(record: PassRecord) -> tuple[str, str, str]:
     """Title, summary and difference of a pass."""
     changes = f"{record.changed} changes" if record.changed else "no change"
     before, after = str(record.before), str(record.after)
-    return f"pass {record.name}", changes, "" if before == after else diff_view(before, after)
+    parts = [heading(done.title) + diff_view(done.before, done.after) for done in record.rewrites]
+    if before != after:
+        parts.append(heading("the whole graph") * bool(parts) + diff_view(before, after))
+    return f"pass {record.name}", changes, "".join(parts)
 
 
 shows(PassRecord)(lambda record: box(*pass_parts(record)))
