@@ -301,7 +301,9 @@ class CapturedRun(fx.Interpreter):
             raise Unsupported("grad mode is enabled where the caller disabled it", user_line(node))
         with refusing(str(node.target), user_line(node)):
             bytes_given = any(getattr(x, "dtype", 0) is torch.uint8 for x in read)
-            if bytes_given and node.target is torch.nn.functional.interpolate:
+            if bytes_given and any(
+                word in str(node.target) for word in ("interpolate", "upsample")
+            ):
                 raise Unsupported("images of bytes are resampled in eager's fixed-point arithmetic")
             value = super().run_node(node)
         self.tracer.remember_autograd((value, read), self.tracer.origins)
