@@ -90,6 +90,12 @@ def new_fake(
         return FakeTensor(mode, meta, device)
 
 
+def fakes_again(mode: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Makes fakes of tensors, new ones even of those that the mode has met."""
+    converter = fake_tensor.FakeTensorConverter(copy_data=False)
+    return lambda tensor: converter.from_real_tensor(mode, tensor)
+
+
 def is_composite(op: torch._ops.OpOverload) -> bool:
     """Does the operator only call other operators (in every mode, autograd included)?"""
     return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
@@ -98,6 +104,12 @@ def is_composite(op: torch._ops.OpOverload) -> bool:
 def storage_id(tensor: torch.Tensor) -> int:
     """Equal for tensors that share memory; works for fake tensors, which have no address."""
     return int(tensor.untyped_storage()._cdata)
+
+
+negative_view = torch._neg_view
+creation_meta = torch._C._autograd._get_creation_meta
+"""How a view was made, which decides whether autograd lets it be written to."""
+set_creation_meta = torch._C._autograd._set_creation_meta
 
 
 def clear_saved_tensors(ctx: Any) -> None:
@@ -125,9 +137,9 @@ def autograd_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None
     before = {op: op.py_kernels for op in kernels}
     try:
         for op, kernel in kernels.items():
-            places = [keys[f"Autograd{name}"] for name in ("CPU", "CUDA", "XPU", "MPS", "Other")]
-            added = dict.fromkeys(places, functools.partial(chosen, op, kernel))
-            op.py_kernels = op.py_kernels | added
+            places = (keys[f"Autograd{name}"] for name in ("CPU", "CUDA", "XPU", "MPS", "Other"))
+            guarded = functools.partial(chosen, op, kernel)
+            op.py_kernels = {**op.py_kernels, **dict.fromkeys(places, guarded)}
             op._dispatch_cache.clear()
         yield
     finally:

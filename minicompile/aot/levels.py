@@ -50,8 +50,6 @@ FAMILIES = {
 """Beside pointwise, random and custom operators: family -> names. The library computes as a whole what no
 formula in simpler operators gives as fast, or as exactly."""
 
-AS_THEY_ARE = ("library", "custom", "extern")
-
 
 @functools.cache
 def family(op: OpOverload) -> str | None:
@@ -88,7 +86,8 @@ class LevelGraph(Graph):
     @property
     def externs(self) -> Counter[OpOverload]:
         """The operators that are called as they are, and how often."""
-        return Counter(op for _, op in self.calls if self.family(op) in AS_THEY_ARE)
+        kept = ("library", "custom", "extern")
+        return Counter(op for _, op in self.calls if self.family(op) in kept)
 
     @property
     def summary(self) -> str:
@@ -99,18 +98,16 @@ class LevelGraph(Graph):
     @property
     def steps(self) -> list[tuple[str, int, str]]:
         """(operator, calls replaced, user lines) of each rule that led here, the busiest first."""
-        found = (
-            (str(op), len(calls), source_lines(union(calls))) for op, calls in self.applied.items()
-        )
-        rows = ((op, n, ", ".join(dict.fromkeys(line.place for line in at))) for op, n, at in found)
+        rows = []
+        for op, calls in self.applied.items():
+            places = dict.fromkeys(line.place for line in source_lines(union(calls)))
+            rows.append((str(op), len(calls), ", ".join(places)))
         return sorted(rows, key=lambda row: (-row[1], row[0]))
 
     def __str__(self) -> str:
-        lines = [f"#   {n} x {op}, from {at}" for op, n, at in self.steps]
-        replaced = ["# its rules replaced"] if lines else []
-        return "\n".join(
-            [f"# level {self.level}: {self.summary}", *replaced, *lines, super().__str__()]
-        )
+        lines = [f"# level {self.level}: {self.summary}"]
+        lines += [f"#   {n} x {op} by its rule, from {at}" for op, n, at in self.steps]
+        return "\n".join([*lines, super().__str__()])
 
 
 def is_uneven(node: fx.Node) -> bool:

@@ -69,7 +69,8 @@ def partition(
     `fakes` are its first inputs. How many values pass between the two goes into `metadata`.
     """
     inputs = placeholders(joint.gm.graph)
-    copy_mutated_inputs(joint.gm, [inputs[i] for i in metadata.mutated_inputs])
+    changed = {*metadata.mutated_inputs, *(spec.base for spec in metadata.relaid)}
+    copy_mutated_inputs(joint.gm, [inputs[i] for i in sorted(changed)])
     parts = JointParts(joint.gm, fakes)
     naive, budget = save_all(parts), options.memory_budget
     if options.partitioner == "default" or budget == 1:

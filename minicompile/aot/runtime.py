@@ -1,6 +1,7 @@
 """What runs around the two compiled graphs: autograd, mutated inputs, aliases.
 
-    call(inputs) = compiled forward, copy new contents back into inputs, rebuild outputs that are views
+    call(inputs) = find memories that inputs share, compiled forward, copy new contents back into inputs,
+                   bring inputs into their new layout, rebuild outputs that are views
     backward     = tangents in the layout the graph was compiled for, compiled backward, gradients by input
 
 The real compiler: torch/_functorch/_aot_autograd/runtime_wrappers.py.
@@ -16,7 +17,7 @@ import torch
 
 from minicompile import compat
 from minicompile.aot.layout import dense_in_order, stride_order
-from minicompile.aot.result import AotResult, BoxedCallable, OutputSpec
+from minicompile.aot.result import AotResult, BoxedCallable, OutputSpec, SharedMemory
 from minicompile.ops.graph import Graph, placeholders
 
 Call = Callable[[list[Any]], Sequence[Any]]
@@ -41,7 +42,7 @@ def make_callable(
         compute = inference_call(result, forward)
     else:
         compute = training_call(result, forward, backward)
-    call = with_outputs(compute, result)
+    call = with_epilogue(compute, result)
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         if compat.any_autocast_enabled():  # the graph already has the casts that autocast asked for
@@ -53,21 +54,13 @@ def make_callable(
 
 
 def inference_call(result: AotResult, forward: BoxedCallable) -> Call:
-    """Without autograd: compute, then copy new contents back into mutated inputs."""
-    mutated, returned = result.metadata.mutated_inputs, result.metadata.returned
-
-    def compute(inputs: list[Any]) -> Sequence[Any]:
-        targets = [inputs[i] for i in mutated]
-        results = forward(inputs)
-        for target, new in zip(targets, results[returned:]):
-            target.copy_(new)
-        return results[:returned]
+    """Without autograd."""
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         if torch.is_grad_enabled():
             with torch.no_grad():
-                return compute(inputs)
-        return compute(inputs)
+                return forward(inputs)
+        return forward(inputs)
 
     return run
 
@@ -75,8 +68,7 @@ def inference_call(result: AotResult, forward: BoxedCallable) -> Call:
 def training_call(result: AotResult, forward: BoxedCallable, backward: BoxedCallable) -> Call:
     """An autograd.Function around the two graphs; compiled once, applied at every call."""
     metadata = result.metadata
-    mutated, returned = metadata.mutated_inputs, metadata.returned
-    first_saved = returned + len(mutated)
+    first_saved = len(metadata.result_requires_grad)
     first_size = first_saved + metadata.saved - metadata.saved_sizes
     inputs_count = len(placeholders(result.forward.gm.graph))
     differentiable = metadata.result_requires_grad
@@ -86,9 +78,7 @@ def training_call(result: AotResult, forward: BoxedCallable, backward: BoxedCall
         @staticmethod
         def forward(ctx: Any, *inputs: Any) -> Any:
             results = forward(list(inputs))
-            for index, new in zip(mutated, results[returned:first_saved]):
-                inputs[index].copy_(new)
-            outputs = tuple(results[:returned])
+            outputs = tuple(results[:first_saved])
             ctx.set_materialize_grads(False)
             ctx.save_for_backward(*results[first_saved:first_size])
             ctx.sizes = results[first_size:]
@@ -161,23 +151,28 @@ def tangent_fitter(result: AotResult) -> Callable[..., list[torch.Tensor]]:
     return fit
 
 
-# The epilogue: outputs that the graph doesn't compute --------------------------------------------
+# Around autograd: memory that inputs share, mutated inputs, outputs that the graph doesn't compute --
 
 
 PLACES = {"input": 0, "input_view": 0, "fresh": 1, "view": 1, "output": 2, "constant": 3}
 """Where an output comes from: inputs, results of the graph, outputs so far, constants."""
 
 
-def with_outputs(compute: Call, result: AotResult) -> Call:
-    """Add inputs, views of inputs or of bases, and constants to what the graph computes.
+def with_epilogue(compute: Call, result: AotResult) -> Call:
+    """Add shared memories to the inputs; afterwards change inputs in place, and make the outputs that are
+    inputs, views of inputs or of bases, or constants.
 
     Each output is an element of one of four lists (`PLACES`), or a view of it.
     """
+    metadata = result.metadata
+    returned, mutated, memories = metadata.returned, metadata.mutated_inputs, metadata.memories
+    histories = metadata.result_requires_grad[returned:]
     specs = result.metadata.outputs
-    if all(spec.kind == "fresh" for spec in specs):
+    if all(spec.kind == "fresh" for spec in specs) and not mutated and not metadata.relaid:
         return lambda inputs: list(compute(inputs))
-    first_size = result.metadata.returned - len(result.metadata.view_sizes)
-    positions = {size: first_size + i for i, size in enumerate(result.metadata.view_sizes)}
+    first_size = returned - len(metadata.view_sizes)
+    positions = {size: first_size + i for i, size in enumerate(metadata.view_sizes)}
+    relaid = [(spec, numbers_of(spec, positions)) for spec in metadata.relaid]
     fresh = itertools.count()
     constants = [spec.value for spec in specs]
     plan = []
@@ -186,7 +181,7 @@ def with_outputs(compute: Call, result: AotResult) -> Call:
         if spec.kind == "fresh":
             index = next(fresh)
         elif spec.kind == "view":
-            index += first_size - result.metadata.bases
+            index += first_size - metadata.bases
         elif spec.kind == "constant":
             index = number
         plan.append(
@@ -194,8 +189,17 @@ def with_outputs(compute: Call, result: AotResult) -> Call:
         )
 
     def run(inputs: list[Any]) -> Sequence[Any]:
+        inputs.extend([shared_memory(inputs, memory) for memory in memories])
         kept = list(inputs)
         results = compute(inputs)
+        for index, new, history in zip(mutated, results[returned:], histories):
+            with torch.set_grad_enabled(history):
+                kept[index].copy_(new)
+        for spec, numbers in relaid:
+            with torch.set_grad_enabled(spec.requires_grad):
+                size, stride, offset = numbers(results)
+                target = kept[spec.base]
+                target.as_strided_(size, stride, target.storage_offset() + offset)
         outputs: list[Any] = []
         places = (kept, results, outputs, constants)
         for place, index, view in plan:
@@ -206,19 +210,50 @@ def with_outputs(compute: Call, result: AotResult) -> Call:
     return run
 
 
-def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., torch.Tensor]:
-    """(base, results of the graph) -> the view that `spec` describes. `positions`: where among the
-    results the symbolic sizes are.
+def shared_memory(inputs: list[Any], memory: SharedMemory) -> torch.Tensor:
+    value: torch.Tensor = inputs[memory.of]
+    if memory.size is not None:
+        return value.detach().as_strided((memory.size,), (1,), 0)
+    return value if value._base is None else value._base
+
+
+def numbers_of(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tuple[Any, Any, Any]]:
+    """Results of the graph -> size, stride and offset as `spec` describes them. `positions`: where among
+    the results the symbolic ones are.
     """
     rank = len(spec.size)
-    geometry = (*spec.size, *spec.stride, spec.offset)
+    given = (*spec.size, *spec.stride, spec.offset)
+
+    def numbers(results: Sequence[Any]) -> tuple[Any, Any, Any]:
+        found = given
+        if positions:
+            found = tuple(results[positions[n]] if n in positions else n for n in given)
+        return found[:rank], found[rank:-1], found[-1]
+
+    return numbers
+
+
+def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., torch.Tensor]:
+    """(base, results of the graph) -> the view that `spec` describes."""
+    numbers = numbers_of(spec, positions)
+
+    conjugate, negative = spec.lazy
 
     def view(base: torch.Tensor, results: Sequence[Any]) -> torch.Tensor:
-        numbers = geometry
-        if positions:
-            numbers = tuple(results[positions[n]] if n in positions else n for n in geometry)
-        base = base if spec.requires_grad else base.detach()
-        start = base.storage_offset() + numbers[-1]
-        return base.as_strided(numbers[:rank], numbers[rank:-1], start)
+        size, stride, offset = numbers(results)
+        base = base.detach() if spec.detached else base
+        with torch.set_grad_enabled(spec.requires_grad and not spec.cut):
+            if spec.dtype is not None:
+                same = base.element_size() == spec.dtype.itemsize
+                base = base.view(spec.dtype) if same else torch.view_as_real(base)
+            made = base.as_strided(size, stride, base.storage_offset() + offset)
+            made = made.conj() if conjugate else made
+            made = compat.negative_view(made) if negative else made
+        if spec.cut:
+            with torch.enable_grad():
+                made = made.view_as(made)
+        if spec.creation is not None and compat.creation_meta(made) != spec.creation:
+            compat.set_creation_meta(made, spec.creation)
+        return made
 
     return view

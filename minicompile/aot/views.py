@@ -111,5 +111,8 @@ def results_of(graph: fx.Graph) -> Any:
 
 
 def returned_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose memory the graph's results show."""
-    return {alias_root(node) for node in output_node(graph).all_input_nodes}
+    """The nodes whose memory the graph's results show, or `as_strided`, which speaks of addresses."""
+    addressed = [
+        argument(node, 0) for node in graph.nodes if node.target is aten.as_strided.default
+    ]
+    return {alias_root(node) for node in (*output_node(graph).all_input_nodes, *addressed)}

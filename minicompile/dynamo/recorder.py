@@ -23,7 +23,7 @@ from torch import fx
 from minicompile import compat
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
-from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes, operation
+from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes, free_dims, operation
 from minicompile.dynamo.variables import (
     SYMBOLIC,
     UserError,
@@ -346,10 +346,12 @@ class Recorder:
 
     def keep_metadata(self, fake: torch.Tensor) -> None:
         """Give the nodes that recorded a fake a copy, before the fake's own shape changes."""
-        given = [tracker.value for tracker in self.inputs]
+        given = [tracker.value for tracker in self.inputs] if free_dims(fake) else []
         given += [value for inner in self.open for value in inner.values]
         if any(value is fake for value in given):
-            self.refuse("tensor-memory", "an input's shape or strides are changed in place")
+            self.refuse(
+                "tensor-memory", "the shape of an input with symbolic sizes changes in place"
+            )
         for node in self.graph.nodes:
             if node.meta.get("val") is fake:
                 node.meta["val"] = fake.detach()

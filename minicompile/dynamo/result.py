@@ -204,6 +204,11 @@ GUARD_KINDS = {
     "no_overlap": GuardKind(
         "the first {e} of {all} share no memory", "apart({e}, {all})", "shared memory"
     ),
+    "overlap": GuardKind(
+        "those of {all} that are changed (the first), and others in their memory, lie as before",
+        "memory_places({e}[0], {all}) == {e}[1]",
+        "another overlap",
+    ),
     "shape": GuardKind("{e}"),
     "number": GuardKind("{e}"),
     "strides": GuardKind("{0}.stride() == {e}"),

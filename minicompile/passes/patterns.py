@@ -13,6 +13,7 @@ The real compiler: torch/_inductor/pattern_matcher.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -99,7 +100,11 @@ def register_pattern(
     """
 
     def add(replace: Function) -> Function:
-        entry = Pattern(name, search, replace, tuple(examples), stage, when, option)
+        # no number that the search writes itself, and no two that are equal
+        numbers = (
+            e + i * math.ulp(e) if isinstance(e, float) else e for i, e in enumerate(examples, 1)
+        )
+        entry = Pattern(name, search, replace, tuple(numbers), stage, when, option)
         if stage not in PATTERN_STAGES:
             entry.fail(f"no stage {stage!r}; known: {', '.join(PATTERN_STAGES)}")
         patterns(name)(entry)

@@ -216,7 +216,10 @@ def pass_parts(record: PassRecord) -> tuple[str, str, str]:
     """Title, summary and difference of a pass."""
     changes = f"{record.changed} changes" if record.changed else "no change"
     before, after = str(record.before), str(record.after)
-    return f"pass {record.name}", changes, "" if before == after else diff_view(before, after)
+    parts = [heading(done.title) + diff_view(done.before, done.after) for done in record.rewrites]
+    if before != after:
+        parts.append(heading("the whole graph") * bool(parts) + diff_view(before, after))
+    return f"pass {record.name}", changes, "".join(parts)
 
 
 shows(PassRecord)(lambda record: box(*pass_parts(record)))

@@ -51,6 +51,9 @@ RUNNING |= {aten.native_group_norm.default, aten._native_batch_norm_legit_functi
 RUNNING |= {aten._native_batch_norm_legit.no_stats, aten.native_group_norm_backward.default}
 """Eager's running sums are NaN or infinite by where in a row an infinity stands: these get FINITE values."""
 
+UNTAGGED = {aten.hardtanh_backward.default, aten.hardswish_backward.default}
+"""Pointwise, though torch doesn't tag them so."""
+
 SPECIAL_RUNS = 3
 """How often the calls of one operator are repeated with special values, for each dtype."""
 
@@ -188,7 +191,8 @@ class Checked(fx.Interpreter):
         many = max((x.numel() for x in flat_tensors((args, kwargs))), default=0) >= len(SPECIAL)
         if many and op not in ORDINARY and self.report.special[op, dtypes] < SPECIAL_RUNS:
             start = [self.report.special[op, dtypes]]
-            values, gaps = FINITE if op in RUNNING else SPECIAL, is_pointwise(op)
+            values = FINITE if op in RUNNING else SPECIAL
+            gaps = is_pointwise(op) or op in UNTAGGED
             odd_args, odd_kwargs = compat.map_aggregate(
                 (args, dict(kwargs)), lambda x: special(x, start, values, gaps)
             )

@@ -659,6 +659,21 @@ def many_inputs_that_share_memory() -> Any:
     yield run, overlapping
 
 
+@program("overlap", backend="aot_eager")
+def inputs_that_share_memory_in_another_way() -> Any:
+    def run(a: torch.Tensor, b: torch.Tensor) -> Any:
+        a.add_(1)
+        return a * b
+
+    def overlapping(start: int) -> Any:
+        base = torch.arange(8.0)
+        return base[:4], base[start : start + 4]
+
+    yield run, lambda: overlapping(1)
+    yield run, lambda: overlapping(2)
+    yield run, lambda: overlapping(1)
+
+
 # -- sizes
 
 

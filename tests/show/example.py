@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from minicompile.aot.levels import LevelGraph
 from minicompile.aot.result import (
     AotResult,
     ForwardValue,
@@ -175,7 +176,12 @@ def aot() -> AotResult:
         joint_graph,
         partition,
         RuntimeMetadata((OutputSpec("fresh", requires_grad=True),), (), (1,), 0, 3, True),
-        {"full": functional, "core": joint_graph},
+        {
+            "full": LevelGraph(functional.gm, "block", "capture"),
+            "core": LevelGraph(
+                joint_graph.gm, "joint", "joint", "core", {aten.softmax.int: [of(SOFTMAX)]}
+            ),
+        },
         [PassRecord("decompose", before, before.replace("torch.relu", "aten.relu"), 1)],
     )
 

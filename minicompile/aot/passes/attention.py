@@ -1,7 +1,7 @@
-"""Attention that is written out becomes the library's fused operator, which never holds the weights whole.
+"""Attention that is written out becomes the library's fused operator, which never holds all weights at once.
 
 Off unless asked for: it rounds differently, and gives 0 for a row whose every position is masked, where
-softmax gives NaN. It rewrites the captured graph, so that its gradient is the library's too.
+softmax gives NaN. The captured graph is rewritten, so that the gradient is the library's too.
 
 The real compiler: torch/_inductor/fx_passes/fuse_attention.py.
 """
@@ -20,19 +20,19 @@ from minicompile.aot.passes.linear import EXACT
 from minicompile.passes.patterns import Match, register_pattern
 
 SCALES: dict[str, Any] = {
-    "multiplied": (lambda s, f: s * f, lambda f: f),
-    "divided": (lambda s, f: s / f, lambda f: 1 / f),
-    "unscaled": (lambda s: s, lambda: 1.0),
+    "multiplied": (lambda s, f: s * f, lambda f: f, [0.1]),
+    "divided": (lambda s, f: s / f, lambda f: 1 / f, [0.1]),
+    "unscaled": (lambda s: s, lambda: 1.0, []),
 }
-"""How scores are scaled, and the factor that this is."""
+"""How scores are scaled, the factor that this is, and an example."""
 MASKS: dict[str, Any] = {
-    "filled": (lambda s, m: s.masked_fill(m, float("-inf")), lambda m: ~m),
-    "added": (lambda s, m: s + m, lambda m: m),
-    "unmasked": (lambda s: s, lambda: None),
+    "filled": (lambda s, m: s.masked_fill(m, -torch.inf), lambda m: ~m, [torch.empty(2, 2) > 0]),
+    "added": (lambda s, m: s + m, lambda m: m, [torch.empty(2, 2)]),
+    "unmasked": (lambda s: s, lambda: None, []),
 }
-"""How scores are masked, and the mask that the library takes for it."""
+"""How scores are masked, the library's mask for it, and an example."""
 SOFTMAX: dict[str, Any] = {
-    "torch": lambda s: torch.softmax(s, dim=-1),
+    "function": lambda s: torch.softmax(s, dim=-1),
     "functional": lambda s: F.softmax(s, dim=-1),
     "method": lambda s: s.softmax(-1),
     "method_dim": lambda s: s.softmax(dim=-1),
@@ -40,42 +40,40 @@ SOFTMAX: dict[str, Any] = {
 
 
 def fits(match: Match) -> bool:
-    """One dtype that is computed as it is stored, and the same batch and heads for all."""
+    """Full precision, the same batch and heads for queries, keys and values, and a mask without gradient."""
     q, k, v, *rest = match.values
     masks = [value for value in rest if isinstance(value, Tensor)]
-    heads = {tuple(map(size_expr, value.shape[:-2])) for value in (q, k, v)}
+    sizes = [tuple(map(size_expr, value.shape)) for value in (q, k.mT, v)]
     dtypes = {value.dtype for value in (q, k, v, match.results[0].meta["val"])}
     return (
-        len(heads) == len(dtypes) == 1
-        and dtypes <= set(EXACT)
-        and (q.dim(), size_expr(v.shape[-1])) == (4, size_expr(q.shape[-1]))
+        len({size[:2] + size[3:] for size in sizes}) == 1
+        and q.dim() == 4
+        and (len(dtypes) == 1 and dtypes <= set(EXACT))
         and all(mask.dtype in (torch.bool, q.dtype) and not mask.requires_grad for mask in masks)
     )
 
 
-def register(scale: str, mask: str, softmax: str) -> None:
-    scaled, factor = SCALES[scale]
-    masked, allowed = MASKS[mask]
-    numbers = [0.123] if scale != "unscaled" else []
-    masks = [torch.empty(2, 2)] if mask != "unmasked" else []
-    count = len(numbers)
+for names in itertools.product(SCALES, MASKS, SOFTMAX):
+    scaled, factor, numbers = SCALES[names[0]]
+    masked, allowed, masks = MASKS[names[1]]
 
-    def written(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
-        weights = SOFTMAX[softmax](masked(scaled(q @ k, *rest[:count]), *rest[count:]))
-        return weights @ v
+    def search(
+        q: Tensor, k: Tensor, v: Tensor, *rest: Any,
+        n: int = len(numbers), scaled: Any = scaled, masked: Any = masked, softmax: Any = SOFTMAX[names[2]],
+    ) -> Tensor:  # fmt: skip
+        return softmax(masked(scaled(q @ k, *rest[:n]), *rest[n:])) @ v
 
     @register_pattern(
-        f"attention.{scale}.{mask}.{softmax}",
-        search=written,
+        ".".join(["attention", *names]),
+        search=search,
         examples=[*[torch.empty(2, 2, 2, 2)] * 3, *numbers, *masks],
         stage="pre_grad",
         when=fits,
         option="fuse_attention",
     )
-    def attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
-        mask, scale = allowed(*rest[count:]), factor(*rest[:count])
+    def attention(
+        q: Tensor, k: Tensor, v: Tensor, *rest: Any,
+        n: int = len(numbers), factor: Any = factor, allowed: Any = allowed,
+    ) -> Tensor:  # fmt: skip
+        scale, mask = factor(*rest[:n]), allowed(*rest[n:])
         return F.scaled_dot_product_attention(q, k.transpose(-2, -1), v, mask, scale=scale)
-
-
-for choice in itertools.product(SCALES, MASKS, SOFTMAX):
-    register(*choice)

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from minicompile.aot.layout import hint
 from minicompile.aot.passes.patterns import home, replace_nodes
-from minicompile.aot.views import alias_root, argument, is_view
+from minicompile.aot.views import alias_root, argument, has_effect, is_view
 from minicompile.ops.graph import Rewrite, origins_of, statement
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import Match, register_pattern
@@ -55,7 +55,7 @@ def add_bias_in_product(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
                 done.append(Rewrite("addmm", before, statement(node), origins_of(node)))
                 break
     if done:
-        gm.graph.eliminate_dead_code()
+        gm.graph.eliminate_dead_code(has_effect)
     return done
 
 

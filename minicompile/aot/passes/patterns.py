@@ -7,6 +7,7 @@ The real compiler: torch/_inductor/pattern_matcher.py (register_replacement, fwd
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -40,6 +41,9 @@ from minicompile.passes.patterns import (
     register_pattern,
     value_of,
 )
+
+TORCH = ("torch", "_operator", "None")
+"""Whose functions do what their names say; built-in ones name no module."""
 
 
 def pattern_passes() -> list[Pass]:
@@ -99,6 +103,11 @@ def trace_torch(function: Function, examples: Sequence[Any]) -> TracedPattern:
     wild = (isinstance(example, float | torch.Tensor) for example in examples)
     inputs = [fx.Proxy(node) if w else e for node, w, e in zip(nodes, wild, examples)]
     graph.output([result.node for result in call(function, inputs)])
+    for node in graph.nodes:
+        if inspect.isfunction(node.target):  # torch's Python functions add their defaults
+            known = inspect.signature(node.target).parameters
+            given = node.kwargs.items()
+            node.kwargs = {name: v for name, v in given if v is not known[name].default}
     return TracedPattern(graph)
 
 
@@ -124,21 +133,20 @@ def traced_search(entry: Pattern, training: bool) -> TracedPattern | None:
     if training not in entry.traced:
         try:
             entry.traced[training] = found = (search_with_gradients if training else search)(entry)
+        except OptionError:
+            raise
         except Exception as error:
             entry.fail(f"the search can't be traced: {type(error).__name__}: {error}")
-        if found is not None:
-            targets = [node.target for node in found.calls]
-            if not found.results or not set(found.results) <= set(found.calls):
-                entry.fail("the search computes nothing, or returns an argument")
-            if any(isinstance(op, OpOverload) and op._schema.is_mutable for op in targets):
-                entry.fail("the search writes into a tensor")
+        if found is not None and not set(found.results) <= set(found.calls):
+            entry.fail("the search returns an argument")
     return entry.traced[training]
 
 
 def search(entry: Pattern) -> TracedPattern:
-    if entry.stage == "pre_grad":
-        return trace_torch(entry.search, entry.examples)
-    return trace_function(entry.search, entry.examples, compat.fake_mode(), entry.stage)
+    found = trace_function(entry.search, entry.examples, compat.fake_mode(), entry.stage)
+    if any(op._schema.is_mutable for op in found.targets if isinstance(op, OpOverload)):
+        entry.fail("the search writes into a tensor")
+    return trace_torch(entry.search, entry.examples) if entry.stage == "pre_grad" else found
 
 
 def search_with_gradients(entry: Pattern) -> TracedPattern | None:
@@ -198,7 +206,7 @@ class Rewriter:
         matcher = Matcher(is_same if exact else None, numbers)
         for loose in matcher.occurrences(wanted.results, index, {}):
             if unused := [p.name for p in wild if p not in loose]:
-                self.entry.fail(f"the search doesn't use {unused}, or two numbers are equal")
+                self.entry.fail(f"the search doesn't use {unused}")
             results = tuple(loose[result] for result in wanted.results)
             arguments = [
                 loose.get(p, e) for p, e in zip_longest(wanted.parameters, self.entry.examples)
@@ -297,12 +305,17 @@ def home(node: fx.Node) -> tuple[Any, Any]:
 
 def may_write(node: fx.Node) -> bool:
     """Might the call change a tensor or a mode? Sure not: functions that ATen has, in their plain form."""
-    if isinstance(node.target, OpOverload | Replacement) or not node.op.startswith("call"):
+    target: Any = node.target
+    if isinstance(target, OpOverload):
+        return target._schema.is_mutable
+    if isinstance(target, Replacement) or not node.op.startswith("call"):
         return False
-    name = node.target if isinstance(node.target, str) else node.target.__name__
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    ours = str(getattr(target, "__module__", "torch")).partition(".")[0] in TORCH
     plain = name in ("getitem", "getattr", "invert") or hasattr(torch.ops.aten, name)
     switches = any(argument is True for argument in (*node.args, *node.kwargs.values()))
-    return not plain or switches or "out" in node.kwargs or name.endswith("_")
+    renorms = name.startswith("embedding") or "out" in node.kwargs
+    return not (ours and plain) or switches or renorms or name.endswith("_")
 
 
 def place_of(match: Match, results: Sequence[fx.Node], arguments: Sequence[Any]) -> fx.Node | None:
@@ -310,8 +323,9 @@ def place_of(match: Match, results: Sequence[fx.Node], arguments: Sequence[Any])
     something may have been written to since.
     """
     inside = set(match.nodes)
-    place: fx.Node = min(user for r in results for user in r.users if user not in inside)
-    node = match.nodes[0]
+    users = (user for result in results for user in result.users if user not in inside)
+    place: fx.Node | None = min(users, default=None)
+    node = match.nodes[0] if place is not None else None
     while node is not place and (node in inside or not may_write(node)):
         node = node.next
     late = any(isinstance(argument, fx.Node) and place <= argument for argument in arguments)

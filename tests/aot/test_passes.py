@@ -1,0 +1,580 @@
+"""Each graph pass: where it fires, where it must not, and its numbers against eager's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import minicompile as mc
+from minicompile.errors import OptionError
+from minicompile.ops.display import to_html
+from minicompile.options import Options
+from minicompile.passes.manager import graph_pass
+from tests.aot.helpers import compile_aot, forward_and_gradients
+
+aten = torch.ops.aten
+rand = torch.randn
+
+
+def leaf(*size):
+    return rand(*size, requires_grad=True)
+
+
+def fired(result):
+    return {record.name.partition(".")[2] for record in result.passes if record.changed}
+
+
+def targets(graph):
+    return [n.target for n in graph.nodes if n.op == "call_function"]
+
+
+def run(fn, inputs, dynamic=None, atol=1e-5, **options):
+    """The AotResult; values, strides and gradients are eager's, and no result is an input's memory."""
+    call, result = compile_aot(fn, inputs, options=Options(**options), dynamic=dynamic)
+    eager = forward_and_gradients(fn, inputs)
+    compiled = forward_and_gradients(call, inputs)
+    for got, want in zip(compiled, eager, strict=True):
+        torch.testing.assert_close(got, want, atol=atol, rtol=1e-4, equal_nan=True)
+    for got, want in zip(compiled[: len(result.metadata.outputs)], eager):
+        assert got.stride() == want.stride()
+    return result
+
+
+def checked(name, fires, stays, dynamic=None, **options):
+    """The pass fires on one program and not on another; where it is off it does nothing."""
+    for given in (dynamic, None) if dynamic else (None,):
+        assert name in fired(run(*fires, given, **options)), given
+        assert name not in fired(run(*fires, given, **options, disable_passes=(name,)))
+    assert name not in fired(run(*stays, **options))
+    if options:
+        assert name not in fired(run(*fires))
+
+
+FIRST = {(0, 0): "s0"}
+
+
+# Cleaning
+
+
+def test_no_ops():
+    checked(
+        "remove_no_ops",
+        (lambda x: ((x * 1).exp() / 1 - 0).sin(), [leaf(3, 4)]),
+        (lambda x: (x + 0, x * 2, x.clone()), [leaf(3, 4)]),
+        FIRST,
+    )
+
+
+@pytest.mark.parametrize(
+    "fn, x",
+    [
+        (lambda x: torch.signbit(x - -0.0), torch.tensor([-0.0, 0.0])),
+        (lambda x: torch.signbit(x + 0.0), torch.tensor([-0.0, 0.0])),
+        (lambda x: (x * 1).abs(), torch.tensor([complex(float("inf"), 0.0)])),
+        (lambda x: torch.view_as_real(x / 1).sum(), torch.tensor([complex(float("inf"), 1.0)])),
+        (lambda x: (x * 1).neg(), torch.tensor([float("nan"), -0.0])),
+        (lambda x: (x / 1) * 2, torch.arange(3)),
+        (lambda x: (x * True) * 2, torch.tensor([True, False])),
+        (lambda x: torch._neg_view(torch.ones(2)) * x, torch.tensor([1.0, 2.0])),
+    ],
+)
+def test_special_values_survive_the_cleaning(fn, x):
+    run(fn, [x])
+
+
+def test_folded_constants():
+    checked(
+        "fold_constants",
+        (lambda x: x * (torch.full((3, 1), 2.0) * 3).exp() + torch.ones(3, 4), [leaf(3, 4)]),
+        (lambda x: x * torch.arange(4.0), [leaf(3, 4)]),
+    )
+    run(lambda x: x * torch.full((x.shape[0], 1), 2.0), [leaf(3, 4)], FIRST)
+
+
+def test_common_subexpressions():
+    checked(
+        "cse",
+        (lambda x: x.sin() * 2 + x.sin() * 3, [leaf(3, 4)]),
+        (lambda x: (x.sin(), x.cos()), [rand(3, 4)]),
+        FIRST,
+    )
+
+
+def test_random_numbers_are_drawn_apart():
+    _, result = compile_aot(lambda x: (torch.rand_like(x), torch.rand_like(x)), [rand(3)])
+    assert "cse" not in fired(result)
+
+
+def test_equal_results_have_memory_of_their_own():
+    call, _ = compile_aot(lambda x: (x.sin(), x.sin()), [rand(3)])
+    one, other = call([rand(3)])
+    assert one.data_ptr() != other.data_ptr()
+
+
+def test_dead_code():
+    with mc.scoped():
+
+        @graph_pass("leave_a_node", stage="prims", order=80)
+        def leave(gm, mode):
+            (sin,) = [n for n in gm.graph.nodes if n.target is aten.sin.default]
+            with gm.graph.inserting_after(sin):
+                dead = gm.graph.call_function(aten.cos.default, (sin,))
+            dead.meta.update(sin.meta)
+            return 1
+
+        result = run(lambda x: x.sin() * 2, [leaf(3, 4)], FIRST)
+        assert "dead_code" in fired(result) and aten.cos.default not in targets(result.forward)
+    assert "dead_code" not in fired(run(lambda x: x.sin() * 2, [leaf(3, 4)]))
+
+
+def test_view_chains():
+    checked(
+        "merge_views",
+        (lambda x: x.view(12).view(4, 3).t().permute(1, 0).exp(), [leaf(3, 4)]),
+        (lambda x: x.permute(1, 0).sin().permute(1, 0).exp(), [leaf(3, 4)]),
+    )
+    run(
+        lambda x: x.flatten().view(x.shape[0], 2, 2).permute(2, 0, 1).permute(1, 2, 0).exp(),
+        [leaf(3, 4)],
+        FIRST,
+    )
+
+
+# Matrix products
+
+
+def product_and_part(x, a, b):
+    inner = x @ a
+    return inner @ b, inner
+
+
+def test_a_bias_goes_back_into_the_product_where_no_kernel_could_add_it():
+    inputs = [leaf(5, 3), leaf(4, 3), leaf(4)]
+    checked(
+        "addmm",
+        (F.linear, inputs),
+        (lambda x, w, b: F.linear(x, w, b).relu(), inputs),
+        FIRST,
+    )
+    twice = lambda x, w, b: F.linear(x.mm(w.t()), torch.ones(4, 4), b)  # noqa: E731
+    assert "addmm" in fired(run(twice, [rand(5, 3), rand(4, 3), rand(4)]))
+    shared = lambda x, w, b: (x @ w.t() + b, (x @ w.t()).sin())  # noqa: E731
+    assert "addmm" not in fired(run(shared, inputs))
+    half = [x.detach().bfloat16() for x in inputs]
+    assert "addmm" not in fired(run(lambda x, w, b: x @ w.t() + b, half))
+
+
+def test_products_of_products_are_marked_with_the_bytes_between():
+    inputs = [rand(6, 3), rand(3, 5), rand(5, 2)]
+    chain = lambda x, a, b: x @ a @ b  # noqa: E731
+    checked(
+        "back_to_back_gemm", (chain, inputs), (lambda x, a, b: (x @ a).relu() @ b, inputs), FIRST
+    )
+    result = run(chain, inputs)
+    (outer,) = [n.meta["back_to_back"] for n in result.forward.nodes if "back_to_back" in n.meta]
+    assert outer == 6 * 5 * 4
+    (record,) = [r for r in result.passes if r.rewrites]
+    assert "120 bytes between" in str(record)
+    assert "back_to_back_gemm" not in fired(run(product_and_part, inputs))
+
+
+@pytest.mark.parametrize("make", [rand, leaf])
+def test_products_are_reassociated_where_that_is_less_arithmetic(make):
+    cheap = [make(50, 30), make(30, 40), make(40, 5)]
+    dear = [make(2, 30), make(30, 40), make(40, 50)]
+    chain = lambda x, a, b: x @ a @ b  # noqa: E731
+    name = "pattern:reassociate_gemm"
+    checked(name, (chain, cheap), (chain, dear), FIRST, atol=1e-3, reassociate_gemm=True)
+    assert name not in fired(run(product_and_part, cheap, atol=1e-3, reassociate_gemm=True))
+
+
+def test_linears_of_one_input_become_one_product():
+    inputs = [leaf(6, 3), leaf(4, 3), leaf(5, 3), leaf(4)]
+    checked(
+        "batch_linears",
+        (lambda x, a, b, c: (F.linear(x, a, c).relu() * 2, F.linear(x, b)), inputs),
+        (lambda x, a, b, c: (F.linear(x, a), F.linear(x * 2, b)), inputs),
+        FIRST,
+        batch_linears=True,
+    )
+    later = lambda x, a: x @ (x.t() @ x @ a.t()).relu().t()[:3]  # noqa: E731
+    assert "batch_linears" not in fired(run(later, [rand(3, 3), rand(3, 3)], batch_linears=True))
+
+
+# Convolution
+
+
+def norm_of(conv, training=False):
+    def fn(x, w, b, mean, var, gamma, beta):
+        return F.batch_norm(conv(x, w, b), mean, var, gamma, beta, training, 0.1, 1e-5).relu()
+
+    return fn
+
+
+def conv_inputs(make=rand):
+    channels = [rand(6) for _ in range(4)]
+    channels[2] = channels[2].abs() + 0.5
+    b, mean, var, beta = channels
+    return [make(2, 4, 7, 7), make(6, 2, 3, 3), b, mean, var, rand(6), beta]
+
+
+def plain(x, w, b):
+    return F.conv2d(x, w, b, stride=2, padding=1, groups=2)
+
+
+def test_batch_norm_goes_into_the_convolution_before_it():
+    def shared(x, w, b, *rest):
+        y = plain(x, w, b)
+        return norm_of(lambda *_: y)(x, w, b, *rest), y
+
+    checked(
+        "fold_batch_norm",
+        (norm_of(plain), conv_inputs()),
+        (shared, conv_inputs()),
+        FIRST,
+        fold_batch_norm=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        norm_of(lambda x, w, b: plain(x, w, None)),
+        lambda x, w, b, mean, var, *_: F.batch_norm(plain(x, w, b), mean, var),
+    ],
+)
+def test_batch_norm_without_bias_or_scale_is_folded_too(fn):
+    assert "fold_batch_norm" in fired(run(fn, conv_inputs(), fold_batch_norm=True))
+
+
+@pytest.mark.parametrize(
+    "fn, inputs",
+    [
+        (norm_of(plain), conv_inputs(leaf)),
+        (norm_of(plain, training=True), conv_inputs()),
+        (norm_of(lambda x, w, b: plain(x, w, b).sin()), conv_inputs()),
+        (
+            norm_of(
+                lambda x, w, b: F.conv_transpose2d(
+                    x.repeat(1, 2, 1, 1)[:, :6], w.repeat(1, 3, 1, 1)
+                )
+            ),
+            conv_inputs(),
+        ),
+    ],
+)
+def test_batch_norm_is_not_folded_where_that_would_be_wrong(fn, inputs):
+    assert "fold_batch_norm" not in fired(run(fn, inputs, fold_batch_norm=True))
+
+
+# Attention
+
+
+def attention_of(scale, mask, softmax):
+    def fn(q, k, v, m):
+        return softmax(mask(scale(q @ k.transpose(-2, -1)), m)) @ v
+
+    return fn
+
+
+SCALES = [lambda s: s * 0.5, lambda s: 0.5 * s, lambda s: s / 2.0, lambda s: s]
+MASKS = [
+    lambda s, m: s,
+    lambda s, m: s.masked_fill(~m, float("-inf")),
+    lambda s, m: s + torch.zeros_like(m, dtype=s.dtype).masked_fill(~m, float("-inf")),
+]
+SOFTMAXES = [
+    lambda s: s.softmax(-1),
+    lambda s: F.softmax(s, dim=-1),
+    lambda s: torch.softmax(s, dim=-1),
+]
+ATTENTION = {"fuse_attention": True}
+
+
+def attention_inputs(make=rand, dtype=torch.float32):
+    causal = torch.ones(6, 6, dtype=torch.bool).tril()
+    return [make(2, 3, 6, 8).to(dtype).detach().requires_grad_(make is leaf) for _ in range(3)] + [
+        causal
+    ]
+
+
+def traced(fn, inputs, dynamic=None, **options):
+    """The trace of a compiled function, whose values and gradients are eager's."""
+    compiled = mc.compile(fn, fullgraph=True, dynamic=dynamic, options=options)
+    wanted = [x for x in inputs if x.requires_grad]
+    outputs, expected = compiled(*inputs), fn(*inputs)
+    torch.testing.assert_close(outputs, expected, atol=1e-5, rtol=1e-4, equal_nan=True)
+    if wanted:
+        sums = [
+            sum(o.sum() for o in (out if isinstance(out, tuple) else (out,)))
+            for out in (outputs, expected)
+        ]
+        for got, want in zip(*(torch.autograd.grad(total, wanted) for total in sums)):
+            torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+    return mc.trace(compiled, *inputs)
+
+
+def fuses(trace):
+    return any(name.startswith("pattern:attention") for name in fired(trace.aot))
+
+
+@pytest.mark.parametrize("make", [rand, leaf])
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("mask", MASKS)
+def test_written_attention_is_fused_however_it_is_written(make, scale, mask):
+    for softmax in SOFTMAXES:
+        trace = traced(attention_of(scale, mask, softmax), attention_inputs(make), **ATTENTION)
+        assert fuses(trace) and "scaled_dot_product" in str(trace.aot.forward)
+        assert (make is leaf) == ("scaled_dot_product" in str(trace.aot.backward or ""))
+
+
+def test_attention_is_fused_for_any_size():
+    fn = attention_of(SCALES[0], MASKS[0], SOFTMAXES[0])
+    assert fuses(traced(fn, attention_inputs(leaf), dynamic=True, **ATTENTION))
+    assert not fuses(traced(fn, attention_inputs()))
+    off = {"disable_passes": ("pattern:attention",)}
+    assert not fuses(traced(fn, attention_inputs(), **ATTENTION, **off))
+
+
+def weights_too(q, k, v, m):
+    weights = (q @ k.transpose(-2, -1)).softmax(-1)
+    return weights @ v, weights
+
+
+def written_between(q, k, v, m):
+    q = q * 1.5
+    scores = q @ k.transpose(-2, -1)
+    v = v.clone()
+    weights = scores.softmax(-1)
+    v.add_(1)
+    return weights @ v
+
+
+def columns(q, k, v, m):
+    return (q @ k.transpose(-2, -1)).softmax(-2) @ v
+
+
+def shared_heads(q, k, v, m):
+    return (q @ k[:, :1].transpose(-2, -1)).softmax(-1) @ v
+
+
+def finite_mask(q, k, v, m):
+    return (q @ k.transpose(-2, -1)).masked_fill(~m, -1e9).softmax(-1) @ v
+
+
+def dropped(q, k, v, m):
+    return F.dropout((q @ k.transpose(-2, -1)).softmax(-1), 0.5) @ v
+
+
+@pytest.mark.parametrize("fn", [weights_too, written_between, columns, shared_heads, finite_mask])
+def test_attention_is_left_alone_where_it_is_something_else(fn):
+    assert not fuses(traced(fn, attention_inputs(), **ATTENTION))
+
+
+def test_attention_with_dropout_is_left_alone():
+    assert not fuses(mc.trace(mc.compile(dropped, options=ATTENTION), *attention_inputs()))
+
+
+def test_attention_in_half_types_is_left_alone():
+    fn = attention_of(*(choice[0] for choice in (SCALES, MASKS, SOFTMAXES)))
+    half = attention_inputs(dtype=torch.bfloat16)
+    assert not fuses(mc.trace(mc.compile(fn, options=ATTENTION), *half))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not fuses(mc.trace(mc.compile(fn, options=ATTENTION), *attention_inputs()))
+
+
+# Patterns from outside
+
+SQUARE = torch.empty(3, 2, requires_grad=True)
+
+
+def angle(x, y):
+    return torch.sin(x) * torch.cos(x) + y
+
+
+def double_angle(x, y):
+    return y + torch.sin(x * 2) * 0.5
+
+
+def register(name, search, replace, examples=(SQUARE, SQUARE), **given):
+    mc.register_pattern(name, search=search, examples=examples, **given)(replace)
+
+
+@pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad"])
+@pytest.mark.parametrize("make", [rand, leaf])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_pattern_in_each_stage(stage, make, dynamic):
+    with mc.scoped():
+        register("angle", angle, double_angle, stage=stage)
+        trace = traced(lambda x, y: angle(x, y * 2).exp(), [make(4, 5), make(4, 5)], dynamic)
+    assert f"{stage}.pattern:angle" in {r.name for r in trace.aot.passes if r.changed}
+    assert "aten.mul.Tensor(mul, 0.5)" not in str(trace.aot.forward)
+    assert str(trace.aot.forward).count("sin") and "0.5" in str(trace.aot.forward)
+
+
+def test_in_training_results_and_gradients_are_matched_together():
+    with mc.scoped():
+        register("angle", angle, double_angle)
+        result = run(lambda x, y: angle(x, y).sum() * 2, [leaf(4, 5), leaf(4, 5)])
+        (record,) = [r for r in result.passes if r.rewrites]
+        (done,) = record.rewrites
+        assert "aten.cos" not in str(result.forward) and "aten.cos" in str(result.backward)
+        assert targets(result.backward).count(aten.cos.default) == 1
+        assert "backward" in str(result.level("full"))
+        # what the backward reads else can't go
+        inner = lambda x, y: (angle(x, y), torch.cos(x).exp(), angle(y, y))  # noqa: E731
+        run(inner, [leaf(4, 5), leaf(4, 5)])
+        run(lambda x, y: angle(x, y.detach()), [leaf(4, 5), rand(4, 5)])
+    assert "sin" in done.before and "0.5" in done.after and done.origins
+
+
+def test_several_results_are_matched_together():
+    def both(x, factor):
+        return torch.tanh(x) * factor, torch.erf(x)
+
+    with mc.scoped():
+        register(
+            "both", both, lambda x, f: (f * torch.tanh(x), -torch.erf(-x)), [torch.empty(2), 0.5]
+        )
+        fires = run(lambda x: torch.erf(x) + torch.tanh(x) * 3, [rand(4)])
+        assert "pattern:both" in fired(fires) and aten.neg.default in targets(fires.forward)
+        for fn in (
+            lambda x: torch.erf(x.sin()) + torch.tanh(x) * 3,
+            lambda x: torch.erf(torch.tanh(x) * 3),
+            lambda x: torch.tanh(x) * 3,
+        ):
+            assert "pattern:both" not in fired(run(fn, [rand(4)]))
+
+
+def test_numbers_are_the_patterns_own_unless_they_are_among_the_examples():
+    def power(x, factor):
+        return (x.abs() ** 2.0).sin() * factor
+
+    with mc.scoped():
+        register("power", power, lambda x, factor: (x * x).sin() * factor, [torch.empty(2), 2.0])
+        assert "pattern:power" in fired(run(lambda x: 3 * (x.abs() ** 2.0).sin(), [rand(4)]))
+        assert "pattern:power" not in fired(run(lambda x: 3.0 * (x.abs() ** 3.0).sin(), [rand(4)]))
+
+
+def test_a_result_never_takes_the_memory_of_an_argument():
+    def fn(x):
+        y = x.neg().neg()
+        z = y.exp().neg().neg()
+        y.add_(1)
+        return y, z, x.neg().neg()
+
+    for stage in ("pre_grad", "joint"):
+        with mc.scoped():
+            register("negated", lambda x: x.neg().neg(), lambda x: x, [SQUARE], stage=stage)
+            x = rand(3, 2)
+            before = x.clone()
+            results = mc.compile(fn)(x)
+            for got, want in zip(results, fn(before)):
+                torch.testing.assert_close(got, want)
+            assert torch.equal(x, before) and len({r.data_ptr() for r in (x, *results)}) == 4
+
+
+def test_nothing_moves_across_a_write():
+    def fn(x):
+        x = x.clone()
+        y = torch.sin(x)
+        x.mul_(2)
+        return y * 3
+
+    def between(x):
+        x = x.clone()
+        y = torch.sin(x)
+        z = x.mul(2)
+        return y * 3 + z
+
+    with mc.scoped():
+        register(
+            "wave",
+            lambda x: torch.sin(x) * 3,
+            lambda x: 3 * torch.sin(x),
+            [SQUARE],
+            stage="pre_grad",
+        )
+        assert "pattern:wave" not in fired(traced(fn, [rand(4)]).aot)
+        assert "pattern:wave" in fired(traced(between, [rand(4)]).aot)
+
+
+def test_rewrites_tell_their_lines_and_are_drawn():
+    with mc.scoped():
+        register("angle", angle, double_angle)
+        trace = traced(lambda x, y: angle(x, y), [rand(4, 5), rand(4, 5)])
+    (record,) = [r for r in trace.aot.passes if r.rewrites]
+    assert "test_passes.py" in record.rewrites[0].title and "- sin" in str(record)
+    page = to_html(record)
+    assert (
+        "angle at" in page
+        and "test_passes.py" in page
+        and to_html(trace.aot).count("angle at") == 1
+    )
+
+
+def test_passes_and_patterns_go_by_name():
+    program = (lambda x: F.relu(F.relu(x)).sin() + F.relu(F.relu(x)).sin(), [rand(3)])
+    for names in (("cse", "pattern:relu_of_relu"), ("prims.cse", "joint.pattern:relu_of_relu")):
+        assert not fired(run(*program, disable_passes=names))
+    with mc.without("pass:prims.cse"), mc.without("pattern:relu_of_relu"):
+        assert not fired(run(*program))
+    assert fired(run(*program)) == {"cse", "pattern:relu_of_relu"}
+    compiled = mc.compile(program[0], options={"disable_passes": ("csee",)})
+    with pytest.raises(
+        OptionError, match=r"no pass 'csee'; known: addmm, .*cse.*pattern:attention"
+    ):
+        compiled(rand(3))
+
+
+def returns_its_argument(x):
+    return x
+
+
+def writes(x):
+    return x.add_(1) * 2
+
+
+def fails(x):
+    raise ValueError("no")
+
+
+def ignores(x, y):
+    return torch.sin(torch.cos(x))
+
+
+def wave(x):
+    return torch.sin(torch.cos(x))
+
+
+@pytest.mark.parametrize(
+    "search, replace, examples, why",
+    [
+        (returns_its_argument, wave, [SQUARE], "returns an argument"),
+        (writes, wave, [SQUARE], "writes into a tensor"),
+        (fails, wave, [SQUARE], "can't be traced: ValueError: no"),
+        (wave, wave, [SQUARE, SQUARE], "takes 1 positional argument but 2 were given"),
+        (ignores, ignores, [SQUARE, SQUARE], "doesn't use"),
+        (wave, lambda x: x.sum(0), [SQUARE], r"gives shape \[2\], not \[3, 2\]"),
+        (wave, lambda x: (x, x), [SQUARE], "2 results replace 1"),
+        (wave, fails, [SQUARE], "the replacement can't be traced: ValueError: no"),
+    ],
+)
+@pytest.mark.parametrize("stage", ["joint", "post_grad", "pre_grad"])
+def test_a_bad_pattern_is_an_error_that_names_it_and_its_line(
+    search, replace, examples, why, stage
+):
+    with mc.scoped():
+        register("bad", search, replace, examples, stage=stage)
+        with pytest.raises(OptionError, match=rf"pattern 'bad' \(.*test_passes.py:\d+\): .*{why}"):
+            mc.compile(lambda x: torch.sin(torch.cos(x)))(rand(3, 2))
+
+
+def test_an_unknown_stage_is_an_error():
+    with pytest.raises(OptionError, match="no stage 'late'; known: pre_grad, joint, post_grad"):
+        register("bad", wave, wave, [SQUARE], stage="late")
+    with pytest.raises(
+        OptionError, match="no stage 'full'; known: pre_grad, joint, prims, post_grad"
+    ):
+        graph_pass("bad", stage="full")
