@@ -49,9 +49,17 @@ FINITE = tuple(v for v in SPECIAL if not math.isinf(v))
 RUNNING = {aten.var_mean.correction, aten.std_mean.correction, aten.native_layer_norm.default}
 RUNNING |= {aten.native_group_norm.default, aten._native_batch_norm_legit_functional.default}
 RUNNING |= {aten._native_batch_norm_legit.no_stats, aten.native_group_norm_backward.default}
-"""Eager's running sums are NaN or infinite by where in a row an infinity stands: these get FINITE values."""
+RUNNING |= {aten._native_batch_norm_legit_no_training.default}
+"""Eager's running sums are NaN or infinite by where in a row an infinity stands, and so is the product of
+mean and weight that it takes first: these get FINITE values."""
 
-UNTAGGED = {aten.hardtanh_backward.default, aten.hardswish_backward.default}
+UNTAGGED = {
+    getattr(aten, name).default
+    for name in (
+        *("hardtanh_backward", "hardswish", "hardswish_backward", "hardsigmoid_backward"),
+        *("elu_backward", "leaky_relu_backward", "softplus_backward"),
+    )
+}
 """Pointwise, though torch doesn't tag them so."""
 
 SPECIAL_RUNS = 3
