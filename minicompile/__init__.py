@@ -22,6 +22,8 @@ PUBLIC = {
     "mark_dynamic": "api",
     "disable": "api",
     "allow_in_graph": "api",
+    "register_pattern": "passes.patterns",
+    "register_vjp": "extension",
     "without": "extension",
     "scoped": "extension",
     "Options": "options",

@@ -6,8 +6,10 @@ Each function says which versions it is known for.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -115,6 +117,35 @@ has_storage = torch._C._has_storage
 is_view = torch.Tensor._is_view
 """Whether autograd follows writes from the tensor to the one it was made of."""
 
+below_autograd = torch._C._AutoDispatchBelowAutograd
+"""A context in which operators leave no history for a backward pass."""
+
+
+@contextlib.contextmanager
+def autograd_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Under the python dispatcher these functions replace operators' autograd formulas, on this thread."""
+    here, keys = threading.get_ident(), torch._C.DispatchKey.__members__
+
+    def chosen(op: Any, kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == here:
+            return kernel(*args, **kwargs)
+        with torch._C._DisablePythonDispatcher():
+            return op(*args, **kwargs)
+
+    before = {op: op.py_kernels for op in kernels}
+    try:
+        for op, kernel in kernels.items():
+            places = [keys[f"Autograd{name}"] for name in ("CPU", "CUDA", "XPU", "MPS", "Other")]
+            added = dict.fromkeys(places, functools.partial(chosen, op, kernel))
+            op.py_kernels = op.py_kernels | added
+            op._dispatch_cache.clear()
+        yield
+    finally:
+        for op, known in before.items():
+            op.py_kernels = known
+            op._dispatch_cache.clear()
+
+
 any_autocast_enabled = torch._C._is_any_autocast_enabled
 without_autocast = torch._C._DisableAutocast
 """A context in which operators run in the dtypes they are given."""
@@ -182,15 +213,15 @@ def tensor_guards(
     In C++ where torch has TensorGuards, else (or with `native=False`) in Python. `free` gives, by tensor
     number, the dimensions of any size; the strides of such a tensor are not checked.
     """
+
+    def facts(given: Sequence[Any]) -> list[Any]:
+        pairs = ((t, free.get(i, ())) for i, t in enumerate(given))
+        return [isinstance(t, torch.Tensor) and tensor_facts(t, dims) for t, dims in pairs]
+
     if TensorGuards is None or not native or not different:
-        expected = [tensor_facts(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
+        expected = facts(tensors)
         return lambda *given: (
-            (not different or len(set(map(id, given))) == len(given))
-            and expected
-            == [
-                isinstance(tensor, torch.Tensor) and tensor_facts(tensor, free.get(i, ()))
-                for i, tensor in enumerate(given)
-            ]
+            (not different or len(set(map(id, given))) == len(given)) and facts(given) == expected
         )
     sizes: list[Any] = [_sizes(tensor, free.get(i, ())) for i, tensor in enumerate(tensors)]
     strides: list[Any] = [

@@ -5,9 +5,10 @@
 | `bytecode(opname)` | what the interpreter does with an instruction | dynamo |
 | `call_rules(function)` | what capturing a call of a function means | dynamo |
 | `guard_rules(kind)` | how a kind of guard is checked | dynamo |
+| `register_vjp(operator)` | an operator's gradient, in training | aot |
 | `decompose(operator, to=level)` | an operator in terms of simpler ones | aot |
-| `pattern(name, search=, examples=)` | a rewrite of ATen graphs | aot |
-| `graph_pass(name, stage=)` | any pass over ATen graphs | aot |
+| `register_pattern(name, search=, examples=, stage=)` | a rewrite of captured or ATen graphs | aot |
+| `graph_pass(name, stage=)` | any pass over these graphs | aot |
 | `lowering(operator)` | an operator as a loop | lowering |
 | `fusion_rule("can_fuse" or "score")` | which loops share a kernel | scheduling |
 | `plan_rule("language:name")` | tiles, vector width, threads of a kernel | codegen |
@@ -23,9 +24,10 @@ a while. Importing this page imports every built-in rule.
 # ruff: noqa: F401 (names to import from here)
 
 from minicompile.aot.decompositions.registry import decompose
+from minicompile.aot.vjps import register_vjp
 from minicompile.api import backends
 from minicompile.codegen.generate import code_generator
-from minicompile.codegen.rules import plan_rule
+from minicompile.codegen.plan import plan_rule
 from minicompile.codegen.triton_ops import triton_op
 from minicompile.dynamo.calls import call_rules
 from minicompile.dynamo.guards import guard_rules
@@ -33,6 +35,6 @@ from minicompile.dynamo.interpreter import bytecode
 from minicompile.lowering.lower import lowering
 from minicompile.ops.registry import Registry, scoped, without
 from minicompile.passes.manager import graph_pass
-from minicompile.passes.patterns import pattern
+from minicompile.passes.patterns import register_pattern
 from minicompile.runtime.load import kernel_loader
 from minicompile.scheduling.fusion import fusion_rule

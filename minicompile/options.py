@@ -48,6 +48,22 @@ class Options:
     """False gives one kernel per buffer."""
     partitioner: Literal["min_cut", "default"] = "min_cut"
     """"default" saves every forward value that the backward pass reads."""
+    disable_passes: tuple[str, ...] = ()
+    """Graph passes and patterns to leave out: "cse", "post_grad.addmm", "pattern:attention"."""
+    fuse_attention: bool = False
+    """Written-out attention becomes scaled_dot_product_attention: twice as fast from 1,000 tokens on.
+
+    Rounds differently; a row whose every position is masked gives 0, where softmax gives NaN."""
+    reassociate_gemm: bool = False
+    """(x @ a) @ b becomes x @ (a @ b) where that is less arithmetic. Rounds differently."""
+    batch_linears: bool = False
+    """Products of one input with several weights become one. Copies the weights: seldom pays on a CPU."""
+    fold_batch_norm: bool = False
+    """Inference: batch norm goes into the weights of the convolution before it. Rounds differently."""
+    memory_budget: float | None = None
+    """How much "min_cut" keeps for the backward: from 0 (recompute all that can be) to 1 (as "default").
+
+    None: what costs the least memory traffic, without recomputing expensive operators."""
     verify: bool = False
     """Run each IR's verifier between stages."""
     recompile_limit: int = 8
@@ -62,6 +78,13 @@ class Options:
     """Extra flags, after the built-in ones."""
     disk_cache: bool = True
     cache_dir: str = field(default_factory=default_cache_dir)
+
+    def __post_init__(self) -> None:
+        budget = self.memory_budget
+        if budget is not None and not (type(budget) in (int, float) and 0 <= budget <= 1):
+            raise OptionError(f"option memory_budget can't be {budget!r}: None or from 0 to 1")
+        if budget is not None and self.partitioner != "min_cut":
+            raise OptionError(f"partitioner {self.partitioner!r} has no memory_budget")
 
 
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")

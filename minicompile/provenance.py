@@ -23,13 +23,12 @@ from minicompile.dynamo.result import Capture
 from minicompile.lowering.ir import (
     ComputedBuffer,
     ExternKernel,
-    FormulaOps,
     Layout,
     LoopGraph,
     Operation,
     Reduction,
     Scatter,
-    evaluate_loops,
+    formulas,
     loop_ranges,
     written_by,
 )
@@ -103,8 +102,8 @@ def of_graph(stage: str, graph: Graph, partition: Partition | None = None) -> It
         for value in partition.saved:
             size = bytes_text(value.bytes) if value.bytes is not None else "symbolic size"
             reasons[value.name] = f"saved for backward ({size}): {value.reason}"
-        again = "computed again in backward instead of saved"
-        reasons.update(dict.fromkeys(partition.recomputed, again))
+        for again in partition.recomputed:
+            reasons[again.name] = f"computed again instead of saved: {again.reason}"
     for node in graph.nodes:
         why = [reasons[node.name]] if node.name in reasons else []
         if node.meta.get("phase") == "backward":
@@ -128,9 +127,9 @@ def of_bytecode(capture: Capture) -> Iterator[Piece]:
 def formula(buffer: ComputedBuffer) -> str:
     """What one element of a buffer is: `relu(buf0[128*p0 + p1])`."""
     loops = buffer.loops
-    value, _ = evaluate_loops(loops, FormulaOps())
+    value, _ = formulas(loops)
     if not isinstance(loops, Reduction):
-        return str(value)
+        return value
     over = ", ".join(f"{v} < {s}" for v, s in loop_ranges(loops)[1].items())
     return f"{loops.kind}[{over}]({value})"
 
@@ -142,7 +141,7 @@ def operation_line(operation: Operation) -> str:
         reads = ", ".join(view.buffer for view in operation.views())
         return f"{outputs} = {operation.op}({reads})"
     loops = operation.loops
-    _, scattered = evaluate_loops(loops, FormulaOps())
+    _, scattered = formulas(loops)
     where = list(loop_ranges(loops)[0]) if scattered is None else scattered
     sign = "+=" if isinstance(loops, Scatter) and loops.mode == "atomic_add" else "="
     return f"{operation.name}[{', '.join(map(str, where))}] {sign} {formula(operation)}"

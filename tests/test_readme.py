@@ -22,7 +22,7 @@ def blocks(section: str) -> list[str]:
 )
 def test_how_to_add_things_works_as_written(tmp_path: Path):
     code = blocks("Docs: how to add ...")
-    assert len(code) == 5
+    assert len(code) == 6
     names: dict[str, object] = {"__name__": "readme"}
     file = tmp_path / "readme.py"
     file.write_text("\n".join(code), encoding="utf-8")

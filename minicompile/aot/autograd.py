@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import fx
+
 from minicompile import compat
-from minicompile.aot import passes  # noqa: F401  registers the built-in passes and patterns
 from minicompile.aot.decompose import lower_to
 from minicompile.aot.functionalize import functionalize
 from minicompile.aot.joint import trace
+from minicompile.aot.levels import LevelGraph, verify
 from minicompile.aot.partition import partition
+from minicompile.aot.passes import known_passes
 from minicompile.aot.result import AotResult
 from minicompile.ops.graph import Graph, PassRecord
 from minicompile.options import Options
-from minicompile.passes.manager import run_passes
+from minicompile.passes.manager import check_names, run_passes
+from minicompile.passes.patterns import Replacement
 
 
 def ahead_of_time(
@@ -24,24 +28,49 @@ def ahead_of_time(
 ) -> AotResult:
     """Functional ATen graphs of a captured graph: forward, and backward when `training`.
 
-    `fakes` are the values of the placeholders (FakeTensors of one mode, SymInts). Raises Unsupported.
+    `fakes` are the values of the placeholders (FakeTensors of one mode, SymInts). Raises Unsupported, or
+    OptionError for unknown names in `options.disable_passes` and for patterns that can't be.
     """
     mode = fake_mode_of(graph, fakes, shape_env)
     records: list[PassRecord] = []
+    known = known_passes()
+    check_names(options, known)
+
+    def run(stage: str, given: Graph) -> Graph:
+        run_passes(stage, given, mode, options, records, known)
+        late = stage in ("prims", "post_grad")  # no level follows that would expand replacements
+        if late and any(isinstance(node.target, Replacement) for node in given.nodes):
+            given.gm = lower_to("prims", given, mode).gm
+        return given
+
+    if any(entry.runs("pre_grad", options) for entry in known):
+        graph = run("pre_grad", copied(graph))
     traced, metadata = trace(graph.gm, fakes, mode, training=training)
     name = metadata.graph_name
-    functional = Graph(functionalize(traced, metadata, mode), name, "functionalization")
-    full = run_passes("full", functional, mode, records)
-    core = Graph(lower_to("core", full.gm, mode, name), name, "decomposition to Core ATen")
-    lowered = Graph(lower_to("prims", core.gm, mode, name), name, "decomposition to prims")
-    prims = run_passes("prims", lowered, mode, records)
-    levels = {"full": full, "core": core, "prims": prims}
+    full = LevelGraph(functionalize(traced, metadata, mode), name, "functionalization")
+    run("joint", full)
+    core = lower_to("core", full, mode)
+    prims = lower_to("prims", core, mode)
+    run("prims", prims)
+    levels = {graph.level: graph for graph in (full, core, prims)}
+    if options.verify:
+        for level in levels.values():
+            verify(level)
     if not metadata.trains:
-        return AotResult(prims, None, None, None, metadata, levels, records)
-    forward, backward, split = partition(prims, len(fakes), metadata, options.partitioner)
-    run_passes("forward", forward, mode, records)
-    run_passes("backward", backward, mode, records)
+        forward = run("post_grad", copied(prims))
+        return AotResult(forward, None, None, None, metadata, levels, records)
+    forward, backward, split = partition(prims, fakes, metadata, options)
+    run("post_grad", forward)
+    run("post_grad", backward)
     return AotResult(forward, backward, prims, split, metadata, levels, records)
+
+
+def copied(graph: Graph) -> Graph:
+    """A graph to edit where the given one is to stay as it is."""
+    copy, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in graph.nodes:
+        nodes[node] = copy.node_copy(node, nodes.__getitem__)
+    return Graph(compat.graph_module(graph.gm, copy, graph.name), graph.name, graph.made_by)
 
 
 def fake_mode_of(graph: Graph, fakes: list[Any], shape_env: Any) -> Any:

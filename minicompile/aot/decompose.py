@@ -17,37 +17,39 @@ from torch._ops import OpOverload
 from minicompile import compat
 from minicompile.aot.decompositions import rule_for
 from minicompile.aot.layout import conform, same_sizes, size_expr
-from minicompile.aot.result import Level
+from minicompile.aot.levels import Level, LevelGraph
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import aten_ops, is_pointwise, results_of
-from minicompile.ops.graph import origins_of
+from minicompile.ops.graph import Graph
+from minicompile.passes.patterns import Replacement
 
 aten = torch.ops.aten
 prims = torch.ops.prims
 
 
-def lower_to(level: Level, gm: fx.GraphModule, mode: Any, name: str) -> fx.GraphModule:
+def lower_to(level: Level, graph: Graph, mode: Any) -> LevelGraph:
     """A new graph with the operators of `level` ("core" or "prims")."""
+    gm = graph.gm
     kind = PrimsTracer if level == "prims" else Tracer
-    tracer = kind(mode, rules=lambda op: rule_for(op, level))
+    tracer = kind(mode, rules=lambda op: op if isinstance(op, Replacement) else rule_for(op, level))
     values: dict[fx.Node, Any] = {}
 
     def lowered(node: fx.Node) -> Any:
-        rule = tracer.rules(node.target) if isinstance(node.target, OpOverload) else None
-        if rule is not None:
-            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
-            result = rule(*args, **kwargs)
-            if result is not NotImplemented:
-                return conform(node.target, result, node.meta["val"])
+        args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+        result = tracer.by_rule(node.target, args, kwargs)
+        if result is not NotImplemented:
+            return conform(node.target, result, node.meta["val"])
         return tracer.copy(node, gm, values.__getitem__)
 
     with torch.no_grad(), tracer.active():
         for node in gm.graph.nodes:
             if node.op != "output":
-                tracer.origins, tracer.phase = origins_of(node), node.meta.get("phase")
+                tracer.follow(node)
                 values[node] = lowered(node)
         results = fx.map_arg(results_of(gm.graph), values.__getitem__)
-        return tracer.finish(results, name)
+        lowered_gm = tracer.finish(results, graph.name)
+    made_by = f"decomposition to {'Core ATen' if level == 'core' else level}"
+    return LevelGraph(lowered_gm, graph.name, made_by, level, tracer.applied, tracer.declined)
 
 
 COMPARISONS = aten_ops("eq ne lt le gt ge")

@@ -114,7 +114,7 @@ def functionalize(gm: fx.GraphModule, metadata: RuntimeMetadata, mode: Any) -> f
     run = Functionalizer(gm, metadata, mode)
     with torch.no_grad(), run.tracer.active():
         for node in gm.graph.nodes:
-            run.tracer.origins, run.tracer.phase = origins_of(node), node.meta.get("phase")
+            run.tracer.follow(node)
             run.visit(node)
         return run.finish()
 
@@ -323,7 +323,7 @@ class Functionalizer:
         storages = [self.storage(node) for node in inputs]
         mutated = tuple(i for i, s in enumerate(storages) if s is not None and s.version > 0)
         returned, gradients = results_of(self.gm.graph)
-        self.tracer.phase = "forward"
+        self.tracer.phase, self.tracer.region = "forward", None
         forward = [self.read_any(value) for value in [*returned, *(inputs[i] for i in mutated)]]
         results: tuple[Any, ...] = tuple(self.own_memory(forward))
         if self.metadata.trains:

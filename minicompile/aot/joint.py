@@ -24,7 +24,8 @@ from minicompile.aot.layout import empty_like_layout, geometry, is_dense, size_e
 from minicompile.aot.result import OutputSpec, RuntimeMetadata
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import is_inplace_view
-from minicompile.errors import Unsupported
+from minicompile.aot.vjps import own_gradients
+from minicompile.errors import Unsupported, VerifyError
 from minicompile.ops.graph import origins_of, placeholders, user_line
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, union
 
@@ -107,6 +108,7 @@ def trace(
     try:
         with (
             tracer.active(),
+            own_gradients() if training else contextlib.nullcontext(),
             torch.set_grad_enabled(training),
             torch.autograd.set_multithreading_enabled(False),
         ):
@@ -171,9 +173,11 @@ def input_state(value: Any) -> Any:
 
 @contextlib.contextmanager
 def refusing(what: str, where: SourceLine | None) -> Iterator[None]:
-    """Whatever goes wrong inside is a reason not to compile."""
+    """Whatever goes wrong inside is a reason not to compile, but for a user's rule that is wrong."""
     try:
         yield
+    except VerifyError:
+        raise
     except Unsupported as error:
         raise Unsupported(error.reason, error.where or where, error.hint) from error
     except Exception as error:
@@ -195,6 +199,7 @@ class CapturedRun(fx.Interpreter):
 
     def run_node(self, node: fx.Node) -> Any:
         self.tracer.origins = origins_of(node)
+        self.tracer.region = node.name if getattr(node.target, "recomputed", False) else None
         read = [self.env[used] for used in node.all_input_nodes]
         if self.lost and node.target is compat.set_grad_enabled and node.args[0]:
             raise Unsupported("grad mode is enabled where the caller disabled it", user_line(node))
@@ -300,7 +305,7 @@ def run_backward(returned: list[Any], inputs: list[Any], tracer: JointTracer) ->
     if not results or not wanted:
         return []
     tangents = []
-    tracer.phase = "backward"
+    tracer.phase, tracer.region = "backward", None
     for index, result in enumerate(results):
         tracer.origins = origins_of(tracer.argument(result))
         tangent = empty_like_layout(tracer.mode, result)

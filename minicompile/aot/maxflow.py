@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable
 
-UNLIMITED = 1 << 60
+UNLIMITED = 1 << 100
 """Capacity of an edge that no cut may take."""
 
 

@@ -15,16 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from minicompile.ops.display import Shown
 from minicompile.ops.graph import Graph, PassRecord
 from minicompile.ops.origin import Origins
 
+if TYPE_CHECKING:
+    from minicompile.aot.levels import Level, LevelGraph
+
 BoxedCallable = Callable[[list[Any]], Sequence[Any]]
 """Takes a list of inputs, which it may empty, and gives the outputs in order."""
-
-Level = Literal["full", "core", "prims"]
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,24 @@ class RuntimeMetadata(Shown):
 
 
 @dataclass(frozen=True)
-class SavedValue:
-    """A forward value kept for backward: its node, bytes (None if symbolic) and why it was not recomputed."""
+class ForwardValue:
+    """A value of the forward that the backward needs: its node, the bytes it takes to keep it (None if
+    symbolic), and why it is saved or computed again.
+    """
 
     name: str
     bytes: int | None
     reason: str
+
+
+@dataclass(frozen=True)
+class SavedValue(ForwardValue):
     is_input: bool = False
     """It exists anyway: keeping it writes nothing."""
+
+
+class RecomputedValue(ForwardValue):
+    """`bytes` are what the recomputation saves: 0 for a step on the way to what the backward reads."""
 
 
 @dataclass
@@ -111,7 +122,7 @@ class Partition(Shown):
     """What the forward keeps for the backward, and what the backward computes again."""
 
     saved: tuple[SavedValue, ...]
-    recomputed: tuple[str, ...]
+    recomputed: tuple[RecomputedValue, ...]
     saved_bytes: int
     default_bytes: int
     """What saving everything that backward reads would have kept."""
@@ -130,10 +141,10 @@ class Partition(Shown):
             lines.append(
                 f"  {sum(inputs)} of the bytes are {len(inputs)} inputs, which exist anyway"
             )
-        for v in self.saved:
-            size = v.bytes if v.bytes is not None else "symbolic"
-            lines.append(f"  saved {v.name}: {size} bytes, {v.reason}")
-        lines += [f"  recomputed {name}" for name in self.recomputed]
+        for kind, values in (("saved", self.saved), ("recomputed", self.recomputed)):
+            for v in values:
+                size = v.bytes if v.bytes is not None else "symbolic"
+                lines.append(f"  {kind} {v.name}: {size} bytes, {v.reason}")
         return "\n".join(lines)
 
 
@@ -149,11 +160,11 @@ class AotResult(Shown):
     joint: Graph | None
     partition: Partition | None
     metadata: RuntimeMetadata
-    levels: dict[str, Graph] = field(default_factory=dict)
+    levels: dict[Level, LevelGraph] = field(default_factory=dict)
     passes: list[PassRecord] = field(default_factory=list)
 
-    def level(self, name: Level) -> Graph:
-        """The graph at operator level "full", "core" or "prims"."""
+    def level(self, name: Level) -> LevelGraph:
+        """The graph at operator level "full", "core" or "prims", and the rules that led there."""
         if name not in self.levels:
             raise KeyError(f"no level {name!r}; known: {', '.join(self.levels)}")
         return self.levels[name]

@@ -26,6 +26,7 @@ from minicompile import compat
 from minicompile.aot.layout import conform, frozen
 from minicompile.aot.views import makes_memory
 from minicompile.errors import Unsupported
+from minicompile.ops.graph import origins_of
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine
 from minicompile.shapes.env import asking
 from minicompile.shapes.nodes import SizeNodes
@@ -62,8 +63,8 @@ def counted_from_start(func: Any, args: Any) -> Any:
 class Tracer(compat.TorchDispatchMode):
     """Records operators on fake tensors as nodes of `graph`.
 
-    `rules` says which operators are replaced instead of recorded. `origins` and `phase` are given
-    to new nodes; change them as you go.
+    `rules` says which operators are replaced instead of recorded. `origins`, `phase` and `region` are
+    given to new nodes; change them as you go.
     """
 
     def __init__(
@@ -81,7 +82,11 @@ class Tracer(compat.TorchDispatchMode):
         self.sizes = SizeNodes(self.graph)
         self.origins: Origins = NO_ORIGINS
         self.phase: str | None = None
+        self.region: str | None = None
         self.answers: dict[Any, tuple[Any, ...]] = {}
+        self.applied: dict[OpOverload, list[Origins]] = {}
+        self.declined: dict[OpOverload, list[Origins]] = {}
+        """The operators whose rules were called -> the origins of each call."""
         self._last_input: fx.Node | None = None
         self._bound: dict[int, tuple[torch.Tensor, fx.Node]] = {}
 
@@ -122,7 +127,12 @@ class Tracer(compat.TorchDispatchMode):
     @property
     def meta(self) -> dict[str, Any]:
         """What new nodes remember."""
-        return {"origins": self.origins, "phase": self.phase}
+        return {"origins": self.origins, "phase": self.phase, "region": self.region}
+
+    def follow(self, node: fx.Node) -> None:
+        """New nodes come from where `node` came from."""
+        self.origins, self.phase = origins_of(node), node.meta.get("phase")
+        self.region = node.meta.get("region")
 
     def new_node(
         self, kind: str, target: Any, args: Any = (), kwargs: Any = None, name: str | None = None
@@ -202,20 +212,28 @@ class Tracer(compat.TorchDispatchMode):
             return func(*args, **kwargs)
         if func is aten._efficientzerotensor.default:  # a view of it would leave the trace
             func = aten.zeros.default
-        rule = self.rules(func)
-        if rule is not None:
+        with self:
+            result = self.by_rule(func, args, kwargs)
+        if result is not NotImplemented:
+            expected = self.evaluate(func, args, kwargs)
             with self:
-                result = rule(*args, **kwargs)
-            if result is not NotImplemented:
-                expected = self.evaluate(func, args, kwargs)
-                with self:
-                    return conform(func, result, expected)
+                return conform(func, result, expected)
         if compat.is_composite(func):
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
         return self.record(func, args, kwargs, self.evaluate(func, args, kwargs))
+
+    def by_rule(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The call by its operator's rule; NotImplemented where there is none, or it declines."""
+        rule = self.rules(func)
+        if rule is None:
+            return NotImplemented
+        result = rule(*args, **kwargs)
+        counts = self.declined if result is NotImplemented else self.applied
+        counts.setdefault(func, []).append(self.origins)
+        return result
 
     def evaluate(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The call's result on fakes. One with memory of its own is remembered: it depends on nothing but

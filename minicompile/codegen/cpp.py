@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import sympy
 
 from minicompile.codegen.cpp_loops import LoopPrinter
-from minicompile.codegen.cpp_math import prelude
-from minicompile.codegen.cpp_ops import STORAGE
+from minicompile.codegen.cpp_ops import STORAGE, prelude
 from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource
 from minicompile.shapes.expr import is_float
 

@@ -19,10 +19,10 @@ import sympy
 import torch
 
 from minicompile.codegen.cpp_ops import CTYPES
-from minicompile.codegen.cpp_values import ALIGNED, SIGNS, Loop, ValuePrinter, is_positional
-from minicompile.codegen.phases import cone, varying
+from minicompile.codegen.cpp_values import ALIGNED, SIGNS, Loop, ValuePrinter
+from minicompile.codegen.phases import cone, is_update, separates, transposed, varying
 from minicompile.codegen.plan import KernelPlan, count
-from minicompile.codegen.rules import is_update, separates, transposed
+from minicompile.ops.table import POSITIONS
 from minicompile.scheduling.body import Value, iterate_indices
 from minicompile.shapes.expr import Size, coefficient_of, product, size_hint
 
@@ -104,7 +104,7 @@ class LoopPrinter(ValuePrinter):
         for value in values:
             if value.op == "reduction" and riding:
                 extremum = value.kind in ("max", "min") and value.dtype.is_floating_point
-                if extremum or is_positional(value):  # OpenMP's own max and min may drop a NaN
+                if extremum or value.kind in POSITIONS:  # OpenMP's own max and min may drop a NaN
                     return ""
                 clauses.setdefault(SIGNS.get(value.kind, value.kind), []).append(self.names[value])
         if any(v.check for v in values):
@@ -308,7 +308,7 @@ class LoopPrinter(ValuePrinter):
         for value in reductions:
             self._start(value)
             with self.braces("for (int64_t c = 0; c < chunks; c++)"), self.each_lane():
-                best = self._part(value, "_best" if is_positional(value) else "")
+                best = self._part(value, "_best" if value.kind in POSITIONS else "")
                 self._take(value, best, self._part(value))
 
     def _chunks(self) -> None:
@@ -416,7 +416,7 @@ class LoopPrinter(ValuePrinter):
     def _take(self, value: Value, source: str, position: str) -> None:
         """One more element, or the result of a chunk, into the accumulator."""
         total, best = self.accumulator(value), self.accumulator(value, "_best")
-        if not is_positional(value):
+        if value.kind not in POSITIONS:
             self.line(f"{total} = {self.combine(value, total, source)};", value.origins)
             return
         better = self.better(value, source, best)

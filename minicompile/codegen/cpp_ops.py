@@ -1,7 +1,10 @@
 """How each loop operation is written in C: types, literals, index formulas, arithmetic.
 
 `EXPRESSIONS` has a row for every operation that can stand in a legal body; the functions that begin with
-`mc_` are in `helpers.h`. The subset of C used here is also C++.
+`mc_` are in `helpers.h`, of which a kernel's source contains what it uses. The subset of C used here is also
+C++. The float32 functions have no branches, so that gcc and clang vectorise the loops they stand in; their
+coefficients come from `tests/codegen/minimax.py`. Errors, over all exponents: exp and log under 1 ulp, erf
+under 1.2, tanh under 1.5, sigmoid under 2. NaN, infinities, zeros and denormals behave as in the C library.
 The real compiler: torch/_inductor/codegen/cpp.py (CppOverrides) and cpp_utils.py.
 """
 
@@ -9,6 +12,8 @@ from __future__ import annotations
 
 import ctypes
 import math
+import re
+from pathlib import Path
 
 import torch
 
@@ -147,3 +152,23 @@ def bitcast(text: str, source: torch.dtype, target: torch.dtype) -> str:
     if (source, target) in _BITCASTS:
         return f"{_BITCASTS[source, target]}({text})"
     return f"({CTYPES[target]}){text}"
+
+
+_DEFINITION = re.compile(r"^(?:#define |typedef \w+ |static inline [\w*]+ )(mc_\w+)", re.I | re.M)
+_WORD = re.compile(r"\bmc_\w+", re.I)
+
+_ABOUT, HEADERS, *_BLOCKS = Path(__file__).with_name("helpers.h").read_text().split("\n\n")
+
+HELPERS: dict[str, str] = {name: block for block in _BLOCKS for name in _DEFINITION.findall(block)}
+"""Name -> the block of `helpers.h` that defines it."""
+
+
+def prelude(text: str) -> str:
+    """Headers and the blocks that `text` needs, directly or for one another, in the order of the file."""
+    words = set(_WORD.findall(text))
+    found: list[str] = []
+    for block in reversed(_BLOCKS):  # a block uses earlier ones only
+        if not words.isdisjoint(_DEFINITION.findall(block)):
+            found.append(block.strip("\n"))
+            words.update(_WORD.findall(block))
+    return "\n\n".join([HEADERS, *reversed(found)]) + "\n"

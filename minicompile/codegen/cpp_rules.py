@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from minicompile.codegen.phases import choose_stashed
-from minicompile.codegen.plan import KernelPlan, count
-from minicompile.codegen.rules import contiguous_uses, is_update, plan_rule, transposed
+from minicompile.codegen.phases import choose_stashed, contiguous_uses, is_update, transposed
+from minicompile.codegen.plan import KernelPlan, count, plan_rule
 from minicompile.options import Options
 from minicompile.shapes.expr import size_hint
 

@@ -18,15 +18,11 @@ from minicompile.codegen.cpp_ops import (
     conversion,
     literal,
 )
-from minicompile.codegen.plan import KernelPlan
+from minicompile.codegen.plan import INDEX_ERROR, ZERO_DIVISION, KernelPlan
 from minicompile.codegen.printing import IndexPrinter, LinePrinter
-from minicompile.ops.table import reduction_identity
+from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import Value
 from minicompile.shapes.expr import Size
-
-INDEX_ERROR = 1
-ZERO_DIVISION = 2
-"""Bits that a kernel returns; runtime/cpp.py raises what they stand for."""
 
 
 class Loop(NamedTuple):
@@ -170,7 +166,7 @@ class ValuePrinter(LinePrinter):
         """Name suffix, type and start of each accumulator; the result's own comes first."""
         dtype = value.inputs[0].dtype
         start = literal(reduction_identity(value.kind, dtype), dtype)  # type: ignore[arg-type]
-        if is_positional(value):
+        if value.kind in POSITIONS:
             return [("", "int64_t", "0"), ("_best", CTYPES[dtype], start)]
         if dtype is torch.bool:  # as an integer, which vectorises
             return [("", "int32_t", str(int(value.kind == "all")))]
@@ -182,7 +178,7 @@ class ValuePrinter(LinePrinter):
         if not value.inputs[0].dtype.is_floating_point:
             return condition
         nan = f"{other} != {other}"
-        if is_positional(value):
+        if value.kind in POSITIONS:
             nan = f"({nan}) & ({best} == {best})"
         return f"({condition}) | ({nan})"
 
@@ -198,8 +194,3 @@ class ValuePrinter(LinePrinter):
         for var, size in self.plan.reduction_ranges.items():
             place = place * size + (var if size != 1 else 0)
         return sympy.expand(place)
-
-
-def is_positional(value: Value) -> bool:
-    """The reduction finds a place: the first of the best elements."""
-    return value.kind in ("argmax", "argmin")

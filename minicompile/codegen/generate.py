@@ -1,42 +1,60 @@
-"""From a schedule to kernels: which language, then a plan, then the text of each.
+"""From a schedule to kernels: which language, then every decision about a kernel, then the text of all.
+
+`make_plan` merges and legalises the bodies, fills in the facts (arguments, sizes, cost), and lets the rules
+of the registry `plan` decide the rest, in the order in which they were registered. A rule edits the plan; its
+key starts with the language it is for ("cpp" or "triton") or with "any". A rule registered under a built-in
+key replaces the built-in one, a new key runs after all others:
+
+    @plan_rule("cpp:narrow")
+    def narrow(plan, options):
+        plan.vector_width = 4
 
 A language is a rule in the registry `code_generator` (plans -> KernelModule); `runtime/load.py` has the one
 that turns its modules into callables. A new one is chosen with `options={"device_codegen": name}`.
-The real compiler: torch/_inductor/codegen/common.py (register_backend_for_device).
+The real compiler: torch/_inductor/codegen/{simd,cpp,common}.py, torch/_inductor/runtime/triton_heuristics.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Literal
 
+import sympy
 import torch
 
-from minicompile.codegen.cpp import kernel_module
-from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Language
-from minicompile.codegen.planning import make_plan
-from minicompile.codegen.triton import print_triton
+from minicompile.codegen import cpp, triton
+from minicompile.codegen import cpp_rules as _cpp_rules  # noqa: F401  registers its rules
+from minicompile.codegen import triton_rules as _triton_rules  # noqa: F401  registers its rules
+from minicompile.codegen.legalize import legalize
+from minicompile.codegen.merge import merge
+from minicompile.codegen.phases import cost, cut, is_update, loop_level
+from minicompile.codegen.plan import (
+    Cost,
+    KernelArgument,
+    KernelModule,
+    KernelPlan,
+    KernelSource,
+    Language,
+    count,
+    plan_rule,
+)
 from minicompile.errors import BackendError, OptionError
+from minicompile.lowering.ir import Buffer
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
+from minicompile.scheduling.body import LoopBody, iterate_indices
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
+from minicompile.shapes.expr import is_float, size_hint
 
 CodeGenerator = Callable[[Sequence[KernelPlan]], KernelModule]
 
 code_generator: Registry[CodeGenerator] = Registry(
     "code_generator", "language -> function from kernel plans to a KernelModule"
 )
+generate_cpp = code_generator("cpp")(cpp.kernel_module)
+code_generator("triton")(triton.kernel_module)
 
 DEVICE_LANGUAGE: Mapping[str, Language] = {"cpu": "cpp", "cuda": "triton"}
-
-
-generate_cpp = code_generator("cpp")(kernel_module)
-
-
-@code_generator("triton")
-def generate_triton(plans: Sequence[KernelPlan]) -> KernelModule:
-    """Each kernel stands for itself: Triton compiles them one by one."""
-    kernels = [print_triton(plan) for plan in plans]
-    return KernelModule("triton", "\n\n".join(k.prelude + k.text for k in kernels), kernels)
 
 
 def language_of(device: torch.device, options: Options) -> Language:
@@ -61,6 +79,105 @@ def make_plans(schedule: Schedule, options: Options) -> dict[int, KernelPlan]:
             language = language_of(node.nodes[0].buffer.layout.device, options)
             plans[position] = make_plan(node, schedule, language, options, position)
     return plans
+
+
+def make_plan(
+    node: FusedSchedulerNode,
+    schedule: Schedule,
+    language: Language,
+    options: Options,
+    position: int,
+) -> KernelPlan:
+    """The plan of one kernel. `position` is the node's number in the schedule: part of the name."""
+    buffers = schedule.graph.buffers
+    dtypes = {name: buffer.layout.dtype for name, buffer in buffers.items()}
+    merged = merge(node, schedule.memory.internal, dtypes)
+    body, new = legalize(merged.body, dtypes)
+    loop = loop_level(body, {new[v] for v in merged.every})
+    updated = {v.buffer for v in body.stores if is_update(v) or v.buffer in schedule.memory.aliases}
+    plan = KernelPlan(
+        name=f"{language}_fused_{operation_names(body)}_{position}",
+        language=language,
+        device=node.nodes[0].buffer.layout.device,
+        node=node,
+        body=body,
+        phases=(),
+        arguments=arguments_of(body, dtypes, updated),
+        sizes=size_symbols(body),
+        reduction="looped" if body.reduction_ranges else "none",
+        loop=loop,
+        hints=dict(schedule.graph.size_hints),
+    )
+    plan.cost = estimate(plan, buffers)
+    for key in plan_rule:
+        if str(key).partition(":")[0] in (language, "any"):
+            plan_rule[key](plan, options)
+    plan.phases = cut(body, loop, plan.stashed, recompute=plan.reduction != "persistent")
+    return plan
+
+
+def operation_names(body: LoopBody, most: int = 4) -> str:
+    """`add_gelu`: the user's operations in the kernel, in order, each once; never numbers or constants."""
+    found: list[str] = []
+    for value in body.values:
+        for origin in sorted(value.origins):
+            name = origin.target.rpartition(".")[2].strip("_")
+            name = "".join(c if c.isalnum() else "_" for c in name)
+            if name and name not in found:
+                found.append(name)
+    return "_".join(found[:most]) or "kernel"
+
+
+def arguments_of(
+    body: LoopBody, dtypes: Mapping[str, torch.dtype], updated: Collection[str]
+) -> tuple[KernelArgument, ...]:
+    """Tensor parameters in the order of first use."""
+    loaded, stored = ({v.buffer for v in values} for values in (body.loads, body.stores))
+    found: dict[str, KernelArgument] = {}
+    for value in body.values:
+        name = value.buffer
+        if value.op not in ("load", "store") or name in found:
+            continue
+        role: Literal["in", "out", "inout"] = "in" if value.op == "load" else "out"
+        if name in updated or name in loaded & stored:
+            role = "inout"
+        number = sum(1 for argument in found.values() if argument.role == role)
+        prefix = {"in": "in_ptr", "out": "out_ptr", "inout": "in_out_ptr"}[role]
+        found[name] = KernelArgument(f"{prefix}{number}", name, dtypes[name], role)
+    return tuple(found.values())
+
+
+def size_symbols(body: LoopBody) -> tuple[sympy.Symbol, ...]:
+    """The size symbols in ranges, indices and bounds, sorted by name; floats come last."""
+    own = set(body.all_ranges) | {v.symbol for v in body.values}
+    sizes = [*body.all_ranges.values(), *(v.size for v in body.values), *iterate_indices(body)]
+    found: set[sympy.Symbol] = set().union(*(sympy.sympify(size).free_symbols for size in sizes))
+    return tuple(sorted(found - own, key=lambda symbol: (is_float(symbol), str(symbol))))
+
+
+def estimate(plan: KernelPlan, buffers: Mapping[str, Buffer]) -> Cost:
+    """Bytes and operations at the size hints. A buffer is read once, whatever reads it again."""
+    body, hints = plan.body, plan.hints
+    elements = plan.rows * plan.row_length
+    touched: dict[str, int] = {}
+    flops = 0
+    for value in body.values:
+        times = elements if value in plan.loop or value.op == "reduction" else plan.rows
+        flops += cost(value) * times
+        if value.op in ("load", "store"):
+            assert value.index is not None
+            own = value.index.free_symbols
+            size = size_hint(buffers[value.buffer].layout.storage_size, hints)
+            if not value.indirect:
+                used = (extent for var, extent in body.all_ranges.items() if var in own)
+                size = min(size, count(used, hints))
+            moved = min(size, times) * value.dtype.itemsize
+            touched[value.buffer] = max(touched.get(value.buffer, 0), moved)
+    read, written = (
+        sum(touched[a.buffer] for a in plan.arguments if a.role in (role, "inout"))
+        for role in ("in", "out")
+    )
+    return Cost(read, written, flops)
 
 
 def generate_kernels(plans: Mapping[int, KernelPlan]) -> list[KernelModule]:

@@ -23,16 +23,14 @@ argmin give the first position, and integers wrap around.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
 
 import sympy
 import torch
 
 from minicompile.codegen.printing import index_dtype
 from minicompile.ops.dtypes import computation_dtype, is_int
-from minicompile.ops.table import BOOL_AS_LOGIC
-from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead
+from minicompile.ops.table import BOOL_AS_LOGIC, POSITIONS
+from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead
 from minicompile.shapes.expr import FloorDiv, is_float, simplify_index
 
 HALF = frozenset({torch.float16, torch.bfloat16})
@@ -55,34 +53,25 @@ def legalize(
     `dtypes` gives the dtype of each buffer in memory.
     """
     legalizer = _Legalizer(body, dtypes)
-    for value in body.values:
-        legalizer.new[value] = legalizer.visit(value)
+    legalizer.rewrite(body)
     drop_dead(legalizer.body)
     settle_checks(legalizer.body)
     return legalizer.body, legalizer.new
 
 
-class _Legalizer:
+class _Legalizer(Rewriter):
     def __init__(self, body: LoopBody, dtypes: Mapping[str, torch.dtype]) -> None:
-        self.body = LoopBody(body.name, dict(body.ranges), dict(body.reduction_ranges))
-        self.ops = Recorder(self.body)
+        super().__init__(body.name, body.ranges, body.reduction_ranges)
         self.dtypes = dtypes
-        self.new: dict[Value, Value] = {}
         self.unrounded: set[Value] = set()
         """Values of half types that have more digits than their type."""
 
     def visit(self, value: Value) -> Value:
-        """A method for each operation that isn't arithmetic."""
-        method = getattr(self, f"visit_{value.op}", self.visit_pointwise)
         chosen = not CHOICES.isdisjoint({value.op, value.kind})
         rounded = value.op in CONVERSIONS or (chosen and self.unrounded.isdisjoint(value.inputs))
         if value.dtype in HALF and not rounded:
             self.unrounded.add(value)
-        return method(self.ops.at(value.origins), value)
-
-    def again(self, value: Value, **changed: Any) -> Value:
-        """The same operation on the legal operands, but for what is `changed`."""
-        return self.ops.append(replace(value.copy(self.new), **changed))
+        return super().visit(value)
 
     def operand(self, ops: Recorder, user: Value, position: int = 0) -> Value:
         """The legal form of an operand, rounded unless `user` is arithmetic within its half type."""
@@ -92,7 +81,7 @@ class _Legalizer:
             return self.new[value]
         return convert(ops, self.new[value], value.dtype)
 
-    def visit_pointwise(self, ops: Recorder, value: Value) -> Value:
+    def visit_other(self, ops: Recorder, value: Value) -> Value:
         operands = [self.operand(ops, value, i) for i in range(len(value.inputs))]
         if value.op in ("ge", "gt", "lt", "le"):
             operands = self._coarser(ops, value.op, operands)
@@ -162,7 +151,7 @@ class _Legalizer:
 
     def visit_reduction(self, ops: Recorder, value: Value) -> Value:
         source, kind, dtype = self.operand(ops, value), value.kind, value.dtype
-        if kind in ("argmax", "argmin"):
+        if kind in POSITIONS:
             if source.dtype is torch.bool:
                 source = ops.to_dtype(source, torch.uint8)
             return ops.emit("reduction", (source,), torch.int64, kind=kind)

@@ -9,15 +9,14 @@ all their uses. What the real compiler does with its CSE and store caches while 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import sympy
 import torch
 
 from minicompile.errors import VerifyError
 from minicompile.ops.handler import Index
-from minicompile.scheduling.body import LoopBody, Recorder, Value, drop_dead
+from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead
 from minicompile.scheduling.nodes import FusedSchedulerNode
 from minicompile.shapes.expr import loop_symbol, same
 
@@ -38,72 +37,64 @@ def merge(
     Raises VerifyError if a body loads an element of a fused buffer other than the one just stored.
     """
     merger = _Merger(node, internal, dtypes)
-    every = [
-        merger.copies[store]
-        for body, level in zip(node.bodies, node.levels, strict=True)
-        for store in merger.add(body)
-        if store.kind != "store" and level == "elem"
-    ]
+    every: set[Value] = set()
+    for body, level in zip(node.bodies, node.levels, strict=True):
+        merger.renamed = {}
+        merger.rewrite(body)
+        if level == "elem":
+            every.update(merger.new[store] for store in body.stores if store.kind != "store")
     drop_dead(merger.body)
     return Merged(merger.body, frozenset(every))
 
 
-class _Merger:
+class _Merger(Rewriter):
     def __init__(
         self, node: FusedSchedulerNode, internal: Collection[str], dtypes: Mapping[str, torch.dtype]
     ) -> None:
-        self.body = LoopBody(node.name, dict(node.ranges), dict(node.reduction_ranges))
-        self.ops = Recorder(self.body)
+        super().__init__(node.name, node.ranges, node.reduction_ranges)
         self.internal, self.dtypes = internal, dtypes
-        self.copies: dict[Value, Value] = {}
         self.stored: dict[str, tuple[Index, Value]] = {}
+        self.renamed: dict[sympy.Symbol, Index] = {}
+        """Symbols of loaded indices in the body at hand, and those that stand for them in the new one."""
         self.symbols: set[sympy.Symbol] = set()
 
-    def add(self, body: LoopBody) -> list[Value]:
-        """Copy a body's values; gives its stores."""
-        renamed: dict[sympy.Symbol, Index] = {}
-        for value in body.values:
-            index = None if value.index is None else value.index.xreplace(renamed)
-            if value.op == "load":
-                copy = self._load(value, index)
-            elif value.op == "store":
-                copy = self._store(value, index)
-            elif value.op == "indirect":
-                # equal indices share a symbol; different ones get different symbols across bodies
-                symbol = loop_symbol(f"i{len(self.symbols)}")
-                copy = self._emit(value, None, symbol=symbol)
-                assert value.symbol is not None and copy.symbol is not None
-                self.symbols.add(copy.symbol)
-                renamed[value.symbol] = copy.symbol
-            else:
-                copy = self._emit(value, index)
-            self.copies[value] = copy
-        return body.stores
+    def moved(self, value: Value) -> Index | None:
+        """A value's index by the new symbols."""
+        return None if value.index is None else value.index.xreplace(self.renamed)
 
-    def _emit(self, value: Value, index: Index | None, **changed: Any) -> Value:
-        return self.ops.append(replace(value.copy(self.copies, index), **changed))
+    def visit_other(self, ops: Recorder, value: Value) -> Value:
+        return self.again(value, index=self.moved(value))
 
-    def _load(self, value: Value, index: Index | None) -> Value:
+    def visit_indirect(self, ops: Recorder, value: Value) -> Value:
+        """Equal indices share a symbol; different ones get different symbols across bodies."""
+        copy = self.again(value, symbol=loop_symbol(f"i{len(self.symbols)}"))
+        assert value.symbol is not None and copy.symbol is not None
+        self.symbols.add(copy.symbol)
+        self.renamed[value.symbol] = copy.symbol
+        return copy
+
+    def visit_load(self, ops: Recorder, value: Value) -> Value:
+        index = self.moved(value)
         if value.buffer not in self.stored:
-            return self._emit(value, index)
+            return self.again(value, index=index)
         where, source = self.stored[value.buffer]
         if not same(where, index):
             raise VerifyError(
                 f"{self.body.name}: loads {value.buffer}[{index}] where {value.buffer}[{where}] was "
                 "just stored: these loops can't share a kernel"
             )
-        ops = self.ops.at(value.origins)
         found: Value = ops.to_dtype(source, value.dtype)
         if value.mask is not None:
             zero = ops.constant(0, value.dtype)
-            found = ops.pointwise("where", self.copies[value.mask], found, zero)
+            found = ops.pointwise("where", self.new[value.mask], found, zero)
         return found
 
-    def _store(self, value: Value, index: Index) -> Value:
+    def visit_store(self, ops: Recorder, value: Value) -> Value:
+        index = self.moved(value)
         if value.kind == "store":
-            source = self.copies[value.inputs[0]]
-            found = self.ops.at(value.origins).to_dtype(source, self.dtypes[value.buffer])
+            source = self.new[value.inputs[0]]
+            found = ops.to_dtype(source, self.dtypes[value.buffer])
             self.stored[value.buffer] = (index, found)
             if value.buffer in self.internal:
                 return source
-        return self._emit(value, index)
+        return self.again(value, index=index)

@@ -20,6 +20,7 @@ import sympy
 from minicompile.codegen.plan import Phase
 from minicompile.ops.table import POINTWISE
 from minicompile.scheduling.body import LoopBody, Value, users
+from minicompile.shapes.expr import coefficient_of
 
 STASH_COST = 3
 """Values cheaper than this are computed again rather than kept."""
@@ -141,3 +142,35 @@ def cost(value: Value) -> int:
     if value.op == "load":
         return 6 if value.indirect else 1
     return 0 if value.op == "constant" else 1
+
+
+# -- what the rules of both languages ask of loads and stores
+
+
+def contiguous_uses(var: sympy.Symbol, values: Iterable[Value]) -> int:
+    """How many loads and stores step by one element with `var`, less those that jump."""
+    score = 0
+    for value in values:
+        if value.op in ("load", "store"):
+            step = coefficient_of(value.index, var)
+            score += 1 if step == 1 else 0 if step == 0 else -1
+    return score
+
+
+def is_update(store: Value) -> bool:
+    """The store changes some elements of memory that already holds something: a scatter."""
+    return store.kind != "store" or bool(store.indirect)
+
+
+def separates(store: Value, var: sympy.Symbol, body: LoopBody) -> bool:
+    """Different values of `var` go to different elements, all else being equal."""
+    step = coefficient_of(store.index, var)
+    return step not in (None, 0) and varying(body.values, {var}).isdisjoint(store.indirect)
+
+
+def transposed(load: Value, inner: sympy.Symbol, across: sympy.Symbol) -> bool:
+    """A load that jumps along `inner` while its elements lie side by side along `across`."""
+    if load.op != "load" or load.mask is not None or load.indirect:
+        return False
+    jump = coefficient_of(load.index, inner)
+    return jump not in (None, 0, 1) and coefficient_of(load.index, across) == 1

@@ -14,22 +14,28 @@ printers only print. The real compiler: torch/_inductor/codegen/{common,simd,tri
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import sympy
 import torch
 
-from minicompile.ops.display import Shown, bytes_text
+from minicompile.ops.display import Shown, bytes_text, count_text
 from minicompile.ops.dtypes import short
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
-from minicompile.scheduling.body import LoopBody, Value
+from minicompile.ops.registry import Registry
+from minicompile.options import Options
+from minicompile.scheduling.body import LoopBody, Value, ranges_text
 from minicompile.scheduling.nodes import FusedSchedulerNode
 from minicompile.shapes.expr import Size, is_float, size_hint
 
 Language = str
 """A key of the registries `code_generator` and `kernel_loader`: "cpp", "triton"."""
+
+
+INDEX_ERROR, ZERO_DIVISION = 1, 2
+"""Bits that a C kernel returns; runtime/cpp.py raises what they stand for."""
 
 
 @dataclass(frozen=True)
@@ -139,20 +145,37 @@ class KernelPlan(Shown):
         """Note down a plan that was considered, and why it was not taken."""
         self.alternatives += (Alternative(description, reason),)
 
+    def facts(self) -> dict[str, str]:
+        """What was decided, in words; what doesn't apply is left out."""
+        triton, over = self.language == "triton", ranges_text(self.reduction_ranges)
+        tiles = ", ".join(f"{axis}: {size}" for axis, size in self.tiles.items())
+        sizes = (f"{s} ({self.hints.get(s, '?')} when compiling)" for s in self.sizes)
+        found = {
+            "loops": ranges_text(self.ranges),
+            "reduction": f"{self.reduction} over {over}" * bool(self.reduction_ranges),
+            "phases": ", ".join(f"{p.level} ({len(p.values)} values)" for p in self.phases),
+            "vector axis": "" if triton else f"{self.vector_axis} x {self.vector_width}",
+            "tiles": tiles or "none",
+            "indices": short(self.index_dtype),
+            "warps": str(self.num_warps) if triton else "",
+            "threads": "" if triton else "parallel" if self.parallel else "one",
+            "sizes": ", ".join(sizes),
+            "kept between phases": count_text(len(self.stashed), "value") if self.stashed else "",
+            "cost": str(self.cost),
+        }
+        return {name: fact for name, fact in found.items() if fact}
+
     def __str__(self) -> str:
-        lines = [f"plan {self.name}: {self.language} for {self.device}, {self.cost}"]
-        lines.append(f"  loops {{{', '.join(f'{v}: {s}' for v, s in self.ranges.items())}}}")
-        if self.reduction_ranges:
-            over = ", ".join(f"{v}: {s}" for v, s in self.reduction_ranges.items())
-            lines.append(f"  reduction {self.reduction} over {{{over}}}, {len(self.phases)} phases")
-        lines.append(
-            f"  vector axis {self.vector_axis} x {self.vector_width}, "
-            f"tiles {self.tiles}, parallel {self.parallel}"
-        )
-        lines.append(f"  indices {short(self.index_dtype)}")
+        lines = [f"plan {self.name}: {self.language} for {self.device}"]
+        lines += [f"  {name} {fact}" for name, fact in self.facts().items()]
         lines += [f"  {a.role} {a.name}: {short(a.dtype)} = {a.buffer}" for a in self.arguments]
         lines += [f"  not {a.description}: {a.reason}" for a in self.alternatives]
         return "\n".join(lines)
+
+
+plan_rule: Registry[Callable[[KernelPlan, Options], None]] = Registry(
+    "plan", "language:decision -> rule(plan, options) that edits a kernel plan"
+)
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,14 @@ OpRule = Callable[..., str]
 
 
 def form(text: str) -> OpRule:
-    """A rule from a format string: operands are {0}, {1}, ...; {bits} is the width of their dtype."""
-    return lambda dtype, *operands: text.format(*operands, bits=8 * dtype.itemsize)
+    """A rule from a format string: operands are {0}, {1}, ...; {name}, {bits} and {sign_bit} tell of their
+    dtype: what it is called, its width, and the place of its last bit."""
+
+    def write(dtype: torch.dtype, *operands: str) -> str:
+        name, bits = str(dtype).removeprefix("torch."), 8 * dtype.itemsize
+        return text.format(*operands, name=name, bits=bits, sign_bit=bits - 1)
+
+    return write
 
 
 def by_kind(on_float: OpRule, on_int: OpRule) -> OpRule:

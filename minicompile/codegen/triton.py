@@ -19,12 +19,12 @@ that line alone. The real compiler: torch/_inductor/codegen/{simd,triton}.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import sympy
 import torch
 
-from minicompile.codegen.plan import KernelPlan, KernelSource, Phase, power_of_two
+from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase, power_of_two
 from minicompile.codegen.printing import IndexPrinter, LinePrinter
 from minicompile.codegen.triton_ops import (
     INDEX_WORDS,
@@ -72,6 +72,12 @@ REDUCED = {
 TILE = "[XBLOCK, RBLOCK]"
 
 
+def kernel_module(plans: Sequence[KernelPlan]) -> KernelModule:
+    """Each kernel stands for itself: Triton compiles them one by one."""
+    kernels = [print_triton(plan) for plan in plans]
+    return KernelModule("triton", "\n\n".join(k.prelude + k.text for k in kernels), kernels)
+
+
 def print_triton(plan: KernelPlan) -> KernelSource:
     """The kernel's source. Raises Unsupported for what Triton or this printer can't express."""
     printer = _Printer(plan)
@@ -91,10 +97,10 @@ class _Printer(LinePrinter):
             across = (self.axes[operand] for operand in value.operands)
             varies = self._index_axes(value).union(*across)
             self.axes[value] = frozenset({"x"}) if value.op == "reduction" else varies
-        length = product(plan.reduction_ranges.values())
-        self.full_row = plan.reduction == "persistent" and length == power_of_two(plan.row_length)
+        self.length = product(plan.reduction_ranges.values())
+        whole = self.length == power_of_two(plan.row_length)
+        self.full_row = plan.reduction == "persistent" and whole
         """No lane is left over."""
-        self.position = "rindex" if self.wide else "rindex.to(tl.int64)"
         self.unsynced: set[str] = set()
         """Buffers stored since the last barrier."""
         self.stored_before: set[str] = set()
@@ -105,8 +111,7 @@ class _Printer(LinePrinter):
     def kernel(self) -> None:
         """All lines of the function."""
         plan = self.plan
-        length = product(plan.reduction_ranges.values())
-        if plan.reduction == "persistent" and not isinstance(length, int):
+        if plan.reduction == "persistent" and not isinstance(self.length, int):
             raise Unsupported(f"{plan.name}: a persistent reduction needs a row of known length")
         parameters = [a.name for a in plan.arguments] + [str(s) for s in plan.sizes]
         parameters += ["XBLOCK: tl.constexpr"] + ["RBLOCK: tl.constexpr"] * self.tiled
@@ -131,7 +136,7 @@ class _Printer(LinePrinter):
         self._digits(plan.ranges, "xindex")
         if not self.tiled:
             return
-        self.line(f"rnumel = {self.sizes(product(plan.reduction_ranges.values()))}")
+        self.line(f"rnumel = {self.sizes(self.length)}")
         if plan.reduction == "persistent":
             self._row_index("")
 

@@ -186,16 +186,6 @@ def _unless_byte(rule: OpRule, byte: str) -> OpRule:
     return lambda dtype, *operands: (form(byte) if dtype is torch.uint8 else rule)(dtype, *operands)
 
 
-def _sign(dtype: torch.dtype, a: str) -> str:
-    name = TRITON_DTYPES[dtype]
-    return f"({a} > 0).to({name}) - ({a} < 0).to({name})"
-
-
-def _shift_right(dtype: torch.dtype, a: str, b: str) -> str:
-    valid = form(_VALID_SHIFT)(dtype, a, b)
-    return f"{a} >> tl.where({valid}, {b}, {torch.iinfo(dtype).bits - 1})"
-
-
 for _name, _rule in {
     **INFIX,
     **{name: form(f"libdevice.{name}({{0}})") for name in _LIBDEVICE.split()},
@@ -216,7 +206,7 @@ for _name, _rule in {
     "sqrt": by_width("tl.sqrt_rn({0})", "tl.sqrt({0})"),
     # Triton's own -x is 0 - x, which is +0 for 0.0
     "neg": by_kind(form("{0} * -1.0"), form("0 - {0}")),
-    "sign": _sign,
+    "sign": form("({0} > 0).to(tl.{name}) - ({0} < 0).to(tl.{name})"),
     "isnan": form("{0} != {0}"),
     "isinf": form('tl.abs({0}) == float("inf")'),
     "signbit": form("{0}.to(tl.int{bits}, bitcast=True) < 0"),
@@ -224,6 +214,9 @@ for _name, _rule in {
     # the interpreter has no ~ on uint8
     "bitwise_not": _unless_byte(form("~{0}"), "{0} ^ 255"),
     "lshift": form(f"tl.where({_VALID_SHIFT}, {{0}} << {{1}}, 0)"),
-    "rshift": _unless_byte(_shift_right, f"tl.where({_VALID_SHIFT}, {{0}} >> {{1}}, 0)"),
+    "rshift": _unless_byte(
+        form(f"{{0}} >> tl.where({_VALID_SHIFT}, {{1}}, {{sign_bit}})"),
+        f"tl.where({_VALID_SHIFT}, {{0}} >> {{1}}, 0)",
+    ),
 }.items():
     triton_op(_name)(_rule)

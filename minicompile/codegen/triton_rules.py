@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from minicompile.codegen.plan import KernelPlan, power_of_two
+from minicompile.codegen.phases import contiguous_uses
+from minicompile.codegen.plan import KernelPlan, plan_rule, power_of_two
 from minicompile.codegen.printing import index_dtype
-from minicompile.codegen.rules import contiguous_uses, plan_rule
 from minicompile.options import Options
 from minicompile.scheduling.body import iterate_indices
 from minicompile.shapes.expr import is_float, product

@@ -221,8 +221,8 @@ class Copier:
         found = (v for v in self.memo.values() if isinstance(v, torch.Tensor))
         return list({id(tensor): tensor for tensor in found if tensor.is_leaf}.values())
 
-    def __call__(self, value: Any) -> Any:
-        self.prepare(value)
+    def __call__(self, value: Any, depth: int = 0) -> Any:
+        self.prepare(value, depth)
         return copy.deepcopy(value, self.memo)
 
     def prepare(self, value: Any, depth: int = 0) -> None:
@@ -235,10 +235,8 @@ class Copier:
         elif isinstance(value, types.FunctionType):
             self.remember(value, self.function(value, depth))
         elif isinstance(value, types.MethodType):
-            self.prepare(value.__func__, depth + 1)
-            self.prepare(value.__self__, depth + 1)
-            bound = types.MethodType(self.memo[id(value.__func__)], self.copied(value.__self__))
-            self.remember(value, bound)
+            copies = (self(part, depth + 1) for part in (value.__func__, value.__self__))
+            self.remember(value, types.MethodType(*copies))
         elif isinstance(value, list | tuple | set | frozenset | dict):
             for item in value.values() if isinstance(value, dict) else value:
                 self.prepare(item, depth + 1)
@@ -246,9 +244,6 @@ class Copier:
     def remember(self, value: Any, made: Any) -> None:
         self.memo[id(value)] = made
         self.kept.append(value)
-
-    def copied(self, value: Any) -> Any:
-        return copy.deepcopy(value, self.memo)
 
     def function(self, function: types.FunctionType, depth: int) -> types.FunctionType:
         """The same function over copies of the tensors, modules and functions that it reads."""
@@ -265,13 +260,12 @@ class Copier:
         self.remember(function, made)
         for name in names_used(function.__code__):
             if isinstance(names.get(name), COPIED):
-                self.prepare(names[name], depth + 1)
-                names[name] = self.copied(names[name])
+                names[name] = self(names[name], depth + 1)
         for old, new in zip(function.__closure__ or (), cells):
             with contextlib.suppress(ValueError):  # an empty cell
-                self.prepare(old.cell_contents, depth + 1)
                 inside = old.cell_contents
-                new.cell_contents = self.copied(inside) if isinstance(inside, COPIED) else inside
+                copied = isinstance(inside, COPIED)
+                new.cell_contents = self(inside, depth + 1) if copied else inside
         return made
 
 

@@ -22,7 +22,7 @@ the two alternate. A call comes in at `dispatch`, which asks its entries and cal
     guards         guards as Python text; which one failed, and why
     rebuild        the frame's result and its writes, from the graph's outputs
     snapshot       did anything that guards look at change? answered by pointers
-    modes          grad mode and autocast: what a frame may leave changed
+    modes          grad mode and autocast: what a frame may leave changed; what a graph that raises has
     entry          guards, graph and result as one generated function
     dispatch       what `mc.compile` returns: entries, else capture, else eager; module: of an nn.Module
 

@@ -21,13 +21,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 VERSION = sys.version_info[:2]
 
 Position: TypeAlias = tuple[int | None, int | None, int | None, int | None]
 """First line, last line, first column, column past the end; None where the compiler said nothing."""
-
+Place = TypeVar("Place")
 NOWHERE: Position = (None, None, None, None)
 
 
@@ -38,7 +38,7 @@ class Op:
     opname: str
     arg: int = 0
     target: Op | None = None
-    handler: Handler | None = None
+    handler: Handler[Op] | None = None
     position: Position = NOWHERE
     offset: int = -1
     prefixes: int = 0
@@ -46,10 +46,10 @@ class Op:
 
 
 @dataclass(slots=True, eq=False)
-class Handler:
+class Handler(Generic[Place]):
     """Where an exception goes: the stack is cut to `depth`, the raising offset pushed if `lasti`."""
 
-    target: Op
+    target: Place
     depth: int
     lasti: bool
 
@@ -170,7 +170,7 @@ def exception_table(ops: list[Op], starts: list[int], ends: list[int]) -> bytes:
             start = where[covered[0]]
             length = after[covered[-1]] - start
             numbers = (start, length, where[handler.target], handler.depth << 1 | handler.lasti)
-            encoded = b"".join(map(big_endian, numbers))
+            encoded = b"".join(varint(number, high_first=True) for number in numbers)
             table += bytes([encoded[0] | 128]) + encoded[1:]  # bit 7: an entry begins
     return bytes(table)
 
@@ -202,7 +202,7 @@ def location_entry(position: Position, units: int, line: int) -> bytes:
     step = first - line
     if column is None or end is None:
         if last is None or last == first:
-            return head(13, units) + little_endian(signed(step))
+            return head(13, units) + varint(signed(step))
     elif last == first:
         if step == 0 and column < 80 and 0 <= end - column < 16:
             return head(column >> 3, units) + bytes([(column & 7) << 4 | end - column])
@@ -210,7 +210,7 @@ def location_entry(position: Position, units: int, line: int) -> bytes:
             return head(10 + step, units) + bytes([column, end])
     columns = (0 if column is None else column + 1, 0 if end is None else end + 1)
     numbers = (signed(step), (last or first) - first, *columns)
-    return head(14, units) + b"".join(map(little_endian, numbers))
+    return head(14, units) + b"".join(map(varint, numbers))
 
 
 def head(kind: int, units: int) -> bytes:
@@ -221,18 +221,11 @@ def signed(number: int) -> int:
     return -number << 1 | 1 if number < 0 else number << 1
 
 
-def big_endian(number: int) -> bytes:
-    """A varint of the exception table: six bits a byte, high ones first; bit 6 says that more follow."""
-    digits = bytearray([number & 63])
+def varint(number: int, high_first: bool = False) -> bytes:
+    """Six bits a byte; bit 6 says that more follow. The exception table has the high bits first."""
+    digits = [number & 63]
     while number := number >> 6:
-        digits.insert(0, number & 63 | 64)
-    return bytes(digits)
-
-
-def little_endian(number: int) -> bytes:
-    """A varint of the line table: the same, low bits first."""
-    digits = bytearray()
-    while number > 63:
-        digits.append(number & 63 | 64)
-        number >>= 6
-    return bytes([*digits, number])
+        digits.append(number & 63)
+    if high_first:
+        digits.reverse()
+    return bytes((*(digit | 64 for digit in digits[:-1]), digits[-1]))

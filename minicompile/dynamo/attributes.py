@@ -18,7 +18,7 @@ import torch
 
 from minicompile import compat
 from minicompile.dynamo.interpreter import DELETED, UNBOUND
-from minicompile.dynamo.outside import Outside
+from minicompile.dynamo.outside import ABSENT, Outside
 from minicompile.dynamo.refusals import TENSOR_REFUSED
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
@@ -147,30 +147,23 @@ class Attributes(Outside):
             else:
                 searched.append(tracker)
         for tracker in searched:
-            self.guard_absent(tracker.source, name)
+            self.guard("absent", tracker.source, name, ABSENT)
         return MISSING
 
     # -- class attributes and descriptors
 
-    def class_attribute_source(self, cls: type, name: str) -> Source | None:
-        """Where a class attribute lives; None in classes written in C, or made by the frame."""
+    def wrap_class_attribute(self, cls: type, name: str, definition: Any) -> Any:
+        """A class attribute's raw value, guarded unless the class is written in C or made by the frame."""
         owner = owner_of(cls, name)
         assert owner is not None
         if self.is_made(owner) or not flags_of(cls) & HEAP_TYPE:
-            return None
-        return Source("class_attribute", name, self.class_tracker(cls).source)
-
-    def wrap_class_attribute(self, cls: type, name: str, definition: Any) -> Any:
-        """A class attribute's raw value, guarded where it can change."""
-        source = self.class_attribute_source(cls, name)
-        return definition if source is None else self.wrap(definition, source)
+            return definition
+        self.class_tracker(cls)
+        return self.below(cls, "class_attribute", name, definition)
 
     def wrap_part(self, cls: type, name: str, definition: Any, part: str) -> Any:
         """The function inside a classmethod, staticmethod, property or cached_property."""
-        source = self.class_attribute_source(cls, name)
-        if source is None:
-            return getattr(definition, part)
-        return self.wrap(getattr(self.wrap(definition, source), part), Source("slot", part, source))
+        return self.part(self.wrap_class_attribute(cls, name, definition), part)
 
     def bind_attribute(self, value: Any, cls: type, where: type, name: str, definition: Any) -> Any:
         """The descriptor protocol: what the class `where` defines, seen through an instance of `cls`.
@@ -198,7 +191,8 @@ class Attributes(Outside):
             if kind in READERS:
                 return self.slot_attribute(value, name, definition)
             if kind is TUPLE_FIELD:
-                return self.tuple_field(value, definition.__reduce__()[1][0])
+                index = definition.__reduce__()[1][0]  # of a named tuple
+                return self.below(value, "item", index, tuple.__getitem__(value, index))
             if isinstance(value, enum.Enum):
                 return self.native_value(value, name)
             if kind is functools.cached_property:
@@ -215,11 +209,6 @@ class Attributes(Outside):
         if getter is MISSING or value is MISSING:
             return attribute
         return self.unsupported("attribute-kind", f"the attribute {name!r} is a {kind.__name__}")
-
-    def tuple_field(self, value: Any, index: int) -> Any:
-        """A field of a named tuple."""
-        owner, found = self.tracker(value), tuple.__getitem__(value, index)
-        return found if owner is None else self.wrap(found, Source("item", index, owner.source))
 
     def slot_attribute(self, value: Any, name: str, definition: Any) -> Any:
         """An attribute stored by C code: `__slots__`, `method.__func__`, `__dict__`, `__class__`."""
@@ -361,7 +350,7 @@ class Attributes(Outside):
         if owner is not None and namespace is not None:
             if name in namespace:
                 return self.wrap(namespace[name], Source("attribute", name, owner.source))
-            self.guard_absent(Source("namespace", None, owner.source), name)
+            self.guard("absent", Source("namespace", None, owner.source), name, ABSENT)
         return self.no_attribute(fake, name)
 
     # -- writing
@@ -374,9 +363,8 @@ class Attributes(Outside):
             return
         if isinstance(value, type):
             if not self.is_made(value):
-                self.unsupported(
-                    "class-change", f"the class attribute {value.__name__}.{name} is set"
-                )
+                what = f"the class attribute {value.__name__}.{name} is set"
+                self.unsupported("class-change", what)
             setattr(value, name, new)
             return
         setter = find(type(value), "__setattr__")
@@ -410,10 +398,8 @@ class Attributes(Outside):
         elif definition is not MISSING and self.is_data_descriptor(definition):
             if owner is not None or self.is_python_descriptor(definition):
                 how = "deleted" if deleted else "set"
-                self.unsupported(
-                    "attribute-kind",
-                    f"the attribute {name!r} is {how} by a {type(definition).__name__}",
-                )
+                what = f"the attribute {name!r} is {how} by a {type(definition).__name__}"
+                self.unsupported("attribute-kind", what)
             write_now(value, name, new)
         else:
             self.store_instance(value, name, new)
@@ -449,8 +435,7 @@ class Attributes(Outside):
 
     def part(self, value: Any, name: str) -> Any:
         """An attribute stored by C code, such as `partial.func`."""
-        owner, found = self.tracker(value), getattr(value, name)
-        return found if owner is None else self.wrap(found, Source("slot", name, owner.source))
+        return self.below(value, "slot", name, getattr(value, name))
 
 
 def write_now(value: Any, name: str, new: Any) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from minicompile.dynamo.assembler import VERSION, Op
+from minicompile.dynamo.assembler import VERSION
 from minicompile.dynamo.bytecode import Instruction, Program, is_generator, slot_names
 from minicompile.dynamo.continuation import (
     State,
@@ -65,12 +65,8 @@ def run(left: list[Any]) -> Any:
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class StandIn:
+class StandIn(GoOn):
     """In the stack of a cut frame, in place of a callable whose frame is cut too."""
-
-    function: Callable[..., Any]
-    values: tuple[Any, ...]
 
     def __call__(self, *_: Any, **__: Any) -> Any:
         """The arguments are among the values already."""
@@ -179,7 +175,8 @@ def resume_after(
 
 def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
     """Go on from instruction `index` of one frame, its stack as given."""
-    function, shift = uncut(frame.function)
+    # a resume function's bytecode is another's behind a prologue, which shifts its units
+    function, shift = frame.function.__dict__.get("_minicompile_uncut", (frame.function, 0))
     code, point = function.__code__, frame.program.instructions[index].unit - shift
     fast = dict(zip(frame.program.slots, frame.fast, strict=True))
     cells = (*code.co_cellvars, *code.co_freevars)
@@ -220,13 +217,6 @@ def resume_function(
     return made
 
 
-def uncut(function: types.FunctionType) -> tuple[types.FunctionType, int]:
-    """The function whose bytecode this is, and by how many units a resume function's prologue shifts it."""
-    itself = function, 0
-    found: tuple[types.FunctionType, int] = function.__dict__.get("_minicompile_uncut", itself)
-    return found
-
-
 @functools.lru_cache(maxsize=1024)
 def live_names(code: types.CodeType, point: int) -> set[str]:
     """Names of slots that instructions read that can run from `point` on."""
@@ -246,12 +236,7 @@ def live_names(code: types.CodeType, point: int) -> set[str]:
         for op in every[number]:
             if op.opname.endswith(("_FAST", "_DEREF", "_CLOSURE", "_CLEAR", "_CHECK", "_CELL")):
                 found |= set() if op.opname == "STORE_FAST" else {names[op.arg]}
-            waiting += [first[id(target)] for target in targets(op)]
+            targets = op.target, op.handler and op.handler.target
+            waiting += [first[id(target)] for target in targets if target is not None]
         waiting.append(number + 1)
     return found
-
-
-def targets(op: Op) -> list[Op]:
-    """Where an instruction can go besides the next one: a jump's target, its exception handler."""
-    handler = op.handler.target if op.handler is not None else None
-    return [target for target in (op.target, handler) if target is not None]

@@ -23,35 +23,31 @@ from minicompile.dynamo.containers import python_method, unless_defined
 from minicompile.dynamo.interpreter import BINARY, COMPARE, UNARY, UNBOUND, TracedGenerator
 from minicompile.dynamo.refusals import FUNCTIONS
 from minicompile.dynamo.result import Source
-from minicompile.dynamo.variables import (
-    MISSING,
-    SYMBOLIC,
-    VariableTracker,
-    is_constant,
-    is_fixed,
-)
+from minicompile.dynamo.variables import MISSING, SYMBOLIC, is_constant, is_fixed, words
 
 Meaning = TypeVar("Meaning", bound=Callable[..., Any])
 
 
-def means(*functions: Any) -> Callable[[Meaning], Meaning]:
+def means(*functions: Any, named: bool = False) -> Callable[[Meaning], Meaning]:
     """`call_rules` for a meaning that takes `(tracer, ...)` and the call's own arguments.
 
-    Arguments that it has no parameter for are refused.
+    Arguments that it has no parameter for are refused. `named`: it takes `(tracer, function, ...)`.
     """
 
     def register(meaning: Meaning) -> Meaning:
-        def rule(tracer: Calls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def rule(function: Any, tracer: Calls, args: Any, kwargs: dict[str, Any]) -> Any:
+            given = (tracer, function, *args) if named else (tracer, *args)
             try:
-                return meaning(tracer, *args, **kwargs)
+                return meaning(*given, **kwargs)
             except TypeError:
                 try:
-                    inspect.signature(meaning).bind(tracer, *args, **kwargs)
+                    inspect.signature(meaning).bind(*given, **kwargs)
                 except TypeError:
-                    tracer.unsupported("unusual-arguments", f"these arguments of {functions[0]}")
+                    tracer.unsupported("unusual-arguments", f"these arguments of {function}")
                 raise
 
-        call_rules(*functions)(rule)
+        for function in functions:
+            call_rules(function)(functools.partial(rule, function))
         return meaning
 
     return register
@@ -111,7 +107,6 @@ means(pow)(
         pow(*map(tracer.pinned, (a, b, *mod))) if mod else tracer.binary("**", a, b)
     )
 )
-means(torch.Size)(lambda tracer, items=(): torch.Size(tracer.items(items)))
 
 
 # -- attributes and types
@@ -141,32 +136,15 @@ call_rules(builtins.__build_class__)(lambda tracer, args, kwargs: tracer.build_c
 means(callable)(lambda tracer, value: callable(value))
 
 
-def class_list(tracer: Calls, classes: Any) -> Any:
-    """The second argument of isinstance, tuples flattened."""
-    if isinstance(classes, tuple):
-        return tuple(class_list(tracer, cls) for cls in tracer.imported(classes))
-    return classes
-
-
-@means(isinstance)
-def builtin_isinstance(tracer: Calls, value: Any, classes: Any) -> bool:
-    classes = class_list(tracer, classes)
-    if isinstance(value, SYMBOLIC):
-        return issubclass(tracer.type_of(value), classes)
-    if isinstance(value, TracedGenerator):
-        return issubclass(types.GeneratorType, classes)
-    return checked(tracer, value, classes, isinstance)
-
-
-@means(issubclass)
-def builtin_issubclass(tracer: Calls, cls: Any, classes: Any) -> bool:
-    return checked(tracer, cls, class_list(tracer, classes), issubclass)
-
-
-def checked(tracer: Calls, value: Any, classes: Any, check: Callable[[Any, Any], bool]) -> bool:
+@means(isinstance, issubclass, named=True)
+def check_class(tracer: Calls, check: Any, value: Any, classes: Any) -> bool:
     """isinstance or issubclass, with what metaclasses define in Python interpreted."""
+    if isinstance(value, SYMBOLIC):
+        return check_class(tracer, issubclass, tracer.type_of(value), classes)
+    if isinstance(value, TracedGenerator):
+        return check_class(tracer, issubclass, types.GeneratorType, classes)
     if isinstance(classes, tuple):
-        return any(checked(tracer, value, cls, check) for cls in classes)
+        return any(check_class(tracer, check, value, c) for c in tracer.imported(classes))
     if isinstance(classes, abc.ABCMeta):
         registered = tracer.hold(abc.get_cache_token, "abc.get_cache_token").source
         token = Source("setting", (), registered)
@@ -174,7 +152,8 @@ def checked(tracer: Calls, value: Any, classes: Any, check: Callable[[Any, Any],
     name = "__instancecheck__" if check is isinstance else "__subclasscheck__"
     own = python_method(classes, name)
     if own is None or is_fixed(own.__module__) or type(value) is classes:
-        return check(value, classes)
+        found: bool = check(value, classes)
+        return found
     return tracer.truth(tracer.call(tracer.special(classes, name), (value,), {}))
 
 
@@ -185,9 +164,11 @@ means(TracedGenerator.throw)(lambda tracer, generator, *error: generator.throw(*
 means(TracedGenerator.close)(lambda tracer, generator: generator.close())
 
 
-@means(iter)
-def builtin_iter(tracer: Calls, value: Any, sentinel: Any = UNBOUND) -> Any:
-    return tracer.iterate(value) if sentinel is UNBOUND else until(tracer, value, sentinel)
+means(iter)(
+    lambda tracer, value, *sentinel: (
+        until(tracer, value, *sentinel) if sentinel else tracer.iterate(value)
+    )
+)
 
 
 def until(tracer: Calls, function: Any, sentinel: Any) -> Iterator[Any]:
@@ -214,10 +195,21 @@ means(any)(lambda tracer, items: any(map(tracer.truth, tracer.lazily(items))))
 means(all)(lambda tracer, items: all(map(tracer.truth, tracer.lazily(items))))
 
 
-@means(map)
-def builtin_map(tracer: Calls, function: Any, *parts: Any) -> Any:
-    rows = zip(*[tracer.lazily(part) for part in parts])
-    return (tracer.call(function, row, {}) for row in rows)
+means(map)(
+    lambda tracer, function, *parts: (
+        tracer.call(function, row, {}) for row in zip(*[tracer.lazily(part) for part in parts])
+    )
+)
+means(sum)(
+    lambda tracer, items, start=0: functools.reduce(
+        functools.partial(tracer.binary, "+"), tracer.lazily(items), start
+    )
+)
+means(functools.reduce)(
+    lambda tracer, function, items, *first: functools.reduce(
+        lambda found, item: tracer.call(function, (found, item), {}), tracer.lazily(items), *first
+    )
+)
 
 
 @means(filter)
@@ -232,19 +224,6 @@ def builtin_reversed(tracer: Calls, value: Any) -> Any:
     if python_method(value, "__getitem__") is not None and not isinstance(value, dict):
         return (tracer.subscript(value, i) for i in range(tracer.length(value) - 1, -1, -1))
     return iter(tracer.items(value)[::-1])
-
-
-@means(sum)
-def builtin_sum(tracer: Calls, items: Any, start: Any = 0) -> Any:
-    return functools.reduce(functools.partial(tracer.binary, "+"), tracer.lazily(items), start)
-
-
-@means(functools.reduce)
-def reduce(tracer: Calls, function: Any, items: Any, *first: Any) -> Any:
-    def step(found: Any, item: Any) -> Any:
-        return tracer.call(function, (found, item), {})
-
-    return functools.reduce(step, tracer.lazily(items), *first)
 
 
 def sort_keys(tracer: Calls, items: list[Any], key: Any) -> list[Any]:
@@ -268,37 +247,27 @@ def list_sort(tracer: Calls, items: Any, key: Any = None, reverse: Any = False) 
     target[:] = [target[i] for i in order]
 
 
-def extreme(symbol: str, name: str) -> Callable[..., Any]:
-    """min and max: the first item that no other beats."""
-
-    def meaning(tracer: Calls, *args: Any, key: Any = None, default: Any = UNBOUND) -> Any:
-        items = tracer.items(args[0]) if len(args) == 1 else list(args)
-        if not items and default is UNBOUND:
-            raise ValueError(f"{name}() arg is an empty sequence")
-        if not items:
-            return default
-        keys, best = sort_keys(tracer, items, key), 0
-        for index in range(1, len(items)):
-            if tracer.truth(tracer.compare(symbol, keys[index], keys[best])):
-                best = index
-        return items[best]
-
-    return meaning
-
-
-means(min)(extreme("<", "min"))
-means(max)(extreme(">", "max"))
+@means(min, max, named=True)
+def extreme(tracer: Calls, choose: Any, *args: Any, key: Any = None, default: Any = UNBOUND) -> Any:
+    """The first item that no other beats."""
+    items = tracer.items(args[0]) if len(args) == 1 else list(args)
+    if not items and default is UNBOUND:
+        raise ValueError(f"{choose.__name__}() arg is an empty sequence")
+    if not items:
+        return default
+    keys, best = sort_keys(tracer, items, key), 0
+    for index in range(1, len(items)):
+        if tracer.truth(tracer.compare("<" if choose is min else ">", keys[index], keys[best])):
+            best = index
+    return items[best]
 
 
 # -- making containers
 
 
-def container(kind: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda tracer, items=(): kind(tracer.items(items))
-
-
-for _kind in (list, tuple, set, frozenset):
-    means(_kind)(container(_kind))
+means(list, tuple, set, frozenset, torch.Size, named=True)(
+    lambda tracer, kind, items=(): kind(tracer.items(items))
+)
 means(tuple.__new__)(lambda tracer, cls, items=(): tuple.__new__(cls, tracer.items(items)))
 
 
@@ -332,63 +301,35 @@ def dict_update(tracer: Calls, owner: Any, /, *args: Any, **kwargs: Any) -> None
         tracer.store_dict_item(owner, key, value)
 
 
-def dict_method(name: str) -> Callable[[Meaning], Meaning]:
-    """A method of dict by what it does to an outside dict; on the frame's own it is Python's."""
-
-    def register(outside: Meaning) -> Meaning:
-        # what OrderedDict inherits is one method
-        for native in {getattr(cls, name) for cls in (dict, collections.OrderedDict)}:
-
-            def meaning(tracer: Calls, owner: Any, *args: Any, native: Any = native) -> Any:
-                tracker = tracer.tracker(owner)
-                key, *rest = [tracer.pinned(args[0]), *args[1:]] if args else [None]
-                given = (key, *rest) if args else ()
-                return (
-                    native(owner, *given) if tracker is None else outside(tracer, tracker, *given)
-                )
-
-            means(native)(meaning)
-        return outside
-
-    return register
+KEYED = words("__contains__ get pop setdefault clear popitem")
 
 
-@dict_method("__contains__")
-def dict_contains(tracer: Calls, owner: VariableTracker, key: Any) -> bool:
-    return tracer.dict_get(owner, key) is not MISSING
-
-
-@dict_method("get")
-def dict_get(tracer: Calls, owner: VariableTracker, key: Any, default: Any = None) -> Any:
-    found = tracer.dict_get(owner, key)
-    return default if found is MISSING else found
-
-
-@dict_method("pop")
-def dict_pop(tracer: Calls, owner: VariableTracker, key: Any, default: Any = UNBOUND) -> Any:
-    found = tracer.dict_get(owner, key)
-    if found is MISSING and default is not UNBOUND:
-        return default
-    tracer.dict_delete(owner, key)
-    return found
-
-
-@dict_method("setdefault")
-def dict_setdefault(tracer: Calls, owner: VariableTracker, key: Any, default: Any = None) -> Any:
-    found = tracer.dict_get(owner, key)
+@means(
+    *{getattr(cls, name) for cls in (dict, collections.OrderedDict) for name in KEYED}, named=True
+)
+def dict_method(tracer: Calls, method: Any, owner: Any, *args: Any) -> Any:
+    """A method that looks at one key of an outside dict; on the frame's own it is Python's."""
+    tracker, name = tracer.tracker(owner), method.__name__
+    args = (tracer.pinned(args[0]), *args[1:]) if args else ()
+    if tracker is None:
+        return method(owner, *args)
+    if name in ("clear", "popitem"):
+        hint = "assign its keys one by one, or make the change outside"
+        tracer.unsupported("outside-change", "a dict from outside is cleared", hint)
+    if not 0 < len(args) < 3 - (name == "__contains__"):
+        return method({}, *args)  # raises TypeError
+    key, *default = args
+    found = tracer.dict_get(tracker, key)
+    if name == "__contains__":
+        return found is not MISSING
+    if name == "pop" and (found is not MISSING or not default):
+        tracer.dict_delete(tracker, key)  # may raise KeyError
     if found is not MISSING:
         return found
-    tracer.dict_set(owner, key, default)
-    return default
-
-
-@dict_method("clear")
-@dict_method("popitem")
-def dict_clear(tracer: Calls, owner: VariableTracker, *last: Any) -> Any:
-    return tracer.unsupported(
-        *("outside-change", "a dict from outside is cleared"),
-        "assign its keys one by one, or make the change outside",
-    )
+    made = default[0] if default else None
+    if name == "setdefault":
+        tracer.dict_set(tracker, key, made)
+    return made
 
 
 means(list.extend)(lambda tracer, target, items: tracer.mutable(target).extend(tracer.items(items)))
@@ -400,27 +341,20 @@ means(set.update)(
 # -- numbers and text
 
 
-def number(kind: Callable[..., Any]) -> Callable[..., Any]:
-    """int(x), float(x): of constants, and of objects that define the conversion in Python."""
-
-    def meaning(tracer: Calls, *args: Any, **kwargs: Any) -> Any:
-        value, name = args[0] if args else 0, f"__{kind.__name__}__"
-        if isinstance(value, torch.Tensor):
-            what = f"a tensor is turned into a Python number by {kind.__name__}()"
-            tracer.unsupported("item", what)
-        if len(args) == 1 and isinstance(value, SYMBOLIC):
-            if (kind, type(value)) in ((int, torch.SymInt), (float, torch.SymFloat)):
-                return value
-            return tracer.computed(f"{kind.__name__}({{0}})", value, function=kind)
-        if python_method(value, name) is not None:
-            return tracer.call(tracer.special(value, name), (), {})
-        return kind(*map(tracer.operand, args), **kwargs)
-
-    return meaning
-
-
-for _number in (int, float, complex):
-    means(_number)(number(_number))
+@means(int, float, complex, named=True)
+def number(tracer: Calls, kind: Any, *args: Any, **kwargs: Any) -> Any:
+    """Of constants, and of objects that define the conversion in Python."""
+    value, name = args[0] if args else 0, f"__{kind.__name__}__"
+    if isinstance(value, torch.Tensor):
+        what = f"a tensor is turned into a Python number by {kind.__name__}()"
+        tracer.unsupported("item", what)
+    if len(args) == 1 and isinstance(value, SYMBOLIC):
+        if tracer.type_of(value) is kind:
+            return value
+        return tracer.computed(f"{kind.__name__}({{0}})", value, function=kind)
+    if python_method(value, name) is not None:
+        return tracer.call(tracer.special(value, name), (), {})
+    return kind(*map(tracer.operand, args), **kwargs)
 
 
 @means(str)

@@ -20,14 +20,14 @@ import opcode
 import re
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from minicompile.dynamo.assembler import JUMPS, VERSION, Op, disassemble
+from minicompile.dynamo.assembler import JUMPS, VERSION, Handler, Op, disassemble
 from minicompile.ops.origin import SourceLine
 
-LOOP_TAIL = max(VERSION[1] - 11, 0)
-"""Instructions after a loop that only its exhaustion would run: none, END_FOR, END_FOR and POP_TOP."""
+LOOP_TAIL = ("END_FOR", "POP_TOP")[: VERSION[1] - 11]
+"""What FOR_ITER wants at its target, and leaps over when it is exhausted."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +46,7 @@ class Instruction:
     unit: int = 0
     offset: int = 0
     line: int = 0
-    handler: ExceptionEntry | None = None
+    handler: Handler[int] | None = None
 
     @property
     def argument(self) -> str:
@@ -61,15 +61,6 @@ class Instruction:
 
     def __str__(self) -> str:
         return f"{self.opname} {self.argument}".rstrip()
-
-
-@dataclass(frozen=True, slots=True)
-class ExceptionEntry:
-    """When an instruction raises: cut the stack to `depth`, push the index if `lasti`, go to `target`."""
-
-    target: int
-    depth: int
-    lasti: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -114,22 +105,13 @@ def slot_names(code: CodeType) -> tuple[str, ...]:
     return code.co_varnames + cells + code.co_freevars
 
 
-class Parameters(NamedTuple):
-    """Parameters fill the first slots. Each kind ends where the next begins: those given by position, those
-    given by name only, `*args`, `**kwargs`."""
-
-    positional: int
-    named: int
-    starred: int
-    total: int
-
-
-def parameters(code: CodeType) -> Parameters:
-    """The slots of a code object's parameters."""
+def parameters(code: CodeType) -> tuple[int, int, int, int]:
+    """Parameters fill the first slots. Where each kind ends and the next begins: those given by position,
+    those given by name only, `*args`, `**kwargs`."""
     named = code.co_argcount + code.co_kwonlyargcount
     starred = named + bool(code.co_flags & inspect.CO_VARARGS)
     total = starred + bool(code.co_flags & inspect.CO_VARKEYWORDS)
-    return Parameters(code.co_argcount, named, starred, total)
+    return code.co_argcount, named, starred, total
 
 
 def is_generator(code: CodeType) -> bool:
@@ -225,11 +207,11 @@ def normalised(code: CodeType) -> Program:
         if op.target is not None:
             target = op.target
             if op.opname == "FOR_ITER":
-                target = every[unit_at[target] + LOOP_TAIL][0]
+                target = every[unit_at[target] + len(LOOP_TAIL)][0]
             instruction.target = index_at[target]
         if (handler := op.handler) is not None:
-            entry = ExceptionEntry(index_at[handler.target], handler.depth, handler.lasti)
-            instruction.handler = entry
+            place = index_at[handler.target]
+            instruction.handler = Handler(place, handler.depth, handler.lasti)
     return Program(code, out, slot_names(code), {})
 
 

@@ -34,7 +34,6 @@ from minicompile.dynamo.attributes import (
 from minicompile.dynamo.containers import Containers, python_method
 from minicompile.dynamo.interpreter import BINARY, METHOD_OF, TracedGenerator
 from minicompile.dynamo.refusals import TENSOR_REFUSED
-from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     OBJECT_HASH,
     SYMBOLIC,
@@ -239,11 +238,6 @@ class Calls(Containers):
         definition = method.__objclass__.__dict__[method.__name__]
         return self.call(definition, (method.__self__, *args), kwargs)
 
-    def call_reference(self, reference: Any, args: Any, kwargs: Any) -> Any:
-        """`ref()`: the object behind a weak reference."""
-        owner, found = self.tracker(reference), reference()
-        return found if owner is None else self.wrap(found, Source("referent", None, owner.source))
-
     def call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function under functools.lru_cache: called now, once and for all, as its cache promises."""
         cached = self.tracker(function)
@@ -293,10 +287,8 @@ class Calls(Containers):
             operands = args[::-1] if swapped else args
             return self.recorder.record("call_function", function, operands, {})
         if name == "stride" and any(args[0] is gradient for gradient in self.gradients):
-            self.unsupported(
-                *("tensor-attribute", "the strides of a gradient are read"),
-                "call contiguous() first",
-            )
+            what = "the strides of a gradient are read"
+            self.unsupported("tensor-attribute", what, "call contiguous() first")
         if name == "requires_grad_":
             self.recorder.switch_gradient(*args, **kwargs)
             return args[0]
@@ -494,7 +486,7 @@ CALL_KINDS: dict[type, Callable[..., Any]] = {
     **dict.fromkeys(C_METHODS, Calls.call_descriptor),
     functools.partial: Calls.call_partial,
     operator.methodcaller: Calls.call_methodcaller,
-    weakref.ReferenceType: Calls.call_reference,
+    weakref.ReferenceType: lambda self, ref, *_: self.below(ref, "referent", None, ref()),
     CACHED: Calls.call_cached,
 }
 """What runs a call of each exact type of callable."""

@@ -1,9 +1,9 @@
 """`capture_frame`: run a frame through the tracer and keep everything that is needed to run it again.
 
     trace          interprets the frame, or its first instructions    -> Traced
-    finish         adds what may not change (check_memory, guard_aliases), builds the graph and the lines
+    finished       adds what may not change (check_memory, guard_aliases), builds the graph and the lines
                    that rebuild the result                            -> CapturedFrame
-    capture_frame  trace and finish; where they are refused, again for shorter parts of the frame
+    capture_frame  the two of them; where they are refused, again for shorter parts of the frame
 
 The real compiler: torch/_dynamo/convert_frame.py.
 """
@@ -11,6 +11,7 @@ The real compiler: torch/_dynamo/convert_frame.py.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import inspect
 import sys
@@ -25,23 +26,21 @@ from minicompile import compat
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
 from minicompile.dynamo.guards import SourceCode, guard_rules, types_from
 from minicompile.dynamo.interpreter import TracedGenerator
-from minicompile.dynamo.modes import Change, Modes, changed, restored_modes
-from minicompile.dynamo.outside import place_of
+from minicompile.dynamo.modes import Change, Modes, Noted, changed, restored_modes
+from minicompile.dynamo.outside import is_users
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
-from minicompile.dynamo.result import Capture, GraphInput, Guard
+from minicompile.dynamo.result import Capture, GraphInput
 from minicompile.dynamo.sizes import STATIC, Dynamic, free_dims, shape_guards
 from minicompile.dynamo.snapshot import state_check
 from minicompile.dynamo.tracer import Tracer
-from minicompile.dynamo.undo import noting
 from minicompile.dynamo.variables import (
     CONTAINERS,
     IDENTITY_TYPES,
     MODULE_TABLES,
     UserError,
     VariableTracker,
-    is_fixed,
 )
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import SourceLine
@@ -54,11 +53,8 @@ class CapturedFrame:
 
     capture: Capture
     code: SourceCode
-    """The names that generated code uses; `code.held`: objects that the cache entry holds."""
-    state_holds: Callable[[], bool]
-    """The guard on process-wide settings, as they were before the capture."""
-    tensors_hold: Callable[..., bool]
-    """Guards on all inputs together."""
+    """The names that generated code uses, among them the guards on process-wide settings (`state_holds`) and
+    on all inputs together (`tensors_hold`); `code.held`: objects that the cache entry holds."""
     lines: list[str]
     """Read outside objects, run `graph(inputs)`, rebuild the result, replay writes, return."""
     runs_rest: bool = False
@@ -71,16 +67,14 @@ class CapturedFrame:
 class Traced:
     """What one run of a frame through the tracer found."""
 
-    tracer: Tracer
     state_holds: Callable[[], bool]
     """The guard on process-wide settings, as they were before."""
     returned: Any
     """What the frame returns; the values of `rest` if the frame is cut."""
+    rest: Callable[..., Any] | None
+    """Runs what follows the cut."""
     change: Change | None
     """How it leaves grad mode and autocast."""
-    parameters: tuple[str, ...]
-    rest: Callable[..., Any] | None = None
-    """Runs what follows the cut."""
 
 
 def capture_frame(
@@ -96,9 +90,22 @@ def capture_frame(
     `values`: its parameters by name (`*args` a tuple, `**kwargs` a dict). Nothing outside is changed.
     `resumed`: it is a resume function itself. Raises Unsupported with the reason and the user's line.
     """
-    name = name or function.__qualname__
+
+    def capture(place: int | None = None) -> CapturedFrame:
+        """All of the frame, or its first `place` instructions."""
+        tracer = Tracer(Recorder(dynamic if dynamic.anything(values) else None), function)
+        tracer.cut = place
+        try:
+            traced = trace(tracer, values, resume)
+            return finished(tracer, traced, name or function.__qualname__, values, resumed)
+        except Unsupported as error:
+            raise error.with_traceback(None) from error.__cause__
+        finally:
+            # it is part of cycles, and what it knows of this call would live until they are collected
+            tracer.__dict__.clear()
+
     try:
-        return finish(trace(function, values, dynamic), name, values, resumed)
+        return capture()
     except Unsupported as error:
         if resume is None:
             raise
@@ -109,8 +116,7 @@ def capture_frame(
                 continue
             tried.append(place)
             try:
-                traced = trace(function, values, dynamic, place, resume)
-                captured = finish(traced, name, values, resumed)
+                captured = capture(place)
             except Unsupported as again:
                 waiting = [*again.places, *waiting]
                 continue
@@ -125,29 +131,21 @@ MAX_PLACES = 6
 """How many places to cut a frame are tried before it runs in eager."""
 
 
-def trace(
-    function: types.FunctionType,
-    values: dict[str, Any],
-    dynamic: Dynamic,
-    place: int | None = None,
-    resume: Resume | None = None,
-) -> Traced:
-    """Run a frame through the tracer: all of it, or its first `place` instructions."""
-    tracer = Tracer(Recorder(dynamic if dynamic.anything(values) else None), function)
+def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Traced:
+    """Run a frame through the tracer, as far as that shall go."""
     if (sizes := tracer.recorder.sizes) is not None:
         sizes.env.asker = tracer.asks
     tracer.definition = definition_of(values.get("self"))
-    tracer.cut = place
     facts, state_holds, modes = compat.global_facts(), state_check(), Modes.now()
-    reason = "settings that torch functions read"
-    tracer.guards["global_state",] = Guard((), "global_state", facts, reason)
-    go_on: GoOn | None = None
-    with forgotten_if_refused(tracer), restored_modes(), deep_stack(), compat.quiet_fakes():
+    tracer.guard("global_state", (), facts, "settings that torch functions read")
+    rest = None
+    with restored_modes(), deep_stack(), compat.quiet_fakes():
         try:
             returned = tracer.run_root(values)
         except Cut:
             assert resume is not None and tracer.frame_at_cut is not None
             go_on = resume_after(tracer.frame_at_cut, resume, tracer.fix_cells)
+            rest, returned = go_on.function, go_on.values
         except Exception as error:
             if tracer.abort is not None or isinstance(error, Unsupported):
                 found: Any = tracer.abort or error
@@ -163,9 +161,7 @@ def trace(
         except ValueError as error:
             what = f"the frame leaves the {error} changed"
             raise refusal("mode-left-changed", what) from None
-    if go_on is None:
-        return Traced(tracer, state_holds, returned, change, tuple(values))
-    return Traced(tracer, state_holds, go_on.values, change, tuple(values), go_on.function)
+    return Traced(state_holds, returned, rest, change)
 
 
 def definition_of(module: Any) -> SourceLine | None:
@@ -175,20 +171,6 @@ def definition_of(module: Any) -> SourceLine | None:
         return None
     code = inspect.unwrap(forward).__code__
     return SourceLine(code.co_filename, code.co_firstlineno, code.co_qualname)
-
-
-def forget(tracer: Tracer) -> None:
-    """It is part of cycles, and knows the objects of this call: these would live until they are collected."""
-    tracer.__dict__.clear()
-
-
-@contextlib.contextmanager
-def forgotten_if_refused(tracer: Tracer) -> Iterator[None]:
-    try:
-        yield
-    except Unsupported as error:
-        forget(tracer)
-        raise error.with_traceback(None) from error.__cause__
 
 
 @contextlib.contextmanager
@@ -205,15 +187,9 @@ def deep_stack() -> Iterator[None]:
             gc.enable()
 
 
-def finish(traced: Traced, name: str, parameters: Iterable[str], resumed: bool) -> CapturedFrame:
-    try:
-        return finished(traced, name, parameters, resumed)
-    finally:
-        forget(traced.tracer)
-
-
-def finished(traced: Traced, name: str, parameters: Iterable[str], resumed: bool) -> CapturedFrame:
-    tracer = traced.tracer
+def finished(
+    tracer: Tracer, traced: Traced, name: str, parameters: Iterable[str], resumed: bool
+) -> CapturedFrame:
     recorder, sizes = tracer.recorder, tracer.recorder.sizes
     check_memory(tracer)
     check_generators(tracer)
@@ -233,18 +209,14 @@ def finished(traced: Traced, name: str, parameters: Iterable[str], resumed: bool
     if env is not None:
         env.asker = no_asker
     tracer.log.names = [node.name for node in recorder.calls]
+    given = [GraphInput(node.name, t.source, t.value) for t, (node, _) in recorder.inputs.items()]
+    symbols = env.symbols if env is not None else {}
+    for symbol, node in recorder.numbers.items():
+        given.append(GraphInput(node.name, symbols[symbol], node.meta["val"]))
     capture = Capture(
         name=name,
         graph=graph,
-        inputs=[
-            GraphInput(node.name, tracker.source, tracker.value)
-            for tracker, (node, _) in recorder.inputs.items()
-        ]
-        + [
-            GraphInput(node.name, env.symbols[symbol], node.meta["val"])
-            for symbol, node in recorder.numbers.items()
-            if env is not None
-        ],
+        inputs=given,
         guards=(*guards, *(sizes.extra if sizes is not None else ()), *shape_guards(env)),
         bytecode=tracer.log,
         result="; ".join([*rebuild.lines, result]),
@@ -261,20 +233,19 @@ def finished(traced: Traced, name: str, parameters: Iterable[str], resumed: bool
         call = ["with restored_modes():", "    out = graph(inputs)"]
     handlers = any(instruction.handler for _, instruction, *_ in tracer.log.steps)
     if recorder.calls and (stores or handlers):
-        call = or_in_eager(call, recorder, code, traced.parameters)
+        call = or_in_eager(call, recorder, code, parameters)
     end = [f"result = {result}", *stores, *rebuild.positions]
     if traced.change is not None:
         code.names["change_modes"] = traced.change
         end.append("change_modes()")
-    code.names.update(rest=traced.rest, go_on=GoOn)
+    code.names.update(rest=traced.rest, go_on=GoOn, state_holds=traced.state_holds)
+    code.names["tensors_hold"] = compat.tensor_guards(
+        [tracker.real for tracker in inputs], free, different="different" in guard_rules
+    )
     end.append("return result" if traced.rest is None else "return go_on(rest, result)")
     return CapturedFrame(
         capture,
         code,
-        traced.state_holds,
-        tensors_hold=compat.tensor_guards(
-            [tracker.real for tracker in inputs], free, different="different" in guard_rules
-        ),
         lines=[*rebuild.code.lines, *kept, *call, *rebuild.lines, *end],
         runs_rest=traced.rest is not None and not resumed,
     )
@@ -287,7 +258,7 @@ def or_in_eager(
     mutated = [i for i, tracker in enumerate(recorder.inputs) if tracker in recorder.mutated]
     noted = bool(mutated) or recorder.mode.random
     if noted:
-        code.names["note"] = noting(mutated, recorder.mode.random)
+        code.names["note"] = functools.partial(Noted, mutated, recorder.mode.random)
     return [
         *(["noted = note(inputs)"] if noted else []),
         "try:",
@@ -306,7 +277,7 @@ def check_memory(tracer: Tracer) -> None:
     mutated = tracer.recorder.mutated
     if len(inputs) > 1:
         sources = tuple(tracker.source for tracker in inputs)
-        tracer.relate("different", sources, "each is an input of its own")
+        tracer.guard("different", sources, None, "each is an input of its own")
     if not mutated or len(inputs) == 1:
         return
     ordered = sorted(inputs, key=lambda tracker: tracker not in mutated)
@@ -317,7 +288,7 @@ def check_memory(tracer: Tracer) -> None:
             reason = f"{owner.source} is changed and shares memory with {tracker.source}"
             raise refusal("shared-memory", reason)
     sources = tuple(tracker.source for tracker in ordered)
-    tracer.relate("no_overlap", sources, "changed by the graph", len(mutated))
+    tracer.guard("no_overlap", sources, len(mutated), "changed by the graph")
 
 
 def check_generators(tracer: Tracer) -> None:
@@ -325,7 +296,7 @@ def check_generators(tracer: Tracer) -> None:
     for made, steps in tracer.natives:
         if not isinstance(made, TracedGenerator) or not made.inside_try:
             continue
-        if not is_fixed(made.frame.function.__globals__.get("__name__") or ""):
+        if is_users(made.frame):
             what = f"the generator {made.__name__} is left inside a try or with block"
             error: Unsupported = refusal("generator-or-coroutine", what)
             error.places = [steps]
@@ -337,13 +308,13 @@ def guard_aliases(tracer: Tracer) -> None:
     for written in tracer.written:
         kind = family(tracer, written)
         others = [
-            place_of(tracker)
+            tracker.source
             for tracker in tracer.trackers.values()
             if tracker is not written and kind is not None and family(tracer, tracker) is kind
         ]
         if others:
-            sources = tuple(dict.fromkeys((place_of(written), *others)))
-            tracer.relate("distinct", sources, "one of them is changed")
+            sources = tuple(dict.fromkeys((written.source, *others)))
+            tracer.guard("distinct", sources, None, "one of them is changed")
 
 
 def family(tracer: Tracer, tracker: VariableTracker) -> type | None:

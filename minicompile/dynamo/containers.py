@@ -35,6 +35,7 @@ from minicompile.dynamo.variables import (
     builtin_base,
     find,
     is_constant,
+    tuple_of,
 )
 
 NO_OPERANDS = (list, tuple, str, dict)
@@ -106,7 +107,7 @@ class Containers(Attributes):
             items = [self.deep(item) for item in inside]
             if all(map(operator.is_, items, inside)):
                 return inside
-            return items if base is list else tuple.__new__(type(inside), items)
+            return items if base is list else tuple_of(type(inside), items)
         if base is dict:
             pairs = {key: self.deep(item) for key, item in dict.items(inside)}
             return inside if all(pairs[key] is item for key, item in dict.items(inside)) else pairs
@@ -421,17 +422,15 @@ class Containers(Attributes):
             if symbol == "!=" and (python_method(left, "__eq__") or python_method(right, "__eq__")):
                 return not self.truth(self.compare("==", left, right))
             if isinstance(left, list | tuple) and isinstance(right, list | tuple):
-                return self.equal_sequences(left, right) == (symbol == "==")
+                if isinstance(left, list) != isinstance(right, list):
+                    return symbol == "!="
+                ours, theirs = self.items(left), self.items(right)
+                alike = len(ours) == len(theirs) and all(map(self.equal, ours, theirs))
+                return alike == (symbol == "==")
             for value in (left, right):
                 if self.tracker(value) is not None and type(value).__eq__ is OBJECT_EQ:
                     return self.same(left, right) == (symbol == "==")
         return COMPARE[symbol](self.operand(self.deep(left)), self.operand(self.deep(right)))
-
-    def equal_sequences(self, left: Any, right: Any) -> bool:
-        if isinstance(left, list) != isinstance(right, list):
-            return False
-        ours, theirs = self.items(left), self.items(right)
-        return len(ours) == len(theirs) and all(map(self.equal, ours, theirs))
 
     def unary(self, symbol: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

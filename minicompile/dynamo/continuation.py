@@ -29,6 +29,7 @@ from typing import Any, Literal, TypeAlias
 from minicompile.dynamo import bytecode
 from minicompile.dynamo.assembler import VERSION, Op, assemble
 from minicompile.dynamo.bytecode import (
+    LOOP_TAIL,
     SLOT_OPS,
     become,
     is_coroutine,
@@ -74,7 +75,7 @@ def units(code: CodeType) -> list[list[Op]]:
 
 def start(code: CodeType) -> State:
     """A frame before its first unit, its cells made."""
-    own = {*code.co_varnames[: parameters(code).total], *code.co_cellvars}
+    own = {*code.co_varnames[: parameters(code)[-1]], *code.co_cellvars}
     return State(0, (), tuple(name for name in slot_names(code) if name in own))
 
 
@@ -103,7 +104,7 @@ def successors(code: CodeType, state: State) -> list[State]:
     ways = [] if last.opname in _JUMPS | _LEAVES else [(state.point + 1, False)]  # point, by jump
     if last.target is not None:
         point = next(i for i, other in enumerate(all_units) if other[0] is last.target)
-        ways.append((point + len(skipped(last)), True))
+        ways.append((point + len(LOOP_TAIL) * (last.opname == "FOR_ITER"), True))
     out = []
     for point, jump in ways:
         stack, bound = list(state.stack), set(state.bound)
@@ -111,11 +112,6 @@ def successors(code: CodeType, state: State) -> list[State]:
             apply(op, stack, bound, names, jump)
         out.append(State(point, tuple(stack), tuple(name for name in names if name in bound)))
     return out
-
-
-def skipped(jump: Op) -> list[str]:
-    """What FOR_ITER wants at its target and leaps over when it is exhausted."""
-    return ["END_FOR", "POP_TOP"][: max(0, VERSION[1] - 11)] if jump.opname == "FOR_ITER" else []
 
 
 def apply(op: Op, stack: list[Slot], bound: set[str], names: tuple[str, ...], jump: bool) -> None:
@@ -174,7 +170,8 @@ def break_at(code: CodeType, state: State, transfer: Transfer) -> CodeType:
     for number, reached in enumerate(after):
         leave = writer.leave(reached, number, transfer)
         if number == 1:  # by the jump
-            leave[:0] = [writer.op(opname) for opname in skipped(step[-1])]
+            if step[-1].opname == "FOR_ITER":
+                leave[:0] = map(writer.op, LOOP_TAIL)
             step[-1].opname = step[-1].opname.replace("BACKWARD", "FORWARD")
             step[-1].target = leave[0]
         ops += leave

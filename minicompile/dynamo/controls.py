@@ -88,9 +88,7 @@ def opaque_call(
     try:
         return recorder.record("call_function", cast(Any, function), arguments, keywords)
     except Unsupported as error:
-        tracer.unsupported(
-            *("allowed-function", f"{name}, allowed in the graph: {error.reason}"),
-            "give it all its tensors as arguments, and return tensors",
-        )
+        what = f"{name}, allowed in the graph: {error.reason}"
+        tracer.unsupported("allowed-function", what)
     finally:
         recorder.mode.allow_non_fake_inputs = True

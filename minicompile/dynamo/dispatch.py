@@ -205,7 +205,10 @@ class Dispatcher:
         try:
             if active:
                 raise refusal("function-mode", f"{' and '.join(active)} is active")
-            check_kind(self.function)
+            code = self.function.__code__
+            if is_coroutine(code) or is_generator(code):
+                kind = "an asynchronous" if is_coroutine(code) else "a generator"
+                raise refusal("generator-or-coroutine", f"{kind} function is compiled directly")
             _thread.capturing = True
             try:
                 resume = None if self.fullgraph else Resuming(weakref.ref(self.before or self))
@@ -254,8 +257,8 @@ class Dispatcher:
         self.recompiles += bool(self.entries)
         found: list[GuardFailure] = []
         for version, entry in enumerate(self.entries, 1):
-            failure = entry.failure(values)
-            self.varied |= entry.varied(values)
+            failure, varied = entry.misfit(values)
+            self.varied |= varied
             if failure is not None:
                 failure = dataclasses.replace(failure, version=version, recompile=self.recompiles)
                 found.append(failure)
@@ -360,23 +363,14 @@ MAX_FAILURES = 64
 MAX_REFUSED = 64
 
 
-def check_kind(function: types.FunctionType) -> None:
-    kinds = {"an asynchronous": is_coroutine, "a generator": is_generator}
-    for kind, test in kinds.items():
-        if test(function.__code__):
-            reason = f"{kind} function is compiled directly"
-            raise refusal("generator-or-coroutine", reason)
-
-
 def fingerprint(value: Any, depth: int = 0) -> Any:
     """What two calls must share for a refusal of one to stand for the other; hashable."""
     if type(value) in (torch.Tensor, torch.nn.Parameter):  # reads of others would run user code
         return type(value), value.dtype, tuple(value.shape), value.device, value.requires_grad
     if isinstance(value, list | tuple) and depth < 4:
         return type(value), tuple(fingerprint(item, depth + 1) for item in value)
-    if is_constant(value) and not isinstance(value, tuple | slice | torch.SymInt):
-        shown = isinstance(value, float | complex | torch.finfo | torch.iinfo)
-        return type(value), repr(value) if shown else value
+    if is_constant(value):
+        return type(value), repr(value)
     if type(value) is dict and depth < 4:
         return tuple((str(key), fingerprint(item, depth + 1)) for key, item in value.items())
     if isinstance(value, torch.nn.Module):

@@ -20,7 +20,6 @@ from minicompile.dynamo.guards import (
     FETCH_ERRORS,
     SourceCode,
     failures,
-    find_failure,
     generate,
     guard_rules,
 )
@@ -89,15 +88,12 @@ class HeldCheck:
                 facts.resolve(source)
         except (NotCoveredError, *FETCH_ERRORS):
             return  # some tensor's path is beyond facts: evaluate the guards on every call
-        snapshot = facts.snapshot()
-        if snapshot is None:
+        if (snapshot := facts.snapshot()) is None:
             return
-        unchanged = snapshot.unchanged
+        self.unchanged = unchanged = snapshot.unchanged
         if uncovered:
             always = self.generate(uncovered, [])
             self.unchanged = lambda: unchanged() and always() is not MISS
-        else:
-            self.unchanged = unchanged
 
 
 def unknown() -> bool:
@@ -123,8 +119,6 @@ class Entry:
             entry=self,
             graph=compiled,
             graph_raised=graph_raised,
-            state_holds=captured.state_holds,
-            tensors_hold=captured.tensors_hold,
         )
         given = ", ".join(f"L_{name}" for name in parameters)
         self.call: Callable[..., Any] = generate(
@@ -168,18 +162,20 @@ class Entry:
             *("entry.hits += 1", *captured.lines),
         ]
 
-    def varied(self, values: dict[str, Any]) -> dict[Source, str]:
-        """The sizes and numbers in which a call differs, if it differs in nothing before them."""
-        varied: dict[Source, str] = {}
+    def failure(self, values: dict[str, Any]) -> GuardFailure | None:
+        """The first guard that a call's arguments fail."""
+        return self.misfit(values)[0]
+
+    def misfit(self, values: dict[str, Any]) -> tuple[GuardFailure | None, dict[Source, str]]:
+        """The first guard that a call's arguments fail, and the sizes and numbers in which they differ,
+        if they differ in nothing before these."""
+        first, varied = None, dict[Source, str]()
         for failure, sizes in failures(self.capture.guards, self.captured.code, values):
+            first = first or failure
             if not sizes and failure.guard.kind not in SHAPE_KINDS:
                 break
             varied |= sizes
-        return varied
-
-    def failure(self, values: dict[str, Any]) -> GuardFailure | None:
-        """The first guard that a call's arguments fail."""
-        return find_failure(self.capture.guards, self.captured.code, values)
+        return first, varied
 
 
 def on_argument(guard: Guard) -> bool:

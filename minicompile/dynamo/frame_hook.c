@@ -254,9 +254,7 @@ static PyObject *away(PyObject *module, PyObject *ignored) {
 
 static PyObject *start(PyObject *module, PyObject *answers) {
     if (!PyArg_ParseTuple(answers, "OOO", &leave, &never, &quiet)) return NULL;
-    Py_INCREF(leave);
-    Py_INCREF(never);
-    Py_INCREF(quiet);
+    Py_INCREF(answers); /* holds them */
     Py_RETURN_NONE;
 }
 

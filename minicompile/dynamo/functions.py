@@ -178,21 +178,17 @@ def apply_function(tracer: Calls, cls: Any, /, *args: Any, **kwargs: Any) -> Any
             for r in results
         ]
         return tuple(results) if several else results[0]
-    made = capture_function(tracer, cls, context, args)
-    given = tuple(arg for arg in args if isinstance(arg, torch.Tensor))
-    return tracer.recorder.record("call_function", made, (tuple(made.closure), *given), {})
+    return capture_function(tracer, cls, context, args)
 
 
-def capture_function(tracer: Calls, cls: Any, context: Context, args: Any) -> CustomFunction:
+def capture_function(tracer: Calls, cls: Any, context: Context, args: Any) -> Any:
     recorder, name = tracer.recorder, cls.__qualname__
     for arg in args:
         known = is_constant(arg) or isinstance(arg, (*FIXED_TYPES, torch.Tensor))
         if not known and tracer.tracker(arg) is None:
             kind = type(arg).__name__
-            tracer.unsupported(
-                "autograd-function",
-                f"{name}, an autograd.Function, is called with a {kind} that the frame made",
-            )
+            what = f"{name}, an autograd.Function, is called with a {kind} that the frame made"
+            tracer.unsupported("autograd-function", what)
     given = [arg for arg in args if isinstance(arg, torch.Tensor)]
     with recorder.subgraph() as inner, without_effects(tracer, name), torch.no_grad():
         results, several = run_forward(tracer, cls, context, args)
@@ -206,7 +202,7 @@ def capture_function(tracer: Calls, cls: Any, context: Context, args: Any) -> Cu
     made.without_gradient = positions(results, context.without_gradient)
     made.checked = positions(saved.values, context.saved_tensors)
     made.backward, made.unchanged = backward, unchanged
-    return made
+    return recorder.record("call_function", made, (tuple(made.closure), *given), {})
 
 
 def positions(values: list[Any], chosen: Any) -> list[int]:
@@ -219,10 +215,8 @@ def run_forward(tracer: Calls, cls: Any, context: Context, args: Any) -> tuple[l
     if tracer.load_attr(cls, "setup_context") is Function.setup_context:
         found = tracer.call(forward, (context, *args), {})
     elif getattr(forward, "__defaults__", None):
-        tracer.unsupported(
-            "autograd-function",
-            f"{cls.__qualname__}.forward, with a setup_context, has default arguments",
-        )
+        what = f"{cls.__qualname__}.forward, with a setup_context, has default arguments"
+        tracer.unsupported("autograd-function", what)
     else:
         found = tracer.call(forward, args, {})
         tracer.call(tracer.load_attr(cls, "setup_context"), (context, args, found), {})
@@ -273,10 +267,8 @@ def capture_backward(
         read = tracer.guards
         tracer.guards = {**before, **{key: read[key] for key in read if key not in before}}
     if len(recorder.inputs) > inputs:
-        tracer.unsupported(
-            *("autograd-function", f"{name} reads a tensor outside of it"),
-            "save it with ctx.save_for_backward",
-        )
+        what = f"{name} reads a tensor outside of it"
+        tracer.unsupported("autograd-function", what, "save it with ctx.save_for_backward")
     return inner, graph, still_as_read(tracer, name, list(read.values()))
 
 
@@ -377,10 +369,11 @@ def capture_mapped(
 class Checkpointed(Called):
     """A function whose intermediate values are computed again in the backward.
 
-    A compiler that traces it gets the plain function: what to compute again is then the partitioner's choice.
+    A compiler that traces it gets the plain function, and recomputes what it made there.
     """
 
     options: dict[str, Any]
+    recomputed = True
 
     def __call__(self, closure: tuple[torch.Tensor, ...]) -> Any:
         tensors = [closure[i] for i in self.feeds]
@@ -397,10 +390,8 @@ def capture_checkpointed(tracer: Calls, args: tuple[Any, ...], kwargs: dict[str,
     function, *given = args
     options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
     if kwargs.pop("use_reentrant", None) is not False or "context_fn" in kwargs:
-        tracer.unsupported(
-            *("checkpoint", "activation checkpointing that is reentrant, or has a context_fn"),
-            "pass use_reentrant=False, and no context_fn",
-        )
+        what = "activation checkpointing that is reentrant, or has a context_fn"
+        tracer.unsupported("checkpoint", what, "pass use_reentrant=False, and no context_fn")
     if not torch.is_grad_enabled():
         return tracer.call(function, tuple(given), kwargs)
     recorder = tracer.recorder

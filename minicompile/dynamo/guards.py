@@ -2,7 +2,7 @@
 
     guard_rules   registry: guard kind -> the condition, as Python text
     SourceCode    turns sources into lines that fetch them, and constants into names
-    find_failure  evaluates guards one by one and gives the first that fails, with what was found
+    failures      evaluates guards one by one and gives those that fail, with what was found
 
 Sources are fetched without running user code: `__dict__` items, C-level slots, built-in containers' own
 methods.
@@ -50,7 +50,6 @@ from minicompile.dynamo.variables import (
     same_items,
 )
 from minicompile.ops.registry import Registry
-from minicompile.shapes.expr import python_text
 
 CONTAINER_IDS = frozenset(map(id, CONTAINERS))
 
@@ -126,7 +125,7 @@ HELPERS: dict[str, Any] = {"math": math} | {
     helper.__name__: helper
     for helper in (
         *(member, closure_cell, namespace_of, base_length, items_of, same_items),
-        *(hook_free, same_class, apart, lookup, same_constant, operator.is_, Description),
+        *(hook_free, same_class, apart, lookup, same_constant, operator.is_),
     )
 }
 PLAIN_GETTERS = (object.__getattribute__, types.ModuleType.__getattribute__)
@@ -265,33 +264,17 @@ def distinct_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
     return f"len({{{', '.join(f'id({value})' for value in values)}}}) == {len(values)}"
 
 
-@guard_rules("shape")
-def shape_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    return python_text(guard.expected, values)
-
-
 @guard_rules("number")
 def number_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    condition: str = guard.expected.condition(*values)
-    return condition
+    return str(guard.expected.condition(*values))
 
 
-@guard_rules("strides")
-def strides_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-    tensor, *sizes = values
-    return f"{tensor}.stride() == {python_text(guard.expected, sizes)}"
+def form_rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
+    about = GUARD_KINDS[guard.kind]
+    return guard.written(about.condition or about.text, values, code.literal)
 
 
-def form_rule(form: str) -> GuardRule:
-    def rule(code: SourceCode, guard: Guard, values: list[str]) -> str:
-        return form.format(*values, all=", ".join(values), c=code.literal(guard.expected))
-
-    return rule
-
-
-for _kind, _about in GUARD_KINDS.items():
-    if _kind not in guard_rules:
-        guard_rules(_kind)(form_rule(_about.condition or _about.text.replace("{e}", "{c}")))
+guard_rules(*(GUARD_KINDS.keys() - guard_rules.keys()))(form_rule)
 
 
 def condition(code: SourceCode, guard: Guard) -> str | None:
@@ -343,27 +326,15 @@ def failures(
             yield GuardFailure(guard, found if keep else Description(describe(found))), varied
 
 
-def find_failure(
-    guards: Iterable[Guard], code: SourceCode, values: dict[str, Any]
-) -> GuardFailure | None:
-    """The first guard that does not hold for a frame's arguments."""
-    return next((failure for failure, _ in failures(guards, code, values)), None)
-
-
 def varied_by(guard: Guard, found: Any = None) -> dict[Source, str]:
     """The sizes and numbers that a failed guard is about and that symbols could stand for."""
-    expected, sources = guard.expected, guard.sources
+    expected = guard.expected
     if guard.kind == "tensor" and type(found) in (torch.Tensor, torch.nn.Parameter):
-        pairs = zip(expected.shape, found.shape) if expected.dim() == found.dim() else ()
-        return {
-            Source("size", dim, sources[0]): f"was {old}, then {new}"
-            for dim, (old, new) in enumerate(pairs)
-            if not isinstance(old, torch.SymInt) and old != new
-        }
-    return varied_numbers(expected, found, sources[0]) if guard.kind == "equals" else {}
+        return varied_numbers(expected.shape, found.shape, guard.sources[0], "size")
+    return varied_numbers(expected, found, guard.sources[0]) if guard.kind == "equals" else {}
 
 
-def varied_numbers(old: Any, new: Any, source: Source) -> dict[Source, str]:
+def varied_numbers(old: Any, new: Any, source: Source, kind: str = "item") -> dict[Source, str]:
     if type(old) is not type(new):
         return {}
     if type(old) in (int, float) and old != new:
@@ -371,7 +342,7 @@ def varied_numbers(old: Any, new: Any, source: Source) -> dict[Source, str]:
     varied: dict[Source, str] = {}
     if type(old) in (tuple, torch.Size) and len(old) == len(new):
         for index, pair in enumerate(zip(old, new)):
-            varied |= varied_numbers(*pair, Source("item", index, source))
+            varied |= varied_numbers(*pair, Source(kind, index, source))
     return varied
 
 
@@ -393,8 +364,10 @@ def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[boo
         return not changed, changed
     if guard.kind == "different":
         return two_alike(guard.sources, [found, *others])
-    shown = GUARD_KINDS[guard.kind].found.format("found")
-    return bool(eval(text, code.names, scope)), eval(shown, code.names, {"found": found})
+    holds, shown = bool(eval(text, code.names, scope)), GUARD_KINDS[guard.kind].found
+    if "{0}" not in shown:
+        return holds, Description(shown)
+    return holds, eval(shown.format("found"), code.names, {"found": found})
 
 
 def fetched(sources: Iterable[Source], code: SourceCode, scope: dict[str, Any]) -> list[Any]:

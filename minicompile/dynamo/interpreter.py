@@ -15,13 +15,16 @@ from __future__ import annotations
 import builtins
 import dis
 import functools
+import inspect
 import operator
 import sys
 import types
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from minicompile.dynamo.assembler import Op, assemble
 from minicompile.dynamo.bytecode import (
     Instruction,
     Program,
@@ -106,6 +109,14 @@ class Frame:
     def line(self) -> SourceLine:
         return self.program.line_of(self.current)
 
+    @property
+    def outwards(self) -> Iterator[Frame]:
+        """This frame, the one that called it, and so on."""
+        frame: Frame | None = self
+        while frame is not None:
+            yield frame
+            frame = frame.parent
+
     def popn(self, count: int) -> list[Any]:
         """The top `count` values, lowest first."""
         bottom = len(self.stack) - count
@@ -160,92 +171,67 @@ class Frame:
 
     def handling(self) -> BaseException | None:
         """The innermost exception being handled, as `raise` without arguments sees it."""
-        if self.handled is not None or self.parent is None:
-            return self.handled
-        return self.parent.handling()
+        return next((f.handled for f in self.outwards if f.handled is not None), None)
 
 
 class TracedGenerator:
-    """A generator whose body the interpreter runs; native code can iterate over it like any other."""
+    """A generator whose body the interpreter runs; native code can iterate over it like any other.
+
+    A generator of CPython's own drives the frame: that knows the rules of `send`, `throw` and `close`.
+    """
 
     def __init__(self, frame: Frame) -> None:
-        self.frame = frame
-        self.started = self.running = False
+        self.frame, self.native = frame, drive(frame, weakref.ref(self))
         self.__name__ = frame.function.__name__
 
     def __iter__(self) -> TracedGenerator:
         return self
 
     def __next__(self) -> Any:
-        return self.send(None)
+        return next(self.native)
 
     def send(self, value: Any) -> Any:
-        return self._resume(value, None)
+        return self.native.send(value)
 
-    def throw(self, error: Any, value: Any = None, traceback: Any = None) -> Any:
-        if isinstance(error, type):
-            error = error() if value is None else value
-        return self._resume(None, error)
+    def throw(self, *error: Any) -> Any:
+        return self.native.throw(*error)
 
     def close(self) -> None:
-        if self.frame.finished or not self.started:
-            self.frame.finished = True
-            return
-        receiver = self._delegate()
-        if receiver is not None and hasattr(receiver, "close"):
-            receiver.close()
-        try:
-            self._resume(None, GeneratorExit())
-        except (GeneratorExit, StopIteration):
-            return
-        raise RuntimeError("generator ignored GeneratorExit")
+        self.native.close()
+
+    @property
+    def started(self) -> bool:
+        return inspect.getgeneratorstate(self.native) != inspect.GEN_CREATED
 
     @property
     def inside_try(self) -> bool:
         """Whether it is suspended where closing it would run more of its code."""
-        frame = self.frame
-        if frame.finished or not self.started or frame.current.handler is None:
+        frame, state = self.frame, inspect.getgeneratorstate(self.native)
+        if state != inspect.GEN_SUSPENDED or frame.current.handler is None:
             return False
         handler = frame.program.instructions[frame.current.handler.target]
         return handler.opname != "STOPITERATION_ERROR"  # from 3.12 on around every generator
 
-    def _delegate(self) -> Any:
-        """The iterator that a suspended `yield from` is waiting for."""
-        frame = self.frame
-        waiting = frame.pc >= 2 and frame.program.instructions[frame.pc - 2].opname == "SEND"
-        return frame.stack[-1] if waiting else None
 
-    def _resume(self, value: Any, error: BaseException | None) -> Any:
-        frame = self.frame
-        if self.running:
-            raise ValueError("generator already executing")
-        if frame.finished:
-            if error is not None:
-                raise error
-            raise StopIteration
-        if not self.started:
-            if value is not None:
-                raise TypeError("can't send non-None value to a just-started generator")
-            if error is not None:
-                frame.finished = True
-                raise error
-        else:
-            frame.stack.append(value)  # also when an exception is thrown: unwinding counts it
-        self.running = self.started = True
+def drive(frame: Frame, owner: Callable[[], Any]) -> Generator[Any, Any, Any]:
+    """What the frame yields and returns. Once its owner is gone, it is left where it stands."""
+    error: BaseException | None = None
+    while True:
         frame.parent = frame.world.frame
-        try:
-            result = frame.run(error)
-        except StopIteration as stop:
-            frame.finished = True
-            raise RuntimeError("generator raised StopIteration") from stop
-        except BaseException:
-            frame.finished = True
-            raise
-        finally:
-            self.running = False
+        result = frame.run(error)
         if frame.finished:
-            raise StopIteration(result)
-        return result
+            return result
+        value = error = None
+        try:
+            value = yield result
+        except BaseException as thrown:
+            if owner() is None:
+                return None
+            error = thrown
+        waiting = frame.pc >= 2 and frame.program.instructions[frame.pc - 2].opname == "SEND"
+        if isinstance(error, GeneratorExit) and waiting and hasattr(frame.stack[-1], "close"):
+            frame.stack[-1].close()  # what `yield from` waits for
+        frame.stack.append(value)  # also when an exception is thrown: unwinding counts it
 
 
 _OPERATORS = (
@@ -475,51 +461,41 @@ class Interpreter:
 def bind(
     world: Interpreter, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Any]:
-    """Arguments in fast slots, as CPython binds them. Raises TypeError as CPython would."""
-
-    def wrong() -> NoReturn:
-        function(*args, **kwargs)  # raises before the body runs
-        raise AssertionError(function)
-
-    code = function.__code__
-    positional, named, starred, total = parameters(code)
-    fast: list[Any] = [UNBOUND] * len(world.program(code).slots)
-    given = len(args)
-    fast[: min(given, positional)] = args[:positional]
-    if named < starred:  # *args
-        fast[named] = args[positional:]
-    elif given > positional:
-        wrong()
-    extra: dict[str, Any] | None = None
-    if starred < total:  # **kwargs
-        extra = fast[starred] = {}
-    by_name = parameter_slots(code) if kwargs else {}
-    for name, value in kwargs.items():
-        slot = by_name.get(name)
-        if slot is not None and fast[slot] is not UNBOUND:
-            wrong()
-        elif slot is not None:
-            fast[slot] = value
-        elif extra is not None:
-            extra[name] = value
-        else:
-            wrong()
-    first_default = positional - len(function.__defaults__ or ())
-    for slot in range(given, positional):
-        if fast[slot] is UNBOUND:
-            if slot < first_default:
-                wrong()
-            fast[slot] = world.default(function, slot - first_default)
-    for slot in range(positional, named):
-        if fast[slot] is UNBOUND:
-            fast[slot] = world.keyword_default(function, code.co_varnames[slot])
-            if fast[slot] is UNBOUND:
-                wrong()
+    """Arguments in fast slots, bound by CPython itself. Raises TypeError as it does."""
+    plain, named = function.__defaults__ or (), function.__kwdefaults__ or {}
+    binder = types.FunctionType(binder_of(function.__code__), {})
+    binder.__qualname__ = function.__qualname__
+    binder.__defaults__ = tuple(map(Default, range(len(plain))))
+    binder.__kwdefaults__ = {name: Default(name) for name in named}
+    fast: list[Any] = [UNBOUND] * len(world.program(function.__code__).slots)
+    for slot, value in enumerate(binder(*args, **kwargs)):
+        if type(value) is Default:
+            by_name = isinstance(value.key, str)
+            value = (world.keyword_default if by_name else world.default)(function, value.key)
+        fast[slot] = value
     return fast
 
 
+@dataclass(slots=True, frozen=True)
+class Default:
+    """An argument that is left out: the number of the default, or the keyword's name."""
+
+    key: Any
+
+
 @functools.lru_cache(maxsize=4096)
-def parameter_slots(code: types.CodeType) -> dict[str, int]:
-    """Slot by name of the parameters that may be given by keyword."""
-    slots = range(code.co_posonlyargcount, parameters(code).named)
-    return {code.co_varnames[slot]: slot for slot in slots}
+def binder_of(code: types.CodeType) -> types.CodeType:
+    """Code with the same parameters that gives them, in the order of their slots."""
+    *_, total = parameters(code)
+    given = [Op("LOAD_FAST", slot) for slot in range(total)]
+    return assemble(
+        code,
+        [Op("RESUME"), *given, Op("BUILD_TUPLE", total), Op("RETURN_VALUE")],
+        co_flags=code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS) | FUNCTION_BODY,
+        co_cellvars=(),
+        co_freevars=(),
+        co_stacksize=total + 1,
+    )
+
+
+FUNCTION_BODY = inspect.CO_OPTIMIZED | inspect.CO_NEWLOCALS

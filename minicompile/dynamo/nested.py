@@ -25,7 +25,6 @@ from minicompile.dynamo import hook
 from minicompile.dynamo.bytecode import parameters
 from minicompile.dynamo.continuation import bind
 from minicompile.dynamo.entry import MISS
-from minicompile.dynamo.guards import generate
 from minicompile.dynamo.hook import LEAVE, NEVER, QUIET
 from minicompile.dynamo.variables import is_fixed, library_of
 
@@ -90,33 +89,27 @@ class NestedCode:
             self.dispatchers[identity(root.function, None)] = root
         self.last: tuple[Any, Any, Dispatcher | None] = (None, None, None)
         """The last answer of `dispatcher`, for the next call."""
-        self.entry: Any = self.generate()
+        self.entry: Any = self.answering()
 
-    def generate(self) -> Any:
-        code = self.code
-        plain, named, starred, total = parameters(code)
-        values = code.co_varnames[:total]
-        # a signature has *args before the keywords
-        ordered = (*values[:plain], *values[named:starred], *values[plain:named], *values[starred:])
-        given = ", ".join(ordered)
-        first = values[0] if plain else "None"
-        lines = [
-            f"__mc_found = __mc_dispatcher(__mc_function, {first})",
-            "if __mc_found is None: return __mc_leave",
-            "for __mc_entry in __mc_found.entries:",
-            f"    __mc_result = __mc_entry.call({given})",
-            "    if __mc_result is not __mc_miss: return __mc_result",
-            f"return __mc_missed(__mc_found, ({given}{',' if given else ''}))",
-        ]
-        names = {
-            "__mc_dispatcher": self.dispatcher,
-            "__mc_leave": LEAVE,
-            "__mc_miss": MISS,
-            "__mc_missed": self.missed,
-        }
-        made = generate(f"nested({', '.join(('__mc_function', *values))})", lines, names)
-        del names["nested"]  # whoever kept it alive would hide from the hook that it was dropped
-        return made
+    def answering(self) -> Callable[..., Any]:
+        """The entry. Only `self.entry` keeps it alive: the hook must see that it is dropped."""
+        plain, named, starred, _ = parameters(self.code)
+        unordered = plain < named < starred  # a signature has *args before the keywords
+
+        def answer(function: types.FunctionType, /, *given: Any) -> Any:
+            found = self.dispatcher(function, given[0] if plain else None)
+            if found is None:
+                return LEAVE
+            if unordered:
+                moved = *given[named:starred], *given[plain:named]
+                given = *given[:plain], *moved, *given[starred:]
+            for entry in found.entries:
+                result = entry.call(*given)
+                if result is not MISS:
+                    return result
+            return self.missed(found, given)
+
+        return answer
 
     def dispatcher(self, function: types.FunctionType, first: Any) -> Dispatcher | None:
         """The one for a call; None when there are too many of this code."""

@@ -7,110 +7,137 @@ The real compiler: the methods of InstructionTranslatorBase in torch/_dynamo/sym
 
 from __future__ import annotations
 
-import builtins
 import contextlib
+import re
 import sys
 import types
-from collections.abc import Callable
 from typing import Any
 
 from minicompile.dynamo.bytecode import Instruction
-from minicompile.dynamo.interpreter import DELETED, NULL, UNBOUND, Frame, Lazy, bytecode
+from minicompile.dynamo.interpreter import (
+    DELETED,
+    NULL,
+    UNBOUND,
+    Frame,
+    Handler,
+    Interpreter,
+    Lazy,
+    bytecode,
+)
 
-# -- opcodes that take a fixed number of values, and give one or none
+# -- opcodes that take values from the stack and give one or none
 
-Operation = Callable[..., Any]
-"""`(frame, instruction, *values taken)`, lowest first. A count of None means as many as `arg` says."""
+EFFECTS = """
+# the stack itself
+POP_TOP                    (value --)
+COPY                       (-- stack[-arg])
+SWAP                       (--) stack[-1], stack[-arg] = stack[-arg], stack[-1]
+PUSH_NULL                  (-- NULL)
+LOAD_CONST                 (-- named)
+LOAD_ASSERTION_ERROR       (-- AssertionError)
+LOAD_BUILD_CLASS           (-- __build_class__)
 
-GIVES: dict[str, tuple[int | None, Operation]] = {
-    "COPY": (0, lambda frame, ins: frame.stack[-ins.arg]),
-    "PUSH_NULL": (0, lambda frame, ins: NULL),
-    "LOAD_ASSERTION_ERROR": (0, lambda frame, ins: AssertionError),
-    "LOAD_BUILD_CLASS": (0, lambda frame, ins: builtins.__build_class__),
-    "LOAD_GLOBAL": (0, lambda frame, ins: frame.world.load_global(frame, ins.value)),
-    "LOAD_DEREF": (0, lambda frame, ins: cell_contents(frame, ins)),
-    "LOAD_LOCALS": (0, lambda frame, ins: frame.namespace),
-    "LOAD_NAME": (0, lambda frame, ins: find_name(frame, ins, frame.namespace)),
-    "LOAD_FROM_DICT_OR_GLOBALS": (1, lambda frame, ins, names: find_name(frame, ins, names)),
-    "LOAD_ATTR": (1, lambda frame, ins, owner: frame.world.load_attr(owner, ins.value)),
-    "IMPORT_NAME": (
-        2,
-        lambda frame, ins, level, names: frame.world.import_name(frame, ins.value, names, level),
-    ),
-    "IMPORT_FROM": (0, lambda frame, ins: frame.world.import_from(frame.stack[-1], ins.value)),
-    "BINARY_SUBSCR": (2, lambda frame, ins, owner, key: frame.world.subscript(owner, key)),
-    "BINARY_SLICE": (
-        3,
-        lambda frame, ins, owner, *ends: frame.world.subscript(owner, slice(*ends)),
-    ),
-    "BINARY_OP": (2, lambda frame, ins, a, b: frame.world.binary(ins.value, a, b)),
-    "COMPARE_OP": (2, lambda frame, ins, a, b: frame.world.compare(ins.value, a, b)),
-    "IS_OP": (2, lambda frame, ins, a, b: frame.world.same(a, b) != bool(ins.arg)),
-    "CONTAINS_OP": (2, lambda frame, ins, a, b: frame.world.contains(b, a) != bool(ins.arg)),
-    "UNARY_NEGATIVE": (1, lambda frame, ins, value: frame.world.unary("-", value)),
-    "UNARY_POSITIVE": (1, lambda frame, ins, value: frame.world.unary("+", value)),
-    "UNARY_INVERT": (1, lambda frame, ins, value: frame.world.unary("~", value)),
-    "UNARY_NOT": (1, lambda frame, ins, value: not frame.world.truth(value)),
-    "TO_BOOL": (1, lambda frame, ins, value: frame.world.truth(value)),
-    "GET_ITER": (1, lambda frame, ins, value: frame.world.iterate(value)),
-    "GET_YIELD_FROM_ITER": (1, lambda frame, ins, value: frame.world.iterate(value)),
-    "GET_LEN": (0, lambda frame, ins: frame.world.length(frame.stack[-1])),
-    "CHECK_EXC_MATCH": (
-        1,
-        lambda frame, ins, kind: frame.world.exception_matches(frame.stack[-1], kind),
-    ),
-    "BUILD_TUPLE": (None, lambda frame, ins, *values: values),
-    "BUILD_LIST": (None, lambda frame, ins, *values: list(values)),
-    "BUILD_SET": (None, lambda frame, ins, *values: set(map(frame.world.pinned, values))),
-    "BUILD_STRING": (None, lambda frame, ins, *values: "".join(values)),
-    "BUILD_SLICE": (None, lambda frame, ins, *values: slice(*values)),
-    "LIST_TO_TUPLE": (1, lambda frame, ins, items: tuple(frame.world.items(items))),
-    "CONVERT_VALUE": (1, lambda frame, ins, value: frame.world.convert(ins.arg, value)),
-    "FORMAT_VALUE": (
-        2,
-        lambda frame, ins, value, spec: frame.world.format(
-            frame.world.convert(ins.arg, value) if ins.arg else value, spec
-        ),
-    ),
-    "END_SEND": (2, lambda frame, ins, receiver, value: value),
-    "RETURN_GENERATOR": (0, lambda frame, ins: None),
-}
-GIVES_NONE: dict[str, tuple[int | None, Operation]] = {
-    "POP_TOP": (1, lambda frame, ins, value: None),
-    "POP_EXCEPT": (1, lambda frame, ins, before: setattr(frame, "handled", before)),
-    "JUMP": (0, lambda frame, ins: setattr(frame, "pc", ins.target)),
-    "STORE_GLOBAL": (1, lambda frame, ins, new: frame.world.store_global(frame, ins.value, new)),
-    "DELETE_GLOBAL": (0, lambda frame, ins: frame.world.delete_global(frame, ins.value)),
-    "STORE_DEREF": (1, lambda frame, ins, new: frame.world.store_cell(frame.fast[ins.arg], new)),
-    "STORE_NAME": (1, lambda frame, ins, new: frame.namespace.__setitem__(ins.value, new)),
-    "DELETE_NAME": (0, lambda frame, ins: frame.namespace.__delitem__(ins.value)),
-    "SETUP_ANNOTATIONS": (0, lambda frame, ins: frame.namespace.setdefault("__annotations__", {})),
-    "STORE_ATTR": (2, lambda frame, ins, new, owner: frame.world.store_attr(owner, ins.value, new)),
-    "DELETE_ATTR": (1, lambda frame, ins, owner: frame.world.delete_attr(owner, ins.value)),
-    "STORE_SUBSCR": (
-        3,
-        lambda frame, ins, new, owner, key: frame.world.store_subscript(owner, key, new),
-    ),
-    "DELETE_SUBSCR": (2, lambda frame, ins, owner, key: frame.world.delete_subscript(owner, key)),
-    "STORE_SLICE": (
-        4,
-        lambda frame, ins, new, owner, *ends: frame.world.store_subscript(owner, slice(*ends), new),
-    ),
-    # A display (`[*a, b]`) builds its container under the values.
-    "LIST_APPEND": (1, lambda frame, ins, item: under(frame, ins).append(item)),
-    "SET_ADD": (1, lambda frame, ins, item: under(frame, ins).add(frame.world.pinned(item))),
-    "MAP_ADD": (
-        2,
-        lambda frame, ins, key, item: frame.world.store_subscript(frame.stack[-ins.arg], key, item),
-    ),
-    "LIST_EXTEND": (
-        1,
-        lambda frame, ins, items: under(frame, ins).extend(frame.world.items(items)),
-    ),
-    "SET_UPDATE": (1, lambda frame, ins, items: under(frame, ins).update(frame.world.items(items))),
-    "DICT_UPDATE": (1, lambda frame, ins, items: update(frame, frame.stack[-ins.arg], items)),
-    "DICT_MERGE": (1, lambda frame, ins, items: merge(frame, frame.stack[-ins.arg], items)),
-}
+# names; what LOAD_FAST_AND_CLEAR found unbound is unbound again: after a graph break NULL stands for it
+STORE_FAST                 (value --) fast[arg] = UNBOUND if value is NULL else value
+LOAD_GLOBAL                (-- world.load_global(frame, named))
+STORE_GLOBAL               (new --) world.store_global(frame, named, new)
+DELETE_GLOBAL              (--) world.delete_global(frame, named)
+COPY_FREE_VARS             (--) fast[-arg:] = world.closure(frame.function)
+LOAD_DEREF                 (-- cell_contents(frame, ins))
+STORE_DEREF                (new --) world.store_cell(fast[arg], new)
+LOAD_LOCALS                (-- frame.namespace)
+LOAD_NAME                  (-- find_name(frame, ins, frame.namespace))
+LOAD_FROM_DICT_OR_GLOBALS  (names -- find_name(frame, ins, names))
+STORE_NAME                 (new --) frame.namespace[named] = new
+DELETE_NAME                (--) del frame.namespace[named]
+SETUP_ANNOTATIONS          (--) frame.namespace.setdefault("__annotations__", {})
+IMPORT_NAME                (level, names -- world.import_name(frame, named, names, level))
+IMPORT_FROM                (-- world.import_from(stack[-1], named))
+
+# attributes and subscripts
+LOAD_ATTR                  (owner -- world.load_attr(owner, named))
+LOAD_METHOD                (owner --) push_method(frame, world.load_attr(owner, named))
+STORE_ATTR                 (new, owner --) world.store_attr(owner, named, new)
+DELETE_ATTR                (owner --) world.delete_attr(owner, named)
+LOAD_SUPER_ATTR            (make, cls, owner -- super_attr(frame, ins, make, cls, owner))
+LOAD_SUPER_METHOD (make, cls, owner --) push_method(frame, super_attr(frame, ins, make, cls, owner))
+BINARY_SUBSCR              (owner, key -- world.subscript(owner, key))
+BINARY_SLICE               (owner, a, b -- world.subscript(owner, slice(a, b)))
+STORE_SUBSCR               (new, owner, key --) world.store_subscript(owner, key, new)
+STORE_SLICE                (new, owner, a, b --) world.store_subscript(owner, slice(a, b), new)
+DELETE_SUBSCR              (owner, key --) world.delete_subscript(owner, key)
+
+# operators and text
+BINARY_OP                  (left, right -- world.binary(named, left, right))
+COMPARE_OP                 (left, right -- world.compare(named, left, right))
+IS_OP                      (left, right -- world.same(left, right) != bool(arg))
+CONTAINS_OP                (item, owner -- world.contains(owner, item) != bool(arg))
+UNARY_NEGATIVE             (value -- world.unary("-", value))
+UNARY_POSITIVE             (value -- world.unary("+", value))
+UNARY_INVERT               (value -- world.unary("~", value))
+UNARY_NOT                  (value -- not world.truth(value))
+TO_BOOL                    (value -- world.truth(value))
+GET_LEN                    (-- world.length(stack[-1]))
+CONVERT_VALUE              (value -- world.convert(arg, value))
+FORMAT_VALUE (value, spec -- world.format(world.convert(arg, value) if arg else value, spec))
+
+# containers; a display (`[*a, b]`) builds its own under the values
+BUILD_TUPLE                (*values -- tuple(values))
+BUILD_LIST                 (*values -- values)
+BUILD_SET                  (*values -- set(map(world.pinned, values)))
+BUILD_STRING               (*values -- "".join(values))
+BUILD_SLICE                (*values -- slice(*values))
+BUILD_CONST_KEY_MAP        (*values, keys -- dict(zip(keys, values, strict=True)))
+LIST_TO_TUPLE              (items -- tuple(world.items(items)))
+LIST_APPEND                (item --) under(frame, ins).append(item)
+LIST_EXTEND                (items --) under(frame, ins).extend(world.items(items))
+SET_ADD                    (item --) under(frame, ins).add(world.pinned(item))
+SET_UPDATE                 (items --) under(frame, ins).update(world.items(items))
+MAP_ADD                    (key, item --) world.store_subscript(stack[-arg], key, item)
+DICT_UPDATE                (items --) update(world, stack[-arg], items)
+DICT_MERGE                 (items --) update(world, stack[-arg], items, once=True)
+SET_FUNCTION_ATTRIBUTE     (part, made -- with_part(frame, made, arg, part))
+
+# control
+JUMP                       (--) frame.pc = ins.target
+POP_JUMP_IF_TRUE           (value --) if world.truth(value): frame.pc = ins.target
+POP_JUMP_IF_FALSE          (value --) if not world.truth(value): frame.pc = ins.target
+POP_JUMP_IF_NONE           (value --) if world.same(value, None): frame.pc = ins.target
+POP_JUMP_IF_NOT_NONE       (value --) if not world.same(value, None): frame.pc = ins.target
+GET_ITER                   (value -- world.iterate(value))
+GET_YIELD_FROM_ITER        (value -- world.iterate(value))
+RETURN_GENERATOR           (-- None)
+END_SEND                   (receiver, value -- value)
+MATCH_SEQUENCE             (-- bool(type(stack[-1]).__flags__ & SEQUENCE))
+MATCH_MAPPING              (-- bool(type(stack[-1]).__flags__ & MAPPING))
+CHECK_EXC_MATCH            (kind -- world.exception_matches(stack[-1], kind))
+POP_EXCEPT                 (before --) frame.handled = before
+RERAISE                    (error --) raise error
+"""
+"""`OPNAME (values taken, lowest first -- value given) statement`, as in CPython's Python/bytecodes.c.
+
+`*values` are as many as `arg` says, `named` is what the instruction's number means.
+"""
+PLACES = {name: f"frame.{name}" for name in ("stack", "world", "fast")}
+PLACES |= {"arg": "ins.arg", "named": "ins.value"}
+
+
+def effect(opname: str, taken: str, given: str, statement: str) -> Handler:
+    """The handler that a row of the table describes."""
+    words = re.findall(r"\w+", f"stack {given} {statement}")
+    lines = [f"{name} = {place}" for name, place in PLACES.items() if name in words]
+    for name in filter(None, reversed(taken.split(", "))):
+        many = name.startswith("*")
+        lines.append(f"{name[1:]} = frame.popn(ins.arg)" if many else f"{name} = stack.pop()")
+    lines.append(f"stack.append({given})" if given else statement or "pass")
+    text = f"def {opname.lower()}(frame, ins):\n" + "".join(f"    {line}\n" for line in lines)
+    found: dict[str, Handler] = {}
+    exec(compile(text, f"<minicompile {opname}>", "exec"), globals(), found)
+    return found[opname.lower()]
+
+
+for _row in re.findall(r"^(\w+) +\(([^-]*?) ?--(?: (.*)\)|\) ?(.*))$", EFFECTS, re.MULTILINE):
+    bytecode(_row[0])(effect(*_row))
 
 
 def under(frame: Frame, ins: Instruction) -> Any:
@@ -118,9 +145,11 @@ def under(frame: Frame, ins: Instruction) -> Any:
     return frame.world.mutable(frame.stack[-ins.arg])
 
 
-def update(frame: Frame, target: Any, items: Any) -> None:
-    for key, item in frame.world.mapping(items).items():
-        frame.world.store_subscript(target, key, item)
+def update(world: Interpreter, target: dict[Any, Any], items: Any, once: bool = False) -> None:
+    for key, item in world.mapping(items).items():
+        if once and world.contains(target, key):
+            raise TypeError(f"got multiple values for keyword argument {key!r}")
+        world.store_subscript(target, key, item)
 
 
 def cell_contents(frame: Frame, ins: Instruction) -> Any:
@@ -142,46 +171,7 @@ def find_name(frame: Frame, ins: Instruction, namespace: Any) -> Any:
     return frame.world.load_global(frame, ins.value)
 
 
-def merge(frame: Frame, target: dict[Any, Any], items: Any) -> None:
-    for key, item in frame.world.mapping(items).items():
-        if frame.world.contains(target, key):
-            raise TypeError(f"got multiple values for keyword argument {key!r}")
-        frame.world.store_subscript(target, key, item)
-
-
-def register(opname: str, count: int | None, operation: Operation, gives: bool) -> None:
-    def handler(frame: Frame, ins: Instruction) -> None:
-        stack = frame.stack
-        if count == 0:
-            found = operation(frame, ins)
-        elif count == 1:
-            found = operation(frame, ins, stack.pop())
-        else:
-            found = operation(frame, ins, *frame.popn(ins.arg if count is None else count))
-        if gives:
-            stack.append(found)
-
-    bytecode(opname)(handler)
-
-
-for _opname, _entry in GIVES.items():
-    register(_opname, *_entry, gives=True)
-for _opname, _entry in GIVES_NONE.items():
-    register(_opname, *_entry, gives=False)
-
-
 # -- stack and locals
-
-
-@bytecode("SWAP")
-def swap(frame: Frame, ins: Instruction) -> None:
-    stack = frame.stack
-    stack[-1], stack[-ins.arg] = stack[-ins.arg], stack[-1]
-
-
-@bytecode("LOAD_CONST")
-def load_const(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(ins.value)
 
 
 def unbound(name: str) -> UnboundLocalError:
@@ -206,13 +196,6 @@ def load_fast_and_clear(frame: Frame, ins: Instruction) -> None:
     frame.fast[ins.arg] = UNBOUND
 
 
-@bytecode("STORE_FAST")
-def store_fast(frame: Frame, ins: Instruction) -> None:
-    """What LOAD_FAST_AND_CLEAR found unbound is unbound again: after a graph break NULL stands for it."""
-    value = frame.stack.pop()
-    frame.fast[ins.arg] = UNBOUND if value is NULL else value
-
-
 @bytecode("DELETE_FAST")
 def delete_fast(frame: Frame, ins: Instruction) -> None:
     if frame.fast[ins.arg] is UNBOUND:
@@ -227,12 +210,6 @@ def delete_fast(frame: Frame, ins: Instruction) -> None:
 def make_cell(frame: Frame, ins: Instruction) -> None:
     value = frame.world.realize(frame.fast[ins.arg])
     frame.fast[ins.arg] = types.CellType() if value is UNBOUND else types.CellType(value)
-
-
-@bytecode("COPY_FREE_VARS")
-def copy_free_vars(frame: Frame, ins: Instruction) -> None:
-    cells = frame.world.closure(frame.function)
-    frame.fast[-len(cells) :] = cells
 
 
 @bytecode("DELETE_DEREF")
@@ -254,40 +231,16 @@ def load_classderef(frame: Frame, ins: Instruction) -> None:
 # -- methods
 
 
-@bytecode("LOAD_METHOD")
-def load_method(frame: Frame, ins: Instruction) -> None:
-    push_method(frame, frame.world.load_attr(frame.stack.pop(), ins.value))
-
-
 def push_method(frame: Frame, method: Any) -> None:
     """A bound method and the NULL in place of its instance, as this CPython orders them."""
     frame.stack.extend((NULL, method) if sys.version_info < (3, 13) else (method, NULL))
 
 
-@bytecode("LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD")
-def load_super_attr(frame: Frame, ins: Instruction) -> None:
-    function, cls, instance = frame.popn(3)
-    parent = frame.world.call(function, (cls, instance), {})
-    found = frame.world.load_attr(parent, ins.value)
-    if ins.opname == "LOAD_SUPER_METHOD":
-        push_method(frame, found)
-    else:
-        frame.stack.append(found)
+def super_attr(frame: Frame, ins: Instruction, function: Any, *given: Any) -> Any:
+    return frame.world.load_attr(frame.world.call(function, given, {}), ins.value)
 
 
 # -- jumps and loops
-
-
-@bytecode("POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE")
-def pop_jump_if(frame: Frame, ins: Instruction) -> None:
-    if frame.world.truth(frame.stack.pop()) == (ins.opname == "POP_JUMP_IF_TRUE"):
-        frame.pc = ins.target
-
-
-@bytecode("POP_JUMP_IF_NONE", "POP_JUMP_IF_NOT_NONE")
-def pop_jump_if_none(frame: Frame, ins: Instruction) -> None:
-    if frame.world.same(frame.stack.pop(), None) == (ins.opname == "POP_JUMP_IF_NONE"):
-        frame.pc = ins.target
 
 
 @bytecode("JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP")
@@ -319,12 +272,6 @@ def build_map(frame: Frame, ins: Instruction) -> None:
     frame.stack.append(dict(zip(keys, flat[1::2], strict=True)))
 
 
-@bytecode("BUILD_CONST_KEY_MAP")
-def build_const_key_map(frame: Frame, ins: Instruction) -> None:
-    keys = frame.stack.pop()
-    frame.stack.append(dict(zip(keys, frame.popn(ins.arg), strict=True)))
-
-
 @bytecode("UNPACK_SEQUENCE")
 def unpack_sequence(frame: Frame, ins: Instruction) -> None:
     items, wanted = frame.world.items(frame.stack.pop()), ins.arg
@@ -350,31 +297,25 @@ def unpack_ex(frame: Frame, ins: Instruction) -> None:
 # -- calls and functions
 
 
-def split_callable(first: Any, second: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The two slots below a call's arguments: (NULL, f), (f, NULL) or (f, first argument), on any version."""
-    if first is NULL:
-        return second, ()
-    return (first, ()) if second is NULL else (first, (second,))
+def call(frame: Frame, given: list[Any], kwargs: dict[str, Any]) -> None:
+    """Below a call's arguments lie (NULL, f), (f, NULL) or (f, first argument), on any version."""
+    pair = frame.popn(2)
+    own = [] if pair[0] is NULL or pair[1] is NULL else pair[1:]
+    frame.called = function = pair[1] if pair[0] is NULL else pair[0]
+    frame.stack.append(frame.world.call(function, (*own, *given), kwargs))
 
 
 @bytecode("CALL")
-def call(frame: Frame, ins: Instruction) -> None:
-    given = frame.popn(ins.arg)
-    function, own = split_callable(*frame.popn(2))
-    names = ins.value or ()
+def call_by_names(frame: Frame, ins: Instruction) -> None:
+    given, names = frame.popn(ins.arg), ins.value or ()
     count = len(given) - len(names)
-    kwargs = dict(zip(names, given[count:], strict=True))
-    frame.called = function
-    frame.stack.append(frame.world.call(function, (*own, *given[:count]), kwargs))
+    call(frame, given[:count], dict(zip(names, given[count:], strict=True)))
 
 
 @bytecode("CALL_FUNCTION_EX")
 def call_function_ex(frame: Frame, ins: Instruction) -> None:
     kwargs = frame.world.mapping(frame.stack.pop()) if ins.arg & 1 else {}
-    args = tuple(frame.world.items(frame.stack.pop()))
-    function, own = split_callable(*frame.popn(2))
-    frame.called = function
-    frame.stack.append(frame.world.call(function, (*own, *args), kwargs))
+    call(frame, frame.world.items(frame.stack.pop()), kwargs)
 
 
 @bytecode("MAKE_FUNCTION")
@@ -387,12 +328,6 @@ def make_function(frame: Frame, ins: Instruction) -> None:
     for flag, value in zip(flags, extras, strict=True):
         made = with_part(frame, made, flag, value)
     frame.stack.append(made)
-
-
-@bytecode("SET_FUNCTION_ATTRIBUTE")
-def set_function_attribute(frame: Frame, ins: Instruction) -> None:
-    value, made = frame.popn(2)
-    frame.stack.append(with_part(frame, made, ins.arg, value))
 
 
 def with_part(
@@ -486,11 +421,6 @@ def raise_varargs(frame: Frame, ins: Instruction) -> None:
     raise error
 
 
-@bytecode("RERAISE")
-def reraise(frame: Frame, ins: Instruction) -> None:
-    raise frame.stack.pop()
-
-
 @bytecode("PUSH_EXC_INFO")
 def push_exc_info(frame: Frame, ins: Instruction) -> None:
     error = frame.stack.pop()
@@ -517,13 +447,8 @@ def with_except_start(frame: Frame, ins: Instruction) -> None:
 # -- imports and pattern matching
 
 
-PATTERN_FLAGS = {"MATCH_SEQUENCE": 1 << 5, "MATCH_MAPPING": 1 << 6, "MATCH_SELF": 1 << 22}
-"""Py_TPFLAGS_SEQUENCE, Py_TPFLAGS_MAPPING, and the flag of classes like int that match the subject itself."""
-
-
-@bytecode("MATCH_SEQUENCE", "MATCH_MAPPING")
-def match_kind(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(bool(type(frame.stack[-1]).__flags__ & PATTERN_FLAGS[ins.opname]))
+SEQUENCE, MAPPING, MATCH_SELF = 1 << 5, 1 << 6, 1 << 22
+"""Flags of classes for patterns; the last one of those like int, which match the subject itself."""
 
 
 @bytecode("MATCH_KEYS")
@@ -544,7 +469,7 @@ def match_class(frame: Frame, ins: Instruction) -> None:
         return
     own: Any = getattr(cls, "__match_args__", ())
     itself: tuple[Any, ...] = ()
-    if not own and count == 1 and cls.__flags__ & PATTERN_FLAGS["MATCH_SELF"]:
+    if not own and count == 1 and cls.__flags__ & MATCH_SELF:
         itself, count = (subject,), 0
     if count > len(own):
         allowed = f"accepts {len(own)} positional sub-patterns ({count} given)"

@@ -30,6 +30,7 @@ from minicompile.dynamo.variables import (
     MODULE_TABLES,
     OBJECT_HASH,
     VariableTracker,
+    builtin_base,
     class_facts,
     flags_of,
     has_symbols,
@@ -40,9 +41,12 @@ from minicompile.dynamo.variables import (
     parts_of,
     plain_dict,
     same_constant,
+    tuple_of,
 )
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import SourceLine
+
+ABSENT = "looked up and not found"
 
 
 class Outside(Interpreter):
@@ -89,20 +93,15 @@ class Outside(Interpreter):
 
     def user_line(self) -> SourceLine | None:
         """The innermost line of the user's code, or of a library other than torch and Python's."""
-        frame = self.frame
-        while frame is not None:
-            if not is_fixed(frame.function.__globals__.get("__name__") or ""):
-                return frame.line
-            frame = frame.parent
-        return self.frame.line if self.frame is not None else None
+        if self.frame is None:
+            return None
+        return next((f for f in self.frame.outwards if is_users(f)), self.frame).line
 
     def root_frame(self) -> Frame:
         """The captured frame."""
-        frame = self.frame
-        assert frame is not None
-        while frame.parent is not None:
-            frame = frame.parent
-        return frame
+        assert self.frame is not None
+        *_, root = self.frame.outwards
+        return root
 
     def note_native(self, value: Any) -> None:
         plain = value is None or isinstance(value, bool | int | str | torch.Tensor)
@@ -111,23 +110,13 @@ class Outside(Interpreter):
 
     # -- guards
 
-    def guard(self, kind: str, source: Source, expected: Any, reason: str, key: Any = None) -> None:
-        """Rely on a fact. The same fact is guarded once."""
-        index = (kind, source, key)
-        if index not in self.guards:
-            self.guards[index] = Guard((source,), kind, expected, reason, self.user_line())
-
-    def guard_absent(
-        self, source: Source, key: Any, reason: str = "looked up and not found"
+    def guard(
+        self, kind: str, about: Source | tuple[Source, ...], expected: Any, reason: str
     ) -> None:
-        self.guard("absent", source, key, reason, key)
-
-    def relate(
-        self, kind: str, sources: tuple[Source, ...], reason: str, expected: Any = None
-    ) -> None:
-        """Rely on a relation between several values."""
-        index = (kind, *sources)
+        """Rely on a fact about a value, or on a relation between several. The same fact is guarded once."""
+        index = (kind, about, expected if kind == "absent" else None)
         if index not in self.guards:
+            sources = about if isinstance(about, tuple) else (about,)
             self.guards[index] = Guard(sources, kind, expected, reason, self.user_line())
 
     # -- sources
@@ -206,6 +195,11 @@ class Outside(Interpreter):
         self.guard_new(value, source, reason)
         return value
 
+    def below(self, owner: Any, kind: str, key: Any, found: Any) -> Any:
+        """What was found in an object: wrapped if that is from outside."""
+        tracker = self.tracker(owner)
+        return found if tracker is None else self.wrap(found, Source(kind, key, tracker.source))
+
     def symbolic(self, value: Any, source: Source) -> Any:
         """An int, a float, or a tuple with some, as symbols if they are wanted; else None."""
         sizes = self.recorder.sizes
@@ -263,20 +257,17 @@ class Outside(Interpreter):
         self.guard_class(type(value))
         if isinstance(value, type):
             self.guard_class(value)
-        if isinstance(value, types.FunctionType):
-            if not is_fixed(value.__module__ or ""):
-                self.guard("type", source, types.FunctionType, reason)
-                self.guard("code", source, value.__code__, reason)
-                self.guard("globals", source, value.__globals__, reason)
-            else:
-                self.guard("identity", source, value, reason)
-        elif isinstance(value, IDENTITY_TYPES):
+        function = isinstance(value, types.FunctionType)
+        fixed = function and is_fixed(value.__module__ or "")
+        if identical := fixed or isinstance(value, IDENTITY_TYPES):
             self.guard("identity", source, value, reason)
-            if isinstance(value, torch.nn.Module):
-                # Its class can be exchanged (parametrizations do).
-                self.guard("type", source, type(value), reason)
-        else:
+        if not identical or isinstance(
+            value, torch.nn.Module
+        ):  # parametrizations exchange its class
             self.guard("type", source, type(value), reason)
+        if function and not fixed:
+            self.guard("code", source, value.__code__, reason)
+            self.guard("globals", source, value.__globals__, reason)
 
     def guard_known(self, known: VariableTracker, value: Any, source: Source, reason: str) -> None:
         if source == known.source:
@@ -284,7 +275,7 @@ class Outside(Interpreter):
         if isinstance(value, IDENTITY_TYPES) or known.source.kind == "held":
             self.guard("identity", source, value, reason)
         else:
-            self.relate("same", (source, known.source), "the same object under two names")
+            self.guard("same", (source, known.source), None, "the same object under two names")
 
     def wrap_tensor(self, value: torch.Tensor, source: Source) -> Any:
         if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
@@ -300,10 +291,8 @@ class Outside(Interpreter):
         except RuntimeError:  # made in no_grad mode, and its base was changed outside of it
             self.unsupported("tensor-kind", "a view that autograd refuses to use", "clone it")
         if value.is_conj() or value.is_neg():
-            self.unsupported(
-                *("tensor-kind", "a tensor with a lazy conjugate or negative"),
-                "call resolve_conj() or resolve_neg()",
-            )
+            what = "a tensor with a lazy conjugate or negative"
+            self.unsupported("tensor-kind", what, "call resolve_conj() or resolve_neg()")
         sizes = self.recorder.sizes
         fake = None if sizes is None else sizes.fake(value, source)
         if fake is None:
@@ -331,7 +320,7 @@ class Outside(Interpreter):
 
     # -- dictionaries
 
-    def dict_get(self, container: VariableTracker, key: Any) -> Any:
+    def dict_get(self, container: VariableTracker, key: Any, reason: str = ABSENT) -> Any:
         """An outside dict's item, MISSING if it has none."""
         self.check_key(key)
         if key in container.writes:
@@ -340,7 +329,7 @@ class Outside(Interpreter):
         if dict.__contains__(container.value, key):
             found = dict.__getitem__(container.value, key)
             return self.wrap(found, self.item_source(container, key))
-        self.guard_absent(container.source, key)
+        self.guard("absent", container.source, key, reason)
         return MISSING
 
     def dict_set(self, container: VariableTracker, key: Any, value: Any) -> None:
@@ -409,36 +398,30 @@ class Outside(Interpreter):
 
     def imported_contents(self, value: Any, tracker: VariableTracker) -> Any:
         """None if it is no container."""
-        if isinstance(value, dict):
+        base: Any = builtin_base(value)
+        if base is dict:
             items = {key: self.dict_get(tracker, key) for key in self.dict_keys(tracker)}
             ordered = isinstance(value, collections.OrderedDict)
             return collections.OrderedDict(items) if ordered else items
-        if isinstance(value, list | tuple | collections.deque):
-            return self.imported_sequence(value, tracker)
-        if isinstance(value, set | frozenset):
-            base: Any = set if isinstance(value, set) else frozenset
+        if base in (list, tuple, collections.deque):
+            size = base.__len__(value)
+            self.guard("length", tracker.source, size, "its items are read")
+            read = [self.below(value, "item", i, base.__getitem__(value, i)) for i in range(size)]
+            if base is tuple:
+                return tuple_of(type(value), read)
+            return read if base is list else collections.deque(read, value.maxlen)
+        if base in (set, frozenset):
             members, inside = tuple(base.__iter__(value)), base(value)
             for member in members:
                 self.check_key(member)
             if members != tuple(inside):  # the order depends on how the set came about
-                self.unsupported(
-                    "outside-object", f"{tracker.source}, a set, loses its order in a copy"
-                )
+                what = f"{tracker.source}, a set, loses its order in a copy"
+                self.unsupported("outside-object", what)
             self.guard("members", tracker.source, members, "its members are read")
             return inside
-        if isinstance(value, types.MappingProxyType):
+        if base is types.MappingProxyType:
             self.unsupported("outside-object", "a mappingproxy is read as a whole")
         return None
-
-    def imported_sequence(self, value: Any, tracker: VariableTracker) -> Any:
-        base = next(cls for cls in (list, tuple, collections.deque) if isinstance(value, cls))
-        size = base.__len__(value)
-        self.guard("length", tracker.source, size, "its items are read")
-        sources = [Source("item", index, tracker.source) for index in range(size)]
-        items = [self.wrap(base.__getitem__(value, s.key), s) for s in sources]
-        if base is tuple:
-            return tuple.__new__(type(value), items)
-        return items if base is list else collections.deque(items, value.maxlen)
 
     def mutable(self, value: Any) -> Any:
         """What to mutate in place of a list or set: itself if the frame made it, else its inside copy."""
@@ -454,14 +437,10 @@ class Outside(Interpreter):
     # -- names
 
     def load_global(self, frame: Frame, name: str) -> Any:
-        namespace = frame.function.__globals__
-        tracker = self.globals_tracker(namespace)
-        if name in tracker.value or name in tracker.writes:
-            found = self.dict_get(tracker, name)
-            if found is not MISSING:
-                return found
-        self.guard_absent(tracker.source, name, "not found, so the builtin is meant")
-        found = self.dict_get(self.hold(frame.builtins, "builtins"), name)
+        tracker = self.globals_tracker(frame.function.__globals__)
+        found = self.dict_get(tracker, name, "not found, so the builtin is meant")
+        if found is MISSING:
+            found = self.dict_get(self.hold(frame.builtins, "builtins"), name)
         if found is MISSING:
             raise NameError(f"name {name!r} is not defined")
         return found
@@ -483,14 +462,11 @@ class Outside(Interpreter):
             if tracker.writes["cell_contents"] is DELETED:
                 raise ValueError("Cell is empty")
             return tracker.writes["cell_contents"]
-        source = tracker.source
-        if source.kind != "cell":  # the cell itself is an argument, as resume functions take them
-            source = Source("slot", "cell_contents", source)
         try:
             contents = cell.cell_contents
         except ValueError:
-            self.unsupported("no-value-yet", f"{source.key} has no value yet")
-        return self.wrap(contents, source)
+            self.unsupported("no-value-yet", f"{tracker.source.key} has no value yet")
+        return self.wrap(contents, Source("contents", None, tracker.source))
 
     def store_cell(self, cell: types.CellType, value: Any) -> None:
         tracker = self.tracker(cell)
@@ -505,50 +481,40 @@ class Outside(Interpreter):
         owner = self.tracker(function)
         if owner is not None:
             for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
-                tracker = VariableTracker(cell, Source("cell", name, owner.source))
+                tracker = VariableTracker(cell, Source("closure", name, owner.source))
                 known = self.trackers.setdefault(id(cell), tracker)
                 if known is not tracker and known.source != tracker.source:
-                    sources = place_of(tracker), place_of(known)
-                    self.relate("same", sources, "two functions share a variable")
+                    sources = tracker.source, known.source
+                    self.guard("same", sources, None, "two functions share a variable")
         return cells
 
     def default(self, function: types.FunctionType, index: int) -> Any:
         values = function.__defaults__ or ()
-        owner = self.tracker(function)
-        if owner is None:
-            return values[index]
-        self.guard("defaults", owner.source, len(values), "a default is used")
-        return self.wrap(values[index], Source("default", index, owner.source))
+        if (owner := self.tracker(function)) is not None:
+            self.guard("defaults", owner.source, len(values), "a default is used")
+        return self.below(function, "default", index, values[index])
 
     def keyword_default(self, function: types.FunctionType, name: str) -> Any:
         values = function.__kwdefaults__ or {}
-        owner = self.tracker(function)
-        if owner is None or name not in values:
-            return values.get(name, UNBOUND)
-        return self.wrap(values[name], Source("keyword_default", name, owner.source))
+        if name not in values:
+            return UNBOUND
+        return self.below(function, "keyword_default", name, values[name])
 
     def same(self, left: Any, right: Any) -> bool:
         """`is`, with a guard when the answer could change with the inputs."""
         if left is not right and {type(left), type(right)} <= {int, torch.SymInt}:
             left, right = self.pinned(left), self.pinned(right)  # Python shares small ints
         ours, theirs = self.tracker(left), self.tracker(right)
-        fixed = (type, types.ModuleType, types.BuiltinFunctionType, torch.Tensor)
-        if (
-            ours is not None
-            and theirs is not None
-            and ours is not theirs
-            and not (isinstance(left, fixed) or isinstance(right, fixed))
-        ):
-            self.relate("distinct", (ours.source, theirs.source), "compared with `is`")
+        kinds = (type, types.ModuleType, types.BuiltinFunctionType, torch.Tensor)
+        fixed = isinstance(left, kinds) or isinstance(right, kinds)
+        if ours is not None and theirs is not None and ours is not theirs and not fixed:
+            self.guard("distinct", (ours.source, theirs.source), None, "compared with `is`")
         return left is right
 
 
-def place_of(tracker: VariableTracker) -> Source:
-    """Where the object itself is found: of a closure's cell, not its contents."""
-    source = tracker.source
-    if source.kind == "cell" and isinstance(tracker.value, types.CellType):
-        return Source("closure", source.key, source.base)
-    return source
+def is_users(frame: Frame) -> bool:
+    """Whether a frame runs code of the user's, or of a library other than torch and Python's."""
+    return not is_fixed(frame.function.__globals__.get("__name__") or "")
 
 
 def unchanged(tracker: VariableTracker, key: Any, value: Any) -> bool:

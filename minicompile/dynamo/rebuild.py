@@ -25,7 +25,7 @@ from minicompile.dynamo.bytecode import parameters
 from minicompile.dynamo.containers import Lazily
 from minicompile.dynamo.guards import SourceCode
 from minicompile.dynamo.interpreter import DELETED, Frame, Lazy, TracedGenerator
-from minicompile.dynamo.outside import place_of, unchanged
+from minicompile.dynamo.outside import unchanged
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source, describe
 from minicompile.dynamo.tracer import Tracer
@@ -36,6 +36,7 @@ from minicompile.dynamo.variables import (
     VariableTracker,
     has_symbols,
     is_constant,
+    is_struct,
     plain_dict,
 )
 from minicompile.errors import Unsupported
@@ -127,7 +128,7 @@ class Rebuild:
         raise error
 
     def outside(self, tracker: VariableTracker) -> str:
-        return self.code.expression(place_of(tracker))
+        return self.code.expression(tracker.source)
 
     def assign(self, value: Any, text: str) -> str:
         """A new variable for an inside object, known from here on (so that cycles close)."""
@@ -173,7 +174,7 @@ class Rebuild:
                 contents = self.expression(self.tracer.realize(value.cell_contents))
                 self.lines.append(f"{name}.cell_contents = {contents}")
             return name
-        if hasattr(cls, "n_sequence_fields"):  # torch.return_types
+        if is_struct(cls):
             return self.assign(value, f"{self.code.constant(cls)}({self.sequence(value)})")
         if isinstance(value, tuple):
             return self.assign(
@@ -191,11 +192,14 @@ class Rebuild:
         name = self.assign(
             value, f"types.FunctionType({code}, {namespace}, {value.__name__!r}, None, {cells})"
         )
-        for part in ("__defaults__", "__kwdefaults__", "__dict__"):
-            if getattr(value, part):
-                self.lines.append(f"{name}.{part} = {self.expression(getattr(value, part))}")
+        self.fill_in(name, value, "__defaults__", "__kwdefaults__", "__dict__")
         self.lines.append(f"{name}.__qualname__ = {value.__qualname__!r}")
         return name
+
+    def fill_in(self, name: str, value: Any, *parts: str) -> None:
+        for part in parts:
+            if getattr(value, part):
+                self.lines.append(f"{name}.{part} = {self.expression(getattr(value, part))}")
 
     def made_generator(self, value: TracedGenerator) -> str:
         """A generator that has not begun: made by its function."""
@@ -247,9 +251,7 @@ class Rebuild:
         cls, given = self.expression(type(value)), self.sequence(value.args)
         name = self.assign(value, f"{cls}.__new__({cls}, *{given})")
         self.lines.append(f"{name}.args = {given}")
-        for part in ("__cause__", "__context__", "__dict__"):
-            if getattr(value, part):
-                self.lines.append(f"{name}.{part} = {self.expression(getattr(value, part))}")
+        self.fill_in(name, value, "__cause__", "__context__", "__dict__")
         self.lines.append(f"{name}.__suppress_context__ = {value.__suppress_context__}")
         return name
 
@@ -281,11 +283,10 @@ class Rebuild:
         for key, item in list((plain_dict(value) or {}).items()):
             text = self.expression(self.tracer.realize(item))
             self.lines.append(f"{name}.__dict__[{key!r}] = {text}")
-        for key in slot_names_of(cls):
-            if hasattr(value, key):
-                self.lines.append(
-                    self.set_attribute(name, key, object.__getattribute__(value, key))
-                )
+        for key, reader in (item for owner in cls.__mro__ for item in vars(owner).items()):
+            if isinstance(reader, types.MemberDescriptorType) and hasattr(value, key):
+                stored = object.__getattribute__(value, key)
+                self.lines.append(self.set_attribute(name, key, stored))
         return name
 
     def set_attribute(self, target: str, key: str, value: Any) -> str:
@@ -325,13 +326,12 @@ class Rebuild:
             source = self.tracer.item_source(tracker, key)
             place = f"{self.outside(tracker)}[{self.expression(key)}]"
         elif isinstance(tracker.value, types.CellType):
-            source = tracker.source
-            place = f"{self.outside(tracker)}.cell_contents"
+            source, place = tracker.source, f"{self.outside(tracker)}.cell_contents"
         else:
-            source = Source("slot", key, tracker.source)
-            self.effects.append(f"{source} = {describe(value)}")
-            return [self.set_attribute(self.outside(tracker), key, value)]
+            source, place = Source("slot", key, tracker.source), ""
         self.effects.append(f"{source} = {describe(value)}")
+        if not place:
+            return [self.set_attribute(self.outside(tracker), key, value)]
         return [f"del {place}" if value is DELETED else f"{place} = {self.expression(value)}"]
 
 
@@ -339,8 +339,3 @@ def made_by_python(cls: type) -> bool:
     """Whether `object.__new__` can make instances as far as this class is concerned (not its bases)."""
     new = cls.__dict__.get("__new__")
     return bool(cls.__flags__ & HEAP_TYPE) and (new is None or isinstance(new, staticmethod))
-
-
-def slot_names_of(cls: type) -> list[str]:
-    members = (item for owner in cls.__mro__ for item in owner.__dict__.items())
-    return [name for name, item in members if isinstance(item, types.MemberDescriptorType)]

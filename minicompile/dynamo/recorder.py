@@ -14,7 +14,7 @@ import contextlib
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import sympy
 import torch
@@ -40,11 +40,8 @@ from minicompile.ops.origin import Origin, SourceLine
 LARGEST_INT64 = 2**63 - 1
 UPDATES_STATISTICS = ("batch_norm", "instance_norm")
 """Functions that in training mode change buffers they are given."""
-RESHAPES_IN_PLACE = frozenset(
-    (
-        *("t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_"),
-        *("resize_", "resize_as_", "set_", "as_strided_"),
-    )
+RESHAPES_IN_PLACE = words(
+    "t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ resize_ resize_as_ set_ as_strided_"
 )
 """Methods that change a tensor's own shape or strides."""
 
@@ -63,10 +60,7 @@ PRODUCTS = words(
 """Operators that refuse tensors of different dtypes when they run; their fakes don't."""
 
 
-def mixed(tensors: list[torch.Tensor]) -> bool:
-    """Whether the dtypes differ and autocast won't change that."""
-    dtypes = {tensor.dtype for tensor in tensors}
-    return len(dtypes) > 1 and not torch.is_autocast_enabled(tensors[0].device.type)
+"""Operators that refuse tensors of different dtypes when they run; their fakes don't."""
 
 
 def finished(
@@ -219,8 +213,8 @@ class Recorder:
             return node
         graphs = [self.root, *(inner.graph for inner in self.open)]
         if node.graph not in graphs:
-            reason = "a tensor is used outside of the function that made it, which is called later"
-            raise refusal("graph-value", reason, self.line())
+            what = "a tensor is used outside of the function that made it, which is called later"
+            self.refuse("graph-value", what)
         for inner in self.open[graphs.index(node.graph) :]:
             node = inner.bring_in(value, node)
         return node
@@ -244,13 +238,13 @@ class Recorder:
             self.keep_metadata(args[0])
         before = [tensor._version for tensor in tensors]
         name = target if op == "call_method" else getattr(target, "__name__", None)
-        if name in PRODUCTS and mixed(tensors):
-            what = f"{name} of tensors of different dtypes"
-            raise refusal("exception", what, self.line(), kind=UserError)
+        dtypes = {tensor.dtype for tensor in tensors} if name in PRODUCTS else ()
+        if len(dtypes) > 1 and not torch.is_autocast_enabled(tensors[0].device.type):
+            self.refuse("exception", f"{name} of tensors of different dtypes", kind=UserError)
         shapes = [tensor.shape for tensor in tensors]
         value = self.run(op, target, args, kwargs)
         if "out" in kwargs and shapes != [tensor.shape for tensor in tensors]:
-            raise refusal("tensor-memory", f"{name} resizes what is given as `out`", self.line())
+            self.refuse("tensor-memory", f"{name} resizes what is given as `out`")
         written = [t for t, version in zip(tensors, before) if t._version > version]
         for tensor in written if self.data_of else ():
             if (places := self.data_of.get(compat.storage_id(tensor))) is not None:
@@ -286,11 +280,9 @@ class Recorder:
                     return getattr(args[0], target)(*args[1:], **kwargs)
                 return target(*args, **kwargs)
         except compat.FAKE_LIMITS as error:
-            raise refusal(
-                "data-dependent-size",
-                f"{name} gives a result that depends on the tensor's data ({type(error).__name__})",
-                self.line(),
-            ) from error
+            kind = type(error).__name__
+            what = f"{name} gives a result that depends on the tensor's data ({kind})"
+            raise refusal("data-dependent-size", what, self.line()) from error
         except Unsupported:
             raise
         except Exception as error:
@@ -315,10 +307,15 @@ class Recorder:
         if not made_here or not is_constant(requires_grad):
             reason = "`.requires_grad_()` changes how autograd treats a tensor from outside"
             hint = "call it on a tensor that is made there"
-            raise refusal("autograd-state", reason, self.line(), hint)
+            self.refuse("autograd-state", reason, hint)
         self.run("call_method", "requires_grad_", (fake, requires_grad), {})
         node = self.graph.call_method("requires_grad_", (self.node_of(fake), requires_grad))
         self.finish(node, "requires_grad_", fake)
+
+    def refuse(
+        self, id: str, what: str, hint: str = "", kind: type[Unsupported] = Unsupported
+    ) -> NoReturn:
+        raise refusal(id, what, self.line(), hint, kind)
 
     def line(self) -> SourceLine | None:
         lines, _ = self.stack()
@@ -345,18 +342,14 @@ class Recorder:
                     self.calls.append(part)
                     self.bind(item, part)
         elif value is not None and not is_constant(value):
-            what = f"a torch function gave a {type(value).__name__}"
-            raise refusal("graph-value", what, self.line())
+            self.refuse("graph-value", f"a torch function gave a {type(value).__name__}")
 
     def keep_metadata(self, fake: torch.Tensor) -> None:
         """Give the nodes that recorded a fake a copy, before the fake's own shape changes."""
-        given = [
-            *(tracker.value for tracker in self.inputs),
-            *(v for i in self.open for v in i.values),
-        ]
+        given = [tracker.value for tracker in self.inputs]
+        given += [value for inner in self.open for value in inner.values]
         if any(value is fake for value in given):
-            what = "an input's shape or strides are changed in place"
-            raise refusal("tensor-memory", what, self.line())
+            self.refuse("tensor-memory", "an input's shape or strides are changed in place")
         for node in self.graph.nodes:
             if node.meta.get("val") is fake:
                 node.meta["val"] = fake.detach()
@@ -365,8 +358,8 @@ class Recorder:
         """A number, constant or tensor of a call's arguments as the graph writes it: tensors as nodes."""
         if isinstance(value, torch.Tensor):
             if id(value) not in self.nodes:
-                reason = f"a tensor {value_text(value)} came from outside of the capture"
-                raise refusal("graph-value", reason, self.line())
+                what = f"a tensor {value_text(value)} came from outside of the capture"
+                self.refuse("graph-value", what)
             return self.node_of(value)
         if is_numpy_scalar(value):
             return value.item()
@@ -374,8 +367,8 @@ class Recorder:
             return self.size_node(value.node.expr)
         if is_constant(value):
             return value
-        reason = f"a {type(value).__name__} can't be an argument of a torch function in a graph"
-        raise refusal("graph-value", reason, self.line())
+        what = f"a {type(value).__name__} can't be an argument of a torch function in a graph"
+        return self.refuse("graph-value", what)
 
     def size_node(self, expr: sympy.Basic) -> Any:
         """The node of a symbolic number: `x.size(0)` for a size, arithmetic on those otherwise."""
@@ -385,16 +378,15 @@ class Recorder:
         key = self.graph, (expr := self.sizes.env.rooted(expr))
         if key not in self.size_nodes:
             for symbol in expr.free_symbols if self.open else ():
-                if (
-                    self.sizes.env.symbols[symbol].kind != "size"
-                ):  # graphs inside take tensors alone
+                # graphs inside take tensors alone
+                if self.sizes.env.symbols[symbol].kind != "size":
                     self.sizes.env.evaluate(symbol)
                     return self.size_node(self.sizes.env.simplified(expr))
             if expr.is_integer and largest(expr) > LARGEST_INT64:  # Python's ints are larger
                 small = sympy.Le(expr, LARGEST_INT64), sympy.Ge(expr, -LARGEST_INT64)
                 if not all(map(self.sizes.env.evaluate, small)):
                     what = f"{self.sizes.env.text(expr)} is no 64-bit number"
-                    raise refusal("exception", what, self.line(), kind=UserError)
+                    self.refuse("exception", what, kind=UserError)
             self.size_nodes[key] = self.size_call(expr, self.sizes)
         return self.size_nodes[key]
 

@@ -14,6 +14,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch import autograd
 from torch.utils import checkpoint
 
 FUNCTIONS: tuple[tuple[str, str, Any, str], ...] = (
@@ -33,12 +34,7 @@ FUNCTIONS: tuple[tuple[str, str, Any, str], ...] = (
     ("checkpoint", "activation checkpointing of a sequence", checkpoint, "checkpoint_sequential"),
     ("nested-compile", "torch.compile is called inside the captured function", torch, "compile"),
     ("nested-compile", "torch.compiler.disable is called", torch.compiler, "disable"),
-    (
-        "backward",
-        "gradients are computed by the captured function",
-        torch.autograd,
-        "grad backward",
-    ),
+    ("backward", "gradients are computed by the captured function", autograd, "grad backward"),
     ("default-dtype-or-device", "the default dtype is set", torch, "set_default_dtype"),
     ("default-dtype-or-device", "the default device is set", torch, "set_default_device"),
     ("default-dtype-or-device", "the default device is set", torch.device, "__enter__"),
@@ -61,11 +57,8 @@ OF_TENSORS = (
     ("autograd-state", "`.{}()`: a hook on a tensor", "register_hook"),
     ("backward", "`.{}()` runs inside the captured function", "backward"),
     ("tensor-memory", "`.{}()` changes a tensor's storage", "set_ resize_ share_memory_"),
-    (
-        "tensor-memory",
-        "`.{}()`: a captured tensor has no memory",
-        "data_ptr untyped_storage storage",
-    ),
+    ("tensor-memory", "`.{}()`: a captured tensor has no memory", "data_ptr storage"),
+    ("tensor-memory", "`.{}()`: a captured tensor has no memory", "untyped_storage"),
     ("tensor-memory", "`.{}()` is no part of the guards", "storage_offset is_shared is_pinned"),
     ("tensor-attribute", "{} of a tensor", "__hash__ __repr__ __str__ __format__"),
     ("tensor-attribute", "{} of a tensor", "__reduce_ex__ __deepcopy__"),

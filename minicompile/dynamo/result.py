@@ -12,13 +12,14 @@ The real compiler: torch/_dynamo/source.py, torch/_guards.py, output_graph.py.
 from __future__ import annotations
 
 import enum
+import functools
 import itertools
 import operator
 import textwrap
 import types
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -32,18 +33,18 @@ from minicompile.shapes.expr import python_text
 
 SOURCE_KINDS: dict[str, tuple[str, str]] = {
     # the base is a function
-    "cell": ("{base}.<cell {key}>", "closure_cell({base}, {key!r}).cell_contents"),
     "default": ("{base}.<default {key}>", "{base}.__defaults__[{key}]"),
     "keyword_default": ("{base}.<default {key}>", "{base}.__kwdefaults__[{key!r}]"),
-    "closure": ("{base}.<closure {key}>", "closure_cell({base}, {key!r})"),
+    "closure": ("{base}.<cell {key}>", "closure_cell({base}, {key!r})"),
     # the base is an object with a `__dict__`; the tables are nn.Module's
     "attribute": ("{base}.{key}", "{namespace}[{key!r}]"),
     "namespace": ("{base}.__dict__", "{namespace}"),
     "parameter": ("{base}.{key}", "member({namespace}, '_parameters', {key!r})"),
     "buffer": ("{base}.{key}", "member({namespace}, '_buffers', {key!r})"),
     "submodule": ("{base}.{key}", "member({namespace}, '_modules', {key!r})"),
-    # the base is a module's globals, a container, a class, an object of a C type, a ContextVar, a weak
-    # reference, a tensor, a C function that reads a setting of torch
+    # the base is a cell, a module's globals, a container, a class, an object of a C type, a ContextVar,
+    # a weak reference, a tensor, a C function that reads a setting of torch
+    "contents": ("{base}", "{base}.cell_contents"),
     "global": ("{base}.{key}", "{base}[{key!r}]"),
     "item": ("{base}[{key}]", "{base}[{key!r}]"),
     "class_attribute": ("{base}.{key}", "lookup({base}, {key!r})"),
@@ -62,7 +63,7 @@ SOURCE_KINDS: dict[str, tuple[str, str]] = {
 """Each kind of source: how it reads, and the Python that fetches it (`guards.SourceCode`)."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Source(Shown):
     """Where a value lives at run time, as a path from the frame: `self.blocks[0].weight`.
 
@@ -72,20 +73,13 @@ class Source(Shown):
     kind: str
     key: Any = None
     base: Source | None = None
-    _hash: int = field(init=False, repr=False, default=0)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.kind, self.key, self.base)))
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.kind, self.key, self.base))
 
     def __hash__(self) -> int:
         return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        if not isinstance(other, Source) or self._hash != other._hash:
-            return False
-        return (self.kind, self.key, self.base) == (other.kind, other.key, other.base)
 
     @property
     def name(self) -> str:
@@ -176,47 +170,39 @@ TRUSTED = ("builtins", "torch", "numpy", "sympy", "datetime", "pathlib", "collec
 
 
 class GuardKind(NamedTuple):
-    """How a kind of guard is written: {0}, {1}, {all} its sources, {e} what it expects, {c} its name."""
+    """How a kind of guard is written: {0}, {1}, {all} its sources, {e} what it expects."""
 
     text: str
     """For a reader; where there is neither a `condition` nor a rule in guards.py, it is the check too."""
     condition: str = ""
     """As Python."""
     found: str = "{0}"
-    """What to show of the value that was found, as Python."""
+    """What to show of the value that was found: words, or Python if it is about {0}."""
 
 
 GUARD_KINDS = {
     "type": GuardKind("type({0}) is {e}", found="type({0})"),
     "identity": GuardKind("{0} is {e}"),
     "equals": GuardKind("{0} == {e}"),
-    "absent": GuardKind(
-        "{e} not in {0}", "not dict.__contains__({0}, {c})", "Description('it there')"
-    ),
+    "absent": GuardKind("{e} not in {0}", "not dict.__contains__({0}, {e})", "it there"),
     "length": GuardKind("len({0}) == {e}", found="base_length({0})"),
     "keys": GuardKind("list({0}) == {e}", found="items_of({0})"),
     "members": GuardKind("members of {0} are {e}", found="items_of({0})"),
     "class": GuardKind(
         "attributes of {0} are defined as before",
-        "same_class({0}, {c})",
-        "Description('other attributes or bases')",
+        "same_class({0}, {e})",
+        "other attributes or bases",
     ),
     "code": GuardKind("{0}.__code__ is {e}", found="{0}.__code__"),
-    "globals": GuardKind(
-        "{0} has the same globals", "{0}.__globals__ is {c}", "Description('other globals')"
-    ),
-    "defaults": GuardKind("{0} has {e} defaults", "len({0}.__defaults__ or ()) == {c}"),
-    "hooks": GuardKind("{0} has no hooks", "hook_free({0})", "Description('hooks')"),
+    "globals": GuardKind("{0} has the same globals", "{0}.__globals__ is {e}", "other globals"),
+    "defaults": GuardKind("{0} has {e} defaults", "len({0}.__defaults__ or ()) == {e}"),
+    "hooks": GuardKind("{0} has no hooks", "hook_free({0})", "hooks"),
     # of several sources
-    "same": GuardKind("{0} is {1}", found="Description('another object')"),
+    "same": GuardKind("{0} is {1}", found="another object"),
     "same_size": GuardKind("{0} == {1}"),
-    "distinct": GuardKind(
-        "different objects: {all}", found="Description('one object under two names')"
-    ),
+    "distinct": GuardKind("different objects: {all}", found="one object under two names"),
     "no_overlap": GuardKind(
-        "the first {e} of {all} share no memory",
-        "apart({c}, {all})",
-        "Description('shared memory')",
+        "the first {e} of {all} share no memory", "apart({e}, {all})", "shared memory"
     ),
     "shape": GuardKind("{e}"),
     "number": GuardKind("{e}"),
@@ -245,15 +231,18 @@ class Guard(Shown):
     @property
     def expression(self) -> str:
         """The check as one readable line."""
-        names = [source.name for source in self.sources]
         form = GUARD_KINDS.get(self.kind, GuardKind("{all}: " + self.kind + " {e}")).text
-        if self.kind == "number":
+        return self.written(form, [source.name for source in self.sources], describe)
+
+    def written(self, form: str, names: Sequence[str], value: Callable[[Any], str]) -> str:
+        """A form of the kind, filled in; `value` is how to write what is expected."""
+        expected = ""
+        if self.kind in ("shape", "strides"):
+            expected = python_text(self.expected, names[self.kind == "strides" :])
+        elif self.kind == "number":
             expected = self.expected.text(*names)
-        elif self.kind in ("shape", "strides"):
-            first = self.kind == "strides"
-            expected = python_text(self.expected, names[first:])
-        else:
-            expected = describe(self.expected) if "{e}" in form else ""
+        elif "{e}" in form:
+            expected = value(self.expected)
         return form.format(*names, e=expected, all=", ".join(names))
 
     def __str__(self) -> str:
@@ -360,11 +349,6 @@ class InstructionRecord:
     """Names of the graph nodes it created."""
 
 
-def is_plumbing(record: InstructionRecord) -> bool:
-    """Jumps, and what a resume function does to get where the frame was."""
-    return record.opname in ("JUMP", "NOP", "RESUME") or record.argument.startswith("__stack")
-
-
 LONG_FLOW = 300
 """Flows with more instructions than this show only those that made nodes."""
 
@@ -408,8 +392,13 @@ class Capture(Shown):
 
     @property
     def passages(self) -> list[Passage]:
-        """The executed instructions, by source line, without those that only restore a cut frame."""
-        told = (r for r in self.bytecode if not is_plumbing(r))
+        """The executed instructions, by source line, without jumps and those that restore a cut frame."""
+        plumbing = ("JUMP", "NOP", "RESUME")
+        told = (
+            record
+            for record in self.bytecode
+            if record.opname not in plumbing and not record.argument.startswith("__stack")
+        )
         same_line = itertools.groupby(told, key=lambda r: (r.line, r.depth))
         return [Passage(line, depth, tuple(group)) for (line, depth), group in same_line]
 

@@ -26,6 +26,7 @@ from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Guard, NumberRange, Source, computed
 from minicompile.errors import OptionError, Unsupported
 from minicompile.shapes.env import SMALLEST_SIZE, ShapeEnv, ordered
+from minicompile.shapes.expr import to_size
 from minicompile.shapes.symnode import operation_of
 
 MARK = "_minicompile_dynamic"
@@ -114,7 +115,7 @@ class Sizes:
         if not any(isinstance(size, torch.SymInt) for size in sizes):
             return None
         strides = self.strides(tensor, sizes)
-        layout = sympy.Tuple(*map(expression_of, strides))
+        layout = sympy.Tuple(*map(to_size, strides))
         sources = (source, *sources_of(self.env, layout))
         self.rely("strides", sources, layout, "memory layout of an input")
         with self.mode:
@@ -212,10 +213,7 @@ class Sizes:
 
     def value(self, number: Any) -> Any:
         """A number's value while capturing, as Python computes it."""
-        if not isinstance(number, torch.SymInt | torch.SymFloat):
-            return number
-        found = self.env.hint(number.node.expr)
-        return int(found) if isinstance(number, torch.SymInt) else float(found)
+        return number.node.hint if isinstance(number, torch.SymInt | torch.SymFloat) else number
 
 
 LARGEST_INT = 2**31 - 1
@@ -249,11 +247,6 @@ def shape_guards(env: ShapeEnv | None) -> list[Guard]:
         else:  # a float
             guards.append(Guard(sources, "equals", env.hints[symbol], fact.reason, fact.line))
     return guards
-
-
-def expression_of(size: Any) -> Any:
-    """The sympy expression of a SymInt; other sizes unchanged."""
-    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def free_dims(fake: torch.Tensor) -> list[int]:

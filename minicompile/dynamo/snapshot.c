@@ -1,4 +1,4 @@
-/* Snapshot(gets, enumerated, parts, lists, classes, calls): facts about objects, by pointer.
+/* Snapshot(gets, enumerated, parts, lists, classes, calls): facts about objects, tuples of rows, by pointer.
    unchanged() is true while all of them hold. Nothing here runs Python code: calls are of C functions. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -6,41 +6,32 @@
 typedef struct {
     PyObject_HEAD
     uint64_t *versions; /* of the dicts in gets and enumerated, when last found as noted */
-    PyObject *gets, *enumerated, *parts, *lists, *classes, *calls;
+    PyObject *facts;
 } Snapshot;
 
-#define FIELDS(X) X(gets) X(enumerated) X(parts) X(lists) X(classes) X(calls)
+enum {gets, enumerated, parts, lists, classes, calls, kinds};
 #define AT(row, i) PyTuple_GET_ITEM(row, i)
 
 static PyObject *snapshot_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"gets", "enumerated", "parts", "lists", "classes", "calls", NULL};
+    int fit = PyTuple_GET_SIZE(args) == kinds;
+    for (int i = 0; fit && i < kinds; i++) fit = PyTuple_Check(AT(args, i));
+    if (!fit) return PyErr_Format(PyExc_TypeError, "Snapshot takes %d tuples", kinds);
     Snapshot *self = (Snapshot *)type->tp_alloc(type, 0);
     if (!self) return NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!O!O!O!O!O!", names,
-            &PyTuple_Type, &self->gets, &PyTuple_Type, &self->enumerated, &PyTuple_Type, &self->parts,
-            &PyTuple_Type, &self->lists, &PyTuple_Type, &self->classes, &PyTuple_Type, &self->calls)) {
-#define CLEAR_BORROWED(f) self->f = NULL;
-        FIELDS(CLEAR_BORROWED)
-        Py_DECREF(self);
-        return NULL;
-    }
-#define OWN(f) Py_INCREF(self->f);
-    FIELDS(OWN)
-    Py_ssize_t dicts = PyTuple_GET_SIZE(self->gets) + PyTuple_GET_SIZE(self->enumerated);
+    self->facts = Py_NewRef(args);
+    Py_ssize_t dicts = PyTuple_GET_SIZE(AT(args, gets)) + PyTuple_GET_SIZE(AT(args, enumerated));
     self->versions = PyMem_Calloc(dicts + 1, sizeof(uint64_t));
     if (!self->versions) { Py_DECREF(self); return PyErr_NoMemory(); }
     return (PyObject *)self;
 }
 
 static int snapshot_traverse(Snapshot *self, visitproc visit, void *arg) {
-#define VISIT(f) Py_VISIT(self->f);
-    FIELDS(VISIT)
+    Py_VISIT(self->facts);
     return 0;
 }
 
 static int snapshot_clear(Snapshot *self) {
-#define CLEAR(f) Py_CLEAR(self->f);
-    FIELDS(CLEAR)
+    Py_CLEAR(self->facts);
     return 0;
 }
 
@@ -51,9 +42,9 @@ static void snapshot_dealloc(Snapshot *self) {
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-#define EACH(field) \
-    for (Py_ssize_t i = 0, n = PyTuple_GET_SIZE(self->field); i < n; i++) { \
-        PyObject *row = AT(self->field, i);
+#define EACH(kind) \
+    for (Py_ssize_t i = 0, n = PyTuple_GET_SIZE(AT(self->facts, kind)); i < n; i++) { \
+        PyObject *row = AT(AT(self->facts, kind), i);
 #define END }
 
 /* The version of a dict, which every write changes; 0 from 3.13 on: attributes are stored there without a new one. */

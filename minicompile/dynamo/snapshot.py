@@ -136,11 +136,11 @@ class Facts:
                 return self.item(self.item(namespace, TABLES[source.kind]), key)
             case "class_attribute":
                 return self.class_attribute(base, key)
-            case "cell":
-                self.part(CODE, base)
-                return self.part(CONTENTS, closure_cell(base, key))
             case "closure":
+                self.part(CODE, base)
                 return closure_cell(base, key)  # a function keeps its own
+            case "contents":
+                return self.part(CONTENTS, base)
             case "default":
                 return self.part(DEFAULTS, base)[key]
             case "keyword_default":
@@ -199,12 +199,12 @@ class Facts:
         if extension is None:
             return None
         return extension.Snapshot(
-            gets=tuple((d, tuple(known), tuple(known.values())) for d, known in self.gets.values()),
-            enumerated=tuple((d, tuple(dict.keys(d))) for d in self.enumerated.values()),
-            parts=tuple(self.parts.values()),
-            lists=tuple((items, tuple(items)) for items in self.lists.values()),
-            classes=tuple((cls, extension.class_version(cls)) for cls in self.classes.values()),
-            calls=tuple(self.calls.values()),
+            tuple((d, tuple(known), tuple(known.values())) for d, known in self.gets.values()),
+            tuple((d, tuple(dict.keys(d))) for d in self.enumerated.values()),
+            tuple(self.parts.values()),
+            tuple((items, tuple(items)) for items in self.lists.values()),
+            tuple((cls, extension.class_version(cls)) for cls in self.classes.values()),
+            tuple(self.calls.values()),
         )
 
 
@@ -214,8 +214,5 @@ def state_check() -> Callable[[], bool]:
         facts = compat.global_facts()
         return lambda: compat.global_facts() == facts
     calls, level = compat.global_state_reads()
-    empty = dict.fromkeys(("enumerated", "parts", "lists", "classes"), ())
-    unchanged: Callable[[], bool] = extension.Snapshot(
-        gets=(level,), calls=calls, **empty
-    ).unchanged
+    unchanged: Callable[[], bool] = extension.Snapshot((level,), (), (), (), (), calls).unchanged
     return unchanged

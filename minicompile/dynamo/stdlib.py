@@ -25,7 +25,6 @@ import torch
 from minicompile.dynamo.builtins import builtin_getattr, means
 from minicompile.dynamo.calls import FIXED_TYPES, Calls
 from minicompile.dynamo.containers import python_method
-from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
     MISSING,
     OBJECT_NEW,
@@ -44,21 +43,16 @@ means(itertools.chain.from_iterable)(
 )
 
 
-def changes_first(function: Any) -> None:
-    """A C function that changes the container that it is given first."""
-    means(function)(
-        lambda tracer, items, *rest, **options: tracer.run_native(
-            functools.partial(function, tracer.mutable(items)), rest, options
-        )
-    )
-
-
-for _function in (
+@means(
     *(heapq.heapify, heapq.heappush, heapq.heappop, heapq.heapreplace, heapq.heappushpop),
     *(bisect.insort_left, bisect.insort_right),
     collections._count_elements,  # type: ignore[attr-defined]
-):
-    changes_first(_function)
+    named=True,
+)
+def change_first(tracer: Calls, function: Any, items: Any, *rest: Any, **options: Any) -> Any:
+    """A C function that changes the container that it is given first."""
+    return tracer.run_native(functools.partial(function, tracer.mutable(items)), rest, options)
+
 
 means(typing.cast)(lambda tracer, kind, value: value)
 # The fields of a dataclass are fixed when the class is made.
@@ -166,10 +160,9 @@ def plain_copy(value: Any) -> bool:
 
 @means(contextvars.ContextVar.get)
 def context_get(tracer: Calls, variable: Any, *default: Any) -> Any:
-    owner = tracer.tracker(variable)
-    if owner is None:
+    if tracer.tracker(variable) is None:
         return variable.get(*default)
     found = variable.get(MISSING)
     if found is MISSING:
         tracer.unsupported("context-variable", "a ContextVar without a value is read")
-    return tracer.wrap(found, Source("context", None, owner.source))
+    return tracer.below(variable, "context", None, found)

@@ -5,7 +5,6 @@ The real compiler: torch/_dynamo/variables/torch.py, nn_module.py, ctx_manager.p
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,7 +28,9 @@ def module_call(tracer: Calls, module: torch.nn.Module, /, *args: Any, **kwargs:
     try:
         hooked = any(compat.GLOBAL_HOOK_TABLES)
         if not hooked:
-            guard_no_global_hooks(tracer)
+            for table in compat.GLOBAL_HOOK_TABLES:
+                tracker = tracer.hold(table, "hooks of every module")
+                tracer.guard("length", tracker.source, 0, "hooks that apply to every module")
             hooked = has_hooks(tracer, module)
         function = compat.module_call_impl if hooked else tracer.load_attr(module, "forward")
         if frame.called is module:  # so that a break inside can cut this frame at the call
@@ -39,12 +40,6 @@ def module_call(tracer: Calls, module: torch.nn.Module, /, *args: Any, **kwargs:
         return tracer.call(function, args, kwargs)
     finally:
         frame.module_path = before
-
-
-def guard_no_global_hooks(tracer: Calls) -> None:
-    for table in compat.GLOBAL_HOOK_TABLES:
-        tracker = tracer.hold(table, "hooks of every module")
-        tracer.guard("length", tracker.source, len(table), "hooks that apply to every module")
 
 
 def has_hooks(tracer: Calls, module: torch.nn.Module) -> bool:
@@ -68,7 +63,7 @@ def module_path(tracer: Calls, module: torch.nn.Module) -> str:
     parts: list[str] = []
     source: Source | None = owner.source
     while source is not None:
-        if source.key not in ("self", "globals"):
+        if source.key not in (None, "self", "globals"):
             parts.append(str(source.key))
         source = source.base
     return ".".join(reversed(parts))
@@ -77,37 +72,24 @@ def module_path(tracer: Calls, module: torch.nn.Module) -> str:
 # -- global state
 
 
-def state_setter(setter: Any) -> Callable[..., Any]:
+@means(*compat.STATE_SETTERS, named=True)
+def set_state(tracer: Calls, setter: Any, *args: Any, **kwargs: Any) -> Any:
     """Sets the state now, and again when the graph runs."""
-
-    def meaning(tracer: Calls, *args: Any, **kwargs: Any) -> Any:
-        found = setter(*args, **kwargs)
-        tracer.recorder.statement(setter, (*args, *kwargs.values()))
-        return found
-
-    return meaning
+    found = setter(*args, **kwargs)
+    tracer.recorder.statement(setter, (*args, *kwargs.values()))
+    return found
 
 
-def state_reader(reader: Any) -> Callable[..., Any]:
-    return lambda tracer, *args, **kwargs: reader(*map(tracer.deep, args), **kwargs)
+means(*compat.STATE_READERS, named=True)(
+    lambda tracer, reader, *args, **kwargs: reader(*map(tracer.deep, args), **kwargs)
+)
 
 
-def setting_reader(reader: Any) -> Callable[..., Any]:
+@means(*compat.SETTING_READERS, named=True)
+def read_setting(tracer: Calls, reader: Any, *args: Any) -> Any:
     """Reads a setting that is no part of the guarded global state: the answer gets a guard of its own."""
-
-    def meaning(tracer: Calls, *args: Any) -> Any:
-        source = Source("setting", args, tracer.hold(reader, f"torch.{reader.__name__}").source)
-        return tracer.wrap(reader(*args), source, "a setting of torch")
-
-    return meaning
-
-
-for _setter in compat.STATE_SETTERS:
-    means(_setter)(state_setter(_setter))
-for _reader in compat.STATE_READERS:
-    means(_reader)(state_reader(_reader))
-for _reader in compat.SETTING_READERS:
-    means(_reader)(setting_reader(_reader))
+    source = Source("setting", args, tracer.hold(reader, f"torch.{reader.__name__}").source)
+    return tracer.wrap(reader(*args), source, "a setting of torch")
 
 
 @means(torch.set_grad_enabled)
@@ -130,10 +112,8 @@ call_rules(torch.is_tensor, torch.overrides.is_tensor_like)(
 def check(tracer: Calls, condition: Any, message: Any = "") -> None:
     """A condition that must hold, and is known now."""
     if isinstance(condition, torch.Tensor):
-        tracer.unsupported(
-            *("branch-on-tensor", "torch._check on a tensor's data"),
-            "check it outside of the compiled function",
-        )
+        hint = "check it outside of the compiled function"
+        tracer.unsupported("branch-on-tensor", "torch._check on a tensor's data", hint)
     if not condition:
         text = tracer.call(message, (), {}) if callable(message) else message
         raise (type(text) if isinstance(text, BaseException) else RuntimeError)(str(text))

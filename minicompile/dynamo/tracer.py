@@ -18,9 +18,9 @@ from minicompile.dynamo.breaks import Cut, places
 from minicompile.dynamo.bytecode import Instruction, Program, decode
 from minicompile.dynamo.calls import Calls
 from minicompile.dynamo.interpreter import UNBOUND, Frame, Lazy
+from minicompile.dynamo.outside import is_users
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import InstructionRecord, Source
-from minicompile.dynamo.variables import is_fixed
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import SourceLine
 
@@ -123,14 +123,9 @@ class Tracer(Calls):
 
     def fix_cells(self, function: types.FunctionType) -> None:
         """Code that goes on in a frame of this function holds its cells: they must stay the same."""
-        owner = self.tracker(function)
-        if owner is None:
-            return
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
-            source = Source("closure", name, owner.source)
-            self.guard("identity", source, cell, "a frame that is cut uses the variable")
+        for cell in self.closure(function):
+            if (known := self.tracker(cell)) is not None:
+                self.guard("identity", known.source, cell, "a frame that is cut uses the variable")
 
     # -- where we are
 
@@ -141,16 +136,12 @@ class Tracer(Calls):
 
     def provenance(self) -> tuple[tuple[SourceLine, ...], str]:
         """The user's lines from the outermost frame to the innermost, and the module that is running."""
-        frame, lines, every = self.frame, [], []
-        path = frame.module_path if frame is not None else ""
-        while frame is not None:
-            every.append(frame.line)
-            if not is_fixed(frame.function.__globals__.get("__name__") or ""):
-                lines.append(frame.line)
-            frame = frame.parent
-        if not lines and self.definition is not None:
+        frames = [] if self.frame is None else [*self.frame.outwards][::-1]
+        path = frames[-1].module_path if frames else ""
+        users = [frame for frame in frames if is_users(frame)]
+        if not users and self.definition is not None:
             return (self.definition,), path
-        return tuple(reversed(lines or every)), path
+        return tuple(frame.line for frame in users or frames), path
 
     # -- imports
 

@@ -119,10 +119,8 @@ def same_constant(found: Any, expected: Any) -> bool:
         return True
     if type(found) is not cls:
         return False
-    if cls is float:
-        return str(found) == str(expected)
-    if cls is complex:
-        return same_constant(found.real, expected.real) and same_constant(found.imag, expected.imag)
+    if cls is float or cls is complex:
+        return repr(found) == repr(expected)
     if cls in (tuple, frozenset, set):
         return same_items(tuple(found), tuple(expected))
     if cls is slice or cls is range:
@@ -162,6 +160,15 @@ def builtin_base(value: object) -> type | None:
     return None
 
 
+def tuple_of(cls: type, items: Any) -> Any:
+    """A tuple of some class. Those that C code defines (torch.return_types) are made by calling them."""
+    return cls(items) if is_struct(cls) else tuple.__new__(cls, items)
+
+
+def is_struct(cls: type) -> bool:
+    return find(cls, "n_sequence_fields") is not MISSING
+
+
 def library_of(module: str | None) -> str:
     """The top-level package of a module's name."""
     return (module or "").partition(".")[0]
@@ -193,11 +200,8 @@ flags_of: Any = type.__dict__["__flags__"].__get__
 
 def find(cls: type, name: str) -> Any:
     """What the class or its bases define under a name, without running descriptors; else MISSING."""
-    for owner in mro_of(cls):
-        namespace = own_attributes(owner)
-        if name in namespace:
-            return namespace[name]
-    return MISSING
+    owner = owner_of(cls, name)
+    return MISSING if owner is None else own_attributes(owner)[name]
 
 
 def lookup(cls: type, name: str) -> Any:

@@ -1,8 +1,19 @@
-"""`LoweringContext`, what a rule works with: makes elementwise values, reductions, scatters."""
+"""The registry of lowering rules, and `LoweringContext`, what a rule works with.
+
+    @lowering(aten.softplus.default)
+    def softplus(ctx: LoweringContext, x: TensorValue) -> TensorValue:
+        return elementwise(ctx, lambda ops, v: ops.log1p(ops.exp(v)), x)
+
+A rule gets the context, which makes elementwise values, reductions and scatters, and the node's arguments:
+tensors as `TensorValue`, sizes as `int | sympy.Expr`. It returns a TensorValue or a tuple of them, or raises
+`Unsupported`, and then the operator is called as it is. Operators that the AOT room decomposes never get
+here. The real compiler: register_lowering in torch/_inductor/lowering.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,16 +34,25 @@ from minicompile.lowering.ir import (
     loop_index,
     same_size,
 )
-from minicompile.lowering.value import Inputs, Probe, Storage, TensorValue, scoped
+from minicompile.lowering.value import Probe, Storage, TensorValue, scoped
 from minicompile.lowering.views import ViewMap
 from minicompile.ops.dtypes import LOOP_DTYPES
 from minicompile.ops.graph import origins_of
-from minicompile.ops.handler import Index, InnerFn, Ops, ReductionFn, StoreMode
+from minicompile.ops.handler import Index, InnerFn, Ops, ReductionFn, StoreMode, V
 from minicompile.ops.origin import NO_ORIGINS, Origins
-from minicompile.ops.table import ReductionKind, reduction_identity
+from minicompile.ops.registry import Registry
+from minicompile.ops.table import POSITIONS, ReductionKind, reduction_identity
 from minicompile.shapes.expr import ZERO, Size, contiguous_strides, product, same, to_size
 
 OutputIndex = Callable[[Ops, Sequence[Index]], Sequence[Index]]
+Rule = Callable[..., Any]
+"""`rule(ctx, *args, **kwargs) -> TensorValue | tuple`."""
+
+lowering: Registry[Rule] = Registry("lowering", "ATen overload -> rule that gives loops")
+
+extern_reasons: Registry[str] = Registry(
+    "extern", "ATen overload or packet -> why a library runs it rather than loops"
+)
 
 
 class LoweringContext:
@@ -41,8 +61,6 @@ class LoweringContext:
     def __init__(self) -> None:
         self.operations: list[Operation] = []
         self.constants: list[ConstantBuffer] = []
-        self.reads: dict[str, frozenset[str]] = {}
-        """Buffers that each operation reads, by the operation's name."""
         self.input_offsets: dict[str, Size] = {}
         """Where in its storage each input begins, in elements."""
         self.names: set[str] = set()
@@ -55,11 +73,8 @@ class LoweringContext:
 
     def simplified(self, size: Size) -> Size:
         """A size by what guards say of its symbols."""
-        return (
-            size
-            if isinstance(size, int) or self.env is None
-            else to_size(self.env.simplified(size))
-        )
+        known = isinstance(size, int) or self.env is None
+        return size if known else to_size(self.env.simplified(size))
 
     def enter(self, node: fx.Node) -> None:
         """Everything made from here on belongs to `node`."""
@@ -88,9 +103,14 @@ class LoweringContext:
         self.names.add(name)
         return name
 
-    def add(self, operation: Operation, reads: Iterable[str]) -> None:
-        self.operations.append(operation)
-        self.reads[operation.name] = frozenset(reads)
+    def dry_run(self, fn: Callable[..., V], *indices: Sequence[Index]) -> Probe:
+        """What a formula reads and costs. Raises VerifyError where its dtypes don't fit."""
+        probe = Probe()
+        try:
+            probe.run(fn, *indices)
+        except TypeError as error:
+            raise VerifyError(f"{self.rule()}: {error}") from error
+        return probe
 
     def rule(self) -> str:
         """The rule at work, for messages."""
@@ -100,8 +120,7 @@ class LoweringContext:
 
     def in_memory(self, buffer: Buffer, origins: Origins = NO_ORIGINS) -> TensorValue:
         """A buffer that is full by now; `origins` are those of the views in its layout."""
-        layout, position = buffer.layout, len(self.operations) - 1
-        storage = Storage(layout.size, layout.dtype, layout.device, NO_ORIGINS, buffer, position)
+        storage = Storage(buffer.layout, NO_ORIGINS, buffer, len(self.operations) - 1)
         return TensorValue(storage, origins=origins)
 
     def constant(self, tensor: torch.Tensor, name: str) -> TensorValue:
@@ -124,27 +143,11 @@ class LoweringContext:
 
         `dtype`, if given, is what the formula must have. Raises VerifyError where dtypes don't fit.
         """
-        probe = Probe()
-        try:
-            found, weight = fn(probe, loop_index(len(size)))
-        except TypeError as error:
-            raise VerifyError(f"{self.rule()}: {error}") from error
-        if dtype is not None and found is not dtype:
-            raise VerifyError(f"{self.rule()}: the formula gives {found}, not {dtype}")
-        return TensorValue(
-            Storage(
-                tuple(size),
-                found,
-                device,
-                self.origins,
-                fn=fn,
-                inputs=probe.inputs,
-                stride=self.eager_strides(size),
-                flops=probe.flops,
-                weight=weight + sum(probe.indirect),
-                depth=probe.depth,
-            )
-        )
+        cost = self.dry_run(fn, loop_index(len(size)))
+        if dtype is not None and cost.dtype is not dtype:
+            raise VerifyError(f"{self.rule()}: the formula gives {cost.dtype}, not {dtype}")
+        layout = Layout(device, cost.dtype, tuple(size), self.eager_strides(size))
+        return TensorValue(Storage(layout, self.origins, fn=fn, cost=cost))
 
     def copy_of(self, value: TensorValue) -> TensorValue:
         """A new tensor with the same elements."""
@@ -162,12 +165,11 @@ class LoweringContext:
     def settle(self, storage: Storage, why: str) -> Buffer:
         """Give a storage memory, if it has none."""
         if storage.buffer is None:
-            layout = Layout(storage.device, storage.dtype, storage.size, storage.stride)
+            layout, storage.position = storage.layout, len(self.operations)
             assert storage.fn is not None
-            body = scoped(storage.fn, len(self.operations), storage.origins)
-            storage.position = len(self.operations)
-            loops = Pointwise(storage.size, body)
-            storage.buffer = self._emit(layout, loops, storage.inputs, storage.origins, why)
+            body = scoped(storage.fn, storage.position, storage.origins)
+            loops = Pointwise(layout.size, body)
+            storage.buffer = self._emit(layout, loops, storage.cost, storage.origins, why)
         return storage.buffer
 
     def realize(self, value: TensorValue, why: str) -> View:
@@ -183,7 +185,7 @@ class LoweringContext:
             raise VerifyError(f"size {value.size} where eager has {layout.size}")
         storage = value.storage
         if value.view is None and storage.buffer is None and is_dense(layout):
-            storage.stride = layout.stride
+            storage.layout = replace(storage.layout, stride=layout.stride)
         buffer = self.settle(storage, why)
         have = value.layout
         if have is not None and (0 in have.size or have.has_strides(layout.stride)):
@@ -198,18 +200,19 @@ class LoweringContext:
         if not is_dense(written):
             raise Unsupported(f"a new tensor with strides {layout.stride} for size {layout.size}")
         copy = self.copy_of(self.view(value, ViewMap(once, list)))
-        copy.storage.stride = layout.stride
+        copy.storage.layout = replace(copy.storage.layout, stride=layout.stride)
         return View(self.settle(copy.storage, why).name, layout)
 
     def _emit(
-        self, layout: Layout, loops: Loops, inputs: Inputs, origins: Origins, why: str
+        self, layout: Layout, loops: Loops, cost: Probe, origins: Origins, why: str
     ) -> Buffer:
         if layout.dtype not in LOOP_DTYPES:
             raise Unsupported(f"loops over {layout.dtype}")
-        reads, inlined = inputs.reached()
-        buffer = ComputedBuffer(self.new_name(), layout, inlined | origins, loops, why)
+        reads, inlined = cost.reached()
         target = [loops.target] if isinstance(loops, Scatter) else []
-        self.add(buffer, [*reads, *target])
+        names = frozenset([*reads, *target])
+        buffer = ComputedBuffer(self.new_name(), layout, inlined | origins, loops, why, names)
+        self.operations.append(buffer)
         return buffer
 
     # -- reductions and scatters
@@ -229,7 +232,7 @@ class LoweringContext:
         """
         empty = 0 in reduction_ranges
         if empty or all(extent == 1 for extent in reduction_ranges):
-            position = kind in ("argmax", "argmin")
+            position = kind in POSITIONS
             number = 0 if position else reduction_identity(kind, dtype)
             first = [ZERO] * len(reduction_ranges)
             if empty or position:
@@ -237,12 +240,11 @@ class LoweringContext:
             return self.pointwise(
                 size, device, lambda ops, index: ops.to_dtype(fn(ops, index, first), dtype)
             )
-        probe = Probe()
-        fn(probe, loop_index(len(size)), loop_index(len(reduction_ranges), "r"))
+        cost = self.dry_run(fn, loop_index(len(size)), loop_index(len(reduction_ranges), "r"))
         layout = Layout(device, dtype, tuple(size), self.eager_strides(size))
         body = scoped(fn, len(self.operations), self.origins)
         loops = Reduction(tuple(size), tuple(reduction_ranges), kind, body)
-        return self.in_memory(self._emit(layout, loops, probe.inputs, self.origins, "reduction"))
+        return self.in_memory(self._emit(layout, loops, cost, self.origins, "reduction"))
 
     def scatter(
         self,
@@ -255,17 +257,17 @@ class LoweringContext:
         """`base` with elements written or added: loops over `ranges` into a fresh copy of it."""
         copy = self.copy_of(base)
         target = self.settle(copy.storage, "fresh copy that a scatter writes into")
-        probe, index = Probe(), loop_index(len(ranges))
-        output_index(probe, index)
-        found, _ = fn(probe, index)
-        if found is not base.dtype:
-            raise VerifyError(f"{self.rule()}: scatters {found} into {base.dtype}")
-        position = len(self.operations)
-        where, what = (scoped(f, position, self.origins) for f in (output_index, fn))
+
+        def both(ops: Ops, index: Sequence[Index]) -> V:
+            output_index(ops, index)
+            return fn(ops, index)
+
+        cost = self.dry_run(both, loop_index(len(ranges)))
+        if cost.dtype is not base.dtype:
+            raise VerifyError(f"{self.rule()}: scatters {cost.dtype} into {base.dtype}")
+        where, what = (scoped(f, len(self.operations), self.origins) for f in (output_index, fn))
         loops = Scatter(tuple(ranges), target.name, where, what, mode)
-        return self.in_memory(
-            self._emit(target.layout, loops, probe.inputs, self.origins, "scatter")
-        )
+        return self.in_memory(self._emit(target.layout, loops, cost, self.origins, "scatter"))
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:

@@ -162,6 +162,8 @@ class ComputedBuffer(Buffer):
     loops: Loops = field(default=None)  # type: ignore[assignment]
     why: str = ""
     """Why the value was realized: written to memory instead of inlined into its users."""
+    reads: frozenset[str] = frozenset()
+    """The buffers that it loads from, and the target that it updates."""
 
     def __str__(self) -> str:
         why = f"  # {self.why}" if self.why else ""
@@ -212,6 +214,11 @@ class ExternKernel(Shown):
         """The tensors it reads, in order."""
         given = compat.tree_leaves((self.args, self.kwargs))
         return [value for value in given if isinstance(value, View)]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The buffers that those look at, each once."""
+        return tuple(dict.fromkeys(view.buffer for view in self.views()))
 
     def __str__(self) -> str:
         arguments = [_extern_argument(a) for a in self.args]
@@ -305,11 +312,16 @@ def evaluate_loops(loops: Loops, ops: Ops) -> tuple[Any, Sequence[Index] | None]
     return loops.inner_fn(ops, index), where
 
 
+def formulas(loops: Loops) -> tuple[str, Sequence[Index] | None]:
+    """`evaluate_loops` as text."""
+    p, r = loop_ranges(loops)
+    return evaluate_loops(loops, FormulaOps({**p, **r}))
+
+
 def loops_text(loops: Loops) -> str:
     """`Pointwise([64, 128], relu(load(x, 128*p0 + p1)))`: the loop body as a formula."""
-    p, r = loop_ranges(loops)
-    inner, where = evaluate_loops(loops, FormulaOps({**p, **r}))
-    ranges, reduced = (f"[{', '.join(map(str, group.values()))}]" for group in (p, r))
+    inner, where = formulas(loops)
+    ranges, reduced = (f"[{', '.join(map(str, group.values()))}]" for group in loop_ranges(loops))
     if isinstance(loops, Reduction):
         return f"Reduction({ranges}, {reduced}, '{loops.kind}', {inner})"
     if isinstance(loops, Scatter):
@@ -376,7 +388,7 @@ def verify(graph: LoopGraph) -> None:
 
     for operation in graph.operations:
         if isinstance(operation, ExternKernel):
-            read([view.buffer for view in operation.views()], operation.name)
+            read(operation.reads, operation.name)
         else:
             read(_verify_loops(operation), operation.name)
             if isinstance(operation.loops, Scatter):

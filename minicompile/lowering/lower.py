@@ -1,13 +1,13 @@
 """From a functional ATen graph to a `LoopGraph`, node by node.
 
-Each call becomes a value by its operator's rule (registry.py), or an extern call with the reason. Values stay
+Each call becomes a value by its operator's rule (context.py), or an extern call with the reason. Values stay
 formulas until something needs their memory. The real compiler: GraphLowering in torch/_inductor/graph.py.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sympy
@@ -18,7 +18,7 @@ from minicompile import compat
 from minicompile.errors import Unsupported
 from minicompile.lowering import realize as heuristics
 from minicompile.lowering import rules
-from minicompile.lowering.context import LoweringContext, layout_of
+from minicompile.lowering.context import LoweringContext, Rule, extern_reasons, layout_of, lowering
 from minicompile.lowering.ir import (
     PRODUCTS,
     ExternKernel,
@@ -31,7 +31,6 @@ from minicompile.lowering.ir import (
     verify,
     written_by,
 )
-from minicompile.lowering.registry import Rule, extern_reasons, lowering
 from minicompile.lowering.value import Storage, TensorValue
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.graph import Graph, origins_of, output_node, target_name, user_line
@@ -81,7 +80,7 @@ class _Lowering:
                 raise Unsupported(f"a {node.op} node in an ATen graph")
         name, ctx = self.graph.name, self.ctx
         found = LoopGraph(name, self.inputs, ctx.constants, ctx.operations, outputs, self.hints)
-        drop_unread(found, ctx.reads)
+        drop_unread(found)
         if self.options.verify:
             verify(found)
         return found
@@ -213,18 +212,15 @@ class _Lowering:
             # operators choose their result's strides by their operands'
             return ctx.realize_as(value, layout_of(argument.meta["val"]), why)
 
-        def output(index: int, layout: Layout) -> ExternOutput:
-            if single:
-                return ExternOutput(name, layout, ctx.origins)
-            return ExternOutput(f"{name}_{index}", layout, ctx.origins, index)
-
         args, kwargs = fx.map_arg((node.args, node.kwargs), operand)
         name = ctx.new_name()
+        places = [(name, None)] if single else [(f"{name}_{k}", k) for k in range(len(layouts))]
         outputs = tuple(
-            output(k, layout) if layout is not None else None for k, layout in enumerate(layouts)
+            ExternOutput(place, layout, ctx.origins, number) if layout is not None else None
+            for (place, number), layout in zip(places, layouts, strict=True)
         )
         kernel = ExternKernel(name, op, args, dict(kwargs), outputs, reason, ctx.origins)
-        ctx.add(kernel, [view.buffer for view in kernel.views()])
+        ctx.operations.append(kernel)
         results = tuple(
             ctx.in_memory(made) if made is not None else _number(number)
             for made, number in zip(outputs, [val] if single else val or (), strict=True)
@@ -265,7 +261,7 @@ def is_view(op: torch._ops.OpOverload) -> bool:
     return any(result.alias_info is not None for result in op._schema.returns)
 
 
-def drop_unread(graph: LoopGraph, reads: Mapping[str, frozenset[str]]) -> None:
+def drop_unread(graph: LoopGraph) -> None:
     """Drop operations and constants that nothing reads, and single outputs of operators.
 
     Operators that do more than compute (random numbers, checks) stay.
@@ -280,7 +276,7 @@ def drop_unread(graph: LoopGraph, reads: Mapping[str, frozenset[str]]) -> None:
                 operation.outputs = tuple(
                     o if o is not None and o.name in needed else None for o in operation.outputs
                 )
-            needed |= reads[operation.name]
+            needed.update(operation.reads)
             kept.append(operation)
     graph.operations = kept[::-1]
     graph.constants = [c for c in graph.constants if c.name in needed]

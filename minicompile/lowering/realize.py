@@ -29,13 +29,13 @@ FREE_FLOPS = 32
 
 def too_large(value: Storage) -> str | None:
     """Why one formula has grown enough, or None."""
-    reads = len(value.inputs.reached()[0])
+    reads = len(value.cost.reached()[0])
     if reads > MAX_READS:
         return f"reads {reads} buffers"
-    if value.depth > MAX_DEPTH:
-        return f"a formula of {value.depth} nested values"
-    if value.weight > MAX_WEIGHT:
-        return f"a formula of {value.weight} operations"
+    if value.cost.depth > MAX_DEPTH:
+        return f"a formula of {value.cost.depth} nested values"
+    if value.cost.weight > MAX_WEIGHT:
+        return f"a formula of {value.cost.weight} operations"
     return None
 
 
@@ -43,13 +43,13 @@ def worth_keeping(value: Storage, users: int) -> str | None:
     """Why a value with several readers should be computed once, or None."""
     if users < 2:
         return None
-    buffers = value.inputs.reached()[0].values()
+    buffers = value.cost.reached()[0].values()
     reads = sum(1 for buffer in buffers if buffer.layout.numel != 1)
-    if reads == 0 and value.flops <= FREE_FLOPS:
+    if reads == 0 and value.cost.flops <= FREE_FLOPS:
         return None
-    if reads <= 1 and value.flops <= CHEAP_FLOPS:
+    if reads <= 1 and value.cost.flops <= CHEAP_FLOPS:
         return None
-    return f"{users} users, {value.flops} operations on {reads} buffers"
+    return f"{users} users, {value.cost.flops} operations on {reads} buffers"
 
 
 def readers(node: fx.Node) -> int:

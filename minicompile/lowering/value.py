@@ -29,30 +29,6 @@ NEVER = 1 << 60
 """A position after every operation."""
 
 
-class Inputs:
-    """What a formula reads directly, and the origins of the views that it reads through."""
-
-    def __init__(self) -> None:
-        self.storages: set[Storage] = set()
-        self.view_origins: Origins = NO_ORIGINS
-
-    def reached(self) -> tuple[dict[str, Buffer], Origins]:
-        """Buffers a body made now would load from, and the origins of all that it would inline."""
-        buffers: dict[str, Buffer] = {}
-        origins: set[Any] = set(self.view_origins)
-        seen: set[Storage] = set()
-        waiting = list(self.storages)
-        while waiting:
-            storage = waiting.pop()
-            if storage.buffer is not None:
-                buffers[storage.buffer.name] = storage.buffer
-            elif storage not in seen:
-                seen.add(storage)
-                origins |= storage.origins | storage.inputs.view_origins
-                waiting.extend(storage.inputs.storages)
-        return buffers, frozenset(origins)
-
-
 @dataclass(frozen=True)
 class Positions:
     """Integers that are known without loading: `formula(index)`, from `low` to `high` inclusive."""
@@ -66,24 +42,16 @@ class Positions:
 class Storage:
     """All elements of a new tensor, a graph input or an operator's result."""
 
-    size: tuple[Size, ...]
-    dtype: torch.dtype
-    device: torch.device
+    layout: Layout
+    """How its elements lie in memory, or are going to if it is realized."""
     origins: Origins = NO_ORIGINS
     buffer: Buffer | None = None
     """Its memory, once it has some."""
     position: int = -1
     """That of the operation which fills the buffer among all; -1 for inputs."""
     fn: InnerFn | None = None
-    inputs: Inputs = field(default_factory=Inputs)
-    stride: tuple[Size, ...] = ()
-    """How it is going to lie in memory if it is realized."""
-    flops: int = 0
-    """One element's arithmetic with everything inlined."""
-    weight: int = 1
-    """Operations of the formula written out as a tree."""
-    depth: int = 0
-    """How many formulas it nests."""
+    cost: Probe = field(default_factory=lambda: Probe())
+    """What a dry run of the formula told."""
     positions: Positions | None = None
     """Set where the value is an index by formula."""
 
@@ -102,8 +70,8 @@ class TensorValue:
         layout: Layout | None = None,
     ) -> None:
         self.storage, self.view, self.origins = storage, view, origins
-        self.size = storage.size if view is None else view.size
-        self.dtype, self.device = storage.dtype, storage.device
+        self.size = storage.layout.size if view is None else view.size
+        self.dtype, self.device = storage.layout.dtype, storage.layout.device
         self._layout, self._settled = layout, layout is not None
 
     @property
@@ -189,7 +157,7 @@ class Scope(Ops):
 
     def load_storage(self, storage: Storage, index: Sequence[Index]) -> V:
         if storage.buffer is not None and self.sees(storage):
-            return self.load_memory(storage, storage.buffer.layout, index)
+            return self.load_memory(storage, storage.layout, index)
         key = (storage, *index)
         if key not in self.memo:
             assert storage.fn is not None
@@ -245,31 +213,55 @@ class Probe(Scope):
 
     def __init__(self) -> None:
         super().__init__(FormulaOps())
-        self.inputs = Inputs()
-        self.flops = 0
-        self.depth = 1
-        self.indirect: list[int] = []
-        """The weight of each loaded index."""
+        self.dtype: torch.dtype
+        self.storages: set[Storage] = set()
+        """What it reads directly."""
+        self.view_origins = NO_ORIGINS
+        """The origins of the views that it reads through."""
+        self.flops, self.weight, self.depth = 0, 0, 1
+        """One element's arithmetic with everything inlined; operations of the formula written out as a tree;
+        how many formulas it nests."""
+        self.indices = 0
+
+    def run(self, fn: Callable[..., Term], *indices: Sequence[Index]) -> None:
+        self.dtype, weight = fn(self, *indices)
+        self.weight += weight
+
+    def reached(self) -> tuple[dict[str, Buffer], Origins]:
+        """Buffers a body made now would load from, and the origins of all that it would inline."""
+        buffers: dict[str, Buffer] = {}
+        origins: set[Any] = set(self.view_origins)
+        seen: set[Storage] = set()
+        waiting = list(self.storages)
+        while waiting:
+            storage = waiting.pop()
+            if storage.buffer is not None:
+                buffers[storage.buffer.name] = storage.buffer
+            elif storage not in seen:
+                seen.add(storage)
+                origins |= storage.origins | storage.cost.view_origins
+                waiting.extend(storage.cost.storages)
+        return buffers, frozenset(origins)
 
     def at(self, origins: Origins) -> Probe:
         return self
 
     def through(self, views: Origins) -> Probe:
-        self.inputs.view_origins |= views
+        self.view_origins |= views
         return self
 
     def load_memory(self, storage: Storage, layout: Layout, index: Sequence[Index]) -> Term:
-        self.inputs.storages.add(storage)
-        return storage.dtype, 1
+        self.storages.add(storage)
+        return layout.dtype, 1
 
     def load_storage(self, storage: Storage, index: Sequence[Index]) -> Term:
-        key = (storage, *index)
+        key, cost = (storage, *index), storage.cost
         if storage.buffer is None and key not in self.memo:
             self.memo[key] = True
-            self.flops += storage.flops
-            self.depth = max(self.depth, storage.depth + 1)
-        self.inputs.storages.add(storage)
-        return storage.dtype, storage.weight if storage.buffer is None else 1
+            self.flops += cost.flops
+            self.depth = max(self.depth, cost.depth + 1)
+        self.storages.add(storage)
+        return storage.layout.dtype, cost.weight if storage.buffer is None else 1
 
     def constant(self, value: float | int | bool, dtype: torch.dtype) -> Term:
         return dtype, 1
@@ -297,8 +289,9 @@ class Probe(Scope):
         self, value: Term, size: Expr | int, check: bool = True, wrap_negative: bool = True
     ) -> Index:
         self.flops += 2
-        self.indirect.append(value[1])
-        return loop_symbol(f"indirect{len(self.indirect)}")
+        self.weight += value[1]
+        self.indices += 1
+        return loop_symbol(f"indirect{self.indices}")
 
     def pointwise(self, name: str, *values: Term) -> Term:
         self.flops += POINTWISE[name].flops

@@ -110,17 +110,19 @@ def permute(size: Sequence[Size], dims: Sequence[int]) -> ViewMap:
 def expand(size: Sequence[Size], target: Sequence[Size]) -> ViewMap:
     """Broadcast to `target`, in which -1 keeps a dimension."""
     added = len(target) - len(size)
-    full = [*[None] * added, *size]
-    out = [
-        have if have is not None and isinstance(want, int) and want == -1 else want
-        for have, want in zip(full, target, strict=True)
-    ]
-    repeated = [have == 1 and want != 1 for have, want in zip(size, out[added:], strict=True)]
+    full = (*[1] * added, *size)
+    pairs = zip(full, target, strict=True)
+    out = [have if isinstance(want, int) and want == -1 else to_size(want) for have, want in pairs]
+    return ViewMap(tuple(out), lambda i: broadcast_index(i, size, out))
 
-    def index(i: Sequence[Index]) -> list[Index]:
-        return [ZERO if again else v for again, v in zip(repeated, i[added:], strict=True)]
 
-    return ViewMap(tuple(to_size(s) for s in out), index)
+def broadcast_index(
+    index: Sequence[Index], size: Sequence[Size], target: Sequence[Size]
+) -> list[Index]:
+    """The element of a tensor of `size` at an index of the `target` that it is broadcast to."""
+    added = len(target) - len(size)
+    pairs = zip(size, target[added:], index[added:], strict=True)
+    return [ZERO if have == 1 and want != 1 else i for have, want, i in pairs]
 
 
 def bound_candidates(bound: Size | None, extent: Size, default: Size) -> list[Size]:
@@ -167,11 +169,8 @@ def slice_(
     """Elements start, start + step, ... of a dimension; `length` as in `slice_bounds`."""
     dim = wrap_dim(dim, len(size))
     low, _, count = slice_bounds(size[dim], start, end, step, length)
-
-    def index(i: Sequence[Index]) -> list[Index]:
-        return [*i[:dim], i[dim] * step + low, *i[dim + 1 :]]
-
-    return ViewMap((*size[:dim], count, *size[dim + 1 :]), index)
+    found = (*size[:dim], count, *size[dim + 1 :])
+    return ViewMap(found, lambda i: [*i[:dim], i[dim] * step + low, *i[dim + 1 :]])
 
 
 def select(size: Sequence[Size], dim: int, at: Size) -> ViewMap:
@@ -195,11 +194,9 @@ def squeeze(size: Sequence[Size], dims: int | Sequence[int]) -> ViewMap:
 
 def flip(size: Sequence[Size], dims: Sequence[int]) -> ViewMap:
     turned = {wrap_dim(d, len(size)) for d in dims}
-
-    def index(i: Sequence[Index]) -> list[Index]:
-        return [size[d] - 1 - v if d in turned else v for d, v in enumerate(i)]
-
-    return ViewMap(tuple(size), index)
+    return ViewMap(
+        tuple(size), lambda i: [size[d] - 1 - v if d in turned else v for d, v in enumerate(i)]
+    )
 
 
 def diagonal(size: Sequence[Size], offset: int = 0, dim1: int = 0, dim2: int = 1) -> ViewMap:
@@ -227,11 +224,8 @@ def unfold(size: Sequence[Size], dim: int, length: int, step: int) -> ViewMap:
         return ViewMap((length,), lambda i: [])
     dim = wrap_dim(dim, len(size))
     count = to_size(floor_div(size[dim] - length, step) + 1)
-
-    def index(i: Sequence[Index]) -> list[Index]:
-        return [*i[:dim], i[dim] * step + i[-1], *i[dim + 1 : -1]]
-
-    return ViewMap((*size[:dim], count, *size[dim + 1 :], length), index)
+    found = (*size[:dim], count, *size[dim + 1 :], length)
+    return ViewMap(found, lambda i: [*i[:dim], i[dim] * step + i[-1], *i[dim + 1 : -1]])
 
 
 Group = tuple[list[int], list[int]]

@@ -3,7 +3,8 @@
 Node metadata that every room keeps:
 `meta["val"]`      the value at compile time (FakeTensor, SymInt, tuple of them),
 `meta["origins"]`  frozenset of `Origin`,
-`meta["phase"]`    "forward" or "backward" (absent before the joint graph).
+`meta["phase"]`    "forward" or "backward" (absent before the joint graph),
+`meta["region"]`   the checkpointed call that made it, None elsewhere (absent before the joint graph).
 """
 
 from __future__ import annotations
@@ -172,15 +173,37 @@ def call_text(node: fx.Node) -> str:
     return f"{function}({', '.join(arguments)})"
 
 
+@dataclass(frozen=True)
+class Rewrite:
+    """One place that a pass rewrote: by which pattern, the statements before and after, where from."""
+
+    pattern: str
+    before: str
+    after: str
+    origins: Origins
+
+    @property
+    def title(self) -> str:
+        places = [line.place for line in source_lines(self.origins)]
+        return f"{self.pattern} at {', '.join(places)}" if places else self.pattern
+
+    def __str__(self) -> str:
+        old = [f"  - {line}" for line in self.before.splitlines()]
+        return "\n".join([self.title, *old, *(f"  + {line}" for line in self.after.splitlines())])
+
+
 @dataclass
 class PassRecord(Shown):
-    """One graph pass: its name, the graph before and after, and how many nodes it changed."""
+    """One graph pass: its name, the graph before and after, how many nodes it changed and, where a pass says
+    so, each of its rewrites.
+    """
 
     name: str
     before: Snapshot | str
     after: Snapshot | str
     changed: int
+    rewrites: tuple[Rewrite, ...] = ()
 
     def __str__(self) -> str:
         verdict = f"{self.changed} changes" if self.changed else "no change"
-        return f"pass {self.name}: {verdict}"
+        return "\n".join([f"pass {self.name}: {verdict}", *map(str, self.rewrites)])

@@ -77,6 +77,8 @@ BOOL_AS_LOGIC = {
 """Arithmetic on bools is logic: printers need to know no other."""
 
 ReductionKind = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin"]
+POSITIONS = ("argmax", "argmin")
+"""Reductions that find a place: the first of the best elements."""
 
 
 def reduction_identity(kind: ReductionKind, dtype: torch.dtype) -> float | int | bool:

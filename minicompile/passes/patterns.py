@@ -1,49 +1,51 @@
-"""Rewriting by patterns: a search function and a replacement function, both plain Python over
-torch operators.
+"""Rewriting by patterns: a search function and a replacement function, plain Python over torch operators.
 
-    def twice_negated(x): return torch.neg(torch.neg(x))
+    @register_pattern("twice_negated", search=lambda x: -(-x), examples=[torch.empty(2)])
+    def itself(x): return x
 
-    @pattern("double_negation", search=twice_negated, examples=[torch.empty(2, 2)])
-    def simply(x): return x
-
-Both are traced to operators (on fakes like the examples); the search graph is then looked for from its result
-backwards. A float among the examples stands for any number. Operands of commutative operators
-match either way round. Everything inside a match must be read inside it alone, belong to one
-phase, and not be random.
+The search is traced on the examples and looked for: tensors among them stand for any tensor, floats for any
+number, sizes for any size. What is found counts only if the search, traced on the very arguments found there,
+is the very calls found there. Several results are found together. With examples that require grad, a
+training graph is also looked through for the results together with their gradients.
 
 The real compiler: torch/_inductor/pattern_matcher.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
+from minicompile.errors import OptionError
 from minicompile.ops.graph import output_node, placeholders
+from minicompile.ops.origin import SourceLine
 from minicompile.ops.registry import Registry
 
-aten = torch.ops.aten
+PATTERN_STAGES = ("pre_grad", "joint", "post_grad")
+COMMUTATIVE = {"add", "mul", "maximum", "minimum", "bitwise_and", "bitwise_or", "and_", "or_"}
 
-COMMUTATIVE = {aten.add, aten.mul, aten.maximum, aten.minimum, aten.eq, aten.ne} | {
-    *(aten.bitwise_and, aten.bitwise_or, aten.logical_and, aten.logical_or)
-}
-
+Function = Callable[..., Any]
 Bound = dict[Any, Any]
-"""Values of the pattern (nodes, numbers) -> what they are in the graph."""
+"""Nodes of the pattern -> what they are in the graph: nodes, for parameters also numbers."""
 
 
 @dataclass(frozen=True)
 class Match:
-    """One occurrence: the node that gives the result, the pattern's arguments, the nodes replaced."""
+    """One occurrence: the nodes that give the results, the pattern's arguments, the nodes replaced."""
 
-    anchor: fx.Node
+    results: tuple[fx.Node, ...]
     arguments: tuple[Any, ...]
     nodes: tuple[fx.Node, ...]
+
+    @property
+    def values(self) -> list[Any]:
+        """The arguments when compiling: fake tensors and numbers."""
+        return [value_of(argument) for argument in self.arguments]
 
 
 @dataclass(frozen=True)
@@ -51,99 +53,140 @@ class Pattern:
     """`replace(*arguments)` computes what `search` does. `when(match)` may refuse an occurrence."""
 
     name: str
-    search: Callable[..., Any]
-    replace: Callable[..., Any]
+    search: Function
+    replace: Function
     examples: tuple[Any, ...]
     stage: str
     when: Callable[[Match], bool]
+    option: str
+    traced: dict[bool, TracedPattern | None] = field(default_factory=dict, compare=False)
+    """The search on its examples, with gradients or without: made when first needed."""
+
+    def fail(self, why: str, function: Function | None = None) -> NoReturn:
+        code = getattr(function or self.search, "__code__", None)
+        at = SourceLine(code.co_filename, code.co_firstlineno, "").place if code else "built in"
+        raise OptionError(f"pattern {self.name!r} ({at}): {why}")
+
+
+class Replacement:
+    """What a rewrite calls in a graph, until the next level traces it."""
+
+    def __init__(self, name: str, run: Function) -> None:
+        self.__name__, self.run = name, run
+
+    def __call__(self, *values: Any) -> Any:
+        results = self.run(*values)
+        return results if len(results) > 1 else results[0]
+
+    def __str__(self) -> str:
+        return f"pattern {self.__name__}"
 
 
 patterns: Registry[Pattern] = Registry("pattern", "name -> rewrite of a subgraph")
 
 
-def pattern(
+def register_pattern(
     name: str,
     *,
-    search: Callable[..., Any],
+    search: Function,
     examples: Sequence[Any],
-    stage: str = "full",
+    stage: str = "joint",
     when: Callable[[Match], bool] = lambda match: True,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator: the function replaces what `search` matches, traced with the examples."""
+    option: str = "",
+) -> Callable[[Function], Function]:
+    """Decorator: the function replaces what `search` matches. `option`: the field of `Options` that asks
+    for it. A pattern that can't be raises OptionError, for its stage here, else when compiling.
+    """
 
-    def add(replace: Callable[..., Any]) -> Callable[..., Any]:
-        patterns(name)(Pattern(name, search, replace, tuple(examples), stage, when))
+    def add(replace: Function) -> Function:
+        entry = Pattern(name, search, replace, tuple(examples), stage, when, option)
+        if stage not in PATTERN_STAGES:
+            entry.fail(f"no stage {stage!r}; known: {', '.join(PATTERN_STAGES)}")
+        patterns(name)(entry)
         return replace
 
     return add
 
 
+def value_of(argument: Any) -> Any:
+    """What is known of a node when compiling; numbers are themselves."""
+    return argument.meta.get("val") if isinstance(argument, fx.Node) else argument
+
+
+def is_number(argument: Any) -> bool:
+    return isinstance(value_of(argument), int | float | torch.SymInt | torch.SymFloat)
+
+
+class TracedPattern:
+    """A function as a graph, one parameter for each example (and each gradient that comes in)."""
+
+    learned: Sequence[int] = ()
+    """The parameters whose gradients are the last results."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.parameters, self.results = placeholders(graph), list[fx.Node]()
+        fx.map_arg(output_node(graph).args, self.results.append)
+        self.calls = [node for node in graph.nodes if node.op.startswith("call")]
+        self.targets = {node.target for node in self.calls}
+
+
+@dataclass(frozen=True)
 class Matcher:
-    """Looks for one traced pattern. `graph` takes the tensor examples in order and returns one value."""
+    """Finds what the nodes of a pattern may be. `same` compares what isn't a tensor; without it any number
+    and any size will do. `numbers`: floats that stand for parameters.
+    """
 
-    def __init__(self, entry: Pattern, graph: fx.Graph) -> None:
-        self.entry = entry
-        tensors = iter(placeholders(graph))
-        self.parameters = [
-            next(tensors) if isinstance(e, torch.Tensor) else e for e in entry.examples
-        ]
-        self.numbers = {e for e in entry.examples if isinstance(e, float)}
-        (self.result,) = output_node(graph).all_input_nodes
+    same: Callable[[Any, Any], bool] | None = None
+    numbers: Mapping[float, fx.Node] = field(default_factory=dict)
 
-    def match(self, anchor: fx.Node) -> Match | None:
-        """The occurrence that gives `anchor`, if there is one."""
-        for bound in self.unify(self.result, anchor, {}):
-            calls = [p for p in bound if isinstance(p, fx.Node) and p.op == "call_function"]
-            nodes = tuple(bound[call] for call in calls)
-            arguments = tuple(bound.get(parameter, parameter) for parameter in self.parameters)
-            match = Match(anchor, arguments, nodes)
-            if self.closed(match) and self.entry.when(match):
-                return match
-        return None
+    def occurrences(
+        self, wanted: Sequence[fx.Node], index: Mapping[Any, list[fx.Node]], bound: Bound
+    ) -> Iterator[Bound]:
+        """Every way to find all results. `index`: the graph's calls by target."""
+        if not wanted:
+            yield bound
+            return
+        for given in [bound[wanted[0]]] if wanted[0] in bound else index.get(wanted[0].target, ()):
+            for way in self.unify(wanted[0], given, bound):
+                yield from self.occurrences(wanted[1:], index, way)
 
-    def closed(self, match: Match) -> bool:
-        """Can the nodes go when the result is computed in another way?"""
-        inner = [node for node in match.nodes if node is not match.anchor]
-        return (
-            all(user in match.nodes for node in inner for user in node.users)
-            and len({node.meta.get("phase") for node in match.nodes}) == 1
-            and not any(
-                torch.Tag.nondeterministic_seeded in node.target.tags  # type: ignore[union-attr]
-                for node in match.nodes
-            )
-        )
-
-    def unify(self, wanted: Any, given: Any, bound: Bound) -> list[Bound]:
+    def unify(self, wanted: Any, given: Any, bound: Bound) -> Iterator[Bound]:
         """Every way to extend `bound` so that `wanted` is `given`."""
+        wanted = self.numbers.get(wanted, wanted) if isinstance(wanted, float) else wanted
         if isinstance(wanted, list | tuple):
-            if not isinstance(given, list | tuple) or len(wanted) != len(given):
-                return []
-            ways = [bound]
-            for part, other in zip(wanted, given):
-                ways = [longer for way in ways for longer in self.unify(part, other, way)]
-            return ways
-        if isinstance(wanted, float) and wanted in self.numbers:
-            fits = isinstance(given, int | float) and bound.get(wanted, given) == given
-            return [{**bound, wanted: given}] if fits else []
-        if not isinstance(wanted, fx.Node):
-            return [bound] if type(wanted) is type(given) and wanted == given else []
-        if wanted in bound:
-            return [bound] if bound[wanted] is given else []
-        return self.unify_nodes(wanted, given, bound) if isinstance(given, fx.Node) else []
+            if isinstance(given, list | tuple) and len(wanted) == len(given):
+                yield from self.unify_all(list(zip(wanted, given)), bound)
+        elif not isinstance(wanted, fx.Node) or (wanted.op != "placeholder" and is_number(wanted)):
+            constant = not isinstance(given, fx.Node) or is_number(given)
+            if constant and (self.same is None or self.same(wanted, given)):
+                yield bound
+        elif wanted in bound:
+            if bound[wanted] == given:
+                yield bound
+        elif wanted.op == "placeholder":
+            tensor = isinstance(value_of(given), torch.Tensor)
+            if is_number(given) if is_number(wanted) else tensor:
+                yield {**bound, wanted: given}
+        elif (
+            isinstance(given, fx.Node)
+            and (wanted.op, wanted.target) == (given.op, given.target)
+            and wanted.op != "get_attr"  # a pattern's own tensors match nothing
+            and given not in bound.values()
+        ):
+            yield from self.unify_calls(wanted, given, {**bound, wanted: given})
 
-    def unify_nodes(self, wanted: fx.Node, given: fx.Node, bound: Bound) -> list[Bound]:
-        bound = {**bound, wanted: given}
-        if wanted.op == "placeholder":
-            return [bound]
-        target = wanted.target
-        if not isinstance(target, OpOverload) or target is not given.target:
-            return []  # another call; a pattern's own tensors match nothing
-        if wanted.kwargs.keys() != given.kwargs.keys():
-            return []
-        orders = [given.args]
-        if target.overloadpacket in COMMUTATIVE and not given.kwargs:
-            orders.append(given.args[::-1])
-        keys = list(wanted.kwargs)
-        asked = [*wanted.args, *(wanted.kwargs[key] for key in keys)]
-        options = [[*args, *(given.kwargs[key] for key in keys)] for args in orders]
-        return [way for values in options for way in self.unify(asked, values, bound)]
+    def unify_calls(self, wanted: fx.Node, given: fx.Node, bound: Bound) -> Iterator[Bound]:
+        if self.same is not None and wanted.kwargs.keys() != given.kwargs.keys():
+            return
+        asked, found = ([*node.args, *node.kwargs.values()] for node in (wanted, given))
+        name = str(getattr(wanted.target, "__name__", wanted.target)).partition(".")[0]
+        orders = [found, found[::-1]] if name in COMMUTATIVE and not given.kwargs else [found]
+        for order in orders:
+            yield from self.unify_all(list(zip_longest(asked, order)), bound)
+
+    def unify_all(self, pairs: list[tuple[Any, Any]], bound: Bound) -> Iterator[Bound]:
+        if not pairs:
+            yield bound
+            return
+        for way in self.unify(*pairs[0], bound):
+            yield from self.unify_all(pairs[1:], way)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minicompile.codegen.plan import KernelPlan
+from minicompile.codegen.plan import INDEX_ERROR, KernelPlan
 from minicompile.ops.build import Module, load_extension
 from minicompile.ops.origin import source_lines, union
 from minicompile.scheduling.body import Value
@@ -18,10 +18,6 @@ Kernel = Callable[..., None]
 FAST_CALL = Path(__file__).with_name("fast_call.c")
 MOST_ARGUMENTS = 48
 """What the extension can pass."""
-
-INDEX_ERROR = 1
-ZERO_DIVISION = 2
-"""Bits that a kernel returns; codegen/cpp_values.py sets them."""
 
 
 def bind(module: Module, plan: KernelPlan) -> Kernel:

@@ -27,8 +27,8 @@ import torch
 import triton.language as tl
 
 from minicompile import compat
-from minicompile.codegen.plan import KernelPlan, KernelSource, power_of_two
-from minicompile.runtime.cpp import INDEX_ERROR, fail
+from minicompile.codegen.plan import INDEX_ERROR, KernelPlan, KernelSource, power_of_two
+from minicompile.runtime.cpp import fail
 from minicompile.runtime.triton import Tiles, blocks, execute
 from minicompile.shapes.expr import product, size_hint
 
@@ -92,8 +92,7 @@ def interpreting() -> Iterator[None]:
     changes: dict[tuple[Any, str], Any] = {
         (interpreter, "_convert_float"): convert_float(interpreter._convert_float),
         (interpreter.ReduceOps, "generic_reduce"): fold,
-        (type(builder), "create_atomic_rmw"): atomic_rmw(type(builder).create_atomic_rmw),
-        (type(builder), "create_splat"): splat(type(builder).create_splat),
+        (builder, "__class__"): Builder,
         (JITFunction, "__call__"): call_interpreted,
         (builder, "options"): interpreter.InterpreterOptions(debug=True, sanitize_overflow=False),
     }
@@ -129,14 +128,15 @@ def convert_float(otherwise: Callable[..., Any]) -> Callable[..., Any]:
     return convert
 
 
-def atomic_rmw(otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """Atomic additions of bf16, one lane after the other; others on blocks that are not broadcast."""
+class Builder(type(interpreter.interpreter_builder)):  # type: ignore[misc]
+    """What makes the interpreter's operations, with two of them put right."""
 
-    def add(self: Any, kind: Any, pointer: Any, value: Any, mask: Any, *order: Any) -> Any:
+    def create_atomic_rmw(self, kind: Any, pointer: Any, value: Any, mask: Any, *order: Any) -> Any:
+        """Atomic additions of bf16, one lane after the other; others on blocks that are not broadcast."""
         if value.dtype.scalar != tl.bfloat16:
             handles = (pointer, value, mask)
             blocks = [interpreter.TensorHandle(h.data.copy(), h.dtype) for h in handles]
-            return otherwise(self, kind, *blocks, *order)
+            return super().create_atomic_rmw(kind, *blocks, *order)
         before = np.zeros_like(value.data)
         for lane in zip(*np.nonzero(mask.data), strict=True):
             cell = ctypes.c_uint16.from_address(int(pointer.data[lane]))
@@ -146,18 +146,11 @@ def atomic_rmw(otherwise: Callable[..., Any]) -> Callable[..., Any]:
             cell.value = int(total.view(torch.uint16).item())
         return interpreter.TensorHandle(before, tl.bfloat16)
 
-    return add
-
-
-def splat(otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """A scalar as a block. The interpreter takes a comparison's result for a number of its operands' type."""
-
-    def create(self: Any, shape: Any, value: Any) -> Any:
+    def create_splat(self, shape: Any, value: Any) -> Any:
+        """A scalar as a block: the result of a comparison is no number of its operands' type."""
         if value.data.dtype == np.bool_:
             value = interpreter.TensorHandle(value.data, tl.int1)
-        return otherwise(self, shape, value)
-
-    return create
+        return super().create_splat(shape, value)
 
 
 def fold(self: Any, blocks: tuple[Any, ...]) -> list[Any]:

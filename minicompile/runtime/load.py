@@ -104,12 +104,10 @@ def load_wrapper(wrapper: WrapperSource, namespace: Mapping[str, Any]) -> BoxedC
     filename = f"<minicompile wrapper {wrapper.name} {digest}>"
     # so that tracebacks show the generated lines
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    helpers = (empty_strided_cpu, empty_strided, reinterpret, to_layout)
     scope: dict[str, Any] = {
         "aten": torch.ops.aten,
-        "empty_strided_cpu": empty_strided_cpu,
-        "empty_strided": empty_strided,
-        "reinterpret": reinterpret,
-        "to_layout": to_layout,
+        **{f.__name__: f for f in helpers},
         **namespace,
     }
     exec(compile(text, filename, "exec"), scope)

@@ -30,21 +30,14 @@ import torch
 from minicompile import compat
 from minicompile.codegen.plan import KernelPlan, KernelSource, power_of_two
 from minicompile.errors import BackendError
+from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.shapes.expr import Size, is_float, product, size_hint
 
 Launcher = Callable[..., None]
 """`launcher(*tensors, *sizes)`, in the order of the plan's arguments and sizes."""
 
-POINTER_TYPES = {
-    dtype: f"*{kind}{8 * dtype.itemsize}"
-    for kind, dtypes in {
-        "fp": (torch.float16, torch.float32, torch.float64),
-        "bf": (torch.bfloat16,),
-        "i": (torch.int8, torch.int16, torch.int32, torch.int64),
-        "u": (torch.uint8, torch.bool),
-    }.items()
-    for dtype in dtypes
-}
+POINTER_TYPES = {dtype: f"*{short(dtype)}".replace("*f", "*fp") for dtype in LOOP_DTYPES}
+POINTER_TYPES[torch.bool] = "*u8"
 """Bools are bytes in memory, and kernels read them as such."""
 
 ALIGNMENT = 16

@@ -15,8 +15,17 @@ from operator import attrgetter
 
 from sympy import Symbol
 
-from minicompile.scheduling.dependencies import Hints, divide, elements
-from minicompile.scheduling.nest import POSITION, Access, Level, LoopNest, Loops, split
+from minicompile.scheduling.nest import (
+    POSITION,
+    Access,
+    Hints,
+    Level,
+    LoopNest,
+    Loops,
+    divide,
+    elements,
+    split,
+)
 from minicompile.shapes.expr import ZERO, product, same
 
 MAX_HINTS = 6

@@ -243,6 +243,35 @@ class Recorder(Ops):
         return self.emit(name, values, result_dtype(name, tuple(v.dtype for v in values)))
 
 
+class Rewriter:
+    """Writes a body anew, value by value: a method `visit_load(ops, value)` says what becomes of a load.
+
+    `ops` records values with the old one's origins. What has no method of its own goes to `visit_other`.
+    """
+
+    def __init__(self, name: str, ranges: Ranges, reduction_ranges: Ranges) -> None:
+        self.body = LoopBody(name, dict(ranges), dict(reduction_ranges))
+        self.ops = Recorder(self.body)
+        self.new: dict[Value, Value] = {}
+        """Which value of the new body stands for each old one."""
+
+    def rewrite(self, body: LoopBody) -> None:
+        """Add all of a body."""
+        for value in body.values:
+            self.new[value] = self.visit(value)
+
+    def visit(self, value: Value) -> Value:
+        method = getattr(self, f"visit_{value.op}", self.visit_other)
+        return method(self.ops.at(value.origins), value)
+
+    def visit_other(self, ops: Recorder, value: Value) -> Value:
+        return self.again(value)
+
+    def again(self, value: Value, **changed: Any) -> Value:
+        """The same operation on the new operands, but for what is `changed`."""
+        return self.ops.append(replace(value.copy(self.new), **changed))
+
+
 def record(buffer: ComputedBuffer, dtypes: Mapping[str, torch.dtype]) -> LoopBody:
     """Run a buffer's loop functions once and keep what they did. A reduction's store follows it."""
     loops, layout = buffer.loops, buffer.layout

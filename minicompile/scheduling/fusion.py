@@ -18,9 +18,8 @@ from minicompile.lowering.ir import LoopGraph
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.scheduling.align import Refusal, align
-from minicompile.scheduling.dependencies import Hints, elements
 from minicompile.scheduling.memory import scatter_targets
-from minicompile.scheduling.nest import LoopNest, nest_of
+from minicompile.scheduling.nest import Hints, LoopNest, elements, nest_of
 from minicompile.scheduling.nodes import (
     ExternKernelSchedulerNode,
     FusionDecision,

@@ -18,10 +18,9 @@ from minicompile.lowering.ir import ExternKernel, LoopGraph, Scatter, written_by
 from minicompile.options import Options
 from minicompile.scheduling.body import record
 from minicompile.scheduling.body import verify as verify_body
-from minicompile.scheduling.dependencies import dependencies
 from minicompile.scheduling.fusion import AnyNode, Fuser, FusionContext
 from minicompile.scheduling.memory import kept_buffers, plan_memory
-from minicompile.scheduling.nest import finished
+from minicompile.scheduling.nest import dependencies, finished
 from minicompile.scheduling.nodes import (
     Dependency,
     ExternKernelSchedulerNode,
@@ -62,9 +61,9 @@ def make_nodes(graph: LoopGraph) -> list[AnyNode]:
     nodes: list[AnyNode] = []
     for operation in graph.operations:
         if isinstance(operation, ExternKernel):
-            used = dict.fromkeys(Dependency(view.buffer, None) for view in operation.views())
+            used = tuple(Dependency(name, None) for name in operation.reads)
             made = tuple(Dependency(b.name, None) for b in written_by(operation))
-            nodes.append(ExternKernelSchedulerNode(operation, tuple(used), made))
+            nodes.append(ExternKernelSchedulerNode(operation, used, made))
             continue
         body = record(operation, dtypes)
         reads, writes = dependencies(body)
@@ -80,10 +79,6 @@ def make_nodes(graph: LoopGraph) -> list[AnyNode]:
     return nodes
 
 
-def has_effect(node: AnyNode) -> bool:
-    return isinstance(node, ExternKernelSchedulerNode) and node.kernel.has_effect
-
-
 def dependency_graph(nodes: Sequence[AnyNode]) -> dict[int, set[int]]:
     """For each node (by position), the nodes that must run before it."""
     writer = {d.buffer: i for i, node in enumerate(nodes) for d in node.writes}
@@ -95,7 +90,8 @@ def dependency_graph(nodes: Sequence[AnyNode]) -> dict[int, set[int]]:
         before[i] = {writer[buffer] for buffer in buffers if buffer in writer}
         for buffer in buffers:
             readers.setdefault(buffer, set()).add(i)
-        if has_effect(node):  # effects keep their order
+        if isinstance(node, ExternKernelSchedulerNode) and node.kernel.has_effect:
+            # effects keep their order
             before[i] |= last_effect
             last_effect = {i}
     for i, node in enumerate(nodes):

@@ -49,10 +49,24 @@ def is_float(expr: sympy.Basic) -> bool:
     return any(not symbol.is_integer for symbol in expr.free_symbols)
 
 
-class FloorDiv(sympy.Function):  # type: ignore[misc]
+class PythonFunction(sympy.Function):  # type: ignore[misc]
+    """A function that prints as Python, in the form that its class gives."""
+
+    @property
+    def form(self) -> str:
+        raise NotImplementedError
+
+    def _sympystr(self, printer: Any) -> str:
+        return self.form.format(*(printer.parenthesize(arg, 60) for arg in self.args))
+
+    _pythoncode = _sympystr
+
+
+class FloorDiv(PythonFunction):
     """`base // divisor` on integers, rounding towards minus infinity."""
 
     nargs = (2,)
+    form = "({0} // {1})"
     is_integer = True
 
     @classmethod
@@ -74,14 +88,8 @@ class FloorDiv(sympy.Function):  # type: ignore[misc]
     def _eval_is_nonnegative(self) -> bool | None:
         return True if self.args[0].is_nonnegative and self.args[1].is_positive else None
 
-    def _sympystr(self, printer: Any) -> str:
-        base, divisor = (printer.parenthesize(a, 60) for a in self.args)
-        return f"({base} // {divisor})"
 
-    _pythoncode = _sympystr
-
-
-class ModularIndexing(sympy.Function):  # type: ignore[misc]
+class ModularIndexing(PythonFunction):
     """`(base // divisor) % modulus`, the digit of `base` that a reshape picks out."""
 
     nargs = (3,)
@@ -100,21 +108,15 @@ class ModularIndexing(sympy.Function):  # type: ignore[misc]
             return FloorDiv(base, divisor)
         return None
 
-    def _sympystr(self, printer: Any) -> str:
-        base, divisor, modulus = self.args
-        inner = printer.parenthesize(base, 60)
-        if divisor != 1:
-            inner = f"({inner} // {printer.parenthesize(divisor, 60)})"
-        return f"({inner} % {printer.parenthesize(modulus, 60)})"
-
-    _pythoncode = _sympystr
+    @property
+    def form(self) -> str:
+        return "({0} % {2})" if self.args[1] == 1 else "(({0} // {1}) % {2})"
 
 
-class PythonNumber(sympy.Function):  # type: ignore[misc]
+class PythonNumber(PythonFunction):
     """A number that Python computes with floats: they round, so sympy must leave it as it is."""
 
     is_real = True
-    form = ""
     compute: Callable[..., int | float]
 
     @classmethod
@@ -122,11 +124,6 @@ class PythonNumber(sympy.Function):  # type: ignore[misc]
         if not all(arg.is_number for arg in args):
             return None
         return sympy.sympify(cls.compute(*(int(a) if a.is_Integer else float(a) for a in args)))
-
-    def _sympystr(self, printer: Any) -> str:
-        return self.form.format(*(printer.parenthesize(arg, 60) for arg in self.args))
-
-    _pythoncode = _sympystr
 
 
 class RoundedNumber(PythonNumber):

@@ -80,27 +80,21 @@ class SymNode:
     def maybe_as_bool(self) -> bool | None:
         return {sympy.true: True, sympy.false: False}.get(self.expr)
 
-    def wrap_int(self, value: int) -> SymNode:
-        return self._new(sympy.Integer(value), int)
+    def _wrapped(self, pytype: type, value: Number) -> SymNode:
+        return self._new(sympy.sympify(value), pytype)
 
-    def wrap_float(self, value: float) -> SymNode:
-        return self._new(sympy.Float(value), float)
-
-    def wrap_bool(self, value: bool) -> SymNode:
-        return self._new(sympy.S(value), bool)
+    wrap_int = functools.partialmethod(_wrapped, int)
+    wrap_float = functools.partialmethod(_wrapped, float)
+    wrap_bool = functools.partialmethod(_wrapped, bool)
 
     # Asking for the value: guards are born here
 
-    def guard_int(self, file: Text = "", line: int = 0) -> int:
-        return int(self.shape_env.evaluate(self.expr))
+    def _decided(self, pytype: type, file: Text = "", line: int = 0) -> Any:
+        return pytype(self.shape_env.evaluate(self.expr))
 
-    def guard_float(self, file: Text = "", line: int = 0) -> float:
-        return float(self.shape_env.evaluate(self.expr))
-
-    def guard_bool(self, file: Text = "", line: int = 0) -> bool:
-        return bool(self.shape_env.evaluate(self.expr))
-
-    int_, bool_ = guard_int, guard_bool
+    guard_int = int_ = functools.partialmethod(_decided, int)
+    guard_float = functools.partialmethod(_decided, float)
+    guard_bool = bool_ = functools.partialmethod(_decided, bool)
     guard_size_oblivious = guard_or_false = guard_or_true = expect_true = guard_bool
 
     def expect_size(self, file: Text = "", line: int = 0) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from minicompile.aot.result import AotResult, OutputSpec, Partition, RuntimeMetadata
+from minicompile.aot.levels import LevelGraph
+from minicompile.aot.result import AotResult, ForwardValue, OutputSpec, Partition, RuntimeMetadata
 from minicompile.ops.display import bytes_text
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import NO_ORIGINS
@@ -22,24 +23,22 @@ def partition_parts(partition: Partition) -> str:
     ]
     most = max(partition.saved_bytes, partition.default_bytes)
     compare = ([text(what), bytes_text(n), bar(n, most, hue)] for what, n, hue in totals)
-    largest = max((v.bytes or 0 for v in partition.saved), default=0)
-    saved = []
-
-    def named(name: str) -> list[str]:
-        made = partition.origins.get(name, NO_ORIGINS)
-        return [code(name, colour(made)), source_cell(made)]
-
-    for value in sorted(partition.saved, key=lambda v: (-(v.bytes or 0), v.name)):
-        name, line = named(value.name)
-        size = bytes_text(value.bytes) if value.bytes is not None else "symbolic"
-        length = bar(value.bytes or 0, largest, GOOD, 16)
-        saved.append([name, size, length, text(value.reason), line])
-    again = list(map(named, partition.recomputed))
-    return (
-        table(("kept for backward", "bytes", ""), compare, numbers=(1,))
-        + table(("saved", "bytes", "", "why", "line"), saved, numbers=(1,))
-        + (table(("computed again in backward", "line"), again) if again else "")
-    )
+    shown = table(("kept for backward", "bytes", ""), compare, numbers=(1,))
+    listed: dict[str, tuple[ForwardValue, ...]] = {
+        "saved": partition.saved,
+        "computed again in backward": partition.recomputed,
+    }
+    for title, values in listed.items():
+        largest = max((v.bytes or 0 for v in values), default=0)
+        rows = []
+        for value in sorted(values, key=lambda v: (-(v.bytes or 0), v.name)):
+            made = partition.origins.get(value.name, NO_ORIGINS)
+            size = bytes_text(value.bytes) if value.bytes is not None else "symbolic"
+            name, length = code(value.name, colour(made)), bar(value.bytes or 0, largest, GOOD, 16)
+            rows.append([name, size, length, text(value.reason), source_cell(made)])
+        if rows:
+            shown += table((title, "bytes", "", "why", "line"), rows, numbers=(1,))
+    return shown
 
 
 shows(Partition)(lambda partition: box(*headline(partition), partition_parts(partition)))
@@ -80,6 +79,16 @@ def graph_details(name: str, graph: Graph) -> str:
     return details(name, f"{graph.op_count} operations", graph_parts(graph), name == "forward")
 
 
+def level_parts(graph: LevelGraph) -> str:
+    """The rules that led to the level, busiest first, then its graph."""
+    rows = ([code(op), str(count), text(at)] for op, count, at in graph.steps)
+    head = ("replaced by its rule", "calls", "lines")
+    return (table(head, rows, numbers=(1,)) if graph.applied else "") + graph_parts(graph)
+
+
+shows(LevelGraph)(lambda g: box(f"level {g.level}", g.summary, level_parts(g)))
+
+
 @shows(AotResult)
 def aot_view(aot: AotResult) -> str:
     headline = f"forward {aot.forward.op_count} operations"
@@ -94,8 +103,8 @@ def aot_view(aot: AotResult) -> str:
     if aot.partition is not None:
         parts.append(heading("saved or computed again"))
         parts.append(partition_parts(aot.partition))
-    for name, graph in aot.levels.items():
-        parts.append(graph_details(f"level {name}", graph))
+    for level in aot.levels.values():
+        parts.append(details(f"level {level.level}", level.summary, level_parts(level)))
     for record in aot.passes:
         title, changes, difference = pass_parts(record)
         parts.append(details(title, changes, difference or "no difference"))

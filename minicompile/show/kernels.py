@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from minicompile.codegen.plan import CodeLine, KernelModule, KernelPlan, KernelSource, WrapperSource
-from minicompile.ops.display import bytes_text, count_text
+from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import short
 from minicompile.ops.origin import NO_ORIGINS
 from minicompile.show.html import box, code, columns, details, facts, heading, shows, table, text
@@ -13,36 +13,10 @@ from minicompile.show.listing import code_listing, headline, plain_code, source_
 from minicompile.show.loops import body_listing
 
 
-def plan_facts(plan: KernelPlan) -> str:
-    loops = " × ".join(f"{v} < {s}" for v, s in plan.ranges.items()) or "one element"
-    if plan.reduction_ranges:
-        loops += " over " + " × ".join(f"{v} < {s}" for v, s in plan.reduction_ranges.items())
-    phases = ", ".join(f"{p.level} ({len(p.values)} values)" for p in plan.phases)
-    vector = f"{plan.vector_width} lanes along {plan.vector_axis}"
-    sizes = (f"{s} ({plan.hints.get(s, '?')} when compiling)" for s in plan.sizes)
-    triton = plan.language == "triton"
-    rows: list[tuple[object, object]] = [
-        ("loops", loops),
-        ("reduction", plan.reduction),
-        ("phases", phases or "one"),
-        ("vectors", vector if plan.vector_width > 1 else "none"),
-        ("tiles", ", ".join(f"{axis}: {size}" for axis, size in plan.tiles.items()) or "none"),
-        ("indices", short(plan.index_dtype)),
-        ("warps", plan.num_warps if triton else ""),
-        ("threads", "" if triton else ("parallel" if plan.parallel else "one")),
-        ("sizes", ", ".join(sizes)),
-        ("kept between phases", count_text(len(plan.stashed), "value") if plan.stashed else ""),
-        ("reads", bytes_text(plan.cost.bytes_read)),
-        ("writes", bytes_text(plan.cost.bytes_written)),
-        ("arithmetic", f"{plan.cost.flops} operations"),
-    ]
-    return facts((name, value) for name, value in rows if value != "")
-
-
 @shows(KernelPlan)
 def plan_view(plan: KernelPlan) -> str:
     arguments = ([code(a.name), code(a.buffer), short(a.dtype), a.role] for a in plan.arguments)
-    about = plan_facts(plan) + heading("parameters")
+    about = facts(plan.facts().items()) + heading("parameters")
     about += table(("parameter", "buffer", "dtype", "role"), arguments)
     if plan.alternatives:
         rejected = ([text(a.description), text(a.reason)] for a in plan.alternatives)

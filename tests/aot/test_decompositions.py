@@ -303,7 +303,6 @@ MUST_GO = {
         aten._adaptive_avg_pool2d,
         aten._adaptive_avg_pool2d_backward,
         aten.linalg_vector_norm,
-        torch.ops.prims.convert_element_type,
     )
 }
 

@@ -18,7 +18,7 @@ from minicompile.ops.graph import origins_of, output_node, placeholders
 from minicompile.ops.registry import scoped, without
 from minicompile.options import Options
 from minicompile.passes.manager import graph_pass
-from minicompile.passes.patterns import pattern
+from minicompile.passes.patterns import register_pattern
 from tests.aot.helpers import capture, compile_aot, module_function
 
 aten = torch.ops.aten
@@ -108,8 +108,8 @@ def test_random_and_heavy_operators_are_not_recomputed():
 
     _, result = compile_aot(fn, [torch.randn(8, 8), leaf(8, 8)])
     by_name = {n.name: n for n in result.joint.nodes}
-    for name in result.partition.recomputed:
-        assert not is_random(by_name[name]) and not is_heavy(by_name[name])
+    for node in (by_name[value.name] for value in result.partition.recomputed):
+        assert not is_random(node) and not is_heavy(node)
     assert not [n for n in result.backward.nodes if is_random(n)]
     assert any("random" in value.reason for value in result.partition.saved)
 
@@ -297,7 +297,7 @@ def test_a_pattern_from_outside_with_numbers_and_either_operand_order():
     x, y = torch.randn(3, 4), torch.randn(3, 4)
     with scoped():
 
-        @pattern(
+        @register_pattern(
             "scaled_sum",
             search=scaled_sum,
             examples=[torch.empty(2, 2), torch.empty(2, 2), 0.123],
@@ -310,7 +310,7 @@ def test_a_pattern_from_outside_with_numbers_and_either_operand_order():
     first, second = call([x, y])
     torch.testing.assert_close(first, x.cos() * 3 + y)
     torch.testing.assert_close(second, y + 7 * x.sin())
-    (record,) = [r for r in result.passes if r.name == "full.patterns"]
+    (record,) = [r for r in result.passes if r.name == "joint.pattern:scaled_sum"]
     assert record.changed == 1
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import sympy
 import torch
 
+from minicompile.codegen.generate import make_plan
 from minicompile.codegen.plan import KernelPlan
-from minicompile.codegen.planning import make_plan
 from minicompile.lowering.ir import (
     Buffer,
     ComputedBuffer,

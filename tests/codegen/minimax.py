@@ -1,4 +1,4 @@
-"""Where the coefficients in `minicompile/codegen/cpp_math.py` come from: `python -m tests.codegen.minimax`.
+"""Where the coefficients in `minicompile/codegen/helpers.h` come from: `python -m tests.codegen.minimax`.
 
 The Remez exchange. Of all polynomials of a degree, the one with the smallest largest error has one that
 alternates in sign at degree + 2 points and is equally large there: solve for the polynomial that errs so at

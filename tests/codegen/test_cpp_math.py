@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from minicompile.codegen.cpp_math import HELPERS, prelude
+from minicompile.codegen.cpp_ops import HELPERS, prelude
 from minicompile.ops.build import Module, start_build
 from minicompile.options import Options
 from tests.codegen.minimax import Fit, fits, float32, remez

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from minicompile.codegen.cpp import kernel_module, print_kernel
-from minicompile.codegen.plan import KernelPlan
-from minicompile.codegen.rules import plan_rule
+from minicompile.codegen.plan import KernelPlan, plan_rule
 from minicompile.options import Options
 from minicompile.scheduling.body import names
 from minicompile.shapes.expr import size_symbol

@@ -9,8 +9,8 @@ import pytest
 import sympy
 import torch
 
+from minicompile.codegen.generate import plan_rule
 from minicompile.codegen.plan import KernelArgument, KernelPlan, Phase
-from minicompile.codegen.planning import plan_rule
 from minicompile.codegen.triton import print_triton
 from minicompile.errors import Unsupported
 from minicompile.ops.registry import scoped

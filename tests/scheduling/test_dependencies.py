@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sympy
 
-from minicompile.scheduling.dependencies import StridedIndex, divide, footprint
+from minicompile.scheduling.nest import StridedIndex, divide, footprint
 from minicompile.scheduling.schedule import make_nodes
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, loop_symbol, size_symbol
 from tests.scheduling.building import I64, GraphBuilder

@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import fx
 
-from minicompile.aot.result import AotResult, OutputSpec, Partition, RuntimeMetadata, SavedValue
+from minicompile.aot.result import (
+    AotResult,
+    OutputSpec,
+    Partition,
+    RecomputedValue,
+    RuntimeMetadata,
+    SavedValue,
+)
 from minicompile.codegen.plan import (
     Alternative,
     CodeLine,
@@ -156,7 +163,7 @@ def aot() -> AotResult:
             SavedValue("relu", ROWS * COLS * 4, "cheaper than running the matrix product again"),
             SavedValue("div", ROWS * COLS * 4, "an output is kept for free"),
         ),
-        ("le",),
+        (RecomputedValue("le", ROWS * COLS, "cheaper to compute again"),),
         ROWS * INNER * 4 + 2 * ROWS * COLS * 4,
         ROWS * INNER * 4 + 3 * ROWS * COLS * 4,
         "min-cut",

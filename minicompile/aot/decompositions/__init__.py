@@ -1,17 +1,10 @@
-"""Built-in decompositions, one module per family. Importing this package registers them."""
+"""Built-in decompositions, one module per family, imported when the first rule is looked up."""
 
-from minicompile.aot.decompositions import (  # noqa: F401
-    activations,
-    creation,
-    indexing,
-    linear,
-    losses,
-    normalization,
-    pointwise,
-    pooling,
-    reductions,
-    views,
-)
 from minicompile.aot.decompositions.registry import decompose, decomposition, rule_for
 
 __all__ = ["decompose", "decomposition", "rule_for"]
+
+FAMILIES = (
+    "activations creation indexing linear losses normalization pointwise pooling reductions views"
+)
+decomposition.modules += [f"{__name__}.{family}" for family in FAMILIES.split()]

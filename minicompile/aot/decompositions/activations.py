@@ -14,6 +14,8 @@ aten = torch.ops.aten
 SQRT_HALF = math.sqrt(0.5)
 SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 GELU_CUBIC = 0.044715
+ONE_SIXTH = 0.1666666716337204
+"""In float32: what eager's kernel multiplies with, whatever the type."""
 INVERSE_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
 
 
@@ -48,12 +50,6 @@ def elu_backward(
     return where(value <= 0, falling, grad * scale)
 
 
-@decompose(aten.softplus_backward.default, to="core", wide=True)
-def softplus_backward(grad: Tensor, x: Tensor, beta: float, threshold: float) -> Tensor:
-    power = exp(x * beta)
-    return where(x * beta > threshold, grad, grad * power / (power + 1))
-
-
 @decompose(aten.log_sigmoid_forward.default, to="core", wide=True)
 def log_sigmoid_forward(x: Tensor) -> tuple[Tensor, Tensor]:
     """The second result is eager's scratch space, empty on CUDA; our backward has no use for it."""
@@ -83,11 +79,16 @@ formulas(
         aten.softplus.default: lambda x, beta=1.0, limit=20.0: where(
             x * beta > limit, x, log1p(exp(x * beta)) / beta
         ),
+        aten.softplus_backward.default: lambda grad, x, beta, limit: where(
+            x * beta > limit, grad, grad * exp(x * beta) / (exp(x * beta) + 1)
+        ),
         aten.elu.default: lambda x, alpha=1.0, scale=1.0, input_scale=1.0: where(
             x > 0, x * scale, expm1(x * input_scale) * (alpha * scale)
         ),
         aten.hardsigmoid.default: lambda x: clamp(x + 3, 0, 6) / 6,
-        aten.hardsigmoid_backward.default: lambda grad, x: where(x.abs() < 3, grad / 6, 0.0),
+        aten.hardsigmoid_backward.default: lambda grad, x: where(
+            x.abs() < 3, grad * ONE_SIXTH, 0.0
+        ),
         aten.hardswish.default: lambda x: x * clamp(x + 3, 0, 6) / 6,
         aten.hardswish_backward.default: lambda grad, x: where(
             x <= -3, 0.0, where(x < 3, grad * (x / 3 + 0.5), grad)

@@ -32,20 +32,22 @@ def filled_like(value: Any) -> Rule:
 
 
 # `empty` too: what it holds is nobody's business, and zeros are the same in every run.
+MADE = {"zeros": 0, "empty": 0, "ones": 1}
 formulas(
     {
+        **{
+            getattr(aten, f"{name}_like").default: filled_like(value)
+            for name, value in MADE.items()
+        },
+        **{
+            getattr(aten, f"new_{name}").default: filled_like(value) for name, value in MADE.items()
+        },
+        aten.new_empty_strided.default: filled_like(0),
         aten.zeros.default: filled_with(0),
         aten.empty.memory_format: filled_with(0),
         aten.empty_strided.default: filled_with(0),
         aten.ones.default: filled_with(1),
-        aten.zeros_like.default: filled_like(0),
-        aten.empty_like.default: filled_like(0),
-        aten.ones_like.default: filled_like(1),
         aten.full_like.default: lambda x, value, **kw: filled_like(value)(x, **kw),
-        aten.new_zeros.default: filled_like(0),
-        aten.new_empty.default: filled_like(0),
-        aten.new_empty_strided.default: filled_like(0),
-        aten.new_ones.default: filled_like(1),
         aten.new_full.default: lambda x, size, value, **kw: filled_like(value)(x, size, **kw),
         aten.scalar_tensor.default: lambda value, **kw: filled_with(value)([], **kw),
         aten.arange.default: lambda end, **kw: aten.arange.start_step(0, end, 1, **kw),
@@ -86,19 +88,12 @@ def arange_start_step(
     start: Any, end: Any, step: Any = 1, *, dtype: Dtype = None, device: Any = None, **_: Any
 ) -> Tensor:
     """Integers by iota; other types stay."""
-    if any(isinstance(v, float) for v in (start, end, step)) or (
-        dtype is not None and dtype.is_floating_point
-    ):
+    dtype = dtype or torch.int64
+    if dtype.is_floating_point or any(isinstance(v, float) for v in (start, end, step)):
         return NotImplemented
     length = (end - start + step - (1 if step > 0 else -1)) // step
-    return prims.iota.default(
-        length,
-        start=start,
-        step=step,
-        dtype=dtype or torch.int64,
-        device=torch.device(device or "cpu"),
-        requires_grad=False,
-    )
+    options = {"dtype": dtype, "device": torch.device(device or "cpu"), "requires_grad": False}
+    return prims.iota.default(length, start=start, step=step, **options)
 
 
 @decompose(aten.eye.m, to="core")

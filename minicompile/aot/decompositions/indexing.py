@@ -41,9 +41,6 @@ formulas(
     {
         aten.take.default: lambda x, at: index(x.reshape([-1]), [at]),
         aten._unsafe_index.Tensor: lambda x, at: index(x, at),
-        aten._index_put_impl.default: lambda x, at, values, *add: index_put(
-            x, at, values, *add[:1]
-        ),
         aten._unsafe_index_put.default: lambda x, at, values, *add: index_put(x, at, values, *add),
     },
     wide=False,

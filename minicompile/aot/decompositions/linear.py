@@ -27,6 +27,8 @@ def added_to(product: Callable[[Tensor, Tensor], Tensor]) -> Rule:
     def rule(bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
         if a.dtype in HALF_TYPES:
             return NotImplemented
+        if not (a.is_floating_point() or a.is_complex()):
+            alpha, beta = int(alpha), int(beta)
         result = scaled(product(a, b), alpha)
         return result if beta == 0 else result + scaled(bias, beta)
 
@@ -44,9 +46,7 @@ formulas(
 )
 
 
-@decompose(aten.mv.default, to="core")
-def mv(a: Tensor, b: Tensor) -> Tensor:
-    return torch.mm(a, b.unsqueeze(1)).squeeze(1)
+formulas({aten.mv.default: lambda a, b: torch.mm(a, b.unsqueeze(1)).squeeze(1)}, wide=False)
 
 
 @decompose(aten.dot.default, to="core")

@@ -46,12 +46,6 @@ def safe_softmax(x: Tensor, dim: int, dtype: Dtype = None) -> Tensor:
     return where(masked, 0.0, aten._softmax.default(x, dim, False))
 
 
-@decompose(aten._softmax_backward_data.default, to="core", wide=True)
-def softmax_backward(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    product = grad * y
-    return product - y * product.sum(dim, keepdim=True)
-
-
 @decompose(aten.logsumexp.default, to="core", wide=True)
 def logsumexp(x: Tensor, dim: list[int], keepdim: bool = False) -> Tensor:
     if x.numel() == 0 or not x.is_floating_point():
@@ -100,14 +94,9 @@ def nll_loss(
 
 @decompose(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default, to="core", wide=True)
 def nll_loss_backward(
-    grad: Tensor,
-    x: Tensor,
-    target: Tensor,
-    weight: Maybe,
-    reduction: int,
-    ignore: int,
+    grad: Tensor, x: Tensor, target: Tensor, weight: Maybe, reduction: int, ignore: int,
     total: Tensor,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     dim = class_dim(x)
     if reduction == MEAN:
         grad = grad / total
@@ -161,6 +150,9 @@ def bce_with_logits(
 
 formulas(
     {
+        aten._softmax_backward_data.default: lambda grad, y, dim, dtype: (
+            grad * y - y * (grad * y).sum(dim, keepdim=True)
+        ),
         aten._log_softmax_backward_data.default: lambda grad, y, dim, dtype: (
             grad - exp(y) * grad.sum(dim, keepdim=True)
         ),

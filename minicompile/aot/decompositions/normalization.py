@@ -36,14 +36,9 @@ def total(x: Tensor, dims: list[int]) -> Tensor:
 
 
 def gradients(
-    grad: Tensor,
-    normal: Tensor,
-    rstd: Tensor,
-    weight: Maybe,
-    along: list[int] | None,
-    shared: list[int],
-    mask: list[bool],
-) -> tuple[Maybe, ...]:
+    grad: Tensor, normal: Tensor, rstd: Tensor, weight: Maybe, along: list[int] | None,
+    shared: list[int], mask: list[bool],
+) -> tuple[Maybe, ...]:  # fmt: skip
     """Of input, weight and bias, as far as `mask` wants them; every argument broadcasts against `grad`.
 
     The input was normalized over the dimensions `along` (None: by constants); a weight counts for all
@@ -80,15 +75,9 @@ def layer_norm(
 
 @decompose(aten.native_layer_norm_backward.default, to="core", wide=True)
 def layer_norm_backward(
-    grad: Tensor,
-    x: Tensor,
-    shape: list[Any],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Maybe,
-    bias: Maybe,
-    mask: list[bool],
-) -> tuple[Maybe, ...]:
+    grad: Tensor, x: Tensor, shape: list[Any], mean: Tensor, rstd: Tensor, weight: Maybe,
+    bias: Maybe, mask: list[bool],
+) -> tuple[Maybe, ...]:  # fmt: skip
     outer, inner = outer_and_inner(x, shape)
     wanted = [mask[0], mask[1] and weight is not None, mask[2] and bias is not None]
     return gradients(grad, (x - mean) * rstd, rstd, weight, inner, outer, wanted)
@@ -122,17 +111,9 @@ def group_norm(
 
 @decompose(aten.native_group_norm_backward.default, to="core", wide=True)
 def group_norm_backward(
-    grad: Tensor,
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Maybe,
-    n: Any,
-    c: Any,
-    spatial: Any,
-    groups: int,
-    mask: list[bool],
-) -> tuple[Maybe, ...]:
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Maybe, n: Any, c: Any,
+    spatial: Any, groups: int, mask: list[bool],
+) -> tuple[Maybe, ...]:  # fmt: skip
     size = [n, groups, c // groups, spatial]
     center, rstd = (v.reshape([n, groups, 1, 1]) for v in (mean, rstd))
     normal = (x.reshape(size) - center) * rstd
@@ -151,15 +132,9 @@ def channels(value: Maybe, x: Tensor) -> Any:
 
 @decompose(aten._native_batch_norm_legit_functional.default, to="prims", wide=True)
 def batch_norm(
-    x: Tensor,
-    weight: Maybe,
-    bias: Maybe,
-    running_mean: Maybe,
-    running_var: Maybe,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor, ...]:
+    x: Tensor, weight: Maybe, bias: Maybe, running_mean: Maybe, running_var: Maybe, training: bool,
+    momentum: float, eps: float,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """(result, saved mean, saved rstd, new running mean, new running variance, as far as there are old)."""
     scale, shift = channels(weight, x), channels(bias, x)
     if not training:
@@ -197,17 +172,9 @@ formulas(
 
 @decompose(aten.native_batch_norm_backward.default, to="core", wide=True)
 def batch_norm_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Maybe,
-    running_mean: Maybe,
-    running_var: Maybe,
-    mean: Maybe,
-    rstd: Maybe,
-    training: bool,
-    eps: float,
-    mask: list[bool],
-) -> tuple[Maybe, ...]:
+    grad: Tensor, x: Tensor, weight: Maybe, running_mean: Maybe, running_var: Maybe, mean: Maybe,
+    rstd: Maybe, training: bool, eps: float, mask: list[bool],
+) -> tuple[Maybe, ...]:  # fmt: skip
     dims = [0, *range(2, x.dim())]
     if not training:
         assert running_mean is not None and running_var is not None

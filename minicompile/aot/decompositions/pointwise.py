@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, where
 
-from minicompile.aot.decompositions.registry import decompose, formulas, wide
+from minicompile.aot.decompositions.registry import Maybe, Rule, decompose, formulas, wide
 
 aten = torch.ops.aten
 Number = int | float | bool
@@ -48,17 +48,14 @@ def promoted(*tensors: Tensor) -> list[Tensor]:
     return [t.to(dtype) for t in tensors]
 
 
-@decompose(aten.addcmul.default, to="core", wide=True)
-def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Tensor:
-    """x + value * a * b; among integers the value is cut to one too."""
-    x, a, b = promoted(x, a, b)
-    return x + scaled(a, value if x.is_floating_point() else int(value)) * b
+def added(combined: Rule) -> Rule:
+    """x + value * a * b, or / b; among integers the value is cut to one too."""
 
+    def rule(x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Tensor:
+        x, a, b = promoted(x, a, b)
+        return x + combined(scaled(a, value if x.is_floating_point() else int(value)), b)
 
-@decompose(aten.addcdiv.default, to="core", wide=True)
-def addcdiv(x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Tensor:
-    x, a, b = promoted(x, a, b)
-    return x + scaled(a, value) / b
+    return rule
 
 
 @decompose(aten.lerp.Scalar, aten.lerp.Tensor, to="core", wide=True)
@@ -74,11 +71,6 @@ def lerp(start: Tensor, end: Tensor, weight: Any) -> Tensor:
 @decompose(aten.masked_fill.Scalar, aten.masked_fill.Tensor, to="core")
 def masked_fill(x: Tensor, mask: Tensor, value: Any) -> Tensor:
     return where(mask, constant(value, x.dtype, x.device).to(x.dtype), x)
-
-
-@decompose(torch.ops.prims.convert_element_type.default, to="prims")
-def convert(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x if x.dtype == dtype else NotImplemented
 
 
 POWERS: dict[float, Callable[[Tensor], Tensor]] = {
@@ -115,15 +107,13 @@ def scalar_power(base: Number, exponent: Tensor) -> Tensor:
 
 
 @decompose(aten.clamp.Tensor, to="prims")
-def clamp_tensor(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
+def clamp_tensor(x: Tensor, low: Maybe = None, high: Maybe = None) -> Tensor:
     x = x if low is None else torch.maximum(x, low)
     return x if high is None else torch.minimum(x, high)
 
 
 @decompose(aten.nan_to_num.default, to="core")
-def nan_to_num(
-    x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
-) -> Tensor:
+def nan_to_num(x: Tensor, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Tensor:
     if not x.is_floating_point():
         return NotImplemented if x.is_complex() else x.clone()
     limits = torch.finfo(x.dtype)
@@ -140,6 +130,8 @@ def logaddexp(x: Tensor, y: Tensor) -> Tensor:
 
 formulas(
     {
+        aten.addcmul.default: added(torch.mul),
+        aten.addcdiv.default: added(torch.div),
         aten.xlogy.Tensor: lambda x, y: where(
             torch.isnan(y), math.nan, where(x == 0, 0.0, x * torch.log(y))
         ),

@@ -15,9 +15,8 @@ aten = torch.ops.aten
 def windows(x: Tensor, rows: int, columns: int) -> list[int] | None:
     """[rows, window height, columns, window width] where windows tile the images evenly."""
     height, width = x.shape[-2:]
-    if not isinstance(height, int) or not isinstance(width, int) or x.numel() == 0:
-        return None
-    if height % rows or width % columns:
+    known = isinstance(height, int) and isinstance(width, int) and x.numel() != 0
+    if not known or height % rows or width % columns:
         return None
     return [rows, height // rows, columns, width // columns]
 

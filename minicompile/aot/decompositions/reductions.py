@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minicompile.aot.decompositions.registry import Dtype, decompose, formulas
+from minicompile.aot.decompositions.registry import Dtype, Rule, decompose, formulas
 from minicompile.ops.dtypes import computation_dtype
 
 aten = torch.ops.aten
@@ -86,11 +86,6 @@ def vector_norm(
     return x.abs().amax(dims, keepdim) if order == math.inf else NotImplemented
 
 
-def numbers(x: Tensor) -> Tensor:
-    """argmax and argmin have no kernel for truth values."""
-    return x.int() if x.dtype is torch.bool else x
-
-
 formulas(
     {
         aten.sum.default: lambda x, **kw: aten.sum.dim_IntList(x, all_dims(x, None), **kw),
@@ -104,19 +99,17 @@ formulas(
     },
     wide=False,
 )
-formulas(
-    {
-        aten.max.dim: lambda x, dim, keepdim=False: (
-            x.amax(dim, keepdim),
-            numbers(x).argmax(dim, keepdim),
-        ),
-        aten.min.dim: lambda x, dim, keepdim=False: (
-            x.amin(dim, keepdim),
-            numbers(x).argmin(dim, keepdim),
-        ),
-    },
-    to="prims",
-    wide=False,
-)
+
+
+def with_place(reduce: Rule, place: Rule) -> Rule:
+    """(largest value, its index): no index is found among truth values, so they are made numbers."""
+    return lambda x, dim, keepdim=False: (
+        reduce(x, dim, keepdim),
+        place(x.int() if x.dtype is torch.bool else x, dim, keepdim),
+    )
+
+
+formulas({aten.max.dim: with_place(torch.amax, torch.argmax)}, to="prims", wide=False)
+formulas({aten.min.dim: with_place(torch.amin, torch.argmin)}, to="prims", wide=False)
 formulas({aten.var.correction: lambda *args, **kw: var_mean(*args, **kw)[0]}, to="prims")
 formulas({aten.std.correction: lambda *args, **kw: aten.var.correction(*args, **kw).sqrt()})

@@ -1,14 +1,8 @@
 """The table of decompositions: an operator written with simpler operators.
 
-A rule is a plain function with the operator's signature, traced on fakes. It leads to a level:
-
-    full   ATen, as autograd and functionalization leave it
-    core   the functional subset that every backend understands
-    prims  pointwise arithmetic on equal shapes and dtypes, reductions, views, creation, indexing,
-           extern operators
-
-Rules "to prims" apply after rules "to core". An operator without a rule stays as it is. A result is
-cast to the operator's dtype and laid out like its result, so a rule may compute in a wider type.
+A rule is a plain function with the operator's signature, traced on fakes. It leads to a level
+(aot/levels.py): rules "to prims" apply after rules "to core". An operator without a rule stays as it is. A
+result is cast to the operator's dtype and laid out like its result, so a rule may compute in a wider type.
 
     @decompose(aten.silu.default, to="core", wide=True)
     def silu(x): return x * torch.sigmoid(x)
@@ -74,9 +68,8 @@ def formulas(
 def rule_for(op: OpOverload, level: str) -> Rule | None:
     """The rule that applies to `op` on the way to `level`."""
     found = decomposition.get(op)
-    if found is None or (found.level == "prims" and level != "prims"):
-        return None
-    return found.rule
+    reached = {"full": (), "core": ("core",), "prims": ("core", "prims")}[level]
+    return found.rule if found is not None and found.level in reached else None
 
 
 def wide(x: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minicompile.aot.decompositions.registry import decompose, formulas
+from minicompile.aot.decompositions.registry import Rule, decompose, formulas
 
 aten = torch.ops.aten
 
@@ -69,28 +69,24 @@ def kept(x: Tensor, where: Tensor) -> Tensor:
     return torch.where(where, x, torch.zeros([], dtype=x.dtype, device=x.device))
 
 
+def placed(scatter: Rule) -> Rule:
+    """A gradient in its place among zeros."""
+    return lambda grad, size, *place: scatter(grad.new_zeros(size), grad, *place)
+
+
 formulas(
     {
         aten.t.default: lambda x: x.permute([1, 0]) if x.dim() == 2 else x,
         aten.detach.default: lambda x: x,
-        aten.alias.default: lambda x: x,
-        aten.lift_fresh.default: lambda x: x,
         aten._unsafe_view.default: lambda x, size: x.view(size),
-        aten._reshape_alias.default: lambda x, size, stride: x.view(size),
         aten.squeeze.default: lambda x: x.squeeze([d for d, n in enumerate(x.shape) if n == 1]),
         aten.unbind.int: lambda x, dim=0: [x.select(dim, i) for i in range(x.shape[dim])],
         aten.stack.default: lambda xs, dim=0: torch.cat([x.unsqueeze(dim) for x in xs], dim),
         aten.tril.default: lambda x, diagonal=0: kept(x, column_less_row(x) <= diagonal),
         aten.triu.default: lambda x, diagonal=0: kept(x, column_less_row(x) >= diagonal),
-        aten.slice_backward.default: lambda grad, size, *place: aten.slice_scatter.default(
-            grad.new_zeros(size), grad, *place
-        ),
-        aten.select_backward.default: lambda grad, size, *place: aten.select_scatter.default(
-            grad.new_zeros(size), grad, *place
-        ),
-        aten.diagonal_backward.default: lambda grad, size, *place: aten.diagonal_scatter.default(
-            grad.new_zeros(size), grad, *place
-        ),
+        aten.slice_backward.default: placed(aten.slice_scatter.default),
+        aten.select_backward.default: placed(aten.select_scatter.default),
+        aten.diagonal_backward.default: placed(aten.diagonal_scatter.default),
     },
     wide=False,
 )

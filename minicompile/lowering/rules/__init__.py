@@ -1,13 +1,5 @@
 """The built-in rules by family. Importing this package registers them."""
 
-from minicompile.lowering.rules import (
-    creation,
-    externs,
-    indexing,
-    joining,
-    pointwise,
-    reductions,
-    view,
-)
+from minicompile.lowering.rules import creation, externs, indexing, pointwise, reductions, view
 
-__all__ = ["creation", "externs", "indexing", "joining", "pointwise", "reductions", "view"]
+__all__ = ["creation", "externs", "indexing", "pointwise", "reductions", "view"]

@@ -14,7 +14,7 @@ from minicompile.lowering.context import LoweringContext
 from minicompile.lowering.value import TensorValue
 from minicompile.ops.dtypes import computation_dtype
 from minicompile.ops.handler import Index, Ops, V
-from minicompile.shapes.expr import ZERO, Size, is_float
+from minicompile.shapes.expr import Size, is_float
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -36,14 +36,6 @@ def broadcast_size(*operands: Operand) -> tuple[Size, ...]:
     return tuple(out)
 
 
-def broadcast_index(
-    value: TensorValue, index: Sequence[Index], size: Sequence[Size]
-) -> list[Index]:
-    """The element of `value` at an index of a larger, broadcast size."""
-    added = len(size) - len(value.size)
-    return [ZERO if have == 1 else i for have, i in zip(value.size, index[added:], strict=True)]
-
-
 def common_dtype(*operands: Operand) -> torch.dtype:
     """The tensors' dtype: eager's promotions are conversions in the graph by now (aot/explicit.py)."""
     found = {o.dtype for o in operands if isinstance(o, TensorValue)}
@@ -55,7 +47,7 @@ def common_dtype(*operands: Operand) -> torch.dtype:
 def common_device(*operands: Operand) -> torch.device:
     """Where the operands lie; formulas that read nothing can be computed anywhere."""
     tensors = [o for o in operands if isinstance(o, TensorValue)]
-    reading = [o for o in tensors if o.storage.buffer is not None or o.storage.inputs.storages]
+    reading = [o for o in tensors if o.storage.buffer is not None or o.storage.cost.storages]
     found = {o.device for o in reading or tensors}
     if len(found) != 1:
         raise Unsupported("operands on several devices")
@@ -105,7 +97,7 @@ def elementwise(
         def element(operand: Operand, dtype: torch.dtype) -> V:
             if not isinstance(operand, TensorValue):
                 return constant(ops, operand, dtype)
-            return operand.load_as(ops, broadcast_index(operand, index, size), dtype)
+            return operand.load_as(ops, views.broadcast_index(index, operand.size, size), dtype)
 
         return formula(ops, *map(element, operands, chosen))
 

@@ -5,7 +5,7 @@ Random operators stay with eager's generator, so that the numbers are eager's ex
 
 from __future__ import annotations
 
-from minicompile.lowering.registry import extern_reasons
+from minicompile.lowering.context import extern_reasons
 from minicompile.lowering.rules.common import aten
 
 REASONS: dict[str, str] = {

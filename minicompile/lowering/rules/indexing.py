@@ -14,16 +14,8 @@ import torch
 
 from minicompile.errors import Unsupported
 from minicompile.lowering import views
-from minicompile.lowering.context import LoweringContext, OutputIndex
-from minicompile.lowering.registry import lowering
-from minicompile.lowering.rules.common import (
-    Scalar,
-    aten,
-    broadcast_index,
-    broadcast_size,
-    common_device,
-    constant,
-)
+from minicompile.lowering.context import LoweringContext, OutputIndex, lowering
+from minicompile.lowering.rules.common import Scalar, aten, broadcast_size, common_device, constant
 from minicompile.lowering.value import Scope, TensorValue
 from minicompile.ops.dtypes import is_int
 from minicompile.ops.handler import Index, Ops, V
@@ -82,7 +74,7 @@ def advanced_index(
             if tensor is None:
                 out.append(next(kept))
             else:
-                at = broadcast_index(tensor, index[start:end], shape)
+                at = views.broadcast_index(index[start:end], tensor.size, shape)
                 out.append(loaded_index(ops, tensor, at, extent, wrap))
         return out
 
@@ -179,7 +171,7 @@ def index_put(
         raise Unsupported("writes whose order matters where indices repeat")
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
-        return values.load(ops, broadcast_index(values, index, size))
+        return values.load(ops, views.broadcast_index(index, values.size, size))
 
     return ctx.scatter(x, size, position, body, "atomic_add" if accumulate else "store")
 

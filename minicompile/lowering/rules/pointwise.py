@@ -13,8 +13,7 @@ import sympy
 import torch
 
 from minicompile.errors import Unsupported
-from minicompile.lowering.context import LoweringContext
-from minicompile.lowering.registry import Rule, lowering
+from minicompile.lowering.context import LoweringContext, Rule, lowering
 from minicompile.lowering.rules.common import (
     Formula,
     Operand,

@@ -12,13 +12,12 @@ from typing import Any
 import torch
 
 from minicompile.errors import Unsupported
-from minicompile.lowering.context import LoweringContext
-from minicompile.lowering.registry import Rule, lowering
+from minicompile.lowering.context import LoweringContext, Rule, lowering
 from minicompile.lowering.rules.common import aten, canonical_dims, converted
 from minicompile.lowering.value import TensorValue
 from minicompile.ops.dtypes import computation_dtype
 from minicompile.ops.handler import Index, Ops, V
-from minicompile.ops.table import ReductionKind
+from minicompile.ops.table import POSITIONS, ReductionKind
 from minicompile.shapes.expr import Size
 
 Dims = int | Sequence[int] | None
@@ -88,7 +87,7 @@ def extreme(kind: ReductionKind, of_bools: ReductionKind | None = None) -> Rule:
             raise Unsupported(f"{kind} of no elements")
         if x.dtype is torch.bool and of_bools is not None:
             return reduce(ctx, of_bools, x, dims, keepdim)
-        position = torch.int64 if kind in ("argmax", "argmin") else None
+        position = torch.int64 if kind in POSITIONS else None
         return reduce(ctx, kind, x, dims, keepdim, result=position)
 
     return rule

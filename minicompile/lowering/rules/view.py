@@ -7,9 +7,8 @@ from typing import Any
 
 from minicompile.errors import Unsupported
 from minicompile.lowering import views
-from minicompile.lowering.context import LoweringContext
+from minicompile.lowering.context import LoweringContext, Rule, lowering
 from minicompile.lowering.ir import Buffer, Layout
-from minicompile.lowering.registry import Rule, lowering
 from minicompile.lowering.rules.common import aten
 from minicompile.lowering.value import TensorValue
 from minicompile.shapes.expr import Size, to_size

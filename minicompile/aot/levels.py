@@ -1,0 +1,141 @@
+"""Operator levels: what a graph may hold at each, and the graph that says which rules brought it there.
+
+    full   functional ATen operators, whatever autograd used
+    core   those that torch tags as core, and those of `FAMILIES`
+    prims  pointwise operators, their operands of one shape and dtype, and those of `FAMILIES`
+
+No operator is left that a rule of its level would replace, unless the rule declined (a half type, an odd
+window). What stands in no family, and a user's own operator, is called as it is, like the library's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from minicompile import compat
+from minicompile.aot.decompositions.registry import rule_for
+from minicompile.aot.layout import same_sizes
+from minicompile.aot.views import is_pointwise
+from minicompile.errors import VerifyError
+from minicompile.ops.graph import Graph
+from minicompile.ops.origin import Origins, source_lines, union
+
+aten = torch.ops.aten
+
+Level = Literal["full", "core", "prims"]
+
+FAMILIES = {
+    "cast": "convert_element_type _to_copy complex polar",
+    "reduction": "sum prod amax amin any all argmax argmin var_mean",
+    "scan": "cumsum cumprod cummax cummin logcumsumexp",
+    "view": "view permute expand slice select squeeze unsqueeze as_strided diagonal unfold"
+    " view_as_real view_as_complex _conj",
+    "creation": "full iota arange linspace logspace empty_permuted",
+    "indexing": "index index_* _unsafe_masked_index* gather scatter scatter_* *_scatter put embedding"
+    " masked_scatter* cat _chunk_cat constant_pad_nd flip unfold_backward repeat_interleave",
+    "library": "mm bmm addmm baddbmm addmv addbmm addr vdot dot mv convolution* _scaled_mm"
+    " *attention* *_fft_* linalg_* _linalg_* *cholesky* lu_unpack geqrf ormqr triangular_solve _trilinear"
+    " *pool* *_norm_* *_pad?d* grid_sampler* *upsample* im2col col2im *cdist* *pdist* *embedding*"
+    " sort topk kthvalue *median mode searchsorted bucketize isin *hist* *segment_reduce* renorm hash_tensor"
+    " nonzero_static",
+}
+"""Beside pointwise, random and custom operators: family -> names. The library computes as a whole what no
+formula in simpler operators gives as fast, or as exactly."""
+
+AS_THEY_ARE = ("library", "custom", "extern")
+
+
+@functools.cache
+def family(op: OpOverload) -> str | None:
+    """The family of an operator, by its tags and its name."""
+    if op.namespace not in ("aten", "prims"):
+        return "custom"
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        return "random"
+    for name, patterns in FAMILIES.items():
+        if any(fnmatchcase(op.overloadpacket.__name__, pattern) for pattern in patterns.split()):
+            return name
+    return "pointwise" if is_pointwise(op) else None
+
+
+@dataclass
+class LevelGraph(Graph):
+    """A graph at an operator level, and how it came there."""
+
+    level: Level = "full"
+    applied: dict[OpOverload, list[Origins]] = field(default_factory=dict)
+    """The operators that rules replaced -> the origins of each call."""
+    declined: dict[OpOverload, list[Origins]] = field(default_factory=dict)
+    """Those whose rules left a call as it was."""
+
+    @property
+    def calls(self) -> list[tuple[fx.Node, OpOverload]]:
+        return [(n, n.target) for n in self.nodes if isinstance(n.target, OpOverload)]
+
+    def family(self, op: OpOverload) -> str:
+        """An operator's family; "fused" for those that only this level and the ones above it have."""
+        above = self.level == "full" or (self.level == "core" and torch.Tag.core in op.tags)
+        return family(op) or ("fused" if above else "extern")
+
+    @property
+    def externs(self) -> Counter[OpOverload]:
+        """The operators that are called as they are, and how often."""
+        return Counter(op for _, op in self.calls if self.family(op) in AS_THEY_ARE)
+
+    @property
+    def summary(self) -> str:
+        """How many operations there are, of which families."""
+        counts = Counter(self.family(op) for _, op in self.calls).most_common()
+        return f"{self.op_count} operations: {', '.join(f'{n} {name}' for name, n in counts)}"
+
+    @property
+    def steps(self) -> list[tuple[str, int, str]]:
+        """(operator, calls replaced, user lines) of each rule that led here, the busiest first."""
+        found = (
+            (str(op), len(calls), source_lines(union(calls))) for op, calls in self.applied.items()
+        )
+        rows = ((op, n, ", ".join(dict.fromkeys(line.place for line in at))) for op, n, at in found)
+        return sorted(rows, key=lambda row: (-row[1], row[0]))
+
+    def __str__(self) -> str:
+        lines = [f"#   {n} x {op}, from {at}" for op, n, at in self.steps]
+        replaced = ["# its rules replaced"] if lines else []
+        return "\n".join(
+            [f"# level {self.level}: {self.summary}", *replaced, *lines, super().__str__()]
+        )
+
+
+def is_uneven(node: fx.Node) -> bool:
+    """Has a pointwise call an operand of another shape than its result, or operands of several dtypes?"""
+    operands = [x.meta["val"] for x in node.args if isinstance(x, fx.Node)]
+    dtypes = {x.dtype for x in operands[node.target is aten.where.self :]}
+    result = next(iter(compat.tree_leaves(node.meta["val"])))
+    return any(not same_sizes(x, result) for x in operands) or (
+        len(dtypes) > 1 and not any(dtype.is_complex for dtype in dtypes)
+    )
+
+
+def verify(graph: LevelGraph, strict: bool = False) -> None:
+    """Raises VerifyError that names an operator which its graph's level can't hold; `strict`: or which is of
+    no family.
+    """
+    for node, op in graph.calls:
+        wrong = ""
+        if op._schema.is_mutable or compat.is_composite(op):
+            wrong = "writes to an argument, or only calls other operators"
+        elif rule_for(op, graph.level) is not None and op not in graph.declined:
+            wrong = "has a rule, which was not applied"
+        elif graph.level == "prims" and is_pointwise(op) and is_uneven(node):
+            wrong = "has operands of several shapes or dtypes"
+        elif strict and graph.family(op) == "extern":
+            wrong = "is of no family"
+        if wrong:
+            raise VerifyError(f"level {graph.level}: {op} ({node.name}) {wrong}")

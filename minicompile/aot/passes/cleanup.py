@@ -1,0 +1,131 @@
+"""No-ops, chains of views, common subexpressions and dead code on functional graphs.
+
+No pass merges or removes random operators' draws, merges two results that the user may write to
+separately, or touches an operator kept for its effect. A merged node keeps the origins of all it stands for.
+
+The real compiler: torch/_inductor/fx_passes/{post_grad,joint_graph}.py, torch/_functorch/compile_utils.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import fx
+
+from minicompile.aot.layout import frozen, same_value
+from minicompile.aot.views import (
+    alias_root,
+    argument,
+    aten_ops,
+    has_effect,
+    is_random,
+    returned_nodes,
+)
+from minicompile.ops.graph import origins_of
+from minicompile.passes.manager import graph_pass
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+def replace(node: fx.Node, by: fx.Node) -> None:
+    """Use `by` instead of `node`, and remember where `node` came from."""
+    by.meta["origins"] = origins_of(by) | origins_of(node)
+    node.replace_all_uses_with(by)
+    node.graph.erase_node(node)
+
+
+# No-ops ------------------------------------------------------------------------------------------
+
+
+NO_OPS = aten_ops("clone.default view.default expand.default permute.default slice.Tensor") | {
+    prims.convert_element_type.default
+}
+"""Operators that give back their argument when type and layout agree."""
+
+NEUTRAL = {aten.mul.Tensor: 1, aten.div.Tensor: 1, aten.sub.Tensor: 0, aten.pow.Tensor_Scalar: 1}
+"""Operators that do so for this number. x + 0 and x - -0.0 are not among them: they turn -0.0 into 0.0."""
+
+
+def gives_back_argument(node: fx.Node) -> bool:
+    if node.target in NEUTRAL:
+        number = node.args[1]
+        if not isinstance(number, int | float) or number != NEUTRAL[node.target] or node.kwargs:
+            return False
+        if math.copysign(1, number) < 0 or node.meta["val"].is_complex():  # inf times 1 + 0j is NaN
+            return False
+    elif node.target not in NO_OPS:
+        return False
+    first = node.args[0]
+    return isinstance(first, fx.Node) and same_value(first.meta["val"], node.meta["val"])
+
+
+@graph_pass("remove_no_ops", stage="post_grad", order=10)
+@graph_pass("remove_no_ops", stage="prims", order=10)
+def remove_no_ops(gm: fx.GraphModule, mode: Any) -> int:
+    """Drop calls that return their argument. A copy that gives a result memory of its own stays."""
+    changed, returned = 0, returned_nodes(gm.graph)
+    for node in list(gm.graph.nodes):
+        if gives_back_argument(node) and node not in returned:
+            replace(node, node.args[0])
+            changed += 1
+    return changed
+
+
+# View chains -------------------------------------------------------------------------------------
+
+
+@graph_pass("merge_views", stage="prims", order=15)
+def merge_views(gm: fx.GraphModule, mode: Any) -> int:
+    """view(view(x)) is one view, permute(permute(x)) one permutation (often none)."""
+    changed = 0
+    for node in list(gm.graph.nodes):
+        inner: Any = argument(node, 0)
+        if not isinstance(inner, fx.Node) or inner.target is not node.target:
+            continue
+        if node.target is aten.view.default and argument(inner, 0).meta["val"].is_contiguous():
+            node.update_arg(0, inner.args[0])
+        elif node.target is aten.permute.default:
+            first, second = argument(inner, 1), argument(node, 1)
+            rank = len(first)
+            node.update_arg(1, [first[d % rank] % rank for d in second])
+            node.update_arg(0, inner.args[0])
+        else:
+            continue
+        node.meta["origins"] = origins_of(node) | origins_of(inner)
+        changed += 1
+    gm.graph.eliminate_dead_code(has_effect)
+    if changed:
+        remove_no_ops(gm, mode)
+    return changed
+
+
+# Common subexpressions ---------------------------------------------------------------------------
+
+
+@graph_pass("cse", stage="prims", order=30)
+def merge_equal_calls(gm: fx.GraphModule, mode: Any) -> int:
+    """Compute the same thing once. A returned value keeps its own call, since the user may write to it, and a
+    checkpoint region its own, since only it is computed again.
+    """
+    seen: dict[Any, fx.Node] = {}
+    changed, returned = 0, returned_nodes(gm.graph)
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function" or is_random(node) or has_effect(node):
+            continue
+        key = (node.target, frozen(node.args), frozen(node.kwargs), node.meta.get("region"))
+        first = seen.setdefault(key, node)
+        if first is not node and alias_root(node) not in returned:
+            replace(node, first)
+            changed += 1
+    return changed
+
+
+@graph_pass("dead_code", stage="prims", order=90)
+def remove_dead_code(gm: fx.GraphModule, mode: Any) -> int:
+    """Remove what nothing reads; assertions stay."""
+    before = len(gm.graph.nodes)
+    gm.graph.eliminate_dead_code(has_effect)
+    return before - len(gm.graph.nodes)

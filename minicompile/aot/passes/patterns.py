@@ -1,0 +1,349 @@
+"""Patterns on AOT's graphs. A rewrite puts one call of the replacement into the graph, with its origins and
+value; the next level expands it like an operator.
+
+The real compiler: torch/_inductor/pattern_matcher.py (register_replacement, fwd_bwd).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from minicompile import compat
+from minicompile.aot.decompose import lower_to
+from minicompile.aot.layout import conform, empty_like_layout, frozen
+from minicompile.aot.tracer import Tracer
+from minicompile.aot.views import ALIASES, alias_root, has_effect, is_random, returned_nodes
+from minicompile.errors import OptionError
+from minicompile.ops.graph import Graph, Rewrite, origins_of, statement
+from minicompile.ops.origin import union
+from minicompile.passes.manager import Pass
+from minicompile.passes.patterns import (
+    Bound,
+    Function,
+    Match,
+    Matcher,
+    Pattern,
+    Replacement,
+    TracedPattern,
+    patterns,
+    register_pattern,
+    value_of,
+)
+
+
+def pattern_passes() -> list[Pass]:
+    """Each registered pattern as a pass of its own."""
+    return [
+        Pass(f"pattern:{name}", p.stage, 50, partial(rewrite, p), p.option)
+        for name, p in patterns.items()
+    ]
+
+
+def rewrite(entry: Pattern, gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
+    """Rewrite every occurrence of a pattern: in training first with its gradients, then without."""
+    trains = any(node.meta.get("phase") == "backward" for node in gm.graph.nodes)
+    done: list[Rewrite] = []
+    for training in (True, False) if trains and entry.stage == "joint" else (False,):
+        if (wanted := traced_search(entry, training)) is not None:
+            found = Rewriter(entry, gm, mode, wanted)
+            done += filter(None, map(found.replaced, found.matches()))
+    return done
+
+
+# Tracing -----------------------------------------------------------------------------------------
+
+
+def call(function: Function, values: Sequence[Any]) -> list[Any]:
+    made = function(*values)
+    return list(made) if isinstance(made, tuple | list) else [made]
+
+
+def trace_function(
+    function: Function, values: Sequence[Any], mode: Any, stage: str
+) -> TracedPattern:
+    """The function on values like these, in a stage's operators."""
+    tracer = Tracer(mode)
+    # each a fake of its own, since a fake stands for one node
+    fakes = [empty_like_layout(mode, v) if isinstance(v, torch.Tensor) else v for v in values]
+    for number, fake in enumerate(fakes):
+        tracer.placeholder(f"x{number}", fake)
+    with torch.no_grad(), tracer.active():
+        results = call(function, fakes)
+    gm = tracer.finish(tuple(results))
+    for node in gm.graph.nodes:
+        if node.target in ALIASES:
+            node.replace_all_uses_with(node.args[0])
+    if stage == "post_grad":
+        gm = lower_to("prims", Graph(gm, "pattern", "tracing"), mode).gm
+    gm.graph.eliminate_dead_code(has_effect)
+    return TracedPattern(gm.graph)
+
+
+def trace_torch(function: Function, examples: Sequence[Any]) -> TracedPattern:
+    """The function's calls of torch, written down without running them."""
+    graph = fx.Graph()
+    nodes = [graph.placeholder(f"x{number}") for number in range(len(examples))]
+    for node, example in zip(nodes, examples):
+        node.meta["val"] = example
+    wild = (isinstance(example, float | torch.Tensor) for example in examples)
+    inputs = [fx.Proxy(node) if w else e for node, w, e in zip(nodes, wild, examples)]
+    graph.output([result.node for result in call(function, inputs)])
+    return TracedPattern(graph)
+
+
+def with_gradients(function: Function, count: int, learned: Sequence[int]) -> Function:
+    """A function of the `count` arguments, then of what comes in for each result. It gives the results and
+    the gradients of the `learned` arguments.
+    """
+
+    def both(*values: Any) -> list[Any]:
+        with torch.enable_grad():
+            leaves = [values[i].requires_grad_() for i in learned]
+            results = call(function, values[:count])
+            found = torch.autograd.grad(results, leaves, values[count:])
+        for leaf in leaves:
+            leaf.requires_grad_(False)
+        return [*results, *found]
+
+    return both
+
+
+def traced_search(entry: Pattern, training: bool) -> TracedPattern | None:
+    """The search on its examples, traced once; None where it has no gradients."""
+    if training not in entry.traced:
+        try:
+            entry.traced[training] = found = (search_with_gradients if training else search)(entry)
+        except Exception as error:
+            entry.fail(f"the search can't be traced: {type(error).__name__}: {error}")
+        if found is not None:
+            targets = [node.target for node in found.calls]
+            if not found.results or not set(found.results) <= set(found.calls):
+                entry.fail("the search computes nothing, or returns an argument")
+            if any(isinstance(op, OpOverload) and op._schema.is_mutable for op in targets):
+                entry.fail("the search writes into a tensor")
+    return entry.traced[training]
+
+
+def search(entry: Pattern) -> TracedPattern:
+    if entry.stage == "pre_grad":
+        return trace_torch(entry.search, entry.examples)
+    return trace_function(entry.search, entry.examples, compat.fake_mode(), entry.stage)
+
+
+def search_with_gradients(entry: Pattern) -> TracedPattern | None:
+    """With those gradients of the examples that are computed, not just what comes in."""
+    alone = traced_search(entry, False)
+    learned = [i for i, e in enumerate(entry.examples) if getattr(e, "requires_grad", False)]
+    found: TracedPattern | None = None
+    while alone is not None and learned:
+        function = with_gradients(entry.search, len(entry.examples), learned)
+        values = [*entry.examples, *map(value_of, alone.results)]
+        found = trace_function(function, values, compat.fake_mode(), entry.stage)
+        gradients = found.results[len(alone.results) :]
+        found.learned = [i for i, r in zip(learned, gradients) if r in found.calls]
+        if found.learned == learned:
+            return found
+        learned = found.learned
+    return None
+
+
+# Finding and replacing ---------------------------------------------------------------------------
+
+
+def is_same(wanted: Any, given: Any) -> bool:
+    """Equal arguments that aren't tensors; symbolic sizes by expression."""
+    return bool(frozen(value_of(wanted)) == frozen(value_of(given)))
+
+
+def nodes_of(pattern: TracedPattern, bound: Bound) -> tuple[fx.Node, ...]:
+    return tuple(sorted(bound[call] for call in pattern.calls if call in bound))
+
+
+class Rewriter:
+    """Looks for one pattern, alone or with gradients, in a graph and replaces it."""
+
+    def __init__(
+        self, entry: Pattern, gm: fx.GraphModule, mode: Any, wanted: TracedPattern
+    ) -> None:
+        self.entry, self.gm, self.mode, self.wanted = entry, gm, mode, wanted
+        self.count, self.learned = len(entry.examples), wanted.learned
+        self.known: dict[Any, TracedPattern | None] = {}
+        """Traces of the search by the layouts of its arguments."""
+
+    def both(self, function: Function) -> Function:
+        return with_gradients(function, self.count, self.learned) if self.learned else function
+
+    def matches(self) -> Iterator[Match]:
+        """Occurrences; the graph may be changed between one and the next."""
+        index: dict[Any, list[fx.Node]] = defaultdict(list)
+        for node in self.gm.graph.nodes:
+            index[node.target].append(node)
+        wanted, exact = self.wanted, self.entry.stage == "pre_grad"
+        if not wanted.targets <= index.keys():
+            return
+        pairs = zip_longest(wanted.parameters, self.entry.examples)
+        wild = {p: e for p, e in pairs if e is None or isinstance(e, float | torch.Tensor)}
+        numbers = {e: p for p, e in wild.items() if isinstance(e, float) and not exact}
+        matcher = Matcher(is_same if exact else None, numbers)
+        for loose in matcher.occurrences(wanted.results, index, {}):
+            if unused := [p.name for p in wild if p not in loose]:
+                self.entry.fail(f"the search doesn't use {unused}, or two numbers are equal")
+            results = tuple(loose[result] for result in wanted.results)
+            arguments = [
+                loose.get(p, e) for p, e in zip_longest(wanted.parameters, self.entry.examples)
+            ]
+            match = Match(results, tuple(arguments), nodes_of(wanted, loose))
+            if all(result.users for result in results):  # else it was replaced already
+                confirmed = match if exact else self.confirmed(match)
+                shown = match.arguments[: self.count]
+                if confirmed is not None and self.entry.when(replace(confirmed, arguments=shown)):
+                    yield confirmed
+
+    def confirmed(self, match: Match) -> Match | None:
+        """The match, if the search on these very arguments is these very calls."""
+        key = frozen(match.values)
+        if key not in self.known:
+            self.known[key] = None
+            with contextlib.suppress(Exception):  # it doesn't take such arguments
+                function = self.both(self.entry.search)
+                self.known[key] = trace_function(
+                    function, match.values, self.mode, self.entry.stage
+                )
+        exact = self.known[key]
+        if exact is None or any(map(is_random, exact.calls)):
+            return None
+        pairs = list(zip_longest(exact.results, match.results))
+        start = dict(zip(exact.parameters, match.arguments))
+        way = next(Matcher(is_same).unify_all(pairs, start), None)
+        return Match(match.results, match.arguments, nodes_of(exact, way)) if way else None
+
+    def replaced(self, match: Match) -> Rewrite | None:
+        """Replace an occurrence; None where it can't go."""
+        entry, inside = self.entry, set(match.nodes)
+        outside = [n for n in match.nodes if n not in match.results and set(n.users) - inside]
+        homes = set(map(home, match.nodes))
+        learned = {match.arguments[i] for i in self.learned}
+        if outside or len(learned) < len(self.learned) or len(homes) > 1 + bool(self.learned):
+            return None
+        forward = len(match.results) - len(self.learned)
+        function = self.replacement(match, match.results[:forward])
+        groups = [(function, match.results[:forward], match.arguments[: self.count])]
+        if self.learned:
+            both = self.both(function)
+            backward = Replacement(f"{entry.name}_backward", lambda *v: both(*v)[forward:])
+            groups.append((backward, match.results[forward:], match.arguments))
+        places = [place_of(match, *group[1:]) for group in groups]
+        if None in places or any(len(set(map(home, g[1]))) > 1 for g in groups):
+            return None
+        try:
+            new = trace_function(self.both(function), match.values, self.mode, entry.stage)
+        except OptionError:
+            raise
+        except Exception as error:
+            why = f"the replacement can't be traced: {type(error).__name__}: {error}"
+            entry.fail(why, entry.replace)
+        before, after = ("\n".join(map(statement, n)) for n in (match.nodes, new.calls))
+        for place, group in zip(places, groups):
+            put(self.gm.graph, match, place, *group)
+        for node in reversed(match.nodes):
+            if not node.users:
+                self.gm.graph.erase_node(node)
+        return Rewrite(entry.name, before, after, union(map(origins_of, match.nodes)))
+
+    def replacement(self, match: Match, results: Sequence[fx.Node]) -> Replacement:
+        """The replacement, its results laid out as those found; what is returned has memory of its own."""
+        entry, returned = self.entry, returned_nodes(self.gm.graph)
+        alone = [entry.stage == "pre_grad" or alias_root(found) in returned for found in results]
+        expected = list(map(value_of, results))
+
+        def function(*values: Any) -> list[Any]:
+            made = call(entry.replace, values)
+            if len(made) != len(expected):
+                entry.fail(f"{len(made)} results replace {len(expected)}", entry.replace)
+            memory = {compat.storage_id(v) for v in values if isinstance(v, torch.Tensor)}
+            for i, value in enumerate(expected):
+                made[i] = conform(f"pattern {entry.name}", made[i], value)
+                if alone[i] and compat.storage_id(made[i]) in memory:
+                    made[i] = made[i].clone()
+                memory.add(compat.storage_id(made[i]))
+            return made
+
+        return Replacement(entry.name, function)
+
+
+def replace_nodes(
+    name: str, gm: fx.GraphModule, mode: Any, match: Match, function: Function, stage: str
+) -> Rewrite | None:
+    """A match that a pass found by itself: the function computes its results from its arguments."""
+    entry = Pattern(name, function, function, tuple(match.values), stage, lambda match: True, "")
+    return Rewriter(entry, gm, mode, TracedPattern(gm.graph)).replaced(match)
+
+
+def home(node: fx.Node) -> tuple[Any, Any]:
+    """Phase and checkpoint region."""
+    return node.meta.get("phase"), node.meta.get("region")
+
+
+def may_write(node: fx.Node) -> bool:
+    """Might the call change a tensor or a mode? Sure not: functions that ATen has, in their plain form."""
+    if isinstance(node.target, OpOverload | Replacement) or not node.op.startswith("call"):
+        return False
+    name = node.target if isinstance(node.target, str) else node.target.__name__
+    plain = name in ("getitem", "getattr", "invert") or hasattr(torch.ops.aten, name)
+    switches = any(argument is True for argument in (*node.args, *node.kwargs.values()))
+    return not plain or switches or "out" in node.kwargs or name.endswith("_")
+
+
+def place_of(match: Match, results: Sequence[fx.Node], arguments: Sequence[Any]) -> fx.Node | None:
+    """What reads the results first: the replacement goes before it. None if an argument isn't there yet, or
+    something may have been written to since.
+    """
+    inside = set(match.nodes)
+    place: fx.Node = min(user for r in results for user in r.users if user not in inside)
+    node = match.nodes[0]
+    while node is not place and (node in inside or not may_write(node)):
+        node = node.next
+    late = any(isinstance(argument, fx.Node) and place <= argument for argument in arguments)
+    return place if node is place and not late else None
+
+
+def put(
+    graph: fx.Graph, match: Match, place: Any, what: Replacement, results: Any, arguments: Any
+) -> None:
+    """A call of the replacement gives the results from now on."""
+    phase, region = home(results[0])
+    meta = {"origins": union(map(origins_of, match.nodes)), "phase": phase, "region": region}
+    with graph.inserting_before(place):
+        call = graph.call_function(what, tuple(arguments))
+        news = [call]
+        if len(results) > 1:
+            news = [graph.call_function(getitem, (call, i)) for i in range(len(results))]
+    for node, value in ((call, tuple(map(value_of, results))), *zip(news, map(value_of, results))):
+        node.meta.update(meta, val=value)
+    for old, new in zip(results, news):
+        old.replace_all_uses_with(new)
+
+
+EXAMPLE = torch.empty(2, 2)
+
+
+@register_pattern("relu_of_relu", search=lambda x: torch.relu(torch.relu(x)), examples=[EXAMPLE])
+def relu(x: torch.Tensor) -> torch.Tensor:
+    """The second one changes nothing."""
+    return torch.relu(x)
+
+
+@register_pattern("double_negation", search=lambda x: torch.neg(torch.neg(x)), examples=[EXAMPLE])
+def itself(x: torch.Tensor) -> torch.Tensor:
+    return x

@@ -1,0 +1,377 @@
+"""Each decomposition against eager, on the samples of torch's operator database and some of our own.
+
+    python -m tests.aot.decomposition_samples            every operator, every kind of dtype
+    python -m tests.aot.decomposition_samples add var    some operators
+
+A sample is traced forward and backward. Wherever the graph calls an operator that has a rule, the operator
+and the rule are both run on the real arguments, and on these arguments with NaN, infinities and zeros of both
+signs. Then the graphs at "core" and "prims" are run: values, dtypes and strides of results and gradients are
+those of the graph at "full", and (where an output is a tensor of its own) those of eager.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import sys
+import types
+import unittest
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+from torch._ops import OpOverload
+
+from minicompile import compat
+from minicompile.aot.autograd import ahead_of_time
+from minicompile.aot.decompositions import decomposition
+from minicompile.aot.layout import conform, same_strides
+from minicompile.aot.levels import verify
+from minicompile.aot.views import is_pointwise, is_random
+from minicompile.errors import Unsupported, VerifyError
+from minicompile.options import Options
+from tests.aot.helpers import capture
+
+aten = torch.ops.aten
+
+DTYPES = (
+    *(torch.float32, torch.float64, torch.bfloat16, torch.float16),
+    *(torch.int64, torch.uint8, torch.bool, torch.complex64),
+)
+SPECIAL = (math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 1e4)
+FINITE = tuple(v for v in SPECIAL if not math.isinf(v))
+RUNNING = {aten.var_mean.correction, aten.std_mean.correction, aten.native_layer_norm.default}
+RUNNING |= {aten.native_group_norm.default, aten._native_batch_norm_legit_functional.default}
+RUNNING |= {aten._native_batch_norm_legit.no_stats, aten.native_group_norm_backward.default}
+"""Eager's running sums are NaN or infinite by where in a row an infinity stands: these get FINITE values."""
+
+SPECIAL_RUNS = 3
+"""How often the calls of one operator are repeated with special values, for each dtype."""
+
+EMPTY = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default}
+EMPTY |= {aten.new_empty.default, aten.new_empty_strided.default}
+"""What these hold is nobody's business."""
+ORDINARY = EMPTY | {aten.log_sigmoid_backward.default}
+"""Called with the arguments at hand alone: a result of the forward among them must belong to the input."""
+
+TOLERANCES = {torch.float64: (1e-9, 1e-9), torch.complex128: (1e-9, 1e-9)}
+TOLERANCES |= dict.fromkeys((torch.float32, torch.complex64), (1e-5, 1e-5))
+TOLERANCES |= {d: (2 * torch.finfo(d).eps,) * 2 for d in (torch.float16, torch.bfloat16)}
+
+
+@dataclass
+class Sample:
+    """A function of tensors, and the tensors."""
+
+    name: str
+    fn: Callable[..., Any]
+    inputs: list[torch.Tensor]
+
+
+@dataclass
+class Report:
+    """How often each rule was checked, and what was wrong."""
+
+    checked: Counter[OpOverload] = field(default_factory=Counter)
+    special: Counter[Any] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    samples: int = 0
+    names: set[str] = field(default_factory=set)
+
+    def take_wrong(self) -> list[str]:
+        """What was wrong since the last time."""
+        found, self.wrong = self.wrong, []
+        return found
+
+
+@functools.cache
+def database() -> list[Any]:
+    """torch's own; importing it asks for a package of torch's tests, of which nothing is used."""
+    stub: Any = types.SimpleNamespace(TestCase=unittest.TestCase)
+    sys.modules.setdefault("expecttest", stub)
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return op_db
+
+
+def flat_tensors(value: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(v for v in compat.tree_leaves(value) if isinstance(v, torch.Tensor))
+
+
+def as_sample(name: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Sample:
+    """A call as a function of its tensors alone."""
+    leaves, spec = compat.tree_flatten((args, kwargs))
+    places = [i for i, v in enumerate(leaves) if isinstance(v, torch.Tensor)]
+
+    def fn(*tensors: torch.Tensor) -> Any:
+        given = list(leaves)
+        for i, tensor in zip(places, tensors, strict=True):
+            given[i] = tensor
+        called, options = compat.tree_unflatten(given, spec)
+        return flat_tensors(op(*called, **options))
+
+    return Sample(name, fn, [leaves[i] for i in places])
+
+
+def database_samples(name: str, dtype: torch.dtype, most: int) -> Iterator[Sample]:
+    """The first samples of an operator in torch's database, of a dtype that it takes."""
+    for op in database():
+        if name != op.name or dtype not in op.supported_dtypes("cpu"):
+            continue
+        grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+        torch.manual_seed(0)
+        for number, s in enumerate(op.sample_inputs("cpu", dtype, requires_grad=grad)):
+            if number == most:
+                break
+            label = f"{op.formatted_name}[{number}] {str(dtype).removeprefix('torch.')}"
+            yield as_sample(label, op.op, s.input, *s.args, **s.kwargs)
+
+
+def difference(got: Any, expected: Any, zeros: bool = False, strides: bool = True) -> str:
+    """What is unlike: the kind of value, dtype, shape, strides, elements; "" if nothing is."""
+    if not isinstance(expected, torch.Tensor):
+        return "" if got is None and expected is None else f"{got} for {expected}"
+    if not isinstance(got, torch.Tensor):
+        return f"{got} for a tensor"
+    if (got.dtype, got.shape) != (expected.dtype, expected.shape):
+        return f"{got.dtype} {list(got.shape)} for {expected.dtype} {list(expected.shape)}"
+    if strides and not same_strides(got, expected):
+        return f"strides {got.stride()} for {expected.stride()}"
+    rtol, atol = TOLERANCES.get(expected.dtype, (0.0, 0.0))
+    try:
+        torch.testing.assert_close(got, expected, rtol=rtol, atol=atol, equal_nan=True)
+    except AssertionError as error:
+        return str(error).replace("\n", " ")
+    if zeros and expected.is_floating_point():
+        both = (got == 0) & (expected == 0)
+        if not torch.equal(got.signbit() & both, expected.signbit() & both):
+            return "zeros of another sign"
+    return ""
+
+
+def special(x: Any, start: list[int], values: tuple[float, ...], gaps: bool) -> Any:
+    """A floating tensor's elements as special values, each tensor beginning with another one.
+
+    `gaps` in memory: eager's vector instructions disagree with its plain loops about NaN (in
+    `hardtanh_backward`, say), and it is the plain loops that the other devices agree with.
+    """
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.numel() == 0:
+        return x
+    start[0] = start[0] * 3 + 1
+    kinds = len(values)
+    found = [values[(start[0] * (i // kinds + 1) + i) % kinds] for i in range(x.numel())]
+    new = torch.tensor(found, dtype=x.dtype).view(x.shape)
+    return torch.stack([new, new], -1)[..., 0] if gaps else torch.empty_like(x).copy_(new)
+
+
+class Checked(fx.Interpreter):
+    """Runs a graph; each call of an operator that has a rule is compared with the rule."""
+
+    def __init__(self, gm: fx.GraphModule, report: Report, sample: Sample) -> None:
+        super().__init__(gm)
+        self.extra_traceback = False
+        self.report, self.sample = report, sample
+
+    def call_function(self, op: Any, args: Any, kwargs: Any) -> Any:
+        if op not in decomposition or not isinstance(op, OpOverload):
+            return super().call_function(op, args, kwargs)
+        expected = op(*args, **kwargs)
+        self.compare(op, args, kwargs, expected)
+        dtypes = tuple(x.dtype for x in flat_tensors((args, kwargs)))
+        many = max((x.numel() for x in flat_tensors((args, kwargs))), default=0) >= len(SPECIAL)
+        if many and op not in ORDINARY and self.report.special[op, dtypes] < SPECIAL_RUNS:
+            start = [self.report.special[op, dtypes]]
+            values, gaps = FINITE if op in RUNNING else SPECIAL, is_pointwise(op)
+            odd_args, odd_kwargs = compat.map_aggregate(
+                (args, dict(kwargs)), lambda x: special(x, start, values, gaps)
+            )
+            if start[0] != self.report.special[op, dtypes]:
+                self.report.special[op, dtypes] += 1
+                try:
+                    wanted = op(*odd_args, **odd_kwargs)
+                except (RuntimeError, IndexError, ValueError):
+                    return expected  # arguments that eager refuses
+                self.compare(op, odd_args, odd_kwargs, wanted, " (special values)")
+        return expected
+
+    def compare(self, op: Any, args: Any, kwargs: Any, expected: Any, about: str = "") -> None:
+        rule = decomposition[op].rule
+        try:
+            result = rule(*args, **kwargs)
+            if result is NotImplemented:
+                return
+            result = conform(op, result, expected)
+        except Exception as error:
+            self.wrong(op, f"{type(error).__name__}: {error}{about}")
+            return
+        self.report.checked[op] += 1
+        if op in EMPTY:
+            return
+        pairs = zip(compat.tree_leaves(result), compat.tree_leaves(expected), strict=True)
+        for got, wanted in pairs:
+            if (
+                found := wanted is not None
+                and got is not None
+                and difference(got, wanted, bool(about) and is_pointwise(op), not about)
+            ):
+                self.wrong(op, f"{found}{about}")
+
+    def wrong(self, op: Any, what: str) -> None:
+        self.report.wrong.append(f"{self.sample.name}: the rule of {op}: {what[:300]}")
+
+
+def check(sample: Sample, report: Report) -> None:
+    """Compare a sample's levels with each other and with eager."""
+    try:
+        with compat.quiet_fakes():
+            graph, fakes, _ = capture(sample.fn, sample.inputs)
+    except Exception as error:  # fakes can't, or the tests' way to capture can't
+        report.refused[f"{type(error).__name__}: {str(error)[:70]}"] += 1
+        return
+    try:
+        with compat.quiet_fakes():
+            training = any(x.requires_grad for x in sample.inputs)
+            result = ahead_of_time(graph, fakes, Options(), training=training)
+    except (Unsupported, *compat.FAKE_LIMITS) as error:
+        report.refused[f"{type(error).__name__}: {str(error)[:70]}"] += 1
+        return
+    except Exception as error:
+        report.wrong.append(f"{sample.name}: {type(error).__name__}: {error}")
+        return
+    report.samples += 1
+    inputs = sample.inputs
+    torch.manual_seed(0)
+    fresh = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
+    eager = sample.fn(*fresh)
+    specs = result.metadata.outputs
+    returned = [x for x, s in zip(eager, specs) if s.kind == "fresh"]
+    simple = all(spec.kind == "fresh" for spec in specs) and not result.metadata.mutated_inputs
+    # the database seeds random functions in its own way
+    simple = simple and not any(is_random(node) for node in result.level("full").nodes)
+    torch.manual_seed(1)
+    holders = [n for n in result.level("full").nodes if n.op == "placeholder"][len(inputs) :]
+    tangents = [draw(node.meta["val"]) for node in holders]
+    expected: list[Any] = []
+    if simple:
+        expected = [x.detach() for x in returned]
+        if result.joint is not None:
+            wanted = [fresh[i] for i in result.metadata.differentiable_inputs]
+            pairs = zip(returned, result.metadata.result_requires_grad, strict=True)
+            roots = [x for x, needed in pairs if needed]
+            grads = torch.autograd.grad(roots, wanted, tangents, allow_unused=True)
+            expected += list(grads)
+    found = {}
+    undefined = {n.target for n in result.level("full").nodes} & EMPTY
+    for level, graph in result.levels.items():
+        try:
+            verify(graph)
+        except VerifyError as error:
+            report.wrong.append(f"{sample.name}: {error}")
+        given = [x.detach().clone() for x in inputs] + [t.clone() for t in tangents]
+        torch.manual_seed(0)
+        with torch.no_grad():
+            runner = (
+                fx.Interpreter(graph.gm) if level == "prims" else Checked(graph.gm, report, sample)
+            )
+            try:
+                found[level] = compat.tree_leaves(runner.run(*given))
+            except RuntimeError as error:
+                report.wrong.append(f"{sample.name}: level {level} raises {error}")
+                return
+    for level, values in found.items():
+        reference, of = (
+            (expected, "eager") if simple and level == "full" else (found["full"], "full")
+        )
+        if undefined or len(reference) != len(values):
+            continue
+        for number, (got, value) in enumerate(zip(values, reference, strict=True)):
+            # autograd lays out gradients as it likes, and again where they arrive
+            strides = of == "full" or number < len(returned)
+            if value is None or got is None:
+                continue
+            if what := difference(got, value, strides=strides):
+                report.wrong.append(f"{sample.name}: level {level} against {of}: {what[:300]}")
+
+
+def draw(fake: torch.Tensor) -> torch.Tensor:
+    real = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype)
+    return real.copy_(torch.rand(fake.shape, dtype=torch.float64)) if fake.numel() else real
+
+
+def run_database(
+    name: str, most: int, report: Report, dtypes: tuple[torch.dtype, ...] = DTYPES
+) -> None:
+    """An operator's first samples: `most` of float32, a third of it of each other dtype."""
+    for dtype in dtypes:
+        few = most if dtype is torch.float32 else (most + 2) // 3
+        for sample in database_samples(name, dtype, few):
+            check(sample, report)
+
+
+def leaf(*size: int) -> torch.Tensor:
+    return torch.randn(*size, requires_grad=True)
+
+
+def own(name: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[str, Sample]:
+    return name, as_sample(name, op, *args, **kwargs)
+
+
+def own_samples() -> dict[str, Sample]:
+    """For operators, and for their branches, that the chosen samples of the database don't reach."""
+    torch.manual_seed(0)
+    images, classes = leaf(2, 4, 6, 6), torch.randint(4, (2, 6, 6))
+    return dict(
+        [
+            own("copy", aten.copy.default, torch.randn(3, 4), torch.arange(4)),
+            own("fill", aten.fill.Tensor, leaf(3, 4), torch.tensor(2.5)),
+            own("clamp_max", aten.clamp_max.default, leaf(3, 4), 0.5),
+            own("floor_divide", aten.floor_divide.Scalar, torch.arange(-4, 4), 3),
+            own("lift_fresh_copy", aten.lift_fresh_copy.default, leaf(3)),
+            own("logsigmoid", F.logsigmoid, torch.tensor(SPECIAL, requires_grad=True)),
+            own("arange", lambda x: x + torch.arange(1, 5), torch.arange(4)),
+            own("full", lambda x: x + aten.full.default([4], 2.5), leaf(4)),
+            own("lerp", torch.lerp, leaf(3, 4), leaf(3, 4), leaf(3, 4)),
+            own("dot", torch.dot, leaf(4), leaf(4)),
+            own("cross_entropy", F.cross_entropy, images, classes, ignore_index=2),
+            own("instance_norm", F.instance_norm, images),
+            own("adaptive_avg_pool", F.adaptive_avg_pool2d, images, (3, 2)),
+            own("adaptive_avg_pool_uneven", F.adaptive_avg_pool2d, images, (4, 5)),
+            own("select", lambda x: x[1] * x[:, 0].sum(), leaf(3, 4)),
+            own(
+                "empty_rows",
+                lambda x: (x.softmax(1), *torch.var_mean(x, 1), x.logsumexp(1)),
+                leaf(0, 3),
+            ),
+        ]
+    )
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.ERROR)
+    torch.set_num_threads(1)
+    names = sys.argv[1:] or list(dict.fromkeys(op.name for op in database()))
+    total = 0
+    for name in names:
+        report = Report()
+        try:
+            run_database(name, 6 if len(names) > 5 else 100, report)
+        except Exception as error:
+            report.refused[f"{name}: {type(error).__name__}: {str(error)[:60]}"] += 1
+        total += report.samples
+        for line in dict.fromkeys(report.wrong):
+            print("WRONG", line, flush=True)
+        if len(names) <= 5:
+            print(report.refused, report.checked)
+    print(f"{total} samples")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The operator levels of whole models: `python -m tests.aot.level_models` verifies those of all models in the
+zoos, and prints the library calls that are left.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import minicompile as mc
+from minicompile.aot.levels import verify
+from minicompile.aot.result import AotResult
+from minicompile.api import backends
+from minicompile.errors import VerifyError
+from minicompile.pipeline import aot_eager
+from minicompile.pipeline_result import Trace
+from tests.corridor.zoo import ZOO
+from tests.dynamo.architecture_zoo import ALL
+
+MODELS: dict[str, Callable[[], Any]] = {**ZOO, **{name: each.make for name, each in ALL.items()}}
+
+
+def ahead_of_time_of(make: Callable[[], Any]) -> list[AotResult]:
+    """What AOT makes of a model's training, one result for each graph."""
+    seen: list[AotResult] = []
+    with mc.scoped():
+
+        @backends("levels")
+        def backend(options: Any) -> Any:
+            def compile_capture(capture: Any) -> Any:
+                trace = Trace(capture.name, capture)
+                call = aot_eager(capture, options, trace)
+                assert trace.aot is not None
+                seen.append(trace.aot)
+                return call
+
+            return compile_capture
+
+        torch.manual_seed(0)
+        model, inputs = make()
+        mc.compile(model.train(), backend="levels")(**inputs)
+    return seen
+
+
+def check(make: Callable[[], Any]) -> tuple[Counter[str], list[str]]:
+    """Library calls of the graphs at "prims", and what the strict verifier says."""
+    externs: Counter[str] = Counter()
+    wrong: list[str] = []
+    for result in ahead_of_time_of(make):
+        externs.update({str(op): n for op, n in result.level("prims").externs.items()})
+        for graph in result.levels.values():
+            try:
+                verify(graph, strict=True)
+            except VerifyError as error:
+                wrong.append(str(error))
+    return externs, wrong
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    total: Counter[str] = Counter()
+    for name in sys.argv[1:] or MODELS:
+        externs, wrong = check(MODELS[name])
+        total.update(externs)
+        print(
+            f"{name:<16} {sum(externs.values()):>4} library calls  {'; '.join(wrong) or 'ok'}",
+            flush=True,
+        )
+    print("\n".join(f"{n:>6} {op}" for op, n in total.most_common()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""Every operator of the installed torch against eager: `python -m tests.aot.opinfo --jobs 8`.
+
+For each OpInfo, variant (function, method, in place, `out=`) and kind of dtype some samples run in
+eager and under `mc.compile(backend="aot_eager")`: values, dtypes, strides, shared memory, mutated
+inputs, exceptions and gradients must agree. An operator counts as covered only if a call of
+it was in a captured graph that ran; `--side both` counts the same for torch.compile.
+
+    --ops NAME ...        these only (names as in the table, `fnmatch` patterns)
+    --from I --to J       a range of the database
+    --jobs N              worker processes; each runs one operator at a time
+    --limit-samples K     samples per variant and dtype
+    --variants, --kinds   comma-separated
+    --json FILE           one line per operator, written as it is done
+    --report FILE ...     print the table of such files and run nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import fnmatch
+import json
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import warnings
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from tests.aot.opinfo_cases import KINDS, METADATA_ONLY, VARIANTS, cases, check, database
+
+MARK = "@@opinfo "
+
+
+def check_operator(name: str, chosen: argparse.Namespace) -> dict[str, Any]:
+    """All verdicts of one operator."""
+    op, found = database()[name], []
+    error = ""
+    variants, kinds = tuple(chosen.variants.split(",")), tuple(chosen.kinds.split(","))
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for case in cases(op, variants, kinds, chosen.limit_samples):
+                found.append(check(case, chosen.side).as_dict())
+        except Exception:
+            error = traceback.format_exc(limit=-4)
+    seconds = round(time.perf_counter() - start, 1)
+    return {"op": name, "verdicts": found, "error": error, "seconds": seconds}
+
+
+# Workers -----------------------------------------------------------------------------------------
+
+
+def work(chosen: argparse.Namespace) -> None:
+    """Names come in by lines, results go out by lines."""
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        found = check_operator(line.strip(), chosen)
+        print(MARK + json.dumps(found), flush=True)
+
+
+class Worker:
+    """A process that checks one operator at a time."""
+
+    def __init__(self, chosen: argparse.Namespace) -> None:
+        self.chosen = chosen
+        self.process: subprocess.Popen[str] | None = None
+
+    def started(self) -> subprocess.Popen[str]:
+        if self.process is None:
+            options = ("limit_samples", "side", "variants", "kinds")
+            given = [f"--{key.replace('_', '-')}={getattr(self.chosen, key)}" for key in options]
+            command = [sys.executable, "-m", "tests.aot.opinfo", "--worker", *given]
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+            self.process = subprocess.Popen(
+                command,
+                text=True,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        return self.process
+
+    def check(self, op: str) -> dict[str, Any]:
+        """The operator's verdicts. A process that dies or takes too long is replaced, and told of."""
+        process = self.started()
+        assert process.stdin is not None and process.stdout is not None
+        late = threading.Timer(self.chosen.timeout, process.kill)
+        late.start()
+        try:
+            process.stdin.write(op + "\n")
+            process.stdin.flush()
+            for line in process.stdout:
+                if line.startswith(MARK):
+                    return json.loads(line[len(MARK) :])
+        except BrokenPipeError:
+            pass
+        finally:
+            late.cancel()
+        code = process.wait()
+        self.process = None
+        ended = late.finished.is_set() and code == -9
+        why = f"no end after {self.chosen.timeout:g} s" if ended else f"the process died ({code})"
+        return {"op": op, "verdicts": [], "error": why, "seconds": 0.0}
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+def run_all(names: list[str], chosen: argparse.Namespace) -> list[Any]:
+    """Results of all operators, written to `--json` as they come."""
+    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    workers = [Worker(chosen) for _ in range(chosen.jobs)]
+    for worker in workers:
+        idle.put(worker)
+
+    def one(name: str) -> dict[str, Any]:
+        worker = idle.get()
+        try:
+            return worker.check(name)
+        finally:
+            idle.put(worker)
+
+    done: list[Any] = []
+    with (
+        open(chosen.json or os.devnull, "a", encoding="utf-8") as file,
+        ThreadPoolExecutor(chosen.jobs) as pool,
+    ):
+        for found in as_completed([pool.submit(one, name) for name in names]):
+            done.append(found.result())
+            keep(done[-1], file, len(done), len(names))
+    for worker in workers:
+        worker.stop()
+    return done
+
+
+def keep(found: dict[str, Any], file: TextIO, count: int, total: int) -> None:
+    file.write(json.dumps(found) + "\n")
+    file.flush()
+    wrong = sum(bool(verdict["wrong"]) for verdict in found["verdicts"])
+    if wrong or found["error"] or count % 25 == 0:
+        end = found["error"].strip().splitlines()[-1:] or [""]
+        print(f"[{count}/{total}] {found['op']}: {wrong} wrong {end[0]}", flush=True)
+
+
+# The table ---------------------------------------------------------------------------------------
+
+
+def merged(paths: list[str]) -> list[Any]:
+    """Results of several runs: later ones replace earlier ones of the same side."""
+    known: dict[str, Any] = {}
+    for path in paths:
+        for line in Path(path).read_text(encoding="utf-8").splitlines():
+            new = json.loads(line)
+            old = known.setdefault(new["op"], {**new, "verdicts": []})
+            old["error"] = new["error"]
+            verdicts = {verdict["case"]: verdict for verdict in old["verdicts"]}
+            for verdict in new["verdicts"]:
+                before = verdicts.setdefault(verdict["case"], verdict)
+                theirs = verdict["theirs"] if before["theirs"] is None else before["theirs"]
+                if verdict["in_graph"] is None:
+                    verdict = before
+                verdicts[verdict["case"]] = {**verdict, "theirs": theirs}
+            old["verdicts"] = list(verdicts.values())
+    return list(known.values())
+
+
+def general(reason: str) -> str:
+    """A reason without the names and numbers of one case."""
+    reason = re.sub(r"0x[0-9a-f]+|\d+", "N", reason)
+    return reason if len(reason) < 120 else reason[:117] + "..."
+
+
+def report(results: list[Any], out: TextIO = sys.stdout) -> bool:
+    """Print the table; whether nothing is wrong."""
+    results = sorted(results, key=lambda found: found["op"])
+    verdicts = [verdict for found in results for verdict in found["verdicts"]]
+    lost = [found for found in results if found["error"]]
+    theirs_known = any(verdict["theirs"] is not None for verdict in verdicts)
+
+    def line(label: str, chosen: list[tuple[str, list[Any]]]) -> None:
+        chosen = [(op, some) for op, some in chosen if some]
+        cells = [
+            len(chosen),
+            sum(any(v["in_graph"] for v in some) for _, some in chosen),
+            sum(any(v["theirs"] for v in some) for _, some in chosen) if theirs_known else "",
+            sum(any(v["wrong"] for v in some) for _, some in chosen),
+            sum(len(some) for _, some in chosen),
+            sum(bool(v["in_graph"]) for _, some in chosen for v in some),
+            sum(bool(v["theirs"]) for _, some in chosen for v in some) if theirs_known else "",
+            sum(bool(v["wrong"]) for _, some in chosen for v in some),
+            sum(v["gradients"] > 0 for _, some in chosen for v in some),
+        ]
+        print(f"{label:<16}" + "".join(f"{cell!s:>9}" for cell in cells), file=out)
+
+    def part(key: str, value: str) -> list[tuple[str, list[Any]]]:
+        return [(f["op"], [v for v in f["verdicts"] if v[key] == value]) for f in results]
+
+    heads = "ops covered theirs wrong calls covered theirs wrong backward".split()
+    print(f"{'':<16}" + "".join(f"{head:>9}" for head in heads), file=out)
+    line("all", [(found["op"], found["verdicts"]) for found in results])
+    for key in ("variant", "dtype"):
+        for value in dict.fromkeys(verdict[key] for verdict in verdicts):
+            line(value, part(key, value))
+
+    reasons: collections.Counter[str] = collections.Counter()
+    example: dict[str, set[str]] = collections.defaultdict(set)
+    for found in results:
+        for verdict in found["verdicts"]:
+            if not verdict["in_graph"] and not verdict["eager_raises"]:
+                for reason in verdict["breaks"] or ["nothing to compile"]:
+                    reasons[general(reason)] += 1
+                    example[general(reason)].add(found["op"])
+    print("\nnot in a graph, by reason (calls, operators):", file=out)
+    for reason, count in reasons.most_common():
+        names = sorted(example[reason])
+        print(f"{count:>6} {len(names):>4}  {reason}  [{', '.join(names[:4])}]", file=out)
+    if theirs_known:
+        missing = [
+            found["op"]
+            for found in results
+            if any(v["theirs"] for v in found["verdicts"])
+            and not any(v["in_graph"] for v in found["verdicts"])
+        ]
+        print(f"\nin torch.compile's graphs alone: {', '.join(missing) or 'none'}", file=out)
+    print("\nvalues are not compared:", file=out)
+    for name, why in METADATA_ONLY.items():
+        print(f"  {name}: {why}", file=out)
+    wrong = [verdict for verdict in verdicts if verdict["wrong"]]
+    print(f"\nwrong: {len(wrong)}", file=out)
+    for verdict in wrong:
+        print(f"  {verdict['case']}: {verdict['wrong'][:300]}", file=out)
+    print(f"\nno verdict (crash, time limit, error of the check): {len(lost)}", file=out)
+    for found in lost:
+        print(f"  {found['op']}: {found['error'].strip().splitlines()[-1]}", file=out)
+    return not wrong and not lost
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    made.add_argument("--ops", nargs="*", default=[])
+    made.add_argument("--from", dest="first", type=int, default=0)
+    made.add_argument("--to", dest="last", type=int, default=None)
+    made.add_argument("--jobs", type=int, default=1)
+    made.add_argument("--limit-samples", type=int, default=3)
+    made.add_argument("--side", choices=("minicompile", "torch", "both"), default="both")
+    made.add_argument("--variants", default=",".join(VARIANTS))
+    made.add_argument("--kinds", default=",".join(KINDS))
+    made.add_argument("--timeout", type=float, default=600.0, help="seconds per operator")
+    made.add_argument("--json", default="")
+    made.add_argument("--report", nargs="*", default=[])
+    made.add_argument("--worker", action="store_true")
+    return made
+
+
+def main(arguments: list[str]) -> int:
+    chosen = parser().parse_args(arguments)
+    if chosen.worker:
+        work(chosen)
+        return 0
+    if chosen.report:
+        return 0 if report(merged(chosen.report)) else 1
+    names = list(database())[chosen.first : chosen.last]
+    if chosen.ops:
+        names = [n for n in names if any(fnmatch.fnmatch(n, p) for p in chosen.ops)]
+    return 0 if report(run_all(names, chosen)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

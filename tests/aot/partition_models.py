@@ -1,0 +1,153 @@
+"""Bytes kept for backward, by our partitioner and by torch.compile's, on the same joint graphs.
+
+    python -m tests.aot.partition_models [model...]
+
+A value counts by the memory it keeps alive: all views of one tensor count as that tensor, once. Parameters
+and other inputs exist anyway, and are counted apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from minicompile.aot.autograd import ahead_of_time
+from minicompile.aot.partition import bytes_of, is_heavy, partition
+from minicompile.aot.result import AotResult
+from minicompile.aot.views import alias_root, is_view
+from minicompile.dynamo.result import Capture
+from minicompile.ops.graph import Graph, output_node, placeholders
+from minicompile.options import Options
+from tests.aot.training_graphs import MODELS, training_capture
+
+
+def result_of(capture: Capture, options: Options | None = None) -> AotResult:
+    options = options or Options()
+    return ahead_of_time(
+        capture.graph, capture.fakes, options, training=True, shape_env=capture.shape_env
+    )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a partition keeps for backward and computes again."""
+
+    values: int
+    inputs: int
+    """Bytes of inputs."""
+    bytes: int
+    """Bytes of everything else."""
+    heavy: Counter[str]
+    """Heavy operators that run again in backward."""
+    light: int
+    """Other operators that do, without views."""
+
+
+def kept(joint: Graph, saved: Iterable[str], twice: Collection[str]) -> Kept:
+    """Measure a partition: names of the values kept, names of the operators in both halves."""
+    by_name = {node.name: node for node in joint.nodes}
+    memory = {root: bytes_of(root) for root in map(alias_root, map(by_name.__getitem__, saved))}
+    inputs = sum(size for root, size in memory.items() if root.op == "placeholder")
+    again = [by_name[name] for name in twice if not is_view(by_name[name])]
+    heavy = Counter(str(node.target) for node in again if is_heavy(node))
+    total = sum(memory.values())
+    return Kept(len(memory), inputs, total - inputs, heavy, len(again) - heavy.total())
+
+
+def calls(graph: fx.Graph) -> set[str]:
+    return {n.name for n in graph.nodes if n.op == "call_function" and hasattr(n.target, "_schema")}
+
+
+def ours(result: AotResult) -> Kept:
+    assert result.joint is not None and result.backward is not None
+    halves = result.forward.gm.graph, result.backward.gm.graph
+    saved = [node.name for node in placeholders(halves[1])][: result.metadata.saved]
+    return kept(result.joint, saved, calls(halves[0]) & calls(halves[1]))
+
+
+def torch_joint(joint: Graph, primals: int) -> tuple[fx.GraphModule, dict[str, str], int]:
+    """Our joint graph as torch's partitioner wants it; names there -> here; how many results it has."""
+    graph, copies, names = fx.Graph(), {}, {}
+    for index, node in enumerate(joint.nodes):
+        if node.op == "output":
+            continue
+        made = graph.node_copy(node, copies.__getitem__)
+        if node.op == "placeholder":
+            made.target = (
+                f"primals_{index + 1}" if index < primals else f"tangents_{index - primals + 1}"
+            )
+            made.name = made.target
+        if node.meta.get("phase") == "backward":
+            made.meta["partitioner_tag"] = "is_backward"
+        copies[node], names[made.name] = made, node.name
+    results, gradients = output_node(joint.gm.graph).args[0]
+    flat = [*results, *gradients]
+    end = graph.output(tuple(copies[v] if isinstance(v, fx.Node) else v for v in flat))
+    end.meta["desc"] = [None] * len(flat)
+    return fx.GraphModule(joint.gm, graph), names, len(results)
+
+
+def theirs(joint: Graph, fakes: list[Any]) -> tuple[Kept, float]:
+    """What torch.compile's partitioner keeps of our joint graph, and its time."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    gm, names, results = torch_joint(joint, len(fakes))
+    parameters = [i for i, fake in enumerate(fakes) if isinstance(fake, torch.nn.Parameter)]
+    start = time.perf_counter()
+    forward, backward = min_cut_rematerialization_partition(
+        gm, None, num_fwd_outputs=results, static_lifetime_input_indices=parameters
+    )
+    took = time.perf_counter() - start
+    saved = [n.name for n in backward.graph.nodes if n.op == "placeholder"]
+    saved = [names[name] for name in saved if not name.startswith("tangents")]
+    twice = calls(forward.graph) & calls(backward.graph)
+    return kept(joint, saved, {names[name] for name in twice if name in names}), took
+
+
+def time_of_ours(result: AotResult, fakes: list[Any], rounds: int = 3) -> float:
+    """Median seconds of our partitioner on the joint graph of a result."""
+    times = []
+    assert result.joint is not None
+    for _ in range(rounds):
+        # the copies of inputs that are written to are in the graph already
+        metadata = dataclasses.replace(result.metadata, mutated_inputs=())
+        start = time.perf_counter()
+        partition(result.joint, fakes, metadata, Options())
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def table(names: Iterable[str]) -> bool:
+    """Print a line for each model; does ours keep no more, at no more heavy operators run again?"""
+    print(
+        "kilobytes kept for backward besides inputs; operators run again: heavy+light; milliseconds"
+    )
+    print(f"{'':8} {'nodes':>6} | {'naive':>8} {'torch':>8} {'ours':>8} |", end="")
+    print(f" {'torch':>8} {'ours':>8} | {'torch':>7} {'ours':>7} | inputs: torch, ours")
+    good = True
+    for name in names:
+        capture = training_capture(name)
+        result = result_of(capture)
+        naive = ours(result_of(capture, Options(partitioner="default")))
+        mine, (other, took) = ours(result), theirs(result.joint, capture.fakes)
+        took_ours = time_of_ours(result, capture.fakes)
+        good &= mine.bytes <= other.bytes and mine.heavy.total() <= other.heavy.total()
+        print(f"{name:8} {len(list(result.joint.nodes)):>6} |", end="")
+        print("".join(f" {k.bytes / 1e3:>8.1f}" for k in (naive, other, mine)), end=" |")
+        print("".join(f" {k.heavy.total():>4}+{k.light:<3}" for k in (other, mine)), end=" |")
+        print(f" {took * 1e3:>7.1f} {took_ours * 1e3:>7.1f} |", end="")
+        print(f" {other.inputs / 1e3:.1f}, {mine.inputs / 1e3:.1f}")
+    return good
+
+
+if __name__ == "__main__":
+    sys.exit(not table(sys.argv[1:] or MODELS))

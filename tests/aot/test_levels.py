@@ -1,0 +1,162 @@
+"""Operator levels: what each may hold, who says so, and what a reader sees of the way between them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+import minicompile as mc
+from minicompile.aot.levels import LevelGraph, verify
+from minicompile.errors import VerifyError
+from minicompile.ops.display import to_html
+from minicompile.options import Options
+from minicompile.passes.manager import graph_pass
+from tests.aot.helpers import compile_aot
+from tests.aot.level_models import MODELS, check
+
+aten = torch.ops.aten
+
+
+def block(x):
+    return F.layer_norm(F.silu(x) + F.silu(x * 2), (4,)).softmax(-1)
+
+
+@pytest.fixture(scope="module")
+def levels():
+    return compile_aot(block, [torch.randn(3, 4, requires_grad=True)])[1]
+
+
+def calls(graph):
+    return [op for _, op in graph.calls]
+
+
+def test_every_operator_has_its_place(levels):
+    for graph in levels.levels.values():
+        verify(graph, strict=True)
+    for op in calls(levels.level("core")):
+        assert torch.Tag.core in op.tags or levels.level("core").family(op) != "extern"
+    assert aten._softmax.default in calls(levels.level("core"))
+    allowed = {"pointwise", "reduction", "view", "creation"}
+    assert {levels.level("prims").family(op) for op in calls(levels.level("prims"))} <= allowed
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vit", "Mamba", "ConvNext", "T5"])
+def test_models_have_no_operator_without_a_family(name):
+    pytest.importorskip("transformers")
+    externs, wrong = check(MODELS[name])
+    assert wrong == [] and externs["aten.mm.default"] > 0
+
+
+def with_call(op, args_of, level, val=None):
+    """A graph at a level that holds one call."""
+    graph = fx.Graph()
+    x, row = graph.placeholder("x"), graph.placeholder("row")
+    x.meta["val"], row.meta["val"] = torch.empty(3, 4), torch.empty(4)
+    node = graph.call_function(op, args_of(x, row))
+    node.meta["val"] = torch.empty(3, 4) if val is None else val
+    graph.output((node,))
+    return LevelGraph(fx.GraphModule(torch.nn.Module(), graph), "graph", "hand", level)
+
+
+REFUSED = {
+    "rule": (aten.silu.default, lambda x, row: (x,), "core", "has a rule"),
+    "rule_to_prims": (aten._softmax.default, lambda x, row: (x, 1, False), "prims", "has a rule"),
+    "mutates": (aten.add_.Tensor, lambda x, row: (x, x), "full", "writes"),
+    "composite": (aten.linear.default, lambda x, row: (x, row), "full", "only calls"),
+    "shapes": (aten.add.Tensor, lambda x, row: (x, row), "prims", "several shapes"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_verifier_names_what_a_level_cannot_hold(name):
+    op, args_of, level, reason = REFUSED[name]
+    with pytest.raises(VerifyError, match=rf"level {level}: {op} .*{reason}"):
+        verify(with_call(op, args_of, level))
+    for lower in {"core": ["full"], "prims": ["full", "core"], "full": []}[level]:
+        verify(with_call(op, args_of, lower))
+
+
+def test_operands_of_several_dtypes_are_refused_at_prims():
+    graph = with_call(aten.mul.Tensor, lambda x, row: (x, x), "prims")
+    verify(graph)
+    node = next(n for n in graph.nodes if n.op == "call_function")
+    other = next(n for n in graph.nodes if n.name == "row")
+    other.meta["val"] = torch.empty(3, 4, dtype=torch.float64)
+    node.args = (node.args[0], other)
+    with pytest.raises(VerifyError, match=r"mul\.Tensor .*several shapes or dtypes"):
+        verify(graph)
+
+
+def test_a_custom_operator_is_an_extern_and_counted():
+    with torch.library._scoped_library("mini_levels", "FRAGMENT"):
+
+        @torch.library.custom_op("mini_levels::twice", mutates_args=())
+        def twice(x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        twice.register_fake(torch.empty_like)
+        op = torch.ops.mini_levels.twice.default
+        _, result = compile_aot(lambda x: op(op(x) @ x), [torch.randn(3, 3)])
+        for graph in result.levels.values():
+            assert graph.externs == {op: 2, aten.mm.default: 1} and "2 custom" in str(graph)
+            verify(graph, strict=True)
+
+
+def test_an_operator_that_no_table_knows_is_an_extern_and_fails_only_the_strict_check():
+    _, result = compile_aot(lambda x: x.rot90(1, (0, 1)), [torch.randn(3, 3)])
+    graph = result.level("prims")
+    assert graph.externs == {aten.rot90.default: 1}
+    verify(graph)
+    with pytest.raises(VerifyError, match=r"rot90\.default .*no family"):
+        verify(graph, strict=True)
+
+
+def test_a_declined_rule_is_no_error():
+    """Half types keep the library's addmm, which adds before it rounds."""
+    x = torch.randn(3, 3, dtype=torch.bfloat16)
+    _, result = compile_aot(torch.addmm, [x, x, x])
+    graph = result.level("prims")
+    assert aten.addmm.default in graph.declined and aten.addmm.default in calls(graph)
+    verify(graph, strict=True)
+
+
+def test_the_option_verifies_what_passes_leave():
+    def spoil(gm, mode):
+        node = next(n for n in gm.graph.nodes if n.op == "call_function")
+        with gm.graph.inserting_after(node):
+            odd = gm.graph.call_function(aten.silu.default, (node,))
+            odd.meta.update(node.meta)
+        node.replace_all_uses_with(odd, lambda user: user is not odd)
+        return 1
+
+    with mc.scoped():
+        graph_pass("spoil", stage="prims", order=99)(spoil)
+        compile_aot(torch.sin, [torch.randn(3)])
+        with pytest.raises(VerifyError, match=r"level prims: aten\.silu\.default .*has a rule"):
+            compile_aot(torch.sin, [torch.randn(3)], options=Options(verify=True))
+
+
+def test_a_level_says_which_rules_led_to_it(levels):
+    full, core, prims = (str(levels.level(name)) for name in ("full", "core", "prims"))
+    assert full.startswith(f"# level full: {levels.level('full').op_count} operations: ")
+    assert "rules" not in full and "pointwise" in full and "fused" in full
+    assert "#   2 x aten.silu.default, from user.py:" in core
+    assert "#   1 x aten._softmax.default, from user.py:" in prims and "silu" not in prims
+    steps = [row[:2] for row in levels.level("core").steps]
+    assert ("aten.silu.default", 2) in steps and steps == sorted(steps, key=lambda r: -r[1])
+    page = to_html(levels.level("core"))
+    assert "replaced by its rule" in page and "aten.silu.default" in page and "user.py" in page
+    assert "replaced by its rule" in to_html(levels)
+
+
+def test_a_rule_from_outside_appears_at_its_level():
+    from minicompile.aot.decompositions import decompose
+
+    with mc.scoped():
+        decompose(aten.tanh.default, to="prims")(lambda x: x.sinh() / x.cosh())
+        result = compile_aot(torch.tanh, [torch.randn(3)])[1]
+    assert aten.tanh.default in calls(result.level("core"))
+    assert aten.sinh.default in calls(result.level("prims"))
+    assert aten.tanh.default in result.level("prims").applied
