@@ -175,7 +175,12 @@ def aot() -> AotResult:
         backward.finish("backward", "partition", "mm_1"),
         joint_graph,
         partition,
-        RuntimeMetadata((OutputSpec("fresh", requires_grad=True),), (), (1,), 0, 3, True),
+        RuntimeMetadata(
+            (OutputSpec("fresh", requires_grad=True),),
+            differentiable_inputs=(1,),
+            saved=3,
+            trains=True,
+        ),
         {
             "full": LevelGraph(functional.gm, "block", "capture"),
             "core": LevelGraph(
