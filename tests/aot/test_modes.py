@@ -75,13 +75,8 @@ def outcome(fn, mode, made_in_inference):
     return facts, values
 
 
-@pytest.mark.parametrize(
-    ("fn", "made_in_inference"),
-    [
-        *((fn, False) for fn in (plain, switches_grad, switches_autocast, writes)),
-        *((fn, True) for fn in (plain, switches_grad, writes)),
-    ],
-)
+@pytest.mark.parametrize("made_in_inference", [False, True])
+@pytest.mark.parametrize("fn", [plain, switches_grad, switches_autocast, writes])
 @pytest.mark.parametrize("first", MODES)
 def test_any_mode_after_any_other(fn, first, made_in_inference):
     for second in MODES:
