@@ -69,6 +69,7 @@ Handler = Callable[["Frame", Instruction], "bool | None"]
 """Runs one instruction. Gives True when the frame is left (return or yield), with `frame.result` set."""
 
 bytecode: Registry[Handler] = Registry("bytecode", "normalised opname -> what the interpreter does")
+bytecode.modules.append("minicompile.dynamo.opcodes")
 
 
 class Frame:
