@@ -111,9 +111,8 @@ def partition(
 
 
 def copy_mutated_inputs(gm: fx.GraphModule, inputs: Iterable[fx.Node]) -> None:
-    """Inputs written to in place hold something else by the time the backward runs: let it read a copy (which
-    is removed again by the forward's clean-up if it doesn't).
-    """
+    """Inputs written to in place hold something else by the time the backward runs: let it read a copy (if it
+    does not, the forward's clean-up removes it)."""
     first = next(node for node in gm.graph.nodes if node.op != "placeholder")
     for node in inputs:
         with gm.graph.inserting_before(first):
