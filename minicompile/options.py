@@ -61,9 +61,7 @@ class Options:
     fold_batch_norm: bool = False
     """Inference: batch norm goes into the weights of the convolution before it. Rounds differently."""
     memory_budget: float | None = None
-    """How much "min_cut" keeps for the backward: from 0 (recompute all that can be) to 1 (as "default").
-
-    None: what costs the least memory traffic, without recomputing expensive operators."""
+    """From 0 (the backward recomputes all that it can) to 1 (like "default"). None: nothing expensive."""
     verify: bool = False
     """Run each IR's verifier between stages."""
     recompile_limit: int = 8
@@ -83,8 +81,6 @@ class Options:
         budget = self.memory_budget
         if budget is not None and not (type(budget) in (int, float) and 0 <= budget <= 1):
             raise OptionError(f"option memory_budget can't be {budget!r}: None or from 0 to 1")
-        if budget is not None and self.partitioner != "min_cut":
-            raise OptionError(f"partitioner {self.partitioner!r} has no memory_budget")
 
 
 MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")

@@ -61,7 +61,7 @@ def ahead_of_time(
     if not metadata.trains:
         forward = run("post_grad", copied(prims))
         return AotResult(forward, None, None, None, metadata, levels, records)
-    forward, backward, split = partition(prims, fakes, metadata, options)
+    forward, backward, split = partition(prims, [*fakes, *metadata.memories], metadata, options)
     run("post_grad", forward)
     run("post_grad", backward)
     return AotResult(forward, backward, prims, split, metadata, levels, records)

@@ -2,25 +2,32 @@
 
 Each piece of memory (storage) has a root, the first value seen in it, and a version. A write
 through a view is carried to the root by the inverses of the views on the way (`slice_scatter`
-undoes `slice`); other views of that storage are replayed from the root when next read. What was
-written into inputs is returned, to be copied back.
+undoes `slice`), or, where one has none, by its place in the root's memory (`as_strided_scatter`);
+other views of that storage are replayed from the root when next read.
 
 The real compiler: aten/src/ATen/FunctionalTensorWrapper.cpp, FunctionalInverses.cpp.
 """
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from minicompile.aot.layout import inverse_order, is_dense, repeats, with_layout
+from minicompile import compat
+from minicompile.aot.layout import (
+    extent,
+    inverse_order,
+    is_dense,
+    overlaps,
+    stride_order,
+    with_layout,
+)
 from minicompile.aot.result import RuntimeMetadata
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import (
@@ -53,31 +60,13 @@ INVERSES: dict[OpOverload, Callable[..., torch.Tensor]] = {
     aten.select.int: aten.select_scatter.default,
     aten.slice.Tensor: aten.slice_scatter.default,
     aten.diagonal.default: aten.diagonal_scatter.default,
-    aten.as_strided.default: lambda base, new, *place: undo_as_strided(base, new, *place),
     aten.view.dtype: lambda base, new, dtype: new.view(base.dtype),
     aten.view_as_real.default: lambda base, new: torch.view_as_complex(new),
     aten.view_as_complex.default: lambda base, new: torch.view_as_real(new),
     aten._conj.default: lambda base, new: new.conj(),
     aten._neg_view.default: lambda base, new: -new,
 }
-"""(contents of the base, new contents of the view, the view's further arguments) -> new base, or
-NotImplemented."""
-
-
-def undo_as_strided(
-    base: torch.Tensor, new: torch.Tensor, size: Any, stride: Any, offset: Any = None
-) -> Any:
-    """Where the view is all of a base that starts its memory, the dimensions in another order."""
-    symbolic = any(isinstance(n, torch.SymInt) for n in (*size, *stride, *base.shape))
-    if symbolic or offset:
-        return NotImplemented
-    order = sorted(range(len(size)), key=lambda dim: (-stride[dim], size[dim] == 1))
-    steps = [stride[dim] for dim in order if size[dim] != 1]
-    sizes = [size[dim] for dim in order if size[dim] != 1]
-    dense = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
-    if steps != dense or math.prod(size) != base.numel():
-        return NotImplemented
-    return new.permute(order).reshape(base.shape)
+"""(contents of the base, new contents of the view, the view's further arguments) -> new base."""
 
 
 def functional_variant(op: OpOverload) -> OpOverload:
@@ -103,14 +92,10 @@ class Storage:
 
     root: fx.Node
     version: int = 0
-    sharers: list[str] = field(default_factory=list)
-    """Other inputs in the same memory."""
 
 
 def functionalize(gm: fx.GraphModule, metadata: RuntimeMetadata, mode: Any) -> fx.GraphModule:
-    """A graph that returns (results..., updated inputs...); when training, the pair of that and
-    (gradients...). Which inputs are updated goes into `metadata`.
-    """
+    """A graph that returns the same, with memory of its own for each of the results."""
     run = Functionalizer(gm, metadata, mode)
     with torch.no_grad(), run.tracer.active():
         for node in gm.graph.nodes:
@@ -124,6 +109,9 @@ class Functionalizer:
 
     def __init__(self, gm: fx.GraphModule, metadata: RuntimeMetadata, mode: Any) -> None:
         self.gm, self.metadata = gm, metadata
+        inputs = [node for node in placeholders(gm.graph) if node.meta["phase"] == "forward"]
+        self.memories = inputs[len(inputs) - len(metadata.memories) :]
+        """Shared memories: the first in a storage contains the others."""
         self.tracer = Tracer(mode)
         self.values: dict[fx.Node, tuple[Any, int]] = {}
         """Old node -> its value in the new graph, and the storage's version when that was computed."""
@@ -163,15 +151,40 @@ class Functionalizer:
         return functional_variant(target) if is_inplace_view(target) else target, args, kwargs
 
     def apply_view(self, node: fx.Node, base: torch.Tensor) -> Any:
+        if node.op == "placeholder" or node.target is aten.as_strided.default:
+            return self.place(self.memory(node), node)
         target, args, kwargs = self.view_call(node)
-        if target is aten.as_strided.default:  # speaks of addresses: the base must start its memory
-            if not covers(self.canonical(self.view_of[node]).meta["val"], node.meta["val"]):
-                reason = "as_strided reaches memory outside of the tensor it is called on"
-                raise Unsupported(reason, user_line(node))
-            start = self.tracer.argument(base)
-            if alias_root(start) is not start or start.op != "call_function":
-                base = base.clone(memory_format=torch.contiguous_format)
         return target(base, *args, **kwargs)
+
+    def memory(self, node: fx.Node) -> torch.Tensor:
+        """All of the storage that a value lies in, as one row in memory of its own, of the value's type."""
+        storage, value = self.storage(node), node.meta["val"]
+        assert storage is not None
+        root, contents = storage.root.meta["val"], self.read(storage.root)
+        gaps = not is_dense(root)
+        if value.is_conj() or (gaps and (overlaps(root) or node.target is aten.as_strided.default)):
+            reason = f"{node.target} speaks of addresses in memory with gaps, or of conjugates"
+            raise Unsupported(reason, user_line(node))
+        if gaps:
+            row = contents.new_zeros(extent(root) - root.storage_offset())
+            row = row.as_strided_scatter(contents, root.shape, root.stride(), 0)
+        else:
+            row = contents.permute(stride_order(root))
+            row = row.clone(memory_format=torch.contiguous_format).view(-1)
+        return row if root.dtype is value.dtype else row.view(value.dtype)
+
+    def place(self, row: torch.Tensor, node: fx.Node, new: torch.Tensor | None = None) -> Any:
+        """Where a value lies in the row of its storage; with `new`: the row with that written there."""
+        storage, old = self.storage(node), node.meta["val"]
+        assert storage is not None
+        root = storage.root.meta["val"]
+        start = root.storage_offset() * root.element_size() // old.element_size()
+        offset = old.storage_offset() - start
+        if old.numel() != 0 and not (offset >= 0 and extent(old) - start <= row.numel()):
+            reason = "as_strided reaches memory outside of the tensor it is called on"
+            raise Unsupported(reason, user_line(node))
+        place = (old.shape, old.stride(), offset)
+        return row.as_strided(*place) if new is None else row.as_strided_scatter(new, *place)
 
     def write(self, node: fx.Node, new: torch.Tensor) -> None:
         """`new` becomes the contents of `node`, and through the inverse views of everything that
@@ -180,29 +193,38 @@ class Functionalizer:
         node = self.canonical(node)
         old, storage = node.meta["val"], self.storage(node)
         assert storage is not None
-        if storage.sharers:
-            names = ", ".join([storage.root.name, *storage.sharers])
-            raise Unsupported(f"inputs {names} share memory and one is written to", user_line(node))
+        if overlaps(old):
+            raise Unsupported("a write to a tensor whose elements share memory", user_line(node))
         new = new.to(dtype=old.dtype, device=old.device)  # as in-place operators do
         if new.shape != old.shape:
             new = new.expand(old.shape)
-        while node in self.view_of:
-            base = self.view_of[node]
-            new, node = self.undo_view(node, self.read(base), new), base
-        if repeats(node.meta["val"]):
-            raise Unsupported("a write to a tensor whose elements share memory", user_line(node))
+        chain = [node]
+        while chain[-1] in self.view_of:
+            chain.append(self.view_of[chain[-1]])
+        *views, root = chain
+        if all(self.has_inverse(view) for view in views):
+            for view, base in zip(views, chain[1:]):
+                target, args, kwargs = self.view_call(view)
+                new = INVERSES[target](self.read(base), new, *args, **kwargs)
+        else:
+            old, order = root.meta["val"], stride_order(root.meta["val"])
+            row = self.place(self.memory(node), node, new)
+            row = row if row.dtype is old.dtype else row.view(old.dtype)
+            if is_dense(old):
+                new = row.view([old.shape[dim] for dim in order]).permute(inverse_order(order))
+            else:
+                new = row.as_strided(old.shape, old.stride(), 0)
         storage.version += 1
-        self.values[node] = (with_layout(new, node.meta["val"]), storage.version)
+        self.values[root] = (with_layout(new, root.meta["val"]), storage.version)
 
-    def undo_view(self, node: fx.Node, base: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        target, args, kwargs = self.view_call(node)
-        whole, part = self.view_of[node].meta["val"], node.meta["val"]
-        if target in INVERSES and (target is not aten.as_strided.default or covers(whole, part)):
-            found = INVERSES[target](base, new, *args, **kwargs)
-            if found is not NotImplemented:
-                return found
-        reason = f"a write through {target} can't be carried to the memory it views"
-        raise Unsupported(reason, user_line(node))
+    def has_inverse(self, view: fx.Node) -> bool:
+        """May a write be carried through the view by its operator's inverse?"""
+        if view.op == "placeholder":
+            return False
+        if view.target is operator.getitem:
+            packet: Any = getattr(getitem_parts(view)[0].target, "overloadpacket", None)
+            return packet in SPLITS
+        return self.view_call(view)[0] in INVERSES and not overlaps(view.meta["val"])
 
     # Going through the old graph
 
@@ -210,7 +232,11 @@ class Functionalizer:
         target, value = node.target, node.meta.get("val")
         if node.op == "output":
             return
-        if node.op != "call_function":
+        if node in self.memories and self.storage(node) is not None:
+            self.view_of[node] = root = self.storages[node.meta["storage"]].root
+            self.copy(node)
+            self.values[node] = (self.apply_view(node, self.read(root)), 0)
+        elif node.op != "call_function":
             self.new_root(node, self.copy(node))
         elif target is operator.getitem:
             self.visit_getitem(node)
@@ -233,9 +259,7 @@ class Functionalizer:
     def new_root(self, node: fx.Node, value: Any) -> None:
         self.values[node] = (value, 0)
         if isinstance(value, torch.Tensor) and "storage" in node.meta:
-            storage = self.storages.setdefault(node.meta["storage"], Storage(node))
-            if storage.root is not node:
-                storage.sharers.append(node.name)
+            self.storages.setdefault(node.meta["storage"], Storage(node))
 
     def viewed(self, call: fx.Node, storage: int) -> fx.Node:
         """The argument of a call that lies in a storage: what the call's result is a view of."""
@@ -267,8 +291,11 @@ class Functionalizer:
     def visit_getitem(self, node: fx.Node) -> None:
         """Part of a result with several tensors: possibly a view of what was split."""
         whole, index = getitem_parts(node)
-        values, _ = self.values[whole]
         storage = self.storage(node)
+        if storage is not None and whole in self.same_as:  # what an operator wrote
+            self.same_as[node] = self.viewed(whole, node.meta["storage"])
+            return
+        values, _ = self.values[whole]
         if storage is None:
             self.new_root(node, values[index])
         else:
@@ -285,11 +312,13 @@ class Functionalizer:
             if a.alias_info is not None and a.alias_info.is_write
         ]
         fresh = sum(r.alias_info is None for r in schema.returns)
-        if isinstance(targets[0], list | tuple) or (len(targets) > 1 and not fresh):
-            raise Unsupported(f"{op} writes into several tensors", user_line(node))
         result = self.compute(node, op)
         parts = list(result) if isinstance(result, tuple | list) else [result]
-        for target, new in zip(targets, parts[fresh:], strict=True):
+        written = compat.tree_leaves(targets)
+        memory = [x.meta["storage"] for x in written if isinstance(x, fx.Node)]
+        if len(set(memory)) < len(memory):
+            raise Unsupported(f"{op} writes several times into one memory", user_line(node))
+        for target, new in zip(written, compat.tree_leaves(parts[fresh:]), strict=True):
             if isinstance(target, fx.Node):
                 self.write(target, new)
         if fresh == 1:
@@ -297,7 +326,7 @@ class Functionalizer:
         elif fresh:
             self.values[node] = (tuple(parts[:fresh]), 0)
         else:  # it returns what it wrote
-            self.same_as[node] = targets[0]
+            self.same_as[node] = written[0]
 
     def compute(self, node: fx.Node, op: OpOverload) -> Any:
         """The results of the operator's functional form."""
@@ -319,16 +348,12 @@ class Functionalizer:
     # The end of the graph
 
     def finish(self) -> fx.GraphModule:
-        inputs = [node for node in placeholders(self.gm.graph) if node.meta["phase"] == "forward"]
-        storages = [self.storage(node) for node in inputs]
-        mutated = tuple(i for i, s in enumerate(storages) if s is not None and s.version > 0)
         returned, gradients = results_of(self.gm.graph)
         self.tracer.phase, self.tracer.region = "forward", None
-        forward = [self.read_any(value) for value in [*returned, *(inputs[i] for i in mutated)]]
+        forward = [self.read_any(value) for value in returned]
         results: tuple[Any, ...] = tuple(self.own_memory(forward))
         if self.metadata.trains:
             results = (results, tuple(self.dense(self.read_any(value)) for value in gradients))
-        self.metadata.mutated_inputs = mutated
         gm = self.tracer.finish(results, self.metadata.graph_name)
         gm.graph.eliminate_dead_code(has_effect)
         return gm
@@ -371,6 +396,9 @@ def getitem_parts(node: fx.Node) -> tuple[fx.Node, int]:
     return whole, index
 
 
+SPLITS = (aten.unbind, aten.split, aten.split_with_sizes)
+
+
 def part_of_split(node: fx.Node) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]]:
     """One result of `unbind` or `split`, as a selection or a slice of what was split."""
     views, index = getitem_parts(node)
@@ -384,11 +412,3 @@ def part_of_split(node: fx.Node) -> tuple[OpOverload, tuple[Any, ...], dict[str,
         return aten.slice.Tensor, (dim, end - sizes[-1], end), {}
     reason = f"a write to the memory that results of {views.target} view can't be followed"
     raise Unsupported(reason, user_line(node))
-
-
-def covers(base: torch.Tensor, view: torch.Tensor) -> bool:
-    """Does a contiguous base that starts its memory contain every element of the view?"""
-    if not base.is_contiguous() or base.storage_offset() != 0:
-        return False
-    reach = sum((size - 1) * stride for size, stride in zip(view.shape, view.stride()))
-    return view.numel() == 0 or bool(view.storage_offset() + reach < base.numel())

@@ -9,6 +9,7 @@ The real compiler: torch/_functorch/_aot_autograd/collect_metadata_analysis.py, 
 from __future__ import annotations
 
 import contextlib
+import types
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -18,10 +19,18 @@ from typing import Any, Literal
 import torch
 from torch import fx
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, increment_version
 
 from minicompile import compat
+from minicompile.aot.inputs import (
+    autograd_base,
+    refuse_layouts,
+    shared_memories,
+    stand_ins,
+    views_of_memories,
+)
 from minicompile.aot.layout import empty_like_layout, geometry, is_dense, size_expr
-from minicompile.aot.result import OutputSpec, RuntimeMetadata
+from minicompile.aot.result import OutputSpec, RuntimeMetadata, SharedMemory
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import is_inplace_view
 from minicompile.aot.vjps import own_gradients
@@ -40,6 +49,8 @@ class JointTracer(Tracer):
         self.phase = "forward"
         self.hooks: dict[object, list[Any]] = {}
         """Autograd node -> the handles of the hooks that tell when it runs."""
+        self.written: set[int] = set()
+        """Ids of the storages that operators wrote to."""
         self.running = NO_ORIGINS
         """Origins of the autograd node whose backward is running; none between two nodes, when the engine
         adds up gradients.
@@ -61,6 +72,17 @@ class JointTracer(Tracer):
     def record(self, func: Any, args: Any, kwargs: Any, value: Any) -> Any:
         if func._schema.name in STORAGE_SURGERY:
             raise Unsupported(f"{func} changes a tensor's storage")
+        if func._schema.is_mutable and not is_inplace_view(func):
+            given = zip(func._schema.arguments, [*args, *[None] * len(func._schema.arguments)])
+            changed = [
+                kwargs.get(a.name, value)
+                for a, value in given
+                if a.alias_info is not None and a.alias_info.is_write
+            ]
+            tensors = [x for x in compat.tree_leaves(changed) if isinstance(x, torch.Tensor)]
+            self.written.update(map(compat.storage_id, tensors))
+            if any(isinstance(value, list | tuple) for value in changed):
+                increment_version(tensors)  # which autograd doesn't do for lists of fakes
         if self.phase == "backward":
             self.origins = self.running or self._origins_of_tensors((args, kwargs))
         return super().record(func, args, kwargs, value)
@@ -72,7 +94,7 @@ class JointTracer(Tracer):
     def remember_autograd(self, values: Any, origins: Origins) -> None:
         """The autograd nodes that were made since the last call came from `origins`."""
         enter, leave = partial(self.run_as, origins), partial(self.run_as, NO_ORIGINS)
-        found = [getattr(value, "grad_fn", None) for value in compat.tree_leaves(values)]
+        found = [history(value) for value in compat.tree_leaves(values)]
         while found:
             node = found.pop()
             if node is not None and node not in self.hooks:
@@ -97,13 +119,34 @@ def trace(
     The ATen graph takes the inputs, then tangents, and returns ((results...), (gradients...)). Its nodes
     carry `meta["storage"]`: equal for values that share memory.
     """
+    refuse_layouts(fakes)
+    traced, metadata, written = record(gm, fakes, (), mode, training)
+    memories = shared_memories(fakes, written)
+    if memories:
+        traced, metadata, _ = record(gm, fakes, memories, mode, training)
+    return traced, metadata
+
+
+def record(
+    gm: fx.GraphModule,
+    fakes: list[Any],
+    memories: tuple[SharedMemory, ...],
+    mode: Any,
+    training: bool,
+) -> tuple[fx.GraphModule, RuntimeMetadata, list[int]]:
+    """One run of the captured graph; also which inputs lie in memory that it writes to."""
     tracer = JointTracer(mode)
-    inputs = private_inputs(fakes, mode, training)
     nodes = placeholders(gm.graph)
-    for node, value in zip(nodes, inputs, strict=True):
-        tracer.origins = origins_of(node)
-        tracer.placeholder(str(node.target), value)
-    before = [input_state(value) for value in inputs]
+    inputs = stand_ins(fakes, memories, mode, training)
+    for i, value in enumerate(inputs):
+        source = nodes[i if i < len(fakes) else memories[i - len(fakes)].of]
+        tracer.origins = origins_of(source)
+        tracer.placeholder(str(source.target) if i < len(fakes) else "memory", value)
+    members = {i for memory in memories for i in memory.members}
+    # where the gradient of an input goes: writing to it in place gives it another history
+    wanted = {i: gradient_edge(x) for i, x in enumerate(inputs) if requires_grad(x)}
+    wanted = {i: edge for i, edge in wanted.items() if i not in members}
+    lost = not training and any(map(requires_grad, fakes))
     try:
         with (
             tracer.active(),
@@ -111,63 +154,96 @@ def trace(
             torch.set_grad_enabled(training),
             torch.autograd.set_multithreading_enabled(False),
         ):
-            outputs = CapturedRun(gm, tracer).run(*inputs)
-            for node, value, state in zip(nodes, inputs, before):
-                if input_state(value) != state:
-                    reason = f"input {node.name} changes shape, layout or gradient history in place"
-                    raise Unsupported(reason, user_line(node))
-            specs, results, bases, sizes = classify(outputs, inputs, tracer)
-            returned = [*results, *bases, *sizes.values()]
-            gradients = run_backward(returned, inputs, tracer) if training else []
+            live = views_of_memories(inputs, fakes, memories, training)
+            every = [*live, *inputs[len(fakes) :]]
+            before = [history(value) for value in every]
+            layouts = [geometry(x) if isinstance(x, torch.Tensor) else None for x in live]
+            tensors = [
+                (i, value) for i, value in enumerate(live) if isinstance(value, torch.Tensor)
+            ]
+            of_input = {tracer.argument(value): i for i, value in tensors}
+            run = CapturedRun(gm, tracer, lost)
+            outputs = run.run(*live)
+            if any(layout and geometry(x) != layout for x, layout in zip(live, layouts)):
+                raise Unsupported("an operator changes the shape of an input in place")
+            live = [run.relaid.get(id(value), value) for value in live]
+            with refusing("what the graph leaves", None):
+                specs, results, bases, sizes = classify(outputs, live, of_input, tracer)
+                relaid = relaid_inputs(live, before, layouts, sizes)
+                written = [
+                    i
+                    for i, value in enumerate(every)
+                    if isinstance(value, torch.Tensor)
+                    and compat.storage_id(value) in tracer.written
+                ]
+                updated = new_contents(every, before, [i for i in written if i not in members])
+            returned = [*results, *bases, *sizes.values(), *updated.values()]
+            gradients = run_backward(returned, list(wanted.values()), tracer) if training else []
     finally:
         tracer.forget_autograd()
-    wanted = tuple(i for i, value in enumerate(inputs) if requires_grad(value))
     flags = tuple(map(requires_grad, returned))
     checks = (getattr(node.target, "check", None) for node in gm.graph.nodes)
     metadata = RuntimeMetadata(
         tuple(specs),
+        mutated_inputs=tuple(updated),
+        memories=memories,
+        relaid=tuple(relaid),
         before_backward=tuple(filter(None, checks)),
-        differentiable_inputs=wanted if any(flags) else (),
+        differentiable_inputs=tuple(wanted) if any(flags) else (),
         bases=len(bases),
         view_sizes=tuple(sizes),
         trains=any(flags) and bool(wanted),
         result_requires_grad=flags,
     )
-    return tracer.finish((tuple(returned), tuple(gradients)), metadata.graph_name), metadata
+    traced = tracer.finish((tuple(returned), tuple(gradients)), metadata.graph_name)
+    return traced, metadata, written
+
+
+def history(value: Any) -> Any:
+    """The autograd node that made a value; None if there is none, or for a view that autograd refuses to use
+    since its base was changed.
+    """
+    with contextlib.suppress(RuntimeError):
+        return getattr(value, "grad_fn", None)
+
+
+def gradient_edge(value: torch.Tensor) -> Any:
+    step = value.grad_fn
+    return value if step is None else GradientEdge(step, value.output_nr)
+
+
+def relaid_inputs(
+    inputs: list[Any], before: list[Any], layouts: list[Any], sizes: dict[Any, torch.SymInt]
+) -> list[OutputSpec]:
+    """Inputs that have another shape or other strides now. `before`: their histories."""
+    specs = []
+    for i, (value, layout) in enumerate(zip(inputs, layouts)):
+        if layout is not None and geometry(value) != layout:
+            spec = placed("input", i, value, layout[2], sizes)
+            specs.append(replace(spec, requires_grad=value.grad_fn is not before[i]))
+    return specs
+
+
+def new_contents(
+    inputs: list[Any], before: list[Any], written: list[int]
+) -> dict[int, torch.Tensor]:
+    """What inputs hold now, by position; with its history where that changed. One such tensor stands for
+    others in its memory that have no history of their own.
+    """
+    found: dict[int, torch.Tensor] = {}
+    memory: set[int] = set()
+    for i in written:
+        value, storage = inputs[i], compat.storage_id(inputs[i])
+        if value.grad_fn is not before[i]:
+            found[i] = value
+        elif storage not in memory:
+            found[i] = value.detach()
+        memory.add(storage)
+    return found
 
 
 def requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def private_inputs(fakes: list[Any], mode: Any, training: bool) -> list[Any]:
-    """Stand-ins for the captured fakes, which tracing may mutate; inputs that share memory still do.
-
-    Refused: sparse tensors, which have no strides; CUDA without CUDA, where autograd ends the process.
-    """
-    tensors = [value for value in fakes if isinstance(value, torch.Tensor)]
-    for value in tensors:
-        if value.layout is not torch.strided:
-            raise Unsupported(f"an input has layout {value.layout}")
-        if value.device.type == "cuda" and not torch.backends.cuda.is_built():
-            raise Unsupported("CUDA tensors can't be traced with a build of torch without CUDA")
-    sharers = Counter(map(compat.storage_id, tensors))
-    inputs: list[Any] = []
-    for value in fakes:
-        if isinstance(value, torch.Tensor):
-            alone = sharers[compat.storage_id(value)] == 1
-            private = empty_like_layout(mode, value) if alone else value.detach()
-            inputs.append(private.requires_grad_(training and value.requires_grad))
-        else:
-            inputs.append(value)
-    return inputs
-
-
-def input_state(value: Any) -> Any:
-    """What an input must keep: its contents may change in place, these may not."""
-    if not isinstance(value, torch.Tensor):
-        return None
-    return tuple(value.shape), value.stride(), value.storage_offset(), value.requires_grad
 
 
 @contextlib.contextmanager
@@ -185,20 +261,49 @@ def refusing(what: str, where: SourceLine | None) -> Iterator[None]:
 
 
 class CapturedRun(fx.Interpreter):
-    """Calls a captured graph node by node; grad-mode switches inside it act as they do in eager."""
+    """Calls a captured graph node by node; grad-mode switches inside it act as they do in eager.
 
-    def __init__(self, gm: fx.GraphModule, tracer: JointTracer) -> None:
+    `lost`: inputs require grad, but no gradients are traced.
+    """
+
+    def __init__(self, gm: fx.GraphModule, tracer: JointTracer, lost: bool) -> None:
         super().__init__(gm)
+        self.lost = lost
         self.extra_traceback = False
         self.tracer = tracer
+        self.relaid: dict[int, torch.Tensor] = {}
+        """By id of a tensor whose own shape changed: the view that stands for it now."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(target, types.MethodDescriptorType):
+            return self.call_method(target.__name__, args, kwargs)
+        return super().call_function(target, args, kwargs)
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """`x.t_()` is traced as `x.t()`, which takes the place of `x` from then on."""
+        packet = None if target.startswith("_") else getattr(torch.ops.aten, target, None)
+        if packet is None or not is_inplace_view(getattr(packet, packet.overloads()[0])):
+            return super().call_method(target, args, kwargs)
+        old = args[0]
+        if old.requires_grad and not torch.is_grad_enabled():
+            raise Unsupported("a tensor that requires grad changes its shape unseen by autograd")
+        new = super().call_method(target.removesuffix("_"), args, kwargs)
+        self.env = {node: new if value is old else value for node, value in self.env.items()}
+        self.relaid |= {key: new for key, value in self.relaid.items() if value is old}
+        self.relaid[id(old)] = new
+        return new
 
     def run_node(self, node: fx.Node) -> Any:
         self.tracer.origins = origins_of(node)
         self.tracer.region = node.name if getattr(node.target, "recomputed", False) else None
         read = [self.env[used] for used in node.all_input_nodes]
+        if self.lost and node.target is compat.set_grad_enabled and node.args[0]:
+            raise Unsupported("grad mode is enabled where the caller disabled it", user_line(node))
         with refusing(str(node.target), user_line(node)):
             bytes_given = any(getattr(x, "dtype", 0) is torch.uint8 for x in read)
-            if bytes_given and node.target is torch.nn.functional.interpolate:
+            if bytes_given and any(
+                word in str(node.target) for word in ("interpolate", "upsample")
+            ):
                 raise Unsupported("images of bytes are resampled in eager's fixed-point arithmetic")
             value = super().run_node(node)
         self.tracer.remember_autograd((value, read), self.tracer.origins)
@@ -206,15 +311,17 @@ class CapturedRun(fx.Interpreter):
 
 
 def classify(
-    outputs: tuple[Any, ...], inputs: list[Any], tracer: JointTracer
+    outputs: tuple[Any, ...],
+    inputs: list[Any],
+    of_input: Mapping[fx.Node, int],
+    tracer: JointTracer,
 ) -> tuple[list[OutputSpec], list[Any], list[torch.Tensor], dict[Any, torch.SymInt]]:
     """Each output's `OutputSpec`, and what the graph itself must return: fresh results, bases and
-    symbolic sizes of views.
+    symbolic sizes of views. `of_input`: the nodes of the inputs.
     """
     tensors = [(i, value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
     input_itself = {id(value): i for i, value in tensors}
     input_memory = {compat.storage_id(value) for _, value in tensors}
-    of_input = {tracer.argument(value): i for i, value in tensors}
     distinct = {id(value): value for value in outputs if isinstance(value, torch.Tensor)}
     sharers = Counter(map(compat.storage_id, distinct.values()))
     specs: list[OutputSpec] = []
@@ -234,22 +341,20 @@ def classify(
             spec = OutputSpec("input", input_itself[id(value)])
         elif same != position:
             spec = OutputSpec("output", same)
-        elif value.requires_grad and value.is_leaf:
+        elif value._base is None and value.requires_grad and value.is_leaf:
             raise Unsupported("an output is a leaf that the graph makes: it would get a gradient")
         elif storage in input_memory:
             index = viewed_input(tracer.argument(value), of_input)
-            check_history(value, inputs[index])
             spec = view_of("input_view", index, value, inputs[index], sizes)
-        elif sharers[storage] == 1 and is_dense(value):
+        elif sharers[storage] == 1 and is_dense(value) and not is_leaf_view(value):
             results.append(value)
             spec = OutputSpec("fresh")
         else:
             base = bases.setdefault(storage, tracer.first_in_storage(storage))
             if not is_dense(base) or base.storage_offset() != 0:
                 raise Unsupported("outputs are views of a tensor whose memory has gaps")
-            check_history(value, base)
             spec = view_of("view", list(bases).index(storage), value, base, sizes)
-        specs.append(replace(spec, requires_grad=value.requires_grad))
+        specs.append(replace(spec, requires_grad=history(value) is not None))
     return specs, results, list(bases.values()), sizes
 
 
@@ -262,13 +367,28 @@ def viewed_input(node: fx.Node, of_input: Mapping[fx.Node, int]) -> int:
     return of_input[node]
 
 
-def check_history(view: torch.Tensor, base: torch.Tensor) -> None:
-    """Gradients of a view that is rebuilt go straight to its base: no custom function may come between."""
+def is_leaf_view(value: torch.Tensor) -> bool:
+    """A view of something that requires grad, made under no_grad: autograd takes it to be a leaf."""
+    return value.requires_grad and value.grad_fn is None
+
+
+def reaches(view: torch.Tensor, base: torch.Tensor) -> bool:
+    """Do the gradients of a view go to its base, as those of the one that is rebuilt? Made of a view that was
+    made under no_grad, they go nowhere. Raises Unsupported where something else comes between.
+    """
+    bases = (base, autograd_base(base))
+
+    def there(step: Any) -> bool:
+        return any(step is x.grad_fn or getattr(step, "variable", None) is x for x in bases)
+
     step = view.grad_fn
-    while step is not None and step is not base.grad_fn:
+    while step is not None and not there(step):
         if isinstance(step, BackwardCFunction):
             raise Unsupported("an output is a view that a custom autograd.Function gives")
-        step = step.next_functions[0][0] if step.next_functions else None
+        strided, step = step.name().startswith("AsStrided"), next(iter(step.next_functions))[0]
+        if strided and not there(step):
+            raise Unsupported("an output is as_strided of a view")
+    return step is not None
 
 
 def view_of(
@@ -278,10 +398,34 @@ def view_of(
     base: torch.Tensor,
     sizes: dict[Any, torch.SymInt],
 ) -> OutputSpec:
-    """Views are rebuilt from sizes and strides, which can't say that bytes are read as another type."""
-    if view.dtype != base.dtype or view.is_conj() or view.is_neg():
-        raise Unsupported(f"an output views {base.dtype} memory as {view.dtype}, or conjugated")
-    offset = view.storage_offset() - base.storage_offset()
+    """Views are rebuilt from sizes and strides, in elements of their type."""
+    scale = base.element_size() / view.element_size()
+    if scale != 1 and not (scale == 2 and base.is_complex()):
+        raise Unsupported(f"an output views {base.dtype} memory as {view.dtype}")
+    known = view._base is not None and autograd_base(view) is autograd_base(base)
+    if view.requires_grad and not known and view.grad_fn is not base.grad_fn:
+        raise Unsupported("an output shares memory, but not its gradient history, with its base")
+    creation = compat.creation_meta(view) if known else None
+    spec = placed(kind, index, view, base.storage_offset() * int(scale), sizes)
+    return replace(
+        spec,
+        detached=not known and not view.requires_grad,
+        cut=view.grad_fn is not None and not reaches(view, base),
+        creation=creation,
+        dtype=None if view.dtype is base.dtype else view.dtype,
+        lazy=(view.is_conj() != base.is_conj(), view.is_neg() != base.is_neg()),
+    )
+
+
+def placed(
+    kind: Literal["view", "input_view", "input"],
+    index: int,
+    view: torch.Tensor,
+    start: Any,
+    sizes: dict[Any, torch.SymInt],
+) -> OutputSpec:
+    """Where a tensor lies in memory, from `start`; what isn't known when compiling goes into `sizes`."""
+    offset = view.storage_offset() - start
     for number in (*view.shape, *view.stride(), offset):
         if isinstance(number, torch.SymInt):
             sizes.setdefault(size_expr(number), number)
@@ -289,12 +433,11 @@ def view_of(
     return OutputSpec(kind, index, size=size, stride=stride, offset=size_expr(offset))
 
 
-def run_backward(returned: list[Any], inputs: list[Any], tracer: JointTracer) -> list[Any]:
-    """Differentiate the returned tensors; the gradient of each input that requires grad, None
-    where there is none.
+def run_backward(returned: list[Any], wanted: list[Any], tracer: JointTracer) -> list[Any]:
+    """Differentiate the returned tensors; the gradient of each input (or `GradientEdge`) that is wanted,
+    None where there is none.
     """
     results = [value for value in returned if requires_grad(value)]
-    wanted = [value for value in inputs if requires_grad(value)]
     if not results or not wanted:
         return []
     tangents = []

@@ -68,9 +68,22 @@ def is_dense(value: torch.Tensor) -> bool:
     return True
 
 
-def repeats(value: torch.Tensor) -> bool:
-    """Does an expanded dimension show the same memory again?"""
-    return any(hint(n) > 1 and hint(s) == 0 for n, s in zip(value.shape, value.stride()))
+def extent(value: torch.Tensor) -> Any:
+    """How many elements of its storage a tensor needs, from the storage's start."""
+    reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride()))
+    return value.storage_offset() + 1 + reach
+
+
+def overlaps(value: torch.Tensor) -> bool:
+    """May two elements lie in the same place, as in an expanded dimension?"""
+    reach, found = 0, False
+    for dim in reversed(stride_order(value)):
+        size, stride = hint(value.shape[dim]), hint(value.stride(dim))
+        if size == 0:
+            return False
+        found = found or (size > 1 and stride <= reach)
+        reach += (size - 1) * stride
+    return found
 
 
 def same_strides(one: torch.Tensor, other: torch.Tensor) -> bool:

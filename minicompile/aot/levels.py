@@ -23,7 +23,7 @@ from torch._ops import OpOverload
 from minicompile import compat
 from minicompile.aot.decompositions.registry import rule_for
 from minicompile.aot.layout import same_sizes
-from minicompile.aot.views import is_pointwise
+from minicompile.aot.views import is_pointwise, is_size
 from minicompile.errors import VerifyError
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import Origins, source_lines, union
@@ -49,8 +49,6 @@ FAMILIES = {
 }
 """Beside pointwise, random and custom operators: family -> names. The library computes as a whole what no
 formula in simpler operators gives as fast, or as exactly."""
-
-AS_THEY_ARE = ("library", "custom", "extern")
 
 
 @functools.cache
@@ -78,7 +76,9 @@ class LevelGraph(Graph):
 
     @property
     def calls(self) -> list[tuple[fx.Node, OpOverload]]:
-        return [(n, n.target) for n in self.nodes if isinstance(n.target, OpOverload)]
+        """The operations on tensors; sizes are computed beside them."""
+        named = ((node, node.target) for node in self.nodes if not is_size(node))
+        return [(node, op) for node, op in named if isinstance(op, OpOverload)]
 
     def family(self, op: OpOverload) -> str:
         """An operator's family; "fused" for those that only this level and the ones above it have."""
@@ -88,7 +88,8 @@ class LevelGraph(Graph):
     @property
     def externs(self) -> Counter[OpOverload]:
         """The operators that are called as they are, and how often."""
-        return Counter(op for _, op in self.calls if self.family(op) in AS_THEY_ARE)
+        kept = ("library", "custom", "extern")
+        return Counter(op for _, op in self.calls if self.family(op) in kept)
 
     @property
     def summary(self) -> str:
@@ -99,23 +100,22 @@ class LevelGraph(Graph):
     @property
     def steps(self) -> list[tuple[str, int, str]]:
         """(operator, calls replaced, user lines) of each rule that led here, the busiest first."""
-        found = (
-            (str(op), len(calls), source_lines(union(calls))) for op, calls in self.applied.items()
-        )
-        rows = ((op, n, ", ".join(dict.fromkeys(line.place for line in at))) for op, n, at in found)
+        rows = []
+        for op, calls in self.applied.items():
+            places = dict.fromkeys(line.place for line in source_lines(union(calls)))
+            rows.append((str(op), len(calls), ", ".join(places)))
         return sorted(rows, key=lambda row: (-row[1], row[0]))
 
     def __str__(self) -> str:
-        lines = [f"#   {n} x {op}, from {at}" for op, n, at in self.steps]
-        replaced = ["# its rules replaced"] if lines else []
-        return "\n".join(
-            [f"# level {self.level}: {self.summary}", *replaced, *lines, super().__str__()]
-        )
+        lines = [f"# level {self.level}: {self.summary}"]
+        lines += [f"#   {n} x {op} by its rule, from {at}" for op, n, at in self.steps]
+        return "\n".join([*lines, super().__str__()])
 
 
 def is_uneven(node: fx.Node) -> bool:
     """Has a pointwise call an operand of another shape than its result, or operands of several dtypes?"""
-    operands = [x.meta["val"] for x in node.args if isinstance(x, fx.Node)]
+    values = [x.meta["val"] for x in node.args if isinstance(x, fx.Node)]
+    operands = [value for value in values if isinstance(value, torch.Tensor)]
     dtypes = {x.dtype for x in operands[node.target is aten.where.self :]}
     result = next(iter(compat.tree_leaves(node.meta["val"])))
     return any(not same_sizes(x, result) for x in operands) or (

@@ -5,8 +5,7 @@ values from which the rest can be recomputed: a minimum cut of a network in whic
 edge as wide as its bytes. Edges from the source say "this is never recomputed", edges to the sink
 "the backward reads this". A memory budget forbids recomputation of as many values as fit into it.
 
-Inside a `torch.utils.checkpoint` region everything is recomputed, whatever the method; only random numbers
-(or what the cut finds cheaper: a dropout's mask) are kept, so that both passes see the same ones.
+Inside a `torch.utils.checkpoint` region all is recomputed but random numbers, or the mask made of them.
 
 Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016). The real compiler:
 torch/_functorch/partitioners.py (min_cut_rematerialization_partition).
@@ -16,7 +15,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain, compress
 from typing import Any
 
 import sympy
@@ -27,7 +27,7 @@ from torch._ops import OpOverload
 from minicompile import compat
 from minicompile.aot.layout import hint, size_expr
 from minicompile.aot.maxflow import UNLIMITED, FlowNetwork
-from minicompile.aot.result import Partition, RecomputedValue, RuntimeMetadata, SavedValue
+from minicompile.aot.result import ForwardValue, Partition, RuntimeMetadata
 from minicompile.aot.views import (
     alias_root,
     aten_ops,
@@ -35,6 +35,7 @@ from minicompile.aot.views import (
     is_random,
     is_size,
     is_symbolic,
+    is_tensor,
     is_view,
     results_of,
 )
@@ -47,30 +48,13 @@ prims = torch.ops.prims
 
 REDUCTIONS = aten_ops("sum prod mean amax amin any all argmax argmin var_mean")
 
-LOOPS = (
-    REDUCTIONS
-    | {prims.iota, prims.convert_element_type}
-    | aten_ops(
-        "cat clone index index_select embedding gather flip full constant_pad_nd select_scatter "
-        "slice_scatter sym_size"
-    )
+LOOPS = {prims.iota, prims.convert_element_type, *REDUCTIONS} | aten_ops(
+    "cat clone index index_select embedding gather flip full constant_pad_nd select_scatter "
+    "slice_scatter sym_size"
 )
-"""Operators besides views and pointwise ones that become loops of our own, which fusion can merge
-with others.
-"""
-
-SHRINKING = 4
-"""The result of a reduction that is this many times smaller than what it reads is worth keeping."""
-DISTANCE_BIAS = 1.1
-"""Per step that a value lies before the backward: values made late are preferred, they are
-recomputed from less.
-"""
-FAR = 100
-WRITE_AND_READ = 2
-"""Keeping a value that fusion would never have written costs a write and a read."""
-
-ONE_BYTE = 1 << 20
-"""Width of a byte, if cuts of equally many bytes are told apart by their number of values."""
+"""Operators besides views and pointwise ones that fusion can merge with others."""
+ONE_BYTE = 1 << 40
+"""Width of a byte in a cut. Of two with equal bytes the later one is less wide, while it is forward."""
 PRODUCTS = aten_ops("mm bmm addmm baddbmm")
 
 Saved = dict[fx.Node, str]
@@ -82,15 +66,14 @@ def partition(
 ) -> tuple[Graph, Graph, Partition]:
     """(forward, backward, report) of a joint graph with output ((forward results...), (gradients...)).
 
-    `fakes` are the values of its first inputs as captured. How many values pass between the two goes into
-    `metadata`.
+    `fakes` are its first inputs. How many values pass between the two goes into `metadata`.
     """
     inputs = placeholders(joint.gm.graph)
-    copy_mutated_inputs(joint.gm, [inputs[i] for i in metadata.mutated_inputs])
+    changed = {*metadata.mutated_inputs, *(spec.base for spec in metadata.relaid)}
+    copy_mutated_inputs(joint.gm, [inputs[i] for i in sorted(changed)])
     parts = JointParts(joint.gm, fakes)
-    naive = save_all(parts)
-    method, budget = options.partitioner, options.memory_budget
-    if method == "default":
+    naive, budget = save_all(parts), options.memory_budget
+    if options.partitioner == "default" or budget == 1:
         reasons = naive
     else:
         reasons = min_cut(parts) if budget is None else within_budget(parts, naive, budget)
@@ -102,49 +85,40 @@ def partition(
     outputs = [*parts.results, *saved, *sizes]
     forward = extract(joint, "forward", parts.primals, outputs, drawn)
     backward = extract(joint, "backward", [*saved, *sizes, *parts.tangents], parts.gradients)
-    calls = [
-        {node.name for node in half.nodes if isinstance(node.target, OpOverload)}
-        for half in (forward, backward)
-    ]
-    twice = set.intersection(*calls)
-    again = [node for node in parts.nodes if node.name in twice and not is_view(node)]
+    names = ({n.name for n in half.nodes if does_work(n)} for half in (forward, backward))
+    twice = set.intersection(*names)
+    again = [node for node in parts.nodes if node.name in twice]
 
-    def recomputed(node: fx.Node) -> RecomputedValue:
+    def recomputed(node: fx.Node) -> ForwardValue:
         from_saved = ancestors([node], stop=lambda used: used in reasons)
-        names = [kept.name for kept in saved if kept in from_saved]
+        names = [kept.name for kept in saved if kept in from_saved] or ["numbers"]
         some = ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
-        why = "checkpoint region" if node in parts.inside else "cheaper to compute again"
-        if budget is not None and why.startswith("cheaper"):
-            why = f"beyond the memory budget of {budget}"
+        why = "cheaper than keeping it" if budget is None else f"beyond memory budget {budget}"
+        why = "checkpoint region" if node in parts.inside else why
+        why = "a constant" if is_constant(node) else why
         size = size_of(node) if node in naive else 0
-        return RecomputedValue(
-            node.name, size, f"{why}: {flops(node)} FLOPs, from {some or 'numbers'}"
-        )
+        return ForwardValue(node.name, size, f"{why}: {flops(node)} FLOPs, from {some}")
 
     report = Partition(
-        tuple(
-            SavedValue(node.name, size_of(node), reasons[node], node.op == "placeholder")
-            for node in saved
-        ),
+        tuple(ForwardValue(n.name, size_of(n), reasons[n], n.op == "placeholder") for n in saved),
         tuple(map(recomputed, again)),
         sum(map(bytes_of, saved)),
         sum(map(bytes_of, naive)),
-        method,
+        options.partitioner,
         {node.name: origins_of(node) for node in (*saved, *again)},
     )
     return forward, backward, report
 
 
 def copy_mutated_inputs(gm: fx.GraphModule, inputs: Iterable[fx.Node]) -> None:
-    """Inputs written to in place hold something else by the time the backward runs: let it read a copy.
-
-    A copy that the backward turns out not to read is removed again by the forward's clean-up.
+    """Inputs written to in place hold something else by the time the backward runs: let it read a copy (which
+    is removed again by the forward's clean-up if it doesn't).
     """
     first = next(node for node in gm.graph.nodes if node.op != "placeholder")
     for node in inputs:
         with gm.graph.inserting_before(first):
             copied = gm.graph.call_function(aten.clone.default, (node,))
-        copied.meta.update(node.meta, phase="forward")
+        copied.meta.update(node.meta, phase="forward", old_contents=True)
         for user in set(node.users) - {copied}:
             user.replace_input_with(node, copied)
 
@@ -156,13 +130,10 @@ class JointParts:
         self.nodes = [node for node in gm.graph.nodes if node.op != "output"]
         inputs = placeholders(gm.graph)
         self.primals, self.tangents = inputs[: len(fakes)], inputs[len(fakes) :]
-        self.parameters = {
-            node for node, fake in zip(inputs, fakes) if isinstance(fake, torch.nn.Parameter)
-        }
+        is_parameter = [isinstance(fake, torch.nn.Parameter) for fake in fakes]
+        self.parameters = set(compress(inputs, is_parameter))
         """They live as long as the model: keeping one costs nothing."""
-        results, gradients = results_of(gm.graph)
-        self.results: list[Any] = list(results)
-        self.gradients: list[Any] = list(gradients)
+        self.results, self.gradients = map(list, results_of(gm.graph))
         self.after_tangents = set(self.tangents)
         """What only the backward can compute."""
         for node in self.nodes:
@@ -170,29 +141,25 @@ class JointParts:
                 self.after_tangents.add(node)
         self.needed_by_backward = ancestors(self.gradients)
         self.needed_by_forward = ancestors(self.results)
+        needed = [node for node in self.nodes if node in self.needed_by_backward]
+        after = [node for node in needed if node in self.after_tangents]
+        self.read_by_backward = {*self.gradients, *chain(*(n.all_input_nodes for n in after))}
+        self.candidates = [n for n in needed if n not in self.after_tangents and not is_size(n)]
+        """What could be kept: forward values that the backward needs."""
         self.leaving: set[fx.Node] = set()
         """Values made in a checkpoint region and read outside of it."""
         self.inside: set[fx.Node] = set()
-        """Other values made in such regions, and what the backward makes of them before it has a tangent.
-        Random numbers and what is read off them (a dropout's mask) don't count.
-        """
-        self.find_regions()
-
-    def find_regions(self) -> None:
+        """Others, and what the backward makes of them without a tangent; not random numbers or a mask."""
         made = [node for node in self.nodes if node.meta.get("region") is not None]
         for node in reversed(made):
             for user in node.users:
-                part = is_view(user) or user.target is operator.getitem
-                other = user.meta.get("region") != node.meta["region"] and not self.is_backward(
-                    user
-                )
-                if other or (part and user in self.leaving):
+                same = self.is_backward(user) or user.meta.get("region") == node.meta["region"]
+                if not same or (user in self.leaving and not does_work(user)):
                     self.leaving.add(node)
-        for node in self.nodes if made else ():
-            mine = node.meta.get("region") is not None and node not in self.leaving
+        for node in self.candidates if made else ():
+            mine = node.meta.get("region") is not None and call_of(node) not in self.leaving
             derived = self.is_backward(node) and not self.inside.isdisjoint(node.all_input_nodes)
-            drawn = any(map(is_random, (node, *node.all_input_nodes)))
-            if (mine or derived) and not drawn and node not in self.after_tangents:
+            if (mine or derived) and not any(map(is_random, (node, *node.all_input_nodes))):
                 self.inside.add(node)
 
     def is_backward(self, node: fx.Node) -> bool:
@@ -201,31 +168,16 @@ class JointParts:
             node.meta.get("phase") == "backward" and node not in self.needed_by_forward
         )
 
-    def can_be_kept(self, node: fx.Node) -> bool:
-        """Does the backward need this forward value?"""
-        return (
-            node in self.needed_by_backward
-            and node not in self.after_tangents
-            and not is_size(node)
-        )
-
-    def read_by_backward(self, node: fx.Node) -> bool:
-        return node in self.gradients or any(
-            user in self.after_tangents and user in self.needed_by_backward for user in node.users
-        )
-
-    def sizes_read_by_backward(self, saved: Collection[fx.Node]) -> list[fx.Node]:
+    def sizes_read_by_backward(self, saved: Iterable[fx.Node]) -> list[fx.Node]:
         """Sizes and numbers that the backward graph uses, directly or through what it recomputes."""
-
-        def given(node: fx.Node) -> bool:
-            return is_size(node) and size_expr(node.meta["val"]).is_Symbol
-
-        used = ancestors(self.gradients, stop=lambda node: node in saved or given(node))
-        return [node for node in self.nodes if node in used and given(node)]
+        sizes = filter(is_size, self.nodes)
+        given = {node for node in sizes if size_expr(node.meta["val"]).is_Symbol}
+        used = ancestors(self.gradients, stop=given.union(saved).__contains__)
+        return [node for node in self.nodes if node in used & given]
 
     def sizes_of_shapes(self, inputs: Sequence[fx.Node], graph: fx.Graph) -> list[fx.Node]:
         """New nodes for the symbols in the backward's shapes that aren't the size of an input of it."""
-        used = ancestors(self.gradients, stop=lambda node: node in inputs)
+        used = ancestors(self.gradients, stop=set(inputs).__contains__)
         known = set().union(*map(size_expressions, inputs))
         symbols = set().union(*(e.free_symbols for node in used for e in size_expressions(node)))
         sizes = SizeNodes(graph)
@@ -259,58 +211,51 @@ def ancestors(outputs: Iterable[Any], stop: Any = lambda node: False) -> set[fx.
 
 
 def elements(node: fx.Node) -> int:
-    """How many a tensor value has, for the sizes at hand; 0 for anything else."""
-    value = node.meta.get("val")
-    return math.prod(map(hint, value.shape)) if isinstance(value, torch.Tensor) else 0
+    """How many a tensor has, for the sizes at hand; 0 for anything else."""
+    return math.prod(map(hint, node.meta["val"].shape)) if is_tensor(node) else 0
 
 
 def bytes_of(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    return value.element_size() * elements(node) if isinstance(value, torch.Tensor) else 0
+    return node.meta["val"].element_size() * elements(node) if is_tensor(node) else 0
 
 
 def size_of(node: fx.Node) -> int | None:
     return None if is_symbolic(node) else bytes_of(node)
 
 
-def elements_read(node: fx.Node) -> int:
-    """By an operator; an expanded view shows some of them more than once."""
-    return sum(min(elements(x), elements(alias_root(x))) for x in node.all_input_nodes)
-
-
 def flops(node: fx.Node) -> int:
-    """Floating-point operations of a call: two for each multiplication in matrix products, convolutions and
-    attention, else one for each element read or written, whichever are more.
-    """
-    packet = getattr(node.target, "overloadpacket", None)
-    if is_view(node) or packet is None:
-        return 0
-    shapes = [list(map(hint, getattr(x.meta["val"], "shape", ()))) for x in node.all_input_nodes]
-    if packet in PRODUCTS:
-        return 2 * elements(node) * shapes[-1][-2]
-    if packet is aten.convolution:
-        return 2 * elements(node) * math.prod(shapes[1][1:])
+    """Operations of a call: two a multiplication in products and attention, else one an element."""
+    packet = packet_of(node)
+    read = [x.meta["val"].shape for x in node.args if isinstance(x, fx.Node) and is_tensor(x)]
+    if packet in PRODUCTS or packet is aten.convolution:
+        inner = read[-1][-2:-1] if packet in PRODUCTS else read[1][1:]
+        return 2 * elements(node) * math.prod(map(hint, inner))
     if "scaled_dot_product" in str(packet):
-        return 4 * math.prod(shapes[0]) * shapes[1][-2]
-    return max(elements(node), elements_read(node))
+        return 4 * math.prod(map(hint, read[0])) * hint(read[1][-2])
+    return max(elements(node), *map(elements, node.all_input_nodes), 0) * does_work(node)
+
+
+def call_of(node: fx.Node) -> fx.Node:
+    return node.all_input_nodes[0] if node.target is operator.getitem else node
+
+
+def packet_of(node: fx.Node) -> Any:
+    return getattr(node.target, "overloadpacket", None)
+
+
+def does_work(node: fx.Node) -> bool:
+    """An operator that isn't a view."""
+    return isinstance(node.target, OpOverload) and not is_view(node)
 
 
 def is_constant(node: fx.Node) -> bool:
     """Made from nothing but numbers: never worth keeping."""
-    return node.op == "get_attr" or (
-        node.op == "call_function" and not node.all_input_nodes and not is_random(node)
-    )
+    return not (node.op == "placeholder" or node.all_input_nodes or is_random(node))
 
 
 def is_heavy(node: fx.Node) -> bool:
     """A library call, or as much work: convolutions, matrix products, sorts, scatters, scans."""
-    target = node.target
-    if not isinstance(target, OpOverload) or is_view(node):
-        return False
-    return target.overloadpacket not in LOOPS and not is_pointwise(target)
-
-
-# Keep everything ---------------------------------------------------------------------------------
+    return does_work(node) and not (packet_of(node) in LOOPS or is_pointwise(node.target))
 
 
 def save_all(parts: JointParts) -> Saved:
@@ -330,96 +275,70 @@ def save_all(parts: JointParts) -> Saved:
         if node in saved or is_size(node) or is_constant(node) or parts.is_backward(node):
             continue
         if node in parts.inside:
-            waiting += [
-                (one, f"{node.name} is computed again from it") for one in node.all_input_nodes
-            ]
+            why = f"{node.name} is computed again from it"
+            waiting += [(one, why) for one in node.all_input_nodes]
         else:
             saved[node] = reason
     return saved
 
 
-# Minimum cut -------------------------------------------------------------------------------------
-
-
 class Cut:
-    """The network of the values that could be kept, each as wide as what keeping it costs."""
+    """The network of the values that could be kept, each as wide as its bytes. Those in `free` have none."""
 
-    def __init__(self, parts: JointParts, bans: Saved, weight: Callable[[fx.Node], int]) -> None:
-        self.network, self.bans, self.width = FlowNetwork(), bans, 0
-        for node, ban in bans.items():
+    def __init__(self, parts: JointParts, bans: Saved, free: Collection[fx.Node]) -> None:
+        self.network, self.bans = FlowNetwork(), bans
+        for index, (node, ban) in enumerate(bans.items()):
             if ban:
                 self.network.add_edge("source", (node, "in"), UNLIMITED)
-            if parts.read_by_backward(node):
+            if node in parts.read_by_backward:
                 self.network.add_edge((node, "out"), "sink", UNLIMITED)
-            can_be_saved = isinstance(node.meta["val"], torch.Tensor) and not is_view(node)
-            width = weight(node) if can_be_saved and node not in parts.inside else UNLIMITED
+            rank = len(bans) * (1 + parts.is_backward(node)) - index
+            width = (0 if node in free else bytes_of(node)) * ONE_BYTE + rank
+            if node in parts.inside or is_view(node) or not is_tensor(node):
+                width = UNLIMITED
             self.network.add_edge((node, "in"), (node, "out"), width)
             for user in filter(bans.__contains__, node.users):
                 self.network.add_edge((node, "out"), (user, "in"), UNLIMITED)
-        self.widen()
-
-    def widen(self) -> None:
-        """Find the minimum cut, anew after a ban."""
-        more, self.side = self.network.minimum_cut("source", "sink")
-        self.width += more
+        self.width, self.side = self.network.minimum_cut("source", "sink")
 
     def ban(self, node: fx.Node, reason: str, limit: float) -> None:
-        """Don't recompute `node` either, unless the cut would get wider than `limit`."""
-        before = self.network.capacity[:], self.width, self.side
+        """Keep `node` from being recomputed too, unless the cut would become wider than `limit` bytes."""
+        capacity = [*self.network.capacity, 0, 0]
         self.network.add_edge("source", (node, "in"), UNLIMITED)
-        self.widen()
-        if self.width <= limit:
-            self.bans[node] = reason
+        more, side = self.network.minimum_cut("source", "sink")
+        if (self.width + more) // ONE_BYTE <= limit:
+            self.width, self.side, self.bans[node] = self.width + more, side, reason
         else:
-            self.network.capacity, self.width, self.side = before
-            self.network.capacity += [0, 0]  # the new edge
+            self.network.capacity = capacity
 
     def saved(self) -> Saved:
         crossing = (n for n in self.bans if (n, "in") in self.side and (n, "out") not in self.side)
-        return {node: self.bans[node] or cheaper_reason(node) for node in crossing}
+        return {node: self.bans[node] or "cheaper than what it is made of" for node in crossing}
 
 
 def min_cut(parts: JointParts) -> Saved:
-    """The cheapest set of values to keep."""
-    distance = distances(parts)
+    """The fewest bytes that spare the backward random, expensive and reducing operators."""
     in_memory = read_by_library_calls(parts)
-
-    def weight(node: fx.Node) -> int:
-        """A value's bytes, more if it is far from its use or would not be written otherwise."""
-        if node in parts.parameters:
-            return 1
-        cost = bytes_of(node) * DISTANCE_BIAS ** max(min(distance[node], FAR), 1)
-        written = node.op == "placeholder" or any(map(is_heavy, (node, *node.users)))
-        return max(int(cost) * (1 if written else WRITE_AND_READ), 1)
-
-    candidates = filter(parts.can_be_kept, parts.nodes)
-    bans = {node: why_not_recomputed(node, parts, in_memory) for node in candidates}
-    return Cut(parts, bans, weight).saved()
+    bans = {node: why_not_recomputed(node, parts, in_memory) for node in parts.candidates}
+    return Cut(parts, bans, parts.parameters).saved()
 
 
 def within_budget(parts: JointParts, naive: Saved, budget: float) -> Saved:
-    """Between the fewest bytes that do (budget 0) and those of `naive` (budget 1), not counting inputs.
+    """Between the fewest bytes at all (budget 0) and those of `naive` (budget 1), not counting inputs.
 
-    A knapsack: of the values of `naive`, those that take the most work per byte to compute again are kept
-    first, each one that fits. More budget never keeps fewer bytes: where two budgets first differ, the
-    smaller one found the value too large.
+    A knapsack: the values of `naive` with the most work per byte are kept first, each one that fits. More
+    budget never keeps fewer bytes: where two budgets first differ, the smaller found the value too large.
     """
-
-    def bytes_kept(node: fx.Node) -> int:
-        return 0 if node.op == "placeholder" else bytes_of(node)
 
     def work_per_byte(node: fx.Node) -> float:
         between = ancestors([node], stop=lambda used: used in naive and used is not node)
         work = sum(flops(used) for used in between if used is node or used not in naive)
         return work / max(bytes_of(node), 1)
 
-    if budget == 1:
-        return naive
-    candidates = filter(parts.can_be_kept, parts.nodes)
-    bans = {node: why_never_recomputed(node) for node in candidates}
-    cut = Cut(parts, bans, lambda node: bytes_kept(node) * ONE_BYTE + 1)
-    least, most = cut.width // ONE_BYTE, sum(map(bytes_kept, naive))
-    limit = (least + budget * (most - least) + 1) * ONE_BYTE - 1
+    bans = {node: why_never_recomputed(node) for node in parts.candidates}
+    cut = Cut(parts, bans, parts.primals)
+    least, most = cut.width // ONE_BYTE, sum(map(bytes_of, naive.keys() - set(parts.primals)))
+    limit = least + budget * (most - least)
     for node in sorted(naive, key=work_per_byte, reverse=True):
         if not bans[node]:
             reason = f"fits into the memory budget: {work_per_byte(node):.1f} FLOPs per byte"
@@ -427,24 +346,13 @@ def within_budget(parts: JointParts, naive: Saved, budget: float) -> Saved:
     return cut.saved()
 
 
-def distances(parts: JointParts) -> dict[fx.Node, int]:
-    """Steps from each value to the first thing that the backward computes of it."""
-    distance: dict[fx.Node, int] = {}
-    for node in reversed(parts.nodes):
-        steps = [distance[user] + 1 for user in node.users if user in distance]
-        distance[node] = 0 if node in parts.after_tangents else min(steps, default=FAR)
-    return distance
-
-
 def why_never_recomputed(node: fx.Node) -> str:
     """The reason why a value can't be computed again in the backward; "" if it can."""
     if node.op == "placeholder":
         return "an input of the graph"
-    if is_random(node) or any(
-        map(is_random, node.all_input_nodes * (node.target is operator.getitem))
-    ):
+    if is_random(call_of(node)):
         return "random: a second call would draw other numbers"
-    if node.target is aten.clone.default and node.all_input_nodes[0].op == "placeholder":
+    if "old_contents" in node.meta:
         return "the old contents of an input that is written to"
     return ""
 
@@ -454,15 +362,12 @@ def why_not_recomputed(node: fx.Node, parts: JointParts, in_memory: set[fx.Node]
     never = why_never_recomputed(node)
     if never or node in parts.inside or is_constant(node) or is_view(node):
         return never
-    if node in parts.leaving:
+    if call_of(node) in parts.leaving:
         return "it leaves a checkpoint region"
-    if node.target is operator.getitem:
-        return why_not_recomputed(node.all_input_nodes[0], parts, in_memory)
-    if is_heavy(node):
-        return f"{node.target} is expensive to compute again"
-    shrinks = elements(node) * SHRINKING < elements_read(node)
-    if shrinks and getattr(node.target, "overloadpacket", None) in REDUCTIONS:
-        return f"small result ({elements(node)} elements) of much input ({elements_read(node)})"
+    if is_heavy(call_of(node)):
+        return f"{call_of(node).target} is expensive to compute again"
+    if packet_of(node) in REDUCTIONS:
+        return "a reduction: a small result of much input"
     if node in in_memory:
         return "the backward needs it in memory for a library call"
     return ""
@@ -479,20 +384,8 @@ def read_by_library_calls(parts: JointParts) -> set[fx.Node]:
     return found
 
 
-def cheaper_reason(node: fx.Node) -> str:
-    read = sum(map(bytes_of, map(alias_root, node.all_input_nodes)))
-    return f"keeping its {bytes_of(node)} bytes is the cheapest (it is computed from {read})"
-
-
-# Extracting the halves ---------------------------------------------------------------------------
-
-
 def extract(
-    joint: Graph,
-    name: str,
-    inputs: list[fx.Node],
-    outputs: list[Any],
-    also: Sequence[fx.Node] = (),
+    joint: Graph, name: str, inputs: list[fx.Node], outputs: list[Any], also: Sequence[fx.Node] = ()
 ) -> Graph:
     """The part of the joint graph that computes `outputs`, and `also` others, from `inputs`."""
     new = fx.Graph()
@@ -506,18 +399,14 @@ def extract(
     for end in (*(n for n in joint.nodes if n in inside and n not in late), *ends):
         waiting = [end]  # recomputed values are made just before they are read
         while waiting:
-            node = waiting[-1]
+            node = waiting.pop()
             missing = [used for used in node.all_input_nodes if used not in copies]
-            if missing and node not in copies:
-                waiting += missing
-                continue
-            waiting.pop()
             if node.op == "placeholder" and node not in copies:
                 raise AssertionError(f"{name} graph reads {node.name}, which it does not get")
-            if node not in copies:
+            if missing and node not in copies:
+                waiting += [node, *missing]
+            elif node not in copies:
                 copies[node] = new.node_copy(node, copies.__getitem__)
-    result = new.output(
-        tuple(copies[value] if isinstance(value, fx.Node) else value for value in outputs)
-    )
+    result = new.output(fx.map_arg(tuple(outputs), copies.__getitem__))
     result.meta["origins"] = origins_of(output_node(joint.gm.graph))
     return Graph(compat.graph_module(joint.gm, new, name), name, "partition")

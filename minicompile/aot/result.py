@@ -29,6 +29,18 @@ BoxedCallable = Callable[[list[Any]], Sequence[Any]]
 
 
 @dataclass(frozen=True)
+class SharedMemory:
+    """A further input of the graph (a synthetic base), for inputs that share memory and are written to: the
+    tensor that autograd takes input `of` to be a view of, or the first `size` elements of its storage.
+    """
+
+    of: int
+    members: tuple[int, ...]
+    """The inputs that the graph makes as views of it."""
+    size: int | None = None
+
+
+@dataclass(frozen=True)
 class OutputSpec:
     """How one output of the captured graph is produced at run time.
 
@@ -46,6 +58,16 @@ class OutputSpec:
     stride: tuple[Any, ...] = ()
     offset: Any = 0
     requires_grad: bool = False
+    detached: bool = True
+    """A view that requires no grad: autograd does not know it as one."""
+    cut: bool = False
+    """A view of a view that was made under no_grad: its gradient goes nowhere."""
+    dtype: Any = None
+    """The type that a view reads its base's memory as, if it is another."""
+    lazy: tuple[bool, bool] = (False, False)
+    """Is a view the conjugate, the negative of its base?"""
+    creation: Any = None
+    """What autograd forbids to be done in place to a view (`torch._C._autograd.CreationMeta`)."""
 
     @property
     def is_view(self) -> bool:
@@ -58,7 +80,12 @@ class RuntimeMetadata(Shown):
 
     outputs: tuple[OutputSpec, ...]
     mutated_inputs: tuple[int, ...] = ()
-    """Inputs whose new contents the forward returns, to be copied back, in order."""
+    """Inputs whose new contents the forward returns, to be copied back, in order. Those of which the results
+    require grad get a new gradient history by that."""
+    memories: tuple[SharedMemory, ...] = ()
+    """Inputs of the graph after those that were captured."""
+    relaid: tuple[OutputSpec, ...] = ()
+    """Inputs whose sizes or strides change in place (`t_`), as views of themselves."""
     differentiable_inputs: tuple[int, ...] = ()
     """Inputs that get a gradient."""
     bases: int = 0
@@ -91,38 +118,36 @@ class RuntimeMetadata(Shown):
         for i, spec in enumerate(self.outputs):
             of = f" of {spec.base}" if spec.base >= 0 else ""
             lines.append(f"  output {i}: {spec.kind}{of}")
-        if self.mutated_inputs:
-            lines.append(f"  copied back into inputs: {list(self.mutated_inputs)}")
+        first = len(self.result_requires_grad) - len(self.mutated_inputs)
+        for flag, i in zip(self.result_requires_grad[first:], self.mutated_inputs):
+            seen = ", which autograd sees" if flag else ""
+            lines.append(f"  new contents are copied back into input {i}{seen}")
+        for memory in self.memories:
+            lines.append(f"  one more input: the memory of inputs {list(memory.members)}")
+        for spec in self.relaid:
+            geometry = f"sizes {list(spec.size)}, strides {list(spec.stride)}"
+            lines.append(f"  input {spec.base} gets {geometry} in place")
         return "\n".join(lines)
 
 
 @dataclass(frozen=True)
 class ForwardValue:
-    """A value of the forward that the backward needs: its node, the bytes it takes to keep it (None if
-    symbolic), and why it is saved or computed again.
-    """
+    """A value that the backward needs: the bytes it takes to keep it (None if symbolic, 0 if the backward
+    only reads what is made of it), and why it is saved or recomputed."""
 
     name: str
     bytes: int | None
     reason: str
-
-
-@dataclass(frozen=True)
-class SavedValue(ForwardValue):
     is_input: bool = False
     """It exists anyway: keeping it writes nothing."""
-
-
-class RecomputedValue(ForwardValue):
-    """`bytes` are what the recomputation saves: 0 for a step on the way to what the backward reads."""
 
 
 @dataclass
 class Partition(Shown):
     """What the forward keeps for the backward, and what the backward computes again."""
 
-    saved: tuple[SavedValue, ...]
-    recomputed: tuple[RecomputedValue, ...]
+    saved: tuple[ForwardValue, ...]
+    recomputed: tuple[ForwardValue, ...]
     saved_bytes: int
     default_bytes: int
     """What saving everything that backward reads would have kept."""

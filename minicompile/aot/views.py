@@ -68,8 +68,13 @@ def is_tagged(target: object, tag: torch.Tag) -> bool:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Would a second call give other numbers?"""
-    return is_tagged(node.target, torch.Tag.nondeterministic_seeded)
+    """Would a second call give other numbers? Attention without dropout would not."""
+    if not is_tagged(node.target, torch.Tag.nondeterministic_seeded):
+        return False
+    names = [parameter.name for parameter in node.target._schema.arguments]  # type: ignore[union-attr]
+    if "dropout_p" not in names:
+        return True
+    return argument(node, names.index("dropout_p"), node.kwargs.get("dropout_p", 0.0)) != 0
 
 
 def is_pointwise(target: object) -> bool:
@@ -86,12 +91,13 @@ def is_size(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat)
 
 
+def is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
 def is_symbolic(node: fx.Node) -> bool:
     """A tensor with a size that isn't known when compiling."""
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and any(
-        isinstance(size, torch.SymInt) for size in value.shape
-    )
+    return is_tensor(node) and any(isinstance(n, torch.SymInt) for n in node.meta["val"].shape)
 
 
 def argument(node: fx.Node, index: int, default: Any = None) -> Any:
@@ -105,5 +111,8 @@ def results_of(graph: fx.Graph) -> Any:
 
 
 def returned_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose memory the graph's results show."""
-    return {alias_root(node) for node in output_node(graph).all_input_nodes}
+    """The nodes whose memory the graph's results show, or `as_strided`, which speaks of addresses."""
+    addressed = [
+        argument(node, 0) for node in graph.nodes if node.target is aten.as_strided.default
+    ]
+    return {alias_root(node) for node in (*output_node(graph).all_input_nodes, *addressed)}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from minicompile.codegen.printing import INFIX, IndexWords, OpRule, by_kind, by_width, form
+from minicompile.codegen.printing import INFIX, IndexPrinter, OpRule, by_kind, by_width, form
 
 CTYPES: dict[torch.dtype, str] = {
     torch.float32: "float",
@@ -63,14 +63,13 @@ def _float_literal(value: float, single: bool) -> str:
     return text + "f" if single else text
 
 
-INDEX_WORDS = IndexWords(
-    language="C",
-    divide="/",
-    floor_divide="mc_index_div",
-    floor_modulo="mc_index_mod",
-    maximum="(({0}) > ({1}) ? ({0}) : ({1}))",
-    minimum="(({0}) < ({1}) ? ({0}) : ({1}))",
-)
+class CIndex(IndexPrinter):
+    language = "C"
+    divide = "/"
+    floor_divide = "mc_index_div"
+    floor_modulo = "mc_index_mod"
+    maximum = "(({0}) > ({1}) ? ({0}) : ({1}))"
+    minimum = "(({0}) < ({1}) ? ({0}) : ({1}))"
 
 
 def _libm(name: str, arity: int = 1) -> OpRule:

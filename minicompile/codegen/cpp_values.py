@@ -13,13 +13,13 @@ from minicompile.codegen.cpp_ops import (
     CTYPES,
     EXPRESSIONS,
     HALVES,
-    INDEX_WORDS,
+    CIndex,
     bitcast,
     conversion,
     literal,
 )
 from minicompile.codegen.plan import INDEX_ERROR, ZERO_DIVISION, KernelPlan
-from minicompile.codegen.printing import IndexPrinter, LinePrinter
+from minicompile.codegen.printing import LinePrinter
 from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import Value
 from minicompile.shapes.expr import Size
@@ -46,7 +46,7 @@ class ValuePrinter(LinePrinter):
 
     def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan)
-        self.index = IndexPrinter(INDEX_WORDS, {})
+        self.index = CIndex({})
         self.names.update({v: str(v.symbol) for v in self.names if v.symbol is not None})
         self.checks = any(v.check for v in plan.body.values)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 import sympy
 import torch
@@ -95,9 +94,16 @@ INFIX: Mapping[str, OpRule] = {
 """Operators that mean the same in both."""
 
 
-@dataclass(frozen=True)
-class IndexWords:
-    """How a language divides integers and picks the larger or smaller one of two, as format strings."""
+_ATOM, _PRODUCT, _QUOTIENT, _SUM = 3, 2, 1, 0
+"""How tightly an expression holds together."""
+
+
+class IndexPrinter:
+    """Index formulas as text. `symbol` names loop variables, sizes and loaded indices.
+
+    Division truncates in both languages, so a dividend that may be negative goes through a helper. Each has
+    its words for that, and format strings that pick the larger or smaller one of two.
+    """
 
     language: str
     divide: str
@@ -106,21 +112,8 @@ class IndexWords:
     maximum: str
     minimum: str
 
-
-_ATOM, _PRODUCT, _QUOTIENT, _SUM = 3, 2, 1, 0
-"""How tightly an expression holds together."""
-
-
-class IndexPrinter:
-    """Index formulas as text. `symbol` names loop variables, sizes and loaded indices.
-
-    Division truncates in both languages, so a dividend that may be negative goes through a helper.
-    """
-
-    def __init__(
-        self, words: IndexWords, ranges: Ranges, symbol: Callable[[sympy.Symbol], str] = str
-    ) -> None:
-        self.words, self.ranges, self.symbol = words, ranges, symbol
+    def __init__(self, ranges: Ranges, symbol: Callable[[sympy.Symbol], str] = str) -> None:
+        self.ranges, self.symbol = ranges, symbol
         self.known: dict[Expr, str] = {}
 
     def __call__(self, expr: Expr | Size) -> str:
@@ -153,19 +146,19 @@ class IndexPrinter:
         if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
             return "*".join([self.within(expr.base)] * int(expr.exp)), _PRODUCT
         if isinstance(expr, FloorDiv):
-            return self._divided(self.words.divide, self.words.floor_divide, *expr.args)
+            return self._divided(self.divide, self.floor_divide, *expr.args)
         if isinstance(expr, ModularIndexing):
             base, divisor, modulus = expr.args
             quotient = base if divisor == 1 else FloorDiv(base, divisor)
-            return self._divided("%", self.words.floor_modulo, quotient, modulus)
+            return self._divided("%", self.floor_modulo, quotient, modulus)
         if isinstance(expr, sympy.Max | sympy.Min):
             larger = isinstance(expr, sympy.Max)
-            choice = self.words.maximum if larger else self.words.minimum
+            choice = self.maximum if larger else self.minimum
             text, *others = map(self, expr.args)
             for other in others:
                 text = choice.format(text, other)
             return text, _ATOM
-        raise Unsupported(f"no way to write the index {expr} in {self.words.language}")
+        raise Unsupported(f"no way to write the index {expr} in {self.language}")
 
     def _divided(self, sign: str, helper: str, base: Expr, divisor: Expr) -> tuple[str, int]:
         found = (base, base) if is_nonnegative(base) else bounds(base, self.ranges)

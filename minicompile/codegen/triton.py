@@ -25,10 +25,10 @@ import sympy
 import torch
 
 from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase, power_of_two
-from minicompile.codegen.printing import IndexPrinter, LinePrinter
+from minicompile.codegen.printing import LinePrinter
 from minicompile.codegen.triton_ops import (
-    INDEX_WORDS,
     TRITON_DTYPES,
+    TritonIndex,
     convert,
     literal,
     pointwise_text,
@@ -91,7 +91,7 @@ class _Printer(LinePrinter):
         self.tiled = bool(plan.reduction_ranges)
         self.wide = plan.index_dtype is torch.int64
         self.position = "rindex" if self.wide else "rindex.to(tl.int64)"
-        self.sizes = IndexPrinter(INDEX_WORDS, {})
+        self.sizes = TritonIndex({})
         self.axes: dict[Value, Axes] = {}
         for value in plan.body.values:
             across = (self.axes[operand] for operand in value.operands)
@@ -355,4 +355,4 @@ class _Printer(LinePrinter):
                 return loaded[s]
             return f"{s}.to(tl.int64)" if wide and not self.wide else str(s)
 
-        return IndexPrinter(INDEX_WORDS, self.plan.body.all_ranges, symbol)(value.index)
+        return TritonIndex(self.plan.body.all_ranges, symbol)(value.index)

@@ -25,7 +25,7 @@ from collections.abc import Callable
 import torch
 
 from minicompile.codegen.legalize import COMPARISONS
-from minicompile.codegen.printing import INFIX, IndexWords, OpRule, by_kind, by_width, form
+from minicompile.codegen.printing import INFIX, IndexPrinter, OpRule, by_kind, by_width, form
 from minicompile.errors import Unsupported
 from minicompile.ops.dtypes import LOOP_DTYPES
 from minicompile.ops.registry import Registry
@@ -107,14 +107,13 @@ def prelude(text: str) -> str:
     return "\n\n\n".join([_IMPORTS, *helpers]) + "\n\n\n"
 
 
-INDEX_WORDS = IndexWords(
-    language="Triton",
-    divide="//",
-    floor_divide="floor_div",
-    floor_modulo="floor_mod",
-    maximum="tl.maximum({0}, {1})",
-    minimum="tl.minimum({0}, {1})",
-)
+class TritonIndex(IndexPrinter):
+    language = "Triton"
+    divide = "//"
+    floor_divide = "floor_div"
+    floor_modulo = "floor_mod"
+    maximum = "tl.maximum({0}, {1})"
+    minimum = "tl.minimum({0}, {1})"
 
 
 def literal(value: float | int | bool) -> str:

@@ -16,7 +16,7 @@ import random
 import sys
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -98,25 +98,6 @@ class Accuracy(Shown):
         return "\n".join([f"accuracy of {self.name}: largest errors against float64", *lines])
 
 
-@dataclass
-class Measured:
-    """What one run gave, in float64, by place."""
-
-    outputs: dict[str, Any] = field(default_factory=dict)
-    gradients: dict[str, Any] = field(default_factory=dict)
-    state: dict[str, Any] = field(default_factory=dict)
-    error: Exception | None = None
-    drew: bool = False
-    """Whether it used random numbers."""
-    note: str = ""
-    compiled: bool = True
-    """Whether any of it ran compiled."""
-
-    @property
-    def groups(self) -> tuple[dict[str, Any], ...]:
-        return self.outputs, self.gradients, self.state
-
-
 def accuracy(target: Any, /, *args: Any, **kwargs: Any) -> Accuracy:
     """Run a function or module on these arguments in each stage and compare.
 
@@ -125,7 +106,7 @@ def accuracy(target: Any, /, *args: Any, **kwargs: Any) -> Accuracy:
     """
     target = original_of(target)
     runs = {
-        name: measure(prepare, target, args, kwargs, name)
+        name: Measured(prepare, target, args, kwargs, name)
         for name, prepare in accuracy_stage.items()
     }
     eager = runs[EAGER]
@@ -151,43 +132,51 @@ def accuracy(target: Any, /, *args: Any, **kwargs: Any) -> Accuracy:
 # -- running
 
 
-def measure(
-    prepare: Preparation, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
-) -> Measured:
-    """One stage on copies of its own."""
-    copier = Copier()
-    target, args, kwargs = copier(target), copier(args), copier(kwargs)
-    tensors = copier.tensors()
-    for tensor in tensors:
-        tensor.grad = None
-        if name == REFERENCE and tensor.is_floating_point():
-            tensor.data = tensor.data.double()
-    found, run = Measured(), prepare(target)
-    default = torch.get_default_dtype()
-    with same_random_state() as drew:
-        try:
-            if name == REFERENCE:
-                torch.set_default_dtype(torch.float64)
-            result = run(*args, **kwargs)
-            found.outputs = leaves(result)
-            differentiate(found.outputs)
-        except Exception as error:
-            found.error = error
-        finally:
-            torch.set_default_dtype(default)
-        found.drew = drew()
-    found.outputs = {place: plain(value) for place, value in found.outputs.items()}
-    for number, tensor in enumerate(tensors):
-        found.state[str(number)] = plain(tensor)
-        if tensor.grad is not None:
-            found.gradients[str(number)] = plain(tensor.grad)
-    dispatcher = api.dispatcher_of(run)
-    if dispatcher is not None:
-        told = dispatcher.explanation()
-        found.compiled = told.op_count > 0 and told.compiled_calls > 0
-        reasons = dict.fromkeys(f"{b.reason} [{b.id}]" for b in told.breaks)
-        found.note = "; ".join([f"{told.graph_count} graphs", *reasons] if reasons else [])
-    return found
+class Measured:
+    """What one stage gave on copies of its own, in float64, by place."""
+
+    error: Exception | None = None
+    note = ""
+    compiled = True
+    """Whether any of it ran compiled."""
+
+    def __init__(
+        self, prepare: Preparation, target: Any, args: Any, kwargs: Any, name: str
+    ) -> None:
+        copier = Copier()
+        target, args, kwargs = copier(target), copier(args), copier(kwargs)
+        tensors = copier.tensors()
+        for tensor in tensors:
+            tensor.grad = None
+            if name == REFERENCE and tensor.is_floating_point():
+                tensor.data = tensor.data.double()
+        run, default = prepare(target), torch.get_default_dtype()
+        outputs: dict[str, Any] = {}
+        with same_random_state() as drew:
+            try:
+                if name == REFERENCE:
+                    torch.set_default_dtype(torch.float64)
+                outputs = leaves(run(*args, **kwargs))
+                differentiate(outputs)
+            except Exception as error:
+                self.error = error
+            finally:
+                torch.set_default_dtype(default)
+            self.drew = drew()
+            """Whether it used random numbers."""
+        grads = {str(i): tensor.grad for i, tensor in enumerate(tensors)}
+        gradients = {place: grad for place, grad in grads.items() if grad is not None}
+        state = {str(i): tensor for i, tensor in enumerate(tensors)}
+        self.groups = [
+            {place: plain(value) for place, value in group.items()}
+            for group in (outputs, gradients, state)
+        ]
+        dispatcher = api.dispatcher_of(run)
+        if dispatcher is not None:
+            told = dispatcher.explanation()
+            self.compiled = told.op_count > 0 and told.compiled_calls > 0
+            reasons = dict.fromkeys(f"{b.reason} [{b.id}]" for b in told.breaks)
+            self.note = "; ".join([f"{told.graph_count} graphs", *reasons] if reasons else [])
 
 
 @contextlib.contextmanager

@@ -17,14 +17,19 @@ import inspect
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from minicompile import compat
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
-from minicompile.dynamo.guards import SourceCode, guard_rules, types_from
+from minicompile.dynamo.guards import (
+    SourceCode,
+    guard_rules,
+    memory_places,
+    types_from,
+)
 from minicompile.dynamo.interpreter import TracedGenerator
 from minicompile.dynamo.modes import Change, Modes, Noted, changed, restored_modes
 from minicompile.dynamo.outside import is_users
@@ -194,6 +199,7 @@ def finished(
     check_memory(tracer)
     check_generators(tracer)
     guard_aliases(tracer)
+    fakes = pristine_fakes(tracer)
     env = sizes.env if sizes is not None and sizes.env.symbols else None
     guards = tracer.guards.values()
     identical = {g.sources[0]: g.expected for g in guards if g.kind == "identity"}
@@ -209,7 +215,7 @@ def finished(
     if env is not None:
         env.asker = no_asker
     tracer.log.names = [node.name for node in recorder.calls]
-    given = [GraphInput(node.name, t.source, t.value) for t, (node, _) in recorder.inputs.items()]
+    given = [GraphInput(node.name, t.source, fakes[t]) for t, (node, _) in recorder.inputs.items()]
     symbols = env.symbols if env is not None else {}
     for symbol, node in recorder.numbers.items():
         given.append(GraphInput(node.name, symbols[symbol], node.meta["val"]))
@@ -226,7 +232,7 @@ def finished(
         shape_env=env,
     )
     kept = [f"{name} = inputs[{position}]" for position, name in rebuild.kept_inputs.items()]
-    free = {i: dims for i, tracker in enumerate(inputs) if (dims := free_dims(tracker.value))}
+    free = {i: dims for i, tracker in enumerate(inputs) if (dims := free_dims(fakes[tracker]))}
     call = ["out = graph(inputs)"]
     if recorder.changes_state:  # leaves grad mode and autocast as they were, even if it raises
         code.names["restored_modes"] = restored_modes
@@ -272,7 +278,7 @@ def or_in_eager(
 
 
 def check_memory(tracer: Tracer) -> None:
-    """Inputs that the graph changes must share memory with no other input, now and later."""
+    """Inputs that the graph changes must share memory with the same others later, in the same places."""
     inputs = tracer.recorder.inputs
     mutated = tracer.recorder.mutated
     if len(inputs) > 1:
@@ -281,14 +287,33 @@ def check_memory(tracer: Tracer) -> None:
     if not mutated or len(inputs) == 1:
         return
     ordered = sorted(inputs, key=lambda tracker: tracker not in mutated)
-    owners: dict[int, VariableTracker] = {}
-    for tracker in ordered:
-        owner = owners.setdefault(compat.storage_id(tracker.real), tracker)
-        if owner is not tracker and owner in mutated:
-            reason = f"{owner.source} is changed and shares memory with {tracker.source}"
-            raise refusal("shared-memory", reason)
     sources = tuple(tracker.source for tracker in ordered)
-    tracer.guard("no_overlap", sources, len(mutated), "changed by the graph")
+    places = memory_places(len(mutated), *(tracker.real for tracker in ordered))
+    if any(place and free_dims(tracker.value) for tracker, place in zip(ordered, places)):
+        what = "an input with symbolic sizes shares memory that is changed"
+        raise refusal("shared-memory", what)
+    tracer.guard("memory", sources, (len(mutated), places), "changed by the graph")
+
+
+def pristine_fakes(tracer: Tracer) -> dict[VariableTracker, Any]:
+    """The inputs' fakes as they were before the graph ran, which may have changed their shapes or gradient
+    history. Guards are about these.
+    """
+    inputs, sizes = tracer.recorder.inputs, tracer.recorder.sizes
+    fakes = {tracker: tracker.value for tracker in inputs}
+    if not tracer.recorder.mutated:
+        return fakes
+    remade = compat.fakes_again(tracer.recorder.mode)
+    for tracker, fake in fakes.items():
+        if sizes is not None and free_dims(fake):
+            fakes[tracker] = sizes.like(tracker.real, fake.shape, fake.stride())
+        else:
+            fakes[tracker] = remade(tracker.real)
+    by_id = {id(tracker.value): fake for tracker, fake in fakes.items()}
+    for key, guard in tracer.guards.items():
+        if guard.kind == "tensor":
+            tracer.guards[key] = replace(guard, expected=by_id[id(guard.expected)])
+    return fakes
 
 
 def check_generators(tracer: Tracer) -> None:

@@ -23,7 +23,7 @@ from torch import fx
 from minicompile import compat
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
-from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes, operation
+from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes, free_dims, operation
 from minicompile.dynamo.variables import (
     SYMBOLIC,
     UserError,
@@ -241,9 +241,13 @@ class Recorder:
         dtypes = {tensor.dtype for tensor in tensors} if name in PRODUCTS else ()
         if len(dtypes) > 1 and not torch.is_autocast_enabled(tensors[0].device.type):
             self.refuse("exception", f"{name} of tensors of different dtypes", kind=UserError)
-        shapes = [tensor.shape for tensor in tensors]
+        targets = tensors_in(kwargs.get("out"))
+        if not all(tensor.is_contiguous() for tensor in targets):
+            what = f"{name} writes to an `out` that is not contiguous: some kernels ignore strides"
+            self.refuse("tensor-memory", what, "give a contiguous tensor")
+        shapes = [tensor.shape for tensor in targets]
         value = self.run(op, target, args, kwargs)
-        if "out" in kwargs and shapes != [tensor.shape for tensor in tensors]:
+        if shapes != [tensor.shape for tensor in targets]:
             self.refuse("tensor-memory", f"{name} resizes what is given as `out`")
         written = [t for t, version in zip(tensors, before) if t._version > version]
         for tensor in written if self.data_of else ():
@@ -258,6 +262,9 @@ class Recorder:
         if name in UPDATES_STATISTICS and any(arg is True for arg in (*args, *kwargs.values())):
             mutates = True  # fakes don't show it
             self.updated |= {id(tensor) for tensor in tensors[1:] if not tensor.requires_grad}
+        if targets:  # not every composite operator gives them a new version
+            mutates = True
+            self.updated |= {id(tensor) for tensor in targets}
         called = name or ""
         changes_lists = called.startswith(("_foreach_", "_fused_")) and called.endswith("_")
         if tensors and not mutates and (changes_lists or value is None):  # versions don't show it
@@ -346,10 +353,12 @@ class Recorder:
 
     def keep_metadata(self, fake: torch.Tensor) -> None:
         """Give the nodes that recorded a fake a copy, before the fake's own shape changes."""
-        given = [tracker.value for tracker in self.inputs]
+        given = [tracker.value for tracker in self.inputs] if free_dims(fake) else []
         given += [value for inner in self.open for value in inner.values]
         if any(value is fake for value in given):
-            self.refuse("tensor-memory", "an input's shape or strides are changed in place")
+            self.refuse(
+                "tensor-memory", "the shape of an input with symbolic sizes changes in place"
+            )
         for node in self.graph.nodes:
             if node.meta.get("val") is fake:
                 node.meta["val"] = fake.detach()

@@ -118,8 +118,14 @@ class Sizes:
         layout = sympy.Tuple(*map(to_size, strides))
         sources = (source, *sources_of(self.env, layout))
         self.rely("strides", sources, layout, "memory layout of an input")
+        return self.like(tensor, sizes, strides)
+
+    def like(self, tensor: torch.Tensor, sizes: Any, strides: Any) -> torch.Tensor:
+        """A fake that stands for the tensor, computed from others if it is."""
         with self.mode:
             made = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
+            if tensor.requires_grad and not tensor.is_leaf:
+                return made.copy_(torch.empty((), dtype=made.dtype, requires_grad=True))
         return made.requires_grad_(tensor.requires_grad)
 
     def size(

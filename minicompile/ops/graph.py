@@ -86,13 +86,15 @@ class Listing:
         """The graph as a Python function, headed by the pass that made it; user lines as comments."""
         lines = [f"# {self.name}, by {self.made_by}: {self.op_count} operations", self.signature]
         shown: object = None
+        phase = "forward"
         for node in self.nodes:
             if node.op == "placeholder":
                 continue
+            if phase != (phase := node.meta.get("phase") or phase):
+                lines.append(f"    # {phase} pass")
             at = () if node.op == "output" else source_lines(origins_of(node))
             if at and at != shown:
-                phase = " (backward)" if node.meta.get("phase") == "backward" else ""
-                lines.extend(f"    # {line}{phase}" for line in at)
+                lines.extend(f"    # {line}" for line in at)
                 shown = at
             lines.append(f"    {statement(node)}")
         return "\n".join(lines)

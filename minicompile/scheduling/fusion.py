@@ -11,15 +11,14 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from minicompile.lowering.ir import LoopGraph
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.scheduling.align import Refusal, align
-from minicompile.scheduling.memory import scatter_targets
-from minicompile.scheduling.nest import Hints, LoopNest, elements, nest_of
+from minicompile.scheduling.memory import kept_buffers, scatter_targets
+from minicompile.scheduling.nest import LoopNest, elements, nest_of
 from minicompile.scheduling.nodes import (
     ExternKernelSchedulerNode,
     FusionDecision,
@@ -37,21 +36,19 @@ fusion_rule: Registry[Any] = Registry(
 )
 
 
-@dataclass(frozen=True)
 class FusionContext:
-    """What a policy can ask about the graph."""
+    """What a policy can ask about the graph: the facts that fusion decisions rest on."""
 
-    graph: LoopGraph
-    options: Options
-    readers: Mapping[str, set[str]]
-    """Names of the nodes that read each buffer."""
-    kept: frozenset[str]
-    """Buffers that must reach memory whoever reads them: graph outputs, scatter targets and results."""
-    itemsize: Mapping[str, int]
-
-    @property
-    def hints(self) -> Hints:
-        return self.graph.size_hints
+    def __init__(self, graph: LoopGraph, options: Options, nodes: Sequence[AnyNode]) -> None:
+        self.graph, self.options, self.hints = graph, options, graph.size_hints
+        self.readers: dict[str, set[str]] = {name: set() for name in graph.buffers}
+        """Names of the nodes that read each buffer."""
+        for node in nodes:
+            for dependency in node.reads:
+                self.readers[dependency.buffer].add(node.name)
+        self.kept = kept_buffers(graph)
+        """Buffers that must reach memory whoever reads them: graph outputs, scatter targets and results."""
+        self.itemsize = {name: b.layout.dtype.itemsize for name, b in graph.buffers.items()}
 
     def flows(self, producer: LoopNest, consumer: LoopNest) -> frozenset[str]:
         """Buffers that one writes and the other reads."""

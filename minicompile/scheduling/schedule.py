@@ -19,7 +19,7 @@ from minicompile.options import Options
 from minicompile.scheduling.body import record
 from minicompile.scheduling.body import verify as verify_body
 from minicompile.scheduling.fusion import AnyNode, Fuser, FusionContext
-from minicompile.scheduling.memory import kept_buffers, plan_memory
+from minicompile.scheduling.memory import plan_memory
 from minicompile.scheduling.nest import dependencies, finished
 from minicompile.scheduling.nodes import (
     Dependency,
@@ -38,7 +38,7 @@ def schedule(graph: LoopGraph, options: Options) -> Schedule:
     Raises Unsupported for a scatter into memory that the caller owns.
     """
     nodes = make_nodes(graph)
-    fuser = Fuser(nodes, dependency_graph(nodes), fusion_context(graph, options, nodes))
+    fuser = Fuser(nodes, dependency_graph(nodes), FusionContext(graph, options, nodes))
     if options.fusion:
         fuser.run()
     ordered, memory = best_order(graph, fuser)
@@ -98,16 +98,6 @@ def dependency_graph(nodes: Sequence[AnyNode]) -> dict[int, set[int]]:
         if isinstance(node, SchedulerNode) and isinstance(node.buffer.loops, Scatter):
             before[i] |= readers[node.buffer.loops.target] - {i}
     return before
-
-
-def fusion_context(graph: LoopGraph, options: Options, nodes: Sequence[AnyNode]) -> FusionContext:
-    """The facts that fusion decisions rest on."""
-    readers: dict[str, set[str]] = {name: set() for name in graph.buffers}
-    for node in nodes:
-        for dependency in node.reads:
-            readers[dependency.buffer].add(node.name)
-    sizes = {name: b.layout.dtype.itemsize for name, b in graph.buffers.items()}
-    return FusionContext(graph, options, readers, kept_buffers(graph), sizes)
 
 
 # -- order

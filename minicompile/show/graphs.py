@@ -121,7 +121,10 @@ def block_diagram(title: str, nodes: Sequence[fx.Node]) -> Diagram | None:
 def node_lines(nodes: Sequence[fx.Node]) -> Iterator[str]:
     """The graph's code, one stripe a node; the source line is a comment where it changes."""
     shown: object = None
+    phase = "forward"
     for node in nodes:
+        if phase != (phase := node.meta.get("phase") or phase):
+            yield stripe(f'    <span class="com"># {phase} pass</span>')
         at = source_lines(origins_of(node))
         if at and at != shown:
             for line in at:

@@ -8,8 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import minicompile as mc
 from minicompile.errors import Unsupported
 from tests.aot.helpers import compile_aot
+from tests.dynamo.helpers import explained
 
 aten = torch.ops.aten
 
@@ -260,39 +262,97 @@ def test_inputs_that_share_memory_are_fine_to_read():
     assert_like_eager(lambda a, b: (a + b[0], b[1:]), [x, x.view(4, 6)])
 
 
-def test_a_write_to_inputs_that_share_memory_is_refused_in_both_orders():
-    x = torch.randn(4, 6)
-
-    def write(a, b):
-        a.add_(1)
-        return b * 2
-
-    def write_later(a, b):
-        b.add_(1)
-        return a * 2
-
-    for fn in (write, write_later):
-        with pytest.raises(Unsupported, match="share memory"):
-            compile_aot(fn, [x, x[1:]])
+def write_first(a, b):
+    a.add_(1)
+    return b * 2
 
 
-def test_changing_an_inputs_shape_in_place_is_refused():
+def write_second(a, b):
+    b.mul_(a.sum())
+    return a * 2, b[0]
+
+
+def write_both(a, b):
+    a.add_(1)
+    b.copy_(b.sin())
+    a[0] = 5
+    return a.t(), b
+
+
+SHARED = {
+    "whole and part": lambda x: [x, x[1:]],
+    "overlapping": lambda x: [x[:3], x[1:]],
+    "apart": lambda x: [x[:2], x[2:]],
+    "columns": lambda x: [x[:, ::2], x[:, 1::2]],
+    "transposed": lambda x: [x.t(), x],
+    "several tensors of autograd": lambda x: [x.detach(), x[1:].detach()],
+    "none contains the others": lambda x: [x[:3].detach(), x[1:].detach()],
+}
+
+
+@pytest.mark.parametrize("kind", SHARED)
+@pytest.mark.parametrize("program", [write_first, write_second, write_both])
+def test_writes_to_inputs_that_share_memory_equal_eager(program, kind):
+    torch.manual_seed(0)
+    seen = []
+    for function in (program, mc.compile(program, backend="aot_eager", fullgraph=True)):
+        torch.manual_seed(0)
+        inputs = SHARED[kind](torch.randn(4, 6))
+        outputs = function(*inputs)
+        outputs = [*outputs] if isinstance(outputs, tuple) else [outputs]
+        seen.append(([*outputs, *inputs], alias_pattern([*outputs, *inputs])))
+    (theirs, pattern), (ours, mine) = seen
+    assert pattern == mine
+    for one, other in zip(theirs, ours, strict=True):
+        assert one.stride() == other.stride()
+        torch.testing.assert_close(one, other)
+
+
+def test_another_overlap_is_another_graph():
+    run = mc.compile(write_first, backend="aot_eager", fullgraph=True)
+    for start in (0, 1, 2, 1):
+        for function in (run, write_first):
+            x = torch.arange(12.0).view(6, 2)
+            assert function(x[:3], x[start : start + 3]).sum() == (
+                write_first(*[(y := torch.arange(12.0).view(6, 2))[:3], y[start : start + 3]]).sum()
+            )
+    assert explained(run).graph_count == 3
+
+
+def test_an_input_changes_its_shape_in_place():
     def fn(x):
+        v = x[0]
         x.t_()
-        return x + 1
+        x.unsqueeze_(1).mul_(2)
+        v.add_(1)
+        return x + 1, v
 
-    with pytest.raises(Unsupported, match="shape"):
-        compile_aot(fn, [torch.randn(3, 4)])
+    assert_like_eager(fn, [torch.randn(3, 4)])
 
 
-def test_a_write_through_as_strided_is_refused():
+def test_a_write_through_as_strided():
     def strided_write(x):
         y = x.clone()
         y.as_strided((2, 2), (12, 2), 1).mul_(10)
         return y
 
-    with pytest.raises(Unsupported, match="can't be carried to the memory it views"):
-        compile_aot(strided_write, [torch.randn(4, 6)])
+    assert_like_eager(strided_write, [torch.randn(4, 6)])
+
+
+def test_writes_through_unfold_and_to_one_row_of_an_expanded_tensor():
+    def fn(x, y):
+        x.unfold(1, 2, 3)[0].mul_(2)
+        y.expand(3, 6)[1].add_(1)
+        x[:, ::2].unfold(0, 2, 2).zero_()
+        return x
+
+    assert_like_eager(fn, [torch.randn(4, 6), torch.randn(1, 6)])
+    assert_like_eager(fn, [torch.randn(4, 12)[:, ::2], torch.randn(1, 6)])
+
+
+def test_a_write_whose_elements_share_memory_is_refused():
+    with pytest.raises(Unsupported, match="elements share memory"):
+        compile_aot(lambda x: x.as_strided((3, 2), (1, 1)).zero_(), [torch.randn(4)])
 
 
 def test_a_write_through_as_strided_to_all_of_its_memory():
@@ -380,9 +440,17 @@ def test_as_strided_on_something_that_is_a_view_itself():
     assert_like_eager(fn, [torch.randn(4, 6)])
 
 
-def test_an_output_that_reads_memory_as_another_dtype_is_refused():
+def test_outputs_that_read_memory_as_another_dtype_or_conjugated():
+    assert_like_eager(lambda x: x.view(torch.int32), [torch.randn(3)])
+    assert_like_eager(lambda x: (x[1:].imag, x.conj(), x.conj().imag), [torch.randn(3).cfloat()])
+
+    def of_intermediate(x):
+        y = x * 2
+        return y.real, y.conj()[0], y
+
+    assert_like_eager(of_intermediate, [torch.randn(3, 2).cfloat()])
     with pytest.raises(Unsupported, match="memory as"):
-        compile_aot(lambda x: x.view(torch.int32), [torch.randn(3)])
+        compile_aot(lambda x: x.view(torch.int16), [torch.randn(3)])
 
 
 def test_an_in_place_operators_default_arguments_are_kept():
@@ -394,9 +462,16 @@ def test_a_view_with_an_offset_and_no_elements():
     assert_like_eager(lambda x: (x[2:2], x[1:, 3:3] * 2), [torch.randn(4, 6)])
 
 
-def test_a_write_into_several_out_tensors_is_refused():
+def test_a_write_into_several_tensors():
     def fn(x, values, indices):
-        return torch.max(x, 0, out=(values, indices))[0] + 1
+        torch._foreach_add_([values, x], 2)
+        return torch.max(x, 0, out=(values, indices))[0] + 1, values
 
-    with pytest.raises(Unsupported, match="writes into several tensors"):
-        compile_aot(fn, [torch.randn(3, 2), torch.empty(2), torch.empty(2, dtype=torch.int64)])
+    given = [torch.randn(3, 2), torch.empty(2), torch.empty(2, dtype=torch.int64)]
+    assert_like_eager(fn, given)
+
+    def twice(x):
+        torch._foreach_add_([x, x[0]], 2)
+
+    with pytest.raises(Unsupported, match="several times into one memory"):
+        compile_aot(twice, [torch.randn(3, 2)])

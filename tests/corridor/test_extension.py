@@ -42,16 +42,18 @@ def externs(trace: Trace) -> list[str]:
     return [str(extern.op) for extern in trace.loops.externs]
 
 
-def test_a_decomposition(model, batch):
+@pytest.mark.parametrize("level", ["core", "prims"])
+def test_a_decomposition(model, batch, level):
     from minicompile.aot.decompositions.registry import decompose
 
     with mc.scoped():
 
-        @decompose(aten.gelu.default, to="core")
+        @decompose(aten.gelu.default, to=level)
         def gelu(x, approximate="none"):
             return x * (torch.erfc(x * -(0.5**0.5)) * 0.5)
 
-        assert "aten.erfc" in str(mc.trace(model, *batch).aot.forward)
+        aot = mc.trace(model, *batch).aot
+        assert "aten.erfc" in str(aot.forward) and aten.gelu.default in aot.level(level).applied
         assert_still_right(model, batch)
     assert "aten.erfc" not in str(mc.trace(model, *batch).aot.forward)
 

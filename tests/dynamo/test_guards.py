@@ -198,7 +198,7 @@ def test_inputs_that_share_memory_while_one_is_changed() -> None:
         assert equal(run(torch.zeros(3), torch.zeros(3)), torch.ones(3))
     ours, theirs = torch.zeros(4), torch.zeros(4)
     assert equal(run(ours[:3], ours[1:]), function(theirs[:3], theirs[1:]))
-    assert "shares memory" in explained(run).breaks[0].reason
+    assert not explained(run).breaks and graphs(run) == 2
 
 
 def test_lists_that_become_one_list() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, clamp, erf, exp, expm1, log1p, sigmoid, tanh, where
@@ -105,6 +106,19 @@ formulas(
         aten.native_dropout_backward.default: lambda grad, mask, scale: grad * mask * scale,
     }
 )
+
+
+@decompose(aten.native_dropout.default, to="prims")
+def native_dropout(x: Tensor, p: float, train: bool | None) -> Any:
+    """As eager does it on the CPU, and only there. The product can be computed again from the mask."""
+    mask = torch.full_like(x, False, dtype=torch.bool)
+    if train is False or x.device.type != "cpu" or not (x.is_contiguous() or p == 1):
+        return NotImplemented
+    if p < 1:  # else F.dropout draws nothing
+        mask = torch.bernoulli(mask, 1 - p)
+    return x * mask * (1 / (1 - p) if p < 1 else 0.0), mask
+
+
 # Choices between values that exist need no wider type.
 formulas(
     {

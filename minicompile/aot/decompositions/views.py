@@ -53,8 +53,7 @@ def roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
     if not dims:
         return roll(x.flatten(), shifts, [0]).view(x.shape)
     for shift, dim in zip(shifts, dims):
-        size = x.shape[dim]
-        if size != 0:
+        if (size := x.shape[dim]) != 0:
             start = (size - shift) % size
             x = torch.cat([x.narrow(dim, start, size - start), x.narrow(dim, 0, start)], dim)
     return x.clone() if all(shift == 0 for shift in shifts) else x

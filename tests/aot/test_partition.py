@@ -1,0 +1,466 @@
+"""What is kept for the backward and what is computed again: bytes, reasons, budgets, checkpoint regions."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from test_models import MODELS, Mlp, assert_trains_like_eager
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import minicompile as mc
+from minicompile.aot.partition import bytes_of, flops, is_heavy
+from minicompile.aot.views import is_random
+from minicompile.errors import OptionError
+from minicompile.ops.display import to_html
+from minicompile.ops.graph import placeholders
+from minicompile.options import Options, make_options
+from tests.aot import partition_models, training_graphs
+from tests.aot.helpers import compile_aot, module_function
+from tests.aot.partition_models import ours, result_of
+from tests.aot.training_graphs import capture_of
+
+aten = torch.ops.aten
+BUDGETS = (0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)
+
+
+def leaf(*size):
+    return torch.randn(*size, requires_grad=True)
+
+
+def trained(module, inputs, options):
+    """(call, result, captured parameters) of a module."""
+    fn, state = module_function(module)
+    return *compile_aot(fn, [*state, *inputs], options=options), state
+
+
+def targets(graph):
+    return [node.target for node in graph.nodes if node.op == "call_function"]
+
+
+# The report
+
+
+def test_each_recomputed_value_says_what_it_saves_and_why():
+    _, result = compile_aot(lambda x: x.sin().exp().cos().sum(), [leaf(100)])
+    (x,) = result.partition.saved
+    assert (x.name, x.bytes, x.is_input) == ("x0", 400, True)
+    found = {value.name: value for value in result.partition.recomputed}
+    assert {name: value.bytes for name, value in found.items()} == {"sin": 0, "exp": 400}
+    assert all("100 FLOPs, from x0" in value.reason for value in found.values())
+    text, html = str(result.partition), to_html(result.partition)
+    assert "recomputed exp: 400 bytes, cheaper than keeping it: 100 FLOPs, from x0" in text
+    assert "cheaper than keeping it" in html and "computed again in backward" in html
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bytes_of_kept_and_recomputed_values_add_up(name):
+    torch.manual_seed(0)
+    make, example = MODELS[name]
+    _, lean, _ = trained(make(), example(), Options())
+    _, full, _ = trained(make(), example(), Options(partitioner="default"))
+    assert (
+        full.partition.saved_bytes == full.partition.default_bytes == lean.partition.default_bytes
+    )
+    assert all("a constant" in value.reason for value in full.partition.recomputed)
+    kept = {value.name for value in full.partition.saved}
+    more = sum(value.bytes for value in lean.partition.saved if value.name not in kept)
+    less = sum(value.bytes for value in lean.partition.recomputed)
+    again = {value.name for value in lean.partition.recomputed} & kept
+    gone = sum(v.bytes for v in full.partition.saved) + more - lean.partition.saved_bytes
+    assert less <= gone
+    assert less == sum(value.bytes for value in full.partition.saved if value.name in again)
+
+
+def test_the_joint_graph_shows_where_the_backward_begins():
+    _, result = compile_aot(lambda x: x.sin().exp().sum(), [leaf(3)])
+    lines = str(result.joint).split("\n")
+    (start,) = [i for i, line in enumerate(lines) if line.strip() == "# backward pass"]
+    for node in result.joint.nodes:
+        if node.op == "call_function":
+            (place,) = [i for i, line in enumerate(lines) if line.startswith(f"    {node.name}: ")]
+            assert (place > start) == (node.meta["phase"] == "backward")
+    assert "# backward pass" in to_html(result.joint)
+    assert "# backward pass" not in str(result.forward)
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(100))
+
+    def forward(self, x):
+        return (self.scale.sigmoid() * x.exp()).sum()
+
+
+def test_keeping_a_parameter_costs_nothing():
+    result = result_of(capture_of(Scaled(), leaf(100)))
+    assert [value.name for value in result.partition.saved] == ["self_scale", "exp"]
+    fn = lambda scale, x: (scale.sigmoid() * x.exp()).sum()  # noqa: E731
+    result = result_of(capture_of(fn, leaf(100), leaf(100)))
+    assert [value.name for value in result.partition.saved] == ["sigmoid", "exp"]
+
+
+def test_an_expanded_view_is_no_large_input():
+    """A comparison with a broadcast label is recomputed: it reads few elements."""
+
+    def fn(x, label):
+        return torch.where(torch.arange(64) == label.unsqueeze(1).expand(8, 64), x, 0.0).sum()
+
+    _, result = compile_aot(fn, [leaf(8, 64), torch.arange(8)])
+    assert [value.name for value in result.partition.saved] == ["x1"]
+
+
+def test_work_is_counted_in_flops():
+    def fn(x, w, image, kernel, q):
+        attention = F.scaled_dot_product_attention(q, q, q)
+        return x @ w, F.conv2d(image, kernel), (x + 1).sum(), attention
+
+    inputs = [torch.randn(3, 4), leaf(4, 5), torch.randn(2, 3, 8, 8), leaf(6, 3, 3, 3)]
+    _, result = compile_aot(fn, [*inputs, leaf(1, 2, 7, 8)])
+    found = {
+        str(n.target): flops(n) for n in result.joint.nodes if n.meta.get("phase") == "forward"
+    }
+    assert found["aten.mm.default"] == 2 * 3 * 4 * 5
+    assert found["aten.convolution.default"] == 2 * (2 * 6 * 6 * 6) * (3 * 3 * 3)
+    assert found["aten.sum.dim_IntList"] == 12
+    (attention,) = [n for name, n in found.items() if "scaled_dot_product" in name]
+    assert attention == 4 * (2 * 7 * 8) * 7
+
+
+def test_what_is_recomputed_is_made_just_before_it_is_read():
+    def fn(x):
+        for _ in range(3):
+            x = checkpoint(lambda t: t.sin().exp().cos(), x * 2, use_reentrant=False)
+        return x
+
+    result = result_of(capture_of(fn, leaf(8)))
+    order = [node.name for node in result.backward.nodes]
+    by_name = {node.name: node for node in result.backward.nodes}
+    for value in result.partition.recomputed:
+        first = min(order.index(user.name) for user in by_name[value.name].users)
+        between = order[order.index(value.name) + 1 : first]
+        gradient = [n for n in between if by_name[n].meta["phase"] == "backward"]
+        assert len(gradient) <= 1
+    assert order.index("exp") > order.index("exp_2")
+
+
+# Memory budgets
+
+
+class Dropped(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(8, 32), nn.Linear(32, 8), nn.LayerNorm(8)
+
+    def forward(self, x):
+        for _ in range(2):
+            x = x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), 0.3, self.training)
+        return x
+
+
+PROGRAMS = {**MODELS, "dropped": (Dropped, lambda: [torch.randn(6, 8)])}
+
+
+def kept_bytes(result):
+    """Bytes besides those of inputs."""
+    return sum(value.bytes for value in result.partition.saved if not value.is_input)
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("name", MODELS)
+def test_model_trains_like_eager_on_any_budget(name, budget):
+    torch.manual_seed(0)
+    make, example = MODELS[name]
+    module, inputs = make(), example()
+    call, _, state = trained(module, inputs, Options(memory_budget=budget))
+    assert_trains_like_eager(call, module, inputs, state)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_bytes_grow_with_the_budget_and_stay_in_it(name):
+    torch.manual_seed(0)
+    make, example = PROGRAMS[name]
+    module, inputs = make(), example()
+    results = [trained(module, inputs, Options(memory_budget=b))[1] for b in BUDGETS]
+    found = list(map(kept_bytes, results))
+    least, most = found[0], found[-1]
+    assert found == sorted(found)
+    for budget, kept in zip(BUDGETS, found):
+        assert kept <= least + budget * (most - least)
+    assert work_again(results[0]) > work_again(results[-1]) == 0
+
+
+def work_again(result):
+    by_name = {node.name: node for node in result.joint.nodes}
+    again = [v.name for v in result.partition.recomputed if "a constant" not in v.reason]
+    return sum(flops(by_name[name]) for name in again)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_without_a_budget_only_inputs_and_random_numbers_are_kept(name):
+    torch.manual_seed(0)
+    make, example = PROGRAMS[name]
+    _, result, _ = trained(make(), example(), Options(memory_budget=0.0))
+    by_name = {node.name: node for node in result.joint.nodes}
+    for value in result.partition.saved:
+        assert value.is_input or is_random(by_name[value.name])
+    assert not any(is_random(node) for node in result.backward.nodes)
+    heavy = [v.name for v in result.partition.recomputed if is_heavy(by_name[v.name])]
+    assert heavy
+    reasons = [value.reason for value in result.partition.recomputed]
+    assert all("memory budget" in reason or "a constant" in reason for reason in reasons)
+
+
+def test_the_whole_budget_keeps_what_the_default_keeps():
+    _, full, _ = trained(Dropped(), [torch.randn(6, 8)], Options(memory_budget=1.0))
+    _, default, _ = trained(Dropped(), [torch.randn(6, 8)], Options(partitioner="default"))
+    assert full.partition.saved == default.partition.saved
+
+
+def test_the_budget_goes_to_what_takes_most_work():
+    """Of two values of equal size, the matrix product is kept."""
+    call, result = compile_aot(
+        lambda x, w: ((x @ w).sin() + x.exp().sin()).sum(),
+        [leaf(16, 16), leaf(16, 16)],
+        options=Options(memory_budget=0.5),
+    )
+    (kept,) = [value for value in result.partition.saved if not value.is_input]
+    assert kept.name == "mm" and "memory budget" in kept.reason
+    assert "exp" in {value.name for value in result.partition.recomputed}
+
+
+def test_no_other_choice_in_the_budget_recomputes_less():
+    """Values of equal size: every subset that fits is tried."""
+
+    def fn(x, w, v):
+        return ((x @ w).sin() + (x @ v).sin() + x.cos().exp() + x.sin().exp()).sum()
+
+    inputs = [leaf(8, 8), leaf(8, 8), leaf(8, 8)]
+    everything = compile_aot(fn, inputs, options=Options(memory_budget=1.0))[1]
+    nodes = {node.name: node for node in everything.joint.nodes}
+    values = [v.name for v in everything.partition.saved if not v.is_input]
+    for budget in BUDGETS:
+        result = compile_aot(fn, inputs, options=Options(memory_budget=budget))[1]
+        kept = [v.name for v in result.partition.saved if not v.is_input]
+        size = sum(bytes_of(nodes[name]) for name in values) * budget
+        spared = max(
+            sum(flops(nodes[name]) for name in subset)
+            for count in range(len(values) + 1)
+            for subset in itertools.combinations(values, count)
+            if sum(bytes_of(nodes[name]) for name in subset) <= size
+        )
+        assert sum(flops(nodes[name]) for name in kept) == spared
+
+
+@pytest.mark.parametrize("budget", [-0.1, 1.01, float("nan"), "half", True])
+def test_a_bad_budget_is_refused(budget):
+    with pytest.raises(OptionError, match="memory_budget"):
+        make_options(options={"memory_budget": budget})
+    with pytest.raises(OptionError, match="memory_budget"):
+        Options(memory_budget=budget)
+
+
+# Checkpoint regions
+
+
+class Block(nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 64), nn.Linear(64, 16)
+        self.p = p
+
+    def forward(self, x):
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), self.p, self.training)
+
+
+class Blocks(nn.Module):
+    def __init__(self, p, checkpointed):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(p) for _ in range(3))
+        self.checkpointed = checkpointed
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        return x.sum()
+
+
+def saved_by_eager(module, x):
+    """Bytes that eager's autograd keeps, besides parameters and the input."""
+    free = {value.untyped_storage().data_ptr() for value in (x, *module.parameters())}
+    found = {}
+
+    def pack(value):
+        memory = value.untyped_storage()
+        if memory.data_ptr() not in free:
+            found[memory.data_ptr()] = memory.nbytes()
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        loss = module(x)
+    del loss
+    return sum(found.values())
+
+
+def gradients(run, inputs):
+    torch.manual_seed(1)
+    return torch.autograd.grad(run(), inputs)
+
+
+def same_gradients(fn, inputs, options=None, backend="aot_eager"):
+    wanted = [value for value in inputs if value.requires_grad]
+    compiled = mc.compile(fn, backend=backend, fullgraph=True, options=options)
+    got = gradients(lambda: compiled(*inputs), wanted)
+    mc.reset()
+    torch.testing.assert_close(got, gradients(lambda: fn(*inputs), wanted))
+
+
+@pytest.mark.parametrize(
+    "options", [Options(), Options(partitioner="default")], ids=["min_cut", "default"]
+)
+@pytest.mark.parametrize("p", [0.0, 0.2])
+def test_a_checkpointed_model_saves_as_little_as_eager(p, options):
+    torch.manual_seed(0)
+    x, plain, lean = torch.randn(32, 16), Blocks(p, False), Blocks(p, True)
+    result = result_of(capture_of(lean, x), options)
+    masks = 3 * 32 * 16 if p else 0
+    assert ours(result).bytes <= saved_by_eager(lean, x) + masks
+    assert saved_by_eager(lean, x) < saved_by_eager(plain, x) / 4
+    assert ours(result).bytes < ours(result_of(capture_of(plain, x), options)).bytes / 4
+    assert not any(is_random(node) for node in result.backward.nodes)
+    assert aten.mm.default in [
+        node.target for node in result.backward.nodes if node.meta.get("phase") == "forward"
+    ]
+    reasons = [value.reason for value in result.partition.recomputed]
+    assert all(reason.startswith("checkpoint region") for reason in reasons)
+    assert "checkpoint region" in to_html(result.partition)
+
+
+@pytest.mark.parametrize("budget", [None, 0.0, 0.5, 1.0])
+@pytest.mark.parametrize("p", [0.0, 0.2])
+def test_a_checkpointed_model_trains_like_eager(p, budget):
+    torch.manual_seed(0)
+    module, x = Blocks(p, True), torch.randn(8, 16)
+    parameters = list(module.parameters())
+    compiled = mc.compile(module, backend="aot_eager", options={"memory_budget": budget})
+    got = gradients(lambda: compiled(x), parameters)
+    mc.reset()
+    torch.testing.assert_close(got, gradients(lambda: module(x), parameters))
+
+
+def test_a_checkpointed_model_trains_like_eager_with_kernels():
+    torch.manual_seed(0)
+    module, x = Blocks(0.2, True), torch.randn(8, 16)
+    parameters = list(module.parameters())
+    compiled = mc.compile(module)
+    torch.testing.assert_close(
+        gradients(lambda: compiled(x), parameters), gradients(lambda: module(x), parameters)
+    )
+    mc.reset()
+
+
+region = functools.partial(checkpoint, use_reentrant=False)
+attention = F.scaled_dot_product_attention
+
+REGIONS = {
+    "two equal regions": lambda x, w: (
+        region(lambda t: (t @ w).exp().sin(), x) + region(lambda t: (t @ w).exp().sin(), x)
+    ),
+    "the same outside": lambda x, w: (x @ w).exp() * region(lambda t: (t @ w).exp().sin(), x),
+    "copies its input": lambda x, w: region(lambda t: t.clone().sin() @ w, x).exp(),
+    "gives its input": lambda x, w: region(lambda t: (t, t @ w), x)[0] * x * w,
+    "gives a view": lambda x, w: region(lambda t: (t @ w).exp().t(), x).sin(),
+    "splits": lambda x, w: region(lambda t: (t @ w).exp().chunk(2, 1)[0], x).sin(),
+    "one in another": lambda x, w: region(lambda t: region(lambda s: (s @ w).sin(), t).exp(), x),
+    "attention": lambda x, w: region(lambda t: attention(t[None], (t @ w)[None], t[None]), x),
+    "several drops": lambda x, w: region(
+        lambda t: F.dropout(F.dropout(t @ w, 0.5) @ w, 0.5).sin(), x
+    ).exp(),
+    "drops of another layout": lambda x, w: region(lambda t: F.dropout((t @ w).t()).exp(), x),
+    "noise": lambda x, w: region(lambda t: (t @ w + torch.rand_like(t)).sin(), x).exp(),
+    "coins": lambda x, w: region(lambda t: torch.bernoulli((t @ w).sigmoid()) * t.exp(), x),
+    "writes inside": lambda x, w: region(lambda t: (t @ w).sin().mul_(2).sin(), x),
+    "a loss": lambda x, w: region(lambda t: F.cross_entropy(t @ w, torch.arange(6)), x),
+    "pooled": lambda x, w: region(lambda t: F.max_pool1d((t @ w).sin(), 2), x).exp(),
+    "normalized": lambda x, w: region(lambda t: F.layer_norm(t @ w, (6,)).relu() @ w, x).exp(),
+}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"partitioner": "default"}, {"memory_budget": 0.0}], ids=str
+)
+@pytest.mark.parametrize("name", REGIONS)
+def test_region_has_eagers_gradients(name, options):
+    torch.manual_seed(0)
+    run = REGIONS[name]
+    same_gradients(lambda x, w: run(x, w).sum(), [leaf(6, 6), leaf(6, 6)], options)
+
+
+def test_equal_work_in_a_region_and_outside_is_not_merged():
+    """Else what the region makes would be kept for the rest of the program."""
+    for name in ("two equal regions", "the same outside"):
+        result = result_of(capture_of(REGIONS[name], leaf(6, 6), leaf(6, 6)))
+        again = {v.name for v in result.partition.recomputed if "checkpoint region" in v.reason}
+        products = [n for n in result.joint.nodes if n.target is aten.mm.default]
+        assert len([n for n in products if n.meta.get("phase") == "forward"]) == 2
+        inside = {n.name for n in products if n.meta["region"] is not None}
+        assert inside and inside <= again
+
+
+def test_what_leaves_a_region_is_kept_where_eager_keeps_it():
+    def fn(x, w):
+        for _ in range(4):
+            x = region(lambda t: (t @ w).sin() + t, x)
+        return x.sum()
+
+    result = result_of(capture_of(fn, leaf(6, 6), leaf(6, 6)))
+    reasons = [value.reason for value in result.partition.saved if not value.is_input]
+    assert reasons == ["it leaves a checkpoint region"] * 3
+
+
+def test_of_dropout_only_the_mask_is_kept():
+    """Whatever comes after it is computed again from the same mask."""
+    result = result_of(capture_of(REGIONS["several drops"], leaf(6, 6), leaf(6, 6)))
+    (first, second, last) = [value for value in result.partition.saved if not value.is_input]
+    assert first.bytes == second.bytes == 36
+    assert last.name == "exp"
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+def test_dropout_draws_as_eager_does(p, layout):
+    x = leaf(65, 33)
+    fn = (
+        (lambda x: F.dropout(x * 2, p)) if layout == "contiguous" else lambda x: F.dropout(x.t(), p)
+    )
+    call, _ = compile_aot(fn, [x])
+    torch.manual_seed(3)
+    got = [*call([x]), torch.rand(())]
+    torch.manual_seed(3)
+    torch.testing.assert_close(got, [fn(x), torch.rand(())], rtol=0, atol=0)
+
+
+def test_without_a_region_nothing_is_said_of_one():
+    _, result, _ = trained(Mlp(), [torch.randn(5, 6)], Options())
+    assert "checkpoint" not in str(result.partition)
+    assert all(node.meta["region"] is None for node in placeholders(result.joint.gm.graph))
+
+
+# Against torch.compile
+
+
+@pytest.mark.parametrize("name", training_graphs.MODELS)
+def test_no_more_bytes_than_torch_compile_on_the_same_graph(name):
+    if name != "resnet":
+        pytest.importorskip("transformers")
+    pytest.importorskip("networkx")
+    capture = training_graphs.training_capture(name)
+    result = result_of(capture)
+    mine, (theirs, _) = ours(result), partition_models.theirs(result.joint, capture.fakes)
+    assert mine.bytes <= theirs.bytes
+    assert mine.heavy.total() <= theirs.heavy.total()

@@ -1,0 +1,63 @@
+"""Random programs of views and writes; and that the comparison notices a wrong compiler."""
+
+from __future__ import annotations
+
+import pytest
+
+from minicompile.aot import joint, runtime
+from tests.aot.view_programs import REFUSED, run
+
+
+@pytest.mark.parametrize("start", range(0, 120, 20))
+def test_random_programs_equal_eager(start):
+    outcomes = [run(seed) for seed in range(start, start + 20)]
+    assert [outcome for outcome in outcomes if outcome.difference] == []
+
+
+def test_few_programs_are_refused():
+    refused = [o for o in map(run, range(200, 260)) if o.reasons and not o.excused]
+    assert len(refused) <= max(REFUSED * 60, 4), refused
+
+
+@pytest.mark.parametrize("start", range(0, 40, 20))
+def test_random_programs_through_all_rooms(start):
+    outcomes = [run(seed, "inductor") for seed in range(start, start + 20)]
+    assert [outcome for outcome in outcomes if outcome.difference] == []
+
+
+def no_copies(inputs, before, written):
+    return {}
+
+
+def no_histories(inputs, before, written):
+    return {i: inputs[i].detach() for i in written}
+
+
+find_memory = runtime.shared_memory
+
+
+def copied_memory(inputs, memory):
+    return find_memory(inputs, memory).clone()
+
+
+make_view = runtime.view_maker
+
+
+def copied(spec, positions):
+    view = make_view(spec, positions)
+    return lambda base, results: view(base, results).clone()
+
+
+FAULTS = {
+    "new contents are not copied back": (joint, "new_contents", no_copies),
+    "autograd does not see writes to inputs": (joint, "new_contents", no_histories),
+    "shared memory is copied": (runtime, "shared_memory", copied_memory),
+    "views are rebuilt as copies": (runtime, "view_maker", copied),
+    "the shape of an input stays": (joint, "relaid_inputs", lambda *_: []),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_noticed(fault, monkeypatch):
+    monkeypatch.setattr(*FAULTS[fault])
+    assert any(run(seed).difference for seed in range(60))
