@@ -143,9 +143,8 @@ def record(
         tracer.origins = origins_of(source)
         tracer.placeholder(str(source.target) if i < len(fakes) else "memory", value)
     members = {i for memory in memories for i in memory.members}
-    # where the gradient of an input goes: writing to it in place gives it another history
-    wanted = {i: gradient_edge(x) for i, x in enumerate(inputs) if requires_grad(x)}
-    wanted = {i: edge for i, edge in wanted.items() if i not in members}
+    own = [i for i, x in enumerate(inputs) if requires_grad(x) and i not in members]
+    wanted = {i: gradient_edge(inputs[i]) for i in own}
     try:
         with (
             tracer.active(),
@@ -157,10 +156,9 @@ def record(
             every = [*live, *inputs[len(fakes) :]]
             before = [history(value) for value in every]
             layouts = [geometry(x) if isinstance(x, torch.Tensor) else None for x in live]
-            tensors = [
-                (i, value) for i, value in enumerate(live) if isinstance(value, torch.Tensor)
-            ]
-            of_input = {tracer.argument(value): i for i, value in tensors}
+            of_input = {
+                tracer.argument(x): i for i, x in enumerate(live) if isinstance(x, torch.Tensor)
+            }
             run = CapturedRun(gm, tracer)
             outputs = run.run(*live)
             if any(layout and geometry(x) != layout for x, layout in zip(live, layouts)):
@@ -169,12 +167,7 @@ def record(
             with refusing("what the graph leaves", None):
                 specs, results, bases, sizes = classify(outputs, live, of_input, tracer)
                 relaid = relaid_inputs(live, before, layouts, sizes)
-                written = [
-                    i
-                    for i, value in enumerate(every)
-                    if isinstance(value, torch.Tensor)
-                    and compat.storage_id(value) in tracer.written
-                ]
+                written = [i for i, x in enumerate(every) if storage_of(x) in tracer.written]
                 updated = new_contents(every, before, [i for i in written if i not in members])
             returned = [*results, *bases, *sizes.values(), *updated.values()]
             gradients = run_backward(returned, list(wanted.values()), tracer) if training else []
@@ -198,6 +191,10 @@ def record(
     return traced, metadata, written
 
 
+def storage_of(value: Any) -> int | None:
+    return compat.storage_id(value) if isinstance(value, torch.Tensor) else None
+
+
 def history(value: Any) -> Any:
     """The autograd node that made a value; None if there is none, or for a view that autograd refuses to use
     since its base was changed.
@@ -207,6 +204,7 @@ def history(value: Any) -> Any:
 
 
 def gradient_edge(value: torch.Tensor) -> Any:
+    """Where a tensor's gradient goes, also once it is written to, which gives it another history."""
     step = value.grad_fn
     return value if step is None else GradientEdge(step, value.output_nr)
 
