@@ -166,7 +166,7 @@ def record(
             live = [run.relaid.get(id(value), value) for value in live]
             with refusing("what the graph leaves", None):
                 specs, results, bases, sizes = classify(outputs, live, of_input, tracer)
-                relaid = relaid_inputs(live, before, layouts, sizes)
+                relaid = relaid_inputs(live, every, before, sizes)
                 written = [i for i, x in enumerate(every) if storage_of(x) in tracer.written]
                 updated = new_contents(every, before, [i for i in written if i not in members])
             returned = [*results, *bases, *sizes.values(), *updated.values()]
@@ -210,14 +210,14 @@ def gradient_edge(value: torch.Tensor) -> Any:
 
 
 def relaid_inputs(
-    inputs: list[Any], before: list[Any], layouts: list[Any], sizes: dict[Any, torch.SymInt]
+    inputs: list[Any], old: list[Any], before: list[Any], sizes: dict[Any, torch.SymInt]
 ) -> list[OutputSpec]:
-    """Inputs that have another shape or other strides now. `before`: their histories."""
+    """Inputs in whose place is another view of them now. `before`: the histories of the `old` ones."""
     specs = []
-    for i, (value, layout) in enumerate(zip(inputs, layouts)):
-        if layout is not None and geometry(value) != layout:
-            spec = placed("input", i, value, layout[2], sizes)
-            specs.append(replace(spec, requires_grad=value.grad_fn is not before[i]))
+    for i, (value, given) in enumerate(zip(inputs, old)):
+        if value is not given:
+            spec = placed("input", i, value, given.storage_offset(), sizes)
+            specs.append(replace(spec, requires_grad=history(value) is not before[i]))
     return specs
 
 
