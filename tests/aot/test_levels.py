@@ -143,9 +143,7 @@ def test_a_level_says_which_rules_led_to_it(levels):
     assert full.startswith(f"# level full: {levels.level('full').op_count} operations: ")
     assert "by its rule" not in full and "pointwise" in full and "fused" in full
     assert "#   2 x aten.silu.default by its rule, from user.py:" in core
-    assert (
-        "#   1 x aten._softmax.default by its rule, from user.py:" in prims and "silu" not in prims
-    )
+    assert "#   1 x aten._softmax.default by its rule, from user.py:" in prims and "silu" not in prims
     steps = [row[:2] for row in levels.level("core").steps]
     assert ("aten.silu.default", 2) in steps and steps == sorted(steps, key=lambda r: -r[1])
     page = to_html(levels.level("core"))
