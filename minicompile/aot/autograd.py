@@ -37,14 +37,16 @@ def ahead_of_time(
     check_names(options, known)
 
     def run(stage: str, given: Graph) -> Graph:
-        run_passes(stage, given, mode, options, records, known)
+        chosen = [entry for entry in known if entry.runs(stage, options)]
+        if stage == "pre_grad" and chosen:
+            given = copied(given)
+        run_passes(chosen, given, mode, records)
         late = stage in ("prims", "post_grad")  # no level follows that would expand replacements
         if late and any(isinstance(node.target, Replacement) for node in given.nodes):
             given.gm = lower_to("prims", given, mode).gm
         return given
 
-    if any(entry.runs("pre_grad", options) for entry in known):
-        graph = run("pre_grad", copied(graph))
+    graph = run("pre_grad", graph)
     traced, metadata = trace(graph.gm, fakes, mode, training=training)
     name = metadata.graph_name
     full = LevelGraph(functionalize(traced, metadata, mode), name, "functionalization")

@@ -20,7 +20,14 @@ from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
-from minicompile.aot.layout import inverse_order, is_dense, overlaps, stride_order, with_layout
+from minicompile.aot.layout import (
+    extent,
+    inverse_order,
+    is_dense,
+    overlaps,
+    stride_order,
+    with_layout,
+)
 from minicompile.aot.result import RuntimeMetadata
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import (
@@ -165,8 +172,7 @@ class Functionalizer:
             reason = f"{node.target} speaks of addresses in memory with gaps, or of conjugates"
             raise Unsupported(reason, user_line(node))
         if gaps:
-            reach = sum((size - 1) * stride for size, stride in zip(root.shape, root.stride()))
-            row = contents.new_zeros(1 + reach)
+            row = contents.new_zeros(extent(root) - root.storage_offset())
             row = row.as_strided_scatter(contents, root.shape, root.stride(), 0)
         else:
             row = contents.permute(stride_order(root))
@@ -180,8 +186,7 @@ class Functionalizer:
         root = storage.root.meta["val"]
         start = root.storage_offset() * root.element_size() // old.element_size()
         offset = old.storage_offset() - start
-        reach = sum((size - 1) * stride for size, stride in zip(old.shape, old.stride()))
-        if old.numel() != 0 and not (offset >= 0 and offset + reach < row.numel()):
+        if old.numel() != 0 and not (offset >= 0 and extent(old) - start <= row.numel()):
             reason = "as_strided reaches memory outside of the tensor it is called on"
             raise Unsupported(reason, user_line(node))
         place = (old.shape, old.stride(), offset)

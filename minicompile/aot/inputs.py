@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from minicompile import compat
-from minicompile.aot.layout import empty_like_layout, is_dense
+from minicompile.aot.layout import empty_like_layout, extent, is_dense
 from minicompile.aot.result import SharedMemory
 from minicompile.errors import Unsupported
 
@@ -34,40 +34,24 @@ def autograd_base(value: torch.Tensor) -> torch.Tensor:
     return value if value._base is None else value._base
 
 
-def span(value: torch.Tensor) -> tuple[Any, Any]:
-    """Where in its storage a tensor begins and ends, in bytes."""
-    reach = sum((size - 1) * step for size, step in zip(value.shape, value.stride()))
-    first, width = value.storage_offset(), value.element_size()
-    return first * width, (first + 1 + reach) * width
-
-
 def shared_memories(fakes: list[Any], written: Collection[int]) -> tuple[SharedMemory, ...]:
-    """The inputs' tensors of autograd, where several inputs share memory and one is written to.
-
-    The first in each piece of memory contains the others: if none does, the whole storage comes first.
+    """The inputs' tensors of autograd, where several inputs share memory and one is written to. If they are
+    several too, or there are gaps between their elements, the storage as a whole comes first.
     """
-    storages: dict[int, list[int]] = {}
+    storages: dict[int, dict[int, list[int]]] = {}
     for i, value in enumerate(fakes):
         if isinstance(value, torch.Tensor):
-            storages.setdefault(compat.storage_id(value), []).append(i)
+            groups = storages.setdefault(compat.storage_id(value), {})
+            groups.setdefault(id(autograd_base(value)), []).append(i)
     found: list[SharedMemory] = []
-    for sharers in storages.values():
-        if len(sharers) == 1 or not set(sharers) & set(written):
+    for groups in storages.values():
+        members = [i for group in groups.values() for i in group]
+        if len(members) == 1 or not set(members) & set(written):
             continue
-        bases: dict[int, list[int]] = {}
-        for i in sharers:
-            bases.setdefault(id(autograd_base(fakes[i])), []).append(i)
-        groups = list(bases.values())
-        spans = [span(autograd_base(fakes[group[0]])) for group in groups]
-        start, end = min(first for first, _ in spans), max(last for _, last in spans)
-        for group, place in zip(groups, spans):
-            if place == (start, end) and is_dense(autograd_base(fakes[group[0]])):
-                groups.insert(0, groups.pop(groups.index(group)))
-                break
-        else:
-            size = end // fakes[sharers[0]].element_size()
-            found.append(SharedMemory(sharers[0], (), size))
-        found += [SharedMemory(group[0], tuple(group)) for group in groups]
+        bases = [autograd_base(fakes[i]) for i in members]
+        if len(groups) > 1 or not is_dense(bases[0]):
+            found.append(SharedMemory(members[0], (), max(map(extent, bases))))
+        found += [SharedMemory(group[0], tuple(group)) for group in groups.values()]
     return tuple(found)
 
 

@@ -146,6 +146,7 @@ def record(
     # where the gradient of an input goes: writing to it in place gives it another history
     wanted = {i: gradient_edge(x) for i, x in enumerate(inputs) if requires_grad(x)}
     wanted = {i: edge for i, edge in wanted.items() if i not in members}
+    lost = not training and any(map(requires_grad, fakes))
     try:
         with (
             tracer.active(),
@@ -161,7 +162,7 @@ def record(
                 (i, value) for i, value in enumerate(live) if isinstance(value, torch.Tensor)
             ]
             of_input = {tracer.argument(value): i for i, value in tensors}
-            run = CapturedRun(gm, tracer)
+            run = CapturedRun(gm, tracer, lost)
             outputs = run.run(*live)
             if any(layout and geometry(x) != layout for x, layout in zip(live, layouts)):
                 raise Unsupported("an operator changes the shape of an input in place")
@@ -260,10 +261,14 @@ def refusing(what: str, where: SourceLine | None) -> Iterator[None]:
 
 
 class CapturedRun(fx.Interpreter):
-    """Calls a captured graph node by node; grad-mode switches inside it act as they do in eager."""
+    """Calls a captured graph node by node; grad-mode switches inside it act as they do in eager.
 
-    def __init__(self, gm: fx.GraphModule, tracer: JointTracer) -> None:
+    `lost`: inputs require grad, but no gradients are traced.
+    """
+
+    def __init__(self, gm: fx.GraphModule, tracer: JointTracer, lost: bool) -> None:
         super().__init__(gm)
+        self.lost = lost
         self.extra_traceback = False
         self.tracer = tracer
         self.relaid: dict[int, torch.Tensor] = {}
@@ -292,6 +297,8 @@ class CapturedRun(fx.Interpreter):
         self.tracer.origins = origins_of(node)
         self.tracer.region = node.name if getattr(node.target, "recomputed", False) else None
         read = [self.env[used] for used in node.all_input_nodes]
+        if self.lost and node.target is compat.set_grad_enabled and node.args[0]:
+            raise Unsupported("grad mode is enabled where the caller disabled it", user_line(node))
         with refusing(str(node.target), user_line(node)):
             bytes_given = any(getattr(x, "dtype", 0) is torch.uint8 for x in read)
             name = str(node.target)

@@ -68,6 +68,12 @@ def is_dense(value: torch.Tensor) -> bool:
     return True
 
 
+def extent(value: torch.Tensor) -> Any:
+    """How many elements of its storage a tensor needs, from the storage's start."""
+    reach = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride()))
+    return value.storage_offset() + 1 + reach
+
+
 def overlaps(value: torch.Tensor) -> bool:
     """May two elements lie in the same place, as in an expanded dimension?"""
     reach, found = 0, False

@@ -26,7 +26,6 @@ from minicompile import compat
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
 from minicompile.dynamo.guards import (
     SourceCode,
-    apart,
     guard_rules,
     memory_places,
     types_from,
@@ -289,27 +288,11 @@ def check_memory(tracer: Tracer) -> None:
         return
     ordered = sorted(inputs, key=lambda tracker: tracker not in mutated)
     sources = tuple(tracker.source for tracker in ordered)
-    tensors = [tracker.real for tracker in ordered]
-    if apart(len(mutated), *tensors):
-        tracer.guard("no_overlap", sources, len(mutated), "changed by the graph")
-        return
-    places = memory_places(len(mutated), *tensors)
-    symbolic = [t for t, place in zip(ordered, places) if place and free_dims(t.value)]
-    if symbolic:
-        reason = f"{symbolic[0].source} has symbolic sizes, shares memory, and one is changed"
-        raise refusal("shared-memory", reason)
-    tracer.guard("overlap", sources, (len(mutated), places), "changed by the graph")
-
-
-def is_pristine(tracker: VariableTracker) -> bool:
-    """Has the frame changed nothing of an input, but for its contents?"""
-    fake, real = tracker.value, tracker.real
-    try:
-        if (fake.requires_grad, fake.is_leaf) != (real.requires_grad, real.is_leaf):
-            return False
-    except RuntimeError:  # a view that autograd refuses to use, since its base was changed
-        return False
-    return bool(free_dims(fake)) or (fake.shape, fake.stride()) == (real.shape, real.stride())
+    places = memory_places(len(mutated), *(tracker.real for tracker in ordered))
+    if any(place and free_dims(tracker.value) for tracker, place in zip(ordered, places)):
+        what = "an input with symbolic sizes shares memory that is changed"
+        raise refusal("shared-memory", what)
+    tracer.guard("memory", sources, (len(mutated), places), "changed by the graph")
 
 
 def pristine_fakes(tracer: Tracer) -> dict[VariableTracker, Any]:
@@ -317,15 +300,15 @@ def pristine_fakes(tracer: Tracer) -> dict[VariableTracker, Any]:
     history. Guards are about these.
     """
     inputs, sizes = tracer.recorder.inputs, tracer.recorder.sizes
-    if all(map(is_pristine, inputs)):
-        return {tracker: tracker.value for tracker in inputs}
+    fakes = {tracker: tracker.value for tracker in inputs}
+    if not tracer.recorder.mutated:
+        return fakes
     remade = compat.fakes_again(tracer.recorder.mode)
-    fakes = {
-        t: sizes.like(t.real, t.value.shape, t.value.stride())
-        if sizes is not None and free_dims(t.value)
-        else remade(t.real)
-        for t in inputs
-    }
+    for tracker, fake in fakes.items():
+        if sizes is not None and free_dims(fake):
+            fakes[tracker] = sizes.like(tracker.real, fake.shape, fake.stride())
+        else:
+            fakes[tracker] = remade(tracker.real)
     by_id = {id(tracker.value): fake for tracker, fake in fakes.items()}
     for key, guard in tracer.guards.items():
         if guard.kind == "tensor":

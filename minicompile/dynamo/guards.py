@@ -114,35 +114,30 @@ def hook_free(module: Any) -> bool:
     )
 
 
-def apart(mutated: int, *tensors: torch.Tensor) -> bool:
-    """Whether the first tensors, which the graph changes, share memory with no other input."""
-    memory = list(map(compat.storage_id, tensors))
-    changed = set(memory[:mutated])
-    return len(changed) == mutated and changed.isdisjoint(memory[mutated:])
-
-
 def memory_places(mutated: int, *tensors: torch.Tensor) -> tuple[Any, ...]:
     """Of each tensor that shares memory with one of the first ones, which the graph changes: with which,
-    where it starts, and the tensor that autograd takes it to be a view of.
+    where it starts, and the tensor that autograd takes it to be a view of. Empty if none does.
     """
     memory = list(map(compat.storage_id, tensors))
+    changed = set(memory[:mutated])
+    if len(changed) == mutated and changed.isdisjoint(memory[mutated:]):
+        return ()
     bases = [tensor if tensor._base is None else tensor._base for tensor in tensors]
-    places: list[Any] = []
-    for tensor, storage, base in zip(tensors, memory, bases):
-        if storage not in memory[:mutated] or memory.count(storage) == 1:
-            places.append(None)
-            continue
-        first = next(i for i, other in enumerate(bases) if other is base)
-        whole = (first, base is tensor, base.requires_grad, tuple(base.shape), base.stride())
-        places.append((memory.index(storage), tensor.storage_offset(), *whole))
-    return tuple(places)
+    first = {id(base): i for i, base in reversed([*enumerate(bases)])}
+    layouts = [(b.requires_grad, tuple(b.shape), b.stride(), b.storage_offset()) for b in bases]
+    return tuple(
+        (memory.index(storage), tensor.storage_offset(), base is tensor, first[id(base)], layout)
+        if storage in changed and memory.count(storage) > 1
+        else None
+        for tensor, base, storage, layout in zip(tensors, bases, memory, layouts)
+    )
 
 
 HELPERS: dict[str, Any] = {"math": math} | {
     helper.__name__: helper
     for helper in (
         *(member, closure_cell, namespace_of, base_length, items_of, same_items),
-        *(hook_free, same_class, apart, memory_places, lookup, same_constant, operator.is_),
+        *(hook_free, same_class, memory_places, lookup, same_constant, operator.is_),
     )
 }
 PLAIN_GETTERS = (object.__getattribute__, types.ModuleType.__getattribute__)

@@ -201,13 +201,10 @@ GUARD_KINDS = {
     "same": GuardKind("{0} is {1}", found="another object"),
     "same_size": GuardKind("{0} == {1}"),
     "distinct": GuardKind("different objects: {all}", found="one object under two names"),
-    "no_overlap": GuardKind(
-        "the first {e} of {all} share no memory", "apart({e}, {all})", "shared memory"
-    ),
-    "overlap": GuardKind(
-        "those of {all} that are changed (the first), and others in their memory, lie as before",
+    "memory": GuardKind(
+        "what is changed of {all} shares memory as before",
         "memory_places({e}[0], {all}) == {e}[1]",
-        "another overlap",
+        "other places in memory",
     ),
     "shape": GuardKind("{e}"),
     "number": GuardKind("{e}"),

@@ -17,7 +17,7 @@ The real compiler: torch/_inductor/fx_passes/.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +31,7 @@ from minicompile.options import Options
 STAGES = ("pre_grad", "joint", "prims", "post_grad")
 
 Run = Callable[[fx.GraphModule, Any], int | list[Rewrite]]
-"""(graph, its FakeTensorMode) -> number of changes, or what they were. Edits the graph in place; nodes keep
-their metadata.
-"""
+"""(graph to edit, its FakeTensorMode) -> number of changes, or what they were. Nodes keep their metadata."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +45,19 @@ class Pass:
     option: str = ""
     """The field of `Options` that switches it on; "": always on."""
 
+    def is_called(self, given: str) -> bool:
+        """By "cse" or "prims.cse"; a family of patterns by its first name: "pattern:attention"."""
+        names = (self.name, f"{self.stage}.{self.name}")
+        return any(f"{name}.".startswith(f"{given}.") for name in names)
+
     def runs(self, stage: str, options: Options) -> bool:
         wanted = not self.option or getattr(options, self.option)
-        off = any(is_called(name, self.stage, self.name) for name in options.disable_passes)
-        return self.stage == stage and wanted and not off
+        return (
+            self.stage == stage and wanted and not any(map(self.is_called, options.disable_passes))
+        )
 
 
 passes: Registry[Pass] = Registry("pass", "name -> graph pass")
-
-
-def is_called(given: str, stage: str, name: str) -> bool:
-    """ "cse", "prims.cse", and for a family of patterns its first name: "pattern:attention"."""
-    return any(f"{full}.".startswith(f"{given}.") for full in (name, f"{stage}.{name}"))
 
 
 def graph_pass(name: str, *, stage: str, order: int = 50, option: str = "") -> Callable[[Run], Run]:
@@ -73,33 +72,25 @@ def graph_pass(name: str, *, stage: str, order: int = 50, option: str = "") -> C
     return add
 
 
-def check_names(options: Options, known: Iterable[Pass]) -> None:
+def check_names(options: Options, known: Sequence[Pass]) -> None:
     """Raises OptionError for a name in `disable_passes` that no pass and no pattern has."""
-    found = list(known)
     for given in options.disable_passes:
-        if not any(is_called(given, entry.stage, entry.name) for entry in found):
-            names = ", ".join(sorted({entry.name for entry in found}))
-            raise OptionError(f"disable_passes: no pass {given!r}; known: {names}")
+        if not any(entry.is_called(given) for entry in known):
+            families = {entry.name.partition(".")[0] for entry in known}
+            text = f"disable_passes: no pass {given!r}; known: {', '.join(sorted(families))}"
+            raise OptionError(text)
 
 
-def run_passes(
-    stage: str,
-    graph: Graph,
-    mode: Any,
-    options: Options,
-    records: list[PassRecord],
-    known: Iterable[Pass],
-) -> Graph:
-    """Run those of the known passes that belong to a stage, in place; `records` gets what each did."""
+def run_passes(passes: Sequence[Pass], graph: Graph, mode: Any, records: list[PassRecord]) -> None:
+    """Run passes on the graph, in place; `records` gets what each did."""
     before = Snapshot(graph)
-    for entry in sorted(known, key=lambda p: (p.order, p.name)):
-        if entry.runs(stage, options):
-            done = entry.run(graph.gm, mode)
-            changed, rewrites = (done, ()) if isinstance(done, int) else (len(done), tuple(done))
-            if changed:
-                graph.gm.recompile()
-                graph.made_by = f"{stage}.{entry.name}"
-            after = Snapshot(graph) if changed else before
-            records.append(PassRecord(f"{stage}.{entry.name}", before, after, changed, rewrites))
-            before = after
-    return graph
+    for entry in sorted(passes, key=lambda p: (p.order, p.name)):
+        done = entry.run(graph.gm, mode)
+        changed, rewrites = (done, ()) if isinstance(done, int) else (len(done), tuple(done))
+        name = f"{entry.stage}.{entry.name}"
+        if changed:
+            graph.gm.recompile()
+            graph.made_by = name
+        after = Snapshot(graph) if changed else before
+        records.append(PassRecord(name, before, after, changed, rewrites))
+        before = after

@@ -500,6 +500,74 @@ def test_nothing_moves_across_a_write():
         assert "pattern:wave" in fired(traced(between, [rand(4)]).aot)
 
 
+def writes_through_a_view(x, w, i):
+    y = torch.sin(x)
+    v = x[0]
+    torch.add(v, 1, out=v)
+    return y * 3
+
+
+def writes_an_item(x, w, i):
+    y = torch.sin(x)
+    x[0] = 5.0
+    return y * 3
+
+
+def adds_in_place(x, w, i):
+    y = torch.sin(x)
+    x += 1
+    return y * 3
+
+
+def writes_by_a_flag(x, w, i):
+    y = torch.sin(x)
+    F.relu(x, True)
+    return y * 3
+
+
+def renormalises(x, w, i):
+    y = torch.sin(w)
+    rows = F.embedding(i, w, max_norm=0.5)
+    return y * 3 + rows.sum()
+
+
+def writes_inside(x, w, i):
+    y = torch.sin(x)
+    y.mul_(2)
+    return y * 3
+
+
+def leaves_a_mode(x, w, i):
+    with torch.no_grad():
+        y = torch.sin(x)
+    return y * 3
+
+
+@pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad"])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        writes_through_a_view,
+        writes_an_item,
+        adds_in_place,
+        writes_by_a_flag,
+        renormalises,
+        writes_inside,
+        leaves_a_mode,
+    ],
+)
+def test_whatever_is_written_on_the_way_results_and_inputs_are_eagers(fn, stage):
+    given = [rand(3, 3), rand(3, 3), torch.tensor([0, 1])]
+    copies = [value.clone() for value in given]
+    with mc.scoped():
+        register(
+            "wave", lambda x: torch.sin(x) * 3, lambda x: 3 * torch.sin(x), [SQUARE], stage=stage
+        )
+        torch.testing.assert_close(mc.compile(fn)(*given), fn(*copies))
+        torch.testing.assert_close(given, copies)
+        assert stage != "pre_grad" or not fired(mc.trace(fn, *given).aot) & {"pattern:wave"}
+
+
 def test_rewrites_tell_their_lines_and_are_drawn():
     with mc.scoped():
         register("angle", angle, double_angle)

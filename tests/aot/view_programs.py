@@ -159,7 +159,7 @@ class Maker:
             text = self.write(of)
         else:
             text = f"{of}.{self.relay(of)}"
-        if rng.random() < 0.2:
+        if rng.random() < (0.05 if kind == "relay" else 0.2):
             text = f"with torch.no_grad():\n    {text}"
         if self.do(text):
             self.program.body.append(text)

@@ -612,7 +612,7 @@ def one_tensor_under_two_names() -> Any:
     yield run, lambda: (y, x)
 
 
-@program("no_overlap", backend="aot_eager")
+@program("memory", backend="aot_eager")
 def inputs_that_share_memory() -> Any:
     def run(a: torch.Tensor, b: torch.Tensor) -> Any:
         a.add_(1)
@@ -626,7 +626,7 @@ def inputs_that_share_memory() -> Any:
     yield run, overlapping
 
 
-@program("no_overlap", backend="aot_eager")
+@program("memory", backend="aot_eager")
 def parameters_that_come_to_share_memory() -> Any:
     first, second = torch.zeros(4), torch.zeros(4)
 
@@ -644,7 +644,7 @@ def parameters_that_come_to_share_memory() -> Any:
     yield run, fresh
 
 
-@program("no_overlap", backend="aot_eager")
+@program("memory", backend="aot_eager")
 def many_inputs_that_share_memory() -> Any:
     def run(tensors: Any) -> Any:
         for tensor in tensors:
@@ -659,7 +659,7 @@ def many_inputs_that_share_memory() -> Any:
     yield run, overlapping
 
 
-@program("overlap", backend="aot_eager")
+@program("memory", backend="aot_eager")
 def inputs_that_share_memory_in_another_way() -> Any:
     def run(a: torch.Tensor, b: torch.Tensor) -> Any:
         a.add_(1)

@@ -585,7 +585,7 @@ def parameters_that_are_tied() -> Any:
     yield run, same_x
 
 
-@program("no_overlap", backend="aot_eager")
+@program("memory", backend="aot_eager")
 def statistics_that_share_memory() -> Any:
     # a half is exact in every order of operations
     first, second = nn.BatchNorm1d(4, momentum=0.5), nn.BatchNorm1d(4, momentum=0.5)

@@ -1,12 +1,6 @@
 """Graph passes of AOT; importing this registers them. See passes/manager.py for the stages."""
 
-from minicompile.aot.passes import (  # noqa: F401
-    attention,
-    cleanup,
-    constants,
-    convolution,
-    linear,
-)
+from minicompile.aot.passes import attention, cleanup, linear  # noqa: F401
 from minicompile.aot.passes.patterns import pattern_passes
 from minicompile.passes.manager import Pass, passes
 

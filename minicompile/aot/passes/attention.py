@@ -48,7 +48,7 @@ def fits(match: Match) -> bool:
     return (
         len({size[:2] + size[3:] for size in sizes}) == 1
         and q.dim() == 4
-        and (len(dtypes) == 1 and dtypes <= set(EXACT))
+        and (len(dtypes) == 1 and dtypes <= EXACT)
         and all(mask.dtype in (torch.bool, q.dtype) and not mask.requires_grad for mask in masks)
     )
 

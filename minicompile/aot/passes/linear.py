@@ -1,9 +1,9 @@
-"""Matrix products: biases, products of products, products of one input.
+"""Matrix products and convolutions: biases, products of products, products of one input, batch norm.
 
 A bias leaves `addmm` on the way to prims, so that the kernel that follows can add it; where none follows, it
-goes back.
+goes back. What is switched on by an option rounds differently from eager.
 
-The real compiler: torch/_inductor/fx_passes/{post_grad,b2b_gemm,group_batch_fusion}.py.
+The real compiler: torch/_inductor/fx_passes/{post_grad,b2b_gemm,group_batch_fusion}.py, freezing_patterns.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from minicompile.aot.layout import hint
 from minicompile.aot.passes.patterns import home, replace_nodes
-from minicompile.aot.views import alias_root, argument, has_effect, is_view
+from minicompile.aot.views import alias_root, has_effect, is_view
 from minicompile.ops.graph import Rewrite, origins_of, statement
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import Match, register_pattern
@@ -24,8 +24,13 @@ from minicompile.passes.patterns import Match, register_pattern
 aten = torch.ops.aten
 
 PRODUCTS = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.convolution.default}
-EXACT = (torch.float32, torch.float64)
-"""Half types round after each operator: `addmm` rounds once."""
+NORM = aten._native_batch_norm_legit_no_training.default
+EXACT = {torch.float32, torch.float64}
+"""Half types round after each operator, which a fused one doesn't."""
+
+
+def is_call(node: Any, target: Any) -> bool:
+    return isinstance(node, fx.Node) and node.target is target
 
 
 def read_by_library(node: fx.Node) -> bool:
@@ -40,22 +45,18 @@ def read_by_library(node: fx.Node) -> bool:
 def add_bias_in_product(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
     """mm + bias is one library call where no kernel could take the addition."""
     done: list[Rewrite] = []
-    for node in gm.graph.nodes:
-        if node.target is not aten.add.Tensor or node.kwargs or not read_by_library(node):
+    for node in gm.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        product, wide = node.args if is_call(node.args[0], aten.mm.default) else node.args[::-1]
+        if not is_call(product, aten.mm.default) or not is_call(wide, aten.expand.default):
             continue
-        for product, wide in (node.args, node.args[::-1]):
-            bias = argument(wide, 0) if getattr(wide, "target", "") is aten.expand.default else None
-            if bias is None or getattr(product, "target", "") is not aten.mm.default:
-                continue
-            fits = bias.meta["val"].dim() == 1 and bias.meta["val"].dtype in EXACT
-            if fits and len(product.users) == 1 and product.meta["val"].dtype in EXACT:
-                before = "\n".join(map(statement, (product, node)))
-                node.target, node.args = aten.addmm.default, (bias, *product.args)
-                node.meta["origins"] = origins_of(node) | origins_of(product)
-                done.append(Rewrite("addmm", before, statement(node), origins_of(node)))
-                break
-    if done:
-        gm.graph.eliminate_dead_code(has_effect)
+        bias, alone = wide.args[0], len(product.users) == 1 and not node.kwargs
+        types = {value.meta["val"].dtype for value in (bias, product)}
+        if alone and types <= EXACT and bias.meta["val"].dim() == 1 and read_by_library(node):
+            before = "\n".join(map(statement, (product, node)))
+            node.target, node.args = aten.addmm.default, (bias, *product.args)
+            node.meta["origins"] = origins_of(node) | origins_of(product)
+            done.append(Rewrite("addmm", before, statement(node), origins_of(node)))
+            gm.graph.eliminate_dead_code(has_effect)
     return done
 
 
@@ -66,14 +67,10 @@ def mark_products_of_products(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
     for node in gm.graph.find_nodes(op="call_function", target=aten.mm.default):
         inner = node.args[0]
         if inner.target is aten.mm.default and len(inner.users) == 1:
-            value = inner.meta["val"]
-            size = value.itemsize * hint(value.numel())
-            node.meta["back_to_back"] = size
-            text = f"{statement(inner)}\n{statement(node)}"
-            origins = origins_of(node) | origins_of(inner)
-            done.append(
-                Rewrite("back_to_back_gemm", text, f"{text}  # {size} bytes between", origins)
-            )
+            value, text = inner.meta["val"], f"{statement(inner)}\n{statement(node)}"
+            node.meta["back_to_back"] = size = value.itemsize * hint(value.numel())
+            after, origins = f"{text}  # {size} bytes between", origins_of(node) | origins_of(inner)
+            done.append(Rewrite("back_to_back_gemm", text, after, origins))
     return done
 
 
@@ -84,13 +81,10 @@ def is_cheaper(match: Match) -> bool:
     return inner * middle * columns + rows * inner * columns < rows * middle * (inner + columns)
 
 
-EXAMPLES = [torch.empty(size, requires_grad=True) for size in ((2, 3), (3, 4), (4, 5))]
-
-
 @register_pattern(
     "reassociate_gemm",
     search=lambda x, a, b: torch.mm(torch.mm(x, a), b),
-    examples=EXAMPLES,
+    examples=[torch.empty(2, 2, requires_grad=True) for _ in "xab"],
     when=is_cheaper,
     option="reassociate_gemm",
 )
@@ -107,10 +101,11 @@ def batch_linears(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
             groups[node.args[0], home(node)].append(node)
     done = []
     for (x, _), group in groups.items():
-        for node in group[1:]:
-            hoist(node.args[1], group[0])
-        match = Match(tuple(group), (x, *(node.args[1] for node in group)), tuple(group))
         if len(group) > 1:
+            weights = [node.args[1] for node in group]
+            for weight in weights:
+                hoist(weight, group[0])
+            match = Match(tuple(group), (x, *weights), tuple(group))
             done.append(replace_nodes("batch_linears", gm, mode, match, side_by_side, "post_grad"))
     return list(filter(None, done))
 
@@ -125,3 +120,30 @@ def hoist(node: Any, place: fx.Node) -> None:
 
 def side_by_side(x: Tensor, *weights: Tensor) -> Any:
     return torch.mm(x, torch.cat(weights, 1)).split([w.shape[1] for w in weights], 1)
+
+
+@graph_pass("fold_batch_norm", stage="joint", order=40, option="fold_batch_norm")
+def fold_batch_norm(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
+    """In inference, batch norm's scale goes into the weights of the convolution before it, in the graph."""
+    done = []
+    inference = all(node.meta.get("phase") != "backward" for node in gm.graph.nodes)
+    for norm in gm.graph.find_nodes(op="call_function", target=NORM) if inference else ():
+        conv, gamma, beta, mean, var, _, eps = norm.args
+        results = tuple(user for user in norm.users if user.args[1] == 0)
+        plain = is_call(conv, aten.convolution.default) and not conv.args[6]  # not transposed
+        if plain and len(results) == 1 and conv.meta["val"].dtype in EXACT:
+
+            def folded(
+                x: Tensor, w: Tensor, b: Any, gamma: Any, beta: Any, mean: Tensor, var: Tensor,
+                eps: Any = eps, rest: Any = conv.args[3:],
+            ) -> Tensor:  # fmt: skip
+                scale = torch.rsqrt(var + eps) if gamma is None else gamma * torch.rsqrt(var + eps)
+                shift = (-mean if b is None else b - mean) * scale
+                shift = shift if beta is None else shift + beta
+                scaled = w * scale.view(-1, *[1] * (w.dim() - 1))
+                return aten.convolution(x, scaled, shift, *rest)
+
+            arguments = (*conv.args[:3], gamma, beta, mean, var)
+            match = Match(results, arguments, (conv, norm, *results))
+            done.append(replace_nodes("fold_batch_norm", gm, mode, match, folded, "joint"))
+    return list(filter(None, done))
