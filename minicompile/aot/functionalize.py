@@ -342,7 +342,7 @@ class Functionalizer:
             return args[1]
         if op is aten.zero_.default:
             return torch.zeros_like(args[0])
-        form, given = functional_variant(op), dict(kwargs)
+        form, given = functional_variant(op), dict[str, Any](kwargs)
         for position, parameter in enumerate(op._schema.arguments):
             if parameter.is_out:
                 if "dtype" in {a.name for a in form._schema.arguments} - given.keys():
