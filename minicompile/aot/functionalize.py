@@ -69,19 +69,25 @@ INVERSES: dict[OpOverload, Callable[..., torch.Tensor]] = {
 """(contents of the base, new contents of the view, the view's further arguments) -> new base."""
 
 
+FACTORY_OPTIONS = ("dtype", "layout", "device", "pin_memory")
+"""What operators that make tensors are told, and take from `out` if they are given one."""
+
+
 def functional_variant(op: OpOverload) -> OpOverload:
     """The operator with the same arguments that returns what `op` writes (add for add_ and add.out), or
     the view that an in-place view makes (t for t_).
     """
     namespace, written = op._schema.name.split("::")
     name = written.removesuffix("_")
-    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out]
+    wanted = {a.name: str(a.type) for a in op._schema.arguments if not a.is_out}
+    options = dict.fromkeys(FACTORY_OPTIONS, "")
     for candidate in (name, f"{written}_functional", f"{name}_functional"):
         packet = getattr(getattr(torch.ops, namespace), candidate, None)
         for overload in packet.overloads() if packet is not None else ():
             found: OpOverload = getattr(packet, overload)
-            arguments = [(a.name, str(a.type)) for a in found._schema.arguments]
-            if arguments == wanted and not found._schema.is_mutable:
+            arguments = {a.name: str(a.type) for a in found._schema.arguments}
+            same = arguments == wanted or {**arguments, **options} == {**wanted, **options}
+            if same and not found._schema.is_mutable:
                 return found
     raise Unsupported(f"{op} writes into its arguments and has no functional form")
 
@@ -336,14 +342,21 @@ class Functionalizer:
             return args[1]
         if op is aten.zero_.default:
             return torch.zeros_like(args[0])
-        given = dict(kwargs)
+        form, given = functional_variant(op), dict[str, Any](kwargs)
         for position, parameter in enumerate(op._schema.arguments):
             if parameter.is_out:
-                given.pop(parameter.name, None)
-            elif position >= len(args) and parameter.has_default_value():
+                if "dtype" in {a.name for a in form._schema.arguments} - given.keys():
+                    out = given[parameter.name]
+                    given |= {"dtype": out.dtype, "device": out.device}
+                del given[parameter.name]
+            elif position < len(args):
+                given[parameter.name] = args[position]
+            elif parameter.has_default_value():
                 # spelled out, since the functional form may have another default
                 given.setdefault(parameter.name, parameter.default_value)
-        return functional_variant(op)(*args, **given)
+        # by name, since the functional form may have another order
+        places = [a.name for a in form._schema.arguments if not a.kwarg_only]
+        return form(*[given.pop(name) for name in places], **given)
 
     # The end of the graph
 

@@ -300,11 +300,16 @@ class CapturedRun(fx.Interpreter):
             raise Unsupported("grad mode is enabled where the caller disabled it", user_line(node))
         with refusing(str(node.target), user_line(node)):
             bytes_given = any(getattr(x, "dtype", 0) is torch.uint8 for x in read)
-            if bytes_given and any(
-                word in str(node.target) for word in ("interpolate", "upsample")
-            ):
+            name = str(node.target)
+            if bytes_given and ("interpolate" in name or "upsample" in name):
                 raise Unsupported("images of bytes are resampled in eager's fixed-point arithmetic")
+            targets = compat.tree_leaves(fx.map_arg(node.kwargs.get("out"), self.env.__getitem__))
+            earlier, self.tracer.written = self.tracer.written, set()
             value = super().run_node(node)
+            for x in targets:  # some of torch's composites forget it where they meet fakes
+                if x is not None and compat.storage_id(x) not in self.tracer.written:
+                    raise Unsupported("what it writes to `out` can't be traced")
+            self.tracer.written |= earlier
         self.tracer.remember_autograd((value, read), self.tracer.origins)
         return value
 

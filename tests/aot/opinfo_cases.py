@@ -292,7 +292,8 @@ def operators_in(graph: torch.fx.Graph) -> set[str]:
             continue
         name = node.target if isinstance(node.target, str) else node.target.__name__
         part = name == "getitem" and not isinstance(value_of(node.args[0]), torch.Tensor)
-        if not part and tensors(value_of(node)):
+        writes = value_of(node) is None and bool(node.all_input_nodes)
+        if not part and (writes or tensors(value_of(node))):
             found.add(str(node.args[1]) if name == "getattr" else str(name))
     return found
 

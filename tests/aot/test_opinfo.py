@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
+from typing import Any
 
-from tests.aot.opinfo_cases import (
-    VARIANTS,
-    cases,
-    check,
-    database,
-)
+import pytest
+import torch
+
+from tests.aot.opinfo_cases import VARIANTS, Case, cases, check, database
+
+compiling = torch.compiler.is_compiling
 
 FAMILIES = """
 add sub mul div.floor_rounding pow abs exp tanh sigmoid clamp where lerp addcmul isnan bitwise_and
@@ -21,7 +22,8 @@ nn.functional.relu nn.functional.gelu nn.functional.linear nn.functional.conv2d
 nn.functional.layer_norm nn.functional.batch_norm nn.functional.max_pool2d nn.functional.avg_pool3d
 nn.functional.cross_entropy nn.functional.mse_loss nn.functional.embedding bernoulli kron
 nn.functional.upsample_bilinear nn.functional.triplet_margin_with_distance_loss
-zeros_like full randn_like fft.rfft special.i0 narrow_copy nonzero
+zeros_like full arange randn_like polygamma.polygamma_n_0 linalg.matrix_rank
+fft.rfft i0 special.entr narrow_copy nonzero
 """
 
 
@@ -35,3 +37,23 @@ def test_operator(name: str) -> None:
         found.append(check(case, "minicompile"))
     assert [f"{v.case}: {v.wrong}" for v in found if v.wrong] == []
     assert any(v.in_graph for v in found) == (name != "nonzero")
+
+
+MISTAKES: dict[str, Callable[..., Any]] = {
+    "values": lambda x: x + 1e-4 if compiling() else x + 0,
+    "dtype": lambda x: x.double() if compiling() else x + 0,
+    "strides": lambda x: (x + 0).t().contiguous().t() if compiling() else x + 0,
+    "memory": lambda x: x.clone() if compiling() else x.t().t(),
+    "input 0": lambda x: x.detach().mul_(1 if compiling() else 2).sum() * 0,
+    "requires grad": lambda x: x.detach() + 0 if compiling() else x + 0,
+    "gradient 0": lambda x: x.detach() + 0 * x if compiling() else x + 0,
+    "raises": lambda x: x.view(5) if compiling() else x + 0,
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_mistakes_are_found(what: str) -> None:
+    """Functions that do something else while they are compiled."""
+    x = torch.arange(6.0).reshape(2, 3).requires_grad_()
+    case = Case("mistake", "function", torch.float32, 0, MISTAKES[what], (x,), {})
+    assert what in check(case, "minicompile").wrong
