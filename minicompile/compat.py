@@ -119,6 +119,16 @@ def clear_saved_tensors(ctx: Any) -> None:
         clear()
 
 
+def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """`function.apply` where no transform of torch.func is active: 2 microseconds less."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return, misc]
+
+
+has_storage = torch._C._has_storage
+"""Not true of sparse tensors, nor of the tensors that `vmap` and its like hand to functions."""
+is_view = torch.Tensor._is_view
+"""Whether autograd follows writes from the tensor to the one it was made of."""
+
 below_autograd = torch._C._AutoDispatchBelowAutograd
 """A context in which operators leave no history for a backward pass."""
 
@@ -326,8 +336,9 @@ def active_modes() -> dict[str, int]:
 no_function_modes = torch._C.DisableTorchFunction
 """A context in which `__torch_function__` modes are off."""
 
+set_grad_enabled: Any = torch._C._set_grad_enabled
 STATE_SETTERS: list[Any] = [
-    torch._C._set_grad_enabled,
+    set_grad_enabled,
     torch.set_autocast_enabled,
     torch.set_autocast_dtype,
     torch.set_autocast_cache_enabled,

@@ -61,8 +61,7 @@ class Options:
     fold_batch_norm: bool = False
     """Inference: batch norm goes into the weights of the convolution before it. Rounds differently."""
     memory_budget: float | None = None
-    """How much "min_cut" keeps for the backward: from 0 (recompute all that can be) to 1 (as "default").
-    None: the least that needs no expensive operator twice."""
+    """From 0 (the backward recomputes all that it can) to 1 (like "default"). None: nothing expensive."""
     verify: bool = False
     """Run each IR's verifier between stages."""
     recompile_limit: int = 8

@@ -43,7 +43,8 @@ def compile_capture(
         trace.graphs["forward"] = forward.stages
         if backward is not None:
             trace.graphs["backward"] = backward.stages
-    return make_callable(aot, forward.finish(), backward.finish() if backward is not None else None)
+    finished = forward.finish(), backward.finish() if backward is not None else None
+    return make_callable(aot, *finished, capture.name)
 
 
 def aot_eager(capture: Capture, options: Options, trace: Trace | None = None) -> BoxedCallable:
@@ -51,9 +52,8 @@ def aot_eager(capture: Capture, options: Options, trace: Trace | None = None) ->
     aot = differentiate(capture, options)
     if trace is not None:
         trace.aot = aot
-    return make_callable(
-        aot, interpret(aot.forward), interpret(aot.backward) if aot.backward else None
-    )
+    backward = interpret(aot.backward) if aot.backward else None
+    return make_callable(aot, interpret(aot.forward), backward, capture.name)
 
 
 def differentiate(capture: Capture, options: Options) -> AotResult:

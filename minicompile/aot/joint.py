@@ -145,6 +145,7 @@ def record(
     members = {i for memory in memories for i in memory.members}
     own = [i for i, x in enumerate(inputs) if requires_grad(x) and i not in members]
     wanted = {i: gradient_edge(inputs[i]) for i in own}
+    lost = not training and any(map(requires_grad, fakes))
     try:
         with (
             tracer.active(),
@@ -159,7 +160,7 @@ def record(
             of_input = {
                 tracer.argument(x): i for i, x in enumerate(live) if isinstance(x, torch.Tensor)
             }
-            run = CapturedRun(gm, tracer)
+            run = CapturedRun(gm, tracer, lost)
             outputs = run.run(*live)
             if any(layout and geometry(x) != layout for x, layout in zip(live, layouts)):
                 raise Unsupported("an operator changes the shape of an input in place")
@@ -258,10 +259,14 @@ def refusing(what: str, where: SourceLine | None) -> Iterator[None]:
 
 
 class CapturedRun(fx.Interpreter):
-    """Calls a captured graph node by node; grad-mode switches inside it act as they do in eager."""
+    """Calls a captured graph node by node; grad-mode switches inside it act as they do in eager.
 
-    def __init__(self, gm: fx.GraphModule, tracer: JointTracer) -> None:
+    `lost`: inputs require grad, but no gradients are traced.
+    """
+
+    def __init__(self, gm: fx.GraphModule, tracer: JointTracer, lost: bool) -> None:
         super().__init__(gm)
+        self.lost = lost
         self.extra_traceback = False
         self.tracer = tracer
         self.relaid: dict[int, torch.Tensor] = {}
@@ -290,9 +295,13 @@ class CapturedRun(fx.Interpreter):
         self.tracer.origins = origins_of(node)
         self.tracer.region = node.name if getattr(node.target, "recomputed", False) else None
         read = [self.env[used] for used in node.all_input_nodes]
+        if self.lost and node.target is compat.set_grad_enabled and node.args[0]:
+            raise Unsupported("grad mode is enabled where the caller disabled it", user_line(node))
         with refusing(str(node.target), user_line(node)):
             bytes_given = any(getattr(x, "dtype", 0) is torch.uint8 for x in read)
-            if bytes_given and node.target is torch.nn.functional.interpolate:
+            if bytes_given and any(
+                word in str(node.target) for word in ("interpolate", "upsample")
+            ):
                 raise Unsupported("images of bytes are resampled in eager's fixed-point arithmetic")
             value = super().run_node(node)
         self.tracer.remember_autograd((value, read), self.tracer.origins)

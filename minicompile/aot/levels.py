@@ -23,7 +23,7 @@ from torch._ops import OpOverload
 from minicompile import compat
 from minicompile.aot.decompositions.registry import rule_for
 from minicompile.aot.layout import same_sizes
-from minicompile.aot.views import is_pointwise
+from minicompile.aot.views import is_pointwise, is_size
 from minicompile.errors import VerifyError
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import Origins, source_lines, union
@@ -76,7 +76,9 @@ class LevelGraph(Graph):
 
     @property
     def calls(self) -> list[tuple[fx.Node, OpOverload]]:
-        return [(n, n.target) for n in self.nodes if isinstance(n.target, OpOverload)]
+        """The operations on tensors; sizes are computed beside them."""
+        named = ((node, node.target) for node in self.nodes if not is_size(node))
+        return [(node, op) for node, op in named if isinstance(op, OpOverload)]
 
     def family(self, op: OpOverload) -> str:
         """An operator's family; "fused" for those that only this level and the ones above it have."""
@@ -112,7 +114,8 @@ class LevelGraph(Graph):
 
 def is_uneven(node: fx.Node) -> bool:
     """Has a pointwise call an operand of another shape than its result, or operands of several dtypes?"""
-    operands = [x.meta["val"] for x in node.args if isinstance(x, fx.Node)]
+    values = [x.meta["val"] for x in node.args if isinstance(x, fx.Node)]
+    operands = [value for value in values if isinstance(value, torch.Tensor)]
     dtypes = {x.dtype for x in operands[node.target is aten.where.self :]}
     result = next(iter(compat.tree_leaves(node.meta["val"])))
     return any(not same_sizes(x, result) for x in operands) or (

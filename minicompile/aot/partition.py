@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection, Iterable, Sequence
+from itertools import chain, compress
 from typing import Any
 
 import sympy
@@ -26,7 +27,7 @@ from torch._ops import OpOverload
 from minicompile import compat
 from minicompile.aot.layout import hint, size_expr
 from minicompile.aot.maxflow import UNLIMITED, FlowNetwork
-from minicompile.aot.result import Partition, RecomputedValue, RuntimeMetadata, SavedValue
+from minicompile.aot.result import ForwardValue, Partition, RuntimeMetadata
 from minicompile.aot.views import (
     alias_root,
     aten_ops,
@@ -52,8 +53,6 @@ LOOPS = {prims.iota, prims.convert_element_type, *REDUCTIONS} | aten_ops(
     "slice_scatter sym_size"
 )
 """Operators besides views and pointwise ones that fusion can merge with others."""
-SHRINKING = 4
-"""The result of a reduction that is this many times smaller than what it reads is worth keeping."""
 ONE_BYTE = 1 << 40
 """Width of a byte in a cut. Of two with equal bytes the later one is less wide, while it is forward."""
 PRODUCTS = aten_ops("mm bmm addmm baddbmm")
@@ -67,16 +66,14 @@ def partition(
 ) -> tuple[Graph, Graph, Partition]:
     """(forward, backward, report) of a joint graph with output ((forward results...), (gradients...)).
 
-    `fakes` are the values of its first inputs as captured. How many values pass between the two goes into
-    `metadata`.
+    `fakes` are its first inputs. How many values pass between the two goes into `metadata`.
     """
     inputs = placeholders(joint.gm.graph)
     changed = {*metadata.mutated_inputs, *(spec.base for spec in metadata.relaid)}
     copy_mutated_inputs(joint.gm, [inputs[i] for i in sorted(changed)])
     parts = JointParts(joint.gm, fakes)
-    naive = save_all(parts)
-    method, budget = options.partitioner, options.memory_budget
-    if method == "default":
+    naive, budget = save_all(parts), options.memory_budget
+    if options.partitioner == "default" or budget == 1:
         reasons = naive
     else:
         reasons = min_cut(parts) if budget is None else within_budget(parts, naive, budget)
@@ -88,11 +85,11 @@ def partition(
     outputs = [*parts.results, *saved, *sizes]
     forward = extract(joint, "forward", parts.primals, outputs, drawn)
     backward = extract(joint, "backward", [*saved, *sizes, *parts.tangents], parts.gradients)
-    halves = ({n.name for n in half.nodes if does_work(n)} for half in (forward, backward))
-    twice = set.intersection(*halves)
+    names = ({n.name for n in half.nodes if does_work(n)} for half in (forward, backward))
+    twice = set.intersection(*names)
     again = [node for node in parts.nodes if node.name in twice]
 
-    def recomputed(node: fx.Node) -> RecomputedValue:
+    def recomputed(node: fx.Node) -> ForwardValue:
         from_saved = ancestors([node], stop=lambda used: used in reasons)
         names = [kept.name for kept in saved if kept in from_saved] or ["numbers"]
         some = ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
@@ -100,24 +97,22 @@ def partition(
         why = "checkpoint region" if node in parts.inside else why
         why = "a constant" if is_constant(node) else why
         size = size_of(node) if node in naive else 0
-        return RecomputedValue(node.name, size, f"{why}: {flops(node)} FLOPs, from {some}")
+        return ForwardValue(node.name, size, f"{why}: {flops(node)} FLOPs, from {some}")
 
     report = Partition(
-        tuple(SavedValue(n.name, size_of(n), reasons[n], n.op == "placeholder") for n in saved),
+        tuple(ForwardValue(n.name, size_of(n), reasons[n], n.op == "placeholder") for n in saved),
         tuple(map(recomputed, again)),
         sum(map(bytes_of, saved)),
         sum(map(bytes_of, naive)),
-        method,
+        options.partitioner,
         {node.name: origins_of(node) for node in (*saved, *again)},
     )
     return forward, backward, report
 
 
 def copy_mutated_inputs(gm: fx.GraphModule, inputs: Iterable[fx.Node]) -> None:
-    """Inputs written to in place hold something else by the time the backward runs: let it read a copy.
-
-    A copy that the backward turns out not to read is removed again by the forward's clean-up.
-    """
+    """Inputs written to in place hold something else by the time the backward runs: let it read a copy (if it
+    does not, the forward's clean-up removes it)."""
     first = next(node for node in gm.graph.nodes if node.op != "placeholder")
     for node in inputs:
         with gm.graph.inserting_before(first):
@@ -134,9 +129,8 @@ class JointParts:
         self.nodes = [node for node in gm.graph.nodes if node.op != "output"]
         inputs = placeholders(gm.graph)
         self.primals, self.tangents = inputs[: len(fakes)], inputs[len(fakes) :]
-        self.parameters = {
-            node for node, fake in zip(inputs, fakes) if isinstance(fake, torch.nn.Parameter)
-        }
+        is_parameter = [isinstance(fake, torch.nn.Parameter) for fake in fakes]
+        self.parameters = set(compress(inputs, is_parameter))
         """They live as long as the model: keeping one costs nothing."""
         self.results, self.gradients = map(list, results_of(gm.graph))
         self.after_tangents = set(self.tangents)
@@ -147,14 +141,14 @@ class JointParts:
         self.needed_by_backward = ancestors(self.gradients)
         self.needed_by_forward = ancestors(self.results)
         needed = [node for node in self.nodes if node in self.needed_by_backward]
+        after = [node for node in needed if node in self.after_tangents]
+        self.read_by_backward = {*self.gradients, *chain(*(n.all_input_nodes for n in after))}
         self.candidates = [n for n in needed if n not in self.after_tangents and not is_size(n)]
         """What could be kept: forward values that the backward needs."""
         self.leaving: set[fx.Node] = set()
         """Values made in a checkpoint region and read outside of it."""
         self.inside: set[fx.Node] = set()
-        """Other values made there, and what the backward makes of them before it has a tangent; not random
-        numbers and what is read off them (a dropout's mask).
-        """
+        """Others, and what the backward makes of them without a tangent; not random numbers or a mask."""
         made = [node for node in self.nodes if node.meta.get("region") is not None]
         for node in reversed(made):
             for user in node.users:
@@ -173,19 +167,12 @@ class JointParts:
             node.meta.get("phase") == "backward" and node not in self.needed_by_forward
         )
 
-    def read_by_backward(self, node: fx.Node) -> bool:
-        return node in self.gradients or any(
-            user in self.after_tangents and user in self.needed_by_backward for user in node.users
-        )
-
-    def sizes_read_by_backward(self, saved: Collection[fx.Node]) -> list[fx.Node]:
+    def sizes_read_by_backward(self, saved: Iterable[fx.Node]) -> list[fx.Node]:
         """Sizes and numbers that the backward graph uses, directly or through what it recomputes."""
-
-        def given(node: fx.Node) -> bool:
-            return is_size(node) and size_expr(node.meta["val"]).is_Symbol
-
-        used = ancestors(self.gradients, stop=lambda node: node in saved or given(node))
-        return [node for node in self.nodes if node in used and given(node)]
+        sizes = filter(is_size, self.nodes)
+        given = {node for node in sizes if size_expr(node.meta["val"]).is_Symbol}
+        used = ancestors(self.gradients, stop=given.union(saved).__contains__)
+        return [node for node in self.nodes if node in used & given]
 
     def sizes_of_shapes(self, inputs: Sequence[fx.Node], graph: fx.Graph) -> list[fx.Node]:
         """New nodes for the symbols in the backward's shapes that aren't the size of an input of it."""
@@ -235,28 +222,19 @@ def size_of(node: fx.Node) -> int | None:
     return None if is_symbolic(node) else bytes_of(node)
 
 
-def elements_read(node: fx.Node) -> int:
-    """By an operator; an expanded view shows some of them more than once."""
-    return sum(min(elements(x), elements(alias_root(x))) for x in node.all_input_nodes)
-
-
 def flops(node: fx.Node) -> int:
-    """Floating-point operations of a call: two for each multiplication in matrix products, convolutions and
-    attention, else one for each element read or written, whichever are more.
-    """
+    """Operations of a call: two a multiplication in products and attention, else one an element."""
     packet = packet_of(node)
     read = [x.meta["val"].shape for x in node.args if isinstance(x, fx.Node) and is_tensor(x)]
-    if packet in PRODUCTS:
-        return 2 * elements(node) * hint(read[-1][-2])
-    if packet is aten.convolution:
-        return 2 * elements(node) * math.prod(map(hint, read[1][1:]))
+    if packet in PRODUCTS or packet is aten.convolution:
+        inner = read[-1][-2:-1] if packet in PRODUCTS else read[1][1:]
+        return 2 * elements(node) * math.prod(map(hint, inner))
     if "scaled_dot_product" in str(packet):
         return 4 * math.prod(map(hint, read[0])) * hint(read[1][-2])
-    return max(elements(node), elements_read(node)) * does_work(node)
+    return max(elements(node), *map(elements, node.all_input_nodes), 0) * does_work(node)
 
 
 def call_of(node: fx.Node) -> fx.Node:
-    """The call that makes a value, be it one of several."""
     return node.all_input_nodes[0] if node.target is operator.getitem else node
 
 
@@ -271,17 +249,12 @@ def does_work(node: fx.Node) -> bool:
 
 def is_constant(node: fx.Node) -> bool:
     """Made from nothing but numbers: never worth keeping."""
-    return node.op == "get_attr" or (
-        node.op == "call_function" and not node.all_input_nodes and not is_random(node)
-    )
+    return not (node.op == "placeholder" or node.all_input_nodes or is_random(node))
 
 
 def is_heavy(node: fx.Node) -> bool:
     """A library call, or as much work: convolutions, matrix products, sorts, scatters, scans."""
     return does_work(node) and not (packet_of(node) in LOOPS or is_pointwise(node.target))
-
-
-# Keep everything ---------------------------------------------------------------------------------
 
 
 def save_all(parts: JointParts) -> Saved:
@@ -308,9 +281,6 @@ def save_all(parts: JointParts) -> Saved:
     return saved
 
 
-# Minimum cut -------------------------------------------------------------------------------------
-
-
 class Cut:
     """The network of the values that could be kept, each as wide as its bytes. Those in `free` have none."""
 
@@ -319,10 +289,10 @@ class Cut:
         for index, (node, ban) in enumerate(bans.items()):
             if ban:
                 self.network.add_edge("source", (node, "in"), UNLIMITED)
-            if parts.read_by_backward(node):
+            if node in parts.read_by_backward:
                 self.network.add_edge((node, "out"), "sink", UNLIMITED)
-            width = (0 if node in free else bytes_of(node)) * ONE_BYTE + len(bans) - index
-            width += len(bans) * parts.is_backward(node)
+            rank = len(bans) * (1 + parts.is_backward(node)) - index
+            width = (0 if node in free else bytes_of(node)) * ONE_BYTE + rank
             if node in parts.inside or is_view(node) or not is_tensor(node):
                 width = UNLIMITED
             self.network.add_edge((node, "in"), (node, "out"), width)
@@ -342,8 +312,7 @@ class Cut:
 
     def saved(self) -> Saved:
         crossing = (n for n in self.bans if (n, "in") in self.side and (n, "out") not in self.side)
-        cheapest = "cheaper to keep than what it is computed from"
-        return {node: self.bans[node] or cheapest for node in crossing}
+        return {node: self.bans[node] or "cheaper than what it is made of" for node in crossing}
 
 
 def min_cut(parts: JointParts) -> Saved:
@@ -356,9 +325,8 @@ def min_cut(parts: JointParts) -> Saved:
 def within_budget(parts: JointParts, naive: Saved, budget: float) -> Saved:
     """Between the fewest bytes at all (budget 0) and those of `naive` (budget 1), not counting inputs.
 
-    A knapsack: of the values of `naive`, those that take the most work per byte to compute again are kept
-    first, each one that fits. More budget never keeps fewer bytes: where two budgets first differ, the
-    smaller one found the value too large.
+    A knapsack: the values of `naive` with the most work per byte are kept first, each one that fits. More
+    budget never keeps fewer bytes: where two budgets first differ, the smaller found the value too large.
     """
 
     def work_per_byte(node: fx.Node) -> float:
@@ -366,8 +334,6 @@ def within_budget(parts: JointParts, naive: Saved, budget: float) -> Saved:
         work = sum(flops(used) for used in between if used is node or used not in naive)
         return work / max(bytes_of(node), 1)
 
-    if budget == 1:
-        return naive
     bans = {node: why_never_recomputed(node) for node in parts.candidates}
     cut = Cut(parts, bans, parts.primals)
     least, most = cut.width // ONE_BYTE, sum(map(bytes_of, naive.keys() - set(parts.primals)))
@@ -399,8 +365,8 @@ def why_not_recomputed(node: fx.Node, parts: JointParts, in_memory: set[fx.Node]
         return "it leaves a checkpoint region"
     if is_heavy(call_of(node)):
         return f"{call_of(node).target} is expensive to compute again"
-    if packet_of(node) in REDUCTIONS and elements(node) * SHRINKING < elements_read(node):
-        return f"small result ({elements(node)} elements) of much input ({elements_read(node)})"
+    if packet_of(node) in REDUCTIONS:
+        return "a reduction: a small result of much input"
     if node in in_memory:
         return "the backward needs it in memory for a library call"
     return ""
@@ -417,15 +383,8 @@ def read_by_library_calls(parts: JointParts) -> set[fx.Node]:
     return found
 
 
-# Extracting the halves ---------------------------------------------------------------------------
-
-
 def extract(
-    joint: Graph,
-    name: str,
-    inputs: list[fx.Node],
-    outputs: list[Any],
-    also: Sequence[fx.Node] = (),
+    joint: Graph, name: str, inputs: list[fx.Node], outputs: list[Any], also: Sequence[fx.Node] = ()
 ) -> Graph:
     """The part of the joint graph that computes `outputs`, and `also` others, from `inputs`."""
     new = fx.Graph()
@@ -447,8 +406,6 @@ def extract(
                 waiting += [node, *missing]
             elif node not in copies:
                 copies[node] = new.node_copy(node, copies.__getitem__)
-    result = new.output(
-        tuple(copies[value] if isinstance(value, fx.Node) else value for value in outputs)
-    )
+    result = new.output(fx.map_arg(tuple(outputs), copies.__getitem__))
     result.meta["origins"] = origins_of(output_node(joint.gm.graph))
     return Graph(compat.graph_module(joint.gm, new, name), name, "partition")

@@ -136,31 +136,22 @@ class RuntimeMetadata(Shown):
 
 @dataclass(frozen=True)
 class ForwardValue:
-    """A value of the forward that the backward needs: its node, the bytes it takes to keep it (None if
-    symbolic), and why it is saved or computed again.
-    """
+    """A value that the backward needs: the bytes it takes to keep it (None if symbolic, 0 if the backward
+    only reads what is made of it), and why it is saved or recomputed."""
 
     name: str
     bytes: int | None
     reason: str
-
-
-@dataclass(frozen=True)
-class SavedValue(ForwardValue):
     is_input: bool = False
     """It exists anyway: keeping it writes nothing."""
-
-
-class RecomputedValue(ForwardValue):
-    """`bytes` are what the recomputation saves: 0 for a step on the way to what the backward reads."""
 
 
 @dataclass
 class Partition(Shown):
     """What the forward keeps for the backward, and what the backward computes again."""
 
-    saved: tuple[SavedValue, ...]
-    recomputed: tuple[RecomputedValue, ...]
+    saved: tuple[ForwardValue, ...]
+    recomputed: tuple[ForwardValue, ...]
     saved_bytes: int
     default_bytes: int
     """What saving everything that backward reads would have kept."""

@@ -10,15 +10,18 @@ The real compiler: torch/_functorch/_aot_autograd/runtime_wrappers.py.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from minicompile import compat
 from minicompile.aot.layout import dense_in_order, stride_order
+from minicompile.aot.partition import bytes_of
 from minicompile.aot.result import AotResult, BoxedCallable, OutputSpec, SharedMemory
-from minicompile.ops.graph import Graph, placeholders
+from minicompile.ops.graph import Graph, output_node, placeholders
 
 Call = Callable[[list[Any]], Sequence[Any]]
 
@@ -32,25 +35,30 @@ def interpret(graph: Graph) -> BoxedCallable:
 
 
 def make_callable(
-    result: AotResult, forward: BoxedCallable, backward: BoxedCallable | None
+    result: AotResult, forward: BoxedCallable, backward: BoxedCallable | None, name: str = "it"
 ) -> BoxedCallable:
     """The function of the captured graph: takes a list of its inputs (emptied), gives its outputs.
 
-    `forward` and `backward` run the graphs of `result`, compiled or interpreted.
+    `forward` and `backward` run the graphs of `result`, compiled or interpreted; `name` is the user's.
     """
     if backward is None:
         compute = inference_call(result, forward)
     else:
-        compute = training_call(result, forward, backward)
+        compute = training_call(result, forward, backward, name)
     call = with_epilogue(compute, result)
 
     def run(inputs: list[Any]) -> Sequence[Any]:
-        if compat.any_autocast_enabled():  # the graph already has the casts that autocast asked for
-            with compat.without_autocast():
-                return call(inputs)
-        return call(inputs)
+        return without_casts(call, inputs)
 
     return run
+
+
+def without_casts(call: Call, inputs: list[Any]) -> Sequence[Any]:
+    """A graph already has the casts that autocast asked for."""
+    if compat.any_autocast_enabled():
+        with compat.without_autocast():
+            return call(inputs)
+    return call(inputs)
 
 
 def inference_call(result: AotResult, forward: BoxedCallable) -> Call:
@@ -59,96 +67,136 @@ def inference_call(result: AotResult, forward: BoxedCallable) -> Call:
     def run(inputs: list[Any]) -> Sequence[Any]:
         if torch.is_grad_enabled():
             with torch.no_grad():
-                return forward(inputs)
-        return forward(inputs)
+                return owners(forward(inputs))
+        return owners(forward(inputs))
 
     return run
 
 
-def training_call(result: AotResult, forward: BoxedCallable, backward: BoxedCallable) -> Call:
-    """An autograd.Function around the two graphs; compiled once, applied at every call."""
-    metadata = result.metadata
+def training_call(
+    result: AotResult, forward: BoxedCallable, backward: BoxedCallable, name: str
+) -> Call:
+    """An autograd.Function around the two graphs; compiled once, applied at every call.
+
+    Inputs reach it in their list, so that the forward can let go of them; those that get a gradient are
+    arguments as well. Large tangents, which the engine would hold, are taken from it by a hook.
+    """
+    assert result.backward is not None
+    metadata, backward_graph = result.metadata, result.backward
     first_saved = len(metadata.result_requires_grad)
     first_size = first_saved + metadata.saved - metadata.saved_sizes
-    inputs_count = len(placeholders(result.forward.gm.graph))
-    differentiable = metadata.result_requires_grad
-    fit_tangents = tangent_fitter(result)
+    wanted, differentiable = metadata.differentiable_inputs, metadata.result_requires_grad
+    constant = [] if all(differentiable) else [not flag for flag in differentiable]
+    expected = placeholders(backward_graph.gm.graph)[metadata.saved :]
+    values = [node.meta["val"] for node in expected]
+    orders = list(map(stride_order, values))
+    sources = computed_from(backward_graph, expected)
+    large = sum(map(bytes_of, expected)) >= LARGE
+    nothing = (None,) * (len(differentiable) + 1)
 
     class Compiled(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Any:
-            results = forward(list(inputs))
-            outputs = tuple(results[:first_saved])
+        def forward(ctx: Any, inputs: list[Any], *_: torch.Tensor) -> Any:
+            results = forward(inputs)
+            anchor = torch.empty(0)
             ctx.set_materialize_grads(False)
-            ctx.save_for_backward(*results[first_saved:first_size])
+            ctx.save_for_backward(anchor, *results[first_saved:first_size])
             ctx.sizes = results[first_size:]
+            if large:
+                ctx.taken = taken = {}
+
+                def take(tangents: tuple[Any, ...]) -> tuple[None, ...]:
+                    taken[threading.get_ident()] = tangents
+                    return nothing
+
+                ctx.register_prehook(take)
+            outputs = owners(results[:first_saved])
             ctx.shapes = [value.shape for value in itertools.compress(outputs, differentiable)]
-            ctx.mark_non_differentiable(
-                *(
-                    value
-                    for value, flag in zip(outputs, differentiable)
-                    if not flag and isinstance(value, torch.Tensor)
-                )
-            )
-            return outputs
+            if constant:
+                apart = filter(torch.is_tensor, itertools.compress(outputs, constant))
+                ctx.mark_non_differentiable(*apart)
+            return *outputs, anchor
 
         @staticmethod
-        def backward(ctx: Any, *tangents: Any) -> Any:
+        def backward(ctx: Any, *passed: Any) -> Any:
+            tangents = ctx.taken.pop(threading.get_ident()) if large else passed
+            given = list(itertools.compress(tangents, differentiable))
+
             def compute() -> tuple[Any, ...]:
                 for check in metadata.before_backward:
                     check()
-                fitted = fit_tangents(itertools.compress(tangents, differentiable), ctx.shapes)
-                arguments = [*ctx.saved_tensors, *ctx.sizes, *fitted]
+                missing = {node for node, tangent in zip(expected, given) if tangent is None}
+                fitted = list(map(fit_tangent, given, ctx.shapes, values, orders))
+                given.clear()
+                run = backward
+                if not all(map(compat.has_storage, fitted)):  # under vmap
+                    run = interpret(backward_graph)  # operators know what to do, kernels don't
+                arguments = [*ctx.saved_tensors[1:], *ctx.sizes, *fitted]
+                fitted.clear()
                 compat.clear_saved_tensors(ctx)
-                gradients: list[Any] = [None] * inputs_count
-                for index, gradient in zip(metadata.differentiable_inputs, backward(arguments)):
-                    gradients[index] = gradient
-                return tuple(gradients)
+                gradients = without_casts(run, arguments)
+                if missing:
+                    pairs = zip(gradients, sources)
+                    gradients = [one if used - missing else None for one, used in pairs]
+                return None, *gradients
 
             if torch.is_grad_enabled():
-                return FirstDerivativeOnly.apply(torch.ones((), requires_grad=True), compute)
+                return FirstDerivativeOnly.apply(name, compute, ctx.saved_tensors[0], *tangents)
+            del tangents
             return compute()
 
-    return lambda inputs: Compiled.apply(*inputs)
+    apply = compat.direct_apply(Compiled)
+    return lambda inputs: apply(inputs, *[inputs[i] for i in wanted])[:-1]
+
+
+def computed_from(backward: Graph, tangents: list[fx.Node]) -> list[set[fx.Node]]:
+    """The tangents that each gradient depends on: without any of them there is none, as in eager."""
+    found: dict[Any, set[fx.Node]] = {None: set()}
+    for node in backward.gm.graph.nodes:
+        used = (found[one] for one in node.all_input_nodes)
+        found[node] = {node} if node in tangents else set().union(*used)
+    gradients: Any = output_node(backward.gm.graph).args[0]
+    return [found[node] for node in gradients]
 
 
 class FirstDerivativeOnly(torch.autograd.Function):
     """Gradients made with `create_graph=True`: they may be used, but not differentiated again.
 
-    All of them depend on `anchor`, so that even a gradient whose second-order term goes through saved tensors
-    alone raises instead of losing it.
+    They depend on the tangents and, through an output of the forward, on all of its inputs: so every way to
+    differentiate them comes here, even where a second-order term goes through saved tensors alone.
     """
 
     @staticmethod
-    def forward(ctx: Any, anchor: torch.Tensor, compute: Callable[[], tuple[Any, ...]]) -> Any:
+    def forward(ctx: Any, name: str, compute: Callable[[], tuple[Any, ...]], *_: Any) -> Any:
+        ctx.name = name
         return compute()
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         raise RuntimeError(
-            "second derivatives of a compiled function are not supported: its backward pass is "
-            "compiled and has no graph of its own; differentiate twice without mc.compile"
+            f"second derivatives of a compiled function are not supported: the backward pass of "
+            f"{ctx.name} is compiled and has no graph of its own; differentiate twice without mc.compile"
         )
 
 
-def tangent_fitter(result: AotResult) -> Callable[..., list[torch.Tensor]]:
-    """Bring incoming gradients into the layout of the backward graph's tangent inputs; zeros for
-    missing ones.
-    """
-    assert result.backward is not None
-    inputs = placeholders(result.backward.gm.graph)[result.metadata.saved :]
-    values = [node.meta["val"] for node in inputs]
-    orders = [stride_order(value) for value in values]
+LARGE = 1 << 20
+"""Bytes of tangents from which on it pays to let go of them when they are used."""
 
-    def fit(tangents: Sequence[Any], shapes: Sequence[Any]) -> list[torch.Tensor]:
-        fitted = []
-        for tangent, shape, value, order in zip(tangents, shapes, values, orders, strict=True):
-            if tangent is None:
-                tangent = torch.zeros(shape, dtype=value.dtype, device=value.device)
-            fitted.append(dense_in_order(tangent, order))
-        return fitted
 
-    return fit
+def fit_tangent(
+    tangent: torch.Tensor | None, shape: Any, value: torch.Tensor, order: list[int]
+) -> torch.Tensor:
+    """An incoming gradient in the layout of the backward graph's input; zeros for a missing one."""
+    if tangent is None:
+        tangent = torch.zeros(shape, dtype=value.dtype, device=value.device)
+    elif tangent.layout is not torch.strided:  # of a sparse embedding
+        tangent = tangent.to_dense()
+    return dense_in_order(tangent, order)
+
+
+def owners(values: Sequence[Any]) -> list[Any]:
+    """Results that callers may write to: views made here, outside of autograd, they could not."""
+    return [v.detach() if torch.is_tensor(v) and compat.is_view(v) else v for v in values]
 
 
 # Around autograd: memory that inputs share, mutated inputs, outputs that the graph doesn't compute --

@@ -266,6 +266,10 @@ class Calls(Containers):
     def torch_call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args = tuple(self.deep(arg) for arg in args)
         kwargs = {key: self.deep(arg) for key, arg in kwargs.items()}
+        if isinstance(function, types.FunctionType) and not is_tensor_method(function):
+            leaves = compat.tree_leaves((args, kwargs))
+            if not all(isinstance(x, torch.Tensor) or is_constant(x) for x in leaves):
+                return self.call_function(function, args, kwargs)  # it is given a callable
         if getattr(function, "__name__", "").startswith("as_strided"):
             self.guard_offset(args[0] if args else kwargs.get("input"))
         if is_tensor_method(function):

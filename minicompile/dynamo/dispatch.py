@@ -30,6 +30,7 @@ from minicompile.dynamo.continuation import State
 from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate
 from minicompile.dynamo.interpreter import Marker
+from minicompile.dynamo.modes import restored_modes
 from minicompile.dynamo.nested import NestedFrames
 from minicompile.dynamo.reasons import REASONS, refusal
 from minicompile.dynamo.result import (
@@ -218,7 +219,8 @@ class Dispatcher:
                 _thread.capturing = False
             capture = captured.capture
             known = len(shape_guards(capture.shape_env))
-            compiled = self.backend(capture)
+            with restored_modes():  # a graph may switch them, also while it is traced
+                compiled = self.backend(capture)
             # what the rooms after capture assumed
             capture.guards += (*shape_guards(capture.shape_env)[known:],)
         except Unsupported as error:

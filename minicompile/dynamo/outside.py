@@ -282,6 +282,8 @@ class Outside(Interpreter):
             self.unsupported("tensor-kind", f"the tensor subclass {type(value).__name__}")
         if value.layout is not torch.strided or value.is_quantized or value.is_nested:
             self.unsupported("tensor-kind", f"a tensor of layout {value.layout}")
+        if not compat.has_storage(value):
+            self.unsupported("tensor-kind", "a tensor that outlived its torch.func transform")
         if value.is_inference():
             self.unsupported("tensor-kind", "a tensor made in inference mode", "use torch.no_grad")
         try:

@@ -241,9 +241,13 @@ class Recorder:
         dtypes = {tensor.dtype for tensor in tensors} if name in PRODUCTS else ()
         if len(dtypes) > 1 and not torch.is_autocast_enabled(tensors[0].device.type):
             self.refuse("exception", f"{name} of tensors of different dtypes", kind=UserError)
-        shapes = [tensor.shape for tensor in tensors]
+        targets = tensors_in(kwargs.get("out"))
+        if not all(tensor.is_contiguous() for tensor in targets):
+            what = f"{name} writes to an `out` that is not contiguous: some kernels ignore strides"
+            self.refuse("tensor-memory", what, "give a contiguous tensor")
+        shapes = [tensor.shape for tensor in targets]
         value = self.run(op, target, args, kwargs)
-        if "out" in kwargs and shapes != [tensor.shape for tensor in tensors]:
+        if shapes != [tensor.shape for tensor in targets]:
             self.refuse("tensor-memory", f"{name} resizes what is given as `out`")
         written = [t for t, version in zip(tensors, before) if t._version > version]
         for tensor in written if self.data_of else ():
@@ -258,6 +262,9 @@ class Recorder:
         if name in UPDATES_STATISTICS and any(arg is True for arg in (*args, *kwargs.values())):
             mutates = True  # fakes don't show it
             self.updated |= {id(tensor) for tensor in tensors[1:] if not tensor.requires_grad}
+        if targets:  # not every composite operator gives them a new version
+            mutates = True
+            self.updated |= {id(tensor) for tensor in targets}
         called = name or ""
         changes_lists = called.startswith(("_foreach_", "_fused_")) and called.endswith("_")
         if tensors and not mutates and (changes_lists or value is None):  # versions don't show it

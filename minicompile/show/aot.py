@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from minicompile.aot.levels import LevelGraph
-from minicompile.aot.result import AotResult, ForwardValue, OutputSpec, Partition, RuntimeMetadata
+from minicompile.aot.result import AotResult, OutputSpec, Partition, RuntimeMetadata
 from minicompile.ops.display import bytes_text
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import NO_ORIGINS
@@ -24,11 +24,8 @@ def partition_parts(partition: Partition) -> str:
     most = max(partition.saved_bytes, partition.default_bytes)
     compare = ([text(what), bytes_text(n), bar(n, most, hue)] for what, n, hue in totals)
     shown = table(("kept for backward", "bytes", ""), compare, numbers=(1,))
-    listed: dict[str, tuple[ForwardValue, ...]] = {
-        "saved": partition.saved,
-        "computed again in backward": partition.recomputed,
-    }
-    for title, values in listed.items():
+    listed = (("saved", partition.saved), ("computed again in backward", partition.recomputed))
+    for title, values in listed:
         largest = max((v.bytes or 0 for v in values), default=0)
         rows = []
         for value in sorted(values, key=lambda v: (-(v.bytes or 0), v.name)):

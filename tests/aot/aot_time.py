@@ -80,6 +80,7 @@ def torch_inputs(capture: Capture) -> list[torch.Tensor]:
 
 def theirs(capture: Capture) -> dict[str, float]:
     import torch._functorch.aot_autograd as aot
+    import torch._inductor.lowering  # noqa: F401  the decompositions need it
     from torch._functorch import partitioners
     from torch._inductor.decomposition import select_decomp_table
 

@@ -49,9 +49,17 @@ FINITE = tuple(v for v in SPECIAL if not math.isinf(v))
 RUNNING = {aten.var_mean.correction, aten.std_mean.correction, aten.native_layer_norm.default}
 RUNNING |= {aten.native_group_norm.default, aten._native_batch_norm_legit_functional.default}
 RUNNING |= {aten._native_batch_norm_legit.no_stats, aten.native_group_norm_backward.default}
-"""Eager's running sums are NaN or infinite by where in a row an infinity stands: these get FINITE values."""
+RUNNING |= {aten._native_batch_norm_legit_no_training.default}
+"""Eager's running sums are NaN or infinite by where in a row an infinity stands, and so is the product of
+mean and weight that it takes first: these get FINITE values."""
 
-UNTAGGED = {aten.hardtanh_backward.default, aten.hardswish_backward.default}
+UNTAGGED = {
+    getattr(aten, name).default
+    for name in (
+        *("hardtanh_backward", "hardswish", "hardswish_backward", "hardsigmoid_backward"),
+        *("elu_backward", "leaky_relu_backward", "softplus_backward"),
+    )
+}
 """Pointwise, though torch doesn't tag them so."""
 
 SPECIAL_RUNS = 3
@@ -185,25 +193,36 @@ class Checked(fx.Interpreter):
     def call_function(self, op: Any, args: Any, kwargs: Any) -> Any:
         if op not in decomposition or not isinstance(op, OpOverload):
             return super().call_function(op, args, kwargs)
+        before = torch.get_rng_state()
         expected = op(*args, **kwargs)
+        after = torch.get_rng_state()
+        torch.set_rng_state(before)
         self.compare(op, args, kwargs, expected)
-        dtypes = tuple(x.dtype for x in flat_tensors((args, kwargs)))
-        many = max((x.numel() for x in flat_tensors((args, kwargs))), default=0) >= len(SPECIAL)
-        if many and op not in ORDINARY and self.report.special[op, dtypes] < SPECIAL_RUNS:
-            start = [self.report.special[op, dtypes]]
-            values = FINITE if op in RUNNING else SPECIAL
-            gaps = is_pointwise(op) or op in UNTAGGED
-            odd_args, odd_kwargs = compat.map_aggregate(
-                (args, dict(kwargs)), lambda x: special(x, start, values, gaps)
-            )
-            if start[0] != self.report.special[op, dtypes]:
-                self.report.special[op, dtypes] += 1
-                try:
-                    wanted = op(*odd_args, **odd_kwargs)
-                except (RuntimeError, IndexError, ValueError):
-                    return expected  # arguments that eager refuses
-                self.compare(op, odd_args, odd_kwargs, wanted, " (special values)")
+        self.compare_special(op, args, kwargs)
+        torch.set_rng_state(after)
         return expected
+
+    def compare_special(self, op: Any, args: Any, kwargs: Any) -> None:
+        dtypes = tuple(x.dtype for x in flat_tensors((args, kwargs)))
+        runs = self.report.special[op, dtypes]
+        many = max((x.numel() for x in flat_tensors((args, kwargs))), default=0) >= len(SPECIAL)
+        if not many or op in ORDINARY or runs == SPECIAL_RUNS:
+            return
+        start, values = [runs], FINITE if op in RUNNING else SPECIAL
+        gaps = is_pointwise(op) or op in UNTAGGED
+        odd_args, odd_kwargs = compat.map_aggregate(
+            (args, dict(kwargs)), lambda x: special(x, start, values, gaps)
+        )
+        if start == [runs]:
+            return
+        self.report.special[op, dtypes] += 1
+        state = torch.get_rng_state()
+        try:
+            wanted = op(*odd_args, **odd_kwargs)
+        except (RuntimeError, IndexError, ValueError):
+            return  # arguments that eager refuses
+        torch.set_rng_state(state)
+        self.compare(op, odd_args, odd_kwargs, wanted, " (special values)")
 
     def compare(self, op: Any, args: Any, kwargs: Any, expected: Any, about: str = "") -> None:
         rule = decomposition[op].rule

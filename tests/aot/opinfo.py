@@ -35,7 +35,7 @@ from typing import Any, TextIO
 
 import torch
 
-from tests.aot.opinfo_cases import KINDS, METADATA_ONLY, VARIANTS, cases, check, database
+from tests.aot.opinfo_cases import KINDS, LEFT_OUT, METADATA_ONLY, VARIANTS, cases, check, database
 
 MARK = "@@opinfo "
 
@@ -208,7 +208,7 @@ def report(results: list[Any], out: TextIO = sys.stdout) -> bool:
     def part(key: str, value: str) -> list[tuple[str, list[Any]]]:
         return [(f["op"], [v for v in f["verdicts"] if v[key] == value]) for f in results]
 
-    heads = "ops covered theirs wrong calls covered theirs wrong backward".split()
+    heads = ["ops", "covered", "theirs", "wrong", "calls", "covered", "theirs", "wrong", "backward"]
     print(f"{'':<16}" + "".join(f"{head:>9}" for head in heads), file=out)
     line("all", [(found["op"], found["verdicts"]) for found in results])
     for key in ("variant", "dtype"):
@@ -238,6 +238,9 @@ def report(results: list[Any], out: TextIO = sys.stdout) -> bool:
     print("\nvalues are not compared:", file=out)
     for name, why in METADATA_ONLY.items():
         print(f"  {name}: {why}", file=out)
+    print("\nleft out:", file=out)
+    for (name, variant), why in LEFT_OUT.items():
+        print(f"  {name} {variant}: {why}", file=out)
     wrong = [verdict for verdict in verdicts if verdict["wrong"]]
     print(f"\nwrong: {len(wrong)}", file=out)
     for verdict in wrong:

@@ -89,6 +89,14 @@ def test_operands_of_several_dtypes_are_refused_at_prims():
         verify(graph)
 
 
+def test_symbolic_sizes_are_no_operands():
+    x = torch.randn(3, 4, requires_grad=True)
+    options, dynamic = Options(verify=True), {(0, 0): "rows"}
+    _, result = compile_aot(lambda x: x * x.shape[0], [x], dynamic=dynamic, options=options)
+    for graph in result.levels.values():
+        verify(graph, strict=True)
+
+
 def test_a_custom_operator_is_an_extern_and_counted():
     with torch.library._scoped_library("mini_levels", "FRAGMENT"):
 
@@ -143,7 +151,9 @@ def test_a_level_says_which_rules_led_to_it(levels):
     assert full.startswith(f"# level full: {levels.level('full').op_count} operations: ")
     assert "by its rule" not in full and "pointwise" in full and "fused" in full
     assert "#   2 x aten.silu.default by its rule, from user.py:" in core
-    assert "#   1 x aten._softmax.default by its rule, from user.py:" in prims and "silu" not in prims
+    assert (
+        "#   1 x aten._softmax.default by its rule, from user.py:" in prims and "silu" not in prims
+    )
     steps = [row[:2] for row in levels.level("core").steps]
     assert ("aten.silu.default", 2) in steps and steps == sorted(steps, key=lambda r: -r[1])
     page = to_html(levels.level("core"))

@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from test_models import MODELS, Mlp, assert_trains_like_eager
+from test_models import MODELS, Gpt, Mlp, assert_trains_like_eager, tokens
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -179,6 +179,19 @@ def test_model_trains_like_eager_on_any_budget(name, budget):
     module, inputs = make(), example()
     call, _, state = trained(module, inputs, Options(memory_budget=budget))
     assert_trains_like_eager(call, module, inputs, state)
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.4])
+def test_symbolic_model_trains_like_eager_on_a_budget(budget):
+    torch.manual_seed(0)
+    module = Gpt()
+    fn, state = module_function(module)
+    dynamic = {(len(state) + i, dim): name for i in (0, 1) for dim, name in enumerate("bt")}
+    options = Options(memory_budget=budget)
+    call, result = compile_aot(fn, [*state, *tokens(3, 8)], dynamic=dynamic, options=options)
+    assert result.partition.recomputed and "symbolic" in str(result.partition)
+    for batch, length in ((3, 8), (2, 5)):
+        assert_trains_like_eager(call, module, tokens(batch, length), state)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -464,3 +477,11 @@ def test_no_more_bytes_than_torch_compile_on_the_same_graph(name):
     mine, (theirs, _) = ours(result), partition_models.theirs(result.joint, capture.fakes)
     assert mine.bytes <= theirs.bytes
     assert mine.heavy.total() <= theirs.heavy.total()
+
+
+def test_the_clock_sees_both_compilers():
+    from tests.aot.aot_time import measure
+
+    ours_, theirs = measure(training_graphs.training_capture("resnet"), rounds=1)
+    for found in (ours_, theirs):
+        assert 0 < found["partition"] < found["total"]

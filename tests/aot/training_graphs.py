@@ -32,11 +32,11 @@ def token_ids() -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "labels": ids.clone()}
 
 
-def gpt2() -> Made:
+def gpt2(layers: int = LAYERS) -> Made:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
-        n_layer=LAYERS,
+        n_layer=layers,
         n_embd=WIDTH,
         n_head=HEADS,
         vocab_size=VOCABULARY,
@@ -121,7 +121,7 @@ def resnet() -> Made:
     return ResNet(), {"images": torch.randn(BATCH, 3, 32, 32), "labels": torch.arange(BATCH)}
 
 
-MODELS: dict[str, Callable[[], Made]] = {
+MODELS: dict[str, Callable[..., Made]] = {
     "gpt2": gpt2, "bert": bert, "t5": t5, "llama": llama, "vit": vit, "resnet": resnet,
 }  # fmt: skip
 
@@ -146,8 +146,8 @@ def capture_of(target: Any, *args: Any, **kwargs: Any) -> Capture:
     return capture
 
 
-def training_capture(name: str) -> Capture:
+def training_capture(name: str, **sizes: int) -> Capture:
     """A model of `MODELS` as one captured graph, dropout on."""
     torch.manual_seed(0)
-    model, inputs = MODELS[name]()
+    model, inputs = MODELS[name](**sizes)
     return capture_of(model.train(), **inputs)

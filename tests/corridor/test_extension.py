@@ -42,16 +42,18 @@ def externs(trace: Trace) -> list[str]:
     return [str(extern.op) for extern in trace.loops.externs]
 
 
-def test_a_decomposition(model, batch):
+@pytest.mark.parametrize("level", ["core", "prims"])
+def test_a_decomposition(model, batch, level):
     from minicompile.aot.decompositions.registry import decompose
 
     with mc.scoped():
 
-        @decompose(aten.gelu.default, to="core")
+        @decompose(aten.gelu.default, to=level)
         def gelu(x, approximate="none"):
             return x * (torch.erfc(x * -(0.5**0.5)) * 0.5)
 
-        assert "aten.erfc" in str(mc.trace(model, *batch).aot.forward)
+        aot = mc.trace(model, *batch).aot
+        assert "aten.erfc" in str(aot.forward) and aten.gelu.default in aot.level(level).applied
         assert_still_right(model, batch)
     assert "aten.erfc" not in str(mc.trace(model, *batch).aot.forward)
 
@@ -112,22 +114,41 @@ def test_a_fusion_policy(model, batch):
         assert_still_right(model, batch)
 
 
-def test_a_pattern(model, batch):
-    from minicompile.passes.patterns import register_pattern
+def gelu(x):
+    return torch.nn.functional.gelu(x)
 
-    def odd(x):
-        return torch.erf(x)
 
+def other_gelu(x):
+    return x * torch.erfc(x * -(0.5**0.5)) * 0.5
+
+
+def mirrored(x):
+    return -torch.erf(-x)
+
+
+@pytest.mark.parametrize(
+    "stage, search, replacement, sign",
+    [
+        ("pre_grad", gelu, other_gelu, "aten.erfc"),
+        ("joint", gelu, other_gelu, "aten.erfc"),
+        ("post_grad", torch.erf, mirrored, "aten.neg.default(erf"),
+    ],
+)
+def test_a_pattern(model, batch, stage, search, replacement, sign):
+    example = torch.empty(2, 2, requires_grad=True)
     with mc.scoped():
-
-        @register_pattern("odd", search=odd, examples=[torch.empty(2, 2)])
-        def mirrored(x):
-            return -torch.erf(-x)
-
+        add = mc.register_pattern("mine", search=search, examples=[example], stage=stage)
+        add(replacement)
         trace = mc.trace(model, *batch)
-        assert "aten.neg" in str(trace.aot.forward)
+        assert sign in str(trace.aot.forward)
+        records = [r for r in trace.aot.passes if r.name == f"{stage}.pattern:mine" and r.changed]
+        assert records and all("model.py" in r.rewrites[0].title for r in records)
         assert_still_right(model, batch)
-    assert "aten.neg.default(erf" not in str(mc.trace(model, *batch).aot.forward)
+        off = mc.compile(model, options={"disable_passes": ("pattern:mine",)})
+        assert sign not in str(mc.trace(off, *batch).aot.forward)
+        with mc.without("pattern:mine"):
+            assert sign not in str(mc.trace(model, *batch).aot.forward)
+    assert sign not in str(mc.trace(model, *batch).aot.forward)
 
 
 def test_a_kernel_plan(model, batch):

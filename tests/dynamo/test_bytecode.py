@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from minicompile.dynamo import opcodes  # noqa: F401 registers what the instructions do
 from minicompile.dynamo.bytecode import decode
 from minicompile.dynamo.interpreter import Interpreter
 

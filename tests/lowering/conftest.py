@@ -53,10 +53,11 @@ def traced(fn: Callable[..., Any], args: Sequence[torch.Tensor]) -> Graph:
     values = [node.meta.get("val") for node in gm.graph.nodes]
     mode = next(v.fake_mode for v in flat(values) if hasattr(v, "fake_mode"))
     mode.env = None  # a mode that make_fx made: no symbols
+    graph = Graph(gm, "f", "make_fx")
     for level in ("core", "prims"):
-        gm = lower_to(level, gm, mode, "f")
-        gm.graph.eliminate_dead_code()
-    return Graph(gm, "f", "make_fx")
+        graph = lower_to(level, graph, mode)
+        graph.gm.graph.eliminate_dead_code()
+    return graph
 
 
 def lowered(

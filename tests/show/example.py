@@ -13,11 +13,10 @@ from torch import fx
 from minicompile.aot.levels import LevelGraph
 from minicompile.aot.result import (
     AotResult,
+    ForwardValue,
     OutputSpec,
     Partition,
-    RecomputedValue,
     RuntimeMetadata,
-    SavedValue,
 )
 from minicompile.codegen.plan import (
     Alternative,
@@ -160,11 +159,11 @@ def aot() -> AotResult:
     joint_graph = joint.finish("joint", "joint", "div", "mm_1")
     partition = Partition(
         (
-            SavedValue("x", ROWS * INNER * 4, "an input is kept for free"),
-            SavedValue("relu", ROWS * COLS * 4, "cheaper than running the matrix product again"),
-            SavedValue("div", ROWS * COLS * 4, "an output is kept for free"),
+            ForwardValue("x", ROWS * INNER * 4, "an input is kept for free"),
+            ForwardValue("relu", ROWS * COLS * 4, "cheaper than running the matrix product again"),
+            ForwardValue("div", ROWS * COLS * 4, "an output is kept for free"),
         ),
-        (RecomputedValue("le", ROWS * COLS, "cheaper to compute again"),),
+        (ForwardValue("le", ROWS * COLS, "cheaper to compute again"),),
         ROWS * INNER * 4 + 2 * ROWS * COLS * 4,
         ROWS * INNER * 4 + 3 * ROWS * COLS * 4,
         "min-cut",
@@ -176,7 +175,12 @@ def aot() -> AotResult:
         backward.finish("backward", "partition", "mm_1"),
         joint_graph,
         partition,
-        RuntimeMetadata((OutputSpec("fresh", requires_grad=True),), (), (1,), 0, 3, True),
+        RuntimeMetadata(
+            (OutputSpec("fresh", requires_grad=True),),
+            differentiable_inputs=(1,),
+            saved=3,
+            trains=True,
+        ),
         {
             "full": LevelGraph(functional.gm, "block", "capture"),
             "core": LevelGraph(

@@ -114,10 +114,9 @@ def native_dropout(x: Tensor, p: float, train: bool | None) -> Any:
     mask = torch.full_like(x, False, dtype=torch.bool)
     if train is False or x.device.type != "cpu" or not (x.is_contiguous() or p == 1):
         return NotImplemented
-    if p == 1:  # F.dropout draws nothing
-        return x * 0.0, mask
-    mask = torch.bernoulli(mask, 1 - p)
-    return x * mask * (1 / (1 - p)), mask
+    if p < 1:  # else F.dropout draws nothing
+        mask = torch.bernoulli(mask, 1 - p)
+    return x * mask * (1 / (1 - p) if p < 1 else 0.0), mask
 
 
 # Choices between values that exist need no wider type.

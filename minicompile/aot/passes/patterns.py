@@ -324,12 +324,13 @@ def place_of(match: Match, results: Sequence[fx.Node], arguments: Sequence[Any])
     """
     inside = set(match.nodes)
     users = (user for result in results for user in result.users if user not in inside)
-    place: fx.Node | None = min(users, default=None)
-    node = match.nodes[0] if place is not None else None
+    place: Any = min(users, default=None)
+    if place is None or any(isinstance(a, fx.Node) and place <= a for a in arguments):
+        return None
+    node = match.nodes[0]
     while node is not place and (node in inside or not may_write(node)):
         node = node.next
-    late = any(isinstance(argument, fx.Node) and place <= argument for argument in arguments)
-    return place if node is place and not late else None
+    return node if node is place else None
 
 
 def put(

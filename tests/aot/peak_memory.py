@@ -1,0 +1,190 @@
+"""`python -m tests.aot.peak_memory`: the most memory that a training step has live at once, beside eager's.
+
+A step is a forward and a backward pass with no gradients before it; only what is allocated during the step
+counts. On the CPU torch.profiler writes down each allocation and each release (the generated code's too:
+they go through the same allocator); on CUDA the allocator's own peak is read. The loss stands inside of the
+compiled function or outside: then the gradient of the model's output comes from eager.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+import minicompile as mc
+from minicompile.bench.screen import Screen
+from tests.aot.test_models import Gpt
+
+ROUNDING = 1 << 10
+"""Bytes by which a step may be above eager's: scalars on the CPU."""
+BLOCK = 512
+"""Bytes of which CUDA's allocator gives multiples."""
+
+
+class Net(nn.Sequential):
+    """A small image classifier with batch norm."""
+
+    def __init__(self, width: int) -> None:
+        def stage(a: int, b: int) -> list[nn.Module]:
+            return [nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU()]
+
+        pool = nn.MaxPool2d(2)
+        super().__init__(
+            *(*stage(3, width), *stage(width, width), pool),
+            *(*stage(width, 2 * width), *stage(2 * width, 2 * width), pool),
+            *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, 10)),
+        )
+
+
+class Language(nn.Module):
+    """A GPT without its loss: scores of the next token, one row for each position."""
+
+    def __init__(self, tokens: int, width: int, layers: int, context: int) -> None:
+        super().__init__()
+        self.gpt = Gpt(tokens, width, 4, layers, context)
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        gpt = self.gpt
+        x = gpt.token(index) + gpt.position(torch.arange(index.shape[1], device=index.device))
+        for layer in gpt.layers:
+            x = layer(x)
+        return gpt.head(gpt.norm(x)).flatten(0, 1)
+
+
+def mlp(device: str, scale: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    width = 128 * scale
+    layers = [part for _ in range(6) for part in (nn.Linear(width, width), nn.GELU())]
+    x, target = torch.randn(2 * width, width), torch.randint(width, (2 * width,))
+    return nn.Sequential(*layers).to(device), x.to(device), target.to(device)
+
+
+def gpt2(device: str, scale: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    vocabulary, length = 512 * scale, 64 * scale
+    tokens = torch.randint(vocabulary, (2, length + 1), device=device)
+    model = Language(vocabulary, 64 * scale, 3, length).to(device)
+    return model, tokens[:, :-1], tokens[:, 1:].flatten()
+
+
+def cnn(device: str, scale: int) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    images, target = torch.randn(8, 3, 16 * scale, 16 * scale), torch.randint(10, (8,))
+    return Net(16).to(device), images.to(device), target.to(device)
+
+
+MODELS = {"MLP": mlp, "GPT-2": gpt2, "CNN": cnn}
+COMPILERS: dict[str, Callable[[Any], Any]] = {
+    "eager": lambda fn: fn,
+    "aot_eager": lambda fn: mc.compile(fn, fullgraph=True, backend="aot_eager"),
+    "inductor": lambda fn: mc.compile(fn, fullgraph=True),
+    "torch.compile": lambda fn: torch.compile(fn, fullgraph=True),
+}
+
+
+def peak_bytes(step: Callable[[], None], device: str = "cpu") -> int:
+    """How far above what was live before a step goes."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        step()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        found.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    changes = [e for e in events if e.get("name") == "[memory]"]
+    changes.sort(key=lambda event: event["args"]["Ev Idx"])
+    live = peak = 0
+    for event in changes:
+        live += event["args"]["Bytes"]
+        peak = max(peak, live)
+    return peak
+
+
+def training_step(
+    model: nn.Module, x: torch.Tensor, target: torch.Tensor, compiler: str, inside: bool
+) -> Callable[[], None]:
+    """Forward and backward of a model under a compiler, its loss compiled with it or not."""
+
+    def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(x), target)
+
+    compiled = COMPILERS[compiler](loss if inside else model)
+
+    def step() -> None:
+        for parameter in model.parameters():
+            parameter.grad = None
+        if inside:
+            compiled(x, target).backward()
+        else:
+            F.cross_entropy(compiled(x), target).backward()
+
+    return step
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Bytes by compiler of one model's step."""
+
+    name: str
+    bytes: dict[str, int]
+
+    def above(self, compiler: str) -> int:
+        """Bytes above eager's."""
+        return self.bytes[compiler] - self.bytes["eager"]
+
+    def row(self) -> list[str]:
+        eager = self.bytes["eager"]
+        return [
+            self.name,
+            f"{eager:,}",
+            *(f"{n:,} ({n / eager:.3f})" for c, n in self.bytes.items() if c != "eager"),
+        ]
+
+
+def measure(name: str, inside: bool, compilers: list[str], device: str, scale: int) -> Peaks:
+    found = {}
+    for compiler in compilers:
+        torch.manual_seed(0)
+        step = training_step(*MODELS[name](device, scale), compiler, inside)
+        for _ in range(2):
+            step()
+        found[compiler] = peak_bytes(step, device)
+    return Peaks(f"{name}, loss {'inside' if inside else 'outside'}", found)
+
+
+def main(device: str, scale: int, compilers: list[str]) -> int:
+    """Print the table; 1 if one of ours needs more than eager."""
+    warnings.simplefilter("ignore")
+    chosen = ["eager", *(name for name in compilers if name != "eager")]
+    found = [
+        measure(name, inside, chosen, device, scale) for name in MODELS for inside in (True, False)
+    ]
+    allowed = ROUNDING if device == "cpu" else 64 * BLOCK
+    title = f"peak bytes of a training step on {device} (beside eager's)"
+    Screen(True).table(title, ("step", *chosen), [peaks.row() for peaks in found])
+    ours = [name for name in chosen if name in ("aot_eager", "inductor")]
+    return int(any(peaks.above(name) > allowed for peaks in found for name in ours))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tests.aot.peak_memory", description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--scale", type=int, default=1, help="how many times wider the models are")
+    parser.add_argument("--compilers", nargs="*", default=[*COMPILERS])
+    given = parser.parse_args()
+    sys.exit(main(given.device, given.scale, given.compilers))
