@@ -80,7 +80,9 @@ class PrimsTracer(Tracer):
         """The operand in the computation's dtype, device and the result's shape; nodes only where
         it differs.
         """
-        if dtype not in (None, x.dtype) and not (x.is_complex() or dtype.is_complex):
+        if dtype is not None and dtype.is_complex:  # real numbers stay such, of the same width
+            dtype = x.dtype if x.is_complex() else dtype.to_real()
+        if dtype not in (None, x.dtype) and not x.is_complex():
             converted = compat.new_fake(self.mode, x.shape, x.stride(), dtype, x.device)
             x = super().record(prims.convert_element_type.default, (x, dtype), {}, converted)
         if x.device != result.device and x.dim() == 0:

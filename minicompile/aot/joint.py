@@ -144,8 +144,8 @@ def record(
         tracer.placeholder(str(source.target) if i < len(fakes) else "memory", value)
     members = {i for memory in memories for i in memory.members}
     # where the gradient of an input goes: writing to it in place gives it another history
-    wanted = {i: gradient_edge(x) for i, x in enumerate(inputs) if requires_grad(x)}
-    wanted = {i: edge for i, edge in wanted.items() if i not in members}
+    own = [i for i, x in enumerate(inputs) if requires_grad(x) and i not in members]
+    wanted = {i: gradient_edge(inputs[i]) for i in own}
     lost = not training and any(map(requires_grad, fakes))
     try:
         with (
@@ -158,10 +158,9 @@ def record(
             every = [*live, *inputs[len(fakes) :]]
             before = [history(value) for value in every]
             layouts = [geometry(x) if isinstance(x, torch.Tensor) else None for x in live]
-            tensors = [
-                (i, value) for i, value in enumerate(live) if isinstance(value, torch.Tensor)
-            ]
-            of_input = {tracer.argument(value): i for i, value in tensors}
+            of_input = {
+                tracer.argument(x): i for i, x in enumerate(live) if isinstance(x, torch.Tensor)
+            }
             run = CapturedRun(gm, tracer, lost)
             outputs = run.run(*live)
             if any(layout and geometry(x) != layout for x, layout in zip(live, layouts)):
@@ -169,13 +168,8 @@ def record(
             live = [run.relaid.get(id(value), value) for value in live]
             with refusing("what the graph leaves", None):
                 specs, results, bases, sizes = classify(outputs, live, of_input, tracer)
-                relaid = relaid_inputs(live, before, layouts, sizes)
-                written = [
-                    i
-                    for i, value in enumerate(every)
-                    if isinstance(value, torch.Tensor)
-                    and compat.storage_id(value) in tracer.written
-                ]
+                relaid = relaid_inputs(live, every, before, sizes)
+                written = [i for i, x in enumerate(every) if storage_of(x) in tracer.written]
                 updated = new_contents(every, before, [i for i in written if i not in members])
             returned = [*results, *bases, *sizes.values(), *updated.values()]
             gradients = run_backward(returned, list(wanted.values()), tracer) if training else []
@@ -199,6 +193,10 @@ def record(
     return traced, metadata, written
 
 
+def storage_of(value: Any) -> int | None:
+    return compat.storage_id(value) if isinstance(value, torch.Tensor) else None
+
+
 def history(value: Any) -> Any:
     """The autograd node that made a value; None if there is none, or for a view that autograd refuses to use
     since its base was changed.
@@ -208,19 +206,20 @@ def history(value: Any) -> Any:
 
 
 def gradient_edge(value: torch.Tensor) -> Any:
+    """Where a tensor's gradient goes, also once it is written to, which gives it another history."""
     step = value.grad_fn
     return value if step is None else GradientEdge(step, value.output_nr)
 
 
 def relaid_inputs(
-    inputs: list[Any], before: list[Any], layouts: list[Any], sizes: dict[Any, torch.SymInt]
+    inputs: list[Any], old: list[Any], before: list[Any], sizes: dict[Any, torch.SymInt]
 ) -> list[OutputSpec]:
-    """Inputs that have another shape or other strides now. `before`: their histories."""
+    """Inputs in whose place is another view of them now. `before`: the histories of the `old` ones."""
     specs = []
-    for i, (value, layout) in enumerate(zip(inputs, layouts)):
-        if layout is not None and geometry(value) != layout:
-            spec = placed("input", i, value, layout[2], sizes)
-            specs.append(replace(spec, requires_grad=value.grad_fn is not before[i]))
+    for i, (value, given) in enumerate(zip(inputs, old)):
+        if value is not given:
+            spec = placed("input", i, value, given.storage_offset(), sizes)
+            specs.append(replace(spec, requires_grad=history(value) is not before[i]))
     return specs
 
 

@@ -39,6 +39,9 @@ class SharedMemory:
     """The inputs that the graph makes as views of it."""
     size: int | None = None
 
+    def __str__(self) -> str:
+        return f"what holds inputs {list(self.members)}" if self.members else "all of a storage"
+
 
 @dataclass(frozen=True)
 class OutputSpec:
@@ -68,6 +71,9 @@ class OutputSpec:
     """Is a view the conjugate, the negative of its base?"""
     creation: Any = None
     """What autograd forbids to be done in place to a view (`torch._C._autograd.CreationMeta`)."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.base}: sizes {list(self.size)}, strides {list(self.stride)}"
 
     @property
     def is_view(self) -> bool:
@@ -123,10 +129,8 @@ class RuntimeMetadata(Shown):
             seen = ", which autograd sees" if flag else ""
             lines.append(f"  new contents are copied back into input {i}{seen}")
         for memory in self.memories:
-            lines.append(f"  one more input: the memory of inputs {list(memory.members)}")
-        for spec in self.relaid:
-            geometry = f"sizes {list(spec.size)}, strides {list(spec.stride)}"
-            lines.append(f"  input {spec.base} gets {geometry} in place")
+            lines.append(f"  one more input, shared memory: {memory}")
+        lines += [f"  changed in place: {spec}" for spec in self.relaid]
         return "\n".join(lines)
 
 

@@ -236,9 +236,12 @@ def with_epilogue(compute: Call, result: AotResult) -> Call:
             (PLACES[spec.kind], index, view_maker(spec, positions) if spec.is_view else None)
         )
 
+    of_inputs = [index for place, index, _ in plan if place == 0]
+    used = {*mutated, *of_inputs, *(spec.base for spec in metadata.relaid)}
+
     def run(inputs: list[Any]) -> Sequence[Any]:
         inputs.extend([shared_memory(inputs, memory) for memory in memories])
-        kept = list(inputs)
+        kept = {i: inputs[i] for i in used}
         results = compute(inputs)
         for index, new, history in zip(mutated, results[returned:], histories):
             with torch.set_grad_enabled(history):

@@ -8,18 +8,18 @@ from minicompile.aot import joint, runtime
 from tests.aot.view_programs import REFUSED, run
 
 
-@pytest.mark.parametrize("start", range(0, 120, 20))
+@pytest.mark.parametrize("start", range(0, 60, 20))
 def test_random_programs_equal_eager(start):
     outcomes = [run(seed) for seed in range(start, start + 20)]
     assert [outcome for outcome in outcomes if outcome.difference] == []
 
 
 def test_few_programs_are_refused():
-    refused = [o for o in map(run, range(200, 260)) if o.reasons and not o.excused]
-    assert len(refused) <= max(REFUSED * 60, 4), refused
+    refused = [o for o in map(run, range(200, 240)) if o.reasons and not o.excused]
+    assert len(refused) <= REFUSED * 40 + 1, refused
 
 
-@pytest.mark.parametrize("start", range(0, 40, 20))
+@pytest.mark.parametrize("start", [0])
 def test_random_programs_through_all_rooms(start):
     outcomes = [run(seed, "inductor") for seed in range(start, start + 20)]
     assert [outcome for outcome in outcomes if outcome.difference] == []
