@@ -199,7 +199,7 @@ class Functionalizer:
         node = self.canonical(node)
         old, storage = node.meta["val"], self.storage(node)
         assert storage is not None
-        if overlaps(old):
+        if overlaps(old) or overlaps(storage.root.meta["val"]):
             raise Unsupported("a write to a tensor whose elements share memory", user_line(node))
         new = new.to(dtype=old.dtype, device=old.device)  # as in-place operators do
         if new.shape != old.shape:

@@ -287,6 +287,8 @@ class CapturedRun(fx.Interpreter):
         if old.requires_grad and not torch.is_grad_enabled():
             raise Unsupported("a tensor that requires grad changes its shape unseen by autograd")
         new = super().call_method(target.removesuffix("_"), args, kwargs)
+        with compat.no_dispatch_modes():  # counts as a write: autograd refuses other views then
+            getattr(old.detach(), target)(*args[1:], **kwargs)
         self.env = {node: new if value is old else value for node, value in self.env.items()}
         self.relaid |= {key: new for key, value in self.relaid.items() if value is old}
         self.relaid[id(old)] = new

@@ -270,11 +270,14 @@ class Recorder:
         if tensors and not mutates and (changes_lists or value is None):  # versions don't show it
             mutates = True
             self.updated |= {id(tensor) for tensor in tensors}
-        if not mutates and all(id(leaf) in self.nodes for leaf in tensors_in(value)):
-            return value  # a fact about metadata, or an argument given back
+        given_back = not mutates and any(value is tensor for tensor in tensors)
+        known = all(id(leaf) in self.nodes for leaf in tensors_in(value))
+        if known and not mutates and not given_back:
+            return value  # a fact about metadata
         node = self.graph.create_node(op, target, lifted, lifted_kwargs, name=name)
         self.finish(node, target, value)
-        self.bind(value, node)
+        if not given_back:  # such an argument keeps the node it has
+            self.bind(value, node)
         return value
 
     def run(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
