@@ -102,8 +102,7 @@ def partition(
     report = Partition(
         tuple(ForwardValue(n.name, size_of(n), reasons[n], n.op == "placeholder") for n in saved),
         tuple(map(recomputed, again)),
-        sum(map(bytes_of, saved)),
-        sum(map(bytes_of, naive)),
+        *(sum(bytes_of(n) for n in kept if n.op != "placeholder") for kept in (saved, naive)),
         options.partitioner,
         {node.name: origins_of(node) for node in (*saved, *again)},
     )
