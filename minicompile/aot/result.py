@@ -43,6 +43,9 @@ class SharedMemory:
         return f"what holds inputs {list(self.members)}" if self.members else "all of a storage"
 
 
+Kind = Literal["fresh", "input", "input_view", "output", "view", "constant"]
+
+
 @dataclass(frozen=True)
 class OutputSpec:
     """How one output of the captured graph is produced at run time.
@@ -54,7 +57,7 @@ class OutputSpec:
     the offset is relative to the base's.
     """
 
-    kind: Literal["fresh", "input", "input_view", "output", "view", "constant"]
+    kind: Kind
     base: int = -1
     value: Any = None
     size: tuple[Any, ...] = ()
@@ -74,6 +77,10 @@ class OutputSpec:
 
     def __str__(self) -> str:
         return f"{self.kind} {self.base}: sizes {list(self.size)}, strides {list(self.stride)}"
+
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        return (*self.size, *self.stride, self.offset)
 
     @property
     def is_view(self) -> bool:
