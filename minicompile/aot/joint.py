@@ -389,14 +389,18 @@ def reaches(view: torch.Tensor, base: torch.Tensor) -> bool:
 
 def view_of(kind: Kind, index: int, view: torch.Tensor, base: torch.Tensor) -> OutputSpec:
     """Views are rebuilt from sizes and strides, in elements of their type."""
-    scale = base.element_size() / view.element_size()
-    if scale != 1 and not (scale == 2 and base.is_complex()):
+    ours, theirs = base.element_size(), view.element_size()
+    start = base.storage_offset() * ours
+    paired = (ours == 2 * theirs and base.is_complex()) or (
+        2 * ours == theirs and view.is_complex()
+    )
+    if (ours != theirs and not paired) or start % theirs != 0:
         raise Unsupported(f"an output views {base.dtype} memory as {view.dtype}")
     known = view._base is not None and autograd_base(view) is autograd_base(base)
     if view.requires_grad and not known and view.grad_fn is not base.grad_fn:
         raise Unsupported("an output shares memory, but not its gradient history, with its base")
     creation = compat.creation_meta(view) if known else None
-    spec = placed(kind, index, view, base.storage_offset() * int(scale))
+    spec = placed(kind, index, view, start // theirs)
     return replace(
         spec,
         detached=not known and not view.requires_grad,

@@ -285,11 +285,15 @@ def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tor
     def view(base: torch.Tensor, results: Sequence[Any]) -> torch.Tensor:
         size, stride, offset = numbers(results)
         base = base.detach() if spec.detached else base
+        complex_of_real = spec.dtype is not None and spec.dtype.is_complex > base.is_complex()
         with torch.set_grad_enabled(spec.requires_grad and not spec.cut):
-            if spec.dtype is not None:
+            if complex_of_real:
+                size, stride, offset = (*size, 2), (*(2 * step for step in stride), 1), 2 * offset
+            elif spec.dtype is not None:
                 same = base.element_size() == spec.dtype.itemsize
                 base = base.view(spec.dtype) if same else torch.view_as_real(base)
             made = base.as_strided(size, stride, base.storage_offset() + offset)
+            made = torch.view_as_complex(made) if complex_of_real else made
             made = made.conj() if conjugate else made
             made = compat.negative_view(made) if negative else made
         if spec.cut:

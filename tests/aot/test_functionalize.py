@@ -504,3 +504,34 @@ def test_several_views_at_once_are_single_ones_from_the_start():
     names = {str(node.target) for node in result.level("full").nodes}
     assert "aten.slice.Tensor" in names
     assert not any("split" in name or "unbind" in name for name in names)
+
+
+@pytest.mark.parametrize("write", [lambda x: x.div_(2), lambda x: torch.mean(x + 0.5, out=x[0])])
+def test_a_result_that_eager_does_not_cast_to_what_is_written_is_refused(write):
+    x = torch.arange(4)
+    with pytest.raises(RuntimeError):
+        mc.compile(write, backend="aot_eager")(x)
+    assert x.equal(torch.arange(4))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        torch.view_as_complex,
+        lambda x: torch.view_as_complex(x * 2)[1:].t(),
+        lambda x: (torch.view_as_complex(x), torch.view_as_complex(x).conj()),
+    ],
+)
+def test_pairs_of_reals_seen_as_complex_numbers_share_memory_and_gradients(view):
+    ours, theirs = (torch.randn(3, 4, 2).requires_grad_() for _ in range(2))
+    theirs.data.copy_(ours.data)
+    results = []
+    for fn, x in ((mc.compile(view, backend="aot_eager", fullgraph=True), ours), (view, theirs)):
+        found = fn(x)
+        found = found if isinstance(found, tuple) else (found,)
+        sum(value.abs().sum() for value in found).backward()
+        shared = [value.data_ptr() == x.data_ptr() for value in found]
+        results.append((found, shared, [(v.stride(), v.is_conj()) for v in found], x.grad))
+    torch.testing.assert_close(results[0][0], results[1][0])
+    torch.testing.assert_close(results[0][3], results[1][3])
+    assert results[0][1:3] == results[1][1:3]
