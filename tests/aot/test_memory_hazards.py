@@ -146,3 +146,19 @@ def test_an_lstm_in_evaluation_has_gradients():
     module.zero_grad()
     module(x)[0].sum().backward()
     torch.testing.assert_close(got, [p.grad for p in module.parameters()])
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("arguments", [(0.5, False), (0.0, True)])
+def test_dropout_that_drops_nothing_gives_its_input(arguments, dynamic):
+    def fn(x):
+        z = x * 2
+        y = torch.nn.functional.dropout(z, *arguments)
+        y.add_(1)
+        return y, z, torch.dropout(x, *arguments)
+
+    mc.reset()
+    x = torch.randn(4, 4)
+    y, z, same = mc.compile(fn, backend="aot_eager", dynamic=dynamic)(x)
+    assert y is z and same is x
+    torch.testing.assert_close(z, x * 2 + 1)
