@@ -30,7 +30,7 @@ from minicompile.aot.inputs import (
     stand_ins,
     views_of_memories,
 )
-from minicompile.aot.layout import empty_like_layout, geometry, is_dense, size_expr
+from minicompile.aot.layout import collide, empty_like_layout, geometry, is_dense, size_expr
 from minicompile.aot.result import Kind, OutputSpec, RuntimeMetadata, SharedMemory
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import is_inplace_view, writes, written_arguments
@@ -73,12 +73,16 @@ class JointTracer(Tracer):
     def record(self, func: Any, args: Any, kwargs: Any, value: Any) -> Any:
         if func._schema.name in STORAGE_SURGERY:
             raise Unsupported(f"{func} changes a tensor's storage")
+        if func._schema.name == "aten::mkldnn_rnn_layer_backward" and not args[18]:
+            raise Unsupported("an LSTM in evaluation has no backward kernel that a graph can call")
         if writes(func):
             changed = written_arguments(func, args, kwargs)
             tensors = [x for x in compat.tree_leaves(changed) if isinstance(x, torch.Tensor)]
             self.written.update(map(compat.storage_id, tensors))
             if any(isinstance(value, list | tuple) for value in changed):
                 increment_version(tensors)  # which autograd doesn't do for lists of fakes
+            elif any(collide(x, y) for x in tensors for y in compat.tree_leaves((args, kwargs))):
+                raise Unsupported(f"{func} writes to elements that it reads in other places")
         if self.phase == "backward":
             known = filter(self.knows, compat.tree_leaves((args, kwargs)))
             self.origins = self.running or union(origins_of(self.argument(x)) for x in known)
@@ -107,6 +111,7 @@ class JointTracer(Tracer):
         self.hooks.clear()
 
 
+@torch.inference_mode(False)  # in which views have no base
 def trace(
     gm: fx.GraphModule, fakes: list[Any], mode: Any, *, training: bool
 ) -> tuple[fx.GraphModule, RuntimeMetadata]:
@@ -175,6 +180,8 @@ def record(
     finally:
         tracer.forget_autograd()
     flags = tuple(map(requires_grad, returned))
+    if any(flags) and not wanted:
+        raise Unsupported("only tensors that the graph makes are differentiated")
     checks = (getattr(node.target, "check", None) for node in gm.graph.nodes)
     metadata = RuntimeMetadata(
         tuple(specs),

@@ -88,6 +88,21 @@ def overlaps(value: torch.Tensor) -> bool:
     return False
 
 
+def collide(written: torch.Tensor, read: Any) -> bool:
+    """Is an element that is written also read, for another one? Then it matters which comes first."""
+    if not isinstance(read, torch.Tensor) or geometry(written) == geometry(read):
+        return False
+    if compat.storage_id(written) != compat.storage_id(read):
+        return False
+    ends = [hint(extent(written)), hint(extent(read)), 0]
+    with compat.no_dispatch_modes():
+        row = torch.zeros(max(ends), dtype=torch.int8, device="cpu")
+        for x in (written, read):
+            place = [*map(hint, x.shape)], [*map(hint, x.stride())], hint(x.storage_offset())
+            row = row.as_strided_scatter(row.as_strided(*place) + 1, *place)
+        return bool((row == 2).any())
+
+
 def same_strides(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Equal strides wherever they matter: in dimensions longer than 1."""
     sizes = [size_expr(size) for size in one.shape]

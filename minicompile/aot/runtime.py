@@ -299,8 +299,11 @@ def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tor
         if spec.cut:
             with torch.enable_grad():
                 made = made.view_as(made)
-        if spec.creation is not None and compat.creation_meta(made) != spec.creation:
-            compat.set_creation_meta(made, spec.creation)
+        creation = spec.creation
+        if creation == compat.VIEW_AS_USUAL and compat.is_view(base):
+            creation = compat.creation_meta(base)
+        if creation is not None and compat.creation_meta(made) != creation:
+            compat.set_creation_meta(made, creation)
         return made
 
     return view
