@@ -35,7 +35,7 @@ from minicompile.aot.result import Kind, OutputSpec, RuntimeMetadata, SharedMemo
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import is_inplace_view, writes, written_arguments
 from minicompile.aot.vjps import own_gradients
-from minicompile.errors import Unsupported, VerifyError
+from minicompile.errors import OptionError, Unsupported
 from minicompile.ops.graph import origins_of, placeholders, user_line
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, union
 
@@ -250,7 +250,7 @@ def refusing(what: str, where: SourceLine | None) -> Iterator[None]:
     """Whatever goes wrong inside is a reason not to compile, but for a user's rule that is wrong."""
     try:
         yield
-    except VerifyError:
+    except OptionError:
         raise
     except Unsupported as error:
         raise Unsupported(error.reason, error.where or where, error.hint) from error

@@ -25,11 +25,10 @@ import torch
 from torch._ops import OpOverload
 
 from minicompile import compat
-from minicompile.aot.layout import same_sizes
 from minicompile.aot.views import arguments
-from minicompile.errors import VerifyError
+from minicompile.errors import OptionError
 from minicompile.ops.dtypes import value_text
-from minicompile.ops.origin import SourceLine
+from minicompile.ops.origin import place_of
 from minicompile.ops.registry import Registry
 
 Vjp = Callable[..., Any]
@@ -104,11 +103,9 @@ class Ruled(torch.autograd.Function):
                 many = isinstance(x, list | tuple)
                 gradients += [None] * len(x) if many and g is None else g if many else [g]
             for x, g in zip(tensors, gradients, strict=True):
-                if g is not None and (g.dtype != x.dtype or not same_sizes(g, x)):
+                if g is not None and (g.dtype != x.dtype or g.shape != x.shape):
                     raise TypeError(f"the gradient of a {value_text(x)} is {value_text(g)}")
         except Exception as error:
-            code = ctx.rule.__code__
-            place = SourceLine(code.co_filename, code.co_firstlineno, "").place
-            what = f"the vjp of {ctx.op} at {place}: {type(error).__name__}: {error}"
-            raise VerifyError(what) from error
+            what = f"the vjp of {ctx.op} at {place_of(ctx.rule)}: {type(error).__name__}: {error}"
+            raise OptionError(what) from error
         return None, None, None, None, *gradients

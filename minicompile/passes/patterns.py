@@ -24,7 +24,7 @@ from torch import fx
 
 from minicompile.errors import OptionError
 from minicompile.ops.graph import output_node, placeholders
-from minicompile.ops.origin import SourceLine
+from minicompile.ops.origin import place_of
 from minicompile.ops.registry import Registry
 
 PATTERN_STAGES = ("pre_grad", "joint", "post_grad")
@@ -64,9 +64,7 @@ class Pattern:
     """The search on its examples, with gradients or without: made when first needed."""
 
     def fail(self, why: str, function: Function | None = None) -> NoReturn:
-        code = getattr(function or self.search, "__code__", None)
-        at = SourceLine(code.co_filename, code.co_firstlineno, "").place if code else "built in"
-        raise OptionError(f"pattern {self.name!r} ({at}): {why}")
+        raise OptionError(f"pattern {self.name!r} ({place_of(function or self.search)}): {why}")
 
 
 class Replacement:
@@ -166,7 +164,7 @@ class Matcher:
             if constant and (self.same is None or self.same(wanted, given)):
                 yield bound
         elif wanted in bound:
-            if bound[wanted] == given:
+            if repr(bound[wanted]) == repr(given):  # tells 1, 1.0 and True apart, also 0.0 and -0.0
                 yield bound
         elif wanted.op == "placeholder":
             tensor = isinstance(value_of(given), torch.Tensor)

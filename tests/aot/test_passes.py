@@ -372,6 +372,32 @@ def test_attention_is_left_alone_where_it_is_something_else(fn):
     assert not fuses(traced(fn, attention_inputs(), **ATTENTION))
 
 
+@pytest.mark.parametrize("make", [rand, leaf])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_truth_values_added_to_scores_count_as_one(make, dynamic):
+    def fn(q, k, v, m):
+        return (q @ k.transpose(-2, -1) + m).softmax(-1) @ v
+
+    assert fuses(traced(fn, attention_inputs(make), dynamic, **ATTENTION))
+
+
+@pytest.mark.parametrize("shape", [(), (6,)])
+def test_a_mask_smaller_than_a_matrix_is_left_alone(shape):
+    def filled(q, k, v, m):
+        return (q @ k.transpose(-2, -1)).masked_fill(m > 2, -torch.inf).softmax(-1) @ v
+
+    def added(q, k, v, m):
+        return (q @ k.transpose(-2, -1) + m).softmax(-1) @ v
+
+    for fn in (filled, added):
+        assert not fuses(traced(fn, [*attention_inputs(leaf)[:3], torch.rand(shape)], **ATTENTION))
+
+
+def test_scores_divided_by_zero_are_left_alone():
+    fn = lambda q, k, v, m: (q @ k.transpose(-2, -1) / 0.0).softmax(-1) @ v  # noqa: E731
+    assert not fuses(traced(fn, attention_inputs(), **ATTENTION))
+
+
 def test_attention_with_dropout_is_left_alone():
     assert not fuses(mc.trace(mc.compile(dropped, options=ATTENTION), *attention_inputs()))
 
@@ -455,6 +481,39 @@ def test_numbers_are_the_patterns_own_unless_they_are_among_the_examples():
         register("power", power, lambda x, factor: (x * x).sin() * factor, [torch.empty(2), 2.0])
         assert "pattern:power" in fired(run(lambda x: 3 * (x.abs() ** 2.0).sin(), [rand(4)]))
         assert "pattern:power" not in fired(run(lambda x: 3.0 * (x.abs() ** 3.0).sin(), [rand(4)]))
+
+
+@pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad"])
+def test_a_number_that_occurs_twice_is_the_same_one(stage):
+    def twice(x, number):
+        return x * number + number
+
+    ints, negative = torch.arange(4), -torch.rand(4)
+    with mc.scoped():
+        register("twice", twice, lambda x, n: (x + 1) * n, [torch.empty(2), 0.5], stage=stage)
+        assert "pattern:twice" in fired(traced(lambda x: x * 3 + 3, [ints]).aot)
+        for fn, x in (
+            (lambda x: x * 3 + 3.0, ints),
+            (lambda x: x * True + 1, ints > 2),
+            (lambda x: x * 0.0 + -0.0, negative),
+        ):
+            assert "pattern:twice" not in fired(traced(fn, [x]).aot)
+            got, want = mc.compile(fn)(x), fn(x)
+            assert torch.equal(torch.signbit(got), torch.signbit(want))
+
+
+@pytest.mark.parametrize("stage", ["pre_grad", "joint", "post_grad"])
+def test_functions_of_several_tensors_can_be_searched_for(stage):
+    def layer(x, w, b):
+        return torch.where(x > 0, F.linear(x, w, b), b)
+
+    def product(x, w, b):
+        return torch.where(x > 0, x @ w.t() + b, b)
+
+    with mc.scoped():
+        register("layer", layer, product, [torch.empty(2, 2)] * 2 + [torch.empty(2)], stage=stage)
+        trace = traced(layer, [leaf(4, 4), rand(4, 4), rand(4)])
+        assert stage != "pre_grad" or "pattern:layer" in fired(trace.aot)
 
 
 def test_a_result_never_takes_the_memory_of_an_argument():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import minicompile as mc
-from minicompile.errors import VerifyError
+from minicompile.errors import OptionError
 from minicompile.ops.graph import origins_of
 from tests.aot.helpers import compile_aot, forward_and_gradients
 
@@ -216,13 +217,28 @@ def test_a_wrong_rule_is_an_error_that_names_its_line(rule):
     mc.register_vjp(aten.silu.default)(rule)
     line = inspect.getsourcelines(rule)[1]
     x = leaf(3, 4)
-    with pytest.raises(VerifyError, match=rf"vjp of aten\.silu\.default at .*vjps\.py:{line}: "):
-        mc.compile(lambda x: F.silu(x * 1), backend="aot_eager", fullgraph=True)(x)
+    with pytest.raises(OptionError, match=rf"vjp of aten\.silu\.default at .*vjps\.py:{line}: "):
+        mc.compile(lambda x: F.silu(x * 1), backend="aot_eager")(x)
     kernels = aten.silu.default.py_kernels
     assert not any("Autograd" in str(key) for key in kernels)
     with mc.without("vjp:aten.silu"):
         expected = forward_and_gradients(F.silu, [x])[-1]
         torch.testing.assert_close(gradients(F.silu, x)[0], expected)
+
+
+def test_a_wrong_rule_without_a_line_of_its_own_is_an_error_too():
+    mc.register_vjp(aten.silu.default)(functools.partial(lambda number, *given: number, 1.0))
+    with pytest.raises(OptionError, match=r"vjp of aten\.silu\.default at built in: "):
+        mc.compile(F.silu, backend="aot_eager")(leaf(3, 4))
+
+
+def test_sizes_that_a_rule_assumes_to_be_equal_become_guards():
+    mc.register_vjp(aten.silu.default)(lambda grad, result, x: grad[: x.shape[1]])
+    call = mc.compile(lambda x: F.silu(x), backend="aot_eager", dynamic=True, fullgraph=True)
+    x = leaf(3, 3)
+    torch.testing.assert_close(torch.autograd.grad(call(x).sum(), x)[0], torch.ones(3, 3))
+    with pytest.raises(OptionError, match="the gradient of a"):
+        call(leaf(4, 3))
 
 
 @pytest.mark.parametrize("op", [aten.silu_.default, aten.view.default, aten.silu, F.silu])

@@ -26,11 +26,11 @@ SCALES: dict[str, Any] = {
 }
 """How scores are scaled, the factor that this is, and an example."""
 MASKS: dict[str, Any] = {
-    "filled": (lambda s, m: s.masked_fill(m, -torch.inf), lambda m: ~m, [torch.empty(2, 2) > 0]),
-    "added": (lambda s, m: s + m, lambda m: m, [torch.empty(2, 2)]),
-    "unmasked": (lambda s: s, lambda: None, []),
+    "filled": (lambda s, m: s.masked_fill(m, -torch.inf), lambda q, m: ~m, [torch.empty(2, 2) > 0]),
+    "added": (lambda s, m: s + m, lambda q, m: m.to(q.dtype), [torch.empty(2, 2)]),
+    "unmasked": (lambda s: s, lambda q: None, []),
 }
-"""How scores are masked, the library's mask for it, and an example."""
+"""How scores are masked, the library's mask for it, and an example. Added truth values count as 1."""
 SOFTMAX: dict[str, Any] = {
     "function": lambda s: torch.softmax(s, dim=-1),
     "functional": lambda s: F.softmax(s, dim=-1),
@@ -40,7 +40,9 @@ SOFTMAX: dict[str, Any] = {
 
 
 def fits(match: Match) -> bool:
-    """Full precision, the same batch and heads for queries, keys and values, and a mask without gradient."""
+    """Full precision, the same batch and heads for queries, keys and values, a scale that isn't zero, and a
+    mask without gradient, no less than a matrix.
+    """
     q, k, v, *rest = match.values
     masks = [value for value in rest if isinstance(value, Tensor)]
     sizes = [tuple(map(size_expr, value.shape)) for value in (q, k.mT, v)]
@@ -49,7 +51,8 @@ def fits(match: Match) -> bool:
         len({size[:2] + size[3:] for size in sizes}) == 1
         and q.dim() == 4
         and (len(dtypes) == 1 and dtypes <= EXACT)
-        and all(mask.dtype in (torch.bool, q.dtype) and not mask.requires_grad for mask in masks)
+        and all(mask.dim() > 1 and not mask.requires_grad for mask in masks)
+        and all(isinstance(value, Tensor) or value != 0 for value in rest)
     )
 
 
@@ -67,7 +70,7 @@ def add_pattern(scale: str, mask: str, how: str) -> None:
         option="fuse_attention",
     )
     def attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
-        scale, mask = factor(*rest[:n]), allowed(*rest[n:])
+        scale, mask = factor(*rest[:n]), allowed(q, *rest[n:])
         return F.scaled_dot_product_attention(q, k.transpose(-2, -1), v, mask, scale=scale)
 
 

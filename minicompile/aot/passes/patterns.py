@@ -100,8 +100,9 @@ def trace_torch(function: Function, examples: Sequence[Any]) -> TracedPattern:
     nodes = [graph.placeholder(f"x{number}") for number in range(len(examples))]
     for node, example in zip(nodes, examples):
         node.meta["val"] = example
+    tracer = fx.proxy.GraphAppendingTracer(graph)  # one for all, as calls of several proxies want
     wild = (isinstance(example, float | torch.Tensor) for example in examples)
-    inputs = [fx.Proxy(node) if w else e for node, w, e in zip(nodes, wild, examples)]
+    inputs = [fx.Proxy(node, tracer) if w else e for node, w, e in zip(nodes, wild, examples)]
     graph.output([result.node for result in call(function, inputs)])
     for node in graph.nodes:
         if inspect.isfunction(node.target):  # torch's Python functions add their defaults
