@@ -38,6 +38,8 @@ from minicompile.aot.views import (
     has_effect,
     is_inplace_view,
     results_of,
+    writes,
+    written_arguments,
 )
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of, placeholders, user_line
@@ -124,21 +126,16 @@ class Functionalizer:
         self.storages: dict[int, Storage] = {}
         self.view_of: dict[fx.Node, fx.Node] = {}
         self.same_as: dict[fx.Node, fx.Node] = {}
-        """In-place results and aliases: old node -> the old node whose contents they are."""
+        """In-place results and aliases: old node -> the first old node with these contents."""
 
     # Reading and writing old nodes
-
-    def canonical(self, node: fx.Node) -> fx.Node:
-        while node in self.same_as:
-            node = self.same_as[node]
-        return node
 
     def storage(self, node: fx.Node) -> Storage | None:
         return self.storages.get(node.meta.get("storage", -1))
 
     def read(self, node: fx.Node) -> Any:
         """The node's present contents: replayed from the root if the storage was written since."""
-        node = self.canonical(node)
+        node = self.same_as.get(node, node)
         value, version = self.values[node]
         storage = self.storage(node)
         if storage is None or version == storage.version:
@@ -196,7 +193,7 @@ class Functionalizer:
         """`new` becomes the contents of `node`, and through the inverse views of everything that
         shares its memory.
         """
-        node = self.canonical(node)
+        node = self.same_as.get(node, node)
         old, storage = node.meta["val"], self.storage(node)
         assert storage is not None
         if overlaps(old) or overlaps(storage.root.meta["val"]):
@@ -248,11 +245,7 @@ class Functionalizer:
             self.visit_getitem(node)
         elif target in ALIASES:
             self.visit_alias(node)
-        elif (
-            isinstance(target, OpOverload)
-            and target._schema.is_mutable
-            and not is_inplace_view(target)
-        ):
+        elif writes(target):
             self.visit_mutation(node, target)
         elif isinstance(value, torch.Tensor) and self.storage(node) is not None:
             self.visit_view(node)
@@ -271,14 +264,14 @@ class Functionalizer:
         """The argument of a call that lies in a storage: what the call's result is a view of."""
         for source in call.all_input_nodes:
             if source.meta.get("storage") == storage:
-                return self.canonical(source)
+                return self.same_as.get(source, source)
         reason = f"{call.target} returns memory of something that is not its argument"
         raise Unsupported(reason, user_line(call))
 
     def visit_alias(self, node: fx.Node) -> None:
         source = node.all_input_nodes[0]
         if self.storage(node) is not None:
-            self.same_as[node] = source
+            self.same_as[node] = self.same_as.get(source, source)
         else:  # a constant enters: later writes are to this copy of it
             self.new_root(node, self.read(source))
 
@@ -311,19 +304,13 @@ class Functionalizer:
     # Operators that write
 
     def visit_mutation(self, node: fx.Node, op: OpOverload) -> None:
-        schema = op._schema
-        targets = [
-            argument(node, i, node.kwargs.get(a.name))
-            for i, a in enumerate(schema.arguments)
-            if a.alias_info is not None and a.alias_info.is_write
-        ]
-        fresh = sum(r.alias_info is None for r in schema.returns)
+        written = compat.tree_leaves(written_arguments(op, node.args, node.kwargs))
+        fresh = sum(r.alias_info is None for r in op._schema.returns)
         result = self.compute(node, op)
         parts = list(result) if isinstance(result, tuple | list) else [result]
-        written = compat.tree_leaves(targets)
-        one_by_one = any(isinstance(target, list | tuple) for target in targets)
-        used = compat.tree_leaves((node.args, node.kwargs)) if one_by_one else written
-        memory = [x.meta.get("storage") for x in used if isinstance(x, fx.Node)]
+        # lists are gone through one by one: what is written there must not be read either
+        used = [node.args, node.kwargs] if isinstance(node.args[0], list) else written
+        memory = [x.meta.get("storage") for x in compat.tree_leaves(used) if isinstance(x, fx.Node)]
         if any(memory.count(x.meta["storage"]) > 1 for x in written if isinstance(x, fx.Node)):
             raise Unsupported(f"{op} goes several times into one memory", user_line(node))
         for target, new in zip(written, compat.tree_leaves(parts[fresh:]), strict=True):
@@ -338,7 +325,7 @@ class Functionalizer:
         elif fresh:
             self.values[node] = (tuple(parts[:fresh]), 0)
         else:  # it returns what it wrote
-            self.same_as[node] = written[0]
+            self.same_as[node] = self.same_as.get(written[0], written[0])
 
     def compute(self, node: fx.Node, op: OpOverload) -> Any:
         """The results of the operator's functional form."""

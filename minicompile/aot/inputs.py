@@ -20,9 +20,7 @@ from minicompile.errors import Unsupported
 
 def refuse_layouts(fakes: list[Any]) -> None:
     """Sparse tensors have no strides; with CUDA tensors but without CUDA, autograd ends the process."""
-    for value in fakes:
-        if not isinstance(value, torch.Tensor):
-            continue
+    for value in filter(torch.is_tensor, fakes):
         if value.layout is not torch.strided:
             raise Unsupported(f"an input has layout {value.layout}")
         if value.device.type == "cuda" and not torch.backends.cuda.is_built():
@@ -78,16 +76,12 @@ def stand_ins(
         else:
             inputs.append(value)
             continue
-        if training and is_computed(like):
+        if training and like.requires_grad and not like.is_leaf:
+            # it may be written to, which gives it another history
             source = compat.new_fake(mode, (), (), like.dtype, like.device)
             made.copy_(source.requires_grad_())
         inputs.append(made.requires_grad_(training and like.requires_grad))
     return inputs
-
-
-def is_computed(value: torch.Tensor) -> bool:
-    """From something that requires grad: it may be written to, which gives it another history."""
-    return value.requires_grad and not value.is_leaf
 
 
 def view_like(base: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

@@ -23,8 +23,6 @@ from minicompile.aot.partition import bytes_of
 from minicompile.aot.result import AotResult, BoxedCallable, OutputSpec, SharedMemory
 from minicompile.ops.graph import Graph, output_node, placeholders
 
-Call = Callable[[list[Any]], Sequence[Any]]
-
 
 def interpret(graph: Graph) -> BoxedCallable:
     """Run an ATen graph with eager's operators, one by one; every value dies after its last use."""
@@ -53,7 +51,7 @@ def make_callable(
     return run
 
 
-def without_casts(call: Call, inputs: list[Any]) -> Sequence[Any]:
+def without_casts(call: BoxedCallable, inputs: list[Any]) -> Sequence[Any]:
     """A graph already has the casts that autocast asked for."""
     if compat.any_autocast_enabled():
         with compat.without_autocast():
@@ -61,7 +59,7 @@ def without_casts(call: Call, inputs: list[Any]) -> Sequence[Any]:
     return call(inputs)
 
 
-def inference_call(result: AotResult, forward: BoxedCallable) -> Call:
+def inference_call(result: AotResult, forward: BoxedCallable) -> BoxedCallable:
     """Without autograd."""
 
     def run(inputs: list[Any]) -> Sequence[Any]:
@@ -75,7 +73,7 @@ def inference_call(result: AotResult, forward: BoxedCallable) -> Call:
 
 def training_call(
     result: AotResult, forward: BoxedCallable, backward: BoxedCallable, name: str
-) -> Call:
+) -> BoxedCallable:
     """An autograd.Function around the two graphs; compiled once, applied at every call.
 
     Inputs reach it in their list, so that the forward can let go of them; those that get a gradient are
@@ -206,7 +204,7 @@ PLACES = {"input": 0, "input_view": 0, "fresh": 1, "view": 1, "output": 2, "cons
 """Where an output comes from: inputs, results of the graph, outputs so far, constants."""
 
 
-def with_epilogue(compute: Call, result: AotResult) -> Call:
+def with_epilogue(compute: BoxedCallable, result: AotResult) -> BoxedCallable:
     """Add shared memories to the inputs; afterwards change inputs in place, and make the outputs that are
     inputs, views of inputs or of bases, or constants.
 
@@ -272,8 +270,7 @@ def numbers_of(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tup
     """Results of the graph -> size, stride and offset as `spec` describes them. `positions`: where among
     the results the symbolic ones are.
     """
-    rank = len(spec.size)
-    given = (*spec.size, *spec.stride, spec.offset)
+    rank, given = len(spec.size), spec.numbers
 
     def numbers(results: Sequence[Any]) -> tuple[Any, Any, Any]:
         found = given
@@ -287,7 +284,6 @@ def numbers_of(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tup
 def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., torch.Tensor]:
     """(base, results of the graph) -> the view that `spec` describes."""
     numbers = numbers_of(spec, positions)
-
     conjugate, negative = spec.lazy
 
     def view(base: torch.Tensor, results: Sequence[Any]) -> torch.Tensor:
