@@ -33,7 +33,6 @@ from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import (
     ALIASES,
     alias_root,
-    argument,
     aten_ops,
     has_effect,
     is_inplace_view,
@@ -147,14 +146,12 @@ class Functionalizer:
     def view_call(self, node: fx.Node) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]]:
         """(operator, arguments after the base, keyword arguments) of a view, in place or not."""
         target = node.target
-        if target is operator.getitem:
-            return part_of_split(node)
         assert isinstance(target, OpOverload)
         args, kwargs = fx.map_arg((node.args[1:], dict(node.kwargs)), self.read)
         return functional_variant(target) if is_inplace_view(target) else target, args, kwargs
 
     def apply_view(self, node: fx.Node, base: torch.Tensor) -> Any:
-        if node.op == "placeholder" or node.target is aten.as_strided.default:
+        if node.op == "placeholder" or node.target in (aten.as_strided.default, operator.getitem):
             return self.place(self.memory(node), node)
         target, args, kwargs = self.view_call(node)
         return target(base, *args, **kwargs)
@@ -222,11 +219,8 @@ class Functionalizer:
 
     def has_inverse(self, view: fx.Node) -> bool:
         """May a write be carried through the view by its operator's inverse?"""
-        if view.op == "placeholder":
+        if view.op == "placeholder" or view.target is operator.getitem:
             return False
-        if view.target is operator.getitem:
-            packet: Any = getattr(getitem_parts(view)[0].target, "overloadpacket", None)
-            return packet in SPLITS
         return self.view_call(view)[0] in INVERSES and not overlaps(view.meta["val"])
 
     # Going through the old graph
@@ -288,8 +282,9 @@ class Functionalizer:
         self.values[node] = (value, storage.version)
 
     def visit_getitem(self, node: fx.Node) -> None:
-        """Part of a result with several tensors: possibly a view of what was split."""
-        whole, index = getitem_parts(node)
+        """Part of a result with several tensors: possibly a view."""
+        whole, index = node.args
+        assert isinstance(whole, fx.Node) and isinstance(index, int)
         storage = self.storage(node)
         if storage is not None and whole in self.same_as:  # what an operator wrote
             self.same_as[node] = self.viewed(whole, node.meta["storage"])
@@ -392,29 +387,3 @@ class Functionalizer:
         node = self.tracer.argument(gradient)
         self.tracer.origins, self.tracer.phase = origins_of(node), "backward"
         return gradient.clone(memory_format=torch.contiguous_format)
-
-
-def getitem_parts(node: fx.Node) -> tuple[fx.Node, int]:
-    """(the tuple, the position) of a node that takes one of several results."""
-    whole, index = node.args
-    assert node.target is operator.getitem
-    assert isinstance(whole, fx.Node) and isinstance(index, int)
-    return whole, index
-
-
-SPLITS = (aten.unbind, aten.split, aten.split_with_sizes)
-
-
-def part_of_split(node: fx.Node) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]]:
-    """One result of `unbind` or `split`, as a selection or a slice of what was split."""
-    views, index = getitem_parts(node)
-    packet = views.target.overloadpacket if isinstance(views.target, OpOverload) else None
-    if packet is aten.unbind:
-        return aten.select.int, (argument(views, 1, 0), index), {}
-    if packet in (aten.split, aten.split_with_sizes):
-        dim = argument(views, 2, 0)
-        sizes = [part.shape[dim] for part in views.meta["val"][: index + 1]]
-        end = sum(sizes)
-        return aten.slice.Tensor, (dim, end - sizes[-1], end), {}
-    reason = f"a write to the memory that results of {views.target} view can't be followed"
-    raise Unsupported(reason, user_line(node))

@@ -40,7 +40,7 @@ def make_callable(
     `forward` and `backward` run the graphs of `result`, compiled or interpreted; `name` is the user's.
     """
     if backward is None:
-        compute = inference_call(result, forward)
+        compute = inference_call(forward)
     else:
         compute = training_call(result, forward, backward, name)
     call = with_epilogue(compute, result)
@@ -59,7 +59,7 @@ def without_casts(call: BoxedCallable, inputs: list[Any]) -> Sequence[Any]:
     return call(inputs)
 
 
-def inference_call(result: AotResult, forward: BoxedCallable) -> BoxedCallable:
+def inference_call(forward: BoxedCallable) -> BoxedCallable:
     """Without autograd."""
 
     def run(inputs: list[Any]) -> Sequence[Any]:
@@ -200,20 +200,20 @@ def owners(values: Sequence[Any]) -> list[Any]:
 # Around autograd: memory that inputs share, mutated inputs, outputs that the graph doesn't compute --
 
 
-PLACES = {"input": 0, "input_view": 0, "fresh": 1, "view": 1, "output": 2, "constant": 3}
-"""Where an output comes from: inputs, results of the graph, outputs so far, constants."""
+PLACES = {"input": 0, "input_view": 0, "fresh": 1, "view": 1, "output": 2}
+"""Where an output comes from: inputs, results of the graph, outputs so far."""
 
 
 def with_epilogue(compute: BoxedCallable, result: AotResult) -> BoxedCallable:
     """Add shared memories to the inputs; afterwards change inputs in place, and make the outputs that are
     inputs, views of inputs or of bases, or constants.
 
-    Each output is an element of one of four lists (`PLACES`), or a view of it.
+    Each output is constant, an element of one of three lists (`PLACES`), or a view of it.
     """
     metadata = result.metadata
     returned, mutated, memories = metadata.returned, metadata.mutated_inputs, metadata.memories
     histories = metadata.result_requires_grad[returned:]
-    specs = result.metadata.outputs
+    specs = metadata.outputs
     if all(spec.kind == "fresh" for spec in specs) and not mutated and not metadata.relaid:
         return lambda inputs: list(compute(inputs))
     first_size = returned - len(metadata.view_sizes)
@@ -223,18 +223,14 @@ def with_epilogue(compute: BoxedCallable, result: AotResult) -> BoxedCallable:
     constants = [spec.value for spec in specs]
     plan = []
     for number, spec in enumerate(specs):
-        index = spec.base
-        if spec.kind == "fresh":
-            index = next(fresh)
-        elif spec.kind == "view":
+        if spec.kind == "constant":
+            continue
+        index = next(fresh) if spec.kind == "fresh" else spec.base
+        if spec.kind == "view":
             index += first_size - metadata.bases
-        elif spec.kind == "constant":
-            index = number
-        plan.append(
-            (PLACES[spec.kind], index, view_maker(spec, positions) if spec.is_view else None)
-        )
-
-    of_inputs = [index for place, index, _ in plan if place == 0]
+        view = view_maker(spec, positions) if spec.is_view else None
+        plan.append((number, PLACES[spec.kind], index, view))
+    of_inputs = [index for _, place, index, _ in plan if place == 0]
     used = {*mutated, *of_inputs, *(spec.base for spec in metadata.relaid)}
 
     def run(inputs: list[Any]) -> Sequence[Any]:
@@ -249,11 +245,11 @@ def with_epilogue(compute: BoxedCallable, result: AotResult) -> BoxedCallable:
                 size, stride, offset = numbers(results)
                 target = kept[spec.base]
                 target.as_strided_(size, stride, target.storage_offset() + offset)
-        outputs: list[Any] = []
-        places = (kept, results, outputs, constants)
-        for place, index, view in plan:
+        outputs = list(constants)
+        places = (kept, results, outputs)
+        for number, place, index, view in plan:
             value = places[place][index]
-            outputs.append(value if view is None else view(value, results))
+            outputs[number] = value if view is None else view(value, results)
         return outputs
 
     return run

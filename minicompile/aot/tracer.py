@@ -24,8 +24,9 @@ from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
+from minicompile.aot.decompositions.registry import Rule, rule_for
 from minicompile.aot.layout import conform, frozen
-from minicompile.aot.views import makes_memory
+from minicompile.aot.views import aten_ops, makes_memory
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine
@@ -33,10 +34,6 @@ from minicompile.shapes.env import asking
 from minicompile.shapes.nodes import SizeNodes
 
 aten = torch.ops.aten
-
-Rule = Callable[..., Any]
-"""Computes an operator's result with other operators; may return NotImplemented."""
-
 
 POSITIONS = {
     aten.select.int: (1, 2),
@@ -61,6 +58,14 @@ def counted_from_start(func: Any, args: Any) -> Any:
     return tuple(found)
 
 
+SPLITS = aten_ops("unbind split split_with_sizes")
+
+
+def one_by_one(op: OpOverload) -> Rule | None:
+    """Several views at once become single ones as they are traced: to these the inverses of views apply."""
+    return rule_for(op, "prims") if op.overloadpacket in SPLITS else None
+
+
 class Tracer(compat.TorchDispatchMode):
     """Records operators on fake tensors as nodes of `graph`.
 
@@ -71,7 +76,7 @@ class Tracer(compat.TorchDispatchMode):
     def __init__(
         self,
         mode: Any,
-        rules: Callable[[OpOverload], Rule | None] = lambda op: None,
+        rules: Callable[[OpOverload], Rule | None] = one_by_one,
     ) -> None:
         super().__init__()
         self.mode, self.rules = mode, rules

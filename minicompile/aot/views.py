@@ -64,7 +64,7 @@ def has_effect(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and not node.target._schema.returns
 
 
-def is_tagged(target: object, tag: torch.Tag) -> bool:
+def is_tagged(target: object, tag: torch.Tag) -> TypeGuard[OpOverload]:
     return isinstance(target, OpOverload) and tag in target.tags
 
 
@@ -72,10 +72,8 @@ def is_random(node: fx.Node) -> bool:
     """Would a second call give other numbers? Attention without dropout would not."""
     if not is_tagged(node.target, torch.Tag.nondeterministic_seeded):
         return False
-    names = [parameter.name for parameter in node.target._schema.arguments]  # type: ignore[union-attr]
-    if "dropout_p" not in names:
-        return True
-    return argument(node, names.index("dropout_p"), node.kwargs.get("dropout_p", 0.0)) != 0
+    dropout = arguments(node.target, node.args, node.kwargs, lambda p: p.name == "dropout_p")
+    return not dropout or bool(dropout[0])
 
 
 def is_pointwise(target: object) -> bool:

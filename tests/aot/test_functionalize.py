@@ -477,6 +477,35 @@ def test_a_write_into_several_tensors():
         compile_aot(twice, [torch.randn(3, 2)])
 
 
+def test_views_of_a_users_operator_are_followed_by_their_place_in_memory():
+    with torch.library._scoped_library("mini_views", "DEF") as library:
+        library.define("halves(Tensor(a) x) -> (Tensor(a), Tensor(a))")
+        for key in ("CompositeExplicitAutograd", "Meta"):
+            library.impl("halves", lambda x: (x[:2], x[2:]), key)
+
+        def fn(x):
+            y = x * 2
+            upper, lower = torch.ops.mini_views.halves(y)
+            y.add_(1)
+            lower.mul_(3)
+            return upper + 1, lower.sin(), y.cos()
+
+        assert_like_eager(fn, [torch.randn(4, 3)])
+
+
+def test_several_views_at_once_are_single_ones_from_the_start():
+    def fn(x):
+        y = x * 2
+        for row, part in zip(y.unbind(0), x.split([1, 3], 1)):
+            row.add_(part.sum())
+        return y, y.chunk(2)[1].neg_()
+
+    result = assert_like_eager(fn, [torch.randn(2, 4)])
+    names = {str(node.target) for node in result.level("full").nodes}
+    assert "aten.slice.Tensor" in names
+    assert not any("split" in name or "unbind" in name for name in names)
+
+
 @pytest.mark.parametrize("write", [lambda x: x.div_(2), lambda x: torch.mean(x + 0.5, out=x[0])])
 def test_a_result_that_eager_does_not_cast_to_what_is_written_is_refused(write):
     x = torch.arange(4)
