@@ -299,14 +299,13 @@ class Functionalizer:
     # Operators that write
 
     def visit_mutation(self, node: fx.Node, op: OpOverload) -> None:
-        targets = written_arguments(op, node.args, node.kwargs)
+        written = compat.tree_leaves(written_arguments(op, node.args, node.kwargs))
         fresh = sum(r.alias_info is None for r in op._schema.returns)
         result = self.compute(node, op)
         parts = list(result) if isinstance(result, tuple | list) else [result]
-        written = compat.tree_leaves(targets)
-        one_by_one = any(isinstance(target, list | tuple) for target in targets)
-        used = compat.tree_leaves((node.args, node.kwargs)) if one_by_one else written
-        memory = [x.meta.get("storage") for x in used if isinstance(x, fx.Node)]
+        # lists are gone through one by one: what is written there must not be read either
+        used = [node.args, node.kwargs] if isinstance(node.args[0], list) else written
+        memory = [x.meta.get("storage") for x in compat.tree_leaves(used) if isinstance(x, fx.Node)]
         if any(memory.count(x.meta["storage"]) > 1 for x in written if isinstance(x, fx.Node)):
             raise Unsupported(f"{op} goes several times into one memory", user_line(node))
         for target, new in zip(written, compat.tree_leaves(parts[fresh:]), strict=True):

@@ -20,9 +20,7 @@ from minicompile.errors import Unsupported
 
 def refuse_layouts(fakes: list[Any]) -> None:
     """Sparse tensors have no strides; with CUDA tensors but without CUDA, autograd ends the process."""
-    for value in fakes:
-        if not isinstance(value, torch.Tensor):
-            continue
+    for value in filter(torch.is_tensor, fakes):
         if value.layout is not torch.strided:
             raise Unsupported(f"an input has layout {value.layout}")
         if value.device.type == "cuda" and not torch.backends.cuda.is_built():

@@ -90,13 +90,12 @@ def overlaps(value: torch.Tensor) -> bool:
 
 def collide(written: torch.Tensor, read: Any) -> bool:
     """Is an element that is written also read, for another one? Then it matters which comes first."""
-    if not isinstance(read, torch.Tensor) or geometry(written) == geometry(read):
+    if not isinstance(read, torch.Tensor) or compat.storage_id(written) != compat.storage_id(read):
         return False
-    if compat.storage_id(written) != compat.storage_id(read):
+    if geometry(written) == geometry(read):
         return False
-    ends = [hint(extent(written)), hint(extent(read)), 0]
     with compat.no_dispatch_modes():
-        row = torch.zeros(max(ends), dtype=torch.int8, device="cpu")
+        row = torch.zeros(max(hint(extent(written)), hint(extent(read)), 0), dtype=torch.int8)
         for x in (written, read):
             place = [*map(hint, x.shape)], [*map(hint, x.stride())], hint(x.storage_offset())
             row = row.as_strided_scatter(row.as_strided(*place) + 1, *place)

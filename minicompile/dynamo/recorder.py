@@ -283,8 +283,7 @@ class Recorder:
     def run(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = self.running = target_name(target)
         try:
-            # with symbolic sizes, kernels in Python: some of those in C++ want numbers;
-            # but the one of dropout copies what it should return
+            # with symbolic sizes, kernels in Python: some in C++ want numbers; dropout's copies its input
             python = self.sizes and not name.endswith(".dropout")
             composites = compat.python_dispatcher() if python else contextlib.nullcontext()
             with compat.no_function_modes(), self.mode, composites:
