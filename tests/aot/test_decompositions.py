@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import minicompile as mc
 from minicompile.aot.decompositions import decompose, decomposition
 from minicompile.aot.decompositions.registry import rule_for
 from minicompile.errors import VerifyError
@@ -526,3 +527,13 @@ def test_a_rule_that_gives_another_shape_is_refused_by_name():
 
         with pytest.raises(VerifyError, match=r"aten\.silu\.default"):
             compile_aot(F.silu, [randn(3)])
+
+
+@pytest.mark.parametrize("fn", [F.gelu, F.silu, F.softplus, torch.frac, torch.var, F.hardswish])
+def test_formulas_over_real_numbers_leave_integers_to_the_library(fn):
+    """Eager's kernels refuse them, which a formula would not."""
+    for x in (torch.arange(4), torch.arange(0), torch.tensor(True)):
+        with pytest.raises(RuntimeError):
+            fn(x)
+        with pytest.raises(RuntimeError):
+            mc.compile(lambda x: fn(x), backend="aot_eager")(x)
