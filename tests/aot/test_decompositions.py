@@ -537,3 +537,20 @@ def test_formulas_over_real_numbers_leave_integers_to_the_library(fn):
             fn(x)
         with pytest.raises(RuntimeError):
             mc.compile(lambda x: fn(x), backend="aot_eager")(x)
+
+
+@pytest.mark.parametrize(
+    "op, sizes",
+    [
+        (torch.addmm, ((5,), (3, 4), (4, 5))),
+        (torch.baddbmm, ((5,), (2, 3, 4), (2, 4, 5))),
+        (torch.addmv, ((3,), (3, 4), (4,))),
+    ],
+)
+@pytest.mark.parametrize("factors", [{"alpha": 0}, {"beta": 0}, {"alpha": 0, "beta": 2}])
+def test_what_a_factor_of_zero_leaves_out_may_hold_nan(op, sizes, factors):
+    bias, a, b = map(torch.rand, sizes)
+    (bias if factors.get("beta") == 0 else a).fill_(math.nan)
+    fn = lambda *inputs: op(*inputs, **factors)  # noqa: E731
+    got = mc.compile(fn, backend="aot_eager", fullgraph=True)(bias, a, b)
+    torch.testing.assert_close(got, fn(bias, a, b), equal_nan=True)
