@@ -110,6 +110,7 @@ negative_view = torch._neg_view
 creation_meta = torch._C._autograd._get_creation_meta
 """How a view was made, which decides whether autograd lets it be written to."""
 set_creation_meta = torch._C._autograd._set_creation_meta
+VIEW_AS_USUAL = torch._C._autograd.CreationMeta.DEFAULT
 
 
 def clear_saved_tensors(ctx: Any) -> None:

@@ -33,11 +33,12 @@ from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import (
     ALIASES,
     alias_root,
-    argument,
     aten_ops,
     has_effect,
     is_inplace_view,
     results_of,
+    writes,
+    written_arguments,
 )
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of, placeholders, user_line
@@ -124,21 +125,16 @@ class Functionalizer:
         self.storages: dict[int, Storage] = {}
         self.view_of: dict[fx.Node, fx.Node] = {}
         self.same_as: dict[fx.Node, fx.Node] = {}
-        """In-place results and aliases: old node -> the old node whose contents they are."""
+        """In-place results and aliases: old node -> the first old node with these contents."""
 
     # Reading and writing old nodes
-
-    def canonical(self, node: fx.Node) -> fx.Node:
-        while node in self.same_as:
-            node = self.same_as[node]
-        return node
 
     def storage(self, node: fx.Node) -> Storage | None:
         return self.storages.get(node.meta.get("storage", -1))
 
     def read(self, node: fx.Node) -> Any:
         """The node's present contents: replayed from the root if the storage was written since."""
-        node = self.canonical(node)
+        node = self.same_as.get(node, node)
         value, version = self.values[node]
         storage = self.storage(node)
         if storage is None or version == storage.version:
@@ -150,14 +146,12 @@ class Functionalizer:
     def view_call(self, node: fx.Node) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]]:
         """(operator, arguments after the base, keyword arguments) of a view, in place or not."""
         target = node.target
-        if target is operator.getitem:
-            return part_of_split(node)
         assert isinstance(target, OpOverload)
         args, kwargs = fx.map_arg((node.args[1:], dict(node.kwargs)), self.read)
         return functional_variant(target) if is_inplace_view(target) else target, args, kwargs
 
     def apply_view(self, node: fx.Node, base: torch.Tensor) -> Any:
-        if node.op == "placeholder" or node.target is aten.as_strided.default:
+        if node.op == "placeholder" or node.target in (aten.as_strided.default, operator.getitem):
             return self.place(self.memory(node), node)
         target, args, kwargs = self.view_call(node)
         return target(base, *args, **kwargs)
@@ -196,10 +190,10 @@ class Functionalizer:
         """`new` becomes the contents of `node`, and through the inverse views of everything that
         shares its memory.
         """
-        node = self.canonical(node)
+        node = self.same_as.get(node, node)
         old, storage = node.meta["val"], self.storage(node)
         assert storage is not None
-        if overlaps(old):
+        if overlaps(old) or overlaps(storage.root.meta["val"]):
             raise Unsupported("a write to a tensor whose elements share memory", user_line(node))
         new = new.to(dtype=old.dtype, device=old.device)  # as in-place operators do
         if new.shape != old.shape:
@@ -225,11 +219,8 @@ class Functionalizer:
 
     def has_inverse(self, view: fx.Node) -> bool:
         """May a write be carried through the view by its operator's inverse?"""
-        if view.op == "placeholder":
+        if view.op == "placeholder" or view.target is operator.getitem:
             return False
-        if view.target is operator.getitem:
-            packet: Any = getattr(getitem_parts(view)[0].target, "overloadpacket", None)
-            return packet in SPLITS
         return self.view_call(view)[0] in INVERSES and not overlaps(view.meta["val"])
 
     # Going through the old graph
@@ -248,11 +239,7 @@ class Functionalizer:
             self.visit_getitem(node)
         elif target in ALIASES:
             self.visit_alias(node)
-        elif (
-            isinstance(target, OpOverload)
-            and target._schema.is_mutable
-            and not is_inplace_view(target)
-        ):
+        elif writes(target):
             self.visit_mutation(node, target)
         elif isinstance(value, torch.Tensor) and self.storage(node) is not None:
             self.visit_view(node)
@@ -271,14 +258,14 @@ class Functionalizer:
         """The argument of a call that lies in a storage: what the call's result is a view of."""
         for source in call.all_input_nodes:
             if source.meta.get("storage") == storage:
-                return self.canonical(source)
+                return self.same_as.get(source, source)
         reason = f"{call.target} returns memory of something that is not its argument"
         raise Unsupported(reason, user_line(call))
 
     def visit_alias(self, node: fx.Node) -> None:
         source = node.all_input_nodes[0]
         if self.storage(node) is not None:
-            self.same_as[node] = source
+            self.same_as[node] = self.same_as.get(source, source)
         else:  # a constant enters: later writes are to this copy of it
             self.new_root(node, self.read(source))
 
@@ -295,8 +282,9 @@ class Functionalizer:
         self.values[node] = (value, storage.version)
 
     def visit_getitem(self, node: fx.Node) -> None:
-        """Part of a result with several tensors: possibly a view of what was split."""
-        whole, index = getitem_parts(node)
+        """Part of a result with several tensors: possibly a view."""
+        whole, index = node.args
+        assert isinstance(whole, fx.Node) and isinstance(index, int)
         storage = self.storage(node)
         if storage is not None and whole in self.same_as:  # what an operator wrote
             self.same_as[node] = self.viewed(whole, node.meta["storage"])
@@ -311,28 +299,29 @@ class Functionalizer:
     # Operators that write
 
     def visit_mutation(self, node: fx.Node, op: OpOverload) -> None:
-        schema = op._schema
-        targets = [
-            argument(node, i, node.kwargs.get(a.name))
-            for i, a in enumerate(schema.arguments)
-            if a.alias_info is not None and a.alias_info.is_write
-        ]
-        fresh = sum(r.alias_info is None for r in schema.returns)
+        targets = written_arguments(op, node.args, node.kwargs)
+        fresh = sum(r.alias_info is None for r in op._schema.returns)
         result = self.compute(node, op)
         parts = list(result) if isinstance(result, tuple | list) else [result]
         written = compat.tree_leaves(targets)
-        memory = [x.meta["storage"] for x in written if isinstance(x, fx.Node)]
-        if len(set(memory)) < len(memory):
-            raise Unsupported(f"{op} writes several times into one memory", user_line(node))
+        one_by_one = any(isinstance(target, list | tuple) for target in targets)
+        used = compat.tree_leaves((node.args, node.kwargs)) if one_by_one else written
+        memory = [x.meta.get("storage") for x in used if isinstance(x, fx.Node)]
+        if any(memory.count(x.meta["storage"]) > 1 for x in written if isinstance(x, fx.Node)):
+            raise Unsupported(f"{op} goes several times into one memory", user_line(node))
         for target, new in zip(written, compat.tree_leaves(parts[fresh:]), strict=True):
             if isinstance(target, fx.Node):
+                old = target.meta["val"].dtype
+                if op is not aten.copy_.default and not torch.can_cast(new.dtype, old):
+                    reason = f"{op} gives {new.dtype}, which eager doesn't write to {old}"
+                    raise Unsupported(reason, user_line(node))
                 self.write(target, new)
         if fresh == 1:
             self.new_root(node, parts[0])
         elif fresh:
             self.values[node] = (tuple(parts[:fresh]), 0)
         else:  # it returns what it wrote
-            self.same_as[node] = written[0]
+            self.same_as[node] = self.same_as.get(written[0], written[0])
 
     def compute(self, node: fx.Node, op: OpOverload) -> Any:
         """The results of the operator's functional form."""
@@ -399,29 +388,3 @@ class Functionalizer:
         node = self.tracer.argument(gradient)
         self.tracer.origins, self.tracer.phase = origins_of(node), "backward"
         return gradient.clone(memory_format=torch.contiguous_format)
-
-
-def getitem_parts(node: fx.Node) -> tuple[fx.Node, int]:
-    """(the tuple, the position) of a node that takes one of several results."""
-    whole, index = node.args
-    assert node.target is operator.getitem
-    assert isinstance(whole, fx.Node) and isinstance(index, int)
-    return whole, index
-
-
-SPLITS = (aten.unbind, aten.split, aten.split_with_sizes)
-
-
-def part_of_split(node: fx.Node) -> tuple[OpOverload, tuple[Any, ...], dict[str, Any]]:
-    """One result of `unbind` or `split`, as a selection or a slice of what was split."""
-    views, index = getitem_parts(node)
-    packet = views.target.overloadpacket if isinstance(views.target, OpOverload) else None
-    if packet is aten.unbind:
-        return aten.select.int, (argument(views, 1, 0), index), {}
-    if packet in (aten.split, aten.split_with_sizes):
-        dim = argument(views, 2, 0)
-        sizes = [part.shape[dim] for part in views.meta["val"][: index + 1]]
-        end = sum(sizes)
-        return aten.slice.Tensor, (dim, end - sizes[-1], end), {}
-    reason = f"a write to the memory that results of {views.target} view can't be followed"
-    raise Unsupported(reason, user_line(node))

@@ -78,16 +78,12 @@ def stand_ins(
         else:
             inputs.append(value)
             continue
-        if training and is_computed(like):
+        if training and like.requires_grad and not like.is_leaf:
+            # it may be written to, which gives it another history
             source = compat.new_fake(mode, (), (), like.dtype, like.device)
             made.copy_(source.requires_grad_())
         inputs.append(made.requires_grad_(training and like.requires_grad))
     return inputs
-
-
-def is_computed(value: torch.Tensor) -> bool:
-    """From something that requires grad: it may be written to, which gives it another history."""
-    return value.requires_grad and not value.is_leaf
 
 
 def view_like(base: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

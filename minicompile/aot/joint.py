@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch.autograd.function import BackwardCFunction
@@ -29,10 +30,10 @@ from minicompile.aot.inputs import (
     stand_ins,
     views_of_memories,
 )
-from minicompile.aot.layout import empty_like_layout, geometry, is_dense, size_expr
-from minicompile.aot.result import OutputSpec, RuntimeMetadata, SharedMemory
+from minicompile.aot.layout import collide, empty_like_layout, geometry, is_dense, size_expr
+from minicompile.aot.result import Kind, OutputSpec, RuntimeMetadata, SharedMemory
 from minicompile.aot.tracer import Tracer
-from minicompile.aot.views import is_inplace_view
+from minicompile.aot.views import is_inplace_view, writes, written_arguments
 from minicompile.aot.vjps import own_gradients
 from minicompile.errors import OptionError, Unsupported
 from minicompile.ops.graph import origins_of, placeholders, user_line
@@ -72,24 +73,23 @@ class JointTracer(Tracer):
     def record(self, func: Any, args: Any, kwargs: Any, value: Any) -> Any:
         if func._schema.name in STORAGE_SURGERY:
             raise Unsupported(f"{func} changes a tensor's storage")
-        if func._schema.is_mutable and not is_inplace_view(func):
-            given = zip(func._schema.arguments, [*args, *[None] * len(func._schema.arguments)])
-            changed = [
-                kwargs.get(a.name, value)
-                for a, value in given
-                if a.alias_info is not None and a.alias_info.is_write
-            ]
+        if func._schema.name == "aten::mkldnn_rnn_layer_backward" and not args[18]:
+            raise Unsupported("an LSTM in evaluation has no backward kernel that a graph can call")
+        if writes(func):
+            changed = written_arguments(func, args, kwargs)
             tensors = [x for x in compat.tree_leaves(changed) if isinstance(x, torch.Tensor)]
             self.written.update(map(compat.storage_id, tensors))
             if any(isinstance(value, list | tuple) for value in changed):
                 increment_version(tensors)  # which autograd doesn't do for lists of fakes
+            elif any(collide(x, y) for x in tensors for y in compat.tree_leaves((args, kwargs))):
+                raise Unsupported(f"{func} writes to elements that it reads in other places")
         if self.phase == "backward":
-            self.origins = self.running or self._origins_of_tensors((args, kwargs))
+            known = filter(self.knows, compat.tree_leaves((args, kwargs)))
+            self.origins = self.running or union(origins_of(self.argument(x)) for x in known)
         return super().record(func, args, kwargs, value)
 
-    def _origins_of_tensors(self, values: Any) -> Origins:
-        known = filter(self.knows, compat.tree_leaves(values))
-        return union(origins_of(self._bound[id(value)][1]) for value in known)
+    def has_written(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and compat.storage_id(value) in self.written
 
     def remember_autograd(self, values: Any, origins: Origins) -> None:
         """The autograd nodes that were made since the last call came from `origins`."""
@@ -111,6 +111,7 @@ class JointTracer(Tracer):
         self.hooks.clear()
 
 
+@torch.inference_mode(False)  # in which views have no base
 def trace(
     gm: fx.GraphModule, fakes: list[Any], mode: Any, *, training: bool
 ) -> tuple[fx.GraphModule, RuntimeMetadata]:
@@ -167,15 +168,20 @@ def record(
                 raise Unsupported("an operator changes the shape of an input in place")
             live = [run.relaid.get(id(value), value) for value in live]
             with refusing("what the graph leaves", None):
-                specs, results, bases, sizes = classify(outputs, live, of_input, tracer)
-                relaid = relaid_inputs(live, every, before, sizes)
-                written = [i for i, x in enumerate(every) if storage_of(x) in tracer.written]
+                specs, results, bases = classify(outputs, live, of_input, tracer)
+                relaid = relaid_inputs(live, every, before)
+                numbers = (n for spec in (*specs, *relaid) for n in spec.numbers)
+                symbolic = dict.fromkeys(n for n in numbers if isinstance(n, sympy.Expr))
+                written = [i for i, x in enumerate(every) if tracer.has_written(x)]
                 updated = new_contents(every, before, [i for i in written if i not in members])
-            returned = [*results, *bases, *sizes.values(), *updated.values()]
+            sizes = [tracer.sizes.env.number(expr) for expr in symbolic]
+            returned = [*results, *bases, *sizes, *updated.values()]
             gradients = run_backward(returned, list(wanted.values()), tracer) if training else []
     finally:
         tracer.forget_autograd()
     flags = tuple(map(requires_grad, returned))
+    if any(flags) and not wanted:
+        raise Unsupported("only tensors that the graph makes are differentiated")
     checks = (getattr(node.target, "check", None) for node in gm.graph.nodes)
     metadata = RuntimeMetadata(
         tuple(specs),
@@ -185,16 +191,12 @@ def record(
         before_backward=tuple(filter(None, checks)),
         differentiable_inputs=tuple(wanted) if any(flags) else (),
         bases=len(bases),
-        view_sizes=tuple(sizes),
+        view_sizes=tuple(symbolic),
         trains=any(flags) and bool(wanted),
         result_requires_grad=flags,
     )
     traced = tracer.finish((tuple(returned), tuple(gradients)), metadata.graph_name)
     return traced, metadata, written
-
-
-def storage_of(value: Any) -> int | None:
-    return compat.storage_id(value) if isinstance(value, torch.Tensor) else None
 
 
 def history(value: Any) -> Any:
@@ -211,14 +213,12 @@ def gradient_edge(value: torch.Tensor) -> Any:
     return value if step is None else GradientEdge(step, value.output_nr)
 
 
-def relaid_inputs(
-    inputs: list[Any], old: list[Any], before: list[Any], sizes: dict[Any, torch.SymInt]
-) -> list[OutputSpec]:
+def relaid_inputs(inputs: list[Any], old: list[Any], before: list[Any]) -> list[OutputSpec]:
     """Inputs in whose place is another view of them now. `before`: the histories of the `old` ones."""
     specs = []
     for i, (value, given) in enumerate(zip(inputs, old)):
         if value is not given:
-            spec = placed("input", i, value, given.storage_offset(), sizes)
+            spec = placed("input", i, value, given.storage_offset())
             specs.append(replace(spec, requires_grad=history(value) is not before[i]))
     return specs
 
@@ -287,6 +287,8 @@ class CapturedRun(fx.Interpreter):
         if old.requires_grad and not torch.is_grad_enabled():
             raise Unsupported("a tensor that requires grad changes its shape unseen by autograd")
         new = super().call_method(target.removesuffix("_"), args, kwargs)
+        with compat.no_dispatch_modes():  # counts as a write: autograd refuses other views then
+            getattr(old.detach(), target)(*args[1:], **kwargs)
         self.env = {node: new if value is old else value for node, value in self.env.items()}
         self.relaid |= {key: new for key, value in self.relaid.items() if value is old}
         self.relaid[id(old)] = new
@@ -307,7 +309,7 @@ class CapturedRun(fx.Interpreter):
             earlier, self.tracer.written = self.tracer.written, set()
             value = super().run_node(node)
             for x in targets:  # some of torch's composites forget it where they meet fakes
-                if x is not None and compat.storage_id(x) not in self.tracer.written:
+                if x is not None and not self.tracer.has_written(x):
                     raise Unsupported("what it writes to `out` can't be traced")
             self.tracer.written |= earlier
         self.tracer.remember_autograd((value, read), self.tracer.origins)
@@ -319,9 +321,9 @@ def classify(
     inputs: list[Any],
     of_input: Mapping[fx.Node, int],
     tracer: JointTracer,
-) -> tuple[list[OutputSpec], list[Any], list[torch.Tensor], dict[Any, torch.SymInt]]:
-    """Each output's `OutputSpec`, and what the graph itself must return: fresh results, bases and
-    symbolic sizes of views. `of_input`: the nodes of the inputs.
+) -> tuple[list[OutputSpec], list[Any], list[torch.Tensor]]:
+    """Each output's `OutputSpec`, and what the graph itself must return: fresh results and bases of views.
+    `of_input`: the nodes of the inputs.
     """
     tensors = [(i, value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
     input_itself = {id(value): i for i, value in tensors}
@@ -331,7 +333,6 @@ def classify(
     specs: list[OutputSpec] = []
     results: list[Any] = []
     bases: dict[int, torch.Tensor] = {}
-    sizes: dict[Any, torch.SymInt] = {}
     first_seen: dict[int, int] = {}
     for position, value in enumerate(outputs):
         if not isinstance(value, torch.Tensor):
@@ -349,17 +350,20 @@ def classify(
             raise Unsupported("an output is a leaf that the graph makes: it would get a gradient")
         elif storage in input_memory:
             index = viewed_input(tracer.argument(value), of_input)
-            spec = view_of("input_view", index, value, inputs[index], sizes)
-        elif sharers[storage] == 1 and is_dense(value) and not is_leaf_view(value):
+            spec = view_of("input_view", index, value, inputs[index])
+        elif (
+            sharers[storage] == 1 and is_dense(value) and (value.grad_fn or not value.requires_grad)
+        ):
+            # not so a view made under no_grad, which autograd takes to be a leaf
             results.append(value)
             spec = OutputSpec("fresh")
         else:
             base = bases.setdefault(storage, tracer.first_in_storage(storage))
             if not is_dense(base) or base.storage_offset() != 0:
                 raise Unsupported("outputs are views of a tensor whose memory has gaps")
-            spec = view_of("view", list(bases).index(storage), value, base, sizes)
+            spec = view_of("view", list(bases).index(storage), value, base)
         specs.append(replace(spec, requires_grad=history(value) is not None))
-    return specs, results, list(bases.values()), sizes
+    return specs, results, list(bases.values())
 
 
 def viewed_input(node: fx.Node, of_input: Mapping[fx.Node, int]) -> int:
@@ -369,11 +373,6 @@ def viewed_input(node: fx.Node, of_input: Mapping[fx.Node, int]) -> int:
             raise Unsupported("an output shares memory with an input that it was not made of")
         node = node.args[0]
     return of_input[node]
-
-
-def is_leaf_view(value: torch.Tensor) -> bool:
-    """A view of something that requires grad, made under no_grad: autograd takes it to be a leaf."""
-    return value.requires_grad and value.grad_fn is None
 
 
 def reaches(view: torch.Tensor, base: torch.Tensor) -> bool:
@@ -395,22 +394,20 @@ def reaches(view: torch.Tensor, base: torch.Tensor) -> bool:
     return step is not None
 
 
-def view_of(
-    kind: Literal["view", "input_view"],
-    index: int,
-    view: torch.Tensor,
-    base: torch.Tensor,
-    sizes: dict[Any, torch.SymInt],
-) -> OutputSpec:
+def view_of(kind: Kind, index: int, view: torch.Tensor, base: torch.Tensor) -> OutputSpec:
     """Views are rebuilt from sizes and strides, in elements of their type."""
-    scale = base.element_size() / view.element_size()
-    if scale != 1 and not (scale == 2 and base.is_complex()):
+    ours, theirs = base.element_size(), view.element_size()
+    start = base.storage_offset() * ours
+    paired = (ours == 2 * theirs and base.is_complex()) or (
+        2 * ours == theirs and view.is_complex()
+    )
+    if (ours != theirs and not paired) or start % theirs != 0:
         raise Unsupported(f"an output views {base.dtype} memory as {view.dtype}")
     known = view._base is not None and autograd_base(view) is autograd_base(base)
     if view.requires_grad and not known and view.grad_fn is not base.grad_fn:
         raise Unsupported("an output shares memory, but not its gradient history, with its base")
     creation = compat.creation_meta(view) if known else None
-    spec = placed(kind, index, view, base.storage_offset() * int(scale), sizes)
+    spec = placed(kind, index, view, start // theirs)
     return replace(
         spec,
         detached=not known and not view.requires_grad,
@@ -421,20 +418,11 @@ def view_of(
     )
 
 
-def placed(
-    kind: Literal["view", "input_view", "input"],
-    index: int,
-    view: torch.Tensor,
-    start: Any,
-    sizes: dict[Any, torch.SymInt],
-) -> OutputSpec:
-    """Where a tensor lies in memory, from `start`; what isn't known when compiling goes into `sizes`."""
-    offset = view.storage_offset() - start
-    for number in (*view.shape, *view.stride(), offset):
-        if isinstance(number, torch.SymInt):
-            sizes.setdefault(size_expr(number), number)
+def placed(kind: Kind, index: int, view: torch.Tensor, start: Any) -> OutputSpec:
+    """Where a tensor lies in memory, from `start`."""
     size, stride, _ = geometry(view)
-    return OutputSpec(kind, index, size=size, stride=stride, offset=size_expr(offset))
+    offset = size_expr(view.storage_offset() - start)
+    return OutputSpec(kind, index, size=size, stride=stride, offset=offset)
 
 
 def run_backward(returned: list[Any], wanted: list[Any], tracer: JointTracer) -> list[Any]:

@@ -53,16 +53,20 @@ def inverse_order(order: list[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
+def steps(value: torch.Tensor) -> list[tuple[int, int]]:
+    """(size, stride) of dimensions longer than 1, from the innermost in memory; none for no elements."""
+    pairs = ((hint(value.shape[i]), hint(value.stride(i))) for i in stride_order(value)[::-1])
+    found = [pair for pair in pairs if pair[0] != 1]
+    return [] if any(size == 0 for size, _ in found) else found
+
+
 def is_dense(value: torch.Tensor) -> bool:
     """Does each element have its own place, with no gaps?"""
     if value.layout is not torch.strided:
         return False
     expected = 1
-    for dim in reversed(stride_order(value)):
-        size, stride = hint(value.shape[dim]), hint(value.stride(dim))
-        if size == 0:
-            return True
-        if size != 1 and stride != expected:
+    for size, stride in steps(value):
+        if stride != expected:
             return False
         expected *= size
     return True
@@ -76,14 +80,27 @@ def extent(value: torch.Tensor) -> Any:
 
 def overlaps(value: torch.Tensor) -> bool:
     """May two elements lie in the same place, as in an expanded dimension?"""
-    reach, found = 0, False
-    for dim in reversed(stride_order(value)):
-        size, stride = hint(value.shape[dim]), hint(value.stride(dim))
-        if size == 0:
-            return False
-        found = found or (size > 1 and stride <= reach)
+    reach = 0
+    for size, stride in steps(value):
+        if stride <= reach:
+            return True
         reach += (size - 1) * stride
-    return found
+    return False
+
+
+def collide(written: torch.Tensor, read: Any) -> bool:
+    """Is an element that is written also read, for another one? Then it matters which comes first."""
+    if not isinstance(read, torch.Tensor) or geometry(written) == geometry(read):
+        return False
+    if compat.storage_id(written) != compat.storage_id(read):
+        return False
+    ends = [hint(extent(written)), hint(extent(read)), 0]
+    with compat.no_dispatch_modes():
+        row = torch.zeros(max(ends), dtype=torch.int8, device="cpu")
+        for x in (written, read):
+            place = [*map(hint, x.shape)], [*map(hint, x.stride())], hint(x.storage_offset())
+            row = row.as_strided_scatter(row.as_strided(*place) + 1, *place)
+        return bool((row == 2).any())
 
 
 def same_strides(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -102,8 +102,8 @@ def partition(
     report = Partition(
         tuple(ForwardValue(n.name, size_of(n), reasons[n], n.op == "placeholder") for n in saved),
         tuple(map(recomputed, again)),
-        sum(map(bytes_of, saved)),
-        sum(map(bytes_of, naive)),
+        sum(map(bytes_of, set(saved) - set(parts.primals))),
+        sum(map(bytes_of, naive.keys() - set(parts.primals))),
         options.partitioner,
         {node.name: origins_of(node) for node in (*saved, *again)},
     )

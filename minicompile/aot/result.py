@@ -43,6 +43,9 @@ class SharedMemory:
         return f"what holds inputs {list(self.members)}" if self.members else "all of a storage"
 
 
+Kind = Literal["fresh", "input", "input_view", "output", "view", "constant"]
+
+
 @dataclass(frozen=True)
 class OutputSpec:
     """How one output of the captured graph is produced at run time.
@@ -54,7 +57,7 @@ class OutputSpec:
     the offset is relative to the base's.
     """
 
-    kind: Literal["fresh", "input", "input_view", "output", "view", "constant"]
+    kind: Kind
     base: int = -1
     value: Any = None
     size: tuple[Any, ...] = ()
@@ -74,6 +77,10 @@ class OutputSpec:
 
     def __str__(self) -> str:
         return f"{self.kind} {self.base}: sizes {list(self.size)}, strides {list(self.stride)}"
+
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        return (*self.size, *self.stride, self.offset)
 
     @property
     def is_view(self) -> bool:
@@ -153,6 +160,7 @@ class Partition(Shown):
     saved: tuple[ForwardValue, ...]
     recomputed: tuple[ForwardValue, ...]
     saved_bytes: int
+    """Without inputs."""
     default_bytes: int
     """What saving everything that backward reads would have kept."""
     method: str
@@ -160,16 +168,15 @@ class Partition(Shown):
     """Of what is saved or computed again, by name."""
 
     def __str__(self) -> str:
+        inputs = [v.bytes or 0 for v in self.saved if v.is_input]
+        count = len(self.saved) - len(inputs)
         lines = [
-            f"{self.method} partition: saves {self.saved_bytes} bytes in {len(self.saved)} values "
+            f"{self.method} partition: saves {self.saved_bytes} bytes in {count} values "
             f"(saving all that backward reads: {self.default_bytes}), "
             f"recomputes {len(self.recomputed)} operations"
         ]
-        inputs = [v.bytes or 0 for v in self.saved if v.is_input]
         if inputs:
-            lines.append(
-                f"  {sum(inputs)} of the bytes are {len(inputs)} inputs, which exist anyway"
-            )
+            lines.append(f"  and {sum(inputs)} bytes in {len(inputs)} inputs, which exist anyway")
         for kind, values in (("saved", self.saved), ("recomputed", self.recomputed)):
             for v in values:
                 size = v.bytes if v.bytes is not None else "symbolic"

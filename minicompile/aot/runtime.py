@@ -23,8 +23,6 @@ from minicompile.aot.partition import bytes_of
 from minicompile.aot.result import AotResult, BoxedCallable, OutputSpec, SharedMemory
 from minicompile.ops.graph import Graph, output_node, placeholders
 
-Call = Callable[[list[Any]], Sequence[Any]]
-
 
 def interpret(graph: Graph) -> BoxedCallable:
     """Run an ATen graph with eager's operators, one by one; every value dies after its last use."""
@@ -42,7 +40,7 @@ def make_callable(
     `forward` and `backward` run the graphs of `result`, compiled or interpreted; `name` is the user's.
     """
     if backward is None:
-        compute = inference_call(result, forward)
+        compute = inference_call(forward)
     else:
         compute = training_call(result, forward, backward, name)
     call = with_epilogue(compute, result)
@@ -53,7 +51,7 @@ def make_callable(
     return run
 
 
-def without_casts(call: Call, inputs: list[Any]) -> Sequence[Any]:
+def without_casts(call: BoxedCallable, inputs: list[Any]) -> Sequence[Any]:
     """A graph already has the casts that autocast asked for."""
     if compat.any_autocast_enabled():
         with compat.without_autocast():
@@ -61,7 +59,7 @@ def without_casts(call: Call, inputs: list[Any]) -> Sequence[Any]:
     return call(inputs)
 
 
-def inference_call(result: AotResult, forward: BoxedCallable) -> Call:
+def inference_call(forward: BoxedCallable) -> BoxedCallable:
     """Without autograd."""
 
     def run(inputs: list[Any]) -> Sequence[Any]:
@@ -75,7 +73,7 @@ def inference_call(result: AotResult, forward: BoxedCallable) -> Call:
 
 def training_call(
     result: AotResult, forward: BoxedCallable, backward: BoxedCallable, name: str
-) -> Call:
+) -> BoxedCallable:
     """An autograd.Function around the two graphs; compiled once, applied at every call.
 
     Inputs reach it in their list, so that the forward can let go of them; those that get a gradient are
@@ -202,20 +200,20 @@ def owners(values: Sequence[Any]) -> list[Any]:
 # Around autograd: memory that inputs share, mutated inputs, outputs that the graph doesn't compute --
 
 
-PLACES = {"input": 0, "input_view": 0, "fresh": 1, "view": 1, "output": 2, "constant": 3}
-"""Where an output comes from: inputs, results of the graph, outputs so far, constants."""
+PLACES = {"input": 0, "input_view": 0, "fresh": 1, "view": 1, "output": 2}
+"""Where an output comes from: inputs, results of the graph, outputs so far."""
 
 
-def with_epilogue(compute: Call, result: AotResult) -> Call:
+def with_epilogue(compute: BoxedCallable, result: AotResult) -> BoxedCallable:
     """Add shared memories to the inputs; afterwards change inputs in place, and make the outputs that are
     inputs, views of inputs or of bases, or constants.
 
-    Each output is an element of one of four lists (`PLACES`), or a view of it.
+    Each output is constant, an element of one of three lists (`PLACES`), or a view of it.
     """
     metadata = result.metadata
     returned, mutated, memories = metadata.returned, metadata.mutated_inputs, metadata.memories
     histories = metadata.result_requires_grad[returned:]
-    specs = result.metadata.outputs
+    specs = metadata.outputs
     if all(spec.kind == "fresh" for spec in specs) and not mutated and not metadata.relaid:
         return lambda inputs: list(compute(inputs))
     first_size = returned - len(metadata.view_sizes)
@@ -225,18 +223,14 @@ def with_epilogue(compute: Call, result: AotResult) -> Call:
     constants = [spec.value for spec in specs]
     plan = []
     for number, spec in enumerate(specs):
-        index = spec.base
-        if spec.kind == "fresh":
-            index = next(fresh)
-        elif spec.kind == "view":
+        if spec.kind == "constant":
+            continue
+        index = next(fresh) if spec.kind == "fresh" else spec.base
+        if spec.kind == "view":
             index += first_size - metadata.bases
-        elif spec.kind == "constant":
-            index = number
-        plan.append(
-            (PLACES[spec.kind], index, view_maker(spec, positions) if spec.is_view else None)
-        )
-
-    of_inputs = [index for place, index, _ in plan if place == 0]
+        view = view_maker(spec, positions) if spec.is_view else None
+        plan.append((number, PLACES[spec.kind], index, view))
+    of_inputs = [index for _, place, index, _ in plan if place == 0]
     used = {*mutated, *of_inputs, *(spec.base for spec in metadata.relaid)}
 
     def run(inputs: list[Any]) -> Sequence[Any]:
@@ -251,11 +245,11 @@ def with_epilogue(compute: Call, result: AotResult) -> Call:
                 size, stride, offset = numbers(results)
                 target = kept[spec.base]
                 target.as_strided_(size, stride, target.storage_offset() + offset)
-        outputs: list[Any] = []
-        places = (kept, results, outputs, constants)
-        for place, index, view in plan:
+        outputs = list(constants)
+        places = (kept, results, outputs)
+        for number, place, index, view in plan:
             value = places[place][index]
-            outputs.append(value if view is None else view(value, results))
+            outputs[number] = value if view is None else view(value, results)
         return outputs
 
     return run
@@ -272,8 +266,7 @@ def numbers_of(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tup
     """Results of the graph -> size, stride and offset as `spec` describes them. `positions`: where among
     the results the symbolic ones are.
     """
-    rank = len(spec.size)
-    given = (*spec.size, *spec.stride, spec.offset)
+    rank, given = len(spec.size), spec.numbers
 
     def numbers(results: Sequence[Any]) -> tuple[Any, Any, Any]:
         found = given
@@ -287,24 +280,30 @@ def numbers_of(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tup
 def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., torch.Tensor]:
     """(base, results of the graph) -> the view that `spec` describes."""
     numbers = numbers_of(spec, positions)
-
     conjugate, negative = spec.lazy
 
     def view(base: torch.Tensor, results: Sequence[Any]) -> torch.Tensor:
         size, stride, offset = numbers(results)
         base = base.detach() if spec.detached else base
+        complex_of_real = spec.dtype is not None and spec.dtype.is_complex > base.is_complex()
         with torch.set_grad_enabled(spec.requires_grad and not spec.cut):
-            if spec.dtype is not None:
+            if complex_of_real:
+                size, stride, offset = (*size, 2), (*(2 * step for step in stride), 1), 2 * offset
+            elif spec.dtype is not None:
                 same = base.element_size() == spec.dtype.itemsize
                 base = base.view(spec.dtype) if same else torch.view_as_real(base)
             made = base.as_strided(size, stride, base.storage_offset() + offset)
+            made = torch.view_as_complex(made) if complex_of_real else made
             made = made.conj() if conjugate else made
             made = compat.negative_view(made) if negative else made
         if spec.cut:
             with torch.enable_grad():
                 made = made.view_as(made)
-        if spec.creation is not None and compat.creation_meta(made) != spec.creation:
-            compat.set_creation_meta(made, spec.creation)
+        creation = spec.creation
+        if creation == compat.VIEW_AS_USUAL and compat.is_view(base):
+            creation = compat.creation_meta(base)
+        if creation is not None and compat.creation_meta(made) != creation:
+            compat.set_creation_meta(made, creation)
         return made
 
     return view

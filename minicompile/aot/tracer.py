@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +24,9 @@ from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
+from minicompile.aot.decompositions.registry import Rule, rule_for
 from minicompile.aot.layout import conform, frozen
-from minicompile.aot.views import makes_memory
+from minicompile.aot.views import aten_ops, makes_memory
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine
@@ -32,10 +34,6 @@ from minicompile.shapes.env import asking
 from minicompile.shapes.nodes import SizeNodes
 
 aten = torch.ops.aten
-
-Rule = Callable[..., Any]
-"""Computes an operator's result with other operators; may return NotImplemented."""
-
 
 POSITIONS = {
     aten.select.int: (1, 2),
@@ -60,6 +58,14 @@ def counted_from_start(func: Any, args: Any) -> Any:
     return tuple(found)
 
 
+SPLITS = aten_ops("unbind split split_with_sizes")
+
+
+def one_by_one(op: OpOverload) -> Rule | None:
+    """Several views at once become single ones as they are traced: to these the inverses of views apply."""
+    return rule_for(op, "prims") if op.overloadpacket in SPLITS else None
+
+
 class Tracer(compat.TorchDispatchMode):
     """Records operators on fake tensors as nodes of `graph`.
 
@@ -70,14 +76,13 @@ class Tracer(compat.TorchDispatchMode):
     def __init__(
         self,
         mode: Any,
-        rules: Callable[[OpOverload], Rule | None] = lambda op: None,
-        graph: fx.Graph | None = None,
+        rules: Callable[[OpOverload], Rule | None] = one_by_one,
     ) -> None:
         super().__init__()
         self.mode, self.rules = mode, rules
         self.env = getattr(mode, "env", None)
         """The `ShapeEnv` of symbolic sizes, if there are any."""
-        self.graph = graph if graph is not None else fx.Graph()
+        self.graph = fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
         self.sizes = SizeNodes(self.graph)
         self.origins: Origins = NO_ORIGINS
@@ -115,14 +120,12 @@ class Tracer(compat.TorchDispatchMode):
         elif isinstance(value, torch.SymInt | torch.SymFloat):
             self.sizes.nodes.setdefault(value.node.expr, node)
         elif isinstance(value, tuple | list):
-            kept = tuple(self._bind_part(part, node, index) for index, part in enumerate(value))
+            made = partial(self.new_node, "call_function", operator.getitem)
+            kept = tuple(
+                v if v is None else self.bind(v, made((node, i))) for i, v in enumerate(value)
+            )
         node.meta["val"] = kept
         return kept
-
-    def _bind_part(self, value: Any, whole: fx.Node, index: int) -> Any:
-        if value is None:
-            return None
-        return self.bind(value, self.new_node("call_function", operator.getitem, (whole, index)))
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -240,22 +243,16 @@ class Tracer(compat.TorchDispatchMode):
         the arguments' types and layouts, and asking a FakeTensor costs a hundred microseconds and
         more (milliseconds with symbolic sizes).
         """
-        if not makes_memory(func):
-            return self._on_fakes(func, args, kwargs)
-        key = (func, frozen(args), frozen(kwargs))
-        known = self.answers.get(key)
-        if known is not None:
-            return compat.new_fake(self.mode, *known)
-        value = self._on_fakes(func, args, kwargs)
-        if isinstance(value, torch.Tensor) and not value.is_complex():
-            self.answers[key] = (value.shape, value.stride(), value.dtype, value.device)
-        return value
-
-    def _on_fakes(self, func: Any, args: Any, kwargs: Any) -> Any:
+        key = (func, frozen(args), frozen(kwargs)) if makes_memory(func) else None
+        if key in self.answers:
+            return compat.new_fake(self.mode, *self.answers[key])
         try:
-            return func(*args, **kwargs)
+            value = func(*args, **kwargs)
         except (RuntimeError, LookupError, ValueError, TypeError, ArithmeticError) as error:
             raise Unsupported(f"{func} raises {type(error).__name__}: {error}") from error
+        if key and isinstance(value, torch.Tensor) and not value.is_complex():
+            self.answers[key] = (value.shape, value.stride(), value.dtype, value.device)
+        return value
 
     def record(self, func: Any, args: Any, kwargs: Any, value: Any) -> Any:
         """Append the call of `func`, whose result is `value`."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -63,7 +64,7 @@ def has_effect(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and not node.target._schema.returns
 
 
-def is_tagged(target: object, tag: torch.Tag) -> bool:
+def is_tagged(target: object, tag: torch.Tag) -> TypeGuard[OpOverload]:
     return isinstance(target, OpOverload) and tag in target.tags
 
 
@@ -71,10 +72,8 @@ def is_random(node: fx.Node) -> bool:
     """Would a second call give other numbers? Attention without dropout would not."""
     if not is_tagged(node.target, torch.Tag.nondeterministic_seeded):
         return False
-    names = [parameter.name for parameter in node.target._schema.arguments]  # type: ignore[union-attr]
-    if "dropout_p" not in names:
-        return True
-    return argument(node, names.index("dropout_p"), node.kwargs.get("dropout_p", 0.0)) != 0
+    dropout = arguments(node.target, node.args, node.kwargs, lambda p: p.name == "dropout_p")
+    return not dropout or bool(dropout[0])
 
 
 def is_pointwise(target: object) -> bool:
@@ -103,6 +102,24 @@ def is_symbolic(node: fx.Node) -> bool:
 def argument(node: fx.Node, index: int, default: Any = None) -> Any:
     """A positional argument, or the default if it was left out."""
     return node.args[index] if index < len(node.args) else default
+
+
+def arguments(op: OpOverload, args: Any, kwargs: Any, which: Callable[[Any], bool]) -> list[Any]:
+    """What is given for the parameters that are wanted; None for what was left out."""
+    parameters = enumerate(op._schema.arguments)
+    chosen = [(i, parameter.name) for i, parameter in parameters if which(parameter)]
+    return [args[i] if i < len(args) else kwargs.get(name) for i, name in chosen]
+
+
+def written_arguments(op: OpOverload, args: Any, kwargs: Any) -> list[Any]:
+    """What a call writes to, by its operator's schema."""
+    return arguments(op, args, kwargs, lambda p: p.alias_info is not None and p.alias_info.is_write)
+
+
+def writes(target: object) -> TypeGuard[OpOverload]:
+    """Does the operator write elements? In-place views don't."""
+    mutable = isinstance(target, OpOverload) and target._schema.is_mutable
+    return mutable and not is_inplace_view(target)
 
 
 def results_of(graph: fx.Graph) -> Any:

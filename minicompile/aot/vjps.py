@@ -25,6 +25,7 @@ import torch
 from torch._ops import OpOverload
 
 from minicompile import compat
+from minicompile.aot.views import arguments
 from minicompile.errors import OptionError
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.origin import place_of
@@ -69,11 +70,7 @@ def call(op: OpOverload, rule: Vjp, *args: Any, **kwargs: Any) -> Any:
 
 def tensor_arguments(op: OpOverload, args: Any, kwargs: Any) -> list[Any]:
     """By the parameters that take tensors, or lists of them; None for what was left out."""
-    return [
-        args[i] if i < len(args) else kwargs.get(parameter.name)
-        for i, parameter in enumerate(op._schema.arguments)
-        if "Tensor" in str(parameter.type)
-    ]
+    return arguments(op, args, kwargs, lambda parameter: "Tensor" in str(parameter.type))
 
 
 class Ruled(torch.autograd.Function):

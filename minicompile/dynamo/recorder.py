@@ -270,18 +270,23 @@ class Recorder:
         if tensors and not mutates and (changes_lists or value is None):  # versions don't show it
             mutates = True
             self.updated |= {id(tensor) for tensor in tensors}
-        if not mutates and all(id(leaf) in self.nodes for leaf in tensors_in(value)):
-            return value  # a fact about metadata, or an argument given back
+        given_back = not mutates and any(value is tensor for tensor in tensors)
+        known = all(id(leaf) in self.nodes for leaf in tensors_in(value))
+        if known and not mutates and not given_back:
+            return value  # a fact about metadata
         node = self.graph.create_node(op, target, lifted, lifted_kwargs, name=name)
         self.finish(node, target, value)
-        self.bind(value, node)
+        if not given_back:  # such an argument keeps the node it has
+            self.bind(value, node)
         return value
 
     def run(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = self.running = target_name(target)
         try:
-            # with symbolic sizes, kernels in Python: some of those in C++ want numbers
-            composites = compat.python_dispatcher() if self.sizes else contextlib.nullcontext()
+            # with symbolic sizes, kernels in Python: some of those in C++ want numbers;
+            # but the one of dropout copies what it should return
+            python = self.sizes and not name.endswith(".dropout")
+            composites = compat.python_dispatcher() if python else contextlib.nullcontext()
             with compat.no_function_modes(), self.mode, composites:
                 if op == "call_method":
                     return getattr(args[0], target)(*args[1:], **kwargs)

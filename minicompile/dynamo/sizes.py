@@ -122,7 +122,7 @@ class Sizes:
 
     def like(self, tensor: torch.Tensor, sizes: Any, strides: Any) -> torch.Tensor:
         """A fake that stands for the tensor, computed from others if it is."""
-        with self.mode:
+        with self.mode, torch.inference_mode(False):  # whatever mode the frame is in
             made = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
             if tensor.requires_grad and not tensor.is_leaf:
                 return made.copy_(torch.empty((), dtype=made.dtype, requires_grad=True))

@@ -23,7 +23,7 @@ def partition_parts(partition: Partition) -> str:
     ]
     most = max(partition.saved_bytes, partition.default_bytes)
     compare = ([text(what), bytes_text(n), bar(n, most, hue)] for what, n, hue in totals)
-    shown = table(("kept for backward", "bytes", ""), compare, numbers=(1,))
+    shown = table(("kept for backward, beside inputs", "bytes", ""), compare, numbers=(1,))
     listed = (("saved", partition.saved), ("computed again in backward", partition.recomputed))
     for title, values in listed:
         largest = max((v.bytes or 0 for v in values), default=0)

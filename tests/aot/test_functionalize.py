@@ -475,3 +475,63 @@ def test_a_write_into_several_tensors():
 
     with pytest.raises(Unsupported, match="several times into one memory"):
         compile_aot(twice, [torch.randn(3, 2)])
+
+
+def test_views_of_a_users_operator_are_followed_by_their_place_in_memory():
+    with torch.library._scoped_library("mini_views", "DEF") as library:
+        library.define("halves(Tensor(a) x) -> (Tensor(a), Tensor(a))")
+        for key in ("CompositeExplicitAutograd", "Meta"):
+            library.impl("halves", lambda x: (x[:2], x[2:]), key)
+
+        def fn(x):
+            y = x * 2
+            upper, lower = torch.ops.mini_views.halves(y)
+            y.add_(1)
+            lower.mul_(3)
+            return upper + 1, lower.sin(), y.cos()
+
+        assert_like_eager(fn, [torch.randn(4, 3)])
+
+
+def test_several_views_at_once_are_single_ones_from_the_start():
+    def fn(x):
+        y = x * 2
+        for row, part in zip(y.unbind(0), x.split([1, 3], 1)):
+            row.add_(part.sum())
+        return y, y.chunk(2)[1].neg_()
+
+    result = assert_like_eager(fn, [torch.randn(2, 4)])
+    names = {str(node.target) for node in result.level("full").nodes}
+    assert "aten.slice.Tensor" in names
+    assert not any("split" in name or "unbind" in name for name in names)
+
+
+@pytest.mark.parametrize("write", [lambda x: x.div_(2), lambda x: torch.mean(x + 0.5, out=x[0])])
+def test_a_result_that_eager_does_not_cast_to_what_is_written_is_refused(write):
+    x = torch.arange(4)
+    with pytest.raises(RuntimeError):
+        mc.compile(write, backend="aot_eager")(x)
+    assert x.equal(torch.arange(4))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        torch.view_as_complex,
+        lambda x: torch.view_as_complex(x * 2)[1:].t(),
+        lambda x: (torch.view_as_complex(x), torch.view_as_complex(x).conj()),
+    ],
+)
+def test_pairs_of_reals_seen_as_complex_numbers_share_memory_and_gradients(view):
+    ours, theirs = (torch.randn(3, 4, 2).requires_grad_() for _ in range(2))
+    theirs.data.copy_(ours.data)
+    results = []
+    for fn, x in ((mc.compile(view, backend="aot_eager", fullgraph=True), ours), (view, theirs)):
+        found = fn(x)
+        found = found if isinstance(found, tuple) else (found,)
+        sum(value.abs().sum() for value in found).backward()
+        shared = [value.data_ptr() == x.data_ptr() for value in found]
+        results.append((found, shared, [(v.stride(), v.is_conj()) for v in found], x.grad))
+    torch.testing.assert_close(results[0][0], results[1][0])
+    torch.testing.assert_close(results[0][3], results[1][3])
+    assert results[0][1:3] == results[1][1:3]

@@ -22,7 +22,7 @@ nn.functional.relu nn.functional.gelu nn.functional.linear nn.functional.conv2d
 nn.functional.layer_norm nn.functional.batch_norm nn.functional.max_pool2d nn.functional.avg_pool3d
 nn.functional.cross_entropy nn.functional.mse_loss nn.functional.embedding bernoulli kron
 nn.functional.upsample_bilinear nn.functional.triplet_margin_with_distance_loss
-zeros_like full arange randn_like polygamma.polygamma_n_0 linalg.matrix_rank
+positive contiguous zeros_like full arange randn_like polygamma.polygamma_n_0 linalg.matrix_rank
 fft.rfft i0 special.entr narrow_copy nonzero
 """
 

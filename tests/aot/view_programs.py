@@ -264,6 +264,8 @@ class Maker:
             "{0}.swapaxes(0, -1).add_({1}.sum().to({0}.dtype))",
             "torch._foreach_add_([{0}, {1}.clone()], 1)",
         ]
+        if not x.is_contiguous():  # which operators may ignore, and capture refuses
+            forms = [form for form in forms if "out=" not in form]
         return rng.choice(forms).format(of, other, dim)
 
     @staticmethod

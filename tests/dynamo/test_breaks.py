@@ -66,7 +66,7 @@ def addresses(a: torch.Tensor) -> torch.Tensor:
 
 
 def own_metadata(a: torch.Tensor) -> torch.Tensor:
-    a.t_()
+    a.resize_(1)
     return a + 1
 
 
@@ -113,7 +113,7 @@ CASES = [
     (to_numpy, "`.numpy()`"),
     (data_dependent_shape, "depends on the tensor's data"),
     (addresses, "id()"),
-    (own_metadata, "changed in place"),
+    (own_metadata, "changes a tensor's storage"),
     (gradients, "`.backward()`"),
     (seeds, "random state"),
 ]

@@ -32,22 +32,22 @@ def filled_like(value: Any) -> Rule:
 
 
 # `empty` too: what it holds is nobody's business, and zeros are the same in every run.
-MADE = {"zeros": 0, "empty": 0, "ones": 1}
 formulas(
     {
-        **{
-            getattr(aten, f"{name}_like").default: filled_like(value)
-            for name, value in MADE.items()
-        },
-        **{
-            getattr(aten, f"new_{name}").default: filled_like(value) for name, value in MADE.items()
-        },
+        aten.zeros_like.default: filled_like(0),
+        aten.empty_like.default: filled_like(0),
+        aten.ones_like.default: filled_like(1),
+        aten.new_zeros.default: filled_like(0),
+        aten.new_empty.default: filled_like(0),
         aten.new_empty_strided.default: filled_like(0),
+        aten.new_ones.default: filled_like(1),
         aten.zeros.default: filled_with(0),
         aten.empty.memory_format: filled_with(0),
         aten.empty_strided.default: filled_with(0),
         aten.ones.default: filled_with(1),
         aten.full_like.default: lambda x, value, **kw: filled_like(value)(x, **kw),
+        aten.fill.Scalar: lambda x, value: filled_like(value)(x),
+        aten.fill.Tensor: lambda x, value: aten.copy.default(x, value),
         aten.new_full.default: lambda x, size, value, **kw: filled_like(value)(x, size, **kw),
         aten.scalar_tensor.default: lambda value, **kw: filled_with(value)([], **kw),
         aten.arange.default: lambda end, **kw: aten.arange.start_step(0, end, 1, **kw),
@@ -74,13 +74,6 @@ def full(
         kinds |= dict.fromkeys((float, torch.SymFloat), torch.get_default_dtype())
         dtype = kinds.get(type(value))
     return NotImplemented if dtype is None else filled(size, value, dtype, device)
-
-
-@decompose(aten.fill.Scalar, aten.fill.Tensor, to="core")
-def fill(x: Tensor, value: Any) -> Tensor:
-    if isinstance(value, Tensor):
-        return aten.copy.default(x, value)
-    return filled(x.shape, value, x.dtype, x.device)
 
 
 @decompose(aten.arange.start_step, to="prims")

@@ -11,11 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from minicompile.aot.decompositions.pointwise import scaled
+from minicompile.aot.decompositions.pointwise import Number, scaled
 from minicompile.aot.decompositions.registry import HALF_TYPES, Rule, decompose, formulas
 
 aten = torch.ops.aten
-Number = int | float
 
 
 def added_to(product: Callable[[Tensor, Tensor], Tensor]) -> Rule:

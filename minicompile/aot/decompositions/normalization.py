@@ -37,18 +37,19 @@ def total(x: Tensor, dims: list[int]) -> Tensor:
 
 def gradients(
     grad: Tensor, normal: Tensor, rstd: Tensor, weight: Maybe, along: list[int] | None,
-    shared: list[int], mask: list[bool],
+    shared: list[int], mask: list[bool], centred: bool = True,
 ) -> tuple[Maybe, ...]:  # fmt: skip
     """Of input, weight and bias, as far as `mask` wants them; every argument broadcasts against `grad`.
 
-    The input was normalized over the dimensions `along` (None: by constants); a weight counts for all
-    elements along `shared`.
+    The input was normalized over the dimensions `along` (None: by constants), `centred` by their mean too; a
+    weight counts for all elements along `shared`.
     """
     to_input = scaled = affine(grad, weight, None)
     if along is not None:
         n = count(grad, along)
         steep = (scaled * normal).sum(along, keepdim=True)
-        to_input = scaled - scaled.sum(along, keepdim=True) / n - normal * (steep / n)
+        middle = scaled - scaled.sum(along, keepdim=True) / n if centred else scaled
+        to_input = middle - normal * (steep / n)
     return (
         rstd * to_input if mask[0] else None,
         total(grad * normal, shared) if mask[1] else None,
@@ -86,14 +87,10 @@ def layer_norm_backward(
 @decompose(aten._fused_rms_norm_backward.default, to="core", wide=True)
 def rms_norm_backward(
     grad: Tensor, x: Tensor, shape: list[Any], rstd: Tensor, weight: Maybe, mask: list[bool]
-) -> tuple[Maybe, Maybe]:
+) -> tuple[Maybe, ...]:
     outer, inner = outer_and_inner(x, shape)
-    normal, scaled = x * rstd, affine(grad, weight, None)
-    along = (scaled * normal).mean(inner, keepdim=True)
-    return (
-        rstd * (scaled - normal * along) if mask[0] else None,
-        total(grad * normal, outer) if mask[1] and weight is not None else None,
-    )
+    wanted = [mask[0], mask[1] and weight is not None, False]
+    return gradients(grad, x * rstd, rstd, weight, inner, outer, wanted, centred=False)[:2]
 
 
 # Over groups of channels -------------------------------------------------------------------------

@@ -122,12 +122,6 @@ def nan_to_num(x: Tensor, nan: Any = None, posinf: Any = None, neginf: Any = Non
     return where(x == -INF, limits.min if neginf is None else neginf, result)
 
 
-@decompose(aten.logaddexp.default, to="core", wide=True)
-def logaddexp(x: Tensor, y: Tensor) -> Tensor:
-    total = torch.maximum(x, y) + torch.log1p(torch.exp(-torch.abs(x - y)))
-    return where((x == y) & (torch.abs(x) == INF), x, total)
-
-
 formulas(
     {
         aten.addcmul.default: added(torch.mul),
@@ -136,6 +130,11 @@ formulas(
             torch.isnan(y), math.nan, where(x == 0, 0.0, x * torch.log(y))
         ),
         aten.frac.default: lambda x: x - torch.trunc(x),
+        aten.logaddexp.default: lambda x, y: where(
+            (x == y) & (x.abs() == INF),
+            x,
+            torch.maximum(x, y) + torch.log1p(torch.exp(-(x - y).abs())),
+        ),
         aten.sgn.default: torch.sign,
         aten.isinf.default: lambda x: (x == INF) | (x == -INF),
         aten.isposinf.default: lambda x: x == INF,

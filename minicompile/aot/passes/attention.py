@@ -56,27 +56,23 @@ def fits(match: Match) -> bool:
     )
 
 
-for names in itertools.product(SCALES, MASKS, SOFTMAX):
-    scaled, factor, numbers = SCALES[names[0]]
-    masked, allowed, masks = MASKS[names[1]]
-
-    def search(
-        q: Tensor, k: Tensor, v: Tensor, *rest: Any,
-        n: int = len(numbers), scaled: Any = scaled, masked: Any = masked, softmax: Any = SOFTMAX[names[2]],
-    ) -> Tensor:  # fmt: skip
-        return softmax(masked(scaled(q @ k, *rest[:n]), *rest[n:])) @ v
+def add_pattern(scale: str, mask: str, how: str) -> None:
+    scaled, factor, numbers = SCALES[scale]
+    masked, allowed, masks = MASKS[mask]
+    softmax, n = SOFTMAX[how], len(numbers)
 
     @register_pattern(
-        ".".join(["attention", *names]),
-        search=search,
+        f"attention.{scale}.{mask}.{how}",
+        search=lambda q, k, v, *rest: softmax(masked(scaled(q @ k, *rest[:n]), *rest[n:])) @ v,
         examples=[*[torch.empty(2, 2, 2, 2)] * 3, *numbers, *masks],
         stage="pre_grad",
         when=fits,
         option="fuse_attention",
     )
-    def attention(
-        q: Tensor, k: Tensor, v: Tensor, *rest: Any,
-        n: int = len(numbers), factor: Any = factor, allowed: Any = allowed,
-    ) -> Tensor:  # fmt: skip
+    def attention(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Tensor:
         scale, mask = factor(*rest[:n]), allowed(q, *rest[n:])
         return F.scaled_dot_product_attention(q, k.transpose(-2, -1), v, mask, scale=scale)
+
+
+for names in itertools.product(SCALES, MASKS, SOFTMAX):
+    add_pattern(*names)

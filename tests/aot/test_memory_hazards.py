@@ -1,0 +1,164 @@
+"""Operators that write to memory that they also read, and modes that a capture meets inputs in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import minicompile as mc
+from minicompile import compat
+
+
+def add_overlapping(x):
+    x[1:].add_(x[:-1])
+    return x
+
+
+def add_transposed(x):
+    return x.add_(x.t())
+
+
+def copy_overlapping(x):
+    x[1:] = x[:-1]
+    return x
+
+
+def write_into_operand(x):
+    return torch.mul(x[:2], 2, out=x[1:3])
+
+
+def add_row_by_row(x):
+    x[:, 1:].add_(x[:, :-1])
+    return x
+
+
+def add_halves(x):
+    x[:, :2].add_(x[:, 2:])
+    x[:, ::2] += x[:, 1::2]
+    return x.mul_(x)
+
+
+def one_after_the_other(x):
+    a, b = x.clone(), x + 1
+    torch._foreach_add_([a, b], [b, a])
+    return a, b
+
+
+def outcome(fn, x):
+    try:
+        return fn(x), x
+    except RuntimeError as error:
+        return str(error)[:60]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        *(add_overlapping, add_transposed, copy_overlapping, write_into_operand),
+        *(add_row_by_row, add_halves, one_after_the_other),
+    ],
+)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_writes_that_overlap_what_is_read(fn, dynamic):
+    mc.reset()
+    x = torch.randn(4, 4)
+    got = outcome(mc.compile(fn, backend="aot_eager", dynamic=dynamic), x.clone())
+    expected = outcome(fn, x.clone())
+    if isinstance(expected, str):
+        assert got == expected
+    else:
+        torch.testing.assert_close(got, expected)
+
+
+def test_parts_that_do_not_overlap_stay_compiled():
+    mc.reset()
+    mc.compile(add_halves, backend="aot_eager", fullgraph=True)(torch.randn(4, 4))
+
+
+def test_inputs_that_overlap_are_refused_only_where_they_do():
+    def fn(x, y):
+        return x.add_(y)
+
+    mc.reset()
+    call = mc.compile(fn, backend="aot_eager")
+    row = torch.randn(6)
+    torch.testing.assert_close(call(row[:3].clone(), row[:3]), row[:3] * 2)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        call(row[:4], row[1:5])
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_an_input_that_is_first_read_without_grad_keeps_its_history(dynamic):
+    def fn(x):
+        with torch.no_grad():
+            scale = x * 2
+        return scale, x * 3
+
+    mc.reset()
+    w = torch.randn(4, 4, requires_grad=True)
+    scale, y = mc.compile(fn, backend="aot_eager", dynamic=dynamic)(w * 1)
+    assert not scale.requires_grad
+    y.sum().backward()
+    torch.testing.assert_close(w.grad, torch.full((4, 4), 3.0))
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_views_in_inference_mode_are_views_of_their_input(dynamic):
+    mc.reset()
+    w = torch.randn(4, 4, requires_grad=True)
+    with torch.inference_mode():
+        row, twice = mc.compile(lambda x: (x[0], x * 2), backend="aot_eager", dynamic=dynamic)(w)
+    assert row._base is w and row.requires_grad and not row.is_inference()
+    assert twice.is_inference()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_view_of_a_view_is_no_easier_to_write_to_than_the_first(several):
+    base = torch.randn(4, 4, requires_grad=True) * 1
+    with torch.set_grad_enabled(several):
+        x = base.unbind()[0] if several else base[0]
+    mc.reset()
+    _, part = mc.compile(lambda x: (x + 1, x[:2]), backend="aot_eager")(x)
+    assert compat.creation_meta(part) == compat.creation_meta(x[:2]) == compat.creation_meta(x)
+    with pytest.raises(RuntimeError, match="view"):
+        part.mul_(2)
+
+
+def test_a_result_that_only_a_tensor_of_the_frame_is_behind_requires_grad():
+    def fn(x):
+        y = x.detach().requires_grad_()
+        return (y * y).sum()
+
+    mc.reset()
+    got = mc.compile(fn, backend="aot_eager")(torch.randn(3))
+    assert got.requires_grad and not got.is_leaf
+    got.backward()
+
+
+def test_an_lstm_in_evaluation_has_gradients():
+    torch.manual_seed(0)
+    module, x = torch.nn.LSTM(3, 4), torch.randn(2, 5, 3)
+    call = mc.compile(module, backend="aot_eager")
+    call(x)
+    module.eval()
+    call(x)[0].sum().backward()
+    got = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    module(x)[0].sum().backward()
+    torch.testing.assert_close(got, [p.grad for p in module.parameters()])
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("arguments", [(0.5, False), (0.0, True)])
+def test_dropout_that_drops_nothing_gives_its_input(arguments, dynamic):
+    def fn(x):
+        z = x * 2
+        y = torch.nn.functional.dropout(z, *arguments)
+        y.add_(1)
+        return y, z, torch.dropout(x, *arguments)
+
+    mc.reset()
+    x = torch.randn(4, 4)
+    y, z, same = mc.compile(fn, backend="aot_eager", dynamic=dynamic)(x)
+    assert y is z and same is x
+    torch.testing.assert_close(z, x * 2 + 1)
