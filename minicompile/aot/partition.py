@@ -265,7 +265,7 @@ def save_all(parts: JointParts) -> Saved:
     waiting = [
         (used, f"read by {node.name} in the backward pass")
         for node in parts.nodes
-        if node in parts.needed_by_backward and parts.is_backward(node)
+        if node in parts.needed_by_backward and parts.is_backward(node) and not is_size(node)
         for used in node.all_input_nodes
     ]
     waiting += [(v, "a gradient by itself") for v in parts.gradients if isinstance(v, fx.Node)]

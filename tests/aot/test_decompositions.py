@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import minicompile as mc
 from minicompile.aot.decompositions import decompose, decomposition
 from minicompile.aot.decompositions.registry import rule_for
 from minicompile.errors import VerifyError
@@ -526,3 +527,30 @@ def test_a_rule_that_gives_another_shape_is_refused_by_name():
 
         with pytest.raises(VerifyError, match=r"aten\.silu\.default"):
             compile_aot(F.silu, [randn(3)])
+
+
+@pytest.mark.parametrize("fn", [F.gelu, F.silu, F.softplus, torch.frac, torch.var, F.hardswish])
+def test_formulas_over_real_numbers_leave_integers_to_the_library(fn):
+    """Eager's kernels refuse them, which a formula would not."""
+    for x in (torch.arange(4), torch.arange(0), torch.tensor(True)):
+        with pytest.raises(RuntimeError):
+            fn(x)
+        with pytest.raises(RuntimeError):
+            mc.compile(lambda x: fn(x), backend="aot_eager")(x)
+
+
+@pytest.mark.parametrize(
+    "op, sizes",
+    [
+        (torch.addmm, ((5,), (3, 4), (4, 5))),
+        (torch.baddbmm, ((5,), (2, 3, 4), (2, 4, 5))),
+        (torch.addmv, ((3,), (3, 4), (4,))),
+    ],
+)
+@pytest.mark.parametrize("factors", [{"alpha": 0}, {"beta": 0}, {"alpha": 0, "beta": 2}])
+def test_what_a_factor_of_zero_leaves_out_may_hold_nan(op, sizes, factors):
+    bias, a, b = map(torch.rand, sizes)
+    (bias if factors.get("beta") == 0 else a).fill_(math.nan)
+    fn = lambda *inputs: op(*inputs, **factors)  # noqa: E731
+    got = mc.compile(fn, backend="aot_eager", fullgraph=True)(bias, a, b)
+    torch.testing.assert_close(got, fn(bias, a, b), equal_nan=True)

@@ -116,6 +116,31 @@ def test_an_expanded_view_is_no_large_input():
     assert [value.name for value in result.partition.saved] == ["x1"]
 
 
+@pytest.mark.parametrize("partitioner", ["default", "min_cut"])
+def test_a_size_keeps_no_tensor(partitioner):
+    options, dynamic = Options(partitioner=partitioner), {(0, 0): "n"}
+    call, result = compile_aot(lambda x: (x * 2).sum(), [leaf(4)], dynamic=dynamic, options=options)
+    assert not result.partition.saved
+    x = leaf(6)
+    (total,) = call([x])
+    with torch.no_grad():
+        x.zero_()
+    total.backward()
+    assert x.grad.eq(2).all()
+
+
+@pytest.mark.parametrize("budget", [1.0, None])
+def test_a_symbolic_model_trains_like_eager_on_the_default(budget):
+    torch.manual_seed(0)
+    module = Gpt()
+    fn, state = module_function(module)
+    dynamic = {(len(state) + i, dim): name for i in (0, 1) for dim, name in enumerate("bt")}
+    options = Options(partitioner="default", memory_budget=budget)
+    call, _ = compile_aot(fn, [*state, *tokens(3, 8)], dynamic=dynamic, options=options)
+    for batch, length in ((3, 8), (2, 5)):
+        assert_trains_like_eager(call, module, tokens(batch, length), state)
+
+
 def test_work_is_counted_in_flops():
     def fn(x, w, image, kernel, q):
         attention = F.scaled_dot_product_attention(q, q, q)

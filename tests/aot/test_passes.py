@@ -655,6 +655,12 @@ def test_passes_and_patterns_go_by_name():
         compiled(rand(3))
 
 
+@pytest.mark.parametrize("names", ["cse", "", None])
+def test_names_of_passes_come_in_a_tuple(names):
+    with pytest.raises(OptionError, match=r"disable_passes can't be .*: a tuple of names"):
+        mc.compile(torch.sin, options={"disable_passes": names})
+
+
 def returns_its_argument(x):
     return x
 

@@ -20,11 +20,11 @@ aten = torch.ops.aten
 def added_to(product: Callable[[Tensor, Tensor], Tensor]) -> Rule:
     """beta * bias + alpha * product(a, b); a bias that isn't read (beta 0) may hold NaN.
 
-    Half types keep the library call: it adds before rounding.
+    Half types keep the library call: it adds before rounding. So does alpha 0, for which it reads no factor.
     """
 
     def rule(bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-        if a.dtype in HALF_TYPES:
+        if a.dtype in HALF_TYPES or alpha == 0:
             return NotImplemented
         if not (a.is_floating_point() or a.is_complex()):
             alpha, beta = int(alpha), int(beta)

@@ -129,6 +129,7 @@ formulas(
         aten.xlogy.Tensor: lambda x, y: where(
             torch.isnan(y), math.nan, where(x == 0, 0.0, x * torch.log(y))
         ),
+        aten.frac.default: lambda x: x - torch.trunc(x),
         aten.logaddexp.default: lambda x, y: where(
             (x == y) & (x.abs() == INF),
             x,
@@ -147,7 +148,6 @@ formulas(
         aten.mul.Scalar: lambda x, y: aten.mul.Tensor(x, y),
         aten.div.Scalar: lambda x, y: aten.div.Tensor(x, y),
         aten.ldexp.Tensor: lambda x, y: x * torch.pow(2.0, y),
-        aten.frac.default: lambda x: x - torch.trunc(x),
         aten.deg2rad.default: lambda x: x * (math.pi / 180),
         aten.rad2deg.default: lambda x: x * (180 / math.pi),
         aten.clamp_min.default: lambda x, low: torch.clamp(x, min=low),

@@ -48,7 +48,7 @@ def decompose(
     """Decorator: the function computes `ops`. It may return NotImplemented to leave a call as it is.
 
     `wide` is for formulas over real numbers: tensors of half types reach the rule as float32, in
-    which eager's kernels compute them, and calls on complex tensors stay.
+    which eager's kernels compute them, and calls on complex tensors and on integers stay.
     """
 
     def add(rule: Rule) -> Rule:
@@ -81,7 +81,8 @@ def wide(x: Any) -> Any:
 def widened(rule: Rule) -> Rule:
     @functools.wraps(rule)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(x, torch.Tensor) and x.is_complex() for x in args):
+        tensors = [x for x in args if isinstance(x, torch.Tensor)]
+        if any(x.is_complex() for x in tensors) or not tensors[0].is_floating_point():
             return NotImplemented
         return rule(*map(wide, args), **kwargs)
 
