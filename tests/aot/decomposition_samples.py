@@ -11,12 +11,9 @@ those of the graph at "full", and (where an output is a tensor of its own) those
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import sys
-import types
-import unittest
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -36,6 +33,7 @@ from minicompile.aot.levels import verify
 from minicompile.aot.views import is_pointwise, is_random
 from minicompile.errors import Unsupported, VerifyError
 from minicompile.options import Options
+from tests.aot.database import operators
 from tests.aot.helpers import capture
 
 aten = torch.ops.aten
@@ -102,16 +100,6 @@ class Report:
         return found
 
 
-@functools.cache
-def database() -> list[Any]:
-    """torch's own; importing it asks for a package of torch's tests, of which nothing is used."""
-    stub: Any = types.SimpleNamespace(TestCase=unittest.TestCase)
-    sys.modules.setdefault("expecttest", stub)
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    return op_db
-
-
 def flat_tensors(value: Any) -> tuple[torch.Tensor, ...]:
     return tuple(v for v in compat.tree_leaves(value) if isinstance(v, torch.Tensor))
 
@@ -133,7 +121,7 @@ def as_sample(name: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> S
 
 def database_samples(name: str, dtype: torch.dtype, most: int) -> Iterator[Sample]:
     """The first samples of an operator in torch's database, of a dtype that it takes."""
-    for op in database():
+    for op in operators():
         if name != op.name or dtype not in op.supported_dtypes("cpu"):
             continue
         grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
@@ -380,7 +368,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
     torch.set_num_threads(1)
-    names = sys.argv[1:] or list(dict.fromkeys(op.name for op in database()))
+    names = sys.argv[1:] or list(dict.fromkeys(op.name for op in operators()))
     total = 0
     for name in names:
         report = Report()

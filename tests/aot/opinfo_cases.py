@@ -11,8 +11,6 @@ import functools
 import itertools
 import sys
 import types
-import unittest
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -24,13 +22,7 @@ from minicompile import pipeline
 from minicompile.dynamo.dispatch import Dispatcher
 from minicompile.dynamo.result import Capture
 from minicompile.options import Options
-
-with contextlib.suppress(ImportError):
-    import expecttest  # noqa: F401
-if "expecttest" not in sys.modules:  # torch's test tables import it for a base class alone
-    _stub = types.ModuleType("expecttest")
-    _stub.TestCase = unittest.TestCase  # type: ignore[attr-defined]
-    sys.modules["expecttest"] = _stub
+from tests.aot.database import operators
 
 KINDS: dict[str, tuple[torch.dtype, ...]] = {
     "float": (torch.float32, torch.float64),
@@ -65,14 +57,12 @@ LEFT_OUT = {(name, "out_strided"): CORRUPTS for name in ("tril", "triu", "lu_unp
 @functools.cache
 def database() -> dict[str, Any]:
     """The OpInfos of the installed torch by full name."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from torch.testing._internal.common_methods_invocations import op_db
+    found = operators()
     # `check` seeds before each call; seeding inside the call would cut its graph
     for name, module in list(sys.modules.items()):
         if name.startswith("torch.testing._internal") and hasattr(module, "wrapper_set_seed"):
             module.wrapper_set_seed = plainly  # type: ignore[attr-defined]
-    return {op.full_name: op for op in op_db}
+    return {op.full_name: op for op in found}
 
 
 def plainly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -71,6 +71,20 @@ def test_rms_norm_backward(report):
     report.checked[op] += 1
 
 
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [(torch.ops.aten.split.Tensor, (2, 1)), (torch.ops.aten.unbind.int, (1,))],
+    ids=["split", "unbind"],
+)
+def test_splits_are_replaced_before_a_graph_holds_them(op, arguments, report):
+    """Tracing itself applies their rules: the same views of the same memory."""
+    x = torch.arange(15.0).view(3, 5)
+    found, expected = decomposition[op].rule(x, *arguments), op(x, *arguments)
+    places = [(y.shape, y.stride(), y.data_ptr()) for y in found]
+    assert places == [(y.shape, y.stride(), y.data_ptr()) for y in expected]
+    report.checked[op] += 1
+
+
 def test_every_rule_was_exercised(report):
     """Of a whole run of this file: a rule that nothing above reaches is missing a sample."""
     if any(name not in report.names for name in (*NAMES, *OWN)):

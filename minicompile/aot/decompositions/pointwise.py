@@ -122,6 +122,10 @@ def nan_to_num(x: Tensor, nan: Any = None, posinf: Any = None, neginf: Any = Non
     return where(x == -INF, limits.min if neginf is None else neginf, result)
 
 
+def real(rule: Rule) -> Rule:
+    return lambda x: NotImplemented if x.is_complex() else rule(x)
+
+
 formulas(
     {
         aten.addcmul.default: added(torch.mul),
@@ -135,10 +139,6 @@ formulas(
             x,
             torch.maximum(x, y) + torch.log1p(torch.exp(-(x - y).abs())),
         ),
-        aten.sgn.default: torch.sign,
-        aten.isinf.default: lambda x: (x == INF) | (x == -INF),
-        aten.isposinf.default: lambda x: x == INF,
-        aten.isneginf.default: lambda x: x == -INF,
     }
 )
 formulas(
@@ -147,6 +147,10 @@ formulas(
         aten.sub.Scalar: lambda x, y, alpha=1: aten.sub.Tensor(x, y, alpha=alpha),
         aten.mul.Scalar: lambda x, y: aten.mul.Tensor(x, y),
         aten.div.Scalar: lambda x, y: aten.div.Tensor(x, y),
+        aten.isposinf.default: lambda x: x == INF,
+        aten.isneginf.default: lambda x: x == -INF,
+        aten.isinf.default: real(lambda x: (x == INF) | (x == -INF)),
+        aten.sgn.default: real(torch.sign),
         aten.ldexp.Tensor: lambda x, y: x * torch.pow(2.0, y),
         aten.deg2rad.default: lambda x: x * (math.pi / 180),
         aten.rad2deg.default: lambda x: x * (180 / math.pi),
