@@ -187,7 +187,8 @@ def samples(op: Any, dtype: torch.dtype, count: int) -> Iterator[Any]:
 def calls_of(op: Any, sample: Any, wanted: Callable[[Call], bool]) -> list[Call]:
     """The ATen calls of a sample's forward and backward pass."""
     seen = Seen(wanted)
-    with seen, contextlib.suppress(Exception):
+    # as the AOT room traces: torch's Python kernels take some operators apart
+    with compat.python_dispatcher(), seen, contextlib.suppress(Exception):
         result = op.op(sample.input, *sample.args, **sample.kwargs)
         outputs = [t for t in tensors(sample.output_process_fn_grad(result)) if t.requires_grad]
         torch.autograd.backward(outputs, [torch.ones_like(t) for t in outputs])
