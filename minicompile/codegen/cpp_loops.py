@@ -343,7 +343,9 @@ class LoopPrinter(ValuePrinter):
         totals = sums if in_blocks else []
         at_once = not outer and not in_blocks
         for value in values:
-            if value.op == "scan" or (value in reductions and not (at_once and self._by_row(value))):
+            if value.op == "scan" or (
+                value in reductions and not (at_once and self._by_row(value))
+            ):
                 self._start(value)
             if value in totals:
                 self._declare_accumulator(value, "_total", "double", "0.0")

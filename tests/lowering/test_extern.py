@@ -21,9 +21,7 @@ def reasons(graph) -> list[str]:
 
 def test_each_library_operator_says_why() -> None:
     x = torch.randn(4, 4)
-    graph = check(
-        lambda x: [x @ x, x.sort()[0], torch.linalg.inv_ex(x)[0]], x, externs=None
-    )
+    graph = check(lambda x: [x @ x, x.sort()[0], torch.linalg.inv_ex(x)[0]], x, externs=None)
     assert reasons(graph) == ["library matrix product", "sorting", "library linear algebra"]
 
 

@@ -14,6 +14,7 @@ import torch
 
 from minicompile.codegen.plan import KernelArgument, KernelPlan, KernelSource
 from minicompile.codegen.wrapper import generate_wrapper
+from minicompile.debug.reference import ReferenceOps, evaluate, run_reference
 from minicompile.errors import VerifyError
 from minicompile.lowering.ir import (
     Buffer,
@@ -37,7 +38,6 @@ from minicompile.runtime.load import load_wrapper
 from minicompile.scheduling.body import Value
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, product, same
-from tests.lowering.reference import ReferenceOps, evaluate, run_reference
 
 CPU = torch.device("cpu")
 F64 = torch.float64

@@ -80,7 +80,9 @@ def test_what_reads_another_element_waits_for_the_whole_scan() -> None:
     b = GraphBuilder()
     total = b.scan(b.input((4, 8)), 1, "sum")
     last = total.viewed((4, 1), (8, 1), 7)
-    graph = b.finish(b.pointwise(lambda ops, u, v: ops.truediv(u, v), total, last), b.flip(total, 1))
+    graph = b.finish(
+        b.pointwise(lambda ops, u, v: ops.truediv(u, v), total, last), b.flip(total, 1)
+    )
     result = schedule(graph, OPTIONS)
     producers = [d for d in result.decisions if d.producer == "buf0" and not d.fused]
     assert any("buf0 is written at" in d.reason for d in producers)
