@@ -69,8 +69,8 @@ def loop_mismatch(a: LoopNest, b: LoopNest) -> Refusal:
     does = []
     for nest in (a, b):
         rows, row = (size_hint(product(g.values()), nest.hints) for g in (nest.x, nest.r))
-        reduces = f"{rows} times {row} elements to one" if nest.is_reduction else ""
-        does.append(f"{nest.name} " + (f"reduces {reduces}" if reduces else f"runs {rows} times"))
+        over = f"goes over {row} elements" if nest.r else "runs"
+        does.append(f"{nest.name} {over} {rows} times")
     return Refusal(
         f"loops {a.space()} and {b.space()} don't match: {' but '.join(does)}", "loop_mismatch"
     )
