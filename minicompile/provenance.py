@@ -27,6 +27,7 @@ from minicompile.lowering.ir import (
     LoopGraph,
     Operation,
     Reduction,
+    Scan,
     Scatter,
     formulas,
     loop_ranges,
@@ -128,7 +129,7 @@ def formula(buffer: ComputedBuffer) -> str:
     """What one element of a buffer is: `relu(buf0[128*p0 + p1])`."""
     loops = buffer.loops
     value, _ = formulas(loops)
-    if not isinstance(loops, Reduction):
+    if not isinstance(loops, Reduction | Scan):
         return value
     over = ", ".join(f"{v} < {s}" for v, s in loop_ranges(loops)[1].items())
     return f"{loops.kind}[{over}]({value})"
@@ -141,14 +142,13 @@ def operation_line(operation: Operation) -> str:
         reads = ", ".join(view.buffer for view in operation.views())
         return f"{outputs} = {operation.op}({reads})"
     loops = operation.loops
-    _, scattered = formulas(loops)
-    where = list(loop_ranges(loops)[0]) if scattered is None else scattered
+    _, where = formulas(loops)
     sign = "+=" if isinstance(loops, Scatter) and loops.mode == "atomic_add" else "="
     return f"{operation.name}[{', '.join(map(str, where))}] {sign} {formula(operation)}"
 
 
 def operation_kind(operation: Operation) -> str:
-    """`Pointwise`, `Reduction`, `Scatter`, `extern`."""
+    """`Pointwise`, `Reduction`, `Scan`, `Scatter`, `extern`."""
     return "extern" if isinstance(operation, ExternKernel) else type(operation.loops).__name__
 
 

@@ -192,7 +192,7 @@ def _flaw(nest: LoopNest) -> Refusal | None:
     """The soundness of a fused kernel, checked on the result whatever way it was found."""
     positions = [i for (_, formula), i in nest.indices.items() if formula is POSITION]
     if any(not p.equals(positions[0]) for p in positions):
-        return Refusal("two argmax run over the loops in different orders")
+        return Refusal("they run over the row in different orders")
     writes = {a.buffer: a for a in nest.writes}
     for read in nest.reads:
         write = writes.get(read.buffer)

@@ -258,9 +258,10 @@ class Fuser:
     def _kind(self, producer: LoopNest, consumer: LoopNest) -> FusionKind:
         if not self.context.flows(producer, consumer):
             return "horizontal"
-        if producer.is_reduction:
+        if any(node.is_reduction for node in producer.nodes):
             return "reduction_epilogue"
-        return "reduction_prologue" if consumer.is_reduction else "vertical"
+        reduces = any(node.is_reduction for node in consumer.nodes)
+        return "reduction_prologue" if reduces else "vertical"
 
     # -- fusing
 

@@ -8,7 +8,8 @@
     Dependency    := buffer, index, ranges: which elements a node touches
 
 In a fused node each body is rewritten to the common variables. A body either covers every (x, r) ("elem"),
-or each x once ("row"); a reduction takes values at elem level and gives them at row level.
+or each x once ("row"); a reduction takes values at elem level and gives them at row level, a scan gives
+them at elem level and keeps the order of its r.
 The real compiler: torch/_inductor/scheduler.py, dependencies.py.
 """
 
@@ -65,12 +66,17 @@ class SchedulerNode(Shown):
 
     @property
     def is_reduction(self) -> bool:
-        return bool(self.body.reduction_ranges)
+        return bool(self.body.reductions)
+
+    @property
+    def kind(self) -> str:
+        """`pointwise`, `reduction`, `scan` or `scatter`."""
+        return type(self.buffer.loops).__name__.lower()
 
     def __str__(self) -> str:
         x, r = (list(g.values()) for g in (self.body.ranges, self.body.reduction_ranges))
-        kind = f"reduction {x} over {r}" if self.is_reduction else f"pointwise {x}"
-        lines = [f"{self.name}: {kind}", *(f"  reads  {d}" for d in self.reads)]
+        over = "" if not r else f" over {r}" if self.is_reduction else f" along {r}"
+        lines = [f"{self.name}: {self.kind} {x}{over}", *(f"  reads  {d}" for d in self.reads)]
         return "\n".join([*lines, *(f"  writes {d}" for d in self.writes)])
 
 
@@ -101,7 +107,7 @@ class FusedSchedulerNode(Shown):
     nodes: list[SchedulerNode]
     bodies: list[LoopBody]
     levels: list[Literal["row", "elem"]]
-    """For each body: does it cover every (x, r), or each x once? Reductions are "elem"."""
+    """For each body: does it cover every (x, r), or each x once? Reductions and scans are "elem"."""
     ranges: dict[sympy.Symbol, Size]
     reduction_ranges: dict[sympy.Symbol, Size]
 
