@@ -70,28 +70,32 @@ def min_combine(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 @triton.jit
-def sum_combine(a, b):
-    return a + b
-
-@triton.jit
 def prod_combine(a, b):
     return a * b
 
 @triton.jit
-def last_max_combine(a, b):
+def scan_sum(a, b):
+    return a + b
+
+@triton.jit
+def scan_prod(a, b):
+    return a * b
+
+@triton.jit
+def scan_max(a, b):
     return tl.where((b >= a) | (b != b), b, a)
 
 @triton.jit
-def last_min_combine(a, b):
+def scan_min(a, b):
     return tl.where((b <= a) | (b != b), b, a)
 
 @triton.jit
-def last_argmax_combine(a, at, b, bt):
+def scan_argmax(a, at, b, bt):
     moves = (b >= a) | (b != b)
     return tl.where(moves, b, a), tl.where(moves, bt, at)
 
 @triton.jit
-def last_argmin_combine(a, at, b, bt):
+def scan_argmin(a, at, b, bt):
     moves = (b <= a) | (b != b)
     return tl.where(moves, b, a), tl.where(moves, bt, at)
 
@@ -100,7 +104,7 @@ def latest_combine(a, at, b, bt):
     return tl.where(bt > at, b, a), tl.maximum(at, bt)
 
 @triton.jit
-def log_add_exp_combine(a, b):
+def scan_logsumexp(a, b):
     low = tl.where(a < b, a, b)
     high = tl.where(a < b, b, a)
     found = libdevice.log1p(libdevice.exp(low - high)) + high

@@ -173,16 +173,12 @@ def run_up(self: Any, blocks: tuple[Any, ...]) -> list[Any]:
     """Scan rows by combining elements 1, 2, 4, ... apart, for any combine function."""
     step, length = 1, blocks[0].handle.data.shape[1]
     while step < length:
-        arrays = [block.handle.data for block in blocks]
-        earlier = [
-            self.to_tensor(np.roll(array, step, axis=1), block.dtype)
-            for array, block in zip(arrays, blocks, strict=True)
-        ]
+        earlier = [self.to_tensor(np.roll(b.handle.data, step, axis=1), b.dtype) for b in blocks]
         both = self.combine_fn.fn(*earlier, *blocks)
-        for new, old in zip(both if isinstance(both, tuple) else (both,), arrays, strict=True):
-            new.handle.data[:, :step] = old[:, :step]
-        blocks = both if isinstance(both, tuple) else (both,)
-        step *= 2
+        found = both if isinstance(both, tuple) else (both,)
+        for new, old in zip(found, blocks, strict=True):
+            new.handle.data[:, :step] = old.handle.data[:, :step]
+        blocks, step = found, 2 * step
     return list(blocks)
 
 
