@@ -82,6 +82,15 @@ def test_complex_tensors_pass_through_by_copying_views() -> None:
     assert any("c64" in reason or "complex" in reason for reason in reasons(graph))
 
 
+def test_complex_results_are_copied_into_eagers_strides_by_the_library() -> None:
+    def turned(x):
+        z = torch.fft.fft2(x).permute(2, 0, 1)
+        return [z.conj().sin(), torch.fft.ifft(z.conj()[:, :1])]
+
+    graph = check(turned, torch.randn(3, 4, 5), externs=None, rtol=1e-4, atol=1e-4)
+    assert "loops can't hold torch.complex64" in reasons(graph)
+
+
 def test_bit_views_are_copied_by_the_library() -> None:
     check(lambda x: x.view(torch.int32) + 1, torch.randn(4), externs=1)
 
