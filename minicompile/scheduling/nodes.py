@@ -246,15 +246,50 @@ class FusionDecision(Shown):
 
 @dataclass(frozen=True)
 class Allocation:
-    """Memory for a buffer: fresh, or that of a dead buffer (`reuses`)."""
+    """Memory for a buffer: fresh, or that of another one (`reuses`), dead or dying in this step."""
 
     buffer: str
     reuses: str | None = None
+    in_place: bool = False
+    """The kernel that writes the buffer is the last to read the other one."""
+
+    def __str__(self) -> str:
+        where = f" in place of {self.reuses}" if self.in_place else f" in {self.reuses}"
+        return self.buffer + (where if self.reuses else "")
+
+
+@dataclass(frozen=True)
+class InPlaceDecision(Shown):
+    """May the kernel at a step write `new` into the memory of `old`, which dies there?"""
+
+    step: int
+    old: str
+    new: str
+    done: bool
+    reason: str
+
+    def __str__(self) -> str:
+        verdict = "in place of" if self.done else "not in place of"
+        return f"step {self.step}: {self.new} {verdict} {self.old}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One piece of memory: the buffers that live in it one after the other, in the steps born to dies."""
+
+    buffers: tuple[str, ...]
+    born: int
+    dies: int
+    bytes: int
+    home: Literal["own", "library", "output"]
+    """Allocated by the plan, by a library operator, or kept by the caller."""
+    offset: int = 0
+    """Where it would lie if all blocks lay in one piece of memory."""
 
 
 @dataclass
 class MemoryPlan(Shown):
-    """Per scheduled node: what to allocate before it and what is dead after it."""
+    """Per scheduled node: what to allocate before it and what is dead after it. Bytes at the size hints."""
 
     allocate: list[list[Allocation]] = field(default_factory=list)
     free: list[list[str]] = field(default_factory=list)
@@ -263,22 +298,40 @@ class MemoryPlan(Shown):
     internal: frozenset[str] = frozenset()
     """Buffers that exist inside one kernel only: never in memory."""
     live_bytes: list[int] = field(default_factory=list)
-    """Bytes of intermediates alive while each node runs (at the size hints)."""
+    """Bytes of intermediates and outputs alive while each node runs."""
+    blocks: list[Block] = field(default_factory=list)
+    decisions: list[InPlaceDecision] = field(default_factory=list)
+    buffer_bytes: int = 0
+    """All buffers that reach memory, each in memory of its own that is never freed."""
+    eager_bytes: int = 0
+    """Peak of the ATen graph run operator by operator."""
 
     @property
     def peak_bytes(self) -> int:
         return max(self.live_bytes, default=0)
 
+    def in_place(self, step: int) -> dict[str, str]:
+        """Buffers that a step's kernel writes into the memory of others that it reads, and those."""
+        new = self.allocate[step] if step < len(self.allocate) else ()
+        return {a.buffer: a.reuses for a in new if a.reuses and a.in_place}
+
     def __str__(self) -> str:
-        reused = sum(1 for step in self.allocate for a in step if a.reuses)
+        made = [a for step in self.allocate for a in step]
+        reused, in_place = sum(1 for a in made if a.reuses), sum(a.in_place for a in made)
         lines = [
             f"memory plan: peak {bytes_text(self.peak_bytes)}, {count_text(reused, 'buffer')} in "
-            f"reused memory, {len(self.internal)} never in memory"
+            f"reused memory ({in_place} in place), {len(self.internal)} never in memory",
+            f"  without reuse {bytes_text(self.buffer_bytes)}; "
+            f"eager, operator by operator, {bytes_text(self.eager_bytes)}",
         ]
         for i, (new, dead) in enumerate(zip(self.allocate, self.free, strict=True)):
-            made = [a.buffer + (f" in {a.reuses}" if a.reuses else "") for a in new]
-            lines.append(f"  step {i}: allocate [{', '.join(made)}], free [{', '.join(dead)}]")
-        return "\n".join(lines)
+            parts = [
+                f"{word} {', '.join(map(str, what))}"
+                for word, what in (("allocate", new), ("free", dead))
+                if what
+            ]
+            lines.append(f"  step {i}: {bytes_text(self.live_bytes[i])} alive; {'; '.join(parts)}")
+        return "\n".join([*lines, *(f"  {d}" for d in self.decisions)])
 
 
 @dataclass

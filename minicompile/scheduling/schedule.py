@@ -20,6 +20,7 @@ from minicompile.scheduling.body import record
 from minicompile.scheduling.body import verify as verify_body
 from minicompile.scheduling.explain import Explainer
 from minicompile.scheduling.fusion import Fuser, FusionContext
+from minicompile.scheduling.in_place import refusal
 from minicompile.scheduling.memory import plan_memory
 from minicompile.scheduling.nest import dependencies, finished
 from minicompile.scheduling.nodes import (
@@ -159,6 +160,10 @@ def verify(result: Schedule) -> None:
         for dependency in node.reads:
             if dependency.buffer not in present:
                 raise VerifyError(f"{node.name} reads {dependency.buffer}, which isn't in memory")
+        for new, old in memory.in_place(step).items():
+            assert isinstance(node, FusedSchedulerNode)
+            if (why := refusal(node, old, new)) is not None:
+                raise VerifyError(f"{node.name} can't write {new} in place of {old}: {why}")
         present.difference_update(a.reuses for a in memory.allocate[step] if a.reuses is not None)
         present.update(d.buffer for d in node.writes if d.buffer not in memory.internal)
     for buffer in graph.returned:
