@@ -20,6 +20,7 @@ import torch
 from minicompile import compat
 from minicompile.aot.autograd import ahead_of_time
 from minicompile.aot.runtime import make_callable
+from minicompile.debug.reference import run_reference
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import LoopGraph
 from minicompile.lowering.lower import lower
@@ -28,7 +29,6 @@ from minicompile.options import Options
 from minicompile.pipeline import compile_graph
 from tests.aot.decomposition_samples import Sample, as_sample, database_samples, difference
 from tests.aot.helpers import capture
-from tests.lowering.reference import run_reference
 
 __all__ = ["Found", "as_sample", "check", "run_operator"]
 

@@ -14,6 +14,7 @@ import torch
 
 from minicompile.codegen.plan import KernelArgument, KernelPlan, KernelSource
 from minicompile.codegen.wrapper import generate_wrapper
+from minicompile.debug.reference import ReferenceOps, evaluate, run_reference
 from minicompile.errors import VerifyError
 from minicompile.lowering.ir import (
     Buffer,
@@ -27,6 +28,7 @@ from minicompile.lowering.ir import (
     Operation,
     Pointwise,
     Reduction,
+    Scan,
     Scatter,
     View,
     verify,
@@ -36,7 +38,6 @@ from minicompile.runtime.load import load_wrapper
 from minicompile.scheduling.body import Value
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, product, same
-from tests.lowering.reference import ReferenceOps, evaluate, run_reference
 
 CPU = torch.device("cpu")
 F64 = torch.float64
@@ -141,6 +142,9 @@ class GraphBuilder:
 
         ranges = tuple(x.size[d] for d in dims)
         return self.compute(Reduction(size, ranges, kind, inner), size, dtype)
+
+    def scan(self, x: T, dim: int, kind: Any, dtype: torch.dtype = F64) -> T:
+        return self.compute(Scan(x.size, dim, kind, x.load), x.size, dtype)
 
     def gather(self, table: T, rows: T) -> T:
         """table[rows], rows one-dimensional."""
@@ -283,7 +287,7 @@ BINARY = ["add", "sub", "mul", "maximum"]
 
 
 def random_graph(seed: int, count: int = 9) -> LoopGraph:
-    """Pointwise chains, transposes, reshapes, broadcasts, reductions, gathers, scatters, products."""
+    """Pointwise chains, transposes, reshapes, broadcasts, reductions, scans, gathers, scatters, products."""
     rng = random.Random(seed)
     symbolic = rng.random() < 0.3
     n = sympy.Symbol("s0", integer=True, positive=True) if symbolic else rng.choice([1, 2, 4, 6])
@@ -333,8 +337,9 @@ def random_graph(seed: int, count: int = 9) -> LoopGraph:
                 "index",
                 "move",
                 "slice",
+                "scan",
             ],
-            [8, 4, 6, 2, 1, 2, 1, 1, 1, 1, 1],
+            [8, 4, 6, 2, 1, 2, 1, 1, 1, 1, 1, 3],
         )[0]
         x = rng.choice(pool[-6:])
         if kind == "binary":
@@ -349,6 +354,12 @@ def random_graph(seed: int, count: int = 9) -> LoopGraph:
             keep = rng.random() < 0.6
             dtype = I64 if chosen == "argmax" else F64
             new = b.reduce(x, dims, chosen, keep, dtype)
+            if chosen == "argmax":
+                new = b.pointwise(lambda ops, u: ops.to_dtype(u, F64), new)
+        elif kind == "scan" and x.size:
+            chosen = rng.choice(["sum", "max", "argmax"])
+            dtype = I64 if chosen == "argmax" else F64
+            new = b.scan(x, rng.randrange(len(x.size)), chosen, dtype)
             if chosen == "argmax":
                 new = b.pointwise(lambda ops, u: ops.to_dtype(u, F64), new)
         elif kind == "permute" and len(x.size) > 1:
@@ -392,6 +403,8 @@ def python_kernels(schedule: Schedule) -> tuple[dict[int, KernelSource], dict[st
         if not isinstance(node, FusedSchedulerNode):
             continue
         touched = dict.fromkeys(d.buffer for d in (*node.reads, *node.writes))
+        for old in schedule.memory.in_place(position).values():
+            del touched[old]
         arguments = tuple(
             KernelArgument(f"ptr{k}", name, buffers[name].layout.dtype, "inout")
             for k, name in enumerate(n for n in touched if n not in schedule.memory.internal)
@@ -417,9 +430,12 @@ def _python_kernel(plan: KernelPlan, schedule: Schedule) -> Callable[..., None]:
     def kernel(*given: Any) -> None:
         tensors, numbers = given[: len(plan.arguments)], given[len(plan.arguments) :]
         memory = {a.buffer: flat(t) for a, t in zip(plan.arguments, tensors, strict=True)}
+        for new, old in schedule.memory.in_place(position).items():
+            memory[old] = memory[new]
         sizes = dict(zip(plan.sizes, numbers, strict=True))
         _KernelRunner(plan.node, memory, sizes, schedule.memory.internal).run()
 
+    position = int(plan.name.rpartition("_")[2])
     return kernel
 
 
@@ -452,6 +468,8 @@ class _KernelRunner:
             where = [-1 if a == axis else 1 for a in range(len(loops))]
             self.symbols[loop] = torch.arange(extent).reshape(where)
         self.stored: dict[str, tuple[Any, torch.Tensor]] = {}
+        self.loaded: dict[tuple[str, Any], torch.Tensor] = {}
+        """Equal loads are one: what a store overwrites later was read before."""
 
     def run(self) -> None:
         for body, level in zip(self.node.bodies, self.node.levels, strict=True):
@@ -484,6 +502,10 @@ class _KernelRunner:
                 source = source.to(torch.uint8)
             reduced = ops.reduction(value.kind, value.dtype, source).to(value.dtype)  # type: ignore[arg-type]
             return reduced.reshape([*rows, *[1] * len(self.node.reduction_ranges)])
+        if value.op == "scan":
+            rows = self.extents[: len(self.node.ranges)]
+            source = ops.whole(inputs[0]).reshape([*rows, math.prod(ops.extents[len(rows) :])])
+            return ops.scan(value.kind, source).reshape(ops.extents)  # type: ignore[arg-type]
         if value.op == "constant":
             return ops.constant(value.constant, value.dtype)
         if value.op == "index_expr":
@@ -496,7 +518,13 @@ class _KernelRunner:
     def load(self, ops: ReferenceOps, value: Value) -> torch.Tensor:
         assert value.index is not None
         if value.buffer not in self.stored:
-            found = ops.load(value.buffer, value.index)
+            place = (value.buffer, value.index) if ops.mask is None and not value.indirect else None
+            found = self.loaded.get(place) if place else None
+            if found is None:
+                found = ops.load(value.buffer, value.index)
+                found = found.clone()
+                if place:
+                    self.loaded[place] = found
         else:
             where, found = self.stored[value.buffer]
             if not same(where, value.index):

@@ -7,7 +7,8 @@ from minicompile.lowering.rules import (
     pointwise,
     pooling,
     reductions,
+    scans,
     view,
 )
 
-__all__ = ["creation", "externs", "indexing", "pointwise", "pooling", "reductions", "view"]
+__all__ = ["creation", "externs", "indexing", "pointwise", "pooling", "reductions", "scans", "view"]
