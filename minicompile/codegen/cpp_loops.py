@@ -7,7 +7,8 @@
 
 A reduction has one accumulator in a kernel of rows, and an array of them, one for each column of a tile, in
 a kernel of columns; `accumulator` and `each_lane` are where the two differ. In both, threads can share
-chunks of the outermost r: partial results are combined in the order of the chunks.
+chunks of the outermost r: partial results are combined in the order of the chunks. A scan is accumulated
+likewise, and is what has been accumulated so far: its loop along r is neither in vectors nor shared.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class LoopPrinter(ValuePrinter):
         """The column at hand: its place in the tile."""
         self.split = "r" in plan.tiles
         """Threads share chunks of r."""
+        self.started: set[Value] = set()
+        """Scans whose accumulators are declared."""
         self.x_loops = [Loop(var, size) for var, size in plan.ranges.items() if size != 1]
         r_loops = [Loop(var, size) for var, size in plan.reduction_ranges.items()]
         self.r_loops = [loop for loop in r_loops if loop.size != 1] or r_loops[:1]
@@ -102,6 +105,8 @@ class LoopPrinter(ValuePrinter):
             return ""
         clauses: dict[str, list[str]] = {}
         for value in values:
+            if value.op == "scan" and riding:
+                return ""
             if value.op == "reduction" and riding:
                 extremum = value.kind in ("max", "min") and value.dtype.is_floating_point
                 if extremum or value.kind in POSITIONS:  # OpenMP's own max and min may drop a NaN
@@ -337,8 +342,10 @@ class LoopPrinter(ValuePrinter):
         in_blocks = self._in_blocks(values)
         totals = sums if in_blocks else []
         at_once = not outer and not in_blocks
-        for value in reductions:
-            if not (at_once and self._by_row(value)):
+        for value in values:
+            if value.op == "scan" or (
+                value in reductions and not (at_once and self._by_row(value))
+            ):
                 self._start(value)
             if value in totals:
                 self._declare_accumulator(value, "_total", "double", "0.0")
@@ -393,11 +400,14 @@ class LoopPrinter(ValuePrinter):
                 self.line(text.format(*places), value.origins)
 
     def _start(self, value: Value) -> None:
+        again = value in self.started  # by an earlier loop, which computed the scan as well
         for suffix, ctype, initial in self.accumulators(value):
-            self._declare_accumulator(value, suffix, ctype, initial)
+            self._declare_accumulator(value, suffix, "" if again else ctype, initial)
+        if value.op == "scan":
+            self.started.add(value)
 
     def _declare_accumulator(self, value: Value, suffix: str, ctype: str, initial: str) -> None:
-        if self.tile:
+        if self.tile and ctype:
             array = f"{self.names[value]}{suffix}_tile[{self.tile}]"
             self.line(f"{ctype} {array} {ALIGNED};", value.origins)
             ctype = ""
@@ -412,10 +422,13 @@ class LoopPrinter(ValuePrinter):
 
     def _accumulate(self, value: Value) -> None:
         self._take(value, self.ref(value.inputs[0]), self.index(self.place()))
+        if value.op == "scan":
+            self.declare(value, self.accumulator(value, "_so_far"))
 
     def _take(self, value: Value, source: str, position: str) -> None:
         """One more element, or the result of a chunk, into the accumulator."""
-        total, best = self.accumulator(value), self.accumulator(value, "_best")
+        total = self.accumulator(value, self.accumulators(value)[0][0])
+        best = self.accumulator(value, "_best")
         if value.kind not in POSITIONS:
             self.line(f"{total} = {self.combine(value, total, source)};", value.origins)
             return

@@ -21,12 +21,13 @@ from typing import Literal
 import sympy
 import torch
 
-from minicompile.ops.display import Shown, bytes_text, count_text
+from minicompile.ops.display import Shown, count_text
 from minicompile.ops.dtypes import short
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, Value, ranges_text
+from minicompile.scheduling.cost import Cost
 from minicompile.scheduling.nodes import FusedSchedulerNode
 from minicompile.shapes.expr import Size, is_float, size_hint
 
@@ -54,21 +55,6 @@ class Phase:
 
     level: Literal["row", "loop"]
     values: tuple[Value, ...]
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a kernel moves and computes, at the size hints."""
-
-    bytes_read: int
-    bytes_written: int
-    flops: int
-
-    def __str__(self) -> str:
-        return (
-            f"reads {bytes_text(self.bytes_read)}, writes {bytes_text(self.bytes_written)}, "
-            f"{self.flops} operations"
-        )
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,42 @@ def min_combine(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 @triton.jit
+def sum_combine(a, b):
+    return a + b
+
+@triton.jit
 def prod_combine(a, b):
     return a * b
+
+@triton.jit
+def last_max_combine(a, b):
+    return tl.where((b >= a) | (b != b), b, a)
+
+@triton.jit
+def last_min_combine(a, b):
+    return tl.where((b <= a) | (b != b), b, a)
+
+@triton.jit
+def last_argmax_combine(a, at, b, bt):
+    moves = (b >= a) | (b != b)
+    return tl.where(moves, b, a), tl.where(moves, bt, at)
+
+@triton.jit
+def last_argmin_combine(a, at, b, bt):
+    moves = (b <= a) | (b != b)
+    return tl.where(moves, b, a), tl.where(moves, bt, at)
+
+@triton.jit
+def latest_combine(a, at, b, bt):
+    return tl.where(bt > at, b, a), tl.maximum(at, bt)
+
+@triton.jit
+def log_add_exp_combine(a, b):
+    low = tl.where(a < b, a, b)
+    high = tl.where(a < b, b, a)
+    found = libdevice.log1p(libdevice.exp(low - high)) + high
+    found = tl.where((low == high) & (tl.abs(low) == float("inf")), b, found)
+    return tl.where((a != a) | (b != b), a + b, found)
 
 @triton.jit
 def argmax_combine(a, at, b, bt):

@@ -29,6 +29,7 @@ from minicompile.lowering.ir import (
     Operation,
     Pointwise,
     Reduction,
+    Scan,
     Scatter,
     View,
     loop_index,
@@ -36,12 +37,12 @@ from minicompile.lowering.ir import (
 )
 from minicompile.lowering.value import Probe, Storage, TensorValue, scoped
 from minicompile.lowering.views import ViewMap
-from minicompile.ops.dtypes import LOOP_DTYPES
+from minicompile.ops.dtypes import LOOP_DTYPES, computation_dtype
 from minicompile.ops.graph import origins_of
 from minicompile.ops.handler import Index, InnerFn, Ops, ReductionFn, StoreMode, V
 from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.ops.registry import Registry
-from minicompile.ops.table import POSITIONS, ReductionKind, reduction_identity
+from minicompile.ops.table import POSITIONS, ReductionKind, ScanKind, reduction_identity
 from minicompile.shapes.expr import ZERO, Size, contiguous_strides, product, same, to_size
 
 OutputIndex = Callable[[Ops, Sequence[Index]], Sequence[Index]]
@@ -215,7 +216,7 @@ class LoweringContext:
         self.operations.append(buffer)
         return buffer
 
-    # -- reductions and scatters
+    # -- reductions, scans and scatters
 
     def reduction(
         self,
@@ -245,6 +246,30 @@ class LoweringContext:
         body = scoped(fn, len(self.operations), self.origins)
         loops = Reduction(tuple(size), tuple(reduction_ranges), kind, body)
         return self.in_memory(self._emit(layout, loops, cost, self.origins, "reduction"))
+
+    def scan(
+        self,
+        kind: ScanKind,
+        size: Sequence[Size],
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        fn: InnerFn,
+    ) -> TensorValue:
+        """Combine `fn(ops, index)` along dimension `dim`, in order and in the dtype of `fn`.
+
+        Without a second element it gives the first, else the result is in memory, as `dtype`.
+        """
+        if not size or size[dim] in (0, 1):
+            if kind in POSITIONS:
+                return self.pointwise(size, device, lambda ops, _: ops.constant(0, dtype))
+            return self.pointwise(size, device, lambda ops, i: ops.to_dtype(fn(ops, i), dtype))
+        cost = self.dry_run(fn, loop_index(len(size)))
+        if cost.dtype is torch.bool or computation_dtype(cost.dtype) is not cost.dtype:
+            raise VerifyError(f"{self.rule()}: loops can't scan in {cost.dtype}")
+        layout = Layout(device, dtype, tuple(size), self.eager_strides(size))
+        loops = Scan(tuple(size), dim, kind, scoped(fn, len(self.operations), self.origins))
+        return self.in_memory(self._emit(layout, loops, cost, self.origins, "scan"))
 
     def scatter(
         self,

@@ -20,7 +20,7 @@ import sympy
 import torch
 
 from minicompile.ops.origin import Origins
-from minicompile.ops.table import POINTWISE, ReductionKind
+from minicompile.ops.table import POINTWISE, ReductionKind, ScanKind
 
 V: TypeAlias = Any
 """A handler's own kind of value."""
@@ -73,6 +73,13 @@ class Ops(abc.ABC):
     def reduction(self, kind: ReductionKind, dtype: torch.dtype, value: V) -> V:
         """Reduce `value` over the reduction variables; argmax/argmin give the linear position as int64."""
         raise NotImplementedError(f"{type(self).__name__} has no reduction")
+
+    def scan(self, kind: ScanKind, value: V) -> V:
+        """`value` combined with all before it along the loop r0; argmax/argmin give r0 as int64.
+
+        Of equal elements max and min take the last; from the first NaN on it is NaN, the last one so far.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no scan")
 
     @abc.abstractmethod
     def pointwise(self, name: str, *values: V) -> V:

@@ -46,7 +46,7 @@ Loops = dict[sympy.Symbol, Size]
 Key = tuple[int, Index]
 """An index: the number of its node, and its formula in the node's own loops."""
 POSITION = sympy.Symbol("position")
-"""Formula of an argmax's own index: where in the reduced row an element stands."""
+"""Formula of an argmax's or a scan's own index: where in the row an element stands."""
 MAX_SPLITS = 8
 """Rounds of splitting loops at divisions: each makes at least one index simpler."""
 Hints = Mapping[sympy.Symbol, int]
@@ -212,7 +212,7 @@ class Member:
 
 @dataclass(eq=False)
 class LoopNest:
-    """Nodes over common loops `x` (parallel) and `r` (reduction), outermost first."""
+    """Nodes over common loops `x` (parallel) and `r` (of a reduction or scan), outermost first."""
 
     members: list[Member]
     x: Loops
@@ -282,7 +282,7 @@ def nest_of(node: SchedulerNode, order: int, hints: Hints) -> LoopNest:
         return Access(node.name, place.buffer, key, footprint(indices[key], own, hints))
 
     reads, writes = (tuple(map(access, places)) for places in (node.reads, node.writes))
-    if any(v.kind in POSITIONS for v in body.reductions):
+    if body.scans or any(v.kind in POSITIONS for v in body.reductions):
         strides = contiguous_strides(tuple(body.reduction_ranges.values()))
         counted = dict(zip(body.reduction_ranges, strides, strict=True))
         indices[order, POSITION] = StridedIndex(ZERO, counted)
@@ -411,7 +411,7 @@ def loop_order(nest: LoopNest, loops: Iterable[sympy.Symbol]) -> list[sympy.Symb
     """Outermost first: by falling stride of the largest write, then of the other accesses.
 
     The innermost loop is the one that most accesses walk with stride 1, writes before reads.
-    Loops that an argmax runs over keep the order in which it counts.
+    Loops that an argmax or a scan runs over keep the order in which it counts.
     """
     order = list(loops)
     if len(order) < 2:

@@ -2,20 +2,23 @@
 
     Schedule      := graph: LoopGraph, decisions: [FusionDecision], memory: MemoryPlan,
                      nodes: [FusedSchedulerNode | ExternKernelSchedulerNode] in running order
+    FusionDecision := producers, consumers, verdict, cause, reason, and the numbers behind them
     SchedulerNode := one ComputedBuffer with its LoopBody and dependencies
     FusedSchedulerNode := the SchedulerNodes of one kernel over common loop variables:
                      ranges x0, x1, ... (parallel) and reduction_ranges r0, r1, ... (often empty)
     Dependency    := buffer, index, ranges: which elements a node touches
 
 In a fused node each body is rewritten to the common variables. A body either covers every (x, r) ("elem"),
-or each x once ("row"); a reduction takes values at elem level and gives them at row level.
+or each x once ("row"); a reduction takes values at elem level and gives them at row level, a scan gives
+them at elem level and keeps the order of its r.
 The real compiler: torch/_inductor/scheduler.py, dependencies.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import sympy
 import torch
@@ -27,7 +30,34 @@ from minicompile.ops.origin import Origins, union
 from minicompile.scheduling.body import LoopBody, ranges_text
 from minicompile.shapes.expr import Size
 
-FusionKind = Literal["vertical", "horizontal", "reduction_prologue", "reduction_epilogue"]
+if TYPE_CHECKING:
+    from minicompile.scheduling.explain import Answer, FusionStep, Pair, WhatIf
+    from minicompile.scheduling.fusion import Fuser
+
+FusionKind = Literal[
+    "vertical", "horizontal", "reduction_prologue", "reduction_epilogue", "template_epilogue"
+]
+"""template_epilogue: what a matrix product's own kernel could do to its tiles; a library call can't."""
+Cause = Literal[
+    "handed_over",  # fused: one reads what the other writes
+    "shared_read",  # fused: both read the same elements
+    "wish",  # fused or kept apart because `what_if` asks for it
+    "policy",  # wise or unwise in the eyes of a policy from outside
+    "no_saving",  # it would save no memory traffic
+    "size_limit",  # too many operations for one kernel
+    "register_limit",  # too many values alive at once
+    "not_asked",  # beyond the nearest groups that share only a read
+    "off",  # options.fusion is False
+    "extern",  # a library call is a boundary
+    "device",
+    "hazard",  # a scatter updates memory that the other one uses
+    "cycle",  # a third node must run between them
+    "index_mismatch",  # an element is read where another one is written
+    "unknown_index",  # the element that is read is known only at run time
+    "loop_mismatch",  # no loops that suit both
+    "order",  # two argmax count in different orders
+]
+"""Why two nodes are in one kernel, or are not."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +96,17 @@ class SchedulerNode(Shown):
 
     @property
     def is_reduction(self) -> bool:
-        return bool(self.body.reduction_ranges)
+        return bool(self.body.reductions)
+
+    @property
+    def kind(self) -> str:
+        """`pointwise`, `reduction`, `scan` or `scatter`."""
+        return type(self.buffer.loops).__name__.lower()
 
     def __str__(self) -> str:
         x, r = (list(g.values()) for g in (self.body.ranges, self.body.reduction_ranges))
-        kind = f"reduction {x} over {r}" if self.is_reduction else f"pointwise {x}"
-        lines = [f"{self.name}: {kind}", *(f"  reads  {d}" for d in self.reads)]
+        over = "" if not r else f" over {r}" if self.is_reduction else f" along {r}"
+        lines = [f"{self.name}: {self.kind} {x}{over}", *(f"  reads  {d}" for d in self.reads)]
         return "\n".join([*lines, *(f"  writes {d}" for d in self.writes)])
 
 
@@ -102,7 +137,7 @@ class FusedSchedulerNode(Shown):
     nodes: list[SchedulerNode]
     bodies: list[LoopBody]
     levels: list[Literal["row", "elem"]]
-    """For each body: does it cover every (x, r), or each x once? Reductions are "elem"."""
+    """For each body: does it cover every (x, r), or each x once? Reductions and scans are "elem"."""
     ranges: dict[sympy.Symbol, Size]
     reduction_ranges: dict[sympy.Symbol, Size]
 
@@ -133,17 +168,75 @@ class FusedSchedulerNode(Shown):
 ScheduledNode: TypeAlias = FusedSchedulerNode | ExternKernelSchedulerNode
 
 
+SingleNode: TypeAlias = SchedulerNode | ExternKernelSchedulerNode
+
+
+@dataclass(frozen=True)
+class KernelSize(Shown):
+    """How large a kernel is or would be. `registers`: values of one element that are alive at once."""
+
+    loop_nests: int
+    operations: int
+    registers: int
+
+    def __str__(self) -> str:
+        nests, operations = count_text(self.loop_nests, "loop nest"), self.operations
+        return f"{nests}, {count_text(operations, 'operation')}, {self.registers} values alive"
+
+
 @dataclass(frozen=True)
 class FusionDecision(Shown):
-    """One question the scheduler asked: may these two run as one kernel?"""
+    """One question the scheduler asked: may these two groups of nodes run as one kernel?"""
 
-    producer: str
-    consumer: str
+    producers: tuple[SingleNode, ...]
+    consumers: tuple[SingleNode, ...]
     kind: FusionKind
-    score: int
-    """Bytes of memory traffic that fusing saves."""
     fused: bool
+    cause: Cause
     reason: str
+    saved: tuple[tuple[str, int], ...] = ()
+    """Bytes of memory traffic that fusing saves, by buffer, the most first."""
+    distance: int = 0
+    """How many nodes of the graph lie from the first of one to the first of the other."""
+    size: KernelSize | None = None
+    """Of the kernel that they would be; None where one is a library call."""
+    between: tuple[str, ...] = ()
+    """Nodes that must run after one and before the other."""
+
+    @property
+    def producer(self) -> str:
+        return "_".join(node.name for node in self.producers)
+
+    @property
+    def consumer(self) -> str:
+        return "_".join(node.name for node in self.consumers)
+
+    @property
+    def score(self) -> int:
+        """All bytes that fusing saves."""
+        return sum(count for _, count in self.saved)
+
+    @property
+    def nodes(self) -> tuple[SingleNode, ...]:
+        return (*self.producers, *self.consumers)
+
+    @property
+    def origins(self) -> Origins:
+        return union(node.origins for node in self.nodes)
+
+    @property
+    def numbers(self) -> str:
+        """`saves 64 KiB (buf4 64 KiB), distance 3, 5 loop nests, 12 operations, 6 values alive`."""
+        parts = ", ".join(f"{name} {bytes_text(count)}" for name, count in self.saved)
+        saved = f"{bytes_text(self.score)} ({parts})" if self.saved else "nothing"
+        size = f", {self.size}" if self.size is not None else ""
+        return f"saves {saved}, distance {self.distance}{size}"
+
+    def asks(self, one: Iterable[str], other: Iterable[str]) -> bool:
+        """Is a node of one on this side of the question and a node of the other on that side?"""
+        made, used = ({n.name for n in group} for group in (self.producers, self.consumers))
+        ways = ((made, used), (used, made))
+        return any(not a.isdisjoint(one) and not b.isdisjoint(other) for a, b in ways)
 
     def __str__(self) -> str:
         verdict = "fused" if self.fused else "kept apart"
@@ -264,11 +357,34 @@ class Schedule(Shown):
     """Kernels and extern calls in running order, and why they are what they are."""
 
     graph: LoopGraph
-    before: list[SchedulerNode | ExternKernelSchedulerNode]
+    before: list[SingleNode]
     """One node per buffer, as it was before fusion."""
     nodes: list[ScheduledNode]
     decisions: list[FusionDecision]
     memory: MemoryPlan
+    fuser: Fuser | None = field(default=None, repr=False)
+    """The run of fusion that this schedule is the end of: what `why` and `what_if` go back to."""
+
+    def why(self, a: str, b: str) -> Answer:
+        """Why two buffers, nodes or kernels are one kernel, or why they are not.
+
+        Raises ValueError for names that no node of the schedule has.
+        """
+        from minicompile.scheduling.explain import why
+
+        return why(self, a, b)
+
+    def what_if(self, fuse: Sequence[Pair] = (), forbid: Sequence[Pair] = ()) -> WhatIf:
+        """Fusion once more, with wishes; a fusion that would be wrong is refused all the same."""
+        from minicompile.scheduling.explain import what_if
+
+        return what_if(self, fuse, forbid)
+
+    def steps(self) -> Iterator[FusionStep]:
+        """The groups of nodes before the first fusion and after each."""
+        from minicompile.scheduling.explain import steps
+
+        return steps(self)
 
     @property
     def kernels(self) -> list[FusedSchedulerNode]:

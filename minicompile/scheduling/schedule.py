@@ -18,7 +18,7 @@ from minicompile.lowering.ir import ExternKernel, LoopGraph, Scatter, written_by
 from minicompile.options import Options
 from minicompile.scheduling.body import record
 from minicompile.scheduling.body import verify as verify_body
-from minicompile.scheduling.fusion import AnyNode, Fuser, FusionContext
+from minicompile.scheduling.fusion import Fuser, FusionContext
 from minicompile.scheduling.in_place import refusal
 from minicompile.scheduling.memory import plan_memory
 from minicompile.scheduling.nest import dependencies, finished
@@ -30,6 +30,7 @@ from minicompile.scheduling.nodes import (
     Schedule,
     ScheduledNode,
     SchedulerNode,
+    SingleNode,
 )
 
 
@@ -39,11 +40,17 @@ def schedule(graph: LoopGraph, options: Options) -> Schedule:
     Raises Unsupported for a scatter into memory that the caller owns.
     """
     nodes = make_nodes(graph)
-    fuser = Fuser(nodes, dependency_graph(nodes), FusionContext(graph, options, nodes))
+    context = FusionContext(graph, options, nodes)
+    return finish(Fuser(nodes, dependency_graph(nodes), context))
+
+
+def finish(fuser: Fuser) -> Schedule:
+    """Fuse what is recorded, then order it and plan its memory."""
+    graph, options = fuser.context.graph, fuser.context.options
     if options.fusion:
         fuser.run()
     ordered, memory = best_order(graph, fuser)
-    result = Schedule(graph, nodes, ordered, fuser.decisions, memory)
+    result = Schedule(graph, list(fuser.nodes), ordered, fuser.decisions, memory, fuser)
     if options.verify:
         verify(result)
     return result
@@ -52,14 +59,14 @@ def schedule(graph: LoopGraph, options: Options) -> Schedule:
 # -- nodes and dependencies
 
 
-def make_nodes(graph: LoopGraph) -> list[AnyNode]:
+def make_nodes(graph: LoopGraph) -> list[SingleNode]:
     """One node per operation: loop bodies recorded, dependencies read off.
 
     A scatter reads its target: what it leaves alone is part of its result.
     """
     dtypes = {name: buffer.layout.dtype for name, buffer in graph.buffers.items()}
     owned = {buffer.name for buffer in graph.given}
-    nodes: list[AnyNode] = []
+    nodes: list[SingleNode] = []
     for operation in graph.operations:
         if isinstance(operation, ExternKernel):
             used = tuple(Dependency(name, None) for name in operation.reads)
@@ -80,7 +87,7 @@ def make_nodes(graph: LoopGraph) -> list[AnyNode]:
     return nodes
 
 
-def dependency_graph(nodes: Sequence[AnyNode]) -> dict[int, set[int]]:
+def dependency_graph(nodes: Sequence[SingleNode]) -> dict[int, set[int]]:
     """For each node (by position), the nodes that must run before it."""
     writer = {d.buffer: i for i, node in enumerate(nodes) for d in node.writes}
     readers: dict[str, set[int]] = {}

@@ -56,7 +56,7 @@ def dependency_table(node: AnyNode) -> str:
 
 @shows(SchedulerNode)
 def node_view(node: SchedulerNode) -> str:
-    about = f"{'reduction' if node.is_reduction else 'pointwise'} · {caption(node)}"
+    about = f"{node.kind} · {caption(node)}"
     return box(node.name, about, dependency_table(node), body_listing(node.body))
 
 

@@ -21,10 +21,8 @@ def reasons(graph) -> list[str]:
 
 def test_each_library_operator_says_why() -> None:
     x = torch.randn(4, 4)
-    graph = check(
-        lambda x: [x @ x, x.sort()[0], x.cumsum(0), torch.linalg.inv_ex(x)[0]], x, externs=None
-    )
-    assert reasons(graph)[:3] == ["library matrix product", "sorting", "a scan"]
+    graph = check(lambda x: [x @ x, x.sort()[0], torch.linalg.inv_ex(x)[0]], x, externs=None)
+    assert reasons(graph) == ["library matrix product", "sorting", "library linear algebra"]
 
 
 def test_an_operator_without_a_rule_is_named() -> None:
@@ -51,11 +49,11 @@ def test_convolution_backward_leaves_out_what_is_masked() -> None:
 
 def test_operands_lie_as_in_eager_so_that_results_do() -> None:
     x = torch.randn(2, 3, 4, 5)
-    check(lambda x: x.permute(0, 2, 3, 1).sin().cumsum(1), x, externs=1)
-    check(lambda x: x[:, :, ::2].cumsum(1), x, externs=1)
-    check(lambda x: x[:1].expand(4, 3, 4, 5).cumsum(1), x, externs=1)
-    check(lambda x: x.flip(0).cumsum(1), x, externs=1)
-    check(lambda x: x.mean(1, keepdim=True).expand(2, 3, 4, 5).cumsum(1), x, externs=1)
+    check(lambda x: x.permute(0, 2, 3, 1).sin().sort(1)[0], x, externs=1)
+    check(lambda x: x[:, :, ::2].sort(1)[0], x, externs=1)
+    check(lambda x: x[:1].expand(4, 3, 4, 5).sort(1)[0], x, externs=1)
+    check(lambda x: x.flip(0).sort(1)[0], x, externs=1)
+    check(lambda x: x.mean(1, keepdim=True).expand(2, 3, 4, 5).sort(1)[0], x, externs=1)
 
 
 def test_random_numbers_are_eagers_own_and_in_order() -> None:

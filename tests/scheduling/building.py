@@ -14,6 +14,7 @@ import torch
 
 from minicompile.codegen.plan import KernelArgument, KernelPlan, KernelSource
 from minicompile.codegen.wrapper import generate_wrapper
+from minicompile.debug.reference import ReferenceOps, evaluate, run_reference
 from minicompile.errors import VerifyError
 from minicompile.lowering.ir import (
     Buffer,
@@ -27,6 +28,7 @@ from minicompile.lowering.ir import (
     Operation,
     Pointwise,
     Reduction,
+    Scan,
     Scatter,
     View,
     verify,
@@ -36,7 +38,6 @@ from minicompile.runtime.load import load_wrapper
 from minicompile.scheduling.body import Value
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, product, same
-from tests.lowering.reference import ReferenceOps, evaluate, run_reference
 
 CPU = torch.device("cpu")
 F64 = torch.float64
@@ -141,6 +142,9 @@ class GraphBuilder:
 
         ranges = tuple(x.size[d] for d in dims)
         return self.compute(Reduction(size, ranges, kind, inner), size, dtype)
+
+    def scan(self, x: T, dim: int, kind: Any, dtype: torch.dtype = F64) -> T:
+        return self.compute(Scan(x.size, dim, kind, x.load), x.size, dtype)
 
     def gather(self, table: T, rows: T) -> T:
         """table[rows], rows one-dimensional."""
@@ -283,7 +287,7 @@ BINARY = ["add", "sub", "mul", "maximum"]
 
 
 def random_graph(seed: int, count: int = 9) -> LoopGraph:
-    """Pointwise chains, transposes, reshapes, broadcasts, reductions, gathers, scatters, products."""
+    """Pointwise chains, transposes, reshapes, broadcasts, reductions, scans, gathers, scatters, products."""
     rng = random.Random(seed)
     symbolic = rng.random() < 0.3
     n = sympy.Symbol("s0", integer=True, positive=True) if symbolic else rng.choice([1, 2, 4, 6])
@@ -333,8 +337,9 @@ def random_graph(seed: int, count: int = 9) -> LoopGraph:
                 "index",
                 "move",
                 "slice",
+                "scan",
             ],
-            [8, 4, 6, 2, 1, 2, 1, 1, 1, 1, 1],
+            [8, 4, 6, 2, 1, 2, 1, 1, 1, 1, 1, 3],
         )[0]
         x = rng.choice(pool[-6:])
         if kind == "binary":
@@ -349,6 +354,12 @@ def random_graph(seed: int, count: int = 9) -> LoopGraph:
             keep = rng.random() < 0.6
             dtype = I64 if chosen == "argmax" else F64
             new = b.reduce(x, dims, chosen, keep, dtype)
+            if chosen == "argmax":
+                new = b.pointwise(lambda ops, u: ops.to_dtype(u, F64), new)
+        elif kind == "scan" and x.size:
+            chosen = rng.choice(["sum", "max", "argmax"])
+            dtype = I64 if chosen == "argmax" else F64
+            new = b.scan(x, rng.randrange(len(x.size)), chosen, dtype)
             if chosen == "argmax":
                 new = b.pointwise(lambda ops, u: ops.to_dtype(u, F64), new)
         elif kind == "permute" and len(x.size) > 1:
@@ -491,6 +502,10 @@ class _KernelRunner:
                 source = source.to(torch.uint8)
             reduced = ops.reduction(value.kind, value.dtype, source).to(value.dtype)  # type: ignore[arg-type]
             return reduced.reshape([*rows, *[1] * len(self.node.reduction_ranges)])
+        if value.op == "scan":
+            rows = self.extents[: len(self.node.ranges)]
+            source = ops.whole(inputs[0]).reshape([*rows, math.prod(ops.extents[len(rows) :])])
+            return ops.scan(value.kind, source).reshape(ops.extents)  # type: ignore[arg-type]
         if value.op == "constant":
             return ops.constant(value.constant, value.dtype)
         if value.op == "index_expr":

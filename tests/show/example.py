@@ -21,7 +21,6 @@ from minicompile.aot.result import (
 from minicompile.codegen.plan import (
     Alternative,
     CodeLine,
-    Cost,
     KernelArgument,
     KernelPlan,
     KernelSource,
@@ -50,6 +49,7 @@ from minicompile.ops.graph import Graph, PassRecord
 from minicompile.ops.origin import NO_ORIGINS, Origin, Origins, SourceLine
 from minicompile.pipeline_result import CompiledStages, Trace
 from minicompile.scheduling.body import record
+from minicompile.scheduling.cost import Cost
 from minicompile.scheduling.nodes import (
     Allocation,
     Block,

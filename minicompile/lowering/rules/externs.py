@@ -22,7 +22,6 @@ REASONS: dict[str, str] = {
         random poisson binomial rrelu_with_noise_functional""",
     "copy between devices, or of complex numbers": "_to_copy",
     "sorting": "sort topk kthvalue median nanmedian mode unique_dim _unique2 msort argsort",
-    "a scan": "cumsum cumprod cummax cummin logcumsumexp",
     "the result's size depends on data": "nonzero masked_select bincount histc repeat_interleave",
     "library pooling": """
         max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward

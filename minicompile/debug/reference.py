@@ -27,13 +27,14 @@ from minicompile.lowering.ir import (
     LoopGraph,
     Loops,
     Reduction,
+    Scan,
     Scatter,
     View,
     evaluate_loops,
     loop_ranges,
 )
 from minicompile.ops.handler import Index, Ops, StoreMode
-from minicompile.ops.table import POINTWISE, ReductionKind, result_dtype
+from minicompile.ops.table import POINTWISE, ReductionKind, ScanKind, result_dtype
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, is_float, loop_symbol
 
 OTHERWISE_NAMED: dict[str, Callable[..., Any]] = {
@@ -165,15 +166,17 @@ class _Run:
         ops = self.space(loops, layout.device)
         value, where = evaluate_loops(loops, ops)
         value = ops.whole(value)
-        if value.dtype is not layout.dtype and not isinstance(loops, Reduction):
+        if value.dtype is not layout.dtype and not isinstance(loops, Reduction | Scan):
             raise VerifyError(f"{buffer.name}: its body gives {value.dtype}, not {layout.dtype}")
         if isinstance(loops, Scatter):
-            ops.store(buffer.name, layout.index(where or ()), value, loops.mode)
+            ops.store(buffer.name, layout.index(where), value, loops.mode)
             return
         if isinstance(loops, Reduction):
             kept = len(loops.ranges)
             flat = value.reshape([*value.shape[:kept], math.prod(value.shape[kept:])])
             value = ops.reduction(loops.kind, layout.dtype, flat).to(layout.dtype)
+        if isinstance(loops, Scan):
+            value = ops.scan(loops.kind, value).to(layout.dtype).movedim(-1, loops.dim)
         self.view(buffer.name, layout).copy_(value)
 
     def space(self, loops: Loops, device: torch.device) -> ReferenceOps:
@@ -270,6 +273,14 @@ class ReferenceOps(Ops):
         options = {"dtype": value.dtype} if kind in ("sum", "prod") else {}
         found: torch.Tensor = getattr(torch, name)(value, -1, **options)
         return found
+
+    def scan(self, kind: ScanKind, value: torch.Tensor) -> torch.Tensor:
+        """Scan the last dimension."""
+        if kind in ("max", "min", "argmax", "argmin"):
+            found = (torch.cummax if kind.endswith("max") else torch.cummin)(value, -1)
+            return found.indices if kind.startswith("arg") else found.values
+        name = {"sum": "cumsum", "prod": "cumprod"}.get(kind, "logcumsumexp")
+        return getattr(torch, name)(value, -1).to(value.dtype)
 
     def pointwise(self, name: str, *values: torch.Tensor) -> torch.Tensor:
         dtype = result_dtype(name, tuple(v.dtype for v in values))

@@ -1,4 +1,4 @@
-"""A part of torch's operator database; `python -m tests.aot.opinfo` runs all of it."""
+"""A part of torch's operator database; `python -m tests.opinfo` runs all of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.aot.opinfo_cases import VARIANTS, Case, cases, check, database
+from tests.opinfo.cases import VARIANTS, Case, cases, database
+from tests.opinfo.compare import check
 
 compiling = torch.compiler.is_compiling
 
