@@ -58,7 +58,6 @@ def stage_objects() -> dict[str, Any]:
         schedule,
         schedule.decisions[0],
         schedule.memory,
-        schedule.memory.decisions[0],
         trace.plans,
         trace.plans[0],
         trace.kernels[0],
