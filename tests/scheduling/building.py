@@ -410,6 +410,8 @@ def python_kernels(schedule: Schedule) -> tuple[dict[int, KernelSource], dict[st
         if not isinstance(node, FusedSchedulerNode):
             continue
         touched = dict.fromkeys(d.buffer for d in (*node.reads, *node.writes))
+        for old in schedule.memory.in_place(position).values():
+            del touched[old]
         arguments = tuple(
             KernelArgument(f"ptr{k}", name, buffers[name].layout.dtype, "inout")
             for k, name in enumerate(n for n in touched if n not in schedule.memory.internal)
@@ -435,9 +437,12 @@ def _python_kernel(plan: KernelPlan, schedule: Schedule) -> Callable[..., None]:
     def kernel(*given: Any) -> None:
         tensors, numbers = given[: len(plan.arguments)], given[len(plan.arguments) :]
         memory = {a.buffer: flat(t) for a, t in zip(plan.arguments, tensors, strict=True)}
+        for new, old in schedule.memory.in_place(position).items():
+            memory[old] = memory[new]
         sizes = dict(zip(plan.sizes, numbers, strict=True))
         run_kernel(plan.node, memory, sizes, schedule.memory.internal)
 
+    position = int(plan.name.rpartition("_")[2])
     return kernel
 
 
@@ -455,6 +460,8 @@ class KernelOps(ReferenceOps):
 
     internal: Collection[str] = ()
     stored: dict[str, tuple[Index, torch.Tensor]] = field(default_factory=dict)
+    loaded: dict[tuple[str, Index], torch.Tensor] = field(default_factory=dict)
+    """Equal loads are one: what a store overwrites later was read before."""
 
     def load(self, buffer: str, index: Index) -> torch.Tensor:
         if buffer not in self.stored:
@@ -482,11 +489,20 @@ class KernelOps(ReferenceOps):
             mask = done[value.mask] if value.mask is not None else None
             done[value] = replace(self, mask=mask).again(value, [done[v] for v in value.inputs])
 
+    def read(self, value: Value, index: Index) -> torch.Tensor:
+        """A load; the same again, whatever has been written since, if it was done before."""
+        if value.buffer in self.stored or self.mask is not None or value.indirect:
+            return self.load(value.buffer, index)
+        place = (value.buffer, index)
+        if place not in self.loaded:
+            self.loaded[place] = self.load(*place).clone()
+        return self.loaded[place]
+
     def again(self, value: Value, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """One recorded value, on what its inputs have become."""
         index = value.index if value.index is not None else sympy.Integer(0)
         if value.op == "load":
-            found = self.load(value.buffer, index)
+            found = self.read(value, index)
             return found if self.mask is None else torch.where(self.mask, found, 0)
         if value.op == "store":
             return self.store(value.buffer, index, inputs[0], value.kind)
@@ -518,13 +534,13 @@ def run_kernel(
     Raises VerifyError where a kernel could not do what the bodies ask.
     """
     device = node.nodes[0].buffer.layout.device
-    stored: dict[str, tuple[Index, torch.Tensor]] = {}
+    handed: dict[str, Any] = {"stored": {}, "loaded": {}}
     for body, level in zip(node.bodies, node.levels, strict=True):
         columns = (
             node.reduction_ranges if level == "elem" else dict.fromkeys(node.reduction_ranges, 1)
         )
         KernelOps.over(
-            node.ranges, columns, memory, dict(sizes), device, internal=internal, stored=stored
+            node.ranges, columns, memory, dict(sizes), device, internal=internal, **handed
         ).play(body)
 
 

@@ -122,7 +122,7 @@ FUNCTIONS: dict[str, Fn] = {
         Fn("expm1", 1, "f", lambda o, d, x: o.expm1(o.minimum(x, number(o, 2, d))), False, 8),
         Fn("log", 1, "f", lambda o, d, x: o.log(plus_one(o, x, d)), False),
         Fn("log1p", 1, "f", lambda o, d, x: o.log1p(o.abs(x)), False),
-        Fn("sqrt", 1, "f", lambda o, d, x: o.sqrt(plus_one(o, x, d))),
+        Fn("sqrt", 1, "f", lambda o, d, x: o.sqrt(plus_one(o, x, d)), False),
         Fn("rsqrt", 1, "f", lambda o, d, x: o.rsqrt(plus_one(o, x, d)), False),
         Fn("reciprocal", 1, "f", lambda o, d, x: o.reciprocal(plus_one(o, x, d))),
         Fn("truediv", 2, "f", lambda o, d, x, y: o.truediv(x, plus_one(o, y, d))),
@@ -592,12 +592,16 @@ class Generator:
         if what == "flip":
             axes = tuple(rng.sample(range(len(size)), rng.randint(1, len(size))))
         elif what in ("roll", "scatter"):
+            if 0 in size:
+                return
             numbers = rng.randint(0, 5), 0
             if what == "scatter":
                 numbers = (*numbers[:1], 1)
         elif what in ("repeat", "tile"):
             times = rng.choice([2, 3, *self.hints])
             size[axis], numbers = size[axis] * times, (times,)
+        elif 0 in size:
+            return  # lowering takes no digits of an empty dimension
         elif what == "reshape":
             order = rng.sample(range(len(size)), len(size))
             size = [size[i] for i in order]
