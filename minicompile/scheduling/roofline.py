@@ -15,7 +15,16 @@ from minicompile.ops.origin import Origins
 from minicompile.scheduling.cost import Cost, cost_of
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 
-COLUMNS = ("kernel or call", "bytes", "operations", "per byte", "reaches", "time", "share", "limit")
+COLUMNS = (
+    "kernel or call",
+    "bytes",
+    "operations",
+    "operations per byte",
+    "reaches",
+    "time",
+    "share",
+    "limit",
+)
 
 
 @dataclass(frozen=True)
@@ -36,26 +45,18 @@ class RooflinePoint:
     def seconds(self) -> float:
         return self.cost.seconds(self.spec)
 
-    @property
-    def reached(self) -> float:
-        """Operations a second, if the kernel is as fast as the roof."""
-        return self.cost.flops / self.seconds if self.seconds else 0.0
-
-    @property
-    def limit(self) -> str:
-        return "memory" if self.intensity < self.spec.ridge else "arithmetic"
-
     def row(self, total: float) -> list[str]:
         """The cells of COLUMNS; `total` is the time of all."""
+        reached = self.cost.flops / self.seconds if self.seconds else 0.0
         return [
             self.name,
             bytes_text(self.cost.bytes),
             f"{self.cost.flops:,}",
-            f"{self.intensity:.3g}",
-            f"{self.reached / 1e9:,.3g} GFLOP/s",
-            f"{self.seconds * 1e6:,.3g} us",
-            f"{self.seconds / total if total else 0:.0%}",
-            self.limit,
+            f"{self.intensity:,.2f}",
+            f"{reached / 1e9:,.2f} GFLOP/s",
+            f"{self.seconds * 1e6:,.1f} us",
+            f"{self.seconds / total if total else 0:.1%}",
+            "memory" if self.intensity < self.spec.ridge else "arithmetic",
         ]
 
 
@@ -72,6 +73,10 @@ class Roofline(Shown):
         return sum(point.seconds for point in self.points)
 
     @property
+    def time(self) -> str:
+        return f"{self.seconds * 1e6:,.1f} us"
+
+    @property
     def rows(self) -> list[list[str]]:
         return [point.row(self.seconds) for point in self.points]
 
@@ -82,7 +87,7 @@ class Roofline(Shown):
         for name, *cells in rows:
             numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
             lines.append("  ".join([name.ljust(widths[0]), *numbers]))
-        return "\n".join([*lines, f"together at least {self.seconds * 1e6:,.3g} us"])
+        return "\n".join([*lines, f"together at least {self.time}"])
 
 
 def roofline_points(

@@ -6,16 +6,19 @@ same table: `@minicompile.ops.display.renderer(MyType)` on a function that gives
 
 from __future__ import annotations
 
-from minicompile.show import accuracy, aot, capture, graphs, kernels, loops, memory, schedule, trace
+from minicompile.show import (
+    accuracy,
+    aot,
+    capture,
+    graphs,
+    kernels,
+    loops,
+    memory,
+    roofline,
+    schedule,
+    trace,
+)  # fmt: skip
 
 __all__ = [
-    "accuracy",
-    "aot",
-    "capture",
-    "graphs",
-    "kernels",
-    "loops",
-    "memory",
-    "schedule",
-    "trace",
-]
+    "accuracy", "aot", "capture", "graphs", "kernels", "loops", "memory", "roofline", "schedule", "trace",
+]  # fmt: skip
