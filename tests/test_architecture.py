@@ -28,6 +28,7 @@ RESULTS = {
     "lowering.ir",
     "scheduling.nodes",
     "scheduling.body",
+    "scheduling.cost",
     "codegen.plan",
 }
 UNDER = ("ops", "shapes", "passes")

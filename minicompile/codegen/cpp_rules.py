@@ -60,7 +60,7 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
         _choose_squares(plan)
     elif plan.vector_axis == "x":
         _choose_columns(plan)
-    elif plan.rows < FEW_ROWS and plan.row_length >= LONG_ROW:
+    elif not plan.body.scans and plan.rows < FEW_ROWS and plan.row_length >= LONG_ROW:
         plan.tiles = _chunks(plan, CHUNK, MOST_CHUNKS)
 
 
@@ -78,7 +78,7 @@ def _choose_columns(plan: KernelPlan) -> None:
     plan.tiles = {"x": tile}
     tiles = plan.rows // max(width, 1) * -(-width // tile)
     worth_it = plan.row_length >= COLUMN_CHUNK * 4 and nanoseconds(plan) >= PARALLEL_NANOSECONDS
-    if tiles < FEW_TILES and worth_it:
+    if tiles < FEW_TILES and worth_it and not plan.body.scans:
         plan.tiles |= _chunks(plan, COLUMN_CHUNK, MOST_COLUMN_CHUNKS)
 
 

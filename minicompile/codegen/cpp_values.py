@@ -94,9 +94,9 @@ class ValuePrinter(LinePrinter):
     def compute(
         self, values: Iterable[Value], accumulate: Callable[[Value], None] | None = None
     ) -> None:
-        """The values in order; `accumulate` prints what a reduction does with one element."""
+        """The values in order; `accumulate` prints what a reduction or scan does with one element."""
         for value in values:
-            if value.op == "reduction":
+            if value.op in ("reduction", "scan"):
                 assert accumulate is not None
                 accumulate(value)
             elif value.op == "store":
@@ -164,21 +164,25 @@ class ValuePrinter(LinePrinter):
 
     def accumulators(self, value: Value) -> list[tuple[str, str, str]]:
         """Name suffix, type and start of each accumulator; the result's own comes first."""
-        dtype = value.inputs[0].dtype
+        dtype, suffix = value.inputs[0].dtype, "_so_far" if value.op == "scan" else ""
         start = literal(reduction_identity(value.kind, dtype), dtype)  # type: ignore[arg-type]
         if value.kind in POSITIONS:
-            return [("", "int64_t", "0"), ("_best", CTYPES[dtype], start)]
+            return [(suffix, "int64_t", "0"), ("_best", CTYPES[dtype], start)]
         if dtype is torch.bool:  # as an integer, which vectorises
-            return [("", "int32_t", str(int(value.kind == "all")))]
-        return [("", CTYPES[dtype], start)]
+            return [(suffix, "int32_t", str(int(value.kind == "all")))]
+        return [(suffix, CTYPES[dtype], start)]
 
     def better(self, value: Value, other: str, best: str) -> str:
-        """The condition under which a search moves on: strictly better, or (the first) NaN."""
-        condition = f"{other} {'>' if value.kind.endswith('max') else '<'} {best}"
+        """The condition under which a search moves on: strictly better, or (the first) NaN.
+
+        A scan moves on to what is as good, too.
+        """
+        sign = (">" if value.kind.endswith("max") else "<") + "=" * (value.op == "scan")
+        condition = f"{other} {sign} {best}"
         if not value.inputs[0].dtype.is_floating_point:
             return condition
         nan = f"{other} != {other}"
-        if value.kind in POSITIONS:
+        if value.kind in POSITIONS and value.op == "reduction":
             nan = f"({nan}) & ({best} == {best})"
         return f"({condition}) | ({nan})"
 
@@ -186,6 +190,8 @@ class ValuePrinter(LinePrinter):
         """`into` with one more element or partial result, as an expression; NaN stays."""
         if value.kind in SIGNS:
             return f"{into} {SIGNS[value.kind]} {other}"
+        if value.kind == "logsumexp":
+            return f"mc_log_add_exp({into}, {other})"
         return f"{self.better(value, other, into)} ? {other} : {into}"
 
     def place(self) -> sympy.Expr:

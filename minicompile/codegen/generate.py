@@ -26,25 +26,23 @@ from minicompile.codegen import cpp, triton
 from minicompile.codegen import cpp_rules as _cpp_rules  # noqa: F401  registers its rules
 from minicompile.codegen import triton_rules as _triton_rules  # noqa: F401  registers its rules
 from minicompile.codegen.legalize import legalize
-from minicompile.codegen.merge import merge
-from minicompile.codegen.phases import cost, cut, is_update, loop_level
+from minicompile.codegen.merge import check_in_place, merge, take_over
+from minicompile.codegen.phases import cut, is_update, loop_level
 from minicompile.codegen.plan import (
-    Cost,
     KernelArgument,
     KernelModule,
     KernelPlan,
     KernelSource,
     Language,
-    count,
     plan_rule,
 )
 from minicompile.errors import BackendError, OptionError
-from minicompile.lowering.ir import Buffer
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, iterate_indices
+from minicompile.scheduling.cost import cost_of
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
-from minicompile.shapes.expr import is_float, size_hint
+from minicompile.shapes.expr import is_float
 
 CodeGenerator = Callable[[Sequence[KernelPlan]], KernelModule]
 
@@ -89,9 +87,10 @@ def make_plan(
     position: int,
 ) -> KernelPlan:
     """The plan of one kernel. `position` is the node's number in the schedule: part of the name."""
-    buffers = schedule.graph.buffers
-    dtypes = {name: buffer.layout.dtype for name, buffer in buffers.items()}
+    dtypes = {name: b.layout.dtype for name, b in schedule.graph.buffers.items()}
     merged = merge(node, schedule.memory.internal, dtypes)
+    in_place = schedule.memory.in_place(position)
+    take_over(merged.body, in_place)
     body, new = legalize(merged.body, dtypes)
     loop = loop_level(body, {new[v] for v in merged.every})
     updated = {v.buffer for v in body.stores if is_update(v) or v.buffer in schedule.memory.aliases}
@@ -106,13 +105,15 @@ def make_plan(
         sizes=size_symbols(body),
         reduction="looped" if body.reduction_ranges else "none",
         loop=loop,
+        in_place=in_place,
         hints=dict(schedule.graph.size_hints),
+        cost=cost_of(node, schedule.graph, schedule.memory),
     )
-    plan.cost = estimate(plan, buffers)
     for key in plan_rule:
         if str(key).partition(":")[0] in (language, "any"):
             plan_rule[key](plan, options)
     plan.phases = cut(body, loop, plan.stashed, recompute=plan.reduction != "persistent")
+    check_in_place(plan.name, (v for phase in plan.phases for v in phase.values), in_place)
     return plan
 
 
@@ -153,31 +154,6 @@ def size_symbols(body: LoopBody) -> tuple[sympy.Symbol, ...]:
     sizes = [*body.all_ranges.values(), *(v.size for v in body.values), *iterate_indices(body)]
     found: set[sympy.Symbol] = set().union(*(sympy.sympify(size).free_symbols for size in sizes))
     return tuple(sorted(found - own, key=lambda symbol: (is_float(symbol), str(symbol))))
-
-
-def estimate(plan: KernelPlan, buffers: Mapping[str, Buffer]) -> Cost:
-    """Bytes and operations at the size hints. A buffer is read once, whatever reads it again."""
-    body, hints = plan.body, plan.hints
-    elements = plan.rows * plan.row_length
-    touched: dict[str, int] = {}
-    flops = 0
-    for value in body.values:
-        times = elements if value in plan.loop or value.op == "reduction" else plan.rows
-        flops += cost(value) * times
-        if value.op in ("load", "store"):
-            assert value.index is not None
-            own = value.index.free_symbols
-            size = size_hint(buffers[value.buffer].layout.storage_size, hints)
-            if not value.indirect:
-                used = (extent for var, extent in body.all_ranges.items() if var in own)
-                size = min(size, count(used, hints))
-            moved = min(size, times) * value.dtype.itemsize
-            touched[value.buffer] = max(touched.get(value.buffer, 0), moved)
-    read, written = (
-        sum(touched[a.buffer] for a in plan.arguments if a.role in (role, "inout"))
-        for role in ("in", "out")
-    )
-    return Cost(read, written, flops)
 
 
 def generate_kernels(plans: Mapping[int, KernelPlan]) -> list[KernelModule]:

@@ -16,8 +16,8 @@ After `legalize`, a printer only prints:
 - `check` says whether a kernel must report a value: an index out of range, an integer divided by zero;
 - nothing is read from or written to a dimension of size 0.
 
-What stays a duty of the printers: max/min/argmax/argmin reductions of floats propagate NaN, argmax and
-argmin give the first position, and integers wrap around.
+What stays a duty of the printers: max/min/argmax/argmin reductions and scans of floats propagate NaN,
+argmax and argmin give the first position (scans the last one), and integers wrap around.
 """
 
 from __future__ import annotations
@@ -131,6 +131,8 @@ class _Legalizer(Rewriter):
 
     def visit_index_expr(self, ops: Recorder, value: Value) -> Value:
         assert value.index is not None
+        if value.index.is_Integer:  # merged loops left nothing to vary
+            return ops.constant(int(value.index), computation_dtype(value.dtype))
         wide = index_dtype(value.index, self.body.all_ranges)
         if is_float(value.index):
             wide = torch.float64
@@ -163,6 +165,9 @@ class _Legalizer(Rewriter):
             return convert(ops, found, dtype)
         source = ops.to_dtype(source, computation_dtype(dtype))
         return ops.emit("reduction", (source,), source.dtype, kind=kind)
+
+    def visit_scan(self, ops: Recorder, value: Value) -> Value:
+        return self.again(value)
 
 
 def settle_checks(body: LoopBody) -> None:

@@ -42,8 +42,9 @@ def varying(
 
 
 def loop_level(body: LoopBody, every: Collection[Value] = ()) -> frozenset[Value]:
-    """The values that differ for each r, and those in `every`; a reduction gives row level."""
-    return varying(body.values, body.reduction_ranges, every, set(body.reductions))
+    """The values that differ for each r: scans and those in `every`, too. A reduction gives row level."""
+    always, never = {*every, *body.scans}, set(body.reductions)
+    return varying(body.values, body.reduction_ranges, always, never)
 
 
 def stages(body: LoopBody) -> dict[Value, int]:
@@ -139,8 +140,8 @@ def cost(value: Value) -> int:
     """Rough operations for one element; loads of scattered elements are dear."""
     if value.op in POINTWISE:
         return POINTWISE[value.op].flops
-    if value.op == "load":
-        return 6 if value.indirect else 1
+    if value.op in ("load", "scan"):
+        return 6 if value.indirect or value.op == "scan" else 1
     return 0 if value.op == "constant" else 1
 
 

@@ -21,12 +21,13 @@ from typing import Literal
 import sympy
 import torch
 
-from minicompile.ops.display import Shown, bytes_text, count_text
+from minicompile.ops.display import Shown, count_text
 from minicompile.ops.dtypes import short
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, Value, ranges_text
+from minicompile.scheduling.cost import Cost
 from minicompile.scheduling.nodes import FusedSchedulerNode
 from minicompile.shapes.expr import Size, is_float, size_hint
 
@@ -54,21 +55,6 @@ class Phase:
 
     level: Literal["row", "loop"]
     values: tuple[Value, ...]
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What a kernel moves and computes, at the size hints."""
-
-    bytes_read: int
-    bytes_written: int
-    flops: int
-
-    def __str__(self) -> str:
-        return (
-            f"reads {bytes_text(self.bytes_read)}, writes {bytes_text(self.bytes_written)}, "
-            f"{self.flops} operations"
-        )
 
 
 @dataclass(frozen=True)
@@ -110,6 +96,8 @@ class KernelPlan(Shown):
     parallel: bool = False
     parallel_above: int = 0
     """With symbolic sizes: threads share the work from this many iterations on; 0: always."""
+    in_place: Mapping[str, str] = field(default_factory=dict)
+    """Buffers written in the memory of others, element by element when these have been read."""
     cost: Cost = field(default_factory=lambda: Cost(0, 0, 0))
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
     alternatives: tuple[Alternative, ...] = ()
@@ -160,6 +148,7 @@ class KernelPlan(Shown):
             "warps": str(self.num_warps) if triton else "",
             "threads": "" if triton else "parallel" if self.parallel else "one",
             "sizes": ", ".join(sizes),
+            "in place": ", ".join(f"{new} of {old}" for new, old in self.in_place.items()),
             "kept between phases": count_text(len(self.stashed), "value") if self.stashed else "",
             "cost": str(self.cost),
         }

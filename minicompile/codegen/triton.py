@@ -11,7 +11,8 @@
 
 A pointwise kernel works on blocks [XBLOCK]; one with reductions on tiles [XBLOCK, RBLOCK]. A value has the
 axes its operands and index mention: [XBLOCK, 1] for one value a row, [1, RBLOCK] for one that all rows
-share. A looped reduction sweeps the row once per phase and keeps an accumulator tile in each sweep.
+share. A looped reduction sweeps the row once per phase and keeps an accumulator tile in each sweep. A scan
+works on tiles; swept in a loop, it starts each one from the last element of the tile before.
 
 A line holds one operation; constants stand in the line that uses them, so that changing a constant changes
 that line alone. The real compiler: torch/_inductor/codegen/{simd,triton}.py.
@@ -36,7 +37,7 @@ from minicompile.codegen.triton_ops import (
     typed_constant,
 )
 from minicompile.errors import Unsupported
-from minicompile.ops.table import reduction_identity
+from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import Value, iterate_indices
 from minicompile.shapes.expr import Size, product
 
@@ -96,7 +97,8 @@ class _Printer(LinePrinter):
         for value in plan.body.values:
             across = (self.axes[operand] for operand in value.operands)
             varies = self._index_axes(value).union(*across)
-            self.axes[value] = frozenset({"x"}) if value.op == "reduction" else varies
+            own = {"reduction": {"x"}, "scan": {"x", "r"}}.get(value.op)
+            self.axes[value] = frozenset(own) if own else varies
         self.length = product(plan.reduction_ranges.values())
         whole = self.length == power_of_two(plan.row_length)
         self.full_row = plan.reduction == "persistent" and whole
@@ -170,6 +172,9 @@ class _Printer(LinePrinter):
         reductions = [v for v in phase.values if v.op == "reduction"]
         for reduction in reductions:
             self._accumulator(reduction)
+        for scan in (v for v in phase.values if v.op == "scan"):
+            for name, start in self._carried(scan).items():
+                self.line(f"{name} = {start}", scan.origins)
         self._synchronise(v.buffer for v in phase.values if v.op == "load")
         with self.block("for roffset in range(0, rnumel, RBLOCK):"):
             self._row_index("roffset + ")
@@ -195,9 +200,13 @@ class _Printer(LinePrinter):
     def value(self, value: Value, level: str) -> None:
         """The lines of one value."""
         if value.op == "store":
+            if value.buffer in self.plan.in_place:  # other warps may still have to load an element
+                self.line("tl.debug_barrier()", value.origins)
             self.line(self._store(value, level), value.origins)
         elif value.op == "indirect":
             self._indirect(value)
+        elif value.op == "scan":
+            self._scan(value)
         else:
             if value.check and self.plan.device.type == "cpu":  # on a GPU eager doesn't look either
                 divisor = value.inputs[1]
@@ -310,13 +319,16 @@ class _Printer(LinePrinter):
 
     def _persistent(self, value: Value) -> str:
         """Reduce a whole row, held in one tile."""
-        source = value.inputs[0]
-        text = self.ref(source)
-        if self.axes[source] != {"x", "r"}:
-            text = f"tl.broadcast_to({text}, {TILE})"
+        text = self._tile(value.inputs[0])
         if not self.full_row:
             text = f"tl.where(rmask, {text}, {self._identity(value)})"
         return self._reduce(value, text, f"tl.broadcast_to({self.position}, {TILE})")
+
+    def _tile(self, value: Value) -> str:
+        """A value as a whole tile."""
+        text = self.ref(value)
+        whole = self.axes[value] == {"x", "r"}
+        return text if whole else f"tl.broadcast_to({text}, {TILE})"
 
     def _accumulator(self, value: Value) -> None:
         name = f"_{self.names[value]}"
@@ -347,6 +359,35 @@ class _Printer(LinePrinter):
 
     def _identity(self, value: Value) -> str:
         return literal(reduction_identity(value.kind, value.inputs[0].dtype))  # type: ignore[arg-type]
+
+    # Scans -------------------------------------------------------------------------------------------
+
+    def _carried(self, value: Value) -> dict[str, str]:
+        """Name and start of what a looped scan carries from tile to tile; positions come last."""
+        name, dtype = f"_{self.names[value]}", TRITON_DTYPES[value.inputs[0].dtype]
+        start = f"tl.full([XBLOCK, 1], {self._identity(value)}, {dtype})"
+        if value.kind not in POSITIONS:
+            return {name: start}
+        return {f"{name}_best": start, name: "tl.full([XBLOCK, 1], 0, tl.int64)"}
+
+    def _scan(self, value: Value) -> None:
+        """A scan of the tile, and in a loop what it takes over from the tile before."""
+        combine, carried = f"scan_{value.kind}", self._carried(value)
+        places = f"tl.broadcast_to({self.position}, {TILE})"
+        names = [name.removeprefix("_") for name in carried]
+        found, source = ", ".join(names), self._tile(value.inputs[0])
+        if len(names) > 1:
+            source = f"({source}, {places})"
+        text = f"{found} = tl.associative_scan({source}, 1, {combine})"
+        if self.plan.reduction == "persistent":
+            zero = value.kind == "sum" and value.dtype.is_floating_point  # 0 + -0.0 is 0
+            self.line(text + " + 0.0" * zero, value.origins)
+            return
+        self.line(text, value.origins)
+        self.line(f"{found} = {combine}({', '.join(carried)}, {found})", value.origins)
+        for name in names:
+            last = f"tl.reduce(({name}, {places}), 1, latest_combine)[0][:, None]"
+            self.line(f"_{name} = {last}", value.origins)
 
     # Indices -----------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@
     Operation := ComputedBuffer(name, layout, loops) | ExternKernel(name, op, args, outputs, reason)
     Loops     := Pointwise(ranges, inner_fn)
                | Reduction(ranges, reduction_ranges, kind, inner_fn)
+               | Scan(ranges, dim, kind, inner_fn)
                | Scatter(ranges, target, output_index, inner_fn, mode)
     Output    := View(buffer, layout) | Size | None | constant
     inner_fn(ops, index) -> value            index: one expression per range
@@ -30,7 +31,7 @@ from minicompile.ops.display import Shown
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.handler import Index, InnerFn, Ops, ReductionFn, StoreMode
 from minicompile.ops.origin import NO_ORIGINS, Origins, source_lines
-from minicompile.ops.table import ReductionKind
+from minicompile.ops.table import ReductionKind, ScanKind
 from minicompile.shapes.expr import (
     Expr,
     Ranges,
@@ -139,6 +140,19 @@ class Reduction:
 
 
 @dataclass(frozen=True)
+class Scan:
+    """Each element of `ranges` combines all up to its own place along `dim`, in order.
+
+    It does so in the dtype of `inner_fn`, which is one that loops compute in; the result is converted.
+    """
+
+    ranges: tuple[Size, ...]
+    dim: int
+    kind: ScanKind
+    inner_fn: InnerFn
+
+
+@dataclass(frozen=True)
 class Scatter:
     """For each index of `ranges`, write the value to `output_index(ops, index)` of the buffer `target`.
 
@@ -152,7 +166,7 @@ class Scatter:
     mode: StoreMode
 
 
-Loops = Pointwise | Reduction | Scatter
+Loops = Pointwise | Reduction | Scan | Scatter
 
 
 @dataclass(eq=False)
@@ -248,6 +262,8 @@ class LoopGraph(Shown):
     outputs: list[Output]
     size_hints: dict[sympy.Symbol, int] = field(default_factory=dict)
     """Each size symbol's value when compiling: for heuristics only."""
+    eager_bytes: int = 0
+    """Most bytes alive at once if eager ran the ATen graph (at the hints; inputs not counted)."""
 
     @property
     def buffers(self) -> dict[str, Buffer]:
@@ -297,22 +313,41 @@ def loop_index(count: int, prefix: str = "p") -> list[sympy.Symbol]:
 
 
 def loop_ranges(loops: Loops) -> tuple[dict[sympy.Symbol, Size], dict[sympy.Symbol, Size]]:
-    """The extents of the loops p0, p1, ... and of the reduction's loops r0, r1, ..."""
+    """The extents of the loops p0, p1, ... and of the reduction's loops r0, r1, ...
+
+    The dimension of a scan is r0.
+    """
     reduced = loops.reduction_ranges if isinstance(loops, Reduction) else ()
-    p, r = loop_index(len(loops.ranges)), loop_index(len(reduced), "r")
-    return dict(zip(p, loops.ranges, strict=True)), dict(zip(r, reduced, strict=True))
+    p = dict(zip(loop_index(len(loops.ranges)), loops.ranges, strict=True))
+    if isinstance(loops, Scan):
+        reduced = (p.pop(loop_symbol(f"p{loops.dim}")),)
+    return p, dict(zip(loop_index(len(reduced), "r"), reduced, strict=True))
 
 
-def evaluate_loops(loops: Loops, ops: Ops) -> tuple[Any, Sequence[Index] | None]:
-    """A loop body in some handler: its value, and the index it writes if it is a scatter."""
-    index, reduction_index = map(list, loop_ranges(loops))
+def evaluate_loops(loops: Loops, ops: Ops) -> tuple[Any, Sequence[Index]]:
+    """A loop body in some handler: its value, and the index it writes."""
+    index, reduction_index = map(list[Index], loop_ranges(loops))
     if isinstance(loops, Reduction):
-        return loops.inner_fn(ops, index, reduction_index), None
-    where = loops.output_index(ops, index) if isinstance(loops, Scatter) else None
+        return loops.inner_fn(ops, index, reduction_index), index
+    if isinstance(loops, Scan):
+        index.insert(loops.dim, *reduction_index)
+    where = loops.output_index(ops, index) if isinstance(loops, Scatter) else index
     return loops.inner_fn(ops, index), where
 
 
-def formulas(loops: Loops) -> tuple[str, Sequence[Index] | None]:
+def run_loops(buffer: ComputedBuffer, ops: Ops) -> None:
+    """All that a buffer's loops do, in some handler: a value, its reduction or scan, and the store."""
+    loops, layout = buffer.loops, buffer.layout
+    value, where = evaluate_loops(loops, ops)
+    if isinstance(loops, Reduction):
+        value = ops.reduction(loops.kind, layout.dtype, value)
+    if isinstance(loops, Scan):
+        value = ops.to_dtype(ops.scan(loops.kind, value), layout.dtype)
+    mode: StoreMode = loops.mode if isinstance(loops, Scatter) else "store"
+    ops.store(buffer.name, layout.index(where), value, mode)
+
+
+def formulas(loops: Loops) -> tuple[str, Sequence[Index]]:
     """`evaluate_loops` as text."""
     p, r = loop_ranges(loops)
     return evaluate_loops(loops, FormulaOps({**p, **r}))
@@ -324,8 +359,11 @@ def loops_text(loops: Loops) -> str:
     ranges, reduced = (f"[{', '.join(map(str, group.values()))}]" for group in loop_ranges(loops))
     if isinstance(loops, Reduction):
         return f"Reduction({ranges}, {reduced}, '{loops.kind}', {inner})"
+    if isinstance(loops, Scan):
+        ranges = f"[{', '.join(map(str, loops.ranges))}]"
+        return f"Scan({ranges}, {loops.dim}, '{loops.kind}', {inner})"
     if isinstance(loops, Scatter):
-        place = f"{loops.target}[{', '.join(map(str, where or ()))}]"
+        place = f"{loops.target}[{', '.join(map(str, where))}]"
         return f"Scatter({ranges}, {place}, {inner}, '{loops.mode}')"
     return f"Pointwise({ranges}, {inner})"
 
@@ -405,9 +443,10 @@ def _verify_loops(buffer: ComputedBuffer) -> list[str]:
     loops, layout, ops = buffer.loops, buffer.layout, FormulaOps()
     if layout.dtype not in LOOP_DTYPES:
         raise VerifyError(f"{buffer.name}: loops can't hold {layout.dtype}")
+    if isinstance(loops, Scan) and not 0 <= loops.dim < len(loops.ranges):
+        raise VerifyError(f"{buffer.name}: scans dimension {loops.dim} of {loops.ranges}")
     _, where = evaluate_loops(loops, ops)
     if isinstance(loops, Scatter):
-        assert where is not None
         if len(where) != len(layout.size):
             raise VerifyError(f"{buffer.name}: not one index per dimension of its target")
         return [*ops.loaded, loops.target]

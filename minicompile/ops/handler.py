@@ -20,7 +20,7 @@ import sympy
 import torch
 
 from minicompile.ops.origin import Origins
-from minicompile.ops.table import POINTWISE, ReductionKind
+from minicompile.ops.table import POINTWISE, ReductionKind, ScanKind
 
 V: TypeAlias = Any
 """A handler's own kind of value."""
@@ -73,6 +73,10 @@ class Ops(abc.ABC):
     def reduction(self, kind: ReductionKind, dtype: torch.dtype, value: V) -> V:
         """Reduce `value` over the reduction variables; argmax/argmin give the linear position as int64."""
         raise NotImplementedError(f"{type(self).__name__} has no reduction")
+
+    def scan(self, kind: ScanKind, value: V) -> V:
+        """`value` combined with all before it along r0; of equal elements and of NaNs the last one wins."""
+        raise NotImplementedError(f"{type(self).__name__} has no scan")
 
     @abc.abstractmethod
     def pointwise(self, name: str, *values: V) -> V:

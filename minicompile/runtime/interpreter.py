@@ -7,7 +7,7 @@ do or does wrong is put right here, and only while a kernel runs (Triton 3.6.0 t
 - bfloat16 lives in uint16 arrays, is converted with wrong rounding, and has no atomic addition;
 - atomic additions read a broadcast mask as if each lane had its own;
 - `range` over a runtime bound fails with NumPy 2.4 under Triton 3.6.0;
-- a reduction with a combine function of its own goes element by element in Python;
+- a reduction or scan with a combine function of its own goes element by element in Python;
 - `tl.sum` and our helpers are compiled functions, unless the whole process was started for interpreting;
 - a scalar condition that meets a block turns into a number;
 - index checks (`tl.device_assert`) are off unless asked for.
@@ -99,6 +99,7 @@ def interpreting() -> Iterator[None]:
     changes: dict[tuple[Any, str], Any] = {
         (interpreter, "_convert_float"): convert_float(interpreter._convert_float),
         (interpreter.ReduceOps, "generic_reduce"): fold,
+        (interpreter.ScanOps, "generic_scan"): run_up,
         (builder, "__class__"): Builder,
         (JITFunction, "__call__"): call_interpreted,
         (builder, "options"): interpreter.InterpreterOptions(debug=True, sanitize_overflow=False),
@@ -173,6 +174,19 @@ def fold(self: Any, blocks: tuple[Any, ...]) -> list[Any]:
         both = self.combine_fn.fn(*tensors(slice(half)), *tensors(slice(half, None)))
         arrays = [t.handle.data for t in (both if isinstance(both, tuple) else (both,))]
     return tensors(0)
+
+
+def run_up(self: Any, blocks: tuple[Any, ...]) -> list[Any]:
+    """Scan rows by combining elements 1, 2, 4, ... apart, for any combine function."""
+    step, length = 1, blocks[0].handle.data.shape[1]
+    while step < length:
+        earlier = [self.to_tensor(np.roll(b.handle.data, step, axis=1), b.dtype) for b in blocks]
+        both = self.combine_fn.fn(*earlier, *blocks)
+        found = both if isinstance(both, tuple) else (both,)
+        for new, old in zip(found, blocks, strict=True):
+            new.handle.data[:, :step] = old.handle.data[:, :step]
+        blocks, step = found, 2 * step
+    return list(blocks)
 
 
 class TorchLibdevice:

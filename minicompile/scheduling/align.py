@@ -1,16 +1,16 @@
 """Common loops: when do two loop nests walk the same space, and how must their loops be split for it?
 
 Nests that share a buffer are matched by the strides with which they walk it: a loop of 64 with stride 1
-meets a loop of 4096 with stride 1, so the latter becomes 64 x 64. What no shared buffer decides (broadcast
-dimensions) is matched by size. A nest without reductions joins one with loops (x, r) either once per x
-("row") or for every (x, r) ("elem").
+meets a loop of 4096 with stride 1, so the latter becomes 64 x 64; of two that walk it in opposite directions
+one is turned. What no shared buffer decides (broadcast dimensions) is matched by size. A nest without
+reductions joins one with loops (x, r) either once per x ("row") or for every (x, r) ("elem").
 The real compiler does part of this in torch/_inductor/scheduler.py (reorder_loops_by_dep_pair).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 
 from sympy import Symbol
@@ -18,26 +18,20 @@ from sympy import Symbol
 from minicompile.scheduling.nest import (
     POSITION,
     Access,
-    Hints,
     Level,
     LoopNest,
     Loops,
+    backwards,
     divide,
     elements,
     split,
+    times,
 )
+from minicompile.scheduling.reasons import Refusal, index_mismatch, loop_mismatch
 from minicompile.shapes.expr import ZERO, product, same
 
 MAX_HINTS = 6
 """Most shared reads that are tried as a hint for how loops correspond."""
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why two nests can't run as one kernel. `final`: growing the kernels won't change it."""
-
-    reason: str
-    final: bool = False
 
 
 class Matching:
@@ -68,12 +62,21 @@ class Matching:
         self.partners.update({mine: theirs, theirs: mine})
         return True
 
+    def turn(self, mine: Symbol, theirs: Symbol) -> bool:
+        """Make two loops that walk an index in opposite directions walk it in the same."""
+        if (b := backwards(self.b, theirs)) is not None:
+            self.b = b
+            return True
+        a = backwards(self.a, mine)
+        self.a = a or self.a
+        return a is not None
+
     def match(self, mine: Access, theirs: Access) -> bool:
         """Pair loops so that an access of nest a and one of nest b touch the same element."""
         while True:
             one, other = self.a.at(mine), self.b.at(theirs)
             assert one is not None and other is not None
-            if one.rest is not ZERO or other.rest is not ZERO or not same(one.offset, other.offset):
+            if one.rest is not ZERO or other.rest is not ZERO:
                 return False
             wanted = {self.partners[v]: s for v, s in one.strides.items() if v in self.partners}
             found = {v: s for v, s in other.strides.items() if v in self.partners}
@@ -81,10 +84,16 @@ class Matching:
                 return False
             ours, others = self.free(one.strides), self.free(other.strides)
             if not ours or not others:
-                return not ours and not others
-            pairs = ((v, w) for v in ours for w in others if same(one.strides[v], other.strides[w]))
-            pair = next(pairs, None)
-            if pair is None or not self.pair(*pair):
+                return not ours and not others and same(one.offset, other.offset)
+            walks = (
+                (sign, v, w)
+                for sign in (1, -1)
+                for v in ours
+                for w in others
+                if same(one.strides[v], times(other.strides[w], sign))
+            )
+            walk = next(walks, None)
+            if walk is None or not (self.pair if walk[0] == 1 else self.turn)(*walk[1:]):
                 return False
 
     def pair_by_size(
@@ -116,27 +125,14 @@ def align(a: LoopNest, b: LoopNest) -> LoopNest | Refusal:
     matching = Matching(a, b, {})
     for write, read, forwards in flows(a, b):
         if write.key is None or read.key is None:
-            return Refusal(
-                f"{read.node} reads {read.buffer} at a position known only at run time", True
-            )
+            told = f"{read.node} reads {read.buffer} at a position known only at run time"
+            return Refusal(f"{told}: all of it must be there", "unknown_index", final=True)
         if not (matching.match(write, read) if forwards else matching.match(read, write)):
-            return Refusal(mismatch(write, read, a.hints), final=True)
+            writer, reader = (a, b) if forwards else (b, a)
+            return replace(index_mismatch(write, read, writer, reader), final=True)
     matching = _with_shared_reads(matching)
     level = _complete(matching)
     return level if isinstance(level, Refusal) else _joined(matching, level)
-
-
-def mismatch(write: Access, read: Access, hints: Hints) -> str:
-    """`buf0 is written at 64*p0 + p1 but buf1 reads it at another index, p0 + 64*p1`."""
-    written, used = ("?" if a.key is None else a.key[1] for a in (write, read))
-    how = f"reads it at another index, {used}"
-    if write.footprint is not None and read.footprint is not None:
-        whole, part = elements(write.footprint, hints), elements(read.footprint, hints)
-        if part < whole:
-            how = f"reads only {part} of its {whole} elements, at {used}"
-        elif not same(write.footprint[0], read.footprint[0]):
-            how = f"reads it at a shifted index, {used}"
-    return f"{write.buffer} is written at {written} but {read.node} {how}"
 
 
 def _with_shared_reads(matching: Matching) -> Matching:
@@ -162,9 +158,9 @@ def _complete(matching: Matching) -> Level | Refusal | None:
     """Pair what no index decided. Of a nest that joins a reduction, the level of its bodies."""
     a, b = matching.a, matching.b
     x, r, every = attrgetter("x"), attrgetter("r"), attrgetter("loops")
-    apart = Refusal(f"loops {a.space()} and {b.space()} don't match")
     if a.is_reduction == b.is_reduction:
-        return None if matching.pair_by_size(x, x) and matching.pair_by_size(r, r) else apart
+        paired = matching.pair_by_size(x, x) and matching.pair_by_size(r, r)
+        return None if paired else loop_mismatch(a, b)
     reduction, plain = (a, b) if a.is_reduction else (b, a)
     rows, places = (
         product(nest.x[v] for v in matching.free(nest.x)) for nest in (reduction, plain)
@@ -172,7 +168,7 @@ def _complete(matching: Matching) -> Level | Refusal | None:
     row = len(matching.free(reduction.r)) == len(reduction.r) and same(rows, places)
     target = x if row else every
     if not matching.pair_by_size(*((target, x) if a.is_reduction else (x, target))):
-        return apart
+        return loop_mismatch(a, b)
     return "row" if row else "elem"
 
 
@@ -192,7 +188,7 @@ def _flaw(nest: LoopNest) -> Refusal | None:
     """The soundness of a fused kernel, checked on the result whatever way it was found."""
     positions = [i for (_, formula), i in nest.indices.items() if formula is POSITION]
     if any(not p.equals(positions[0]) for p in positions):
-        return Refusal("two argmax run over the loops in different orders")
+        return Refusal("they run over the row in different orders", "order")
     writes = {a.buffer: a for a in nest.writes}
     for read in nest.reads:
         write = writes.get(read.buffer)
@@ -200,5 +196,5 @@ def _flaw(nest: LoopNest) -> Refusal | None:
             continue
         written, used = nest.at(write), nest.at(read)
         if written is None or used is None or not written.equals(used):
-            return Refusal(mismatch(write, read, nest.hints))
+            return index_mismatch(write, read, nest, nest)
     return None

@@ -10,6 +10,7 @@
         bitcast      inputs=(value,)
         indirect     symbol, size, mode, inputs=(value,)      a loaded integer that indices use as `symbol`
         reduction    kind, inputs=(value,)                    over the reduction variables
+        scan         kind, inputs=(value,)                    along r0, in order: this element and all before
         a row of ops/table.py, inputs in order
 
 Values stand in an order in which they can be computed; indices are sympy expressions over the ranges'
@@ -27,12 +28,12 @@ import sympy
 import torch
 
 from minicompile.errors import VerifyError
-from minicompile.lowering.ir import ComputedBuffer, Reduction, Scatter, evaluate_loops, loop_ranges
+from minicompile.lowering.ir import ComputedBuffer, loop_ranges, run_loops
 from minicompile.ops.display import Shown
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.handler import Index, Ops, StoreMode
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
-from minicompile.ops.table import POINTWISE, ReductionKind, result_dtype
+from minicompile.ops.table import POINTWISE, POSITIONS, ReductionKind, ScanKind, result_dtype
 from minicompile.shapes.expr import Ranges, Size, is_float, loop_symbol, simplify_index
 
 
@@ -49,7 +50,7 @@ class Value:
     mask: Value | None = None
     constant: float | int | bool = 0
     kind: str = ""
-    """Reduction kind, or store mode."""
+    """Kind of a reduction or scan, or store mode."""
     symbol: sympy.Symbol | None = None
     size: Size = 0
     """indirect: the extent of the dimension it indexes."""
@@ -109,6 +110,10 @@ class LoopBody(Shown):
     @property
     def reductions(self) -> list[Value]:
         return [v for v in self.values if v.op == "reduction"]
+
+    @property
+    def scans(self) -> list[Value]:
+        return [v for v in self.values if v.op == "scan"]
 
     @property
     def origins(self) -> Origins:
@@ -239,6 +244,10 @@ class Recorder(Ops):
     def reduction(self, kind: ReductionKind, dtype: torch.dtype, value: Value) -> Value:
         return self.emit("reduction", (value,), dtype, kind=kind)
 
+    def scan(self, kind: ScanKind, value: Value) -> Value:
+        dtype = torch.int64 if kind in POSITIONS else value.dtype
+        return self.emit("scan", (value,), dtype, kind=kind)
+
     def pointwise(self, name: str, *values: Value) -> Value:
         return self.emit(name, values, result_dtype(name, tuple(v.dtype for v in values)))
 
@@ -273,15 +282,9 @@ class Rewriter:
 
 
 def record(buffer: ComputedBuffer, dtypes: Mapping[str, torch.dtype]) -> LoopBody:
-    """Run a buffer's loop functions once and keep what they did. A reduction's store follows it."""
-    loops, layout = buffer.loops, buffer.layout
-    body = LoopBody(buffer.name, *loop_ranges(loops))
-    ops = Recorder(body, dtypes).at(buffer.origins)
-    value, where = evaluate_loops(loops, ops)
-    if isinstance(loops, Reduction):
-        value = ops.reduction(loops.kind, layout.dtype, value)
-    index = layout.index(where if where is not None else list(body.ranges))
-    ops.store(buffer.name, index, value, loops.mode if isinstance(loops, Scatter) else "store")
+    """Run a buffer's loop functions once and keep what they did."""
+    body = LoopBody(buffer.name, *loop_ranges(buffer.loops))
+    run_loops(buffer, Recorder(body, dtypes).at(buffer.origins))
     drop_dead(body)
     return body
 
@@ -324,7 +327,7 @@ def _value_text(value: Value, named: Mapping[Value, str], indices: Mapping[Index
     elif op == "indirect":
         op, after = "indirect_indexing", f"  # as {value.symbol}"
         arguments.append(str(value.size))
-    elif op == "reduction":
+    elif op in ("reduction", "scan"):
         arguments.insert(0, f"'{value.kind}'")
     elif op in ("index_expr", "to_dtype", "bitcast"):
         arguments += [*index, str(value.dtype)]

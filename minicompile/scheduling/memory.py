@@ -1,19 +1,47 @@
 """The memory plan: when each buffer is allocated, when it dies, and whose memory it can take over.
 
 Liveness is a walk over the kernels in running order. A buffer that only one kernel touches never reaches
-memory; one that dies hands its memory to a later one of the same device, dtype and size. Memory that the
-caller sees (graph inputs, constants, outputs) is never handed on.
+memory; one that dies hands its memory to another of the same device, dtype and size: to one that the last
+reader writes, where that is right (in_place.py), or to a later one. Memory that the caller sees (graph
+inputs, constants, outputs) is never handed on.
 The real compiler: torch/_inductor/codegen/memory_planning.py, AllocateLine in codegen/wrapper.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+import torch
 
 from minicompile.lowering.ir import PRODUCTS, ComputedBuffer, LoopGraph, Scatter
-from minicompile.scheduling.nodes import Allocation, FusedSchedulerNode, MemoryPlan, ScheduledNode
+from minicompile.ops.display import bytes_text, count_text
+from minicompile.options import Options
+from minicompile.scheduling import in_place
+from minicompile.scheduling.nodes import (
+    Allocation,
+    Block,
+    FusedSchedulerNode,
+    InPlaceDecision,
+    MemoryPlan,
+    Pool,
+    ScheduledNode,
+)
 from minicompile.shapes.expr import size_hint
+
+aten = torch.ops.aten
+
+FRESH = PRODUCTS | {aten.convolution.default, aten.convolution_backward.default}
+"""Library operators whose results are never views of what they read."""
+
+ALIGNMENT = 64
+"""Bytes of which offsets are multiples: a cache line, the widest vector."""
+
+WORTH_A_POOL = 4 << 20
+"""Bytes of fresh memory that a pool must save: their pages cost more than views of the pool."""
+
+Home = Literal["own", "pool", "library", "output"]
 
 
 @dataclass(frozen=True)
@@ -24,12 +52,15 @@ class Life:
     key: object
     """Memory of equal keys is interchangeable."""
     bytes: int
+    device: torch.device
     born: int
     dies: int
     planned: bool
-    """The wrapper allocates it, not a library operator."""
+    """The wrapper allocates it (products take `out=`), not a library operator."""
+    fixed: bool
+    """Its size is known when compiling."""
     lent: bool
-    """A library operator made or read it: its results may be views of it. Products never are."""
+    """A library operator made or read it whose results may be views of what it read."""
 
 
 def scatter_targets(graph: LoopGraph) -> dict[str, str]:
@@ -69,12 +100,12 @@ class Liveness:
             del self.last[name]
         self.last.update(dict.fromkeys(graph.returned, self.steps))
         self.aliases = {s: t for s, t in scatter_targets(graph).items() if s in born_at}
-        library = [  # the plan provides the memory of products: they take `out=`
-            not isinstance(node, FusedSchedulerNode) and node.kernel.op not in PRODUCTS
-            for node in nodes
-        ]
+        calls = [None if isinstance(n, FusedSchedulerNode) else n.kernel.op for n in nodes]
         lent = {
-            name for names, calls in zip(touched, library, strict=True) if calls for name in names
+            name
+            for names, op in zip(touched, calls, strict=True)
+            if op is not None and op not in FRESH
+            for name in names
         }
         dies = dict(self.last)
         for name, target in reversed(self.aliases.items()):
@@ -94,7 +125,9 @@ class Liveness:
                     bytes=size_hint(size, hints) * layout.dtype.itemsize,
                     born=born,
                     dies=dies[name],
-                    planned=not library[born],
+                    device=layout.device,
+                    fixed=isinstance(size, int),
+                    planned=calls[born] is None or calls[born] in PRODUCTS,
                     lent=name in lent,
                 )
             )
@@ -108,35 +141,85 @@ class Liveness:
         return live
 
 
-def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode]) -> MemoryPlan:
+def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode], options: Options) -> MemoryPlan:
     """Who is allocated and freed where; dead memory is handed on unless keeping it would raise the peak."""
     alive = Liveness(graph, nodes)
-    live = alive.live_bytes()
-    reused = _handed_on(alive.lives, live)
+    decisions = in_place_decisions(alive, nodes)
+    taken = {d.new: d.old for d in decisions if d.done}
+    live, sizes = alive.live_bytes(), {life.name: life.bytes for life in alive.lives}
+    for decision in decisions:
+        live[decision.step] -= sizes[decision.new] * decision.done
+    reused = taken | _handed_on(alive.lives, live, taken)
     plan = MemoryPlan([[] for _ in nodes], [[] for _ in nodes], alive.aliases, alive.internal, live)
+    plan.decisions, plan.buffer_bytes = decisions, sum(sizes.values())
+    plan.eager_bytes = graph.eager_bytes
+    chains: dict[str, list[Life]] = {}
+    for life in alive.lives:  # those that take over come after those that they take over from
+        chain = chains[reused[life.name]] if life.name in reused else []
+        chains[life.name] = chain
+        chain.append(life)
+    pieces = [chain for name, chain in chains.items() if chain[0].name == name]
+    pooled = _pool(plan, [chain for chain in pieces if _is_ours(chain, len(nodes))], options)
+    for chain, offset in zip(pieces, place(pieces), strict=True):
+        first, last = chain[0], chain[-1]
+        home: Home = "output" if last.dies == len(nodes) else "own" if first.planned else "library"
+        if first.name in pooled:
+            home, offset = "pool", pooled[first.name]
+        names = tuple(life.name for life in chain)
+        dies = min(last.dies, len(nodes) - 1)
+        plan.blocks.append(Block(names, first.born, dies, first.bytes, home, offset))
     for life in alive.lives:
         if life.planned:
-            plan.allocate[life.born].append(Allocation(life.name, reused.get(life.name)))
+            name, old = life.name, reused.get(life.name)
+            plan.allocate[life.born].append(Allocation(name, old, name in taken, pooled.get(name)))
     for name, step in sorted(alive.last.items()):
         if step < len(nodes):
             plan.free[step].append(name)
     return plan
 
 
-def _handed_on(lives: Sequence[Life], live: list[int]) -> dict[str, str]:
-    """For each buffer that takes over a dead one's memory, the dead one.
+def in_place_decisions(alive: Liveness, nodes: Sequence[ScheduledNode]) -> list[InPlaceDecision]:
+    """For each buffer that dies in a kernel, largest first, the first one that can take its memory."""
+    shared = {*alive.aliases.values()}
+    dying: dict[int, list[Life]] = {}
+    made: dict[int, list[Life]] = {}
+    for life in sorted(alive.lives, key=lambda life: (-life.bytes, life.name)):
+        if life.dies > life.born and not life.lent and life.name not in shared:
+            dying.setdefault(life.dies, []).append(life)
+        if life.planned:
+            made.setdefault(life.born, []).append(life)
+    found: list[InPlaceDecision] = []
+    for step, node in enumerate(nodes):
+        if not isinstance(node, FusedSchedulerNode):
+            continue
+        left = made.get(step, [])
+        for old in dying.get(step, ()):
+            for new in [life for life in left if life.key == old.key]:
+                why = in_place.refusal(node, old.name, new.name)
+                reason = why or "each element is read where it is written, and never after"
+                found.append(InPlaceDecision(step, old.name, new.name, why is None, reason))
+                if why is None:
+                    left.remove(new)
+                    break
+    return found
 
-    Between the two the memory lies idle, which must not raise the peak; it is added to `live`.
+
+def _handed_on(lives: Sequence[Life], live: list[int], taken: Mapping[str, str]) -> dict[str, str]:
+    """For each buffer that takes over the memory of one that died before, that one.
+
+    Between the two the memory lies idle, which must not raise the peak; it is added to `live`. `taken` is
+    given away already.
     """
     peak = max(live, default=0)
+    gone = set(taken.values())
     waiting: dict[object, list[Life]] = {}
     for life in lives:
-        if life.planned:
+        if life.planned and life.name not in taken:
             waiting.setdefault(life.key, []).append(life)
     found: dict[str, str] = {}
     for old in sorted(lives, key=lambda life: (life.dies, life.name)):
         later = [new for new in waiting.get(old.key, ()) if new.born > old.dies]
-        if old.lent or not later:
+        if old.lent or old.name in gone or not later:
             continue
         idle = range(old.dies + 1, later[0].born)
         if all(live[step] + old.bytes <= peak for step in idle):
@@ -145,3 +228,70 @@ def _handed_on(lives: Sequence[Life], live: list[int]) -> dict[str, str]:
             for step in idle:
                 live[step] += old.bytes
     return found
+
+
+def place(chains: Sequence[Sequence[Life]]) -> list[int]:
+    """Offsets in bytes for pieces of memory, such that those alive at the same time lie apart.
+
+    The largest first, each at the lowest place that is free all its life.
+    """
+    offsets = [0] * len(chains)
+    placed: list[tuple[int, int, int, int]] = []
+    for i in sorted(range(len(chains)), key=lambda i: (-chains[i][0].bytes, i)):
+        born, dies, size = chains[i][0].born, chains[i][-1].dies, chains[i][0].bytes
+        for low, high, other_born, other_dies in sorted(placed):
+            if other_born <= dies and born <= other_dies and low < offsets[i] + size:
+                offsets[i] = max(offsets[i], -(-high // ALIGNMENT) * ALIGNMENT)
+        placed.append((offsets[i], offsets[i] + size, born, dies))
+    return offsets
+
+
+def _is_ours(chain: Sequence[Life], steps: int) -> bool:
+    """Memory that nobody else keeps: neither the caller nor a library operator's results."""
+    return all(life.planned and not life.lent for life in chain) and chain[-1].dies < steps
+
+
+def _pool(plan: MemoryPlan, chains: Sequence[Sequence[Life]], options: Options) -> dict[str, int]:
+    """Offsets of the pieces of memory in a pool, by their first buffer; none if a pool doesn't pay.
+
+    What is handed on costs nothing, so that few pieces are left, and a view of a pool costs what a small
+    allocation does. Large ones come as fresh pages, which cost more than all else: a pool makes pieces of
+    different sizes share them.
+    """
+    offsets: dict[str, int] = {}
+    fixed = [chain for chain in chains if chain[0].fixed]
+    if len(fixed) < len(chains):
+        varying = count_text(len(chains) - len(fixed), "piece")
+        plan.pool_reason = f"{varying} of memory whose size varies: outside of any pool"
+    for device in sorted({chain[0].device for chain in fixed}, key=str):
+        own = [chain for chain in fixed if chain[0].device == device]
+        found = place(own)
+        size = max(o + c[0].bytes for o, c in zip(found, own, strict=True))
+        size = -(-size // ALIGNMENT) * ALIGNMENT
+        pool = Pool(device, size, min(c[0].born for c in own), max(c[-1].dies for c in own))
+        apart = sum(chain[0].bytes for chain in own)
+        live = list(plan.live_bytes)
+        for chain in own:
+            for step in range(chain[0].born, chain[-1].dies + 1):
+                live[step] -= chain[0].bytes
+        for step in range(pool.born, pool.dies + 1):
+            live[step] += size
+        much = f"{count_text(len(own), 'piece')} of memory with {bytes_text(apart)}"
+        why, wanted = f"options.memory_pool = {options.memory_pool}", options.memory_pool
+        if wanted is None:
+            wanted = apart - size >= WORTH_A_POOL and max(live) <= plan.peak_bytes
+            why = f"it saves {bytes_text(apart - size)} of fresh memory"
+            if max(live) > plan.peak_bytes:
+                why = f"it would raise the peak to {bytes_text(max(live))}"
+            elif not wanted:
+                why = f"it would save {bytes_text(apart - size)}, too little to pay for its views"
+            if device.type != "cpu":
+                wanted, why = False, f"the allocator of {device.type} keeps memory at hand"
+        if wanted:
+            plan.pools.append(pool)
+            plan.live_bytes = live
+            offsets |= {c[0].name: o for o, c in zip(found, own, strict=True)}
+        said = f"{bytes_text(size)} instead of {much}" if wanted else f"none for {much}"
+        reason = f"pool on {device}: {said}: {why}"
+        plan.pool_reason = "; ".join(filter(None, [plan.pool_reason, reason]))
+    return offsets

@@ -46,7 +46,7 @@ Loops = dict[sympy.Symbol, Size]
 Key = tuple[int, Index]
 """An index: the number of its node, and its formula in the node's own loops."""
 POSITION = sympy.Symbol("position")
-"""Formula of an argmax's own index: where in the reduced row an element stands."""
+"""Formula of an argmax's or a scan's own index: where in the row an element stands."""
 MAX_SPLITS = 8
 """Rounds of splitting loops at divisions: each makes at least one index simpler."""
 Hints = Mapping[sympy.Symbol, int]
@@ -166,13 +166,14 @@ def dependencies(body: LoopBody) -> tuple[tuple[Dependency, ...], tuple[Dependen
 
 
 Footprint = tuple[Index, tuple[tuple[Size, Size], ...]]
-"""Offset and (stride, size) pairs, merged where contiguous: equal for equal sets of elements."""
+"""Offset and (stride, size) pairs, merged where contiguous: equal for equal sets of elements.
+
+What isn't linear stands in the offset, its loops beside their sizes.
+"""
 
 
-def footprint(index: StridedIndex, sizes: Ranges, hints: Hints) -> Footprint | None:
-    """The elements an index touches, whatever the order and split of the loops; None where not linear."""
-    if index.rest is not ZERO:
-        return None
+def footprint(index: StridedIndex, sizes: Ranges, hints: Hints) -> Footprint:
+    """The elements an index touches, whatever the order and split of the loops that it is linear in."""
     pairs = [(stride, sizes[loop]) for loop, stride in index.strides.items()]
     pairs.sort(key=lambda p: (size_hint(p[0], hints), size_hint(p[1], hints)))
     merged: list[tuple[Size, Size]] = []
@@ -181,7 +182,8 @@ def footprint(index: StridedIndex, sizes: Ranges, hints: Hints) -> Footprint | N
             merged[-1] = (merged[-1][0], times(merged[-1][1], size))
         else:
             merged.append((stride, size))
-    return index.offset, tuple(merged)
+    others = sorted(index.rest.free_symbols & sizes.keys(), key=str)
+    return index.offset + index.rest, (*merged, *((loop, sizes[loop]) for loop in others))
 
 
 def elements(where: Footprint, hints: Hints) -> int:
@@ -191,7 +193,7 @@ def elements(where: Footprint, hints: Hints) -> int:
 
 @dataclass(frozen=True)
 class Access:
-    """One place where a node touches a buffer. `key` is None where it depends on loaded values."""
+    """One place where a node touches a buffer. Without key and footprint if it depends on loaded values."""
 
     node: str
     buffer: str
@@ -212,7 +214,7 @@ class Member:
 
 @dataclass(eq=False)
 class LoopNest:
-    """Nodes over common loops `x` (parallel) and `r` (reduction), outermost first."""
+    """Nodes over common loops `x` (parallel) and `r` (of a reduction or scan), outermost first."""
 
     members: list[Member]
     x: Loops
@@ -282,7 +284,7 @@ def nest_of(node: SchedulerNode, order: int, hints: Hints) -> LoopNest:
         return Access(node.name, place.buffer, key, footprint(indices[key], own, hints))
 
     reads, writes = (tuple(map(access, places)) for places in (node.reads, node.writes))
-    if any(v.kind in POSITIONS for v in body.reductions):
+    if body.scans or any(v.kind in POSITIONS for v in body.reductions):
         strides = contiguous_strides(tuple(body.reduction_ranges.values()))
         counted = dict(zip(body.reduction_ranges, strides, strict=True))
         indices[order, POSITION] = StridedIndex(ZERO, counted)
@@ -307,6 +309,20 @@ def split(nest: LoopNest, loop: sympy.Symbol, size: Size) -> tuple[LoopNest, sym
     assert rest is not None, f"{nest.loops[loop]} / {size}"
     x, r = (_replaced(loops, loop, {outer: rest, inner: size}) for loops in (nest.x, nest.r))
     return nest.substituted({loop: [(outer, size), (inner, 1)]}, x, r), inner
+
+
+def backwards(nest: LoopNest, loop: sympy.Symbol) -> LoopNest | None:
+    """The nest with a loop run from its end; None where its order counts or an index isn't linear in it."""
+    last = sympy.sympify(nest.loops[loop]) - 1
+    indices: dict[Key, StridedIndex] = {}
+    for key, index in nest.indices.items():
+        stride = index.strides.get(loop, 0)
+        if index.blocks(loop) or (key[1] is POSITION and stride != 0):
+            return None
+        end = index.offset + sympy.expand(sympy.sympify(stride) * last)
+        turned = {v: times(s, -1) if v is loop else s for v, s in index.strides.items()}
+        indices[key] = StridedIndex(end, turned, index.rest)
+    return LoopNest(nest.members, nest.x, nest.r, indices, nest.hints)
 
 
 def _replaced(loops: Loops, old: sympy.Symbol, new: Loops) -> Loops:
@@ -411,7 +427,7 @@ def loop_order(nest: LoopNest, loops: Iterable[sympy.Symbol]) -> list[sympy.Symb
     """Outermost first: by falling stride of the largest write, then of the other accesses.
 
     The innermost loop is the one that most accesses walk with stride 1, writes before reads.
-    Loops that an argmax runs over keep the order in which it counts.
+    Loops that an argmax or a scan runs over keep the order in which it counts.
     """
     order = list(loops)
     if len(order) < 2:
@@ -431,7 +447,7 @@ def loop_order(nest: LoopNest, loops: Iterable[sympy.Symbol]) -> list[sympy.Symb
     writes, reads = linear(nest.writes), linear(nest.reads)
 
     def stride(v: sympy.Symbol) -> int:
-        return size_hint(next((s[v] for s in (*writes, *reads) if v in s), 0), nest.hints)
+        return abs(size_hint(next((s[v] for s in (*writes, *reads) if v in s), 0), nest.hints))
 
     def contiguous(v: sympy.Symbol) -> tuple[int, int]:
         first, second = (sum(walked(s) for s in g if s.get(v) == 1) for g in (writes, reads))

@@ -2,22 +2,26 @@
 
     Schedule      := graph: LoopGraph, decisions: [FusionDecision], memory: MemoryPlan,
                      nodes: [FusedSchedulerNode | ExternKernelSchedulerNode] in running order
+    FusionDecision := producers, consumers, verdict, cause, reason, and the numbers behind them
     SchedulerNode := one ComputedBuffer with its LoopBody and dependencies
     FusedSchedulerNode := the SchedulerNodes of one kernel over common loop variables:
                      ranges x0, x1, ... (parallel) and reduction_ranges r0, r1, ... (often empty)
     Dependency    := buffer, index, ranges: which elements a node touches
 
 In a fused node each body is rewritten to the common variables. A body either covers every (x, r) ("elem"),
-or each x once ("row"); a reduction takes values at elem level and gives them at row level.
+or each x once ("row"); a reduction takes values at elem level and gives them at row level, a scan gives
+them at elem level and keeps the order of its r.
 The real compiler: torch/_inductor/scheduler.py, dependencies.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import sympy
+import torch
 
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, LoopGraph
 from minicompile.ops.display import Shown, bytes_text, count_text
@@ -26,7 +30,35 @@ from minicompile.ops.origin import Origins, union
 from minicompile.scheduling.body import LoopBody, ranges_text
 from minicompile.shapes.expr import Size
 
-FusionKind = Literal["vertical", "horizontal", "reduction_prologue", "reduction_epilogue"]
+if TYPE_CHECKING:
+    from minicompile.scheduling.explain import Answer, Explainer, FusionStep, WhatIf
+
+Pair: TypeAlias = tuple[str, str]
+"""Names of two nodes."""
+FusionKind = Literal[
+    "vertical", "horizontal", "reduction_prologue", "reduction_epilogue", "template_epilogue"
+]
+"""template_epilogue: what a matrix product's own kernel could do to its tiles; a library call can't."""
+Cause = Literal[
+    "handed_over",  # fused: one reads what the other writes
+    "shared_read",  # fused: both read the same elements
+    "wish",  # fused or kept apart because `what_if` asks for it
+    "policy",  # wise or unwise in the eyes of a policy from outside
+    "no_saving",  # it would save no memory traffic
+    "size_limit",  # too many operations for one kernel
+    "register_limit",  # too many values alive at once
+    "not_asked",  # beyond the nearest groups that share only a read
+    "off",  # options.fusion is False
+    "extern",  # a library call is a boundary
+    "device",
+    "hazard",  # a scatter updates memory that the other one uses
+    "cycle",  # a third node must run between them
+    "index_mismatch",  # an element is read where another one is written
+    "unknown_index",  # the element that is read is known only at run time
+    "loop_mismatch",  # no loops that suit both
+    "order",  # two argmax count in different orders
+]
+"""Why two nodes are in one kernel, or are not."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +97,17 @@ class SchedulerNode(Shown):
 
     @property
     def is_reduction(self) -> bool:
-        return bool(self.body.reduction_ranges)
+        return bool(self.body.reductions)
+
+    @property
+    def kind(self) -> str:
+        """`pointwise`, `reduction`, `scan` or `scatter`."""
+        return type(self.buffer.loops).__name__.lower()
 
     def __str__(self) -> str:
         x, r = (list(g.values()) for g in (self.body.ranges, self.body.reduction_ranges))
-        kind = f"reduction {x} over {r}" if self.is_reduction else f"pointwise {x}"
-        lines = [f"{self.name}: {kind}", *(f"  reads  {d}" for d in self.reads)]
+        over = "" if not r else f" over {r}" if self.is_reduction else f" along {r}"
+        lines = [f"{self.name}: {self.kind} {x}{over}", *(f"  reads  {d}" for d in self.reads)]
         return "\n".join([*lines, *(f"  writes {d}" for d in self.writes)])
 
 
@@ -101,7 +138,7 @@ class FusedSchedulerNode(Shown):
     nodes: list[SchedulerNode]
     bodies: list[LoopBody]
     levels: list[Literal["row", "elem"]]
-    """For each body: does it cover every (x, r), or each x once? Reductions are "elem"."""
+    """For each body: does it cover every (x, r), or each x once? Reductions and scans are "elem"."""
     ranges: dict[sympy.Symbol, Size]
     reduction_ranges: dict[sympy.Symbol, Size]
 
@@ -132,17 +169,75 @@ class FusedSchedulerNode(Shown):
 ScheduledNode: TypeAlias = FusedSchedulerNode | ExternKernelSchedulerNode
 
 
+SingleNode: TypeAlias = SchedulerNode | ExternKernelSchedulerNode
+
+
+@dataclass(frozen=True)
+class KernelSize:
+    """How large a kernel is or would be. `registers`: values of one element that are alive at once."""
+
+    loop_nests: int
+    operations: int
+    registers: int
+
+    def __str__(self) -> str:
+        nests, operations = count_text(self.loop_nests, "loop nest"), self.operations
+        return f"{nests}, {count_text(operations, 'operation')}, {self.registers} values alive"
+
+
 @dataclass(frozen=True)
 class FusionDecision(Shown):
-    """One question the scheduler asked: may these two run as one kernel?"""
+    """One question the scheduler asked: may these two groups of nodes run as one kernel?"""
 
-    producer: str
-    consumer: str
+    producers: tuple[SingleNode, ...]
+    consumers: tuple[SingleNode, ...]
     kind: FusionKind
-    score: int
-    """Bytes of memory traffic that fusing saves."""
     fused: bool
+    cause: Cause
     reason: str
+    saved: tuple[tuple[str, int], ...] = ()
+    """Bytes of memory traffic that fusing saves, by buffer, the most first."""
+    distance: int = 0
+    """How many nodes of the graph lie from the first of one to the first of the other."""
+    size: KernelSize | None = None
+    """Of the kernel that they would be; None where one is a library call."""
+    between: tuple[str, ...] = ()
+    """Nodes that must run after one and before the other."""
+
+    @property
+    def producer(self) -> str:
+        return "_".join(node.name for node in self.producers)
+
+    @property
+    def consumer(self) -> str:
+        return "_".join(node.name for node in self.consumers)
+
+    @property
+    def score(self) -> int:
+        """All bytes that fusing saves."""
+        return sum(count for _, count in self.saved)
+
+    @property
+    def nodes(self) -> tuple[SingleNode, ...]:
+        return (*self.producers, *self.consumers)
+
+    @property
+    def origins(self) -> Origins:
+        return union(node.origins for node in self.nodes)
+
+    @property
+    def numbers(self) -> str:
+        """`saves 64 KiB (buf4 64 KiB), distance 3, 5 loop nests, 12 operations, 6 values alive`."""
+        parts = ", ".join(f"{name} {bytes_text(count)}" for name, count in self.saved)
+        saved = f"{bytes_text(self.score)} ({parts})" if self.saved else "nothing"
+        size = f", {self.size}" if self.size is not None else ""
+        return f"saves {saved}, distance {self.distance}{size}"
+
+    def asks(self, one: Iterable[str], other: Iterable[str]) -> bool:
+        """Is a node of one on this side of the question and a node of the other on that side?"""
+        made, used = ({n.name for n in group} for group in (self.producers, self.consumers))
+        ways = ((made, used), (used, made))
+        return any(not a.isdisjoint(one) and not b.isdisjoint(other) for a, b in ways)
 
     def __str__(self) -> str:
         verdict = "fused" if self.fused else "kept apart"
@@ -152,15 +247,63 @@ class FusionDecision(Shown):
 
 @dataclass(frozen=True)
 class Allocation:
-    """Memory for a buffer: fresh, or that of a dead buffer (`reuses`)."""
+    """Memory for a buffer: fresh, that of another one (`reuses`), dead or dying here, or in the pool."""
 
     buffer: str
     reuses: str | None = None
+    in_place: bool = False
+    """The kernel that writes the buffer is the last to read the other one."""
+    offset: int | None = None
+    """Bytes from the start of its device's pool."""
+
+    def __str__(self) -> str:
+        where = f" in place of {self.reuses}" if self.in_place else f" in {self.reuses}"
+        at = f" at {self.offset}" if self.offset is not None else ""
+        return self.buffer + (where if self.reuses else at)
+
+
+@dataclass(frozen=True)
+class InPlaceDecision:
+    """May the kernel at a step write `new` into the memory of `old`, which dies there?"""
+
+    step: int
+    old: str
+    new: str
+    done: bool
+    reason: str
+
+    def __str__(self) -> str:
+        verdict = "in place of" if self.done else "not in place of"
+        return f"step {self.step}: {self.new} {verdict} {self.old}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One piece of memory, of buffers that live in it one after the other in the steps born to dies."""
+
+    buffers: tuple[str, ...]
+    born: int
+    dies: int
+    bytes: int
+    home: Literal["own", "pool", "library", "output"]
+    """Allocated by itself, or as part of a pool, or by a library operator; kept by the caller."""
+    offset: int
+    """In the pool; of others, where they would lie if all were one piece of memory."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One allocation for the blocks of a device, in the steps born to dies."""
+
+    device: torch.device
+    bytes: int
+    born: int
+    dies: int
 
 
 @dataclass
 class MemoryPlan(Shown):
-    """Per scheduled node: what to allocate before it and what is dead after it."""
+    """Per scheduled node: what to allocate before it and what is dead after it. Bytes at the size hints."""
 
     allocate: list[list[Allocation]] = field(default_factory=list)
     free: list[list[str]] = field(default_factory=list)
@@ -169,22 +312,45 @@ class MemoryPlan(Shown):
     internal: frozenset[str] = frozenset()
     """Buffers that exist inside one kernel only: never in memory."""
     live_bytes: list[int] = field(default_factory=list)
-    """Bytes of intermediates alive while each node runs (at the size hints)."""
+    """Bytes of intermediates and outputs alive while each node runs."""
+    blocks: list[Block] = field(default_factory=list)
+    decisions: list[InPlaceDecision] = field(default_factory=list)
+    pools: list[Pool] = field(default_factory=list)
+    pool_reason: str = ""
+    buffer_bytes: int = 0
+    """All buffers that reach memory, each in memory of its own that is never freed."""
+    eager_bytes: int = 0
+    """Peak of the ATen graph run operator by operator."""
 
     @property
     def peak_bytes(self) -> int:
         return max(self.live_bytes, default=0)
 
-    def __str__(self) -> str:
-        reused = sum(1 for step in self.allocate for a in step if a.reuses)
-        lines = [
-            f"memory plan: peak {bytes_text(self.peak_bytes)}, {count_text(reused, 'buffer')} in "
-            f"reused memory, {len(self.internal)} never in memory"
+    def in_place(self, step: int) -> dict[str, str]:
+        """Buffers that a step's kernel writes into the memory of others that it reads, and those."""
+        new = self.allocate[step] if step < len(self.allocate) else ()
+        return {a.buffer: a.reuses for a in new if a.reuses and a.in_place}
+
+    def facts(self) -> list[str]:
+        """What the plan saves, and how."""
+        made = [a for step in self.allocate for a in step]
+        reused, in_place = sum(1 for a in made if a.reuses), sum(a.in_place for a in made)
+        return [
+            f"peak {bytes_text(self.peak_bytes)}, {count_text(reused, 'buffer')} in "
+            f"reused memory ({in_place} in place), {len(self.internal)} never in memory",
+            f"without reuse {bytes_text(self.buffer_bytes)}; eager, operator by operator, "
+            f"{bytes_text(self.eager_bytes)}",
+            self.pool_reason,
         ]
+
+    def __str__(self) -> str:
+        first, *others = self.facts()
+        lines = [f"memory plan: {first}", *(f"  {fact}" for fact in others if fact)]
         for i, (new, dead) in enumerate(zip(self.allocate, self.free, strict=True)):
-            made = [a.buffer + (f" in {a.reuses}" if a.reuses else "") for a in new]
-            lines.append(f"  step {i}: allocate [{', '.join(made)}], free [{', '.join(dead)}]")
-        return "\n".join(lines)
+            made, freed = ", ".join(map(str, new)), ", ".join(dead)
+            alive = f"{bytes_text(self.live_bytes[i])} alive"
+            lines.append(f"  step {i}: {alive}; allocate [{made}], free [{freed}]")
+        return "\n".join([*lines, *(f"  {d}" for d in self.decisions)])
 
 
 @dataclass
@@ -192,11 +358,33 @@ class Schedule(Shown):
     """Kernels and extern calls in running order, and why they are what they are."""
 
     graph: LoopGraph
-    before: list[SchedulerNode | ExternKernelSchedulerNode]
+    before: list[SingleNode]
     """One node per buffer, as it was before fusion."""
     nodes: list[ScheduledNode]
     decisions: list[FusionDecision]
     memory: MemoryPlan
+    explainer: Explainer | None = field(default=None, repr=False)
+    """Answers questions about the run of fusion that made this; None if the schedule was made by hand."""
+
+    def why(self, a: str, b: str) -> Answer:
+        """Why two buffers, nodes or kernels are one kernel, or why they are not.
+
+        Raises ValueError for a name that no node of the schedule has.
+        """
+        return self._explainer().why(self, a, b)
+
+    def what_if(self, fuse: Sequence[Pair] = (), forbid: Sequence[Pair] = ()) -> WhatIf:
+        """Fusion once more, with wishes; a fusion that would be wrong is refused all the same."""
+        return self._explainer().what_if(self, fuse, forbid)
+
+    def steps(self) -> Iterator[FusionStep]:
+        """The groups of nodes before the first fusion and after each."""
+        return self._explainer().steps(self)
+
+    def _explainer(self) -> Explainer:
+        if self.explainer is None:
+            raise ValueError(f"the schedule of {self.graph.name} was made by hand: nothing to ask")
+        return self.explainer
 
     @property
     def kernels(self) -> list[FusedSchedulerNode]:

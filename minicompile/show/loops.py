@@ -11,7 +11,7 @@ from minicompile.lowering.ir import (
     ExternKernel,
     LoopGraph,
     Operation,
-    Reduction,
+    loop_ranges,
     written_by,
 )
 from minicompile.ops.display import bytes_text
@@ -40,8 +40,8 @@ def operation_row(operation: Operation) -> list[str]:
         ranges, does, why = "", operation_line(operation), f"extern: {operation.reason}"
     else:
         loops, does, why = operation.loops, formula(operation), operation.why
-        reduced = loops.reduction_ranges if isinstance(loops, Reduction) else None
-        ranges = ranges_text(loops.ranges, reduced)
+        parallel, reduced = loop_ranges(loops)
+        ranges = ranges_text(parallel.values(), list(reduced.values()) or None)
     names = [b.name for b in written] or [operation.name]
     return [
         "<br>".join(code(name, colour(operation.origins)) for name in names),

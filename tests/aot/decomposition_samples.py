@@ -33,8 +33,8 @@ from minicompile.aot.levels import verify
 from minicompile.aot.views import is_pointwise, is_random
 from minicompile.errors import Unsupported, VerifyError
 from minicompile.options import Options
-from tests.aot.database import operators
 from tests.aot.helpers import capture
+from tests.opinfo.database import operators
 
 aten = torch.ops.aten
 

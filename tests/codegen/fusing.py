@@ -18,7 +18,9 @@ from minicompile.lowering.ir import (
     LoopGraph,
     Pointwise,
     Reduction,
+    Scan,
     Scatter,
+    loop_ranges,
 )
 from minicompile.ops.origin import Origin, SourceLine
 from minicompile.options import Options
@@ -71,6 +73,18 @@ class Program:
         loops = Reduction(tuple(size), tuple(over), kind, fn)  # type: ignore[arg-type]
         return self._computed(name, size, dtype, loops)
 
+    def scan(
+        self,
+        name: str,
+        size: Sequence[Any],
+        dim: int,
+        kind: str,
+        fn: Callable[..., Any],
+        dtype: torch.dtype = torch.float32,
+    ) -> str:
+        loops = Scan(tuple(size), dim, kind, fn)  # type: ignore[arg-type]
+        return self._computed(name, size, dtype, loops)
+
     def scatter(
         self,
         name: str,
@@ -109,13 +123,17 @@ class Program:
         return Schedule(graph, [], [], [], memory)
 
     def fused(self) -> FusedSchedulerNode:
-        """All computed buffers over common variables: x over the reductions' ranges, then r."""
+        """All computed buffers over common variables: x over the reductions' ranges, then r.
+
+        The dimension of a scan must be the last one to share a kernel with others.
+        """
         computed = [b for b in self.buffers if isinstance(b, ComputedBuffer)]
-        reductions = [b for b in computed if isinstance(b.loops, Reduction)]
-        first = reductions[0] if reductions else computed[0]
-        ranges = {loop_symbol(f"x{i}"): s for i, s in enumerate(first.loops.ranges)}
-        over = first.loops.reduction_ranges if isinstance(first.loops, Reduction) else ()
-        reduction_ranges = {loop_symbol(f"r{i}"): s for i, s in enumerate(over)}
+        reductions = [b for b in computed if isinstance(b.loops, Reduction | Scan)]
+        first = loop_ranges((reductions or computed)[0].loops)
+        ranges, reduction_ranges = (
+            {loop_symbol(f"{prefix}{i}"): s for i, s in enumerate(group.values())}
+            for prefix, group in zip("xr", first, strict=True)
+        )
         nodes, bodies, levels = [], [], []
         for buffer in computed:
             body = record(buffer, self.dtypes)

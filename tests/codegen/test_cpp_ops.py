@@ -11,12 +11,12 @@ import torch
 from minicompile.codegen.cpp import kernel_module
 from minicompile.codegen.cpp_ops import EXPRESSIONS
 from minicompile.codegen.plan import KernelPlan
+from minicompile.debug.reference import EAGER
 from minicompile.ops.build import start_build
 from minicompile.ops.table import POINTWISE
 from minicompile.options import Options
 from minicompile.runtime.cpp import bind
 from tests.codegen.fusing import Program
-from tests.lowering.reference import EAGER
 
 F32, F64, F16, BF16 = torch.float32, torch.float64, torch.float16, torch.bfloat16
 I64, I32, I16, I8, U8, BOOL = (

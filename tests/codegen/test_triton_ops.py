@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from minicompile.codegen import triton_ops
+from minicompile.debug.reference import EAGER
 from minicompile.errors import Unsupported
 from minicompile.ops.dtypes import LOOP_DTYPES
 from minicompile.ops.registry import scoped, without
 from minicompile.ops.table import POINTWISE, result_dtype
 from tests.codegen.fusing import Program
 from tests.codegen.triton_running import devices, run, source_of
-from tests.lowering.reference import EAGER
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]

@@ -11,6 +11,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from minicompile.aot.decompose import lower_to
+from minicompile.debug.reference import run_reference
 from minicompile.lowering.ir import ComputedBuffer, LoopGraph, verify
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
@@ -18,7 +19,6 @@ from minicompile.ops.origin import Origin, SourceLine
 from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, record
 from minicompile.scheduling.body import verify as verify_body
-from tests.lowering.reference import run_reference
 
 torch.set_num_threads(1)
 

@@ -21,10 +21,8 @@ def reasons(graph) -> list[str]:
 
 def test_each_library_operator_says_why() -> None:
     x = torch.randn(4, 4)
-    graph = check(
-        lambda x: [x @ x, x.sort()[0], x.cumsum(0), torch.linalg.inv_ex(x)[0]], x, externs=None
-    )
-    assert reasons(graph)[:3] == ["library matrix product", "sorting", "a scan"]
+    graph = check(lambda x: [x @ x, x.sort()[0], torch.linalg.inv_ex(x)[0]], x, externs=None)
+    assert reasons(graph) == ["library matrix product", "sorting", "library linear algebra"]
 
 
 def test_an_operator_without_a_rule_is_named() -> None:
@@ -34,7 +32,7 @@ def test_an_operator_without_a_rule_is_named() -> None:
 
 def test_results_of_several_tensors_are_taken_apart() -> None:
     x = torch.randn(2, 8, 4, 4)
-    check(lambda x: [v * 2 for v in aten.max_pool2d_with_indices(x, [2, 2])], x, externs=1)
+    check(lambda x: [v * 2 for v in x.kthvalue(2, 1)], x, externs=1)
     check(lambda x: [v + 1 for v in x.topk(2, 1)], x, externs=1)
 
 
@@ -51,11 +49,11 @@ def test_convolution_backward_leaves_out_what_is_masked() -> None:
 
 def test_operands_lie_as_in_eager_so_that_results_do() -> None:
     x = torch.randn(2, 3, 4, 5)
-    check(lambda x: x.permute(0, 2, 3, 1).sin().cumsum(1), x, externs=1)
-    check(lambda x: x[:, :, ::2].cumsum(1), x, externs=1)
-    check(lambda x: x[:1].expand(4, 3, 4, 5).cumsum(1), x, externs=1)
-    check(lambda x: x.flip(0).cumsum(1), x, externs=1)
-    check(lambda x: x.mean(1, keepdim=True).expand(2, 3, 4, 5).cumsum(1), x, externs=1)
+    check(lambda x: x.permute(0, 2, 3, 1).sin().sort(1)[0], x, externs=1)
+    check(lambda x: x[:, :, ::2].sort(1)[0], x, externs=1)
+    check(lambda x: x[:1].expand(4, 3, 4, 5).sort(1)[0], x, externs=1)
+    check(lambda x: x.flip(0).sort(1)[0], x, externs=1)
+    check(lambda x: x.mean(1, keepdim=True).expand(2, 3, 4, 5).sort(1)[0], x, externs=1)
 
 
 def test_random_numbers_are_eagers_own_and_in_order() -> None:
@@ -82,6 +80,15 @@ def test_complex_tensors_pass_through_by_copying_views() -> None:
 
     graph = check(rotate, x, externs=None)
     assert any("c64" in reason or "complex" in reason for reason in reasons(graph))
+
+
+def test_complex_results_are_copied_into_eagers_strides_by_the_library() -> None:
+    def turned(x):
+        z = torch.fft.fft2(x).permute(2, 0, 1)
+        return [z.conj().sin(), torch.fft.ifft(z.conj()[:, :1])]
+
+    graph = check(turned, torch.randn(3, 4, 5), externs=None, rtol=1e-4, atol=1e-4)
+    assert "loops can't hold torch.complex64" in reasons(graph)
 
 
 def test_bit_views_are_copied_by_the_library() -> None:

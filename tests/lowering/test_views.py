@@ -9,11 +9,11 @@ import pytest
 import sympy
 import torch
 
+from minicompile.debug.reference import evaluate
 from minicompile.lowering import views
 from minicompile.lowering.ir import ExternKernel, Layout, Pointwise, View
 from minicompile.shapes.expr import loop_symbol, size_symbol
 from tests.lowering.conftest import check, lowered
-from tests.lowering.reference import evaluate
 
 VIEWS = {
     "transpose": lambda x: x.transpose(0, 2),

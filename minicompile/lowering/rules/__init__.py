@@ -1,5 +1,14 @@
 """The built-in rules by family. Importing this package registers them."""
 
-from minicompile.lowering.rules import creation, externs, indexing, pointwise, reductions, view
+from minicompile.lowering.rules import (
+    creation,
+    externs,
+    indexing,
+    pointwise,
+    pooling,
+    reductions,
+    scans,
+    view,
+)
 
-__all__ = ["creation", "externs", "indexing", "pointwise", "reductions", "view"]
+__all__ = ["creation", "externs", "indexing", "pointwise", "pooling", "reductions", "scans", "view"]

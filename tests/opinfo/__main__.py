@@ -1,16 +1,27 @@
-"""Every operator of the installed torch against eager: `python -m tests.aot.opinfo --jobs 8`.
+"""Every operator of the installed torch against eager: `python -m tests.opinfo --jobs 8`.
 
 For each OpInfo, variant (function, method, in place, `out=`) and kind of dtype some samples run in
-eager and under `mc.compile(backend="aot_eager")`: values, dtypes, strides, shared memory, mutated
-inputs, exceptions and gradients must agree. An operator counts as covered only if a call of
-it was in a captured graph that ran; `--side both` counts the same for torch.compile.
+eager and under `mc.compile`: values, dtypes, strides, shared memory, mutated inputs, exceptions and
+gradients must agree. An operator counts as covered only if a call of it was in a captured graph that
+ran; `--side both` counts the same for torch.compile. Its graphs run with backend="aot_eager": the same
+operators are in them with every backend, and its C++ compiler takes seconds for each.
 
+Through C++ kernels, in less than 8 minutes on 16 cores; once more to go on where the time was over:
+
+    python -m tests.opinfo --backend inductor --variants function --limit-samples 2 --other-samples 1 \\
+        --jobs 15 --minutes 7.5 --json opinfo.json
+
+    --backend NAME        "inductor" or "aot_eager", which stops before the kernels
+    --dynamic             all sizes are symbols
     --ops NAME ...        these only (names as in the table, `fnmatch` patterns)
     --from I --to J       a range of the database
     --jobs N              worker processes; each runs one operator at a time
     --limit-samples K     samples per variant and dtype
+    --other-samples K     the same for all kinds but "float", if not as many
     --variants, --kinds   comma-separated
-    --json FILE           one line per operator, written as it is done
+    --json FILE           one line per operator, written as it is done; those in it are not run again
+    --minutes M           begin nothing new after that time, and stop what runs
+    --timeout S           seconds for one operator
     --report FILE ...     print the table of such files and run nothing
 """
 
@@ -35,7 +46,8 @@ from typing import Any, TextIO
 
 import torch
 
-from tests.aot.opinfo_cases import KINDS, LEFT_OUT, METADATA_ONLY, VARIANTS, cases, check, database
+from tests.opinfo.cases import KINDS, LEFT_OUT, METADATA_ONLY, VARIANTS, cases, database
+from tests.opinfo.compare import BACKENDS, check
 
 MARK = "@@opinfo "
 
@@ -49,8 +61,8 @@ def check_operator(name: str, chosen: argparse.Namespace) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            for case in cases(op, variants, kinds, chosen.limit_samples):
-                found.append(check(case, chosen.side).as_dict())
+            for case in cases(op, variants, kinds, chosen.limit_samples, chosen.other_samples):
+                found.append(check(case, chosen.side, chosen.backend, chosen.dynamic).as_dict())
         except Exception:
             error = traceback.format_exc(limit=-4)
     seconds = round(time.perf_counter() - start, 1)
@@ -77,9 +89,10 @@ class Worker:
 
     def started(self) -> subprocess.Popen[str]:
         if self.process is None:
-            options = ("limit_samples", "side", "variants", "kinds")
+            options = ["backend", "limit_samples", "other_samples", "side", "variants", "kinds"]
             given = [f"--{key.replace('_', '-')}={getattr(self.chosen, key)}" for key in options]
-            command = [sys.executable, "-m", "tests.aot.opinfo", "--worker", *given]
+            given += ["--dynamic"] * bool(self.chosen.dynamic)
+            command = [sys.executable, "-m", "tests.opinfo", "--worker", *given]
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
             self.process = subprocess.Popen(
                 command,
@@ -91,11 +104,17 @@ class Worker:
             )
         return self.process
 
-    def check(self, op: str) -> dict[str, Any]:
-        """The operator's verdicts. A process that dies or takes too long is replaced, and told of."""
+    def check(self, op: str, end: float) -> dict[str, Any] | None:
+        """The operator's verdicts. A process that dies or takes too long is replaced, and told of.
+
+        None: the whole run's time was over.
+        """
+        left = end - time.monotonic()
+        if left <= 0:
+            return None
         process = self.started()
         assert process.stdin is not None and process.stdout is not None
-        late = threading.Timer(self.chosen.timeout, process.kill)
+        late = threading.Timer(min(self.chosen.timeout, left), process.kill)
         late.start()
         try:
             process.stdin.write(op + "\n")
@@ -110,6 +129,8 @@ class Worker:
         code = process.wait()
         self.process = None
         ended = late.finished.is_set() and code == -9
+        if ended and left < self.chosen.timeout:
+            return None
         why = f"no end after {self.chosen.timeout:g} s" if ended else f"the process died ({code})"
         return {"op": op, "verdicts": [], "error": why, "seconds": 0.0}
 
@@ -120,16 +141,17 @@ class Worker:
 
 
 def run_all(names: list[str], chosen: argparse.Namespace) -> list[Any]:
-    """Results of all operators, written to `--json` as they come."""
+    """Results of all operators that there was time for, written to `--json` as they come."""
+    end = time.monotonic() + 60 * chosen.minutes
     idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
     workers = [Worker(chosen) for _ in range(chosen.jobs)]
     for worker in workers:
         idle.put(worker)
 
-    def one(name: str) -> dict[str, Any]:
+    def one(name: str) -> dict[str, Any] | None:
         worker = idle.get()
         try:
-            return worker.check(name)
+            return worker.check(name, end)
         finally:
             idle.put(worker)
 
@@ -139,8 +161,9 @@ def run_all(names: list[str], chosen: argparse.Namespace) -> list[Any]:
         ThreadPoolExecutor(chosen.jobs) as pool,
     ):
         for found in as_completed([pool.submit(one, name) for name in names]):
-            done.append(found.result())
-            keep(done[-1], file, len(done), len(names))
+            if (result := found.result()) is not None:
+                done.append(result)
+                keep(result, file, len(done), len(names))
     for worker in workers:
         worker.stop()
     return done
@@ -183,12 +206,19 @@ def general(reason: str) -> str:
     return reason if len(reason) < 120 else reason[:117] + "..."
 
 
+def loops_alone(verdicts: list[Any]) -> bool:
+    """Whether no call's graph, forward or backward, leaves an operator to a library."""
+    inside = [verdict for verdict in verdicts if verdict["in_graph"]]
+    return bool(inside) and not any(verdict["externs"] for verdict in inside)
+
+
 def report(results: list[Any], out: TextIO = sys.stdout) -> bool:
     """Print the table; whether nothing is wrong."""
     results = sorted(results, key=lambda found: found["op"])
     verdicts = [verdict for found in results for verdict in found["verdicts"]]
     lost = [found for found in results if found["error"]]
     theirs_known = any(verdict["theirs"] is not None for verdict in verdicts)
+    kernels = any(verdict["kernels"] for verdict in verdicts)
 
     def line(label: str, chosen: list[tuple[str, list[Any]]]) -> None:
         chosen = [(op, some) for op, some in chosen if some]
@@ -196,6 +226,7 @@ def report(results: list[Any], out: TextIO = sys.stdout) -> bool:
             len(chosen),
             sum(any(v["in_graph"] for v in some) for _, some in chosen),
             sum(any(v["theirs"] for v in some) for _, some in chosen) if theirs_known else "",
+            sum(loops_alone(some) for _, some in chosen) if kernels else "",
             sum(any(v["wrong"] for v in some) for _, some in chosen),
             sum(len(some) for _, some in chosen),
             sum(bool(v["in_graph"]) for _, some in chosen for v in some),
@@ -208,7 +239,18 @@ def report(results: list[Any], out: TextIO = sys.stdout) -> bool:
     def part(key: str, value: str) -> list[tuple[str, list[Any]]]:
         return [(f["op"], [v for v in f["verdicts"] if v[key] == value]) for f in results]
 
-    heads = ["ops", "covered", "theirs", "wrong", "calls", "covered", "theirs", "wrong", "backward"]
+    heads = [
+        "ops",
+        "covered",
+        "theirs",
+        "loops",
+        "wrong",
+        "calls",
+        "covered",
+        "theirs",
+        "wrong",
+        "backward",
+    ]
     print(f"{'':<16}" + "".join(f"{head:>9}" for head in heads), file=out)
     line("all", [(found["op"], found["verdicts"]) for found in results])
     for key in ("variant", "dtype"):
@@ -235,6 +277,12 @@ def report(results: list[Any], out: TextIO = sys.stdout) -> bool:
             and not any(v["in_graph"] for v in found["verdicts"])
         ]
         print(f"\nin torch.compile's graphs alone: {', '.join(missing) or 'none'}", file=out)
+    externs = collections.Counter(
+        op for f in results for op in {e for v in f["verdicts"] for e in v["externs"]}
+    )
+    if kernels:
+        told = ", ".join(f"{op} {count}" for op, count in externs.most_common())
+        print(f"\nleft to a library, with the number of operators: {told or 'none'}", file=out)
     print("\nvalues are not compared:", file=out)
     for name, why in METADATA_ONLY.items():
         print(f"  {name}: {why}", file=out)
@@ -255,15 +303,19 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
+    made.add_argument("--backend", choices=list(BACKENDS), default="aot_eager")
+    made.add_argument("--dynamic", action="store_const", const=True, default=None)
     made.add_argument("--ops", nargs="*", default=[])
     made.add_argument("--from", dest="first", type=int, default=0)
     made.add_argument("--to", dest="last", type=int, default=None)
     made.add_argument("--jobs", type=int, default=1)
     made.add_argument("--limit-samples", type=int, default=3)
+    made.add_argument("--other-samples", type=int, default=0)
     made.add_argument("--side", choices=("minicompile", "torch", "both"), default="both")
     made.add_argument("--variants", default=",".join(VARIANTS))
     made.add_argument("--kinds", default=",".join(KINDS))
-    made.add_argument("--timeout", type=float, default=600.0, help="seconds per operator")
+    made.add_argument("--timeout", type=float, default=600.0)
+    made.add_argument("--minutes", type=float, default=float("inf"))
     made.add_argument("--json", default="")
     made.add_argument("--report", nargs="*", default=[])
     made.add_argument("--worker", action="store_true")
@@ -280,7 +332,15 @@ def main(arguments: list[str]) -> int:
     names = list(database())[chosen.first : chosen.last]
     if chosen.ops:
         names = [n for n in names if any(fnmatch.fnmatch(n, p) for p in chosen.ops)]
-    return 0 if report(run_all(names, chosen)) else 1
+    known = merged([chosen.json]) if chosen.json and Path(chosen.json).exists() else []
+    known = [found for found in known if found["op"] in names]
+    names = [n for n in names if n not in {found["op"] for found in known}]
+    made = run_all(names, chosen)
+    fine = report(known + made)
+    if len(made) < len(names):
+        again = "the same command goes on" if chosen.json else "give --json FILE to go on later"
+        print(f"\nnot run, for the time was over: {len(names) - len(made)} operators; {again}")
+    return 0 if fine and len(made) == len(names) else 1
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
-"""Calls of torch's own operator database (OpInfo), each run by eager and by a compiler, and compared.
+"""A case run by eager and by a compiler: `check(case)` gives a `Verdict`, what differed and what compiled.
 
-`cases(op, ...)` yields `Case`s; `check(case)` gives a `Verdict`: what differed, and whether the
-operator was in a graph that ran compiled.
+How far floating point may be from eager: no number is written down for an operator. Values are equal bit for
+bit, or each is at most as far from the result in double precision as
+
+    twice eager's own largest error in the tensor + 4 roundings of the value
+    + one rounding of the tensor's largest value (at least that of float32 at 1)
+
+where a rounding is the dtype's `eps`. Integers, bools, dtypes, strides and shared memory must be the same.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,248 +25,12 @@ from minicompile import pipeline
 from minicompile.dynamo.dispatch import Dispatcher
 from minicompile.dynamo.result import Capture
 from minicompile.options import Options
-from tests.aot.database import operators
+from minicompile.pipeline_result import Trace
+from tests.opinfo.cases import METADATA_ONLY, Case, Outcome, run, tensors
 
-KINDS: dict[str, tuple[torch.dtype, ...]] = {
-    "float": (torch.float32, torch.float64),
-    "int": (torch.int64, torch.int32, torch.uint8),
-    "bool": (torch.bool,),
-    "half": (torch.bfloat16, torch.float16),
-    "complex": (torch.complex64, torch.complex128),
-}
-"""Of each kind the first dtype that an operator takes."""
-
-VARIANTS = ("function", "method", "inplace", "inplace_grad", "out", "out_strided", "out_resized")
-"""in place on an input, and on a value that requires grad; `out=` of the right size, in another
-memory order, and empty, to be resized."""
-
-UNINITIALIZED = "uninitialized memory: sizes, strides and dtype are compared, values are not"
-METADATA_ONLY = {
-    **dict.fromkeys(
-        ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"), UNINITIALIZED
-    ),
-    "empty_permuted": UNINITIALIZED,
-    "resize_": "what a larger tensor holds is uninitialized memory",
-    "resize_as_": "what a larger tensor holds is uninitialized memory",
-}
-"""Operators whose values are not compared, and why."""
-
-
-CORRUPTS = "eager writes outside of an `out` that is not contiguous, and the process dies"
-LEFT_OUT = {(name, "out_strided"): CORRUPTS for name in ("tril", "triu", "lu_unpack", "linalg.lu")}
-"""Variants of operators that eager can't run, and why."""
-
-
-@functools.cache
-def database() -> dict[str, Any]:
-    """The OpInfos of the installed torch by full name."""
-    found = operators()
-    # `check` seeds before each call; seeding inside the call would cut its graph
-    for name, module in list(sys.modules.items()):
-        if name.startswith("torch.testing._internal") and hasattr(module, "wrapper_set_seed"):
-            module.wrapper_set_seed = plainly  # type: ignore[attr-defined]
-    return {op.full_name: op for op in found}
-
-
-def plainly(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)
-
-
-# Cases -------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Case:
-    """One call: `call(*args, **kwargs)` on copies of the sample's arguments."""
-
-    op: str
-    variant: str
-    dtype: torch.dtype
-    number: int
-    call: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    process: Callable[[Any], Any] = lambda result: result
-    """Which part of the result is differentiable whatever the eigenvectors' signs are."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.op} {self.variant} {str(self.dtype)[6:]} #{self.number}"
-
-
-def dtypes_of(op: Any, kinds: tuple[str, ...]) -> list[torch.dtype]:
-    found = []
-    for kind in kinds:
-        taken = [dtype for dtype in KINDS[kind] if op.supports_dtype(dtype, "cpu")]
-        found += taken[:1]
-    return found
-
-
-def variants_of(op: Any, wanted: tuple[str, ...]) -> list[str]:
-    has = {
-        "function": True,
-        "method": op.method_variant is not None,
-        "inplace": op.inplace_variant is not None,
-        "inplace_grad": op.inplace_variant is not None and op.supports_autograd,
-        **dict.fromkeys(("out", "out_strided", "out_resized"), op.supports_out),
-    }
-    return [v for v in wanted if has[v] and (op.full_name, v) not in LEFT_OUT]
-
-
-def spread(items: list[Any], count: int) -> list[tuple[int, Any]]:
-    """`count` items with their positions, from the whole list."""
-    if count >= len(items):
-        return list(enumerate(items))
-    places = [round(i * (len(items) - 1) / max(count - 1, 1)) for i in range(count)]
-    return [(place, items[place]) for place in places]
-
-
-def cases(
-    op: Any, variants: tuple[str, ...], kinds: tuple[str, ...], samples: int
-) -> Iterator[Case]:
-    for dtype, variant in itertools.product(dtypes_of(op, kinds), variants_of(op, variants)):
-        grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
-        if variant == "inplace_grad" and not grad:
-            continue
-        torch.manual_seed(0)
-        wanted = grad and variant in ("function", "method", "inplace_grad")
-        made = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=wanted), 64))
-        for number, sample in spread(made, samples):
-            case = Case(
-                op.full_name,
-                variant,
-                dtype,
-                number,
-                op.op,
-                (sample.input, *sample.args),
-                dict(sample.kwargs),
-                sample.output_process_fn_grad,
-            )
-            with contextlib.suppress(CantMake):
-                yield varied(case, op)
-
-
-class CantMake(Exception):
-    """The variant makes no sense for this sample."""
-
-
-def varied(case: Case, op: Any) -> Case:
-    """The case's variant of a call of the function."""
-    if case.variant == "method":
-        case.call = op.method_variant
-    elif case.variant == "inplace":
-        case.call = op.inplace_variant
-    elif case.variant == "inplace_grad":
-        case.call = on_a_clone(op.inplace_variant)
-    elif case.variant.startswith("out"):
-        torch.manual_seed(0)
-        try:
-            args, kwargs = fresh((case.args, case.kwargs))
-            result = case.call(*args, **kwargs)
-        except Exception as error:
-            raise CantMake from error
-        case.kwargs["out"] = pytree.tree_map(functools.partial(out_like, case.variant), result)
-    return case
-
-
-def on_a_clone(inplace: Callable[..., Any]) -> Callable[..., Any]:
-    def call(first: Any, *args: Any, **kwargs: Any) -> Any:
-        return inplace(first.clone(), *args, **kwargs)
-
-    return call
-
-
-def out_like(variant: str, result: Any) -> Any:
-    """A tensor to write a result to."""
-    if not isinstance(result, torch.Tensor) or result.layout is not torch.strided:
-        raise CantMake
-    plain = torch.empty_like(result, memory_format=torch.contiguous_format, requires_grad=False)
-    if variant == "out_resized":
-        return plain.new_empty(0)
-    if variant == "out_strided":
-        if result.dim() == 0:
-            raise CantMake
-        turned = [*reversed(range(result.dim()))]
-        plain = torch.stack([plain.permute(turned)] * 2, -1)[..., 0].permute(turned)
-    return plain.fill_(1)
-
-
-# Running -----------------------------------------------------------------------------------------
-
-
-def fresh(tree: Any) -> Any:
-    """A copy of all tensors: what shares memory still does, strides and bits are kept."""
-    storages: dict[int, Any] = {}
-    known: dict[int, torch.Tensor] = {}
-
-    def copy(value: Any) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        if id(value) not in known:
-            known[id(value)] = copy_of(value, storages).requires_grad_(value.requires_grad)
-        return known[id(value)]
-
-    return pytree.tree_map(copy, tree)
-
-
-def copy_of(value: torch.Tensor, storages: dict[int, Any]) -> torch.Tensor:
-    value = value.detach()
-    if value.layout is not torch.strided or value.is_quantized or value.is_nested:
-        return value.clone()
-    memory = value.untyped_storage()
-    if memory._cdata not in storages:
-        storages[memory._cdata] = memory.clone()
-    place = value.storage_offset(), value.size(), value.stride()
-    new = torch.empty(0, dtype=value.dtype).set_(storages[memory._cdata], *place)
-    new = torch._conj(new) if value.is_conj() else new
-    return torch._neg_view(new) if value.is_neg() else new
-
-
-@dataclass
-class Outcome:
-    """What a call did: result, arguments afterwards, gradients; or what it raised."""
-
-    raised: str = ""
-    message: str = ""
-    result: Any = None
-    inputs: list[torch.Tensor] = field(default_factory=list)
-    gradients: list[Any] = field(default_factory=list)
-    backward_raised: str = ""
-
-
-def tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def run(case: Case, function: Callable[..., Any]) -> Outcome:
-    """Forward, and backward with fixed cotangents where something requires grad."""
-    args, kwargs = fresh((case.args, case.kwargs))
-    out = Outcome(inputs=tensors((args, kwargs)))
-    torch.manual_seed(0)
-    try:
-        out.result = function(args, kwargs)
-    except Exception as error:
-        out.raised, out.message = type(error).__name__, str(error)
-        return out
-    wanted = [value for value in out.inputs if value.requires_grad and value.is_leaf]
-    outputs = [value for value in tensors(case.process(out.result)) if value.requires_grad]
-    if not wanted or not outputs:
-        return out
-    torch.manual_seed(1)
-    cotangents = [cotangent(value, case.dtype) for value in outputs]
-    try:
-        out.gradients = list(torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True))
-    except Exception as error:
-        out.backward_raised, out.message = type(error).__name__, str(error)
-    return out
-
-
-def cotangent(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Random numbers of the case's dtype, also where the case runs in double precision."""
-    made = torch.randn(value.shape, dtype=torch.complex64 if value.is_complex() else torch.float32)
-    return (made.to(dtype) if dtype in KINDS["half"] and not made.is_complex() else made).to(
-        value.dtype
-    )
+BACKENDS = {"aot_eager": pipeline.aot_eager, "inductor": pipeline.compile_capture}
+OPTIONS = Options(verify=True)
+"""The C compiler's flags are everybody's: -O1 would save 13 ms of the 350 that a call takes here."""
 
 
 @dataclass
@@ -272,6 +39,10 @@ class Graphs:
 
     operators: set[str] = field(default_factory=set)
     breaks: list[str] = field(default_factory=list)
+    kernels: int = 0
+    """Of them and their backward graphs, where the backend makes kernels."""
+    externs: set[str] = field(default_factory=set)
+    """ATen operators that they leave to a library."""
 
 
 def operators_in(graph: torch.fx.Graph) -> set[str]:
@@ -307,22 +78,27 @@ def entry(case: Case) -> types.FunctionType:
 _numbers = itertools.count()
 
 
-def compile_ours(case: Case, graphs: Graphs) -> tuple[Callable[..., Any], Callable[[], None]]:
-    """The call under mc.compile(backend="aot_eager"), and what reads the breaks afterwards."""
-    options = Options()
+def compile_ours(
+    case: Case, graphs: Graphs, backend: str, dynamic: bool | None = None
+) -> tuple[Callable[..., Any], Callable[[], None]]:
+    """The call under mc.compile, and what reads the breaks afterwards."""
 
-    def backend(capture: Capture) -> Callable[[list[Any]], Any]:
-        compiled = pipeline.aot_eager(capture, options)
+    def compiled(capture: Capture) -> Callable[[list[Any]], Any]:
+        trace = Trace(capture.name, capture)
+        made = BACKENDS[backend](capture, OPTIONS, trace)
         found = operators_in(capture.graph.gm.graph)
 
         def call(inputs: list[Any]) -> Any:
-            results = compiled(inputs)
+            results = made(inputs)
             graphs.operators |= found
+            for stages in trace.graphs.values():
+                graphs.kernels += len(stages.kernels)
+                graphs.externs |= {str(extern.op) for extern in stages.loops.externs}
             return results
 
         return call
 
-    make = functools.partial(Dispatcher, backend=backend, options=options)
+    make = functools.partial(Dispatcher, backend=compiled, options=OPTIONS, dynamic=dynamic)
     dispatcher = make(entry(case))
 
     def finish() -> None:
@@ -333,7 +109,7 @@ def compile_ours(case: Case, graphs: Graphs) -> tuple[Callable[..., Any], Callab
 
 
 def compile_theirs(case: Case, graphs: Graphs) -> tuple[Callable[..., Any], Callable[[], None]]:
-    """The same under torch.compile(backend="aot_eager")."""
+    """The same under torch.compile(backend="aot_eager"): what is in its graphs with any backend."""
     import torch._dynamo
     from torch._dynamo.backends.debugging import aot_eager
 
@@ -380,12 +156,21 @@ class Verdict:
     eager_raises: bool = False
     gradients: int = 0
     exact: bool = True
+    kernels: int = 0
+    externs: list[str] = field(default_factory=list)
+    """ATen operators in its graphs that a library runs."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def check(case: Case, sides: str = "both") -> Verdict:
+OWN_FAULTS = "internal-error", "missing-tool"
+"""Reasons of ours that are mistakes: an exception in a room, a kernel that the C compiler refuses."""
+
+
+def check(
+    case: Case, sides: str = "both", backend: str = "aot_eager", dynamic: bool | None = None
+) -> Verdict:
     """Compare `case` with eager, and say whether the operator was in a graph."""
     verdict = Verdict(case.name, case.variant, str(case.dtype)[6:])
     eager = run(case, entry(case))
@@ -393,12 +178,14 @@ def check(case: Case, sides: str = "both") -> Verdict:
     wrapped = {"clone"} if case.variant == "inplace_grad" else set()
     if sides in ("minicompile", "both"):
         graphs = Graphs()
-        function, finish = compile_ours(case, graphs)
+        function, finish = compile_ours(case, graphs, backend, dynamic)
         ours = run(case, function)
         finish()
         verdict.in_graph, verdict.breaks = bool(graphs.operators - wrapped), graphs.breaks
         verdict.gradients = sum(g is not None for g in ours.gradients)
-        verdict.wrong = difference(case, eager, ours, verdict)
+        verdict.kernels, verdict.externs = graphs.kernels, sorted(graphs.externs)
+        faults = [reason for reason in graphs.breaks if reason.startswith(OWN_FAULTS)]
+        verdict.wrong = difference(case, eager, ours, verdict) or "; ".join(faults)
     if sides in ("torch", "both"):
         graphs = Graphs()
         function, finish = compile_theirs(case, graphs)

@@ -1,0 +1,237 @@
+"""The named patterns: short functions of plain PyTorch that deep learning is made of, with realistic sizes.
+
+    found = PATTERNS["layer_norm"]
+    inputs = found.make_inputs("cpu", torch.float32)
+    results = found.run(found.fn, inputs)              # outputs, gradients, inputs
+
+A pattern is registered with its inputs, each named by its dimensions; SIZES says how large those are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minicompile.compat import tree_leaves
+
+SIZES = {
+    "B": (8, 2), "H": (12, 2), "T": (512, 16), "E": (64, 8), "D": (768, 24), "F": (2048, 40),
+    "V": (16384, 50), "N": (32, 2), "C": (64, 8), "Y": (56, 8), "X": (56, 12), "2": (2, 2),
+}  # fmt: skip
+"""Dimensions: how large they are, and how large where a pattern has to be small."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor by its dimensions: numbers of the pattern's dtype, or whole ones below a dimension's size."""
+
+    dims: str
+    below: str = ""
+    constant: bool = False
+    """Never asked for a gradient."""
+
+    def make(
+        self, device: str, dtype: torch.dtype, small: bool, generator: torch.Generator
+    ) -> Tensor:
+        shape = [SIZES[d][small] for d in self.dims.split()]
+        if self.below:
+            high = SIZES[self.below][small]
+            return torch.randint(high, shape, generator=generator).to(device)
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A function and what it is called with. `training`: its gradients count too."""
+
+    name: str
+    fn: Callable[..., Any]
+    inputs: tuple[Input, ...]
+    training: bool = False
+
+    def make_inputs(self, device: str, dtype: torch.dtype, small: bool = False) -> list[Tensor]:
+        """The same tensors at every call; those that get gradients require them."""
+        generator = torch.Generator().manual_seed(0)
+        made = [given.make(device, dtype, small, generator) for given in self.inputs]
+        for given, tensor in zip(self.inputs, made, strict=True):
+            wanted = self.training and not given.constant and not given.below
+            tensor.requires_grad_(wanted)
+        return made
+
+    def run(self, fn: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:
+        """Call `fn`, the pattern's own or a compiled one: outputs, gradients, inputs (maybe written to)."""
+        outputs = [leaf for leaf in tree_leaves(fn(*inputs)) if isinstance(leaf, Tensor)]
+        wanted = [tensor for tensor in inputs if tensor.requires_grad]
+        sources = [output for output in outputs if output.requires_grad]
+        down = [(0.5 + torch.arange(s.numel()).cos()).view(s.shape).to(s) for s in sources]
+        gradients = torch.autograd.grad(sources, wanted, down) if wanted else ()
+        return [*outputs, *gradients, *inputs]
+
+
+PATTERNS: dict[str, Pattern] = {}
+
+
+def pattern(*inputs: str | Input, training: bool = False) -> Callable[[Any], Any]:
+    """Registers a function under its name."""
+
+    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+        given = tuple(Input(i) if isinstance(i, str) else i for i in inputs)
+        PATTERNS[fn.__name__] = Pattern(fn.__name__, fn, given, training)
+        return fn
+
+    return register
+
+
+@pattern("B T F", "F", training=True)
+def gelu_bias(x: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(x + bias)
+
+
+@pattern("B T F", "B T F", training=True)
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
+
+
+@pattern("B T D", "D", "D", training=True)
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, (x.shape[-1],), weight, bias)
+
+
+@pattern("B T D", "B T D", "D", training=True)
+def rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """As in a Llama block: the sum goes on as the next residual."""
+    whole = x + residual
+    scale = torch.rsqrt(whole.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+    return (whole * scale).to(x.dtype) * weight, whole
+
+
+@pattern("N C Y X", "C", "C")
+def group_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.silu(F.group_norm(x, 4, weight, bias))
+
+
+@pattern("N C Y X", "C", "C", Input("C", constant=True), Input("C", constant=True), training=True)
+def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    """With the update of the running averages."""
+    return F.relu(F.batch_norm(x, mean, var, weight, bias, training=True))
+
+
+@pattern("B H T T")
+def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+@pattern("B H T E", "B H T E", "B H T E", training=True)
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Written out, with a causal mask."""
+    length = q.shape[-2]
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    return torch.softmax(scores.masked_fill(~seen, float("-inf")), -1) @ v
+
+
+@pattern("B T H E", Input("T E", constant=True), Input("T E", constant=True))
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary position embedding, by halves."""
+    first, second = x.chunk(2, -1)
+    turned = torch.cat([-second, first], -1)
+    return x * cos[:, None] + turned * sin[:, None]
+
+
+@pattern("T V", Input("T", below="V"), training=True)
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits, labels)
+
+
+@pattern("B T D", Input("B T D", below="2"), training=True)
+def bce_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+
+
+@pattern("D F", "D F", "D F", "D F", "F", "F", "F", "F")
+def adamw_step(p0: Tensor, g0: Tensor, m0: Tensor, v0: Tensor,
+               p1: Tensor, g1: Tensor, m1: Tensor, v1: Tensor) -> None:  # fmt: skip
+    """In place, for a weight and a bias."""
+    for p, g, m, v in ((p0, g0, m0, v0), (p1, g1, m1, v1)):
+        p.mul_(1 - 1e-3 * 0.01)
+        m.lerp_(g, 1 - 0.9)
+        v.mul_(0.999).addcmul_(g, g, value=1 - 0.999)
+        p.addcdiv_(m, (v.abs().sqrt() / math.sqrt(1 - 0.999)).add_(1e-8), value=-1e-2)
+
+
+@pattern("N C Y X", training=True)
+def max_pool(x: Tensor) -> Tensor:
+    return F.max_pool2d(F.relu(x), 3, stride=2, padding=1)
+
+
+@pattern("N C Y X", training=True)
+def avg_pool(x: Tensor) -> Tensor:
+    return F.avg_pool2d(x, 3, stride=2, padding=1)
+
+
+@pattern("N C Y X", training=True)
+def upsample_nearest(x: Tensor) -> Tensor:
+    return F.relu(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+
+
+@pattern("B C Y X")
+def upsample_bilinear(x: Tensor) -> Tensor:
+    return F.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=False)
+
+
+@pattern(Input("B T", below="V"), "V D", "T D", "D", "D", training=True)
+def embedding_sum(
+    tokens: Tensor, words: Tensor, places: Tensor, weight: Tensor, bias: Tensor
+) -> Tensor:
+    """The start of BERT and GPT: two embeddings, added and normalised."""
+    return F.layer_norm(F.embedding(tokens, words) + places, (words.shape[1],), weight, bias)
+
+
+@pattern("F F", "F F")
+def transposed_add(x: Tensor, y: Tensor) -> Tensor:
+    return x.t() + 2 * y
+
+
+@pattern("B T D")
+def cumsum(x: Tensor) -> Tensor:
+    return torch.cumsum(x * x, -1)
+
+
+@pattern("T V")
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Greedy decoding: the likeliest token and its probability."""
+    best, at = torch.softmax(logits, -1).max(-1)
+    return at, best
+
+
+@pattern("B T F", "B T F")
+def column_sums(down: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What a bias and a scale get in the backward."""
+    return down.sum((0, 1)), (down * x).sum((0, 1))
+
+
+@pattern("B T D")
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """To int8, one scale a row."""
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-5) / 127
+    return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+
+@pattern("D F", "F", "D")
+def clip_gradients(one: Tensor, two: Tensor, three: Tensor) -> list[Tensor]:
+    """By the norm of all."""
+    gradients = [one, two, three]
+    norm = torch.stack([g.norm() for g in gradients]).norm()
+    return [g * torch.clamp(1 / (norm + 1e-6), max=1) for g in gradients]
+
+
+@pattern("N C Y X", "N C Y X", training=True)
+def concatenate(x: Tensor, y: Tensor) -> Tensor:
+    """The skip connection of a U-Net."""
+    return torch.cat([F.relu(x), F.gelu(y)], 1)

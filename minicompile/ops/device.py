@@ -1,0 +1,78 @@
+"""How fast a device can be: what a kernel's bytes and operations are held against.
+
+Of a CUDA device by its properties, of a CPU by two short measurements, once per process.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from minicompile import compat
+
+F32 = torch.float32
+CORES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}
+"""fp32 units of a multiprocessor by compute capability; 128 where it isn't listed."""
+COPIED = 32 * 2**20
+"""Bytes, more than caches hold."""
+SIDE = 512
+"""Of the square matrices whose product is timed."""
+
+
+@dataclass(frozen=True)
+class DeviceSpec:
+    """Peak memory bandwidth, peak fp32 arithmetic, and where the two numbers are from."""
+
+    name: str
+    bytes_per_second: float
+    flops_per_second: float
+    source: str = "given"
+
+    @property
+    def ridge(self) -> float:
+        """Operations for each byte from which on arithmetic is the limit."""
+        return self.flops_per_second / self.bytes_per_second
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.bytes_per_second / 1e9:,.1f} GB/s, "
+            f"{self.flops_per_second / 1e9:,.1f} GFLOP/s ({self.source})"
+        )
+
+
+@functools.cache
+def device_spec(device: torch.device) -> DeviceSpec:
+    """The speed of a device. Raises ValueError for other kinds than CPU and CUDA."""
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        cores = found.multi_processor_count * CORES.get((found.major, found.minor), 128)
+        bandwidth = 2e3 * found.memory_clock_rate * found.memory_bus_width / 8  # kHz, two per cycle
+        return DeviceSpec(found.name, bandwidth, 2e3 * cores * found.clock_rate, "its properties")
+    if device.type != "cpu":
+        raise ValueError(f"no speeds known for {device.type} devices")
+    with compat.no_dispatch_modes():
+        source, target = (torch.full((COPIED // 4,), 1.0, dtype=F32, device=device) for _ in "ab")
+        square = source[: SIDE * SIDE].view(SIDE, SIDE)
+        copying = shortest(lambda: target.copy_(source))
+        multiplying = shortest(lambda: square @ square)
+    threads = torch.get_num_threads()
+    return DeviceSpec(
+        f"CPU, {threads} thread{'s' * (threads > 1)}",
+        2 * COPIED / copying,
+        2 * SIDE**3 / multiplying,
+        "measured: a copy and a matrix product",
+    )
+
+
+def shortest(run: Callable[[], object], times: int = 3) -> float:
+    """Seconds of the fastest of a few runs."""
+    found = []
+    for _ in range(times):
+        start = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - start)
+    return min(found)

@@ -1,0 +1,59 @@
+"""In-place reuse: may a kernel write a buffer into the memory of another one, which dies in it?
+
+At a point of the kernel's loops, every load of the old buffer must come before the store of the new one, and
+go to the same element. Then vectors, blocks, tiles and threads may run the points in any order. What is
+asked here of the schedule is asked again of the finished kernel plan (codegen/merge.py).
+The real compiler: SchedulerNode.decide_inplace_update in torch/_inductor/scheduler.py.
+"""
+
+from __future__ import annotations
+
+from minicompile.scheduling.nodes import FusedSchedulerNode
+
+
+def refusal(node: FusedSchedulerNode, old: str, new: str) -> str | None:
+    """Why `node` can't write `new` where `old` lies, whose last reader it is; None if it can."""
+    numbered = list(enumerate(node.bodies))
+    loads = [(k, v) for k, body in numbered for v in body.loads if v.buffer == old]
+    ((writer, store),) = [(k, v) for k, body in numbered for v in body.stores if v.buffer == new]
+    if store.kind != "store" or store.indirect or store.index is None:
+        return f"{new} is scattered"
+    if not loads or any(v.indirect for _, v in loads):
+        return f"{old} is read at positions known only at run time"
+    other = next((v for _, v in loads if v.index != store.index), None)
+    if other is not None:
+        return f"{old} is read at {other.index}, but {new} is written at {store.index}"
+    if any(v.mask is not None for _, v in loads):
+        return f"{old} is read under a mask"
+    along_row = not store.index.free_symbols.isdisjoint(node.reduction_ranges)
+    loops = {**node.ranges, **(node.reduction_ranges if along_row else {})}
+    if any(size != 1 and loop not in store.index.free_symbols for loop, size in loops.items()):
+        return f"several points of the loops share an element of {new}"
+    if any(v.op == "scan" for body in node.bodies for v in body.values):
+        return "the kernel scans: its loops pass over a row more than once"
+    begins, ends = sweeps(node)
+    # what doesn't vary along the row is read once, before the first loop over it
+    if along_row and max(ends[k] for k, _ in loads) > begins[writer]:
+        return f"{old} is read again by a later loop over the row"
+    if min(k for k, _ in loads) > writer:
+        return f"{old} is first read after {new} is written"
+    return None
+
+
+def sweeps(node: FusedSchedulerNode) -> tuple[list[int], list[int]]:
+    """For each body, how many loops over the row have run before it, first and last.
+
+    A value that isn't kept is computed again, from its loads on, by whoever needs it later.
+    """
+    bodies, names = node.bodies, [part.name for part in node.nodes]
+    read = [{v.buffer for v in body.loads} for body in bodies]
+    begins: list[int] = []
+    known: dict[str, int] = {}
+    for name, body, buffers in zip(names, bodies, read, strict=True):
+        begins.append(max((known.get(b, 0) for b in buffers), default=0))
+        known[name] = begins[-1] + bool(body.reductions)
+    ends = list(begins)
+    for k in reversed(range(len(bodies))):
+        if not bodies[k].reductions:
+            ends[k] = max([ends[k], *(end for end, used in zip(ends, read) if names[k] in used)])
+    return begins, ends

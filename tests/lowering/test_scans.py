@@ -1,0 +1,162 @@
+"""Scans give eager's values, places and strides, over dtypes, dimensions and special values."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import fx
+
+from minicompile.errors import VerifyError
+from minicompile.lowering.context import LoweringContext, lowering
+from minicompile.lowering.ir import ComputedBuffer, Layout, LoopGraph, Pointwise, Scan, verify
+from minicompile.lowering.lower import lower
+from minicompile.lowering.rules.common import elementwise
+from minicompile.lowering.rules.scans import scan
+from minicompile.lowering.value import TensorValue
+from minicompile.ops.graph import Graph
+from minicompile.ops.registry import scoped
+from minicompile.options import Options
+from tests.lowering.conftest import check, check_each, lowered
+
+aten = torch.ops.aten
+NAMES = ["cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"]
+DTYPES = [
+    torch.float32, torch.float64, torch.bfloat16, torch.float16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+]  # fmt: skip
+SHAPES = [(3, 4, 5), (), (4,), (1, 3), (2, 0), (0,), (3, 1), (70,)]
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_scans_equal_eager(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.randn(shape) * 3
+    x = (x.abs() if dtype is torch.uint8 else x).to(dtype)
+    fns = {
+        f"{name} {dim}": lambda x, name=name, dim=dim: [*_parts(getattr(torch, name)(x, dim))]
+        for name in NAMES
+        for dim in ((0, -1) if len(shape) < 2 else (0, 1, -1))
+    }
+    half = dtype.is_floating_point and dtype.itemsize == 2
+    check_each(fns, x, **({"rtol": 2e-2, "atol": 2e-2} if half else {}))
+
+
+def _parts(found: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return (found,) if isinstance(found, torch.Tensor) else tuple(found)
+
+
+@pytest.mark.parametrize("to", DTYPES, ids=str)
+def test_sums_and_products_in_another_dtype(to: torch.dtype) -> None:
+    """Elements are converted first: 1.5 as an integer is 1. As bools eager refuses."""
+    fns = {name: partial(getattr(torch, name), dim=0, dtype=to) for name in ("cumsum", "cumprod")}
+    if to is torch.bool:
+        with pytest.raises(RuntimeError, match="not implemented for 'Bool'"):
+            torch.cumsum(torch.ones(3), 0, dtype=to)
+        graph = lowered(lambda x: aten.cumsum(x, 0, dtype=to), torch.ones(3))
+        assert [kernel.reason for kernel in graph.externs] == ["a running sum as torch.bool"]
+        return
+    for x in (torch.tensor([1.5, 2.5, 100.0, 2.9]), torch.tensor([100, 200, 3, 255])):
+        check_each(fns, x)
+        check_each(fns, x.to(torch.bfloat16))
+
+
+def test_long_sums_are_as_accurate_as_eagers() -> None:
+    """Eager's CPU kernels add float32 in float64: every digit is right."""
+    x = torch.full((100_000,), 0.1)
+    check(lambda x: [x.cumsum(0), x.logcumsumexp(0)], x, rtol=0, atol=0)
+
+
+def test_the_last_of_equal_elements_and_the_last_nan_win() -> None:
+    rows = [
+        [1.0, 1.0, 0.0, 1.0, 2.0],
+        [1.0, NAN, 3.0, NAN, 0.0],
+        [-INF, -INF, INF, INF, -INF],
+        [0.0, -0.0, 0.0, -0.0, NAN],
+    ]
+    x = torch.tensor(rows)
+    graph = check(lambda x: [*x.cummax(1), *x.cummin(1)], x)
+    assert graph.operations and not graph.externs
+    signs = lambda x: [torch.signbit(x.cummax(1)[0]), torch.signbit(x.cummin(1)[0])]  # noqa: E731
+    check(signs, x[3:, :4])
+
+
+def test_infinities_and_nan_run_through_sums() -> None:
+    rows = [[-INF, -INF, 1.0, 2.0], [1.0, INF, -INF, 0.0], [0.0, NAN, 1.0, INF], [INF, INF, 0, 1]]
+    check(lambda x: [x.cumsum(1), x.cumprod(1), x.logcumsumexp(1)], torch.tensor(rows))
+
+
+def test_integers_wrap_around() -> None:
+    x = torch.tensor([2**62, 2**62, 2**62, 3])
+    check(lambda x: [x.cumsum(0), x.cumprod(0), x.to(torch.int32).cumsum(0)], x)
+
+
+def test_layouts_and_views() -> None:
+    x = torch.randn(2, 3, 4, 5)
+    for read in (
+        lambda x: x.permute(0, 2, 3, 1),
+        lambda x: x[:, :, ::2],
+        lambda x: x[:1].expand(4, 3, 4, 5),
+        lambda x: x.flip(1),
+        lambda x: x.mean(1, keepdim=True).expand(2, 3, 4, 5),
+    ):
+        check(lambda x, read=read: [read(x).cumsum(1).flip(1), *read(x).cummax(-2)], x)
+    check(lambda x: [x.cumsum(0).cumsum(-1).t(), x.t().cumprod(1)[::2]], torch.randn(4, 6))
+
+
+def test_one_element_is_no_scan() -> None:
+    graph = check(lambda x: [x.cumsum(1), *x.cummax(1), x.logcumsumexp(1)], torch.randn(3, 1))
+    assert all(isinstance(op.loops, Pointwise) for op in computed(graph))
+
+
+def computed(graph: LoopGraph) -> list[ComputedBuffer]:
+    return [op for op in graph.operations if isinstance(op, ComputedBuffer)]
+
+
+def test_scans_are_printed() -> None:
+    graph = lowered(lambda x: [x.cumsum(0), *x.cummax(1)], torch.randn(3, 4))
+    assert [str(op).split(" = ", 1)[1] for op in graph.operations] == [
+        "Scan([3, 4], 0, 'sum', f64(arg0_1[p1 + 4*r0]))  # scan",
+        "Scan([3, 4], 1, 'max', arg0_1[4*p0 + r0])  # scan",
+        "Scan([3, 4], 1, 'argmax', arg0_1[4*p0 + r0])  # scan",
+    ]
+
+
+def test_a_scan_of_a_dimension_that_isnt_there_is_found() -> None:
+    layout = Layout.contiguous(torch.device("cpu"), torch.float32, (4,))
+    loops = Scan((4,), 1, "sum", lambda ops, index: ops.constant(1.0, torch.float32))
+    graph = LoopGraph("f", [], [], [ComputedBuffer("buf0", layout, loops=loops)], [])
+    with pytest.raises(VerifyError, match="buf0: scans dimension 1"):
+        verify(graph)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16], ids=str)
+def test_loops_scan_only_in_dtypes_that_they_compute_in(dtype: torch.dtype) -> None:
+    def rule(ctx: LoweringContext, x: TensorValue, dim: int, **kw: object) -> TensorValue:
+        return scan(ctx, "max", x, dim, x.dtype)
+
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.ones(4, dtype=dtype)
+    y = graph.call_function(aten.cumsum.default, (x, 0))
+    y.meta["val"] = torch.ones(4, dtype=dtype)
+    graph.output((y,))
+    with scoped():
+        lowering(aten.cumsum.default)(rule)
+        with pytest.raises(VerifyError, match=f"loops can't scan in {dtype}"):
+            lower(Graph(fx.GraphModule({}, graph), "f", "test"), Options())
+
+
+def test_a_rule_from_outside_takes_the_place_of_the_built_in_one() -> None:
+    def from_the_end(ctx: LoweringContext, x: TensorValue, dim: int) -> TensorValue:
+        doubled = elementwise(ctx, lambda ops, v: ops.add(v, v), x)
+        return scan(ctx, "sum", doubled, dim, torch.float64)
+
+    x = torch.randn(3, 4)
+    with scoped():
+        lowering(aten.cumsum.default)(from_the_end)
+        text = str(lowered(lambda x: x.cumsum(1), x))
+    assert "Scan([3, 4], 1, 'sum', f64(add(arg0_1[" in text

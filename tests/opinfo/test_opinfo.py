@@ -1,0 +1,140 @@
+"""A part of torch's operator database; `python -m tests.opinfo` runs all of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from minicompile.lowering.context import lowering
+from minicompile.lowering.rules.common import aten, elementwise
+from tests.opinfo import compare
+from tests.opinfo.cases import KINDS, VARIANTS, Case, cases, database
+from tests.opinfo.compare import Verdict, check
+
+compiling = torch.compiler.is_compiling
+
+FAMILIES = """
+add sub mul div.floor_rounding pow abs exp tanh sigmoid clamp where lerp addcmul isnan bitwise_and
+sum mean amax argmax prod cumsum var norm logsumexp softmax sort topk
+mm addmv baddbmm matmul einsum linalg.solve linalg.qr
+reshape permute transpose unbind chunk select diagonal expand cat stack flip T
+index_select gather scatter_add masked_fill index_put take_along_dim
+nn.functional.relu nn.functional.gelu nn.functional.linear nn.functional.conv2d
+nn.functional.layer_norm nn.functional.batch_norm nn.functional.max_pool2d nn.functional.avg_pool3d
+nn.functional.cross_entropy nn.functional.mse_loss nn.functional.embedding bernoulli kron
+nn.functional.upsample_bilinear nn.functional.triplet_margin_with_distance_loss
+positive contiguous zeros_like full arange randn_like polygamma.polygamma_n_0 linalg.matrix_rank
+fft.rfft i0 special.entr narrow_copy nonzero
+"""
+
+
+OTHERS = ("int", "bool", "half", "complex")
+
+
+def verdicts(
+    name: str, variants: tuple[str, ...], kinds: tuple[str, ...], backend: str, samples: int = 1
+) -> list[Verdict]:
+    op = database()[name]
+    return [check(case, "minicompile", backend) for case in cases(op, variants, kinds, samples)]
+
+
+@pytest.mark.parametrize("name", FAMILIES.split())
+@pytest.mark.parametrize("backend", compare.BACKENDS)
+def test_operator(backend: str, name: str) -> None:
+    """As in eager, in every variant and kind of dtype; in a graph unless its sizes depend on data."""
+    variants = VARIANTS if backend == "aot_eager" else ("function", "out_strided")
+    found = verdicts(name, variants, ("float",), backend)
+    found += verdicts(name, ("function",), OTHERS, backend)
+    assert [f"{v.case}: {v.wrong}" for v in found if v.wrong] == []
+    assert any(v.in_graph for v in found) == (name != "nonzero")
+
+
+MISTAKES: dict[str, Callable[..., Any]] = {
+    "values": lambda x: x + 1e-4 if compiling() else x + 0,
+    "dtype": lambda x: x.double() if compiling() else x + 0,
+    "strides": lambda x: (x + 0).t().contiguous().t() if compiling() else x + 0,
+    "memory": lambda x: x.clone() if compiling() else x.t().t(),
+    "input 0": lambda x: x.detach().mul_(1 if compiling() else 2).sum() * 0,
+    "requires grad": lambda x: x.detach() + 0 if compiling() else x + 0,
+    "gradient 0": lambda x: x.detach() + 0 * x if compiling() else x + 0,
+    "raises": lambda x: x.view(5) if compiling() else x + 0,
+}
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_mistakes_are_found(what: str) -> None:
+    """Functions that do something else while they are compiled."""
+    x = torch.arange(6.0).reshape(2, 3).requires_grad_()
+    case = Case("mistake", "function", torch.float32, 0, MISTAKES[what], (x,), {})
+    assert what in check(case, "minicompile").wrong
+
+
+# Lowering rules that are wrong -------------------------------------------------------------------
+
+
+def scaled(rule: Any, ctx: Any, *args: Any, **kwargs: Any) -> Any:
+    result = rule(ctx, *args, **kwargs)
+    return elementwise(ctx, lambda ops, a, b: ops.mul(a, b), result, 1.0001)
+
+
+def truncating(rule: Any, ctx: Any, a: Any, b: Any, rounding_mode: str | None = None) -> Any:
+    return rule(ctx, a, b, rounding_mode="trunc")
+
+
+PLANTED: dict[str, tuple[str, Any, Callable[..., Any], str]] = {
+    "values": ("exp", aten.exp.default, scaled, "result 0: values"),
+    "branches": (
+        "where",
+        aten.where.self,
+        lambda rule, ctx, c, a, b: rule(ctx, c, b, a),
+        "result 0",
+    ),
+    "rounding": ("div.floor_rounding", aten.div.Tensor_mode, truncating, "result 0: values"),
+    "dimension": (
+        "flip",
+        aten.flip.default,
+        lambda rule, ctx, x, dims: rule(ctx, x, dims[:-1]),
+        "result 0: values",
+    ),
+    "positions": (
+        "argmax",
+        aten.argmax.default,
+        lambda rule, ctx, *args: lowering[aten.argmin.default](ctx, *args),
+        "result 0: values",
+    ),
+    "gradient": (
+        "gather",
+        aten.scatter_add.default,
+        lambda rule, ctx, x, *rest: ctx.copy_of(x),
+        "gradient 0: values",
+    ),
+    "size": (
+        "amax",
+        aten.amax.default,
+        lambda rule, ctx, x, dims=(), keep=False: rule(ctx, x, dims, not keep),
+        "internal-error",
+    ),
+    "raises": ("tanh", aten.tanh.default, lambda rule, ctx, x: {}[x], "internal-error"),
+}
+"""What is wrong: an operator of the database, the one that is lowered wrongly, how, and what is told."""
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_wrong_rules_are_found(what: str) -> None:
+    name, op, wrong, told = PLANTED[what]
+    with lowering.scoped():
+        lowering(op)(functools.partial(wrong, lowering[op]))
+        found = verdicts(name, ("function",), tuple(KINDS), "inductor", 2)
+    assert any(told in verdict.wrong for verdict in found)
+
+
+def test_kernels_that_do_not_compile_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = dataclasses.replace(compare.OPTIONS, cpp_flags=("-fno-such-flag",))
+    monkeypatch.setattr(compare, "OPTIONS", flags)
+    found = verdicts("exp", ("function",), ("float",), "inductor")
+    assert all(verdict.wrong.startswith("missing-tool") for verdict in found)
