@@ -451,21 +451,25 @@ module_call_impl: Any = torch.nn.Module._call_impl
 # torch.compile, to compare with (torch 2.11 to 2.13) ------------------------------------------------------
 
 
-@contextlib.contextmanager
-def inductor_graphs() -> Iterator[list[tuple[str, list[list[Any]]]]]:
-    """What torch.compile makes inside: the text of each graph and what each of its kernels touches.
+RivalGraph = tuple[str, list[list[Any]], int]
 
-    A touch is (buffer, is it a write, index or None, loops or None, elements and itemsize of the buffer).
+
+@contextlib.contextmanager
+def inductor_graphs() -> Iterator[list[RivalGraph]]:
+    """What torch.compile makes inside: of each graph the text, what each kernel touches, and how many library
+    calls there are. A touch is (buffer, is it a write, index or None, loops or None, elements and itemsize of
+    the buffer).
     """
     config, lowering = _inductor("config"), _inductor("graph").GraphLowering
     original, saved = lowering.compile_to_module, lowering.save_output_code
     texts: list[str] = []
-    found: list[tuple[str, list[list[Any]]]] = []
+    found: list[RivalGraph] = []
 
     def compile_to_module(self: Any) -> Any:
         made = original(self)
-        kernels = [_touches(self, node) for node in self.scheduler.nodes]
-        found.append((texts.pop(), kernels))
+        nodes = self.scheduler.nodes
+        calls = [n for n in nodes if n.is_extern() and type(n.node).__name__ != "MultiOutput"]
+        found.append((texts.pop(), [_touches(self, node) for node in nodes], len(calls)))
         return made
 
     lowering.compile_to_module, lowering.save_output_code = compile_to_module, texts.append
@@ -483,23 +487,32 @@ def _inductor(name: str) -> Any:
 
 
 def _touches(graph: Any, node: Any) -> list[Any]:
-    dependencies = _inductor("dependencies")
-    if isinstance(node, _inductor("scheduler").NopKernelSchedulerNode):
-        return []
-    own = node.get_buffer_names() - graph.removed_buffers
-    found = []
-    for written, group in ((False, node.read_writes.reads), (True, node.read_writes.writes)):
-        for dep in group:
-            inside = dep.name in own if written else dep.name not in node.get_buffer_names()
+    dependencies, scheduler = _inductor("dependencies"), _inductor("scheduler")
+    inside, found = node.get_buffer_names(), []
+    for part in node.get_nodes():
+        every = {}
+        if isinstance(part, scheduler.SchedulerNode):
+            every = dict(enumerate(size for sizes in part.get_ranges() for size in sizes))
+        places = [(False, dep) for dep in part.read_writes.reads if dep.name not in inside]
+        places += [
+            (True, d) for d in part.read_writes.writes if d.name not in graph.removed_buffers
+        ]
+        for written, dep in places:
             buffer = graph.try_get_buffer(dep.name)
             layout: Any = None if buffer is None else buffer.maybe_get_layout()
-            if isinstance(dep, dependencies.WeakDep) or not inside or not hasattr(layout, "size"):
+            nothing = isinstance(part, scheduler.NopKernelSchedulerNode) or not hasattr(
+                layout, "size"
+            )
+            if nothing or isinstance(dep, dependencies.WeakDep):
                 continue
-            size = int(layout.storage_size())
-            index, loops = None, None
+            size, index, loops = int(layout.storage_size()), None, None
             if isinstance(dep, dependencies.MemoryDep):
-                index, loops = dep.index, {v: int(n) for v, n in dep.ranges.items()}
-            found.append((dep.name, written, index, loops, size, layout.dtype.itemsize))
+                index, loops = dep.index, every if dep.is_indirect() else dict(dep.ranges)
+            for way in {
+                written,
+                written and not getattr(dep, "mode", None),
+            }:  # atomic_add reads too
+                found.append((dep.name, way, index, loops, size, layout.dtype.itemsize))
     return found
 
 

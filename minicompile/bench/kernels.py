@@ -3,11 +3,11 @@
 What is counted, by one rule for both compilers, over forward and backward:
 
     loop nests   outermost `for` statements of the generated C++ functions, and calls outside of them of our
-                 helpers that loop (`mc_row_sum`). Loops inside one outer loop are one nest.
+                 helpers that loop (`mc_row_sum`). Loops inside one outer loop are one nest. A library
+                 call counts as one, and so does a result that is copied back into an input
     bytes        for each kernel and library call, the distinct elements of each buffer that it reads from
-                 memory or writes there, at most the whole buffer; library calls touch all of it. Results
-                 copied back into an input are read and written once more.
-    launches     calls of Triton kernels and such copies
+                 memory or writes there, at most the whole buffer; library calls touch all of it
+    launches     calls of Triton kernels, library calls and such copies
 
 First the results are compared with eager's.
 """
@@ -31,7 +31,7 @@ import torch
 import minicompile
 from minicompile import compat
 from minicompile.bench.demo import check_device
-from minicompile.bench.patterns import PATTERNS, Pattern
+from minicompile.bench.patterns import PATTERNS
 from minicompile.bench.screen import Screen
 from minicompile.errors import MinicompileError
 from minicompile.ops.display import bytes_text
@@ -144,24 +144,25 @@ def our_kernels(stages: CompiledStages) -> Iterator[list[Touch]]:
         yield touches
 
 
-def count_ours(pattern: Pattern, trace: Trace, launches: int) -> Counts:
-    """From what every stage made of the pattern; `launches` is how many Triton kernels it has."""
-    nests = moved = copies = 0
+def count_ours(trace: Trace, launches: int) -> Counts:
+    """From what every stage made of a function; `launches` is how many Triton kernels it has."""
+    nests = moved = others = 0
     for stages in trace.graphs.values():
         moved += sum(map(bytes_moved, our_kernels(stages)))
-        for kernel in stages.kernels:
-            nests += loop_nests(kernel.text)
+        nests += sum(loop_nests(kernel.text) for kernel in stages.kernels)
+        others += len(stages.loops.externs)
     assert trace.aot is not None
     for index in trace.aot.metadata.mutated_inputs:
-        copies += 1
+        others += 1
         moved += 2 * trace.capture.fakes[index].nbytes
-    return Counts(nests + copies, moved, launches + copies)
+    return Counts(nests + others, moved, launches + others)
 
 
-def count_theirs(graphs: Sequence[tuple[str, list[list[Any]]]], on_gpu: bool) -> Counts:
+def count_theirs(graphs: Sequence[compat.RivalGraph], on_gpu: bool) -> Counts:
     """From the text of torch.compile's graphs and what their kernels touch."""
     nests = launches = moved = 0
-    for text, kernels in graphs:
+    for text, kernels, externs in graphs:
+        nests, launches = nests + externs, launches + externs
         nests += sum(map(loop_nests, re.findall(r"r'''(.*?)'''", text, re.S)))
         launches += len(re.findall(r"^\s+triton_\w+\.run\(", text, re.M))
         moved += sum(bytes_moved(Touch(*facts) for facts in kernel) for kernel in kernels)
@@ -201,7 +202,7 @@ def measure(name: str, device: str) -> Row:
         with compat.inductor_graphs() as graphs:
             rival = torch.compile(pattern.fn, dynamic=False)
             pattern.run(rival, pattern.make_inputs(device, torch.float32))
-        ours, theirs = count_ours(pattern, trace, launches), count_theirs(graphs, on_gpu)
+        ours, theirs = count_ours(trace, launches), count_theirs(graphs, on_gpu)
     except Exception as failure:  # whatever a compiler raises is the result
         reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
         return Row(name, float("inf"), Counts(), Counts(), reason)
