@@ -68,8 +68,10 @@ class Options:
     """Compiled versions kept per code object; after that a frame runs in eager."""
     nested_frames: bool = True
     """False: functions that eager code calls run in eager too."""
-    max_fusion_nodes: int = 64
-    """Most loop nests in one kernel."""
+    max_kernel_operations: int = 1024
+    """Most operations in one kernel: its code grows with them, and the time to compile it."""
+    max_live_values: int = 64
+    """Most values of one element that a kernel keeps at once (scheduling/fusion.py counts them)."""
     cpp_compiler: str = field(default_factory=lambda: os.environ.get("CXX", ""))
     """`CXX`; "" looks for g++, then clang++, then cc."""
     cpp_flags: tuple[str, ...] = ()

@@ -152,14 +152,6 @@ def operation_kind(operation: Operation) -> str:
     return "extern" if isinstance(operation, ExternKernel) else type(operation.loops).__name__
 
 
-def parties(decision: FusionDecision, known: Sequence[str]) -> list[str]:
-    """The nodes that a decision is about; the name of a fused node has theirs: `buf1_buf2`."""
-    found: list[str] = []
-    for name in (decision.producer, decision.consumer):
-        found += [name] if name in known else [n for n in known if f"_{n}_" in f"_{name}_"]
-    return found
-
-
 MOST_REASONS = 4
 """How many fusion decisions are told about one buffer; the schedule has all of them."""
 
@@ -183,10 +175,9 @@ def operation_reasons(
 def of_loops(stage: str, loops: LoopGraph, schedule: Schedule) -> Iterator[Piece]:
     """The operations of a loop graph, and what became of them in its schedule."""
     told: dict[str, list[FusionDecision]] = {node.name: [] for node in schedule.before}
-    names = list(told)
     for decision in sorted(schedule.decisions, key=lambda d: (not d.fused, -d.score)):
-        for name in parties(decision, names):
-            told[name].append(decision)
+        for node in decision.nodes:
+            told[node.name].append(decision)
     for operation in loops.operations:
         made = "; ".join(layout_text(buffer.layout) for buffer in written_by(operation))
         text, detail = operation_line(operation), f"{operation_kind(operation)}, {made}"
@@ -196,13 +187,11 @@ def of_loops(stage: str, loops: LoopGraph, schedule: Schedule) -> Iterator[Piece
 
 def of_decisions(stage: str, schedule: Schedule) -> Iterator[Piece]:
     """The scheduler's questions and answers."""
-    origins = {node.name: node.origins for node in schedule.before}
     for decision in schedule.decisions:
         pair = f"{decision.producer} + {decision.consumer}"
         text = f"{'fused' if decision.fused else 'apart'} {pair}"
-        about = union(origins[name] for name in parties(decision, list(origins)))
         detail = f"{decision.kind}, {bytes_text(decision.score)}"
-        yield Piece(stage, pair, text, about, decision, detail, (decision.reason,))
+        yield Piece(stage, pair, text, decision.origins, decision, detail, (decision.reason,))
 
 
 def of_code(

@@ -487,10 +487,17 @@ class LoopPrinter(ValuePrinter):
                 self.line(f"{name} = {self.combine(value, name, f'{name}_part')};", value.origins)
 
     def _lies_in_memory(self, value: Value) -> bool:
-        """A plain load whose elements stand side by side along the inner r."""
+        """A plain load whose elements stand side by side along the inner r, and stay there for the loop."""
+        if value.buffer in self.plan.in_place and self._overwritten(value):
+            return False
         inner = self.r_loops[-1].var
         plain = value.op == "load" and value.mask is None and not value.indirect
         return plain and value.index is not None and coefficient_of(value.index, inner) == 1
+
+    def _overwritten(self, load: Value) -> bool:
+        """A loop that loads an element also stores another one in its place."""
+        phases = (phase.values for phase in self.plan.phases if load in phase.values)
+        return any(v.op == "store" and v.buffer == load.buffer for vs in phases for v in vs)
 
     def _row_address(self, source: Value, loop: Loop) -> str:
         start = sympy.Symbol(loop.start) if loop.start != "0" else sympy.Integer(0)

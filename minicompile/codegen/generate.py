@@ -26,7 +26,7 @@ from minicompile.codegen import cpp, triton
 from minicompile.codegen import cpp_rules as _cpp_rules  # noqa: F401  registers its rules
 from minicompile.codegen import triton_rules as _triton_rules  # noqa: F401  registers its rules
 from minicompile.codegen.legalize import legalize
-from minicompile.codegen.merge import merge
+from minicompile.codegen.merge import check_in_place, merge, take_over
 from minicompile.codegen.phases import cut, is_update, loop_level
 from minicompile.codegen.plan import (
     KernelArgument,
@@ -89,6 +89,8 @@ def make_plan(
     """The plan of one kernel. `position` is the node's number in the schedule: part of the name."""
     dtypes = {name: b.layout.dtype for name, b in schedule.graph.buffers.items()}
     merged = merge(node, schedule.memory.internal, dtypes)
+    in_place = schedule.memory.in_place(position)
+    take_over(merged.body, in_place)
     body, new = legalize(merged.body, dtypes)
     loop = loop_level(body, {new[v] for v in merged.every})
     updated = {v.buffer for v in body.stores if is_update(v) or v.buffer in schedule.memory.aliases}
@@ -103,6 +105,7 @@ def make_plan(
         sizes=size_symbols(body),
         reduction="looped" if body.reduction_ranges else "none",
         loop=loop,
+        in_place=in_place,
         hints=dict(schedule.graph.size_hints),
         cost=cost_of(node, schedule.graph, schedule.memory),
     )
@@ -110,6 +113,7 @@ def make_plan(
         if str(key).partition(":")[0] in (language, "any"):
             plan_rule[key](plan, options)
     plan.phases = cut(body, loop, plan.stashed, recompute=plan.reduction != "persistent")
+    check_in_place(plan.name, (v for phase in plan.phases for v in phase.values), in_place)
     return plan
 
 

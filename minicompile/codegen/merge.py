@@ -8,7 +8,7 @@ all their uses. What the real compiler does with its CSE and store caches while 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import sympy
@@ -45,6 +45,25 @@ def merge(
             every.update(merger.new[store] for store in body.stores if store.kind != "store")
     drop_dead(merger.body)
     return Merged(merger.body, frozenset(every))
+
+
+def take_over(body: LoopBody, memory: Mapping[str, str]) -> None:
+    """Loads of a buffer that dies become loads of the one written in its place; `memory`: new to old."""
+    new = {old: new for new, old in memory.items()}
+    for load in body.loads:
+        load.buffer = new.get(load.buffer, load.buffer)
+
+
+def check_in_place(name: str, order: Iterable[Value], buffers: Collection[str]) -> None:
+    """Raises VerifyError where the values, in the order of execution, overwrite what they still read."""
+    places: dict[str, Index | None] = {}
+    written: set[str] = set()
+    for value in order:
+        if value.op not in ("load", "store") or value.buffer not in buffers:
+            continue
+        if places.setdefault(value.buffer, value.index) != value.index or value.buffer in written:
+            raise VerifyError(f"{name}: {value.buffer} is written over elements still to be read")
+        written.update([value.buffer] if value.op == "store" else [])
 
 
 class _Merger(Rewriter):

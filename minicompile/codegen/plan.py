@@ -96,6 +96,8 @@ class KernelPlan(Shown):
     parallel: bool = False
     parallel_above: int = 0
     """With symbolic sizes: threads share the work from this many iterations on; 0: always."""
+    in_place: Mapping[str, str] = field(default_factory=dict)
+    """Buffers written in the memory of others, element by element when these have been read."""
     cost: Cost = field(default_factory=lambda: Cost(0, 0, 0))
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
     alternatives: tuple[Alternative, ...] = ()
@@ -146,6 +148,7 @@ class KernelPlan(Shown):
             "warps": str(self.num_warps) if triton else "",
             "threads": "" if triton else "parallel" if self.parallel else "one",
             "sizes": ", ".join(sizes),
+            "in place": ", ".join(f"{new} of {old}" for new, old in self.in_place.items()),
             "kept between phases": count_text(len(self.stashed), "value") if self.stashed else "",
             "cost": str(self.cost),
         }

@@ -211,6 +211,8 @@ class _Printer(LinePrinter):
     def value(self, value: Value, level: str) -> None:
         """The lines of one value."""
         if value.op == "store":
+            if value.buffer in self.plan.in_place:  # other warps may still have to load an element
+                self.line("tl.debug_barrier()", value.origins)
             self.line(self._store(value, level), value.origins)
         elif value.op == "indirect":
             self._indirect(value)

@@ -201,7 +201,8 @@ class _Writer:
             return
         self.bound.discard(old)
         memory = self._view(View(old, layout))
-        self._line(f"{name} = {memory}; del {self._name(old)}  # reuse", origins)
+        how = "in place" if allocation.in_place else "reuse"
+        self._line(f"{name} = {memory}; del {self._name(old)}  # {how}", origins)
 
     def _empty(self, layout: Layout) -> str:
         arguments = f"{self._memory(layout)}, {layout.dtype}"

@@ -33,6 +33,7 @@ from minicompile.lowering.ir import (
 )
 from minicompile.lowering.value import Storage, TensorValue
 from minicompile.ops.dtypes import LOOP_DTYPES, short
+from minicompile.ops.eager_memory import eager_peak
 from minicompile.ops.graph import Graph, origins_of, output_node, target_name, user_line
 from minicompile.options import Options
 from minicompile.shapes.expr import Size, to_size
@@ -80,6 +81,7 @@ class _Lowering:
                 raise Unsupported(f"a {node.op} node in an ATen graph")
         name, ctx = self.graph.name, self.ctx
         found = LoopGraph(name, self.inputs, ctx.constants, ctx.operations, outputs, self.hints)
+        found.eager_bytes = eager_peak(self.graph, self.hints)
         drop_unread(found)
         if self.options.verify:
             verify(found)

@@ -10,7 +10,7 @@ The real compiler does part of this in torch/_inductor/scheduler.py (reorder_loo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 
 from sympy import Symbol
@@ -18,7 +18,6 @@ from sympy import Symbol
 from minicompile.scheduling.nest import (
     POSITION,
     Access,
-    Hints,
     Level,
     LoopNest,
     Loops,
@@ -26,18 +25,11 @@ from minicompile.scheduling.nest import (
     elements,
     split,
 )
+from minicompile.scheduling.reasons import Refusal, index_mismatch, loop_mismatch
 from minicompile.shapes.expr import ZERO, product, same
 
 MAX_HINTS = 6
 """Most shared reads that are tried as a hint for how loops correspond."""
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why two nests can't run as one kernel. `final`: growing the kernels won't change it."""
-
-    reason: str
-    final: bool = False
 
 
 class Matching:
@@ -116,27 +108,14 @@ def align(a: LoopNest, b: LoopNest) -> LoopNest | Refusal:
     matching = Matching(a, b, {})
     for write, read, forwards in flows(a, b):
         if write.key is None or read.key is None:
-            return Refusal(
-                f"{read.node} reads {read.buffer} at a position known only at run time", True
-            )
+            reason = f"{read.node} reads {read.buffer} at a position known only at run time"
+            return Refusal(reason, "unknown_index", final=True)
         if not (matching.match(write, read) if forwards else matching.match(read, write)):
-            return Refusal(mismatch(write, read, a.hints), final=True)
+            writer, reader = (a, b) if forwards else (b, a)
+            return replace(index_mismatch(write, read, writer, reader), final=True)
     matching = _with_shared_reads(matching)
     level = _complete(matching)
     return level if isinstance(level, Refusal) else _joined(matching, level)
-
-
-def mismatch(write: Access, read: Access, hints: Hints) -> str:
-    """`buf0 is written at 64*p0 + p1 but buf1 reads it at another index, p0 + 64*p1`."""
-    written, used = ("?" if a.key is None else a.key[1] for a in (write, read))
-    how = f"reads it at another index, {used}"
-    if write.footprint is not None and read.footprint is not None:
-        whole, part = elements(write.footprint, hints), elements(read.footprint, hints)
-        if part < whole:
-            how = f"reads only {part} of its {whole} elements, at {used}"
-        elif not same(write.footprint[0], read.footprint[0]):
-            how = f"reads it at a shifted index, {used}"
-    return f"{write.buffer} is written at {written} but {read.node} {how}"
 
 
 def _with_shared_reads(matching: Matching) -> Matching:
@@ -162,9 +141,9 @@ def _complete(matching: Matching) -> Level | Refusal | None:
     """Pair what no index decided. Of a nest that joins a reduction, the level of its bodies."""
     a, b = matching.a, matching.b
     x, r, every = attrgetter("x"), attrgetter("r"), attrgetter("loops")
-    apart = Refusal(f"loops {a.space()} and {b.space()} don't match")
     if a.is_reduction == b.is_reduction:
-        return None if matching.pair_by_size(x, x) and matching.pair_by_size(r, r) else apart
+        paired = matching.pair_by_size(x, x) and matching.pair_by_size(r, r)
+        return None if paired else loop_mismatch(a, b)
     reduction, plain = (a, b) if a.is_reduction else (b, a)
     rows, places = (
         product(nest.x[v] for v in matching.free(nest.x)) for nest in (reduction, plain)
@@ -172,7 +151,7 @@ def _complete(matching: Matching) -> Level | Refusal | None:
     row = len(matching.free(reduction.r)) == len(reduction.r) and same(rows, places)
     target = x if row else every
     if not matching.pair_by_size(*((target, x) if a.is_reduction else (x, target))):
-        return apart
+        return loop_mismatch(a, b)
     return "row" if row else "elem"
 
 
@@ -192,7 +171,7 @@ def _flaw(nest: LoopNest) -> Refusal | None:
     """The soundness of a fused kernel, checked on the result whatever way it was found."""
     positions = [i for (_, formula), i in nest.indices.items() if formula is POSITION]
     if any(not p.equals(positions[0]) for p in positions):
-        return Refusal("they run over the row in different orders")
+        return Refusal("they run over the row in different orders", "order")
     writes = {a.buffer: a for a in nest.writes}
     for read in nest.reads:
         write = writes.get(read.buffer)
@@ -200,5 +179,5 @@ def _flaw(nest: LoopNest) -> Refusal | None:
             continue
         written, used = nest.at(write), nest.at(read)
         if written is None or used is None or not written.equals(used):
-            return Refusal(mismatch(write, read, nest.hints))
+            return index_mismatch(write, read, nest, nest)
     return None

@@ -1,45 +1,69 @@
-"""Which loop nests become one kernel: greedy by bytes saved, to a fixed point, every question recorded.
+"""Which loop nests become one kernel: greedy by score, to a fixed point, every question recorded.
 
-What is *wise* is policy: the registry `fusion` holds the rules "can_fuse" and "score", and a rule registered
-under the same key replaces the built-in one. What is *right* (no cycles, every value read where it was
-written, no reading of memory that the same kernel updates) is checked here whatever the policy says.
-The real compiler: Scheduler.fuse_nodes and can_fuse_vertical in torch/_inductor/scheduler.py.
+What is *wise* is policy, an object: `FusionPolicy`, or the one that a rule "policy" in the registry `fusion`
+makes. What is *right* (no cycles, every value read where it was written, no reading of memory that the same
+kernel updates) is checked here whatever the policy or a learner's wishes say.
+
+A kernel's size is estimated as if its loop nests ran one after the other for one element. Alive at once
+are the values of the nest that runs, and what was loaded or computed before it and is used again after it.
+A thread of a GPU has 255 registers; at 4 elements a thread (one 16-byte load) that is 64 values. A CPU has
+16 or 32 vector registers, but what is spilled stays in the L1 cache, which costs less than memory does.
+The real compiler: Scheduler.fuse_nodes, can_fuse_vertical and choices.py (score_fusion) in torch/_inductor.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from minicompile.lowering.ir import LoopGraph
+from minicompile.lowering.ir import PRODUCTS, LoopGraph
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
-from minicompile.scheduling.align import Refusal, align
+from minicompile.scheduling.align import align
+from minicompile.scheduling.body import LoopBody
 from minicompile.scheduling.memory import kept_buffers, scatter_targets
-from minicompile.scheduling.nest import LoopNest, elements, nest_of
+from minicompile.scheduling.nest import Access, Footprint, LoopNest, Member, elements, nest_of
 from minicompile.scheduling.nodes import (
+    Cause,
     ExternKernelSchedulerNode,
     FusionDecision,
     FusionKind,
+    KernelSize,
     SchedulerNode,
+    SingleNode,
 )
+from minicompile.scheduling.reasons import Refusal, listed
+from minicompile.shapes.expr import size_hint
 
-AnyNode = SchedulerNode | ExternKernelSchedulerNode
 MAX_NEIGHBOURS = 16
 """Of the groups that only read what another reads, at most this many are asked about."""
 
-fusion_rule: Registry[Any] = Registry(
-    "fusion",
-    "fusion policy: can_fuse(producer, consumer, context) -> (bool, reason), score(...) -> bytes saved",
-)
+Pair = tuple[str, str]
+
+
+class Verdict(NamedTuple):
+    """A policy's answer, and why."""
+
+    fuse: bool
+    reason: str
+    cause: Cause = "policy"
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """Pairs of nodes that a learner wants in one kernel, or in two."""
+
+    fuse: tuple[Pair, ...] = ()
+    forbid: tuple[Pair, ...] = ()
 
 
 class FusionContext:
     """What a policy can ask about the graph: the facts that fusion decisions rest on."""
 
-    def __init__(self, graph: LoopGraph, options: Options, nodes: Sequence[AnyNode]) -> None:
+    def __init__(self, graph: LoopGraph, options: Options, nodes: Sequence[SingleNode]) -> None:
         self.graph, self.options, self.hints = graph, options, graph.size_hints
         self.readers: dict[str, set[str]] = {name: set() for name in graph.buffers}
         """Names of the nodes that read each buffer."""
@@ -49,61 +73,195 @@ class FusionContext:
         self.kept = kept_buffers(graph)
         """Buffers that must reach memory whoever reads them: graph outputs, scatter targets and results."""
         self.itemsize = {name: b.layout.dtype.itemsize for name, b in graph.buffers.items()}
+        self.places: dict[tuple[str, Footprint | None], int] = {}
+        """Parts of buffers that nodes touch, numbered."""
+        self.place_bytes: list[tuple[str, int]] = []
+        """Buffer and bytes of each place; 0 where what is touched is known only at run time."""
+        self.touched: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
+        """The places that each node reads, and those that it writes."""
+        self.bodies = {n.name: size_of(n.body) for n in nodes if isinstance(n, SchedulerNode)}
+        """Operations of each body, and how many of its values are alive at once."""
+        self.known_savings: dict[frozenset[LoopNest], Counter[str]] = {}
+        self.known_sizes: dict[frozenset[LoopNest], KernelSize] = {}
 
     def flows(self, producer: LoopNest, consumer: LoopNest) -> frozenset[str]:
         """Buffers that one writes and the other reads."""
         return (producer.written & consumer.touched) | (consumer.written & producer.touched)
 
+    def place(self, access: Access) -> int:
+        """The number of what an access touches."""
+        key = access.buffer, access.footprint
+        if key not in self.places:
+            where, size = access.footprint, self.itemsize[access.buffer]
+            self.places[key] = len(self.places)
+            self.place_bytes.append(
+                (access.buffer, 0 if where is None else elements(where, self.hints) * size)
+            )
+        return self.places[key]
+
+    def places_of(self, member: Member) -> tuple[frozenset[int], frozenset[int]]:
+        name = member.node.name
+        if name not in self.touched:
+            reads, writes = (frozenset(map(self.place, g)) for g in (member.reads, member.writes))
+            self.touched[name] = reads, writes
+        return self.touched[name]
+
     def saved(self, producer: LoopNest, consumer: LoopNest) -> Counter[str]:
         """Bytes of memory traffic that one kernel saves, by buffer."""
-        flowing = self.flows(producer, consumer)
+        pair = frozenset((producer, consumer))
+        if pair not in self.known_savings:
+            self.known_savings[pair] = self._saved(producer, consumer)
+        return self.known_savings[pair]
+
+    def size(self, producer: LoopNest, consumer: LoopNest) -> KernelSize:
+        """How large one kernel of both would be."""
+        pair = frozenset((producer, consumer))
+        if pair not in self.known_sizes:
+            self.known_sizes[pair] = self._size(producer, consumer)
+        return self.known_sizes[pair]
+
+    def _saved(self, producer: LoopNest, consumer: LoopNest) -> Counter[str]:
+        places = self.place_bytes
         one, other = (
-            {(a.buffer, a.footprint) for a in nest.reads} for nest in (producer, consumer)
+            frozenset[int]().union(*(self.places_of(m)[0] for m in nest.members))
+            for nest in (producer, consumer)
         )
-        read = {place for place in one | other if place[0] in flowing} | (one & other)
-        inside = {node.name for nest in (producer, consumer) for node in nest.nodes}
-        never_written = [
-            (a.buffer, a.footprint)
-            for a in (*producer.writes, *consumer.writes)
-            if a.buffer in flowing - self.kept and self.readers[a.buffer] <= inside
-        ]
+        gone = one & other
+        if flowing := self.flows(producer, consumer):
+            gone |= {place for place in one | other if places[place][0] in flowing}
         found: Counter[str] = Counter()
-        for buffer, where in (*read, *never_written):
-            if where is not None:
-                found[buffer] += elements(where, self.hints) * self.itemsize[buffer]
-        return found
+        for place in gone:
+            found[places[place][0]] += places[place][1]
+        if never := self.never_written(producer, consumer):
+            for access in (*producer.writes, *consumer.writes):
+                if access.buffer in never:
+                    found[access.buffer] += places[self.place(access)][1]
+        return +found
+
+    def never_written(self, producer: LoopNest, consumer: LoopNest) -> set[str]:
+        """Buffers that one kernel would write and only that kernel would read."""
+        flowing = self.flows(producer, consumer) - self.kept
+        if not flowing:
+            return set()
+        inside = {m.node.name for nest in (producer, consumer) for m in nest.members}
+        return {buffer for buffer in flowing if self.readers[buffer] <= inside}
+
+    def handed_over(self, producer: LoopNest, consumer: LoopNest) -> str:
+        """Which buffers need not be read from memory, and which not even be written."""
+        never = self.never_written(producer, consumer)
+        still = self.flows(producer, consumer) - never
+        told = f"{listed(never)} stays in registers and never reaches memory" if never else ""
+        if still:
+            told += (", " if never else "") + (
+                f"{listed(still)} is used where it is computed, and still written for others"
+            )
+        return told
+
+    def nothing_saved(self, producer: LoopNest, consumer: LoopNest) -> str:
+        """Why reading a common buffer in one kernel would save nothing."""
+        common = sorted(producer.touched & consumer.touched)
+        if not common:
+            return "they have no buffer in common: one kernel would save no memory traffic"
+        where = "no element that both are known to read"
+        return f"both read {listed(common)}, but {where}: one kernel would save no memory traffic"
+
+    def distance(self, producer: LoopNest, consumer: LoopNest) -> int:
+        """How many nodes of the graph lie from the first of one to the first of the other."""
+        return abs(producer.members[0].order - consumer.members[0].order)
+
+    def _size(self, producer: LoopNest, consumer: LoopNest) -> KernelSize:
+        members = sorted((*producer.members, *consumer.members), key=lambda m: m.order)
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for i, member in enumerate(members):
+            for places in self.places_of(member):
+                for place in places:
+                    first.setdefault(place, i)
+                    last[place] = i
+        bodies = [self.bodies[member.node.name] for member in members]
+        alive = [own for _, own in bodies]
+        for place, start in first.items():
+            for i in range(start + 1, last[place]):
+                alive[i] += 1
+        return KernelSize(len(members), sum(count for count, _ in bodies), max(alive))
 
 
-@fusion_rule("can_fuse")
-def can_fuse(producer: LoopNest, consumer: LoopNest, context: FusionContext) -> tuple[bool, str]:
-    """The built-in policy: fuse whatever saves memory traffic, within limits on a kernel's size."""
-    count = len(producer.members) + len(consumer.members)
-    limit = context.options.max_fusion_nodes
-    if count > limit:
-        return False, f"{count} loop nests would exceed options.max_fusion_nodes = {limit}"
-    passed = sorted(context.flows(producer, consumer))
-    if passed:
-        verb = "is" if len(passed) == 1 else "are"
-        return True, f"{', '.join(passed)} {verb} handed over without a trip through memory"
-    saved = context.saved(producer, consumer)
-    if not any(saved.values()):
-        return False, "no memory traffic would be saved"
-    return True, f"both read {', '.join(sorted(saved))}"
+def size_of(body: LoopBody) -> tuple[int, int]:
+    """How many operations a body has, and how many of its values are alive at once."""
+    last = {operand: i for i, value in enumerate(body.values) for operand in value.operands}
+    operations = alive = most = 0
+    for i, value in enumerate(body.values):
+        if value.op not in ("constant", "store"):
+            operations += 1
+            alive += 1
+            most = max(most, alive)
+        alive -= sum(1 for v in set(value.operands) if last[v] == i and v.op != "constant")
+    return operations, most
 
 
-@fusion_rule("score")
-def score(producer: LoopNest, consumer: LoopNest, context: FusionContext) -> int:
-    """Bytes of memory traffic saved, at the size hints."""
-    return context.saved(producer, consumer).total()
+NO_WISHES = Wishes()
+
+
+class FusionPolicy:
+    """The built-in policy: fuse whatever saves memory traffic, the most first, within limits on a kernel."""
+
+    def can_fuse(
+        self, producer: LoopNest, consumer: LoopNest, context: FusionContext
+    ) -> Verdict | tuple[bool, str]:
+        """Are two nests better off as one kernel?"""
+        size, options = context.size(producer, consumer), context.options
+        if size.operations > options.max_kernel_operations:
+            limit = f"options.max_kernel_operations = {options.max_kernel_operations}"
+            told = f"one kernel would have {size.operations} operations, more than {limit}"
+            return Verdict(False, told, "size_limit")
+        if size.registers > options.max_live_values:
+            limit = f"options.max_live_values = {options.max_live_values}"
+            told = f"{size.registers} values would be alive at once, more than {limit}"
+            return Verdict(False, told, "register_limit")
+        if context.flows(producer, consumer):
+            return Verdict(True, context.handed_over(producer, consumer), "handed_over")
+        saved = listed(b for b, count in context.saved(producer, consumer).items() if count)
+        if not saved:
+            return Verdict(False, context.nothing_saved(producer, consumer), "no_saving")
+        return Verdict(True, f"both read {saved}: one load serves both", "shared_read")
+
+    def score(
+        self, producer: LoopNest, consumer: LoopNest, context: FusionContext
+    ) -> int | tuple[int, ...]:
+        """What is fused first: the pair with the most bytes saved; of equals, the nearest."""
+        saved = context.saved(producer, consumer).total()
+        return saved, -context.distance(producer, consumer)
+
+
+class NoPolicy(FusionPolicy):
+    """What stands in where the rule is taken away."""
+
+    def can_fuse(
+        self, producer: LoopNest, consumer: LoopNest, context: FusionContext
+    ) -> Verdict | tuple[bool, str]:
+        return False, "there is no fusion policy: its rule has been taken away"
+
+
+fusion_rule: Registry[Callable[[], FusionPolicy]] = Registry(
+    "fusion", 'fusion policy: "policy" -> FusionPolicy, or a function that makes one'
+)
+fusion_rule("policy")(FusionPolicy)
 
 
 class Fuser:
     """The state of one run: the nests so far, who must run before whom, and the decisions."""
 
     def __init__(
-        self, nodes: Sequence[AnyNode], before: Mapping[int, set[int]], context: FusionContext
+        self,
+        nodes: Sequence[SingleNode],
+        before: Mapping[int, set[int]],
+        context: FusionContext,
+        policy: FusionPolicy | None = None,
+        wishes: Wishes = NO_WISHES,
     ) -> None:
-        self.context, self.nodes = context, nodes
+        self.context, self.nodes, self.before, self.wishes = context, nodes, before, wishes
+        self.policy = policy or fusion_rule.get("policy", NoPolicy)()
+        self.place = {node.name: i for i, node in enumerate(nodes)}
         self.decisions: list[FusionDecision] = []
         self.nests: dict[int, LoopNest] = {
             i: nest_of(node, i, context.hints)
@@ -122,34 +280,79 @@ class Fuser:
         self.scatters = scatter_targets(context.graph)
         self.vetoed = [0] * len(nodes)
         """For each node, later ones it can never share a kernel with, as bits."""
-        self.queue: list[tuple[int, int, int, int, int]] = []
+        self.queue: list[tuple[tuple[int, ...], int, int, int]] = []
 
     def run(self) -> None:
-        """Fuse the pair that saves most, until no pair can be fused."""
+        """Fuse the pair with the highest score, until no pair can be fused; wishes come first."""
         self._note_externs()
+        self._grant()
         for i in self.nests:
             for j in self._neighbours(i):
                 if i < j:
                     self._push(i, j)
         while self.queue:
-            _, _, a, b, version = heapq.heappop(self.queue)
+            _, a, b, version = heapq.heappop(self.queue)
             if a in self.nests and b in self.nests and version == self._version(a, b):
                 self._ask(a, b)
+            if not self.queue:  # what stood between two wished ones may have joined one of them
+                self._grant()
+
+    def group(self, name: str) -> int:
+        """The group that a node is in."""
+        bit = 1 << self.place[name]
+        return next(i for i, mask in self.mask.items() if mask & bit)
+
+    def _grant(self) -> None:
+        """Fuse what is wished for, unless it would be wrong."""
+        for a, b in (map(self.group, pair) for pair in self.wishes.fuse):
+            if a != b and a in self.nests and b in self.nests:
+                self._ask(a, b, wish=True)
 
     def _note_externs(self) -> None:
         """The boundary of fusion: what a library writes or reads goes through memory."""
         writers = {d.buffer: node for node in self.nodes for d in node.writes}
         for node in self.nodes:
             for buffer in dict.fromkeys(d.buffer for d in node.reads):
-                producer = writers.get(buffer, node)
-                extern = next(
-                    (n for n in (producer, node) if isinstance(n, ExternKernelSchedulerNode)), None
-                )
-                if producer is not node and extern is not None:
-                    reason = f"{extern.kernel.op} runs in a library ({extern.kernel.reason})"
-                    self.decisions.append(
-                        FusionDecision(producer.name, node.name, "vertical", 0, False, reason)
-                    )
+                pair = (writers.get(buffer, node), node)
+                if pair[0] is not node and any(
+                    isinstance(n, ExternKernelSchedulerNode) for n in pair
+                ):
+                    self.decisions.append(self.boundary([pair[0]], [node]))
+
+    def boundary(self, one: Sequence[SingleNode], other: Sequence[SingleNode]) -> FusionDecision:
+        """Why a library call shares no kernel. `one` and `other` are groups, at least one of them a call."""
+        extern = next(n for n in (*one, *other) if isinstance(n, ExternKernelSchedulerNode))
+        written = {d.buffer for node in one for d in node.writes}
+        passed = sorted({d.buffer for node in other for d in node.reads} & written)
+        told = f"{extern.kernel.op} runs in a library ({extern.kernel.reason})"
+        kind: FusionKind = "vertical" if passed else "horizontal"
+        saved = {}
+        if not passed:
+            told += ", which loads what it reads for itself"
+        elif extern is one[0]:
+            told += f", which has stored all of {listed(passed)} before anybody reads it"
+            last = other[-1]
+            if extern.kernel.op in PRODUCTS and isinstance(last, SchedulerNode):
+                kind, saved = "template_epilogue", self._through_memory(passed, other)
+                told += f"; a product in a kernel of our own could go on to {other[0].name} tile by tile"
+        else:
+            told += f", which needs all of {listed(passed)} in memory before it starts"
+        apart = abs(self.place[one[0].name] - self.place[other[0].name])
+        return FusionDecision(
+            tuple(one), tuple(other), kind, False, "extern", told, _most_first(saved), apart
+        )
+
+    def _through_memory(
+        self, buffers: Sequence[str], readers: Sequence[SingleNode]
+    ) -> dict[str, int]:
+        """Bytes of buffers that are written and read; written all the same if somebody else reads them."""
+        context, inside = self.context, {node.name for node in readers}
+        saved = {}
+        for name in buffers:
+            elements = size_hint(context.graph.buffers[name].layout.storage_size, context.hints)
+            alone = name not in context.kept and context.readers[name] <= inside
+            saved[name] = (1 + alone) * elements * context.itemsize[name]
+        return saved
 
     # -- candidates
 
@@ -164,8 +367,9 @@ class Fuser:
     def _push(self, a: int, b: int) -> None:
         a, b = sorted((a, b))
         if not self._known_veto(a, b):
-            saved = self._score(self.nests[a], self.nests[b])
-            heapq.heappush(self.queue, (-saved, b - a, a, b, self._version(a, b)))
+            score = self.policy.score(self.nests[a], self.nests[b], self.context)
+            falling = tuple(-n for n in (score if isinstance(score, tuple) else (score,)))
+            heapq.heappush(self.queue, (falling, a, b, self._version(a, b)))
 
     def _known_veto(self, a: int, b: int) -> bool:
         """Two of their nodes can never share a kernel; that decision is already recorded."""
@@ -179,52 +383,73 @@ class Fuser:
         """Groups only grow: a question is out of date when the number of nodes has changed."""
         return len(self.nests[a].members) + len(self.nests[b].members)
 
-    def _score(self, producer: LoopNest, consumer: LoopNest) -> int:
-        rule = fusion_rule.get("score")
-        return int(rule(producer, consumer, self.context)) if rule is not None else 0
-
     # -- one question
 
-    def _ask(self, a: int, b: int) -> None:
+    def _ask(self, a: int, b: int, wish: bool = False) -> None:
         """Fuse two groups or not, and record why."""
+        decision, joined = self.decide(a, b, wish)
+        self.decisions.append(decision)
+        if isinstance(joined, LoopNest):
+            self._fuse(a, b, joined)
+        elif joined.final:
+            self.vetoed[min(a, b)] |= 1 << max(a, b)
+
+    def decide(
+        self, a: int, b: int, wish: bool = False
+    ) -> tuple[FusionDecision, LoopNest | Refusal]:
+        """The answer about two groups, and the nest that they would be."""
         if self.ancestors[a] & self.mask[b]:
             a, b = b, a
         producer, consumer = self.nests[a], self.nests[b]
-        found = self._judge(a, b)
-        fused = not isinstance(found, Refusal)
-        reason = found.reason if isinstance(found, Refusal) else found[1]
-        kind, saved = self._kind(producer, consumer), self._score(producer, consumer)
-        self.decisions.append(
-            FusionDecision(producer.name, consumer.name, kind, saved, fused, reason)
+        found = self._judge(a, b, wish)
+        joined, verdict = found if isinstance(found, tuple) else (found, found)
+        decision = FusionDecision(
+            tuple(producer.nodes),
+            tuple(consumer.nodes),
+            self._kind(producer, consumer),
+            isinstance(joined, LoopNest),
+            verdict.cause,
+            verdict.reason,
+            _most_first(self.context.saved(producer, consumer)),
+            self.context.distance(producer, consumer),
+            self.context.size(producer, consumer),
+            joined.between if isinstance(joined, Refusal) else (),
         )
-        if not isinstance(found, Refusal):
-            self._fuse(a, b, found[0])
-        elif found.final:
-            self.vetoed[min(a, b)] |= 1 << max(a, b)
+        return decision, joined
 
-    def _judge(self, a: int, b: int) -> tuple[LoopNest, str] | Refusal:
-        """The joined nest and the policy's reason, or the refusal."""
+    def _judge(self, a: int, b: int, wish: bool) -> tuple[LoopNest, Verdict] | Refusal:
+        """The joined nest and the policy's reason, or the refusal. A wish overrules the policy only."""
         producer, consumer = self.nests[a], self.nests[b]
         flaw = self._device(producer, consumer) or self._hazard(producer, consumer)
-        flaw = flaw or self._cycle(a, b)
+        flaw = flaw or self._cycle(a, b) or self._forbidden(a, b)
         if flaw is not None:
             return flaw
-        rule = fusion_rule.get("can_fuse")
-        if rule is None:
-            return Refusal("there is no can_fuse rule")
-        wanted, reason = rule(producer, consumer, self.context)
-        if not wanted:
-            return Refusal(reason)
+        verdict = Verdict(True, "what_if asks for it", "wish")
+        if not wish:
+            verdict = Verdict(*self.policy.can_fuse(producer, consumer, self.context))
+        if not verdict.fuse:
+            return Refusal(verdict.reason, verdict.cause)
         joined = align(producer, consumer)
         if isinstance(joined, Refusal):
             return joined
-        if not self.context.flows(producer, consumer) and not _meet(joined, producer, consumer):
-            return Refusal("they read no buffer in the same order")
-        return joined, reason
+        flows = self.context.flows(producer, consumer)
+        if not (wish or flows or _meet(joined, producer, consumer)):
+            common = listed(producer.touched & consumer.touched)
+            told = f"they read {common} at different times: one load can't serve both"
+            return Refusal(told, "no_saving")
+        return joined, verdict
+
+    def _forbidden(self, a: int, b: int) -> Refusal | None:
+        for pair in self.wishes.forbid:
+            if {*map(self.group, pair)} == {a, b}:
+                told = f"what_if keeps {pair[0]} and {pair[1]} apart"
+                return Refusal(told, "wish", final=True)
+        return None
 
     def _device(self, producer: LoopNest, consumer: LoopNest) -> Refusal | None:
         one, other = (nest.nodes[0].buffer.layout.device for nest in (producer, consumer))
-        return None if one == other else Refusal(f"different devices: {one} and {other}", True)
+        told = f"different devices: {one} and {other}"
+        return None if one == other else Refusal(told, "device", final=True)
 
     def _hazard(self, producer: LoopNest, consumer: LoopNest) -> Refusal | None:
         """A scatter updates memory in any order: nothing else in its kernel may touch that memory."""
@@ -233,27 +458,31 @@ class Fuser:
             for name in sorted(nest.written & self.scatters.keys()):
                 target = self.scatters[name]
                 if name in other.touched:
-                    return Refusal(f"{name} is complete only when all of its scatter has run", True)
-                if target in other.touched:
-                    return Refusal(
-                        f"{name} updates the memory of {target}, which the other uses", True
-                    )
-                if target in others:
-                    return Refusal(f"both update the memory of {target}", True)
+                    told = f"{name} is complete only when all of its scatter has run"
+                elif target in other.touched:
+                    told = f"{name} updates the memory of {target}, which the other uses"
+                elif target in others:
+                    told = f"both update the memory of {target}"
+                else:
+                    continue
+                return Refusal(told, "hazard", final=True)
         return None
 
     def _cycle(self, a: int, b: int) -> Refusal | None:
         """Is there a third node that must run after one and before the other?"""
         first, earlier = self.mask[a], self.ancestors[b] & ~(self.mask[a] | self.mask[b])
         between = [i for i, m in self.mask.items() if m & earlier and self.ancestors[i] & first]
+        if not between:
+            return None
+        order = f"must run between them, after {self.nests[a].name} and before {self.nests[b].name}"
         for i in between:
             node = self.nodes[i]
             if isinstance(node, ExternKernelSchedulerNode):
-                reason = f"cycle: {node.kernel.op} ({node.name}) runs between them"
-                return Refusal(reason, final=True)
-        if between:
-            return Refusal(f"cycle: {self.nests[between[0]].name} must run between them")
-        return None
+                told = f"cycle: {node.kernel.op} ({node.name}) {order}"
+                return Refusal(told, "cycle", True, (node.name,))
+        nest = self.nests[between[0]]
+        names = tuple(node.name for node in nest.nodes)
+        return Refusal(f"cycle: {nest.name} {order}", "cycle", between=names)
 
     def _kind(self, producer: LoopNest, consumer: LoopNest) -> FusionKind:
         if not self.context.flows(producer, consumer):
@@ -279,6 +508,10 @@ class Fuser:
                 self.ancestors[i] = ancestors | merged | before
         for i in self._neighbours(keep):
             self._push(keep, i)
+
+
+def _most_first(saved: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(saved.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _meet(joined: LoopNest, producer: LoopNest, consumer: LoopNest) -> bool:

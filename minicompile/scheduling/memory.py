@@ -1,19 +1,39 @@
 """The memory plan: when each buffer is allocated, when it dies, and whose memory it can take over.
 
 Liveness is a walk over the kernels in running order. A buffer that only one kernel touches never reaches
-memory; one that dies hands its memory to a later one of the same device, dtype and size. Memory that the
-caller sees (graph inputs, constants, outputs) is never handed on.
+memory; one that dies hands its memory to another of the same device, dtype and size: to one that the last
+reader writes, where that is right (in_place.py), or to a later one. Memory that the caller sees (graph
+inputs, constants, outputs) is never handed on.
 The real compiler: torch/_inductor/codegen/memory_planning.py, AllocateLine in codegen/wrapper.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+import torch
 
 from minicompile.lowering.ir import PRODUCTS, ComputedBuffer, LoopGraph, Scatter
-from minicompile.scheduling.nodes import Allocation, FusedSchedulerNode, MemoryPlan, ScheduledNode
+from minicompile.scheduling import in_place
+from minicompile.scheduling.nodes import (
+    Allocation,
+    Block,
+    FusedSchedulerNode,
+    InPlaceDecision,
+    MemoryPlan,
+    ScheduledNode,
+)
 from minicompile.shapes.expr import size_hint
+
+aten = torch.ops.aten
+
+FRESH = PRODUCTS | {aten.convolution.default, aten.convolution_backward.default}
+"""Library operators whose results are never views of what they read."""
+
+ALIGNMENT = 64
+"""Bytes of which offsets are multiples: a cache line, the widest vector."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +47,9 @@ class Life:
     born: int
     dies: int
     planned: bool
-    """The wrapper allocates it, not a library operator."""
+    """The wrapper allocates it (products take `out=`), not a library operator."""
     lent: bool
-    """A library operator made or read it: its results may be views of it. Products never are."""
+    """A library operator made or read it whose results may be views of what it read."""
 
 
 def scatter_targets(graph: LoopGraph) -> dict[str, str]:
@@ -69,12 +89,12 @@ class Liveness:
             del self.last[name]
         self.last.update(dict.fromkeys(graph.returned, self.steps))
         self.aliases = {s: t for s, t in scatter_targets(graph).items() if s in born_at}
-        library = [  # the plan provides the memory of products: they take `out=`
-            not isinstance(node, FusedSchedulerNode) and node.kernel.op not in PRODUCTS
-            for node in nodes
-        ]
+        calls = [None if isinstance(n, FusedSchedulerNode) else n.kernel.op for n in nodes]
         lent = {
-            name for names, calls in zip(touched, library, strict=True) if calls for name in names
+            name
+            for names, op in zip(touched, calls, strict=True)
+            if op is not None and op not in FRESH
+            for name in names
         }
         dies = dict(self.last)
         for name, target in reversed(self.aliases.items()):
@@ -94,7 +114,7 @@ class Liveness:
                     bytes=size_hint(size, hints) * layout.dtype.itemsize,
                     born=born,
                     dies=dies[name],
-                    planned=not library[born],
+                    planned=calls[born] is None or calls[born] in PRODUCTS,
                     lent=name in lent,
                 )
             )
@@ -111,32 +131,68 @@ class Liveness:
 def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode]) -> MemoryPlan:
     """Who is allocated and freed where; dead memory is handed on unless keeping it would raise the peak."""
     alive = Liveness(graph, nodes)
-    live = alive.live_bytes()
-    reused = _handed_on(alive.lives, live)
+    decisions = in_place_decisions(alive, nodes)
+    taken = {d.new: d.old for d in decisions if d.done}
+    live, sizes = alive.live_bytes(), {life.name: life.bytes for life in alive.lives}
+    for decision in decisions:
+        live[decision.step] -= sizes[decision.new] * decision.done
+    reused = taken | _handed_on(alive.lives, live, taken)
     plan = MemoryPlan([[] for _ in nodes], [[] for _ in nodes], alive.aliases, alive.internal, live)
     for life in alive.lives:
         if life.planned:
-            plan.allocate[life.born].append(Allocation(life.name, reused.get(life.name)))
+            made = Allocation(life.name, reused.get(life.name), life.name in taken)
+            plan.allocate[life.born].append(made)
     for name, step in sorted(alive.last.items()):
         if step < len(nodes):
             plan.free[step].append(name)
+    plan.decisions, plan.buffer_bytes = decisions, sum(sizes.values())
+    plan.blocks = blocks(alive.lives, reused, len(nodes))
+    plan.eager_bytes = graph.eager_bytes
     return plan
 
 
-def _handed_on(lives: Sequence[Life], live: list[int]) -> dict[str, str]:
-    """For each buffer that takes over a dead one's memory, the dead one.
+def in_place_decisions(alive: Liveness, nodes: Sequence[ScheduledNode]) -> list[InPlaceDecision]:
+    """For each buffer that dies in a kernel, largest first, the first one that can take its memory."""
+    shared = {*alive.aliases.values()}
+    dying: dict[int, list[Life]] = {}
+    made: dict[int, list[Life]] = {}
+    for life in sorted(alive.lives, key=lambda life: (-life.bytes, life.name)):
+        if life.dies > life.born and not life.lent and life.name not in shared:
+            dying.setdefault(life.dies, []).append(life)
+        if life.planned:
+            made.setdefault(life.born, []).append(life)
+    found: list[InPlaceDecision] = []
+    for step, node in enumerate(nodes):
+        if not isinstance(node, FusedSchedulerNode):
+            continue
+        left = made.get(step, [])
+        for old in dying.get(step, ()):
+            for new in [life for life in left if life.key == old.key]:
+                why = in_place.refusal(node, old.name, new.name)
+                reason = why or "each element is read where it is written, and never after"
+                found.append(InPlaceDecision(step, old.name, new.name, why is None, reason))
+                if why is None:
+                    left.remove(new)
+                    break
+    return found
 
-    Between the two the memory lies idle, which must not raise the peak; it is added to `live`.
+
+def _handed_on(lives: Sequence[Life], live: list[int], taken: Mapping[str, str]) -> dict[str, str]:
+    """For each buffer that takes over the memory of one that died before, that one.
+
+    Between the two the memory lies idle, which must not raise the peak; it is added to `live`. `taken` is
+    given away already.
     """
     peak = max(live, default=0)
+    gone = set(taken.values())
     waiting: dict[object, list[Life]] = {}
     for life in lives:
-        if life.planned:
+        if life.planned and life.name not in taken:
             waiting.setdefault(life.key, []).append(life)
     found: dict[str, str] = {}
     for old in sorted(lives, key=lambda life: (life.dies, life.name)):
         later = [new for new in waiting.get(old.key, ()) if new.born > old.dies]
-        if old.lent or not later:
+        if old.lent or old.name in gone or not later:
             continue
         idle = range(old.dies + 1, later[0].born)
         if all(live[step] + old.bytes <= peak for step in idle):
@@ -145,3 +201,40 @@ def _handed_on(lives: Sequence[Life], live: list[int]) -> dict[str, str]:
             for step in idle:
                 live[step] += old.bytes
     return found
+
+
+def blocks(lives: Sequence[Life], reused: Mapping[str, str], steps: int) -> list[Block]:
+    """The pieces of memory behind the buffers, laid out side by side."""
+    chains: dict[str, list[Life]] = {}
+    for life in lives:  # those that take over come after those they take over from
+        chain = chains[reused[life.name]] if life.name in reused else []
+        chain.append(life)
+        chains[life.name] = chain
+    found = [c for name, c in chains.items() if c[0].name == name]
+    offsets = place([(c[0].born, c[-1].dies, c[0].bytes) for c in found])
+    out = []
+    for chain, offset in zip(found, offsets, strict=True):
+        first, last = chain[0], chain[-1]
+        home: Literal["own", "library", "output"] = "own" if first.planned else "library"
+        home = "output" if last.dies == steps else home
+        names = tuple(life.name for life in chain)
+        out.append(Block(names, first.born, min(last.dies, steps - 1), first.bytes, home, offset))
+    return out
+
+
+def place(pieces: Sequence[tuple[int, int, int]]) -> list[int]:
+    """Offsets for pieces (born, dies, bytes), such that those alive at the same time lie apart.
+
+    The largest first, each at the lowest place that is free all its life.
+    """
+    offsets = [0] * len(pieces)
+    placed: list[tuple[int, int, int, int]] = []
+    for i in sorted(range(len(pieces)), key=lambda i: (-pieces[i][2], i)):
+        born, dies, size = pieces[i]
+        start = 0
+        for low, high, other_born, other_dies in sorted(placed):
+            if other_born <= dies and born <= other_dies and low < start + size:
+                start = max(start, -(-high // ALIGNMENT) * ALIGNMENT)
+        offsets[i] = start
+        placed.append((start, start + size, born, dies))
+    return offsets

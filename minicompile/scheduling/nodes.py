@@ -2,6 +2,7 @@
 
     Schedule      := graph: LoopGraph, decisions: [FusionDecision], memory: MemoryPlan,
                      nodes: [FusedSchedulerNode | ExternKernelSchedulerNode] in running order
+    FusionDecision := producers, consumers, verdict, cause, reason, and the numbers behind them
     SchedulerNode := one ComputedBuffer with its LoopBody and dependencies
     FusedSchedulerNode := the SchedulerNodes of one kernel over common loop variables:
                      ranges x0, x1, ... (parallel) and reduction_ranges r0, r1, ... (often empty)
@@ -15,8 +16,9 @@ The real compiler: torch/_inductor/scheduler.py, dependencies.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import sympy
 
@@ -27,7 +29,34 @@ from minicompile.ops.origin import Origins, union
 from minicompile.scheduling.body import LoopBody, ranges_text
 from minicompile.shapes.expr import Size
 
-FusionKind = Literal["vertical", "horizontal", "reduction_prologue", "reduction_epilogue"]
+if TYPE_CHECKING:
+    from minicompile.scheduling.explain import Answer, FusionStep, Pair, WhatIf
+    from minicompile.scheduling.fusion import Fuser
+
+FusionKind = Literal[
+    "vertical", "horizontal", "reduction_prologue", "reduction_epilogue", "template_epilogue"
+]
+"""template_epilogue: what a matrix product's own kernel could do to its tiles; a library call can't."""
+Cause = Literal[
+    "handed_over",  # fused: one reads what the other writes
+    "shared_read",  # fused: both read the same elements
+    "wish",  # fused or kept apart because `what_if` asks for it
+    "policy",  # wise or unwise in the eyes of a policy from outside
+    "no_saving",  # it would save no memory traffic
+    "size_limit",  # too many operations for one kernel
+    "register_limit",  # too many values alive at once
+    "not_asked",  # beyond the nearest groups that share only a read
+    "off",  # options.fusion is False
+    "extern",  # a library call is a boundary
+    "device",
+    "hazard",  # a scatter updates memory that the other one uses
+    "cycle",  # a third node must run between them
+    "index_mismatch",  # an element is read where another one is written
+    "unknown_index",  # the element that is read is known only at run time
+    "loop_mismatch",  # no loops that suit both
+    "order",  # two argmax count in different orders
+]
+"""Why two nodes are in one kernel, or are not."""
 
 
 @dataclass(frozen=True)
@@ -138,17 +167,75 @@ class FusedSchedulerNode(Shown):
 ScheduledNode: TypeAlias = FusedSchedulerNode | ExternKernelSchedulerNode
 
 
+SingleNode: TypeAlias = SchedulerNode | ExternKernelSchedulerNode
+
+
+@dataclass(frozen=True)
+class KernelSize(Shown):
+    """How large a kernel is or would be. `registers`: values of one element that are alive at once."""
+
+    loop_nests: int
+    operations: int
+    registers: int
+
+    def __str__(self) -> str:
+        nests, operations = count_text(self.loop_nests, "loop nest"), self.operations
+        return f"{nests}, {count_text(operations, 'operation')}, {self.registers} values alive"
+
+
 @dataclass(frozen=True)
 class FusionDecision(Shown):
-    """One question the scheduler asked: may these two run as one kernel?"""
+    """One question the scheduler asked: may these two groups of nodes run as one kernel?"""
 
-    producer: str
-    consumer: str
+    producers: tuple[SingleNode, ...]
+    consumers: tuple[SingleNode, ...]
     kind: FusionKind
-    score: int
-    """Bytes of memory traffic that fusing saves."""
     fused: bool
+    cause: Cause
     reason: str
+    saved: tuple[tuple[str, int], ...] = ()
+    """Bytes of memory traffic that fusing saves, by buffer, the most first."""
+    distance: int = 0
+    """How many nodes of the graph lie from the first of one to the first of the other."""
+    size: KernelSize | None = None
+    """Of the kernel that they would be; None where one is a library call."""
+    between: tuple[str, ...] = ()
+    """Nodes that must run after one and before the other."""
+
+    @property
+    def producer(self) -> str:
+        return "_".join(node.name for node in self.producers)
+
+    @property
+    def consumer(self) -> str:
+        return "_".join(node.name for node in self.consumers)
+
+    @property
+    def score(self) -> int:
+        """All bytes that fusing saves."""
+        return sum(count for _, count in self.saved)
+
+    @property
+    def nodes(self) -> tuple[SingleNode, ...]:
+        return (*self.producers, *self.consumers)
+
+    @property
+    def origins(self) -> Origins:
+        return union(node.origins for node in self.nodes)
+
+    @property
+    def numbers(self) -> str:
+        """`saves 64 KiB (buf4 64 KiB), distance 3, 5 loop nests, 12 operations, 6 values alive`."""
+        parts = ", ".join(f"{name} {bytes_text(count)}" for name, count in self.saved)
+        saved = f"{bytes_text(self.score)} ({parts})" if self.saved else "nothing"
+        size = f", {self.size}" if self.size is not None else ""
+        return f"saves {saved}, distance {self.distance}{size}"
+
+    def asks(self, one: Iterable[str], other: Iterable[str]) -> bool:
+        """Is a node of one on this side of the question and a node of the other on that side?"""
+        made, used = ({n.name for n in group} for group in (self.producers, self.consumers))
+        ways = ((made, used), (used, made))
+        return any(not a.isdisjoint(one) and not b.isdisjoint(other) for a, b in ways)
 
     def __str__(self) -> str:
         verdict = "fused" if self.fused else "kept apart"
@@ -158,15 +245,50 @@ class FusionDecision(Shown):
 
 @dataclass(frozen=True)
 class Allocation:
-    """Memory for a buffer: fresh, or that of a dead buffer (`reuses`)."""
+    """Memory for a buffer: fresh, or that of another one (`reuses`), dead or dying in this step."""
 
     buffer: str
     reuses: str | None = None
+    in_place: bool = False
+    """The kernel that writes the buffer is the last to read the other one."""
+
+    def __str__(self) -> str:
+        where = f" in place of {self.reuses}" if self.in_place else f" in {self.reuses}"
+        return self.buffer + (where if self.reuses else "")
+
+
+@dataclass(frozen=True)
+class InPlaceDecision(Shown):
+    """May the kernel at a step write `new` into the memory of `old`, which dies there?"""
+
+    step: int
+    old: str
+    new: str
+    done: bool
+    reason: str
+
+    def __str__(self) -> str:
+        verdict = "in place of" if self.done else "not in place of"
+        return f"step {self.step}: {self.new} {verdict} {self.old}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One piece of memory: the buffers that live in it one after the other, in the steps born to dies."""
+
+    buffers: tuple[str, ...]
+    born: int
+    dies: int
+    bytes: int
+    home: Literal["own", "library", "output"]
+    """Allocated by the plan, by a library operator, or kept by the caller."""
+    offset: int = 0
+    """Where it would lie if all blocks lay in one piece of memory."""
 
 
 @dataclass
 class MemoryPlan(Shown):
-    """Per scheduled node: what to allocate before it and what is dead after it."""
+    """Per scheduled node: what to allocate before it and what is dead after it. Bytes at the size hints."""
 
     allocate: list[list[Allocation]] = field(default_factory=list)
     free: list[list[str]] = field(default_factory=list)
@@ -175,22 +297,40 @@ class MemoryPlan(Shown):
     internal: frozenset[str] = frozenset()
     """Buffers that exist inside one kernel only: never in memory."""
     live_bytes: list[int] = field(default_factory=list)
-    """Bytes of intermediates alive while each node runs (at the size hints)."""
+    """Bytes of intermediates and outputs alive while each node runs."""
+    blocks: list[Block] = field(default_factory=list)
+    decisions: list[InPlaceDecision] = field(default_factory=list)
+    buffer_bytes: int = 0
+    """All buffers that reach memory, each in memory of its own that is never freed."""
+    eager_bytes: int = 0
+    """Peak of the ATen graph run operator by operator."""
 
     @property
     def peak_bytes(self) -> int:
         return max(self.live_bytes, default=0)
 
+    def in_place(self, step: int) -> dict[str, str]:
+        """Buffers that a step's kernel writes into the memory of others that it reads, and those."""
+        new = self.allocate[step] if step < len(self.allocate) else ()
+        return {a.buffer: a.reuses for a in new if a.reuses and a.in_place}
+
     def __str__(self) -> str:
-        reused = sum(1 for step in self.allocate for a in step if a.reuses)
+        made = [a for step in self.allocate for a in step]
+        reused, in_place = sum(1 for a in made if a.reuses), sum(a.in_place for a in made)
         lines = [
             f"memory plan: peak {bytes_text(self.peak_bytes)}, {count_text(reused, 'buffer')} in "
-            f"reused memory, {len(self.internal)} never in memory"
+            f"reused memory ({in_place} in place), {len(self.internal)} never in memory",
+            f"  without reuse {bytes_text(self.buffer_bytes)}; "
+            f"eager, operator by operator, {bytes_text(self.eager_bytes)}",
         ]
         for i, (new, dead) in enumerate(zip(self.allocate, self.free, strict=True)):
-            made = [a.buffer + (f" in {a.reuses}" if a.reuses else "") for a in new]
-            lines.append(f"  step {i}: allocate [{', '.join(made)}], free [{', '.join(dead)}]")
-        return "\n".join(lines)
+            parts = [
+                f"{word} {', '.join(map(str, what))}"
+                for word, what in (("allocate", new), ("free", dead))
+                if what
+            ]
+            lines.append(f"  step {i}: {bytes_text(self.live_bytes[i])} alive; {'; '.join(parts)}")
+        return "\n".join([*lines, *(f"  {d}" for d in self.decisions)])
 
 
 @dataclass
@@ -198,11 +338,34 @@ class Schedule(Shown):
     """Kernels and extern calls in running order, and why they are what they are."""
 
     graph: LoopGraph
-    before: list[SchedulerNode | ExternKernelSchedulerNode]
+    before: list[SingleNode]
     """One node per buffer, as it was before fusion."""
     nodes: list[ScheduledNode]
     decisions: list[FusionDecision]
     memory: MemoryPlan
+    fuser: Fuser | None = field(default=None, repr=False)
+    """The run of fusion that this schedule is the end of: what `why` and `what_if` go back to."""
+
+    def why(self, a: str, b: str) -> Answer:
+        """Why two buffers, nodes or kernels are one kernel, or why they are not.
+
+        Raises ValueError for names that no node of the schedule has.
+        """
+        from minicompile.scheduling.explain import why
+
+        return why(self, a, b)
+
+    def what_if(self, fuse: Sequence[Pair] = (), forbid: Sequence[Pair] = ()) -> WhatIf:
+        """Fusion once more, with wishes; a fusion that would be wrong is refused all the same."""
+        from minicompile.scheduling.explain import what_if
+
+        return what_if(self, fuse, forbid)
+
+    def steps(self) -> Iterator[FusionStep]:
+        """The groups of nodes before the first fusion and after each."""
+        from minicompile.scheduling.explain import steps
+
+        return steps(self)
 
     @property
     def kernels(self) -> list[FusedSchedulerNode]:

@@ -18,7 +18,8 @@ from minicompile.lowering.ir import ExternKernel, LoopGraph, Scatter, written_by
 from minicompile.options import Options
 from minicompile.scheduling.body import record
 from minicompile.scheduling.body import verify as verify_body
-from minicompile.scheduling.fusion import AnyNode, Fuser, FusionContext
+from minicompile.scheduling.fusion import Fuser, FusionContext
+from minicompile.scheduling.in_place import refusal
 from minicompile.scheduling.memory import plan_memory
 from minicompile.scheduling.nest import dependencies, finished
 from minicompile.scheduling.nodes import (
@@ -29,6 +30,7 @@ from minicompile.scheduling.nodes import (
     Schedule,
     ScheduledNode,
     SchedulerNode,
+    SingleNode,
 )
 
 
@@ -38,11 +40,17 @@ def schedule(graph: LoopGraph, options: Options) -> Schedule:
     Raises Unsupported for a scatter into memory that the caller owns.
     """
     nodes = make_nodes(graph)
-    fuser = Fuser(nodes, dependency_graph(nodes), FusionContext(graph, options, nodes))
+    context = FusionContext(graph, options, nodes)
+    return finish(Fuser(nodes, dependency_graph(nodes), context))
+
+
+def finish(fuser: Fuser) -> Schedule:
+    """Fuse what is recorded, then order it and plan its memory."""
+    graph, options = fuser.context.graph, fuser.context.options
     if options.fusion:
         fuser.run()
     ordered, memory = best_order(graph, fuser)
-    result = Schedule(graph, nodes, ordered, fuser.decisions, memory)
+    result = Schedule(graph, list(fuser.nodes), ordered, fuser.decisions, memory, fuser)
     if options.verify:
         verify(result)
     return result
@@ -51,14 +59,14 @@ def schedule(graph: LoopGraph, options: Options) -> Schedule:
 # -- nodes and dependencies
 
 
-def make_nodes(graph: LoopGraph) -> list[AnyNode]:
+def make_nodes(graph: LoopGraph) -> list[SingleNode]:
     """One node per operation: loop bodies recorded, dependencies read off.
 
     A scatter reads its target: what it leaves alone is part of its result.
     """
     dtypes = {name: buffer.layout.dtype for name, buffer in graph.buffers.items()}
     owned = {buffer.name for buffer in graph.given}
-    nodes: list[AnyNode] = []
+    nodes: list[SingleNode] = []
     for operation in graph.operations:
         if isinstance(operation, ExternKernel):
             used = tuple(Dependency(name, None) for name in operation.reads)
@@ -79,7 +87,7 @@ def make_nodes(graph: LoopGraph) -> list[AnyNode]:
     return nodes
 
 
-def dependency_graph(nodes: Sequence[AnyNode]) -> dict[int, set[int]]:
+def dependency_graph(nodes: Sequence[SingleNode]) -> dict[int, set[int]]:
     """For each node (by position), the nodes that must run before it."""
     writer = {d.buffer: i for i, node in enumerate(nodes) for d in node.writes}
     readers: dict[str, set[int]] = {}
@@ -150,6 +158,10 @@ def verify(result: Schedule) -> None:
         for dependency in node.reads:
             if dependency.buffer not in present:
                 raise VerifyError(f"{node.name} reads {dependency.buffer}, which isn't in memory")
+        for new, old in memory.in_place(step).items():
+            assert isinstance(node, FusedSchedulerNode)
+            if (why := refusal(node, old, new)) is not None:
+                raise VerifyError(f"{node.name} can't write {new} in place of {old}: {why}")
         present.difference_update(a.reuses for a in memory.allocate[step] if a.reuses is not None)
         present.update(d.buffer for d in node.writes if d.buffer not in memory.internal)
     for buffer in graph.returned:

@@ -6,6 +6,16 @@ same table: `@minicompile.ops.display.renderer(MyType)` on a function that gives
 
 from __future__ import annotations
 
-from minicompile.show import accuracy, aot, capture, graphs, kernels, loops, schedule, trace
+from minicompile.show import accuracy, aot, capture, graphs, kernels, loops, memory, schedule, trace
 
-__all__ = ["accuracy", "aot", "capture", "graphs", "kernels", "loops", "schedule", "trace"]
+__all__ = [
+    "accuracy",
+    "aot",
+    "capture",
+    "graphs",
+    "kernels",
+    "loops",
+    "memory",
+    "schedule",
+    "trace",
+]

@@ -6,7 +6,6 @@ gives an empty string and the view shows its text alone. Nothing here raises bec
 
 from __future__ import annotations
 
-import base64
 import functools
 import importlib
 import re
@@ -14,7 +13,7 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 
-from minicompile.show.html import cut, text
+from minicompile.show.html import cut, image
 from minicompile.show.palette import tint
 
 TIMEOUT_SECONDS = 20
@@ -104,11 +103,7 @@ def picture(diagram: Diagram, alt: str = "") -> str:
     drawn = svg(diagram.dot())
     if drawn is None:
         return ""
-    data = base64.b64encode(drawn.encode()).decode()
-    return (
-        f'<img class="pic" style="max-width:100%" alt="{text(alt or diagram.title)}" '
-        f'src="data:image/svg+xml;base64,{data}">'
-    )
+    return image(drawn, alt or diagram.title)
 
 
 def svg(dot: str) -> str | None:

@@ -8,6 +8,7 @@ inline styles (in the forms that JupyterLab's sanitizer lets through) and titles
 
 from __future__ import annotations
 
+import base64
 import html
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -113,6 +114,15 @@ def bar(value: int, most: int, colour: str, width: int = 32) -> str:
     """A bar of block characters: it survives where style sheets don't."""
     full = round(width * value / most) if most else 0
     return f'<span style="color:{colour};letter-spacing:0px;font-family:monospace">{"█" * full or "▏"}</span>'
+
+
+def image(svg: str, alt: str) -> str:
+    """A drawing that stands alone: nothing in it reaches the page."""
+    data = base64.b64encode(svg.encode()).decode()
+    return (
+        f'<img class="pic" style="max-width:100%" alt="{text(alt)}" '
+        f'src="data:image/svg+xml;base64,{data}">'
+    )
 
 
 def few(names: Iterable[str], most: int) -> str:

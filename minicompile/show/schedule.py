@@ -12,16 +12,16 @@ from minicompile.scheduling.nodes import (
     ExternKernelSchedulerNode,
     FusedSchedulerNode,
     FusionDecision,
-    MemoryPlan,
     Schedule,
     ScheduledNode,
     SchedulerNode,
 )
 from minicompile.show.graphviz import Cluster, Diagram, Edge, Node, picture
-from minicompile.show.html import bar, box, code, columns, details, heading, shows, table, text
+from minicompile.show.html import box, code, columns, details, heading, shows, table, text
 from minicompile.show.listing import code_listing, headline, source_cell
 from minicompile.show.loops import body_listing, ranges_text
-from minicompile.show.palette import BAD, FORWARD, GOOD, colour
+from minicompile.show.memory import memory_view
+from minicompile.show.palette import BAD, GOOD, colour
 
 FULL_PICTURE = 60
 """Schedules with more nodes than this are drawn by kernel."""
@@ -92,25 +92,6 @@ def decision_table(decisions: Sequence[FusionDecision]) -> str:
 
 ONE_KERNEL = "may these two run as one kernel?"
 shows(FusionDecision)(lambda d: box("fusion decision", ONE_KERNEL, decision_table([d])))
-
-
-def memory_table(memory: MemoryPlan, names: Sequence[str]) -> str:
-    """One row a step: what runs, what it allocates and frees, and what is alive while it runs."""
-    rows = []
-    for i, (name, new, dead, live) in enumerate(
-        zip(names, memory.allocate, memory.free, memory.live_bytes)
-    ):
-        made = ", ".join(a.buffer + (f" in {a.reuses}" if a.reuses else "") for a in new)
-        tint = BAD if live == memory.peak_bytes else FORWARD
-        alive = bar(live, memory.peak_bytes, tint)
-        freed = ", ".join(dead)
-        rows.append([str(i), name and code(name), code(made), code(freed), bytes_text(live), alive])
-    return table(("step", "runs", "allocates", "frees", "alive", ""), rows, numbers=(0, 4))
-
-
-shows(MemoryPlan)(
-    lambda memory: box(*headline(memory), memory_table(memory, [""] * len(memory.allocate)))
-)
 
 
 def operations(node: AnyNode) -> list[Operation]:
@@ -193,5 +174,5 @@ def schedule_view(schedule: Schedule) -> str:
         details("picture", "what flows between the nodes", drawn) if drawn else "",
         details("fusion decisions", asked, decision_table(decisions), len(decisions) <= 40),
         heading(", ".join(headline(schedule.memory))),
-        memory_table(schedule.memory, steps),
+        memory_view(schedule.memory, steps),
     )

@@ -403,6 +403,8 @@ def python_kernels(schedule: Schedule) -> tuple[dict[int, KernelSource], dict[st
         if not isinstance(node, FusedSchedulerNode):
             continue
         touched = dict.fromkeys(d.buffer for d in (*node.reads, *node.writes))
+        for old in schedule.memory.in_place(position).values():
+            del touched[old]
         arguments = tuple(
             KernelArgument(f"ptr{k}", name, buffers[name].layout.dtype, "inout")
             for k, name in enumerate(n for n in touched if n not in schedule.memory.internal)
@@ -428,9 +430,12 @@ def _python_kernel(plan: KernelPlan, schedule: Schedule) -> Callable[..., None]:
     def kernel(*given: Any) -> None:
         tensors, numbers = given[: len(plan.arguments)], given[len(plan.arguments) :]
         memory = {a.buffer: flat(t) for a, t in zip(plan.arguments, tensors, strict=True)}
+        for new, old in schedule.memory.in_place(position).items():
+            memory[old] = memory[new]
         sizes = dict(zip(plan.sizes, numbers, strict=True))
         _KernelRunner(plan.node, memory, sizes, schedule.memory.internal).run()
 
+    position = int(plan.name.rpartition("_")[2])
     return kernel
 
 
@@ -463,6 +468,8 @@ class _KernelRunner:
             where = [-1 if a == axis else 1 for a in range(len(loops))]
             self.symbols[loop] = torch.arange(extent).reshape(where)
         self.stored: dict[str, tuple[Any, torch.Tensor]] = {}
+        self.loaded: dict[tuple[str, Any], torch.Tensor] = {}
+        """Equal loads are one: what a store overwrites later was read before."""
 
     def run(self) -> None:
         for body, level in zip(self.node.bodies, self.node.levels, strict=True):
@@ -511,7 +518,13 @@ class _KernelRunner:
     def load(self, ops: ReferenceOps, value: Value) -> torch.Tensor:
         assert value.index is not None
         if value.buffer not in self.stored:
-            found = ops.load(value.buffer, value.index)
+            place = (value.buffer, value.index) if ops.mask is None and not value.indirect else None
+            found = self.loaded.get(place) if place else None
+            if found is None:
+                found = ops.load(value.buffer, value.index)
+                found = found.clone()
+                if place:
+                    self.loaded[place] = found
         else:
             where, found = self.stored[value.buffer]
             if not same(where, value.index):

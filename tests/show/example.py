@@ -52,10 +52,12 @@ from minicompile.scheduling.body import record
 from minicompile.scheduling.cost import Cost
 from minicompile.scheduling.nodes import (
     Allocation,
+    Block,
     Dependency,
     ExternKernelSchedulerNode,
     FusedSchedulerNode,
     FusionDecision,
+    InPlaceDecision,
     MemoryPlan,
     Schedule,
     SchedulerNode,
@@ -280,11 +282,13 @@ def schedule(graph: LoopGraph) -> Schedule:
         FusionDecision("mm", "buf1", "vertical", size, False, "an extern call can't be fused"),
     ]
     memory = MemoryPlan(
-        [[Allocation("buf0")], [Allocation("buf1", "buf0"), Allocation("buf5")]],
+        [[Allocation("buf0")], [Allocation("buf1", "buf0", True), Allocation("buf5")]],
         [[], ["buf0"]],
         {},
         frozenset({"buf2", "buf3", "buf4"}),
         [size, 2 * size],
+        [Block(("buf0", "buf1"), 0, 1, size, "own"), Block(("buf5",), 1, 1, size, "output", size)],
+        [InPlaceDecision(1, "buf0", "buf1", True, "each element is read where it is written")],
     )
     return Schedule(graph, before, [before[0], fused], decisions, memory)
 

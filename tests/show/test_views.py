@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -56,6 +58,7 @@ def stage_objects() -> dict[str, Any]:
         schedule,
         schedule.decisions[0],
         schedule.memory,
+        schedule.memory.decisions[0],
         trace.plans,
         trace.plans[0],
         trace.kernels[0],
@@ -260,6 +263,20 @@ def test_bars_of_the_memory_timeline_are_proportional() -> None:
     page = to_html(example.trace().schedule.memory)
     half, full = (len(bar) for bar in re.findall("█+", page))
     assert full == 2 * half
+
+
+def test_the_picture_of_a_memory_plan_has_a_rectangle_for_each_piece() -> None:
+    memory = example.trace().schedule.memory
+    (data,) = re.findall('base64,([^"]+)', to_html(memory))
+    drawn = base64.b64decode(data).decode()
+    assert ElementTree.fromstring(drawn).tag.endswith("svg")
+    heights = {
+        name: float(height)
+        for height, name in re.findall(
+            r'height="([\d.]+)"[^>]*stroke-width[^>]*><text[^>]*>(\w+)', drawn
+        )
+    }
+    assert heights["buf0"] == pytest.approx(heights["buf5"], abs=0.2) and heights["buf0"] > 50
 
 
 def test_a_diff_marks_what_changed_and_folds_what_did_not() -> None:

@@ -1,0 +1,76 @@
+"""Reasons in plain words, with numbers: what a learner reads about two loop nests that aren't one kernel.
+
+Index formulas are given in each node's own loops: p0, p1, ... parallel, r0, r1, ... reduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from minicompile.scheduling.nest import Access, LoopNest, elements
+from minicompile.scheduling.nodes import Cause
+from minicompile.shapes.expr import product, same, size_hint
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why two nests can't run as one kernel. `final`: growing the kernels won't change it."""
+
+    reason: str
+    cause: Cause
+    final: bool = False
+    between: tuple[str, ...] = ()
+    """Of a cycle: who must run between the two."""
+
+
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """`buf0, buf1 and buf2`, sorted; the rest is counted."""
+    told = sorted(names)
+    if len(told) > most:
+        told = [*told[:most], f"{len(told) - most} more"]
+    return " and ".join(filter(None, (", ".join(told[:-1]), *told[-1:])))
+
+
+def index_mismatch(write: Access, read: Access, writer: LoopNest, reader: LoopNest) -> Refusal:
+    """`buf0 is written at 64*p0 + p1 but buf1 reads it at p0 + 64*p1, in another order`."""
+    written, used = ("?" if a.key is None else a.key[1] for a in (write, read))
+    told = f"{write.buffer} is written at {written} but {read.node} reads it at {used}"
+    also = [
+        a.key[1]
+        for a in reader.reads
+        if a.key not in (None, read.key) and (a.node, a.buffer) == (read.node, read.buffer)
+    ]
+    made, needed = (_each(nest, a) for nest, a in ((writer, write), (reader, read)))
+    if write.footprint is None or read.footprint is None:
+        how = ", which no strides describe"
+    elif (part := elements(read.footprint, reader.hints)) < elements(write.footprint, writer.hints):
+        how = f", only {part} of its {elements(write.footprint, writer.hints)} elements"
+    elif not same(write.footprint[0], read.footprint[0]):
+        how = ", a shifted index"
+    elif also:
+        how = f" and at {also[0]}: two elements that are written in different iterations"
+    elif writer.is_reduction and needed > 1:
+        how = f": one result needs {needed} elements, of which one row of the writer makes {made}"
+    else:
+        how = ", in another order"
+    return Refusal(told + how, "index_mismatch")
+
+
+def _each(nest: LoopNest, access: Access) -> int:
+    """How many elements a nest touches in one iteration of its parallel loops."""
+    index = nest.at(access)
+    loops = index.strides if index is not None else ()
+    return size_hint(product(size for loop, size in nest.r.items() if loop in loops), nest.hints)
+
+
+def loop_mismatch(a: LoopNest, b: LoopNest) -> Refusal:
+    """`loops [128] over [64] and [64] over [128] don't match: ...`, with what each of them does."""
+    does = []
+    for nest in (a, b):
+        rows, row = (size_hint(product(g.values()), nest.hints) for g in (nest.x, nest.r))
+        over = f"goes over {row} elements" if nest.r else "runs"
+        does.append(f"{nest.name} {over} {rows} times")
+    return Refusal(
+        f"loops {a.space()} and {b.space()} don't match: {' but '.join(does)}", "loop_mismatch"
+    )

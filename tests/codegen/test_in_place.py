@@ -1,0 +1,171 @@
+"""In-place reuse in real kernels: C++ and Triton, and wrong decisions that must not get through."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from minicompile.codegen.generate import by_position, generate_kernels, make_plans
+from minicompile.codegen.wrapper import generate_wrapper
+from minicompile.errors import VerifyError
+from minicompile.lowering.ir import LoopGraph
+from minicompile.options import Options
+from minicompile.runtime.load import start_loading
+from minicompile.scheduling import in_place, memory
+from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
+from minicompile.scheduling.schedule import schedule
+from tests.scheduling.building import GraphBuilder, T, check_wrapper, random_graph
+
+CPP = Options(verify=True)
+TRITON = Options(verify=True, device_codegen="triton")
+
+
+def build(result: Schedule, options: Options) -> Callable[[list[Any]], Any]:
+    plans = make_plans(result, options)
+    modules = generate_kernels(plans)
+    wrapper = generate_wrapper(result, by_position(plans, modules), options)
+    return start_loading(modules, wrapper, result.graph.constants, options)()
+
+
+def run(graph: LoopGraph, options: Options) -> Schedule:
+    result = schedule(graph, options)
+    call = build(result, options)
+    check_wrapper(call, graph)
+    check_wrapper(call, graph, dict.fromkeys(graph.size_hints, 4), seed=1)
+    return result
+
+
+def twice(b: GraphBuilder, x: T) -> T:
+    return b.pointwise(lambda ops, u: ops.add(u, u), x)
+
+
+def product(b: GraphBuilder, x: T) -> T:
+    """Something that ends a kernel: a library call whose result is ours."""
+    return b.extern(torch.ops.aten.mm.default, (x, b.input((x.size[1], x.size[1]))), x.size)
+
+
+def done(result: Schedule) -> list[tuple[str, str]]:
+    return [(d.new, d.old) for d in result.memory.decisions if d.done]
+
+
+def reasons(result: Schedule) -> str:
+    return "\n".join(d.reason for d in result.memory.decisions if not d.done)
+
+
+@pytest.mark.parametrize("options", [CPP, TRITON], ids=["cpp", "triton"])
+def test_softmax_writes_over_its_operand(options: Options) -> None:
+    b = GraphBuilder()
+    x = product(b, b.input((8, 24)))
+    top = b.reduce(x, (1,), "max", keepdim=True)
+    shifted = b.pointwise(lambda ops, u, v: ops.exp(ops.sub(u, v)), x, top)
+    total = b.reduce(shifted, (1,), "sum", keepdim=True)
+    result = run(
+        b.finish(b.pointwise(lambda ops, u, v: ops.truediv(u, v), shifted, total)), options
+    )
+    assert len(result.kernels) == 1 and done(result) == [("buf4", "buf0")]
+
+
+@pytest.mark.parametrize("options", [CPP, TRITON], ids=["cpp", "triton"])
+def test_a_row_that_is_written_while_a_helper_still_sums_it(options: Options) -> None:
+    b = GraphBuilder()
+    x = product(b, b.input((8, 24)))
+    total = b.reduce(x, (1,), "sum")
+    result = run(b.finish(twice(b, x), total), options)
+    assert len(result.kernels) == 1 and done(result) == [("buf2", "buf0")]
+
+
+@pytest.mark.parametrize("options", [CPP, TRITON], ids=["cpp", "triton"])
+def test_two_outputs_and_one_dead_operand(options: Options) -> None:
+    b = GraphBuilder()
+    x = product(b, b.input((8, 24)))
+    result = run(b.finish(twice(b, x), b.pointwise(lambda ops, u: ops.neg(u), x)), options)
+    assert len(result.kernels) == 1 and len(done(result)) == 1
+
+
+@pytest.mark.parametrize("options", [CPP, TRITON], ids=["cpp", "triton"])
+def test_what_is_read_in_another_order_is_not_overwritten(options: Options) -> None:
+    b = GraphBuilder()
+    x = product(b, b.input((16, 16)))
+    result = run(b.finish(b.pointwise(lambda ops, u, v: ops.sub(u, v), x, x.t())), options)
+    assert not done(result) and "is read at" in reasons(result)
+
+
+def test_what_is_gathered_is_not_overwritten() -> None:
+    b = GraphBuilder()
+    x = product(b, b.input((6, 8)))
+    result = run(b.finish(b.gather(x, b.input((6,), torch.int64))), CPP)
+    assert not done(result) and "only at run time" in reasons(result)
+
+
+def test_what_is_read_under_a_mask_is_not_overwritten() -> None:
+    b = GraphBuilder()
+    result = run(b.finish(b.keep_first(product(b, b.input((6, 8))), 0)), CPP)
+    assert not done(result) and "under a mask" in reasons(result)
+
+
+def test_what_a_later_loop_over_the_row_reads_again_is_not_overwritten() -> None:
+    b = GraphBuilder()
+    x = product(b, b.input((8, 24)))
+    early = twice(b, x)
+    total = b.reduce(x, (1,), "sum", keepdim=True)
+    late = b.reduce(b.pointwise(lambda ops, u, v: ops.mul(u, v), x, total), (1,), "max")
+    result = run(b.finish(early, late), CPP)
+    assert len(result.kernels) == 1
+    assert not done(result) and "read again by a later loop" in reasons(result)
+
+
+def test_a_kernel_plan_with_a_wrong_decision_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each wrong decision that the schedule's own check would have stopped, with that check asleep."""
+
+    def graphs() -> list[LoopGraph]:
+        b = GraphBuilder()
+        x = product(b, b.input((16, 16)))
+        turned = b.finish(b.pointwise(lambda ops, u, v: ops.sub(u, v), x, x.t()))
+        b = GraphBuilder()
+        x = product(b, b.input((8, 24)))
+        total = b.reduce(x, (1,), "sum", keepdim=True)
+        late = b.reduce(b.pointwise(lambda ops, u, v: ops.mul(u, v), x, total), (1,), "max")
+        again = b.finish(twice(b, x), late)
+        b = GraphBuilder()
+        rows = b.input((6,), torch.int64)
+        gathered = b.finish(b.gather(product(b, b.input((6, 8))), rows))
+        return [turned, again, gathered]
+
+    for graph in graphs():
+        assert not done(schedule(graph, CPP))
+        with monkeypatch.context() as asleep:
+            asleep.setattr(in_place, "refusal", lambda node, old, new: None)
+            with pytest.raises(VerifyError, match="in place of"):  # verify has the real rule
+                schedule(graph, CPP)
+            result = schedule(graph, replace(CPP, verify=False))
+        assert done(result)
+        with pytest.raises(VerifyError, match="still to be read"):
+            make_plans(result, CPP)
+
+
+@pytest.mark.parametrize("options", [CPP, TRITON], ids=["cpp", "triton"])
+def test_random_graphs_in_real_kernels(options: Options) -> None:
+    seen: Counter[bool] = Counter()
+    for seed in range(30 if options is CPP else 12):
+        chosen = replace(options, fusion=seed % 3 == 0)
+        result = run(random_graph(seed + 7000, 6 + seed % 12), chosen)
+        seen.update(d.done for d in result.memory.decisions)
+    assert seen[True] > 5 and seen[False] > 5
+
+
+def test_every_decision_of_random_graphs_holds_in_the_kernel_plans() -> None:
+    taken = 0
+    for seed in range(300):
+        result = schedule(random_graph(seed + 9000, 6 + seed % 14), CPP)
+        make_plans(result, CPP)
+        taken += sum(d.done for d in result.memory.decisions)
+        for step, node in enumerate(result.nodes):
+            for new, old in result.memory.in_place(step).items():
+                assert isinstance(node, FusedSchedulerNode)
+                assert memory.Liveness(result.graph, result.nodes).last[old] == step, (new, old)
+    assert taken > 50

@@ -1,0 +1,252 @@
+"""Scans in C++ and Triton give eager's values: rows, columns, long rows, fused neighbours, training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import minicompile as mc
+from minicompile.codegen.generate import plan_rule
+from minicompile.lowering.context import lowering
+from minicompile.lowering.rules.scans import scan
+from minicompile.ops.registry import scoped
+from minicompile.runtime.assembly import cross_compile
+from minicompile.runtime.triton import Tiles
+from minicompile.shapes.expr import size_symbol
+from tests.codegen.fusing import Program
+from tests.codegen.triton_running import call, devices, source_of
+
+F32, F64, BF16, I64 = torch.float32, torch.float64, torch.bfloat16, torch.int64
+LANGUAGES = pytest.mark.parametrize("language", ["cpp", "triton"])
+INF, NAN = math.inf, math.nan
+
+KINDS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "sum": torch.cumsum,
+    "prod": torch.cumprod,
+    "max": lambda x, dim: x.cummax(dim)[0],
+    "min": lambda x, dim: x.cummin(dim)[0],
+    "argmax": lambda x, dim: x.cummax(dim)[1],
+    "argmin": lambda x, dim: x.cummin(dim)[1],
+    "logsumexp": torch.logcumsumexp,
+}
+
+
+def special(*size: int) -> Tensor:
+    """Ties, NaN, infinities and signed zeros, along the rows and the columns."""
+    x = (torch.randn(size, generator=torch.Generator().manual_seed(size[-1])) * 4).round() / 4
+    x[1] = -INF
+    x[2, size[1] // 2] = NAN
+    x[3, size[1] // 3 :: 2] = INF
+    x[4] = torch.tensor([0.0, -0.0]).repeat(size[1])[: size[1]]
+    return x
+
+
+def all_kinds(size: tuple[int, int], dim: int, dtype: torch.dtype, **kw: Any) -> Program:
+    p = Program(**kw)
+    p.input("x", size, dtype)
+
+    def load(ops: Any, index: Any) -> Any:
+        return ops.load("x", p.at(*index, size=size))
+
+    for kind in KINDS:
+        if kind != "logsumexp" or dtype.is_floating_point:
+            p.scan(kind, size, dim, kind, load, I64 if kind.startswith("arg") else dtype)
+    return p
+
+
+@devices
+@pytest.mark.parametrize("length", [2, 7, 64, 300], ids=lambda n: f"length{n}")
+@pytest.mark.parametrize("looped", [False, True], ids=["persistent", "looped"])
+def test_tiles_of_every_kind(length: int, looped: bool, device: str) -> None:
+    for dtype in (F32, F64, I64, torch.uint8):
+        x = special(6, length)
+        x = x.to(dtype) if dtype.is_floating_point else (x.nan_to_num() * 4).clamp(0, 9).to(dtype)
+        with scoped():
+
+            @plan_rule("triton:forced")
+            def forced(plan: Any, options: Any) -> None:
+                plan.reduction = "looped" if looped else "persistent"
+
+            source = source_of(all_kinds((6, length), 1, dtype), device=device)
+        arguments = {kind: torch.full_like(x, 77, device=device) for kind in KINDS}
+        for kind in ("argmax", "argmin"):
+            arguments[kind] = arguments[kind].to(I64)
+        call(source, {**arguments, "x": x.to(device)}, None, Tiles(4, 64) if looped else None)
+        for kind, found in arguments.items():
+            if kind != "logsumexp" or dtype.is_floating_point:
+                want = KINDS[kind](x, 1).to(found.dtype)
+                torch.testing.assert_close(found.cpu(), want, equal_nan=True, msg=f"{kind} {dtype}")
+                if dtype.is_floating_point and kind in ("sum", "max", "min"):
+                    assert torch.equal(torch.signbit(found[4]).cpu(), torch.signbit(want[4]))
+
+
+PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
+    "sum": lambda x: x.cumsum(-1),
+    "sum of columns": lambda x: x.cumsum(0),
+    "product": lambda x: (x / 4).cumprod(1),
+    "largest": lambda x: x.cummax(1),
+    "largest of columns": lambda x: x.cummax(0),
+    "smallest": lambda x: x.cummin(-1),
+    "smallest of columns": lambda x: x.cummin(-2),
+    "places alone": lambda x: x.cummax(1)[1],
+    "exponentials": lambda x: [x.logcumsumexp(0), x.logcumsumexp(1)],
+    "integers": lambda x: [i.cumsum(1) for i in _integers(x)] + [_integers(x)[0].cumprod(0)],
+    "bools": lambda x: [*(x > 0).cummax(1), *(x > 0).cummin(0), (x > 0).cumsum(1)],
+    "before and after": lambda x: (x.exp().cumsum(1) + x).tanh(),
+    "softmax": lambda x: x.softmax(1).cumsum(1),
+    "softmax of columns": lambda x: x.softmax(0).cumsum(0) * x,
+    "shares": lambda x: (lambda c: c / c.sum(1, keepdim=True))(x.abs().cumsum(1)),
+    "shares of columns": lambda x: (lambda c: c / c.sum(0, keepdim=True))(x.abs().cumsum(0)),
+    "twice": lambda x: x.cumsum(1).exp().cumsum(1),
+    "both ways": lambda x: x.cumsum(1).cumsum(0),
+    "from the end": lambda x: x.flip(1).cumsum(1).flip(1),
+    "turned": lambda x: x.t().cumsum(1) + x.t(),
+    "every other": lambda x: x[:, ::2].cumsum(1),
+    "repeated": lambda x: x[:1].expand(3, x.shape[1]).cumsum(0),
+    "ones": lambda x: torch.ones_like(x).cumsum(1),
+    "positions": lambda x: (x > 0).long().cumsum(1) * (x > 0),
+}
+
+
+def _integers(x: Tensor) -> list[Tensor]:
+    whole = x.nan_to_num(0, 3, -3).long()
+    return [whole, whole.to(torch.int32), whole.abs().to(torch.uint8)]
+
+
+def assert_same(found: Any, want: Any, **tolerance: float) -> None:
+    if isinstance(want, Tensor):
+        assert found.stride() == want.stride()
+        torch.testing.assert_close(found, want, equal_nan=True, **tolerance)
+        return
+    for one, other in zip(found, want, strict=True):
+        assert_same(one, other, **tolerance)
+
+
+@LANGUAGES
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_compiled_scans_equal_eager(name: str, language: str) -> None:
+    fn = PROGRAMS[name]
+    compiled = mc.compile(fn, fullgraph=True, options={"device_codegen": language})
+    x = special(6, 40)
+    for given in (x, x.double(), special(40, 6).t()):
+        assert_same(compiled(given), fn(given))
+    assert not mc.trace(compiled, x).loops.externs
+
+
+@LANGUAGES
+@pytest.mark.parametrize("name", ["sum", "largest", "exponentials"])
+def test_half_types_round_where_eager_does(name: str, language: str) -> None:
+    fn = PROGRAMS[name]
+    compiled = mc.compile(fn, fullgraph=True, options={"device_codegen": language})
+    for dtype in (BF16, torch.float16):
+        x = special(6, 40).to(dtype)
+        assert_same(compiled(x), fn(x), rtol=1e-2, atol=1e-2)
+
+
+def test_long_rows_have_eagers_digits_in_cpp() -> None:
+    compiled = mc.compile(lambda x: [x.cumsum(0), x.cumprod(0)], fullgraph=True)
+    for dtype in (F32, F64, BF16, torch.float16):
+        x = torch.full((50_000,), 1.1).to(dtype)
+        assert_same(compiled(x), [x.cumsum(0), x.cumprod(0)], rtol=0, atol=0)
+
+
+@LANGUAGES
+@pytest.mark.parametrize("dim", [0, 1])
+def test_one_version_serves_many_sizes(language: str, dim: int) -> None:
+    def fn(x: Tensor) -> Any:
+        shares = x.softmax(1).cumsum(1) * 2
+        return shares, x.cumsum(0).sum(0), x.cummax(dim), x.logcumsumexp(dim).exp()
+
+    options = {"device_codegen": language, "recompile_limit": 1}
+    compiled = mc.compile(fn, fullgraph=True, dynamic=True, options=options)
+    for size in ((7, 30), (5, 300), (300, 6), (2, 3)):
+        x = torch.randn(size)
+        assert_same(compiled(x), fn(x))
+
+
+@LANGUAGES
+def test_training_through_scans(language: str) -> None:
+    def fn(x: Tensor) -> Tensor:
+        a = x.cumsum(1) * x.cumprod(0)
+        b = x.cummax(1)[0] + x.cummin(0)[0]
+        return (a.tanh() * b + x.logcumsumexp(-1).sin()).sum(0)
+
+    compiled = mc.compile(fn, fullgraph=True, options={"device_codegen": language})
+    x, weight = torch.randn(6, 9), torch.randn(9)
+    found, want = (x.clone().requires_grad_() for _ in range(2))
+    (compiled(found) * weight).sum().backward()
+    (fn(want) * weight).sum().backward()
+    torch.testing.assert_close(found.grad, want.grad, atol=1e-5, rtol=1e-4)
+
+
+@LANGUAGES
+def test_softmax_and_a_running_sum_are_one_kernel(language: str) -> None:
+    compiled = mc.compile(PROGRAMS["softmax"], options={"device_codegen": language})
+    (kernel,) = mc.trace(compiled, torch.randn(8, 100)).kernels
+    lines = kernel.text.splitlines()
+    if language == "triton":
+        assert sum("tl.load" in line for line in lines) == 1
+        assert sum("tl.associative_scan" in line for line in lines) == 1
+        return
+    heads = [lines[i - 1].strip() for i, line in enumerate(lines) if "for (int64_t r0" in line]
+    assert [head == "#pragma omp simd" for head in heads] == [True, False]
+
+
+def test_columns_are_scanned_in_vectors() -> None:
+    (kernel,) = mc.trace(mc.compile(PROGRAMS["largest of columns"]), torch.randn(9, 100)).kernels
+    lines = kernel.text.splitlines()
+    inner = next(i for i, line in enumerate(lines) if "for (int64_t x0" in line)
+    assert lines[inner - 1].strip() == "#pragma omp simd"
+    assert "for (int64_t r0" in lines[inner - 2]
+
+
+def test_a_long_row_is_scanned_by_one_thread() -> None:
+    def fn(x: Tensor) -> Any:
+        total = x.cumsum(0)
+        return total, total.amax(), x.cummin(0)
+
+    compiled = mc.compile(fn, fullgraph=True)
+    x = torch.randn(200_000)
+    assert_same(compiled(x), fn(x))
+    wide = torch.randn(3000, 16)
+    assert_same(compiled(wide), fn(wide))
+
+
+@pytest.mark.parametrize("length", [512, 100_000])
+@pytest.mark.parametrize("dtype", [F32, I64], ids=str)
+def test_triton_compiles_them_for_a_gpu(length: int, dtype: torch.dtype) -> None:
+    source = source_of(all_kinds((64, length), 1, dtype))
+    assert source.plan.reduction == ("persistent" if length == 512 else "looped")
+    assembly = cross_compile(source)
+    assert assembly.binary.startswith(b"\x7fELF") and "shfl" in assembly.levels["ptx"]
+
+
+def test_a_symbolic_row_carries_from_tile_to_tile() -> None:
+    s0 = size_symbol("s0")
+    p = Program(hints={s0: 100})
+    p.input("x", (3, s0))
+    p.scan("y", (3, s0), 1, "sum", lambda ops, i: ops.load("x", i[0] * s0 + i[1]))
+    source = source_of(p)
+    for n in (100, 1, 65, 513):
+        x, y = torch.randn(3, n), torch.empty(3, n)
+        call(source, {"x": x, "y": y}, {"s0": n}, Tiles(2, 64))
+        torch.testing.assert_close(y, x.cumsum(1), atol=1e-5, rtol=1e-5)
+
+
+@LANGUAGES
+def test_a_rule_from_outside_changes_what_runs(language: str) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.cumsum(x, 1)
+
+    x = torch.randn(3, 10)
+    with mc.scoped():
+        lowering(torch.ops.aten.cumsum.default)(lambda ctx, v, dim: scan(ctx, "max", v, dim, F32))
+        compiled = mc.compile(fn, fullgraph=True, options={"device_codegen": language})
+        assert torch.equal(compiled(x), x.cummax(1)[0])
+    again = mc.compile(fn, fullgraph=True, options={"device_codegen": language})
+    torch.testing.assert_close(again(x), x.cumsum(1))
