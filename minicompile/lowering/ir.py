@@ -335,6 +335,18 @@ def evaluate_loops(loops: Loops, ops: Ops) -> tuple[Any, Sequence[Index]]:
     return loops.inner_fn(ops, index), where
 
 
+def run_loops(buffer: ComputedBuffer, ops: Ops) -> None:
+    """All that a buffer's loops do, in some handler: a value, its reduction or scan, and the store."""
+    loops, layout = buffer.loops, buffer.layout
+    value, where = evaluate_loops(loops, ops)
+    if isinstance(loops, Reduction):
+        value = ops.reduction(loops.kind, layout.dtype, value)
+    if isinstance(loops, Scan):
+        value = ops.to_dtype(ops.scan(loops.kind, value), layout.dtype)
+    mode: StoreMode = loops.mode if isinstance(loops, Scatter) else "store"
+    ops.store(buffer.name, layout.index(where), value, mode)
+
+
 def formulas(loops: Loops) -> tuple[str, Sequence[Index]]:
     """`evaluate_loops` as text."""
     p, r = loop_ranges(loops)
