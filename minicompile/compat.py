@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import logging
 import sys
 import threading
@@ -446,74 +445,6 @@ GLOBAL_HOOK_TABLES: list[dict[Any, Any]] = [
 module_call, module_getattr = torch.nn.Module.__call__, torch.nn.Module.__getattr__
 module_call_impl: Any = torch.nn.Module._call_impl
 """What `nn.Module.__call__` ends in: hooks around `forward`."""
-
-
-# torch.compile, to compare with (torch 2.11 to 2.13) ------------------------------------------------------
-
-
-RivalGraph = tuple[str, list[list[Any]], int]
-
-
-@contextlib.contextmanager
-def inductor_graphs() -> Iterator[list[RivalGraph]]:
-    """What torch.compile makes inside: of each graph the text, what each kernel touches, and how many library
-    calls there are. A touch is (buffer, is it a write, index or None, loops or None, elements and itemsize of
-    the buffer).
-    """
-    config, lowering = _inductor("config"), _inductor("graph").GraphLowering
-    original, saved = lowering.compile_to_module, lowering.save_output_code
-    texts: list[str] = []
-    found: list[RivalGraph] = []
-
-    def compile_to_module(self: Any) -> Any:
-        made = original(self)
-        nodes = self.scheduler.nodes
-        calls = [n for n in nodes if n.is_extern() and type(n.node).__name__ != "MultiOutput"]
-        found.append((texts.pop(), [_touches(self, node) for node in nodes], len(calls)))
-        return made
-
-    lowering.compile_to_module, lowering.save_output_code = compile_to_module, texts.append
-    try:
-        with config.patch(force_disable_caches=True):
-            yield found
-    finally:
-        lowering.compile_to_module, lowering.save_output_code = original, saved
-
-
-def _inductor(name: str) -> Any:
-    return importlib.import_module(
-        f"torch._inductor.{name}"
-    )  # ours never needs it: imported here only
-
-
-def _touches(graph: Any, node: Any) -> list[Any]:
-    dependencies, scheduler = _inductor("dependencies"), _inductor("scheduler")
-    inside, found = node.get_buffer_names(), []
-    for part in node.get_nodes():
-        every = {}
-        if isinstance(part, scheduler.SchedulerNode):
-            every = dict(enumerate(size for sizes in part.get_ranges() for size in sizes))
-        places = [(False, dep) for dep in part.read_writes.reads if dep.name not in inside]
-        places += [
-            (True, d) for d in part.read_writes.writes if d.name not in graph.removed_buffers
-        ]
-        for written, dep in places:
-            buffer = graph.try_get_buffer(dep.name)
-            layout: Any = None if buffer is None else buffer.maybe_get_layout()
-            nothing = isinstance(part, scheduler.NopKernelSchedulerNode) or not hasattr(
-                layout, "size"
-            )
-            if nothing or isinstance(dep, dependencies.WeakDep):
-                continue
-            size, index, loops = int(layout.storage_size()), None, None
-            if isinstance(dep, dependencies.MemoryDep):
-                index, loops = dep.index, every if dep.is_indirect() else dict(dep.ranges)
-            for way in {
-                written,
-                written and not getattr(dep, "mode", None),
-            }:  # atomic_add reads too
-                found.append((dep.name, way, index, loops, size, layout.dtype.itemsize))
-    return found
 
 
 # Triton (3.6.0 to 3.9.0) -------------------------------------------------------------------------------
