@@ -131,6 +131,8 @@ class _Legalizer(Rewriter):
 
     def visit_index_expr(self, ops: Recorder, value: Value) -> Value:
         assert value.index is not None
+        if value.index.is_Integer:  # merged loops left nothing to vary
+            return ops.constant(int(value.index), computation_dtype(value.dtype))
         wide = index_dtype(value.index, self.body.all_ranges)
         if is_float(value.index):
             wide = torch.float64

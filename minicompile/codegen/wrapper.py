@@ -251,7 +251,10 @@ class _Writer:
             self._expect(self._name(output.name), output.layout, origins)
 
     def _expect(self, name: str, layout: Layout, origins: Origins) -> None:
-        """What a library returns must lie as kernels expect it."""
+        """What a library returns must lie as kernels expect it. The rest `verify` makes sure of."""
+        if self.options.verify:
+            self._line(f"assert {name}.dtype is {layout.dtype}", origins)
+            self._line(f"assert {name}.size() == {self._sizes(layout.size)}", origins)
         if not layout.size or 0 in layout.size:
             return
         self._line(f"if {name}.stride() != {self._sizes(layout.stride)}:", origins)

@@ -108,8 +108,8 @@ def align(a: LoopNest, b: LoopNest) -> LoopNest | Refusal:
     matching = Matching(a, b, {})
     for write, read, forwards in flows(a, b):
         if write.key is None or read.key is None:
-            reason = f"{read.node} reads {read.buffer} at a position known only at run time"
-            return Refusal(reason, "unknown_index", final=True)
+            told = f"{read.node} reads {read.buffer} at a position known only at run time"
+            return Refusal(f"{told}: all of it must be there", "unknown_index", final=True)
         if not (matching.match(write, read) if forwards else matching.match(read, write)):
             writer, reader = (a, b) if forwards else (b, a)
             return replace(index_mismatch(write, read, writer, reader), final=True)

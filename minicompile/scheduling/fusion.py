@@ -32,16 +32,15 @@ from minicompile.scheduling.nodes import (
     FusionDecision,
     FusionKind,
     KernelSize,
+    Pair,
     SchedulerNode,
     SingleNode,
 )
-from minicompile.scheduling.reasons import Refusal, listed
+from minicompile.scheduling.reasons import Refusal, listed, short_name
 from minicompile.shapes.expr import size_hint
 
 MAX_NEIGHBOURS = 16
 """Of the groups that only read what another reads, at most this many are asked about."""
-
-Pair = tuple[str, str]
 
 
 class Verdict(NamedTuple):
@@ -149,21 +148,23 @@ class FusionContext:
     def handed_over(self, producer: LoopNest, consumer: LoopNest) -> str:
         """Which buffers need not be read from memory, and which not even be written."""
         never = self.never_written(producer, consumer)
-        still = self.flows(producer, consumer) - never
-        told = f"{listed(never)} stays in registers and never reaches memory" if never else ""
-        if still:
-            told += (", " if never else "") + (
-                f"{listed(still)} is used where it is computed, and still written for others"
+        told = [f"{listed(never)} need not reach memory at all"] if never else []
+        if still := self.flows(producer, consumer) - never:
+            told.append(
+                f"{listed(still)} need not be read back from memory, only written for others"
             )
-        return told
+        return "; ".join(told)
 
     def nothing_saved(self, producer: LoopNest, consumer: LoopNest) -> str:
         """Why reading a common buffer in one kernel would save nothing."""
-        common = sorted(producer.touched & consumer.touched)
+        common = producer.touched & consumer.touched
         if not common:
             return "they have no buffer in common: one kernel would save no memory traffic"
-        where = "no element that both are known to read"
-        return f"both read {listed(common)}, but {where}: one kernel would save no memory traffic"
+        reads = [a for nest in (producer, consumer) for a in nest.reads if a.buffer in common]
+        which = "not the same set of elements"
+        if any(a.footprint is None for a in reads):
+            which = "which elements depends on the data or isn't linear in the loops"
+        return f"both read {listed(common)}, but {which}: one kernel would save no memory traffic"
 
     def distance(self, producer: LoopNest, consumer: LoopNest) -> int:
         """How many nodes of the graph lie from the first of one to the first of the other."""
@@ -306,7 +307,7 @@ class Fuser:
         """Fuse what is wished for, unless it would be wrong."""
         for a, b in (map(self.group, pair) for pair in self.wishes.fuse):
             if a != b and a in self.nests and b in self.nests:
-                self._ask(a, b, wish=True)
+                self._ask(a, b)
 
     def _note_externs(self) -> None:
         """The boundary of fusion: what a library writes or reads goes through memory."""
@@ -328,13 +329,18 @@ class Fuser:
         kind: FusionKind = "vertical" if passed else "horizontal"
         saved = {}
         if not passed:
-            told += ", which loads what it reads for itself"
+            told += " and loads what it reads by itself: no loop of ours can share the load"
         elif extern is one[0]:
             told += f", which has stored all of {listed(passed)} before anybody reads it"
-            last = other[-1]
-            if extern.kernel.op in PRODUCTS and isinstance(last, SchedulerNode):
+            tiles = [
+                n for n in other if isinstance(n, SchedulerNode) and not n.body.reduction_ranges
+            ]
+            reader = next((n for n in tiles if any(d.buffer in passed for d in n.reads)), None)
+            if extern.kernel.op in PRODUCTS and reader is not None:
                 kind, saved = "template_epilogue", self._through_memory(passed, other)
-                told += f"; a product in a kernel of our own could go on to {other[0].name} tile by tile"
+                told += (
+                    f"; a product in a kernel of our own could compute {reader.name} tile by tile"
+                )
         else:
             told += f", which needs all of {listed(passed)} in memory before it starts"
         apart = abs(self.place[one[0].name] - self.place[other[0].name])
@@ -385,23 +391,21 @@ class Fuser:
 
     # -- one question
 
-    def _ask(self, a: int, b: int, wish: bool = False) -> None:
+    def _ask(self, a: int, b: int) -> None:
         """Fuse two groups or not, and record why."""
-        decision, joined = self.decide(a, b, wish)
+        decision, joined = self.decide(a, b)
         self.decisions.append(decision)
         if isinstance(joined, LoopNest):
             self._fuse(a, b, joined)
         elif joined.final:
             self.vetoed[min(a, b)] |= 1 << max(a, b)
 
-    def decide(
-        self, a: int, b: int, wish: bool = False
-    ) -> tuple[FusionDecision, LoopNest | Refusal]:
+    def decide(self, a: int, b: int) -> tuple[FusionDecision, LoopNest | Refusal]:
         """The answer about two groups, and the nest that they would be."""
         if self.ancestors[a] & self.mask[b]:
             a, b = b, a
         producer, consumer = self.nests[a], self.nests[b]
-        found = self._judge(a, b, wish)
+        found = self._judge(a, b)
         joined, verdict = found if isinstance(found, tuple) else (found, found)
         decision = FusionDecision(
             tuple(producer.nodes),
@@ -417,7 +421,7 @@ class Fuser:
         )
         return decision, joined
 
-    def _judge(self, a: int, b: int, wish: bool) -> tuple[LoopNest, Verdict] | Refusal:
+    def _judge(self, a: int, b: int) -> tuple[LoopNest, Verdict] | Refusal:
         """The joined nest and the policy's reason, or the refusal. A wish overrules the policy only."""
         producer, consumer = self.nests[a], self.nests[b]
         flaw = self._device(producer, consumer) or self._hazard(producer, consumer)
@@ -425,6 +429,7 @@ class Fuser:
         if flaw is not None:
             return flaw
         verdict = Verdict(True, "what_if asks for it", "wish")
+        wish = self._wished(self.wishes.fuse, a, b) is not None
         if not wish:
             verdict = Verdict(*self.policy.can_fuse(producer, consumer, self.context))
         if not verdict.fuse:
@@ -439,12 +444,14 @@ class Fuser:
             return Refusal(told, "no_saving")
         return joined, verdict
 
+    def _wished(self, pairs: Sequence[Pair], a: int, b: int) -> Pair | None:
+        """The pair that two groups have the nodes of."""
+        return next((pair for pair in pairs if {*map(self.group, pair)} == {a, b}), None)
+
     def _forbidden(self, a: int, b: int) -> Refusal | None:
-        for pair in self.wishes.forbid:
-            if {*map(self.group, pair)} == {a, b}:
-                told = f"what_if keeps {pair[0]} and {pair[1]} apart"
-                return Refusal(told, "wish", final=True)
-        return None
+        pair = self._wished(self.wishes.forbid, a, b)
+        told = f"what_if keeps {' and '.join(pair)} apart" if pair is not None else ""
+        return Refusal(told, "wish", final=True) if told else None
 
     def _device(self, producer: LoopNest, consumer: LoopNest) -> Refusal | None:
         one, other = (nest.nodes[0].buffer.layout.device for nest in (producer, consumer))
@@ -458,11 +465,15 @@ class Fuser:
             for name in sorted(nest.written & self.scatters.keys()):
                 target = self.scatters[name]
                 if name in other.touched:
-                    told = f"{name} is complete only when all of its scatter has run"
+                    told = (
+                        f"the other reads {name}, which is complete when all of its scatter has run"
+                    )
                 elif target in other.touched:
-                    told = f"{name} updates the memory of {target}, which the other uses"
+                    told = (
+                        f"{name} scatters into the memory of {target}: others must be done with it"
+                    )
                 elif target in others:
-                    told = f"both update the memory of {target}"
+                    told = f"both scatter into the memory of {target}"
                 else:
                     continue
                 return Refusal(told, "hazard", final=True)
@@ -474,15 +485,16 @@ class Fuser:
         between = [i for i, m in self.mask.items() if m & earlier and self.ancestors[i] & first]
         if not between:
             return None
-        order = f"must run between them, after {self.nests[a].name} and before {self.nests[b].name}"
+        names = [short_name(self.nests[group].nodes) for group in (a, b)]
+        order = f"must run between them, after {names[0]} and before {names[1]}"
         for i in between:
             node = self.nodes[i]
             if isinstance(node, ExternKernelSchedulerNode):
                 told = f"cycle: {node.kernel.op} ({node.name}) {order}"
                 return Refusal(told, "cycle", True, (node.name,))
         nest = self.nests[between[0]]
-        names = tuple(node.name for node in nest.nodes)
-        return Refusal(f"cycle: {nest.name} {order}", "cycle", between=names)
+        told = f"cycle: {short_name(nest.nodes)} {order}"
+        return Refusal(told, "cycle", between=tuple(node.name for node in nest.nodes))
 
     def _kind(self, producer: LoopNest, consumer: LoopNest) -> FusionKind:
         if not self.context.flows(producer, consumer):

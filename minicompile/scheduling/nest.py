@@ -166,13 +166,14 @@ def dependencies(body: LoopBody) -> tuple[tuple[Dependency, ...], tuple[Dependen
 
 
 Footprint = tuple[Index, tuple[tuple[Size, Size], ...]]
-"""Offset and (stride, size) pairs, merged where contiguous: equal for equal sets of elements."""
+"""Offset and (stride, size) pairs, merged where contiguous: equal for equal sets of elements.
+
+What isn't linear stands in the offset, its loops beside their sizes.
+"""
 
 
-def footprint(index: StridedIndex, sizes: Ranges, hints: Hints) -> Footprint | None:
-    """The elements an index touches, whatever the order and split of the loops; None where not linear."""
-    if index.rest is not ZERO:
-        return None
+def footprint(index: StridedIndex, sizes: Ranges, hints: Hints) -> Footprint:
+    """The elements an index touches, whatever the order and split of the loops that it is linear in."""
     pairs = [(stride, sizes[loop]) for loop, stride in index.strides.items()]
     pairs.sort(key=lambda p: (size_hint(p[0], hints), size_hint(p[1], hints)))
     merged: list[tuple[Size, Size]] = []
@@ -181,7 +182,8 @@ def footprint(index: StridedIndex, sizes: Ranges, hints: Hints) -> Footprint | N
             merged[-1] = (merged[-1][0], times(merged[-1][1], size))
         else:
             merged.append((stride, size))
-    return index.offset, tuple(merged)
+    others = sorted(index.rest.free_symbols & sizes.keys(), key=str)
+    return index.offset + index.rest, (*merged, *((loop, sizes[loop]) for loop in others))
 
 
 def elements(where: Footprint, hints: Hints) -> int:
@@ -191,7 +193,7 @@ def elements(where: Footprint, hints: Hints) -> int:
 
 @dataclass(frozen=True)
 class Access:
-    """One place where a node touches a buffer. `key` is None where it depends on loaded values."""
+    """One place where a node touches a buffer. Without key and footprint if it depends on loaded values."""
 
     node: str
     buffer: str

@@ -30,9 +30,10 @@ from minicompile.scheduling.body import LoopBody, ranges_text
 from minicompile.shapes.expr import Size
 
 if TYPE_CHECKING:
-    from minicompile.scheduling.explain import Answer, FusionStep, Pair, WhatIf
-    from minicompile.scheduling.fusion import Fuser
+    from minicompile.scheduling.explain import Answer, Explainer, FusionStep, WhatIf
 
+Pair: TypeAlias = tuple[str, str]
+"""Names of two nodes."""
 FusionKind = Literal[
     "vertical", "horizontal", "reduction_prologue", "reduction_epilogue", "template_epilogue"
 ]
@@ -171,7 +172,7 @@ SingleNode: TypeAlias = SchedulerNode | ExternKernelSchedulerNode
 
 
 @dataclass(frozen=True)
-class KernelSize(Shown):
+class KernelSize:
     """How large a kernel is or would be. `registers`: values of one element that are alive at once."""
 
     loop_nests: int
@@ -343,29 +344,28 @@ class Schedule(Shown):
     nodes: list[ScheduledNode]
     decisions: list[FusionDecision]
     memory: MemoryPlan
-    fuser: Fuser | None = field(default=None, repr=False)
-    """The run of fusion that this schedule is the end of: what `why` and `what_if` go back to."""
+    explainer: Explainer | None = field(default=None, repr=False)
+    """Answers questions about the run of fusion that made this; None if the schedule was made by hand."""
 
     def why(self, a: str, b: str) -> Answer:
         """Why two buffers, nodes or kernels are one kernel, or why they are not.
 
-        Raises ValueError for names that no node of the schedule has.
+        Raises ValueError for a name that no node of the schedule has.
         """
-        from minicompile.scheduling.explain import why
-
-        return why(self, a, b)
+        return self._explainer().why(self, a, b)
 
     def what_if(self, fuse: Sequence[Pair] = (), forbid: Sequence[Pair] = ()) -> WhatIf:
         """Fusion once more, with wishes; a fusion that would be wrong is refused all the same."""
-        from minicompile.scheduling.explain import what_if
-
-        return what_if(self, fuse, forbid)
+        return self._explainer().what_if(self, fuse, forbid)
 
     def steps(self) -> Iterator[FusionStep]:
         """The groups of nodes before the first fusion and after each."""
-        from minicompile.scheduling.explain import steps
+        return self._explainer().steps(self)
 
-        return steps(self)
+    def _explainer(self) -> Explainer:
+        if self.explainer is None:
+            raise ValueError(f"the schedule of {self.graph.name} was made by hand: nothing to ask")
+        return self.explainer
 
     @property
     def kernels(self) -> list[FusedSchedulerNode]:

@@ -5,11 +5,11 @@ Index formulas are given in each node's own loops: p0, p1, ... parallel, r0, r1,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from minicompile.scheduling.nest import Access, LoopNest, elements
-from minicompile.scheduling.nodes import Cause
+from minicompile.scheduling.nodes import Cause, SingleNode
 from minicompile.shapes.expr import product, same, size_hint
 
 
@@ -32,6 +32,11 @@ def listed(names: Iterable[str], most: int = 3) -> str:
     return " and ".join(filter(None, (", ".join(told[:-1]), *told[-1:])))
 
 
+def short_name(nodes: Sequence[SingleNode]) -> str:
+    """`buf0`, or `buf0 + 6 more`."""
+    return nodes[0].name + (f" + {len(nodes) - 1} more" if len(nodes) > 1 else "")
+
+
 def index_mismatch(write: Access, read: Access, writer: LoopNest, reader: LoopNest) -> Refusal:
     """`buf0 is written at 64*p0 + p1 but buf1 reads it at p0 + 64*p1, in another order`."""
     written, used = ("?" if a.key is None else a.key[1] for a in (write, read))
@@ -51,7 +56,8 @@ def index_mismatch(write: Access, read: Access, writer: LoopNest, reader: LoopNe
     elif also:
         how = f" and at {also[0]}: two elements that are written in different iterations"
     elif writer.is_reduction and needed > 1:
-        how = f": one result needs {needed} elements, of which one row of the writer makes {made}"
+        rows = f"in rows of {made}" if made > 1 else "one in each round"
+        how = f": its kernel makes them {rows}, but each result takes {needed}, of different rounds"
     else:
         how = ", in another order"
     return Refusal(told + how, "index_mismatch")
@@ -70,7 +76,7 @@ def loop_mismatch(a: LoopNest, b: LoopNest) -> Refusal:
     for nest in (a, b):
         rows, row = (size_hint(product(g.values()), nest.hints) for g in (nest.x, nest.r))
         over = f"goes over {row} elements" if nest.r else "runs"
-        does.append(f"{nest.name} {over} {rows} times")
+        does.append(f"{short_name(nest.nodes)} {over} {rows} times")
     return Refusal(
         f"loops {a.space()} and {b.space()} don't match: {' but '.join(does)}", "loop_mismatch"
     )

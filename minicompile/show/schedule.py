@@ -8,6 +8,7 @@ from minicompile.codegen.plan import CodeLine
 from minicompile.lowering.ir import Operation
 from minicompile.ops.display import bytes_text, count_text
 from minicompile.provenance import operation_line
+from minicompile.scheduling.explain import Answer, FusionStep, WhatIf
 from minicompile.scheduling.nodes import (
     ExternKernelSchedulerNode,
     FusedSchedulerNode,
@@ -72,7 +73,7 @@ def fused_view(node: FusedSchedulerNode) -> str:
     )
 
 
-def decision_table(decisions: Sequence[FusionDecision]) -> str:
+def decision_table(decisions: Sequence[FusionDecision], numbers: Sequence[object] = ()) -> str:
     verdicts = {True: (GOOD, "fused"), False: (BAD, "kept apart")}
     rows = (
         [
@@ -82,16 +83,81 @@ def decision_table(decisions: Sequence[FusionDecision]) -> str:
             code(d.consumer, wrap=True),
             text(d.kind.replace("_", " ")),
             bytes_text(d.score),
+            str(d.distance),
+            text(f"{d.size.operations} / {d.size.registers}" if d.size is not None else ""),
             text(d.reason),
         ]
-        for number, d in enumerate(decisions)
+        for number, d in zip(numbers or range(len(decisions)), decisions)
     )
-    head = ("", "verdict", "producer", "consumer", "kind", "saves", "why")
-    return table(head, rows, numbers=(0, 5))
+    head = (
+        "",
+        "verdict",
+        "producer",
+        "consumer",
+        "kind",
+        "saves",
+        "distance",
+        "ops / alive",
+        "why",
+    )
+    return table(head, rows, numbers=(0, 5, 6, 7))
 
 
 ONE_KERNEL = "may these two run as one kernel?"
 shows(FusionDecision)(lambda d: box("fusion decision", ONE_KERNEL, decision_table([d])))
+
+
+@shows(Answer)
+def answer_view(answer: Answer) -> str:
+    """Why two nodes are one kernel or two: the answer, its numbers, and what was asked on the way."""
+    decisions, numbers = [d for _, d in answer.asked], [str(i) for i, _ in answer.asked]
+    if answer.decision not in decisions:
+        decisions, numbers = [*decisions, answer.decision], [*numbers, "now"]
+    tint, pair = (
+        GOOD if answer.same_kernel else BAD,
+        f"{' + '.join(answer.a)} and {' + '.join(answer.b)}",
+    )
+    told = answer.headline.removeprefix(f"{pair}: ")
+    return box(
+        f"why {pair}?",
+        f"both touch {', '.join(answer.common) or 'no common buffer'}",
+        f'<p style="border-left:4px solid {tint};padding-left:6px">{text(told)}</p>',
+        f"<p><small>{text(answer.decision.numbers)}</small></p>",
+        decision_table(decisions, numbers),
+        source_cell(answer.decision.origins),
+    )
+
+
+@shows(FusionStep)
+def step_view(step: FusionStep) -> str:
+    about = "before fusion" if step.decision is None else step.decision.reason
+    new = {node.name for node in step.decision.nodes} if step.decision is not None else set()
+    groups = " · ".join(
+        code(" + ".join(group), GOOD if not new.isdisjoint(group) else None)
+        for group in step.groups
+    )
+    return box(f"step {step.number}", about, f"<p>{groups}</p>")
+
+
+@shows(WhatIf)
+def what_if_view(found: WhatIf) -> str:
+    """Before and after side by side: costs, kernels and decisions that differ, wishes that were refused."""
+    rows = ([text(cell) for cell in row] for row in found.rows)
+    refused = "".join(f"<p><b>refused</b> {text(answer.headline)}</p>" for answer in found.refused)
+    sides = []
+    for title, kernels, decisions in zip(("before", "after"), found.kernels, found.decisions):
+        frames = "".join(group(kernel, operation_lines([kernel])) for kernel in kernels)
+        count = count_text(len(decisions), "decision") + f" of this side alone ({title})"
+        folded = details("decisions", count, decision_table(decisions), len(decisions) <= 6)
+        sides.append((heading(f"{title}: kernels that the other has not") + frames, folded))
+    return box(
+        "what if",
+        found.title.removeprefix("what if: "),
+        refused,
+        table(("", "before", "after"), rows, numbers=(1, 2)),
+        columns(*(frames for frames, _ in sides)),
+        *(folded for _, folded in sides),
+    )
 
 
 def operations(node: AnyNode) -> list[Operation]:

@@ -12,6 +12,7 @@ Through C++ kernels, in less than 8 minutes on 16 cores; once more to go on wher
         --jobs 15 --minutes 7.5 --json opinfo.json
 
     --backend NAME        "inductor" or "aot_eager", which stops before the kernels
+    --dynamic             all sizes are symbols
     --ops NAME ...        these only (names as in the table, `fnmatch` patterns)
     --from I --to J       a range of the database
     --jobs N              worker processes; each runs one operator at a time
@@ -61,7 +62,7 @@ def check_operator(name: str, chosen: argparse.Namespace) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         try:
             for case in cases(op, variants, kinds, chosen.limit_samples, chosen.other_samples):
-                found.append(check(case, chosen.side, chosen.backend).as_dict())
+                found.append(check(case, chosen.side, chosen.backend, chosen.dynamic).as_dict())
         except Exception:
             error = traceback.format_exc(limit=-4)
     seconds = round(time.perf_counter() - start, 1)
@@ -90,6 +91,7 @@ class Worker:
         if self.process is None:
             options = ["backend", "limit_samples", "other_samples", "side", "variants", "kinds"]
             given = [f"--{key.replace('_', '-')}={getattr(self.chosen, key)}" for key in options]
+            given += ["--dynamic"] * bool(self.chosen.dynamic)
             command = [sys.executable, "-m", "tests.opinfo", "--worker", *given]
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
             self.process = subprocess.Popen(
@@ -302,6 +304,7 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     made.add_argument("--backend", choices=list(BACKENDS), default="aot_eager")
+    made.add_argument("--dynamic", action="store_const", const=True, default=None)
     made.add_argument("--ops", nargs="*", default=[])
     made.add_argument("--from", dest="first", type=int, default=0)
     made.add_argument("--to", dest="last", type=int, default=None)

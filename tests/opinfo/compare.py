@@ -79,7 +79,7 @@ _numbers = itertools.count()
 
 
 def compile_ours(
-    case: Case, graphs: Graphs, backend: str
+    case: Case, graphs: Graphs, backend: str, dynamic: bool | None = None
 ) -> tuple[Callable[..., Any], Callable[[], None]]:
     """The call under mc.compile, and what reads the breaks afterwards."""
 
@@ -98,7 +98,7 @@ def compile_ours(
 
         return call
 
-    make = functools.partial(Dispatcher, backend=compiled, options=OPTIONS)
+    make = functools.partial(Dispatcher, backend=compiled, options=OPTIONS, dynamic=dynamic)
     dispatcher = make(entry(case))
 
     def finish() -> None:
@@ -168,7 +168,9 @@ OWN_FAULTS = "internal-error", "missing-tool"
 """Reasons of ours that are mistakes: an exception in a room, a kernel that the C compiler refuses."""
 
 
-def check(case: Case, sides: str = "both", backend: str = "aot_eager") -> Verdict:
+def check(
+    case: Case, sides: str = "both", backend: str = "aot_eager", dynamic: bool | None = None
+) -> Verdict:
     """Compare `case` with eager, and say whether the operator was in a graph."""
     verdict = Verdict(case.name, case.variant, str(case.dtype)[6:])
     eager = run(case, entry(case))
@@ -176,7 +178,7 @@ def check(case: Case, sides: str = "both", backend: str = "aot_eager") -> Verdic
     wrapped = {"clone"} if case.variant == "inplace_grad" else set()
     if sides in ("minicompile", "both"):
         graphs = Graphs()
-        function, finish = compile_ours(case, graphs, backend)
+        function, finish = compile_ours(case, graphs, backend, dynamic)
         ours = run(case, function)
         finish()
         verdict.in_graph, verdict.breaks = bool(graphs.operators - wrapped), graphs.breaks

@@ -1,4 +1,4 @@
-"""Gathers and scatters, those of pooling too, by `index`, `gather`, `index_put` and `scatter_add`."""
+"""Gathers and scatters by `index`, `gather`, `index_put` and `scatter_add`."""
 
 from __future__ import annotations
 
@@ -25,14 +25,6 @@ def embedding_backward(
     if padding >= 0:
         grad = torch.where((at == padding).unsqueeze(-1), 0.0, grad)
     return index_put(grad.new_zeros([rows, grad.shape[-1]]), [at], grad, True)
-
-
-@decompose(aten.max_pool2d_with_indices_backward.default, to="prims", wide=True)
-def max_pool2d_backward(grad: Tensor, x: Tensor, *window_and_indices: Any) -> Tensor:
-    """Add each gradient to the pixel that was the largest of its window."""
-    *planes, height, width = x.shape
-    at, grad = (v.reshape([*planes, -1]) for v in (window_and_indices[-1], grad))
-    return grad.new_zeros([*planes, height * width]).scatter_add(-1, at, grad).view(x.shape)
 
 
 @decompose(aten.index_add.default, to="prims")

@@ -1,5 +1,5 @@
-"""Means (and pooling by them), variances and norms as sums; variance in two passes (mean, then squared
-differences), which is stable.
+"""Means, variances and norms as sums; variance in two passes (mean, then squared differences), which is
+stable.
 """
 
 from __future__ import annotations
@@ -53,30 +53,6 @@ def sum_dims(x: Tensor, dims: Any, keepdim: bool = False, *, dtype: Dtype = None
 def mean(x: Tensor, dims: Any, keepdim: bool = False, *, dtype: Dtype = None) -> Tensor:
     dims = all_dims(x, dims)
     return x.to(computation_dtype(dtype or x.dtype)).sum(dims, keepdim) / count(x, dims)
-
-
-def tiles(x: Tensor, rows: int, columns: int) -> list[int] | None:
-    """[rows, window height, columns, window width] where windows tile the images evenly."""
-    height, width = x.shape[-2:]
-    known = isinstance(height, int) and isinstance(width, int) and x.numel() != 0
-    if not known or height % rows or width % columns:
-        return None
-    return [rows, height // rows, columns, width // columns]
-
-
-@decompose(aten._adaptive_avg_pool2d.default, to="prims", wide=True)
-def adaptive_avg_pool2d(x: Tensor, size: list[Any]) -> Tensor:
-    if (parts := tiles(x, *size)) is None:
-        return NotImplemented
-    return x.reshape([*x.shape[:-2], *parts]).mean([-3, -1])
-
-
-@decompose(aten._adaptive_avg_pool2d_backward.default, to="prims", wide=True)
-def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
-    if (parts := tiles(x, *grad.shape[-2:])) is None:
-        return NotImplemented
-    each = (grad / (parts[1] * parts[3])).unsqueeze(-1).unsqueeze(-3)
-    return each.expand([*x.shape[:-2], *parts]).reshape(x.shape)
 
 
 @decompose(aten.var_mean.correction, to="prims", wide=True)

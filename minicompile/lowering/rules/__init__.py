@@ -5,9 +5,10 @@ from minicompile.lowering.rules import (
     externs,
     indexing,
     pointwise,
+    pooling,
     reductions,
     scans,
     view,
 )
 
-__all__ = ["creation", "externs", "indexing", "pointwise", "reductions", "scans", "view"]
+__all__ = ["creation", "externs", "indexing", "pointwise", "pooling", "reductions", "scans", "view"]

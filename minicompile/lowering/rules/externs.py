@@ -23,11 +23,6 @@ REASONS: dict[str, str] = {
     "copy between devices, or of complex numbers": "_to_copy",
     "sorting": "sort topk kthvalue median nanmedian mode unique_dim _unique2 msort argsort",
     "the result's size depends on data": "nonzero masked_select bincount histc repeat_interleave",
-    "library pooling": """
-        max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d avg_pool2d_backward
-        max_pool3d_with_indices max_pool3d_with_indices_backward avg_pool3d avg_pool3d_backward
-        _adaptive_avg_pool2d _adaptive_avg_pool2d_backward adaptive_max_pool2d
-        adaptive_max_pool2d_backward""",
     "library resampling": """
         upsample_nearest2d upsample_bilinear2d upsample_bicubic2d grid_sampler_2d
         grid_sampler_2d_backward upsample_nearest2d_backward upsample_bilinear2d_backward""",
