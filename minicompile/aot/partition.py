@@ -283,7 +283,7 @@ def save_all(parts: JointParts) -> Saved:
 
 class Cut:
     """The network of the values that could be kept, each as wide as its bytes. Those in `free` have none;
-    those in `extra` would be written for the backward alone, which counts as a sixteenth more."""
+    those in `extra` would be written for the backward alone, which counts as a 256th more."""
 
     def __init__(
         self,
@@ -300,7 +300,7 @@ class Cut:
                 self.network.add_edge((node, "out"), "sink", UNLIMITED)
             rank = len(bans) * (1 + parts.is_backward(node)) - index
             size = 0 if node in free else bytes_of(node)
-            width = size * (ONE_BYTE + ONE_BYTE // 16 * (node in extra)) + rank
+            width = size * (ONE_BYTE + ONE_BYTE // 256 * (node in extra)) + rank
             if node in parts.inside or is_view(node) or not is_tensor(node):
                 width = UNLIMITED
             self.network.add_edge((node, "in"), (node, "out"), width)

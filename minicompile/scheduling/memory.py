@@ -3,7 +3,7 @@
 Liveness is a walk over the kernels in running order. A buffer that only one kernel touches never reaches
 memory; one that dies hands its memory to another of the same device, dtype and size: to one that the last
 reader writes, where that is right (in_place.py), or to a later one. Memory that the caller sees (graph
-inputs, constants, outputs) is never handed on.
+inputs, constants, outputs) is never handed on; but an input's new contents can be written into it at once.
 The real compiler: torch/_inductor/codegen/memory_planning.py, AllocateLine in codegen/wrapper.py.
 """
 
@@ -15,7 +15,14 @@ from typing import Literal
 
 import torch
 
-from minicompile.lowering.ir import PRODUCTS, ComputedBuffer, LoopGraph, Scatter
+from minicompile.lowering.ir import (
+    PRODUCTS,
+    ComputedBuffer,
+    InputBuffer,
+    LoopGraph,
+    Scatter,
+    View,
+)
 from minicompile.scheduling import in_place
 from minicompile.scheduling.nodes import (
     Allocation,
@@ -90,7 +97,7 @@ class Liveness:
         self.last.update(dict.fromkeys(graph.returned, self.steps))
         self.aliases = {s: t for s, t in scatter_targets(graph).items() if s in born_at}
         calls = [None if isinstance(n, FusedSchedulerNode) else n.kernel.op for n in nodes]
-        lent = {
+        self.lent = {
             name
             for names, op in zip(touched, calls, strict=True)
             if op is not None and op not in FRESH
@@ -115,7 +122,7 @@ class Liveness:
                     born=born,
                     dies=dies[name],
                     planned=calls[born] is None or calls[born] in PRODUCTS,
-                    lent=name in lent,
+                    lent=name in self.lent,
                 )
             )
 
@@ -131,6 +138,9 @@ class Liveness:
 def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode]) -> MemoryPlan:
     """Who is allocated and freed where; dead memory is handed on unless keeping it would raise the peak."""
     alive = Liveness(graph, nodes)
+    into_inputs = written_back(graph, alive, nodes)
+    home = {d.new: d for d in into_inputs if d.done}
+    alive.lives = [life for life in alive.lives if life.name not in home]
     decisions = in_place_decisions(alive, nodes)
     taken = {d.new: d.old for d in decisions if d.done}
     live, sizes = alive.live_bytes(), {life.name: life.bytes for life in alive.lives}
@@ -142,10 +152,12 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode]) -> MemoryPlan:
         if life.planned:
             made = Allocation(life.name, reused.get(life.name), life.name in taken)
             plan.allocate[life.born].append(made)
+    for d in home.values():
+        plan.allocate[d.step].append(Allocation(d.new, d.old, alive.last.get(d.old) == d.step))
     for name, step in sorted(alive.last.items()):
         if step < len(nodes):
             plan.free[step].append(name)
-    plan.decisions, plan.buffer_bytes = decisions, sum(sizes.values())
+    plan.decisions, plan.buffer_bytes = into_inputs + decisions, sum(sizes.values())
     plan.blocks = blocks(alive.lives, reused, len(nodes))
     plan.eager_bytes = graph.eager_bytes
     return plan
@@ -174,6 +186,38 @@ def in_place_decisions(alive: Liveness, nodes: Sequence[ScheduledNode]) -> list[
                 if why is None:
                     left.remove(new)
                     break
+    return found
+
+
+def written_back(
+    graph: LoopGraph, alive: Liveness, nodes: Sequence[ScheduledNode]
+) -> list[InPlaceDecision]:
+    """For each result that becomes an input's contents, whether its kernel can write it there at once."""
+    found, lives = [], {life.name: life for life in alive.lives}
+    bodies = [
+        body for node in nodes if isinstance(node, FusedSchedulerNode) for body in node.bodies
+    ]
+    fails = any(v.op == "indirect" and v.check for body in bodies for v in body.values)
+    for output_number, number in graph.written_back.items():
+        output, old = graph.outputs[output_number], graph.inputs[number]
+        if not isinstance(output, View) or not isinstance(old, InputBuffer):
+            continue
+        life, last = lives.get(output.buffer), alive.last.get(old.name, -1)
+        if life is None:
+            continue
+        node, layout, why = nodes[life.born], graph.buffers[life.name].layout, None
+        if not isinstance(node, FusedSchedulerNode):
+            why = f"a library makes {life.name}"
+        elif last > life.born or graph.returned.count(life.name) > 1 or old.name in alive.lent:
+            why = f"{old.name} is read later, or {life.name} is another result too"
+        elif not layout == old.layout == output.layout:
+            why = f"{old.name} and {life.name} lie differently in memory"
+        elif fails:
+            why = "an index out of range would leave it half written"
+        elif last == life.born:
+            why = in_place.refusal(node, old.name, life.name)
+        reason = why or "each element is read where it is written, and never after"
+        found.append(InPlaceDecision(life.born, old.name, life.name, why is None, reason))
     return found
 
 

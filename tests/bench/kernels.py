@@ -156,7 +156,11 @@ def count_ours(trace: Trace, launches: int) -> Counts:
         nests += sum(loop_nests(kernel.text) for kernel in stages.kernels)
         others += len(stages.loops.externs)
     assert trace.aot is not None
+    forward = trace.graphs["forward"]
+    written = {a.reuses for step in forward.schedule.memory.allocate for a in step}
     for index in trace.aot.metadata.mutated_inputs:
+        if getattr(forward.loops.inputs[index], "name", "") in written:  # by the kernel itself
+            continue
         others += 1
         moved += 2 * trace.capture.fakes[index].nbytes
     return Counts(nests + others, moved, launches + others)
