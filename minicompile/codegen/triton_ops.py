@@ -62,6 +62,17 @@ def pow_int(base, exponent):
     return tl.where(exponent < 0, inverse, result)
 
 @triton.jit
+def gcd_int(a, b):
+    a = tl.where(a < 0, 0 - a, a)
+    b = tl.where(b < 0, 0 - b, b)
+    for _ in range(0, 92):
+        done = a == 0
+        rest = b % (a + done.to(a.dtype))
+        b = tl.where(done, b, a)
+        a = tl.where(done, a, rest)
+    return b
+
+@triton.jit
 def max_combine(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
@@ -212,7 +223,8 @@ def pointwise_text(value: Value, name_of: Callable[[Value], str]) -> str:
 
 
 _LIBDEVICE = """
-rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf trunc
+rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh asinh acosh atanh tanh erf erfc
+lgamma trunc
 """
 _VALID_SHIFT = "({1} >= 0) & ({1} < {bits})"
 """Eager defines shifts by too much: 0, or the sign when shifting right."""
@@ -226,12 +238,16 @@ def _unless_byte(rule: OpRule, byte: str) -> OpRule:
 for _name, _rule in {
     **INFIX,
     **{name: form(f"libdevice.{name}({{0}})") for name in _LIBDEVICE.split()},
-    **{name: form(f"libdevice.{name}({{0}}, {{1}})") for name in ("atan2", "copysign", "hypot")},
+    **{
+        name: form(f"libdevice.{name}({{0}}, {{1}})")
+        for name in ("atan2", "copysign", "hypot", "nextafter")
+    },
     **{name: form(f"tl.{name}({{0}})") for name in ("abs", "floor", "ceil")},
     **{name: form(f"tl.{name}({{0}}, {{1}})") for name in ("maximum", "minimum")},
     "truncdiv": form("{0} // {1}"),
     "fmod": by_kind(form("libdevice.fmod({0}, {1})"), form("{0} % {1}")),
     "pow": by_kind(form("libdevice.pow({0}, {1})"), form("pow_int({0}, {1})")),
+    "gcd": form("gcd_int({0}, {1})"),
     "round": form("libdevice.nearbyint({0})"),
     "fma": form("tl.fma({0}, {1}, {2})"),
     "where": form("tl.where({0}, {1}, {2})"),

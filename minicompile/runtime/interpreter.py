@@ -27,7 +27,13 @@ import torch
 import triton.language as tl
 
 from minicompile import compat
-from minicompile.codegen.plan import INDEX_ERROR, KernelPlan, KernelSource, power_of_two
+from minicompile.codegen.plan import (
+    INDEX_ERROR,
+    ZERO_DIVISION,
+    KernelPlan,
+    KernelSource,
+    power_of_two,
+)
 from minicompile.runtime.cpp import fail
 from minicompile.runtime.triton import Tiles, blocks, execute
 from minicompile.shapes.expr import product, size_hint
@@ -66,8 +72,9 @@ class InterpretedKernel:
             with interpreting(), np.errstate(all="ignore"):
                 self.kernel[grid](*tensors, *numbers, **blocks(plan, tiles))
         except interpreter.InterpreterError as error:
-            if isinstance(error.__cause__, AssertionError):  # an index check
-                fail(plan, INDEX_ERROR)
+            if isinstance(error.__cause__, AssertionError):  # a check of an index, or of a divisor
+                division = "division" in str(error.__cause__)
+                fail(plan, ZERO_DIVISION if division else INDEX_ERROR)
             raise
 
 
