@@ -321,12 +321,10 @@ class Fuser:
         """The boundary of fusion: what a library writes or reads goes through memory."""
         writers = {d.buffer: node for node in self.nodes for d in node.writes}
         for node in self.nodes:
-            for buffer in dict.fromkeys(d.buffer for d in node.reads):
-                pair = (writers.get(buffer, node), node)
-                if pair[0] is not node and any(
-                    isinstance(n, ExternKernelSchedulerNode) for n in pair
-                ):
-                    self.decisions.append(self.boundary([pair[0]], [node]))
+            for producer in dict.fromkeys(writers.get(d.buffer, node) for d in node.reads):
+                kinds = {type(producer), type(node)}
+                if producer is not node and ExternKernelSchedulerNode in kinds:
+                    self.decisions.append(self.boundary([producer], [node]))
 
     def boundary(self, one: Sequence[SingleNode], other: Sequence[SingleNode]) -> FusionDecision:
         """Why a library call shares no kernel. `one` and `other` are groups, at least one of them a call."""
@@ -433,9 +431,11 @@ class Fuser:
         """The joined nest and the policy's reason, or the refusal. A wish overrules the policy only."""
         producer, consumer = self.nests[a], self.nests[b]
         flaw = self._device(producer, consumer) or self._hazard(producer, consumer)
-        flaw = flaw or self._cycle(a, b) or self._forbidden(a, b)
+        flaw = flaw or self._cycle(a, b)
         if flaw is not None:
             return flaw
+        if (pair := self._wished(self.wishes.forbid, a, b)) is not None:
+            return Refusal(f"what_if keeps {' and '.join(pair)} apart", "wish", final=True)
         verdict = Verdict(True, "what_if asks for it", "wish")
         wish = self._wished(self.wishes.fuse, a, b) is not None
         if not wish:
@@ -456,11 +456,6 @@ class Fuser:
         """The pair that two groups have the nodes of."""
         return next((pair for pair in pairs if {*map(self.group, pair)} == {a, b}), None)
 
-    def _forbidden(self, a: int, b: int) -> Refusal | None:
-        pair = self._wished(self.wishes.forbid, a, b)
-        told = f"what_if keeps {' and '.join(pair)} apart" if pair is not None else ""
-        return Refusal(told, "wish", final=True) if told else None
-
     def _device(self, producer: LoopNest, consumer: LoopNest) -> Refusal | None:
         one, other = (nest.nodes[0].buffer.layout.device for nest in (producer, consumer))
         told = f"different devices: {one} and {other}"
@@ -473,13 +468,9 @@ class Fuser:
             for name in sorted(nest.written & self.scatters.keys()):
                 target = self.scatters[name]
                 if name in other.touched:
-                    told = (
-                        f"the other reads {name}, which is complete when all of its scatter has run"
-                    )
+                    told = f"{name} is complete only when all of its scatter has run"
                 elif target in other.touched:
-                    told = (
-                        f"{name} scatters into the memory of {target}: others must be done with it"
-                    )
+                    told = f"{name} scatters into memory of {target}: others must be done with it"
                 elif target in others:
                     told = f"both scatter into the memory of {target}"
                 else:
