@@ -33,10 +33,9 @@ from minicompile.scheduling.nodes import (
     FusedSchedulerNode,
     InPlaceDecision,
     MemoryPlan,
-    Pool,
     ScheduledNode,
 )
-from minicompile.shapes.expr import size_hint
+from minicompile.shapes.expr import Size, size_hint
 
 aten = torch.ops.aten
 
@@ -59,16 +58,13 @@ class Life:
     """The memory of one buffer: alive in the steps `born` to `dies`."""
 
     name: str
-    key: object
-    """Memory of equal keys is interchangeable."""
+    key: tuple[torch.device, torch.dtype, Size]
+    """Device, dtype, elements: memory of equal keys is interchangeable."""
     bytes: int
-    device: torch.device
     born: int
     dies: int
     planned: bool
     """The wrapper allocates it (products take `out=`), not a library operator."""
-    fixed: bool
-    """Its size is known when compiling."""
     lent: bool
     """A library operator made or read it whose results may be views of what it read."""
 
@@ -135,8 +131,6 @@ class Liveness:
                     bytes=size_hint(size, hints) * layout.dtype.itemsize,
                     born=born,
                     dies=dies[name],
-                    device=layout.device,
-                    fixed=isinstance(size, int),
                     planned=calls[born] is None or calls[born] in PRODUCTS,
                     lent=name in self.lent,
                 )
@@ -174,7 +168,7 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode], options: Optio
     pieces = [chain for name, chain in chains.items() if chain[0].name == name]
     pooled = _pool(plan, [chain for chain in pieces if _is_ours(chain, len(nodes))], options)
     apart = [chain for chain in pieces if chain[0].name not in pooled]
-    above = max((pool.bytes for pool in plan.pools), default=0)
+    above = max((pool.bytes for pool in plan.pools.values()), default=0)
     drawn = {c[0].name: above + offset for c, offset in zip(apart, place(apart), strict=True)}
     for chain in pieces:
         first, dies = chain[0], chain[-1].dies
@@ -315,20 +309,20 @@ def _pool(plan: MemoryPlan, chains: Sequence[Sequence[Life]], options: Options) 
     different sizes share them.
     """
     offsets: dict[str, int] = {}
-    fixed = [chain for chain in chains if chain[0].fixed]
+    fixed = [chain for chain in chains if isinstance(chain[0].key[2], int)]
     varying = count_text(len(chains) - len(fixed), "piece")
     told = [f"{varying} of memory whose size varies: in no pool"] * (len(fixed) < len(chains))
-    for device in sorted({chain[0].device for chain in fixed}, key=str):
-        own = [chain for chain in fixed if chain[0].device == device]
+    for device in sorted({chain[0].key[0] for chain in fixed}, key=str):
+        own = [chain for chain in fixed if chain[0].key[0] == device]
         found = dict(zip((chain[0].name for chain in own), place(own), strict=True))
         size = max(found[chain[0].name] + chain[0].bytes for chain in own)
         size = -(-size // ALIGNMENT) * ALIGNMENT
-        pool = Pool(device, size, min(c[0].born for c in own), max(c[-1].dies for c in own))
+        born, dies = min(c[0].born for c in own), max(c[-1].dies for c in own)
         live = list(plan.live_bytes)
         for chain in own:
             for step in range(chain[0].born, chain[-1].dies + 1):
                 live[step] -= chain[0].bytes
-        for step in range(pool.born, pool.dies + 1):
+        for step in range(born, dies + 1):
             live[step] += size
         apart = sum(chain[0].bytes for chain in own)
         wanted = options.memory_pool
@@ -344,7 +338,7 @@ def _pool(plan: MemoryPlan, chains: Sequence[Sequence[Life]], options: Options) 
                 not wanted
             )
         if wanted:
-            plan.pools.append(pool)
+            plan.pools[device] = Block((), born, dies, size, "pool", 0)
             plan.live_bytes = live
             offsets |= found
         what = f"{bytes_text(size)} instead of" if wanted else "none for"

@@ -210,7 +210,7 @@ def test_a_pool_holds_what_nobody_else_keeps() -> None:
     assert homes == {"buf0": "output", "buf1": "pool", "buf2": "own", "buf3": "library"} | {
         "buf4": "pool", "buf5": "pool", "buf6": "output"
     }  # fmt: skip
-    (pool,) = result.memory.pools
+    (pool,) = result.memory.pools.values()
     assert (pool.born, pool.dies, pool.bytes) == (1, 6, 2 * 16 * 16 * 8)
     have = check(graph, result)
     assert have[0].untyped_storage().nbytes() == 16 * 8
@@ -219,9 +219,9 @@ def test_a_pool_holds_what_nobody_else_keeps() -> None:
 def test_a_pool_packs_pieces_of_different_sizes() -> None:
     graph = sized_chain(8)
     result = schedule(graph, POOL)
-    (pool,) = result.memory.pools
+    (pool,) = result.memory.pools.values()
     plain = schedule(graph, replace(APART, memory_pool=False))
-    assert plain.memory.pools == [] and "memory_pool = False" in plain.memory.pool_reason
+    assert not plain.memory.pools and "memory_pool = False" in plain.memory.pool_reason
     apart = sum(block.bytes for block in plain.memory.blocks if block.home == "own")
     assert pool.bytes < 0.6 * apart
     check(graph, result)
