@@ -6,8 +6,9 @@ formulas until something needs their memory. The real compiler: GraphLowering in
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -18,7 +19,14 @@ from minicompile import compat
 from minicompile.errors import Unsupported
 from minicompile.lowering import realize as heuristics
 from minicompile.lowering import rules
-from minicompile.lowering.context import LoweringContext, Rule, extern_reasons, layout_of, lowering
+from minicompile.lowering.context import (
+    LoweringContext,
+    Rule,
+    extern_reasons,
+    layout_of,
+    lowering,
+    tensor_layouts,
+)
 from minicompile.lowering.ir import (
     PRODUCTS,
     ExternKernel,
@@ -33,10 +41,9 @@ from minicompile.lowering.ir import (
 )
 from minicompile.lowering.value import Storage, TensorValue
 from minicompile.ops.dtypes import LOOP_DTYPES, short
-from minicompile.ops.eager_memory import eager_peak
 from minicompile.ops.graph import Graph, origins_of, output_node, target_name, user_line
 from minicompile.options import Options
-from minicompile.shapes.expr import Size, to_size
+from minicompile.shapes.expr import Size, size_hint, to_size
 
 __all__ = ["LoweringContext", "lower", "lowering", "rules"]
 
@@ -81,7 +88,7 @@ class _Lowering:
                 raise Unsupported(f"a {node.op} node in an ATen graph")
         name, ctx = self.graph.name, self.ctx
         found = LoopGraph(name, self.inputs, ctx.constants, ctx.operations, outputs, self.hints)
-        found.eager_bytes = eager_peak(self.graph, self.hints)
+        found.eager_bytes = eager_peak(list(self.graph.nodes), self.hints)
         drop_unread(found)
         if self.options.verify:
             verify(found)
@@ -261,6 +268,29 @@ def _copying(node: fx.Node, op: torch._ops.OpOverload, reason: str) -> torch._op
 def is_view(op: torch._ops.OpOverload) -> bool:
     """Whether eager returns an alias of an argument."""
     return any(result.alias_info is not None for result in op._schema.returns)
+
+
+def eager_peak(nodes: Sequence[fx.Node], hints: Mapping[sympy.Symbol, int]) -> int:
+    """Most bytes alive at once if operators ran one by one: results until their last use, outputs to the end.
+
+    Views keep what they look at alive. Inputs are the caller's.
+    """
+    owner: dict[fx.Node, fx.Node] = {}
+    last: dict[fx.Node, int] = {}
+    for step, node in enumerate(nodes):
+        op, inputs = node.target, node.all_input_nodes
+        looks = op is operator.getitem or (isinstance(op, torch._ops.OpOverload) and is_view(op))
+        owner[node] = owner[inputs[0]] if looks and inputs else node
+        last.update((owner[used], step) for used in (node, *inputs))
+    change = [0] * (len(nodes) + 1)
+    for step, node in enumerate(nodes):
+        if node.op == "call_function" and owner[node] is node:
+            for layout in tensor_layouts(node.meta.get("val")):
+                if layout is not None:
+                    size = size_hint(layout.numel, hints) * layout.dtype.itemsize
+                    change[step] += size
+                    change[last[node] + 1] -= size
+    return max(itertools.accumulate(change))
 
 
 def drop_unread(graph: LoopGraph) -> None:

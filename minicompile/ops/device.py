@@ -32,6 +32,11 @@ class DeviceSpec:
     flops_per_second: float
     source: str = "given"
 
+    @property
+    def ridge(self) -> float:
+        """Operations for each byte from which on arithmetic is the limit."""
+        return self.flops_per_second / self.bytes_per_second
+
     def __str__(self) -> str:
         return (
             f"{self.name}: {self.bytes_per_second / 1e9:,.1f} GB/s, "

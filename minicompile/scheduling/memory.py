@@ -23,6 +23,9 @@ from minicompile.lowering.ir import (
     Scatter,
     View,
 )
+from minicompile.ops.display import bytes_text, count_text
+from minicompile.ops.dtypes import is_int
+from minicompile.options import Options
 from minicompile.scheduling import in_place
 from minicompile.scheduling.nodes import (
     Allocation,
@@ -30,6 +33,7 @@ from minicompile.scheduling.nodes import (
     FusedSchedulerNode,
     InPlaceDecision,
     MemoryPlan,
+    Pool,
     ScheduledNode,
 )
 from minicompile.shapes.expr import size_hint
@@ -39,8 +43,15 @@ aten = torch.ops.aten
 FRESH = PRODUCTS | {aten.convolution.default, aten.convolution_backward.default}
 """Library operators whose results are never views of what they read."""
 
+DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
+
 ALIGNMENT = 64
 """Bytes of which offsets are multiples: a cache line, the widest vector."""
+
+WORTH_A_POOL = 4 << 20
+"""Bytes of fresh memory that a pool must save: their pages cost more than views of the pool."""
+
+Home = Literal["own", "pool", "library", "output"]
 
 
 @dataclass(frozen=True)
@@ -51,10 +62,13 @@ class Life:
     key: object
     """Memory of equal keys is interchangeable."""
     bytes: int
+    device: torch.device
     born: int
     dies: int
     planned: bool
     """The wrapper allocates it (products take `out=`), not a library operator."""
+    fixed: bool
+    """Its size is known when compiling."""
     lent: bool
     """A library operator made or read it whose results may be views of what it read."""
 
@@ -121,6 +135,8 @@ class Liveness:
                     bytes=size_hint(size, hints) * layout.dtype.itemsize,
                     born=born,
                     dies=dies[name],
+                    device=layout.device,
+                    fixed=isinstance(size, int),
                     planned=calls[born] is None or calls[born] in PRODUCTS,
                     lent=name in self.lent,
                 )
@@ -135,12 +151,12 @@ class Liveness:
         return live
 
 
-def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode]) -> MemoryPlan:
+def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode], options: Options) -> MemoryPlan:
     """Who is allocated and freed where; dead memory is handed on unless keeping it would raise the peak."""
     alive = Liveness(graph, nodes)
     into_inputs = written_back(graph, alive, nodes)
-    home = {d.new: d for d in into_inputs if d.done}
-    alive.lives = [life for life in alive.lives if life.name not in home]
+    updates = {d.new: d for d in into_inputs if d.done}
+    alive.lives = [life for life in alive.lives if life.name not in updates]
     decisions = in_place_decisions(alive, nodes)
     taken = {d.new: d.old for d in decisions if d.done}
     live, sizes = alive.live_bytes(), {life.name: life.bytes for life in alive.lives}
@@ -148,18 +164,32 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode]) -> MemoryPlan:
         live[decision.step] -= sizes[decision.new] * decision.done
     reused = taken | _handed_on(alive.lives, live, taken)
     plan = MemoryPlan([[] for _ in nodes], [[] for _ in nodes], alive.aliases, alive.internal, live)
+    plan.decisions, plan.buffer_bytes = into_inputs + decisions, sum(sizes.values())
+    plan.eager_bytes = graph.eager_bytes
+    chains: dict[str, list[Life]] = {}
+    for life in alive.lives:  # those that take over come after those that they take over from
+        chain = chains[reused[life.name]] if life.name in reused else []
+        chains[life.name] = chain
+        chain.append(life)
+    pieces = [chain for name, chain in chains.items() if chain[0].name == name]
+    pooled = _pool(plan, [chain for chain in pieces if _is_ours(chain, len(nodes))], options)
+    for chain, offset in zip(pieces, place(pieces), strict=True):
+        first, last = chain[0], chain[-1]
+        home: Home = "output" if last.dies == len(nodes) else "own" if first.planned else "library"
+        if first.name in pooled:
+            home, offset = "pool", pooled[first.name]
+        names = tuple(life.name for life in chain)
+        dies = min(last.dies, len(nodes) - 1)
+        plan.blocks.append(Block(names, first.born, dies, first.bytes, home, offset))
     for life in alive.lives:
         if life.planned:
-            made = Allocation(life.name, reused.get(life.name), life.name in taken)
-            plan.allocate[life.born].append(made)
-    for d in home.values():
+            name, old = life.name, reused.get(life.name)
+            plan.allocate[life.born].append(Allocation(name, old, name in taken, pooled.get(name)))
+    for d in updates.values():
         plan.allocate[d.step].append(Allocation(d.new, d.old, alive.last.get(d.old) == d.step))
     for name, step in sorted(alive.last.items()):
         if step < len(nodes):
             plan.free[step].append(name)
-    plan.decisions, plan.buffer_bytes = into_inputs + decisions, sum(sizes.values())
-    plan.blocks = blocks(alive.lives, reused, len(nodes))
-    plan.eager_bytes = graph.eager_bytes
     return plan
 
 
@@ -194,10 +224,7 @@ def written_back(
 ) -> list[InPlaceDecision]:
     """For each result that becomes an input's contents, whether its kernel can write it there at once."""
     found, lives = [], {life.name: life for life in alive.lives}
-    bodies = [
-        body for node in nodes if isinstance(node, FusedSchedulerNode) for body in node.bodies
-    ]
-    fails = any(v.op == "indirect" and v.check for body in bodies for v in body.values)
+    fails = [step for step, node in enumerate(nodes) if may_raise(node)]
     for output_number, number in graph.written_back.items():
         output, old = graph.outputs[output_number], graph.inputs[number]
         if not isinstance(output, View) or not isinstance(old, InputBuffer):
@@ -212,13 +239,24 @@ def written_back(
             why = f"{old.name} is read later, or {life.name} is another result too"
         elif not layout == old.layout == output.layout:
             why = f"{old.name} and {life.name} lie differently in memory"
-        elif fails:
-            why = "an index out of range would leave it half written"
+        elif fails and fails[-1] >= life.born:
+            why = f"{nodes[fails[-1]].name} may raise an error, and would leave it written"
         elif last == life.born:
             why = in_place.refusal(node, old.name, life.name)
         reason = why or "each element is read where it is written, and never after"
         found.append(InPlaceDecision(life.born, old.name, life.name, why is None, reason))
     return found
+
+
+def may_raise(node: ScheduledNode) -> bool:
+    """Whether a node can find its data unfit: an index out of range, a zero divisor, a library's check."""
+    if not isinstance(node, FusedSchedulerNode):
+        return node.kernel.op not in FRESH
+    values = (value for body in node.bodies for value in body.values)
+    return any(
+        value.check if value.op == "indirect" else value.op in DIVISIONS and is_int(value.dtype)
+        for value in values
+    )
 
 
 def _handed_on(lives: Sequence[Life], live: list[int], taken: Mapping[str, str]) -> dict[str, str]:
@@ -247,38 +285,68 @@ def _handed_on(lives: Sequence[Life], live: list[int], taken: Mapping[str, str])
     return found
 
 
-def blocks(lives: Sequence[Life], reused: Mapping[str, str], steps: int) -> list[Block]:
-    """The pieces of memory behind the buffers, laid out side by side."""
-    chains: dict[str, list[Life]] = {}
-    for life in lives:  # those that take over come after those they take over from
-        chain = chains[reused[life.name]] if life.name in reused else []
-        chain.append(life)
-        chains[life.name] = chain
-    found = [c for name, c in chains.items() if c[0].name == name]
-    offsets = place([(c[0].born, c[-1].dies, c[0].bytes) for c in found])
-    out = []
-    for chain, offset in zip(found, offsets, strict=True):
-        first, last = chain[0], chain[-1]
-        home: Literal["own", "library", "output"] = "own" if first.planned else "library"
-        home = "output" if last.dies == steps else home
-        names = tuple(life.name for life in chain)
-        out.append(Block(names, first.born, min(last.dies, steps - 1), first.bytes, home, offset))
-    return out
-
-
-def place(pieces: Sequence[tuple[int, int, int]]) -> list[int]:
-    """Offsets for pieces (born, dies, bytes), such that those alive at the same time lie apart.
+def place(chains: Sequence[Sequence[Life]]) -> list[int]:
+    """Offsets in bytes for pieces of memory, such that those alive at the same time lie apart.
 
     The largest first, each at the lowest place that is free all its life.
     """
-    offsets = [0] * len(pieces)
+    offsets = [0] * len(chains)
     placed: list[tuple[int, int, int, int]] = []
-    for i in sorted(range(len(pieces)), key=lambda i: (-pieces[i][2], i)):
-        born, dies, size = pieces[i]
-        start = 0
+    for i in sorted(range(len(chains)), key=lambda i: (-chains[i][0].bytes, i)):
+        born, dies, size = chains[i][0].born, chains[i][-1].dies, chains[i][0].bytes
         for low, high, other_born, other_dies in sorted(placed):
-            if other_born <= dies and born <= other_dies and low < start + size:
-                start = max(start, -(-high // ALIGNMENT) * ALIGNMENT)
-        offsets[i] = start
-        placed.append((start, start + size, born, dies))
+            if other_born <= dies and born <= other_dies and low < offsets[i] + size:
+                offsets[i] = max(offsets[i], -(-high // ALIGNMENT) * ALIGNMENT)
+        placed.append((offsets[i], offsets[i] + size, born, dies))
+    return offsets
+
+
+def _is_ours(chain: Sequence[Life], steps: int) -> bool:
+    """Memory that nobody else keeps: neither the caller nor a library operator's results."""
+    return all(life.planned and not life.lent for life in chain) and chain[-1].dies < steps
+
+
+def _pool(plan: MemoryPlan, chains: Sequence[Sequence[Life]], options: Options) -> dict[str, int]:
+    """Offsets of the pieces of memory in a pool, by their first buffer; none if a pool doesn't pay.
+
+    What is handed on costs nothing, so that few pieces are left, and a view of a pool costs what a small
+    allocation does. Large ones come as fresh pages, which cost more than all else: a pool makes pieces of
+    different sizes share them.
+    """
+    offsets: dict[str, int] = {}
+    fixed = [chain for chain in chains if chain[0].fixed]
+    if len(fixed) < len(chains):
+        varying = count_text(len(chains) - len(fixed), "piece")
+        plan.pool_reason = f"{varying} of memory whose size varies: outside of any pool"
+    for device in sorted({chain[0].device for chain in fixed}, key=str):
+        own = [chain for chain in fixed if chain[0].device == device]
+        found = place(own)
+        size = max(o + c[0].bytes for o, c in zip(found, own, strict=True))
+        size = -(-size // ALIGNMENT) * ALIGNMENT
+        pool = Pool(device, size, min(c[0].born for c in own), max(c[-1].dies for c in own))
+        apart = sum(chain[0].bytes for chain in own)
+        live = list(plan.live_bytes)
+        for chain in own:
+            for step in range(chain[0].born, chain[-1].dies + 1):
+                live[step] -= chain[0].bytes
+        for step in range(pool.born, pool.dies + 1):
+            live[step] += size
+        much = f"{count_text(len(own), 'piece')} of memory with {bytes_text(apart)}"
+        why, wanted = f"options.memory_pool = {options.memory_pool}", options.memory_pool
+        if wanted is None:
+            wanted = apart - size >= WORTH_A_POOL and max(live) <= plan.peak_bytes
+            why = f"it saves {bytes_text(apart - size)} of fresh memory"
+            if max(live) > plan.peak_bytes:
+                why = f"it would raise the peak to {bytes_text(max(live))}"
+            elif not wanted:
+                why = f"it would save {bytes_text(apart - size)}, too little to pay for its views"
+            if device.type != "cpu":
+                wanted, why = False, f"the allocator of {device.type} keeps memory at hand"
+        if wanted:
+            plan.pools.append(pool)
+            plan.live_bytes = live
+            offsets |= {c[0].name: o for o, c in zip(found, own, strict=True)}
+        said = f"{bytes_text(size)} instead of {much}" if wanted else f"none for {much}"
+        reason = f"pool on {device}: {said}: {why}"
+        plan.pool_reason = "; ".join(filter(None, [plan.pool_reason, reason]))
     return offsets

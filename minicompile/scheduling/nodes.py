@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import sympy
+import torch
 
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, LoopGraph
 from minicompile.ops.display import Shown, bytes_text, count_text
@@ -246,20 +247,23 @@ class FusionDecision(Shown):
 
 @dataclass(frozen=True)
 class Allocation:
-    """Memory for a buffer: fresh, or that of another one (`reuses`), dead or dying in this step."""
+    """Memory for a buffer: fresh, that of another one (`reuses`), dead or dying here, or in the pool."""
 
     buffer: str
     reuses: str | None = None
     in_place: bool = False
     """The kernel that writes the buffer is the last to read the other one."""
+    offset: int | None = None
+    """Bytes from the start of its device's pool."""
 
     def __str__(self) -> str:
         where = f" in place of {self.reuses}" if self.in_place else f" in {self.reuses}"
-        return self.buffer + (where if self.reuses else "")
+        at = f" at {self.offset}" if self.offset is not None else ""
+        return self.buffer + (where if self.reuses else at)
 
 
 @dataclass(frozen=True)
-class InPlaceDecision(Shown):
+class InPlaceDecision:
     """May the kernel at a step write `new` into the memory of `old`, which dies there?"""
 
     step: int
@@ -275,16 +279,26 @@ class InPlaceDecision(Shown):
 
 @dataclass(frozen=True)
 class Block:
-    """One piece of memory: the buffers that live in it one after the other, in the steps born to dies."""
+    """One piece of memory, of buffers that live in it one after the other in the steps born to dies."""
 
     buffers: tuple[str, ...]
     born: int
     dies: int
     bytes: int
-    home: Literal["own", "library", "output"]
-    """Allocated by the plan, by a library operator, or kept by the caller."""
-    offset: int = 0
-    """Where it would lie if all blocks lay in one piece of memory."""
+    home: Literal["own", "pool", "library", "output"]
+    """Allocated by itself, or as part of a pool, or by a library operator; kept by the caller."""
+    offset: int
+    """In the pool; of others, where they would lie if all were one piece of memory."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One allocation for the blocks of a device, in the steps born to dies."""
+
+    device: torch.device
+    bytes: int
+    born: int
+    dies: int
 
 
 @dataclass
@@ -301,6 +315,8 @@ class MemoryPlan(Shown):
     """Bytes of intermediates and outputs alive while each node runs."""
     blocks: list[Block] = field(default_factory=list)
     decisions: list[InPlaceDecision] = field(default_factory=list)
+    pools: list[Pool] = field(default_factory=list)
+    pool_reason: str = ""
     buffer_bytes: int = 0
     """All buffers that reach memory, each in memory of its own that is never freed."""
     eager_bytes: int = 0
@@ -315,22 +331,25 @@ class MemoryPlan(Shown):
         new = self.allocate[step] if step < len(self.allocate) else ()
         return {a.buffer: a.reuses for a in new if a.reuses and a.in_place}
 
-    def __str__(self) -> str:
+    def facts(self) -> list[str]:
+        """What the plan saves, and how."""
         made = [a for step in self.allocate for a in step]
         reused, in_place = sum(1 for a in made if a.reuses), sum(a.in_place for a in made)
-        lines = [
-            f"memory plan: peak {bytes_text(self.peak_bytes)}, {count_text(reused, 'buffer')} in "
+        return [
+            f"peak {bytes_text(self.peak_bytes)}, {count_text(reused, 'buffer')} in "
             f"reused memory ({in_place} in place), {len(self.internal)} never in memory",
-            f"  without reuse {bytes_text(self.buffer_bytes)}; "
-            f"eager, operator by operator, {bytes_text(self.eager_bytes)}",
+            f"without reuse {bytes_text(self.buffer_bytes)}; eager, operator by operator, "
+            f"{bytes_text(self.eager_bytes)}",
+            self.pool_reason,
         ]
+
+    def __str__(self) -> str:
+        first, *others = self.facts()
+        lines = [f"memory plan: {first}", *(f"  {fact}" for fact in others if fact)]
         for i, (new, dead) in enumerate(zip(self.allocate, self.free, strict=True)):
-            parts = [
-                f"{word} {', '.join(map(str, what))}"
-                for word, what in (("allocate", new), ("free", dead))
-                if what
-            ]
-            lines.append(f"  step {i}: {bytes_text(self.live_bytes[i])} alive; {'; '.join(parts)}")
+            made, freed = ", ".join(map(str, new)), ", ".join(dead)
+            alive = f"{bytes_text(self.live_bytes[i])} alive"
+            lines.append(f"  step {i}: {alive}; allocate [{made}], free [{freed}]")
         return "\n".join([*lines, *(f"  {d}" for d in self.decisions)])
 
 

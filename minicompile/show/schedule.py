@@ -13,16 +13,27 @@ from minicompile.scheduling.nodes import (
     ExternKernelSchedulerNode,
     FusedSchedulerNode,
     FusionDecision,
+    MemoryPlan,
     Schedule,
     ScheduledNode,
     SchedulerNode,
 )
 from minicompile.show.graphviz import Cluster, Diagram, Edge, Node, picture
-from minicompile.show.html import box, code, columns, details, heading, shows, table, text
-from minicompile.show.listing import code_listing, headline, source_cell
+from minicompile.show.html import (
+    bar,
+    box,
+    code,
+    columns,
+    details,
+    heading,
+    image,
+    shows,
+    table,
+    text,
+)
+from minicompile.show.listing import code_listing, source_cell
 from minicompile.show.loops import body_listing, ranges_text
-from minicompile.show.memory import memory_view
-from minicompile.show.palette import BAD, GOOD, colour
+from minicompile.show.palette import BAD, FORWARD, GOOD, NEUTRAL, colour, tint
 
 FULL_PICTURE = 60
 """Schedules with more nodes than this are drawn by kernel."""
@@ -113,15 +124,13 @@ def answer_view(answer: Answer) -> str:
     decisions, numbers = [d for _, d in answer.asked], [str(i) for i, _ in answer.asked]
     if answer.decision not in decisions:
         decisions, numbers = [*decisions, answer.decision], [*numbers, "now"]
-    tint, pair = (
-        GOOD if answer.same_kernel else BAD,
-        f"{' + '.join(answer.a)} and {' + '.join(answer.b)}",
-    )
+    hue = GOOD if answer.same_kernel else BAD
+    pair = f"{' + '.join(answer.a)} and {' + '.join(answer.b)}"
     told = answer.headline.removeprefix(f"{pair}: ")
     return box(
         f"why {pair}?",
         f"both touch {', '.join(answer.common) or 'no common buffer'}",
-        f'<p style="border-left:4px solid {tint};padding-left:6px">{text(told)}</p>',
+        f'<p style="border-left:4px solid {hue};padding-left:6px">{text(told)}</p>',
         f"<p><small>{text(answer.decision.numbers)}</small></p>",
         decision_table(decisions, numbers),
         source_cell(answer.decision.origins),
@@ -158,6 +167,83 @@ def what_if_view(found: WhatIf) -> str:
         columns(*(frames for frames, _ in sides)),
         *(folded for _, folded in sides),
     )
+
+
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 960, 320, 70, 8, 44
+"""The picture of a memory plan in pixels, and the room for its axes."""
+
+HOMES = {"own": FORWARD, "pool": "#8b5cf6", "library": NEUTRAL, "output": GOOD}
+
+
+def memory_view(memory: MemoryPlan, names: Sequence[str]) -> str:
+    """Everything about a plan but its headline; `names` says what runs in each step."""
+    asked, done = memory.decisions, sum(d.done for d in memory.decisions)
+    about = f"{done} taken, {len(asked) - done} not"
+    lines = "<br>".join(f"<small>{text(fact)}</small>" for fact in memory.facts()[1:])
+    rows = "<br>".join(text(decision) for decision in asked)
+    return (
+        lines
+        + (timeline(memory) if memory.blocks else "")
+        + memory_table(memory, names)
+        + (details("in place", about, f"<code>{rows}</code>", len(asked) <= 20) if asked else "")
+    )
+
+
+def timeline(memory: MemoryPlan) -> str:
+    """Memory over time: one rectangle for each piece, as wide as its life, as high as its size."""
+    steps, ground = max(len(memory.live_bytes), 1), HEIGHT - BOTTOM
+    top = max([1, memory.peak_bytes, *(b.offset + b.bytes for b in memory.blocks)])
+    across, up = (WIDTH - LEFT) / steps, (ground - TOP) / top
+    parts = [f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>']
+
+    def label(x: float, y: float, words: str, anchor: str = "start") -> None:
+        parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text(words)}</text>')
+
+    for block in memory.blocks:
+        x, width = LEFT + block.born * across, (block.dies - block.born + 1) * across
+        y, height = ground - (block.offset + block.bytes) * up, block.bytes * up
+        place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+        hue = HOMES[block.home]
+        parts.append(f'<rect {place} fill="{tint(hue)}" stroke="{hue}" stroke-width="0.6"/>')
+        words = next(
+            (n for n in (" → ".join(block.buffers), block.buffers[0]) if 6 * len(n) < width), ""
+        )
+        if height >= 11 and words:
+            label(x + 3, y + height / 2 + 4, words)
+    edges = [(step + side, live) for step, live in enumerate(memory.live_bytes) for side in (0, 1)]
+    line = " ".join(f"{LEFT + x * across:.1f},{ground - live * up:.1f}" for x, live in edges)
+    parts.append(f'<polyline points="{line}" fill="none" stroke="{BAD}" stroke-width="1.5"/>')
+    for level in sorted({0, memory.peak_bytes}):
+        label(LEFT - 4, ground - level * up + 4, bytes_text(level), "end")
+    for step in range(0, steps, max(steps // 16, 1)):
+        label(LEFT + (step + 0.5) * across, ground + 13, str(step), "middle")
+    for number, (name, hue) in enumerate([*HOMES.items(), ("alive in all", BAD)]):
+        x, y = LEFT + 110 * number, HEIGHT - 18
+        parts.append(f'<rect x="{x}" y="{y}" width="10" height="10" fill="{hue}"/>')
+        label(x + 14, y + 9, name)
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
+    )
+    style = 'font-family="sans-serif" font-size="10" fill="#334155">'
+    about = f"{count_text(len(memory.blocks), 'piece')} of memory over {count_text(steps, 'step')}"
+    return image("".join([head, style, *parts, "</svg>"]), about)
+
+
+def memory_table(memory: MemoryPlan, names: Sequence[str]) -> str:
+    """One row a step: what runs, what it allocates and frees, and what is alive while it runs."""
+    rows = []
+    for i, (name, new, dead, live) in enumerate(
+        zip(names, memory.allocate, memory.free, memory.live_bytes)
+    ):
+        made, freed = ", ".join(map(str, new)), ", ".join(dead)
+        alive = bar(live, memory.peak_bytes, BAD if live == memory.peak_bytes else FORWARD)
+        rows.append([str(i), name and code(name), code(made), code(freed), bytes_text(live), alive])
+    return table(("step", "runs", "allocates", "frees", "alive", ""), rows, numbers=(0, 4))
+
+
+@shows(MemoryPlan)
+def plan_view(memory: MemoryPlan) -> str:
+    return box("memory plan", memory.facts()[0], memory_view(memory, [""] * len(memory.allocate)))
 
 
 def operations(node: AnyNode) -> list[Operation]:
@@ -239,6 +325,6 @@ def schedule_view(schedule: Schedule) -> str:
         ),
         details("picture", "what flows between the nodes", drawn) if drawn else "",
         details("fusion decisions", asked, decision_table(decisions), len(decisions) <= 40),
-        heading(", ".join(headline(schedule.memory))),
+        heading(f"memory plan, {schedule.memory.facts()[0]}"),
         memory_view(schedule.memory, steps),
     )

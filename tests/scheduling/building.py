@@ -259,9 +259,16 @@ def example_inputs(
         if layout.dtype.is_floating_point:
             values = torch.randn(size, generator=generator, dtype=layout.dtype)
         else:
-            values = torch.randint(-2, 2, size, generator=generator, dtype=layout.dtype)
+            low = -2 if layout.dtype.is_signed else 0
+            values = torch.randint(low, 2, size, generator=generator, dtype=layout.dtype)
         found.append(torch.empty_strided(size, stride, dtype=layout.dtype).copy_(values))
     return found
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that lies as the tensor does, gaps included."""
+    out = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    return out.copy_(tensor)
 
 
 def check(
