@@ -620,10 +620,12 @@ class Generator:
             if what == "scatter":
                 numbers = (*numbers[:1], 1)
         elif what in ("repeat", "tile"):
+            if 0 in size:
+                return  # lowering takes no digits of an empty dimension
             times = rng.choice([2, 3, *self.hints])
             size[axis], numbers = size[axis] * times, (times,)
         elif 0 in size:
-            return  # lowering takes no digits of an empty dimension
+            return
         elif what == "reshape":
             order = rng.sample(range(len(size)), len(size))
             size = [size[i] for i in order]
