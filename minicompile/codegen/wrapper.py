@@ -110,7 +110,7 @@ class _Writer:
         self._find_sizes({symbol for symbol in self.used if str(symbol) not in inputs})
         for text in checks:
             self._line(text)
-        needed = {o.buffer for o in self.graph.outputs if isinstance(o, View)}
+        needed = {o.buffer for o in self.graph.outputs if isinstance(o, View)} | self.handed_on
         for node in self.schedule.nodes:
             needed.update(d.buffer for d in node.reads)
         unread = [self.names[b.name] for b in self.inputs if b.name not in needed]

@@ -161,7 +161,7 @@ class FusionContext:
         if not common:
             return "they have no buffer in common: one kernel would save no memory traffic"
         reads = [a for nest in (producer, consumer) for a in nest.reads if a.buffer in common]
-        which = "not the same set of elements"
+        which = "not at the same indices"
         if any(a.footprint is None for a in reads):
             which = "which elements depends on the data or isn't linear in the loops"
         return f"both read {listed(common)}, but {which}: one kernel would save no memory traffic"
@@ -440,7 +440,7 @@ class Fuser:
         flows = self.context.flows(producer, consumer)
         if not (wish or flows or _meet(joined, producer, consumer)):
             common = listed(producer.touched & consumer.touched)
-            told = f"they read {common} at different times: one load can't serve both"
+            told = f"they read {common} in different orders: one load can't serve both"
             return Refusal(told, "no_saving")
         return joined, verdict
 

@@ -3,7 +3,7 @@
 Liveness is a walk over the kernels in running order. A buffer that only one kernel touches never reaches
 memory; one that dies hands its memory to another of the same device, dtype and size: to one that the last
 reader writes, where that is right (in_place.py), or to a later one. Memory that the caller sees (graph
-inputs, constants, outputs) is never handed on.
+inputs, constants, outputs) is never handed on; but an input's new contents can be written into it at once.
 The real compiler: torch/_inductor/codegen/memory_planning.py, AllocateLine in codegen/wrapper.py.
 """
 
@@ -15,8 +15,16 @@ from typing import Literal
 
 import torch
 
-from minicompile.lowering.ir import PRODUCTS, ComputedBuffer, LoopGraph, Scatter
+from minicompile.lowering.ir import (
+    PRODUCTS,
+    ComputedBuffer,
+    InputBuffer,
+    LoopGraph,
+    Scatter,
+    View,
+)
 from minicompile.ops.display import bytes_text, count_text
+from minicompile.ops.dtypes import is_int
 from minicompile.options import Options
 from minicompile.scheduling import in_place
 from minicompile.scheduling.nodes import (
@@ -34,6 +42,8 @@ aten = torch.ops.aten
 
 FRESH = PRODUCTS | {aten.convolution.default, aten.convolution_backward.default}
 """Library operators whose results are never views of what they read."""
+
+DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
 
 ALIGNMENT = 64
 """Bytes of which offsets are multiples: a cache line, the widest vector."""
@@ -101,7 +111,7 @@ class Liveness:
         self.last.update(dict.fromkeys(graph.returned, self.steps))
         self.aliases = {s: t for s, t in scatter_targets(graph).items() if s in born_at}
         calls = [None if isinstance(n, FusedSchedulerNode) else n.kernel.op for n in nodes]
-        lent = {
+        self.lent = {
             name
             for names, op in zip(touched, calls, strict=True)
             if op is not None and op not in FRESH
@@ -128,7 +138,7 @@ class Liveness:
                     device=layout.device,
                     fixed=isinstance(size, int),
                     planned=calls[born] is None or calls[born] in PRODUCTS,
-                    lent=name in lent,
+                    lent=name in self.lent,
                 )
             )
 
@@ -144,6 +154,9 @@ class Liveness:
 def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode], options: Options) -> MemoryPlan:
     """Who is allocated and freed where; dead memory is handed on unless keeping it would raise the peak."""
     alive = Liveness(graph, nodes)
+    into_inputs = written_back(graph, alive, nodes)
+    updates = {d.new: d for d in into_inputs if d.done}
+    alive.lives = [life for life in alive.lives if life.name not in updates]
     decisions = in_place_decisions(alive, nodes)
     taken = {d.new: d.old for d in decisions if d.done}
     live, sizes = alive.live_bytes(), {life.name: life.bytes for life in alive.lives}
@@ -151,7 +164,7 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode], options: Optio
         live[decision.step] -= sizes[decision.new] * decision.done
     reused = taken | _handed_on(alive.lives, live, taken)
     plan = MemoryPlan([[] for _ in nodes], [[] for _ in nodes], alive.aliases, alive.internal, live)
-    plan.decisions, plan.buffer_bytes = decisions, sum(sizes.values())
+    plan.decisions, plan.buffer_bytes = into_inputs + decisions, sum(sizes.values())
     plan.eager_bytes = graph.eager_bytes
     chains: dict[str, list[Life]] = {}
     for life in alive.lives:  # those that take over come after those that they take over from
@@ -172,6 +185,8 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode], options: Optio
         if life.planned:
             name, old = life.name, reused.get(life.name)
             plan.allocate[life.born].append(Allocation(name, old, name in taken, pooled.get(name)))
+    for d in updates.values():
+        plan.allocate[d.step].append(Allocation(d.new, d.old, alive.last.get(d.old) == d.step))
     for name, step in sorted(alive.last.items()):
         if step < len(nodes):
             plan.free[step].append(name)
@@ -202,6 +217,46 @@ def in_place_decisions(alive: Liveness, nodes: Sequence[ScheduledNode]) -> list[
                     left.remove(new)
                     break
     return found
+
+
+def written_back(
+    graph: LoopGraph, alive: Liveness, nodes: Sequence[ScheduledNode]
+) -> list[InPlaceDecision]:
+    """For each result that becomes an input's contents, whether its kernel can write it there at once."""
+    found, lives = [], {life.name: life for life in alive.lives}
+    fails = [step for step, node in enumerate(nodes) if may_raise(node)]
+    for output_number, number in graph.written_back.items():
+        output, old = graph.outputs[output_number], graph.inputs[number]
+        if not isinstance(output, View) or not isinstance(old, InputBuffer):
+            continue
+        life, last = lives.get(output.buffer), alive.last.get(old.name, -1)
+        if life is None:
+            continue
+        node, layout, why = nodes[life.born], graph.buffers[life.name].layout, None
+        if not isinstance(node, FusedSchedulerNode):
+            why = f"a library makes {life.name}"
+        elif last > life.born or graph.returned.count(life.name) > 1 or old.name in alive.lent:
+            why = f"{old.name} is read later, or {life.name} is another result too"
+        elif not layout == old.layout == output.layout:
+            why = f"{old.name} and {life.name} lie differently in memory"
+        elif fails and fails[-1] >= life.born:
+            why = f"{nodes[fails[-1]].name} may raise an error, and would leave it written"
+        elif last == life.born:
+            why = in_place.refusal(node, old.name, life.name)
+        reason = why or "each element is read where it is written, and never after"
+        found.append(InPlaceDecision(life.born, old.name, life.name, why is None, reason))
+    return found
+
+
+def may_raise(node: ScheduledNode) -> bool:
+    """Whether a node can find its data unfit: an index out of range, a zero divisor, a library's check."""
+    if not isinstance(node, FusedSchedulerNode):
+        return node.kernel.op not in FRESH
+    values = (value for body in node.bodies for value in body.values)
+    return any(
+        value.check if value.op == "indirect" else value.op in DIVISIONS and is_int(value.dtype)
+        for value in values
+    )
 
 
 def _handed_on(lives: Sequence[Life], live: list[int], taken: Mapping[str, str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ their derivatives; operators that only move elements, written with them.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -68,6 +69,73 @@ def kept(x: Tensor, where: Tensor) -> Tensor:
     return torch.where(where, x, torch.zeros([], dtype=x.dtype, device=x.device))
 
 
+@decompose(aten.diagonal_scatter.default, to="core")
+def diagonal_scatter(
+    x: Tensor, new: Tensor, offset: int = 0, dim0: int = 0, dim1: int = 1
+) -> Tensor:
+    """With the two dimensions last, row r of the diagonal has the element r + offset of its row."""
+    turned = x.movedim((dim0, dim1), (-2, -1))
+    before = max(-offset, 0)
+    rows = aten.constant_pad_nd.default(new, [before, x.shape[dim0] - before - new.shape[-1]])
+    found = torch.where(column_less_row(turned) == offset, rows.unsqueeze(-1), turned)
+    return found.movedim((-2, -1), (dim0, dim1))
+
+
+@decompose(aten.diag_embed.default, to="core")
+def diag_embed(x: Tensor, offset: int = 0, dim0: int = -2, dim1: int = -1) -> Tensor:
+    size = x.shape[-1] + abs(offset)
+    zeros = x.new_zeros([*x.shape[:-1], size, size]).movedim((-2, -1), (dim0, dim1))
+    return aten.diagonal_scatter.default(zeros, x, offset, dim0, dim1)
+
+
+@decompose(aten.block_diag.default, to="core")
+def block_diag(blocks: list[Tensor]) -> Tensor:
+    dtype = functools.reduce(torch.promote_types, (block.dtype for block in blocks))
+    blocks = [torch.atleast_2d(block).to(dtype) for block in blocks]
+    width, left, rows = sum(block.shape[1] for block in blocks), 0, []
+    for block in blocks:
+        right = width - left - block.shape[1]
+        rows.append(aten.constant_pad_nd.default(block, [left, right]))
+        left += block.shape[1]
+    return torch.cat(rows)
+
+
+@decompose(aten.pixel_shuffle.default, to="core")
+def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
+    *batch, channels, height, width = x.shape
+    parts = x.reshape([-1, channels // factor**2, factor, factor, height, width])
+    size = [*batch, channels // factor**2, height * factor, width * factor]
+    return parts.permute([0, 1, 4, 2, 5, 3]).reshape(size)
+
+
+@decompose(aten.pixel_unshuffle.default, to="core")
+def pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
+    *batch, channels, height, width = x.shape
+    height, width = height // factor, width // factor
+    parts = x.reshape([-1, channels, height, factor, width, factor])
+    return parts.permute([0, 1, 3, 5, 2, 4]).reshape([*batch, channels * factor**2, height, width])
+
+
+@decompose(aten.channel_shuffle.default, to="core")
+def channel_shuffle(x: Tensor, groups: int) -> Tensor:
+    parts = x.reshape([x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]])
+    return parts.transpose(1, 2).reshape(x.shape)
+
+
+@decompose(aten.rot90.default, to="core")
+def rot90(x: Tensor, times: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+    times %= 4
+    if times % 2 == 0:
+        return x.flip(list(dims)) if times else x.clone()
+    return x.flip(dims[1] if times == 1 else dims[0]).transpose(*dims)
+
+
+@decompose(aten.linalg_cross.default, to="core")
+def cross(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
+    x, y = torch.broadcast_tensors(x, y)
+    return x.roll(-1, dim) * y.roll(-2, dim) - x.roll(-2, dim) * y.roll(-1, dim)
+
+
 def placed(scatter: Rule) -> Rule:
     """A gradient in its place among zeros."""
     return lambda grad, size, *place: scatter(grad.new_zeros(size), grad, *place)
@@ -89,3 +157,23 @@ formulas(
     },
     wide=False,
 )
+
+
+def copied(view: Rule) -> Rule:
+    """The rule of an operator that gives a copy of what the view shows."""
+
+    def rule(*args: Any, **kwargs: Any) -> Any:
+        found = view(*args, **kwargs)
+        return found.clone() if isinstance(found, Tensor) else [part.clone() for part in found]
+
+    return rule
+
+
+VIEWS = """alias expand permute transpose unsqueeze squeeze view narrow diagonal as_strided unfold unbind
+split_with_sizes"""
+for _name in VIEWS.split():
+    _view, _copy = getattr(aten, _name), getattr(aten, f"{_name}_copy")
+    for _overload in set(_view.overloads()) & set(_copy.overloads()) - {"dtype"}:
+        decompose(getattr(_copy, _overload), to="core")(copied(getattr(_view, _overload)))
+decompose(aten.t_copy.default, to="core")(lambda x: x.permute([*reversed(range(x.dim()))]).clone())
+decompose(aten.unsafe_split.Tensor, to="core")(copied(aten.split.Tensor))
