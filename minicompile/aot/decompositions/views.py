@@ -59,6 +59,84 @@ def roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
     return x.clone() if all(shift == 0 for shift in shifts) else x
 
 
+@decompose(aten.rot90.default, to="core")
+def rot90(x: Tensor, quarters: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+    quarters %= 4
+    x = x.flip([dims[1]]) if quarters in (1, 2) else x
+    x = x.flip([dims[0]]) if quarters in (2, 3) else x
+    return x.transpose(*dims).clone() if quarters % 2 else x.clone()
+
+
+@decompose(aten.diag_embed.default, to="core")
+def diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    size: list[Any] = list(x.shape[:-1])
+    for dim in sorted(dim % (x.dim() + 1) for dim in (dim1, dim2)):
+        size.insert(dim, x.shape[-1] + abs(offset))
+    return x.new_zeros(size).diagonal_scatter(x, offset, dim1, dim2)
+
+
+def regrouped(x: Tensor, parts: list[Any], order: Sequence[int], size: list[Any]) -> Tensor:
+    """The elements of x's last three dimensions split up, put in another order and joined again."""
+    lead = list(x.shape[:-3])
+    places = [*range(len(lead)), *(len(lead) + place for place in order)]
+    return x.reshape(lead + parts).permute(places).clone().reshape(lead + size)
+
+
+@decompose(aten.pixel_shuffle.default, to="core")
+def pixel_shuffle(x: Tensor, by: int) -> Tensor:
+    channels, height, width = x.shape[-3] // (by * by), *x.shape[-2:]
+    parts, size = [channels, by, by, height, width], [channels, height * by, width * by]
+    return regrouped(x, parts, (0, 3, 1, 4, 2), size)
+
+
+@decompose(aten.pixel_unshuffle.default, to="core")
+def pixel_unshuffle(x: Tensor, by: int) -> Tensor:
+    channels, height, width = x.shape[-3], x.shape[-2] // by, x.shape[-1] // by
+    parts, size = [channels, height, by, width, by], [channels * by * by, height, width]
+    return regrouped(x, parts, (0, 2, 4, 1, 3), size)
+
+
+@decompose(aten.channel_shuffle.default, to="core")
+def channel_shuffle(x: Tensor, groups: Any) -> Tensor:
+    parts = x.reshape([x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]])
+    return parts.transpose(1, 2).clone().reshape(x.shape)
+
+
+def copied(view: Rule) -> Rule:
+    """A view operator's copying variant."""
+
+    def copy(*args: Any, **options: Any) -> Any:
+        found = view(*args, **options)
+        return found.clone() if isinstance(found, Tensor) else [part.clone() for part in found]
+
+    return copy
+
+
+VIEWS = """
+    alias as_strided detach diagonal expand narrow permute select slice split split_with_sizes squeeze
+    transpose unbind unfold unsqueeze view"""
+
+for _name in VIEWS.split():
+    _copies = getattr(aten, f"{_name}_copy", None)  # not every release has all of them
+    for _overload in _copies.overloads() if _copies is not None else ():
+        if not (_copy := getattr(_copies, _overload))._schema.is_mutable:
+            decompose(_copy, to="core")(copied(getattr(getattr(aten, _name), _overload)))
+
+
+@decompose(aten.as_strided_scatter.default, to="core")
+def as_strided_scatter(
+    x: Tensor, source: Tensor, size: list[Any], stride: list[Any], offset: Any = None
+) -> Tensor:
+    """Where x's elements lie in memory is known if it has no gaps."""
+    if not x.is_contiguous() or x.numel() == 0:
+        return NotImplemented
+    place = torch.full([], 0 if offset is None else offset - x.storage_offset(), device=x.device)
+    for length, step in zip(size, stride):
+        place = place.unsqueeze(-1) + torch.arange(length, device=x.device) * step
+    flat = [part.reshape([-1]) for part in (x, place, source)]
+    return aten.index_put.default(flat[0], [flat[1]], flat[2]).reshape(x.shape)
+
+
 def column_less_row(x: Tensor) -> Tensor:
     rows = torch.arange(x.shape[-2], device=x.device).unsqueeze(-1)
     return torch.arange(x.shape[-1], device=x.device) - rows
