@@ -10,7 +10,7 @@
 | `register_pattern(name, search=, examples=, stage=)` | a rewrite of captured or ATen graphs | aot |
 | `graph_pass(name, stage=)` | any pass over these graphs | aot |
 | `lowering(operator)` | an operator as a loop | lowering |
-| `fusion_rule("can_fuse" or "score")` | which loops share a kernel | scheduling |
+| `fusion_rule("policy")` | a `FusionPolicy`: which loops share a kernel | scheduling |
 | `plan_rule("language:name")` | tiles, vector width, threads of a kernel | codegen |
 | `triton_op(name)` | how Triton writes a loop operation | codegen |
 | `code_generator(language)` | a language that kernels are printed in | codegen |
@@ -37,4 +37,4 @@ from minicompile.ops.registry import Registry, scoped, without
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import register_pattern
 from minicompile.runtime.load import kernel_loader
-from minicompile.scheduling.fusion import fusion_rule
+from minicompile.scheduling.fusion import FusionPolicy, Verdict, fusion_rule

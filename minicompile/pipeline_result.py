@@ -21,10 +21,12 @@ from minicompile.aot.result import AotResult, Partition
 from minicompile.codegen.plan import KernelPlan, KernelSource, WrapperSource
 from minicompile.dynamo.result import Capture
 from minicompile.lowering.ir import LoopGraph
+from minicompile.ops.device import DeviceSpec, device_spec
 from minicompile.ops.display import Several, Shown, bytes_text, count_text, to_html
 from minicompile.ops.origin import SourceLine, short_file, union
 from minicompile.provenance import Piece
 from minicompile.scheduling.nodes import Schedule
+from minicompile.scheduling.roofline import Roofline, roofline_points
 
 COMPILED = ("loops", "schedule", "plans", "kernels", "wrapper")
 """The stages after AOT."""
@@ -133,6 +135,18 @@ class Trace(Shown):
                     yield from provenance.of_graph(f"aot.{name}", graph, self.aot.partition)
         for name, compiled in self.graphs.items():
             yield from compiled.pieces(name)
+
+    def roofline(self, spec: DeviceSpec | None = None) -> Roofline:
+        """What each kernel moves and computes, and its least time on `spec` (default: this device)."""
+        points = []
+        for name, compiled in self.graphs.items():
+            spec = spec or device_spec(next(iter(compiled.loops.buffers.values())).layout.device)
+            prefix = "backward " * (name == "backward")
+            names = (prefix + kernel.name for kernel in compiled.kernels)
+            points += roofline_points(compiled.schedule, names, spec)
+        if spec is None:
+            raise ValueError(f"the trace of {self.name} stops before there are kernels")
+        return Roofline(self.name, spec, points)
 
     def source_lines(self) -> list[SourceLine]:
         """The lines of user code that the trace came from, callers included, in order."""

@@ -352,7 +352,10 @@ def classify(
             index = viewed_input(tracer.argument(value), of_input)
             spec = view_of("input_view", index, value, inputs[index])
         elif (
-            sharers[storage] == 1 and is_dense(value) and (value.grad_fn or not value.requires_grad)
+            sharers[storage] == 1
+            and is_dense(value)
+            and not (value.is_conj() or value.is_neg())
+            and (value.grad_fn or not value.requires_grad)
         ):
             # not so a view made under no_grad, which autograd takes to be a leaf
             results.append(value)

@@ -8,7 +8,8 @@
 A reduction has one accumulator in a kernel of rows, and an array of them, one for each column of a tile, in
 a kernel of columns; `accumulator` and `each_lane` are where the two differ. In both, threads can share
 chunks of the outermost r: partial results are combined in the order of the chunks. A scan is accumulated
-likewise, and is what has been accumulated so far: its loop along r is neither in vectors nor shared.
+likewise, and is what has been accumulated so far: its loop along r is neither in vectors nor shared, so
+dear values before and after it have loops of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import torch
 
 from minicompile.codegen.cpp_ops import CTYPES
 from minicompile.codegen.cpp_values import ALIGNED, SIGNS, Loop, ValuePrinter
-from minicompile.codegen.phases import cone, is_update, separates, transposed, varying
+from minicompile.codegen.phases import cone, cost, is_update, separates, transposed, varying
 from minicompile.codegen.plan import KernelPlan, count
 from minicompile.ops.table import POSITIONS
 from minicompile.scheduling.body import Value, iterate_indices
@@ -34,6 +35,9 @@ LONG_ROW = 8192
 """Float sums over longer rows are summed in blocks, so that rounding errors don't pile up."""
 
 BLOCK = 1024
+
+DEAR = 12
+"""Operations on an element beside scans from which these have a loop of their own."""
 
 
 class LoopPrinter(ValuePrinter):
@@ -48,6 +52,8 @@ class LoopPrinter(ValuePrinter):
         """The column at hand: its place in the tile."""
         self.split = "r" in plan.tiles
         """Threads share chunks of r."""
+        self.divided: Sequence[Value] = ()
+        """Reductions of columns whose chunks are still to be combined, by the loop that comes next."""
         self.started: set[Value] = set()
         """Scans whose accumulators are declared."""
         self.x_loops = [Loop(var, size) for var, size in plan.ranges.items() if size != 1]
@@ -124,10 +130,14 @@ class LoopPrinter(ValuePrinter):
         values: Collection[Value],
         pragma: str,
         scratch: Mapping[Value, str] | None = None,
+        divided: Sequence[Value] = (),
     ) -> None:
-        """The innermost loop. `scratch`: where values stand that other loops compute or need."""
+        """The innermost loop. `scratch`: where values stand that other loops compute or need; `divided`: what
+        chunks of r have reduced so far."""
         places = scratch or {}
         with self.loop(loop, pragma):
+            if divided:
+                self._combine(divided)
             for value in self.in_order(operands(values) - set(values)):
                 if value in places:
                     self.declare(value, places[value])
@@ -256,20 +266,26 @@ class LoopPrinter(ValuePrinter):
                 stack.enter_context(self.loop(tiles, "" if outer else pragma))
                 self._end(inner, start, self.tile, self.index(size))
                 columns, self.lane = Loop(inner, size, start, f"{inner}_end"), f"{inner} - {start}"
-            carried = self.in_order(self._carried() - fixed)
+            at_hand = self._at_hand() - fixed
+            carried = self.in_order(self._carried() - fixed - at_hand)
             self._scratch([v for v in carried if v.op != "reduction"], "_tile", self.tile)
             arrays = {v: self.accumulator(v) for v in carried}
 
             def lanes(values: Sequence[Value]) -> None:
-                self._inner(columns, values, self._simd(values, inner), arrays)
+                self._inner(columns, values, self._simd(values, inner), arrays, self.divided)
+                self.divided = ()
 
             def one_row(values: Sequence[Value], loop: Loop, *_: Size) -> None:
                 with self.loop(loop):
                     lanes(values)
 
             for phase in self.plan.phases:
-                values = [v for v in phase.values if v not in fixed]
+                values = [v for v in phase.values if v not in fixed | at_hand]
+                values = [*self.in_order(operands(values) & at_hand), *values]
                 if phase.level == "loop":
+                    if self.divided:  # the sweep reads what the last one found
+                        with self.each_lane():
+                            self._combine(self.divided)
                     self._loop_phase(values, one_row)
                 elif values:
                     lanes(values)
@@ -281,6 +297,13 @@ class LoopPrinter(ValuePrinter):
             return frozenset()
         moving = varying(first.values, {inner})
         return frozenset(v for v in first.values if v not in moving and v.op != "store")
+
+    def _at_hand(self) -> frozenset[Value]:
+        """Plain loads of row values: each phase loads for itself what it reads."""
+        rows = (v for phase in self.plan.phases if phase.level == "row" for v in phase.values)
+        written = {store.buffer for store in self.plan.body.stores}
+        plain = (v for v in rows if v.op == "load" and v.mask is None and not v.indirect)
+        return frozenset(v for v in plain if v.buffer not in written)
 
     def _carried(self) -> frozenset[Value]:
         """Row values and reductions that another phase than their own reads."""
@@ -310,9 +333,23 @@ class LoopPrinter(ValuePrinter):
                 with self.each_lane():
                     result = self.accumulator(value, suffix)
                     self.line(f"{self._part(value, suffix)} = {result};", value.origins)
+        if self.tile:  # a loop over columns combines
+            for value, suffix, ctype, _ in parts:
+                self._declare_array(value, suffix, ctype)
+            self.divided = reductions
+        elif reductions:
+            self._combine(reductions)
+
+    def _combine(self, reductions: Sequence[Value]) -> None:
+        """What the chunks found, in their order: for the column at hand, or for the only row."""
         for value in reductions:
-            self._start(value)
-            with self.braces("for (int64_t c = 0; c < chunks; c++)"), self.each_lane():
+            for suffix, ctype, initial in self.accumulators(value):
+                text = (
+                    f"{'' if self.tile else ctype} {self.accumulator(value, suffix)} = {initial};"
+                )
+                self.line(text.lstrip(), value.origins)
+        with self.braces("for (int64_t c = 0; c < chunks; c++)"):
+            for value in reductions:
                 best = self._part(value, "_best" if value.kind in POSITIONS else "")
                 self._take(value, best, self._part(value))
 
@@ -370,6 +407,8 @@ class LoopPrinter(ValuePrinter):
         reductions = [v for v in values if v.op == "reduction"]
         sums = [v for v in reductions if v.kind == "sum" and v.dtype.is_floating_point]
         known = isinstance(size, int)
+        if any(self._layers(values).values()):
+            return not known or size > BLOCK
         if size_hint(size, self.plan.hints) > LONG_ROW or (self.split and not known):
             return bool(sums or any(map(self._by_row, reductions)))
         return not known and not all(map(self._by_row, sums))
@@ -415,6 +454,10 @@ class LoopPrinter(ValuePrinter):
             text = f"{ctype} {self.accumulator(value, suffix)} = {initial};"
             self.line(text.lstrip(), value.origins)
 
+    def _declare_array(self, value: Value, suffix: str, ctype: str) -> None:
+        array = f"{self.names[value]}{suffix}_tile[{self.tile}]"
+        self.line(f"{ctype} {array} {ALIGNED};", value.origins)
+
     def _part(self, value: Value, suffix: str = "") -> str:
         """The result of chunk c."""
         place = f"c * {self.tile} + {self.lane}" if self.tile else "c"
@@ -429,15 +472,18 @@ class LoopPrinter(ValuePrinter):
         """One more element, or the result of a chunk, into the accumulator."""
         total = self.accumulator(value, self.accumulators(value)[0][0])
         best = self.accumulator(value, "_best")
-        if value.kind not in POSITIONS:
+        place = value.kind in POSITIONS
+        search = place or (value.op == "scan" and value.kind in ("max", "min"))
+        if search and not self.tile:  # it seldom moves on, so a branch costs nothing
+            with self.braces(f"if ({self.better(value, source, best if place else total)})"):
+                if place:
+                    self.line(f"{best} = {source};", value.origins)
+                self.line(f"{total} = {position if place else source};", value.origins)
+            return
+        if not place:
             self.line(f"{total} = {self.combine(value, total, source)};", value.origins)
             return
         better = self.better(value, source, best)
-        if not self.tile:
-            with self.braces(f"if ({better})"):
-                self.line(f"{best} = {source};", value.origins)
-                self.line(f"{total} = {position};", value.origins)
-            return
         moves = f"{self.names[value]}_moves"  # without a branch, so that it vectorises
         self.line(f"bool {moves} = {better};", value.origins)
         self.line(f"{best} = {moves} ? {source} : {best};", value.origins)
@@ -453,8 +499,12 @@ class LoopPrinter(ValuePrinter):
         return known and in_memory and not self.tile
 
     def _filled(self, values: Sequence[Value]) -> list[Value]:
-        """What row reductions read and the loop must write to memory for them."""
+        """What row reductions and other layers read: the loop must write it to memory for them."""
         found = {v.inputs[0] for v in values if v.op == "reduction" and self._by_row(v)}
+        layer = self._layers(values)
+        found |= {
+            v for user in values for v in user.operands if layer.get(v, layer[user]) < layer[user]
+        }
         kept = self.plan.stashed
         return self.in_order({v for v in found if v not in kept and not self._lies_in_memory(v)})
 
@@ -469,12 +519,15 @@ class LoopPrinter(ValuePrinter):
         for value in filled:
             scratch[value] = f"{self.names[value]}_part[{inner}{before}]"
         wanted = [v for v in values if v.op in ("store", "reduction") or v.check or v in scratch]
-        needed = cone((v for v in wanted if v not in by_row), values, ())
-        if needed:
-            inside = [v for v in values if v in needed]
-            if isinstance(most, int):
-                self._scratch(filled, "_part", most)
-            self._inner(loop, inside, self._simd(inside, inner, riding=True), scratch)
+        if filled and isinstance(most, int):
+            self._scratch(filled, "_part", most)
+        layer = self._layers(values)
+        for k in sorted(set(layer.values())):
+            roots = (v for v in wanted if v not in by_row and layer[v] == k)
+            elsewhere = {v for v in scratch if layer.get(v) != k}
+            inside = self.in_order(cone(roots, values, elsewhere) - elsewhere)
+            if inside:
+                self._inner(loop, inside, self._simd(inside, inner, riding=True), scratch)
         for value in by_row:
             name, row = self.names[value], self._row_address(value.inputs[0], loop)
             ctype = CTYPES[value.dtype]
@@ -485,6 +538,15 @@ class LoopPrinter(ValuePrinter):
             else:
                 self.line(f"{ctype} {name}_part = {found};", value.origins)
                 self.line(f"{name} = {self.combine(value, name, f'{name}_part')};", value.origins)
+
+    def _layers(self, values: Sequence[Value]) -> dict[Value, int]:
+        """The loop over a row that computes a value: all in one, or scans in the odd ones."""
+        found = dict.fromkeys(values, 0)
+        if not self.tile and sum(cost(v) for v in values if v.op != "scan") >= DEAR:
+            for value in values:
+                before = max((found.get(v, 0) for v in value.operands), default=0)
+                found[value] = before + (before % 2 != (value.op == "scan"))
+        return found
 
     def _lies_in_memory(self, value: Value) -> bool:
         """A plain load whose elements stand side by side along the inner r, and stay there for the loop."""

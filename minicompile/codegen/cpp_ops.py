@@ -87,19 +87,21 @@ def _divide(sign: str, helper: str) -> OpRule:
 
 
 _LIBM = """
-exp2 expm1 log2 log10 log1p sin cos tan asin acos atan sinh cosh floor ceil trunc sqrt
+exp2 expm1 log2 log10 log1p sin cos tan asin acos atan sinh cosh asinh acosh atanh erfc lgamma floor ceil
+trunc sqrt
 """
 
 EXPRESSIONS: dict[str, OpRule] = {
     **INFIX,
     **{name: _libm(name) for name in _LIBM.split()},
-    **{name: _libm(name, 2) for name in ("atan2", "copysign", "hypot")},
+    **{name: _libm(name, 2) for name in ("atan2", "copysign", "hypot", "nextafter")},
     "truediv": form("{0} / {1}"),
     "truncdiv": _divide("/", "mc_div"),
     "fmod": by_kind(_libm("fmod", 2), _divide("%", "mc_mod")),
     "maximum": form("{0} > {1} ? {0} : {1}"),
     "minimum": form("{0} < {1} ? {0} : {1}"),
     "pow": by_kind(_libm("pow", 2), form("mc_int_pow({0}, {1})")),
+    "gcd": lambda dtype, *ab: f"mc_gcd({', '.join(f'({CTYPES[dtype]})llabs({x})' for x in ab)})",
     "fma": _libm("fma", 3),
     "neg": form("-{0}"),
     "abs": by_kind(_libm("fabs"), form("{0} < 0 ? -{0} : {0}")),

@@ -77,12 +77,8 @@ def _choose_columns(plan: KernelPlan) -> None:
     tile = min(-(-width // 16) * 16, WIDEST_TILE)
     plan.tiles = {"x": tile}
     tiles = plan.rows // max(width, 1) * -(-width // tile)
-    worth_it = (
-        not plan.body.scans
-        and plan.row_length >= COLUMN_CHUNK * 4
-        and nanoseconds(plan) >= PARALLEL_NANOSECONDS
-    )
-    if tiles < FEW_TILES and worth_it:
+    worth_it = plan.row_length >= COLUMN_CHUNK * 4 and nanoseconds(plan) >= PARALLEL_NANOSECONDS
+    if tiles < FEW_TILES and worth_it and not plan.body.scans:
         plan.tiles |= _chunks(plan, COLUMN_CHUNK, MOST_COLUMN_CHUNKS)
 
 

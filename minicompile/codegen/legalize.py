@@ -173,18 +173,29 @@ class _Legalizer(Rewriter):
 def settle_checks(body: LoopBody) -> None:
     """Keep the checks of indices; divisions report a zero divisor, as eager does.
 
-    A divisor that depends on a masked load can be 0 in lanes that nobody looks at: it isn't reported.
+    A divisor that depends on a masked load, where nothing has chosen by that mask yet, can be 0 in lanes that
+    nobody looks at: it isn't reported. (Rules keep such divisions out of masks: lowering/rules/pointwise.py.)
     """
-    masked: set[Value] = set()
+    needs: dict[Value, frozenset[Value]] = {}  # the masks under which a value is what it says
     for value in body.values:
-        if (value.op == "load" and value.mask is not None) or not masked.isdisjoint(value.operands):
-            masked.add(value)
+        needs[value] = frozenset().union(*(needs[v] for v in value.operands))
+        if value.op == "load" and value.mask is not None:
+            needs[value] |= conditions(value.mask)
+        elif value.op == "where":
+            chosen, a, b = value.inputs
+            needs[value] = needs[chosen] | (needs[a] - conditions(chosen)) | needs[b]
         if value.op in ("truncdiv", "fmod") and is_int(value.dtype):
             divisor = value.inputs[1]
             constant = divisor.op == "constant" and divisor.constant != 0
-            value.check = divisor not in masked and not constant
+            value.check = not needs[divisor] and not constant
         elif value.op != "indirect":
             value.check = False
+
+
+def conditions(mask: Value) -> frozenset[Value]:
+    """The conditions that must all hold where `mask` does."""
+    both = mask.inputs if mask.op == "logical_and" else ()
+    return frozenset({mask}).union(*(conditions(v) for v in both))
 
 
 def convert(ops: Recorder, value: Value, dtype: torch.dtype) -> Value:

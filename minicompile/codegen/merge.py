@@ -55,15 +55,17 @@ def take_over(body: LoopBody, memory: Mapping[str, str]) -> None:
 
 
 def check_in_place(name: str, order: Iterable[Value], buffers: Collection[str]) -> None:
-    """Raises VerifyError where the values, in the order of execution, overwrite what they still read."""
+    """Raises VerifyError where the values, as they are executed, overwrite what is still to be read."""
     places: dict[str, Index | None] = {}
     written: set[str] = set()
     for value in order:
-        if value.op not in ("load", "store") or value.buffer not in buffers:
-            continue
-        if places.setdefault(value.buffer, value.index) != value.index or value.buffer in written:
-            raise VerifyError(f"{name}: {value.buffer} is written over elements still to be read")
-        written.update([value.buffer] if value.op == "store" else [])
+        if value.buffer in buffers:
+            moved = places.setdefault(value.buffer, value.index) != value.index
+            if moved or value.buffer in written:
+                raise VerifyError(
+                    f"{name}: {value.buffer} is written over what is still to be read"
+                )
+            written.update([value.buffer] if value.op == "store" else [])
 
 
 class _Merger(Rewriter):

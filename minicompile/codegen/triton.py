@@ -70,17 +70,6 @@ REDUCED = {
 }
 """One value a row, from a tile and the positions of its elements."""
 
-SCANNED = {
-    "sum": "sum_combine",
-    "prod": "prod_combine",
-    "max": "last_max_combine",
-    "min": "last_min_combine",
-    "argmax": "last_argmax_combine",
-    "argmin": "last_argmin_combine",
-    "logsumexp": "log_add_exp_combine",
-}
-"""What combines two elements of a scan, the earlier one first."""
-
 TILE = "[XBLOCK, RBLOCK]"
 
 
@@ -184,8 +173,8 @@ class _Printer(LinePrinter):
         for reduction in reductions:
             self._accumulator(reduction)
         for scan in (v for v in phase.values if v.op == "scan"):
-            for name, (_, dtype, start) in zip(self._so_far(scan), self._parts(scan), strict=True):
-                self.line(f"{name} = tl.full([XBLOCK, 1], {start}, {dtype})", scan.origins)
+            for name, start in self._carried(scan).items():
+                self.line(f"{name} = {start}", scan.origins)
         self._synchronise(v.buffer for v in phase.values if v.op == "load")
         with self.block("for roffset in range(0, rnumel, RBLOCK):"):
             self._row_index("roffset + ")
@@ -219,6 +208,11 @@ class _Printer(LinePrinter):
         elif value.op == "scan":
             self._scan(value)
         else:
+            if value.check and self.plan.device.type == "cpu":  # on a GPU eager doesn't look either
+                divisor = value.inputs[1]
+                mask = self._masks(self.axes[divisor], None)
+                check = f'tl.device_assert({self.ref(divisor)} != 0, "division by zero", {mask})'
+                self.line(check, value.origins)
             self.line(f"{self.names[value]} = {self._expression(value)}", value.origins)
 
     def _expression(self, value: Value) -> str:
@@ -368,20 +362,19 @@ class _Printer(LinePrinter):
 
     # Scans -------------------------------------------------------------------------------------------
 
-    def _parts(self, value: Value) -> list[tuple[str, str, str]]:
-        """Suffix, dtype and start of each number that a scan carries along; the result's own comes last."""
-        dtype, place = value.inputs[0].dtype, value.kind in POSITIONS
-        found = [("_best" * place, TRITON_DTYPES[dtype], self._identity(value))]
-        return found + [("", "tl.int64", "0")] * place
-
-    def _so_far(self, value: Value) -> list[str]:
-        return [f"_{self.names[value]}{suffix}" for suffix, _, _ in self._parts(value)]
+    def _carried(self, value: Value) -> dict[str, str]:
+        """Name and start of what a looped scan carries from tile to tile; positions come last."""
+        name, dtype = f"_{self.names[value]}", TRITON_DTYPES[value.inputs[0].dtype]
+        start = f"tl.full([XBLOCK, 1], {self._identity(value)}, {dtype})"
+        if value.kind not in POSITIONS:
+            return {name: start}
+        return {f"{name}_best": start, name: "tl.full([XBLOCK, 1], 0, tl.int64)"}
 
     def _scan(self, value: Value) -> None:
         """A scan of the tile, and in a loop what it takes over from the tile before."""
-        combine, so_far = SCANNED[value.kind], self._so_far(value)
+        combine, carried = f"scan_{value.kind}", self._carried(value)
         places = f"tl.broadcast_to({self.position}, {TILE})"
-        names = [name.removeprefix("_") for name in so_far]
+        names = [name.removeprefix("_") for name in carried]
         found, source = ", ".join(names), self._tile(value.inputs[0])
         if len(names) > 1:
             source = f"({source}, {places})"
@@ -391,7 +384,7 @@ class _Printer(LinePrinter):
             self.line(text + " + 0.0" * zero, value.origins)
             return
         self.line(text, value.origins)
-        self.line(f"{found} = {combine}({', '.join(so_far)}, {found})", value.origins)
+        self.line(f"{found} = {combine}({', '.join(carried)}, {found})", value.origins)
         for name in names:
             last = f"tl.reduce(({name}, {places}), 1, latest_combine)[0][:, None]"
             self.line(f"_{name} = {last}", value.origins)

@@ -62,6 +62,17 @@ def pow_int(base, exponent):
     return tl.where(exponent < 0, inverse, result)
 
 @triton.jit
+def gcd_int(a, b):
+    a = tl.where(a < 0, 0 - a, a)
+    b = tl.where(b < 0, 0 - b, b)
+    for _ in range(0, 92):
+        done = a == 0
+        rest = b % (a + done.to(a.dtype))
+        b = tl.where(done, b, a)
+        a = tl.where(done, a, rest)
+    return b
+
+@triton.jit
 def max_combine(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
@@ -70,28 +81,32 @@ def min_combine(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 @triton.jit
-def sum_combine(a, b):
-    return a + b
-
-@triton.jit
 def prod_combine(a, b):
     return a * b
 
 @triton.jit
-def last_max_combine(a, b):
+def scan_sum(a, b):
+    return a + b
+
+@triton.jit
+def scan_prod(a, b):
+    return a * b
+
+@triton.jit
+def scan_max(a, b):
     return tl.where((b >= a) | (b != b), b, a)
 
 @triton.jit
-def last_min_combine(a, b):
+def scan_min(a, b):
     return tl.where((b <= a) | (b != b), b, a)
 
 @triton.jit
-def last_argmax_combine(a, at, b, bt):
+def scan_argmax(a, at, b, bt):
     moves = (b >= a) | (b != b)
     return tl.where(moves, b, a), tl.where(moves, bt, at)
 
 @triton.jit
-def last_argmin_combine(a, at, b, bt):
+def scan_argmin(a, at, b, bt):
     moves = (b <= a) | (b != b)
     return tl.where(moves, b, a), tl.where(moves, bt, at)
 
@@ -100,7 +115,7 @@ def latest_combine(a, at, b, bt):
     return tl.where(bt > at, b, a), tl.maximum(at, bt)
 
 @triton.jit
-def log_add_exp_combine(a, b):
+def scan_logsumexp(a, b):
     low = tl.where(a < b, a, b)
     high = tl.where(a < b, b, a)
     found = libdevice.log1p(libdevice.exp(low - high)) + high
@@ -208,7 +223,8 @@ def pointwise_text(value: Value, name_of: Callable[[Value], str]) -> str:
 
 
 _LIBDEVICE = """
-rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh erf trunc
+rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh asinh acosh atanh tanh erf erfc
+lgamma trunc
 """
 _VALID_SHIFT = "({1} >= 0) & ({1} < {bits})"
 """Eager defines shifts by too much: 0, or the sign when shifting right."""
@@ -222,12 +238,16 @@ def _unless_byte(rule: OpRule, byte: str) -> OpRule:
 for _name, _rule in {
     **INFIX,
     **{name: form(f"libdevice.{name}({{0}})") for name in _LIBDEVICE.split()},
-    **{name: form(f"libdevice.{name}({{0}}, {{1}})") for name in ("atan2", "copysign", "hypot")},
+    **{
+        name: form(f"libdevice.{name}({{0}}, {{1}})")
+        for name in ("atan2", "copysign", "hypot", "nextafter")
+    },
     **{name: form(f"tl.{name}({{0}})") for name in ("abs", "floor", "ceil")},
     **{name: form(f"tl.{name}({{0}}, {{1}})") for name in ("maximum", "minimum")},
     "truncdiv": form("{0} // {1}"),
     "fmod": by_kind(form("libdevice.fmod({0}, {1})"), form("{0} % {1}")),
     "pow": by_kind(form("libdevice.pow({0}, {1})"), form("pow_int({0}, {1})")),
+    "gcd": form("gcd_int({0}, {1})"),
     "round": form("libdevice.nearbyint({0})"),
     "fma": form("tl.fma({0}, {1}, {2})"),
     "where": form("tl.where({0}, {1}, {2})"),

@@ -12,7 +12,8 @@
 Names the text expects where it runs, besides `torch`: each kernel and each constant by its name; `aten`
 (`torch.ops.aten`); `empty_strided_cpu(size, stride, dtype)` and, for other devices,
 `empty_strided(size, stride, dtype, device)`; `reinterpret(tensor, size, stride, offset)`, which sees a
-tensor's memory with another layout; `to_layout(tensor, size, stride)`, which copies (runtime/load.py has
+tensor's memory with another layout; `pooled(pool, size, stride, dtype, offset)`, a tensor in a pool of
+bytes; `to_layout(tensor, size, stride)`, which copies (runtime/load.py has
 them). `call` runs without autograd: its caller sees to that.
 The real compiler: torch/_inductor/codegen/wrapper.py.
 """
@@ -41,7 +42,7 @@ from minicompile.scheduling.nodes import (
 )
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, same
 
-HELPERS = {"empty_strided", "empty_strided_cpu", "reinterpret", "to_layout"}
+HELPERS = {"empty_strided", "empty_strided_cpu", "pooled", "reinterpret", "to_layout"}
 RESERVED = HELPERS | {"aten", "torch", "args", "call", "results", "min", "max", "float"}
 
 
@@ -67,6 +68,7 @@ class _Writer:
         """Module-level names for operators and devices: looked up once, when the module is loaded."""
         self.taken = RESERVED | {kernel.name for kernel in kernels.values()}
         self.taken |= set(map(str, self.graph.size_hints))
+        self.taken |= set(map(_pool, self.memory.pools))
         self.names: dict[str, str] = {}
         self.given: list[tuple[Size, str]] = []
         """Numbers among the inputs that are no symbol of their own."""
@@ -108,7 +110,7 @@ class _Writer:
         self._find_sizes({symbol for symbol in self.used if str(symbol) not in inputs})
         for text in checks:
             self._line(text)
-        needed = {o.buffer for o in self.graph.outputs if isinstance(o, View)}
+        needed = {o.buffer for o in self.graph.outputs if isinstance(o, View)} | self.handed_on
         for node in self.schedule.nodes:
             needed.update(d.buffer for d in node.reads)
         unread = [self.names[b.name] for b in self.inputs if b.name not in needed]
@@ -181,6 +183,11 @@ class _Writer:
     # -- steps
 
     def _step(self, step: int, node: FusedSchedulerNode | ExternKernelSchedulerNode) -> None:
+        pools = self.memory.pools
+        for device, pool in pools.items():
+            if pool.born == step:
+                flat = Layout(device, torch.uint8, (pool.bytes,), (1,))
+                self._line(f"{_pool(device)} = {self._empty(flat)}", node.origins)
         for allocation in self.memory.allocate[step]:
             self._allocate(allocation, node.origins)
         if isinstance(node, FusedSchedulerNode):
@@ -188,16 +195,21 @@ class _Writer:
         else:
             self._extern(node.kernel, given=bool(self.memory.allocate[step]))
         dead = [n for n in self.memory.free[step] if n in self.bound - self.handed_on]
-        if dead:
-            self.bound.difference_update(dead)
-            self._line(f"del {', '.join(self._name(n) for n in dead)}", node.origins)
+        self.bound.difference_update(dead)
+        names = [*map(self._name, dead), *(_pool(d) for d, p in pools.items() if p.dies == step)]
+        if names:
+            self._line(f"del {', '.join(names)}", node.origins)
 
     def _allocate(self, allocation: Allocation, origins: Origins) -> None:
         layout = self.layouts[allocation.buffer]
         name, old = self._name(allocation.buffer), allocation.reuses
         self.bound.add(allocation.buffer)
         if old is None:
-            self._line(f"{name} = {self._empty(layout)}", origins)
+            text = self._empty(layout)
+            if allocation.offset is not None:
+                where = f"{self._memory(layout)}, {layout.dtype}, {allocation.offset}"
+                text = f"pooled({_pool(layout.device)}, {where})"
+            self._line(f"{name} = {text}", origins)
             return
         self.bound.discard(old)
         memory = self._view(View(old, layout))
@@ -251,7 +263,10 @@ class _Writer:
             self._expect(self._name(output.name), output.layout, origins)
 
     def _expect(self, name: str, layout: Layout, origins: Origins) -> None:
-        """What a library returns must lie as kernels expect it."""
+        """What a library returns must lie as kernels expect it. The rest `verify` makes sure of."""
+        if self.options.verify:
+            self._line(f"assert {name}.dtype is {layout.dtype}", origins)
+            self._line(f"assert {name}.size() == {self._sizes(layout.size)}", origins)
         if not layout.size or 0 in layout.size:
             return
         self._line(f"if {name}.stride() != {self._sizes(layout.stride)}:", origins)
@@ -320,6 +335,11 @@ class _Writer:
         if value is None or isinstance(value, known):
             return repr(value)
         raise Unsupported(f"a library call with an argument of type {type(value).__name__}")
+
+
+def _pool(device: torch.device) -> str:
+    """The variable of a device's pool."""
+    return f"{device.type}{'' if device.index is None else device.index}_pool"
 
 
 def _tuple(items: Iterable[str]) -> str:

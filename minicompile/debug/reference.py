@@ -2,7 +2,19 @@
 
 `ReferenceOps` is a handler of `ops` whose values are tensors over the loops' whole index space, slow and
 clear: the oracle for every later room, and an example of how little a handler needs. It checks what a code
-generator may assume: dtypes, strides, indices within range.
+generator may assume: dtypes, strides, indices within range. `run_reference(graph, inputs)` runs a graph with
+it, or with a handler of yours, which may print or count what happens:
+
+    class Counting(ReferenceOps):
+        flops = 0
+
+        def pointwise(self, name, *values):
+            result = super().pointwise(name, *values)
+            Counting.flops += POINTWISE[name].flops * result.numel()
+            return result
+
+    run_reference(trace.loops, [x, y], Counting)
+    print(Counting.flops)
 """
 
 from __future__ import annotations
@@ -25,17 +37,21 @@ from minicompile.lowering.ir import (
     InputBuffer,
     Layout,
     LoopGraph,
-    Loops,
-    Reduction,
-    Scan,
     Scatter,
     View,
-    evaluate_loops,
     loop_ranges,
+    run_loops,
 )
 from minicompile.ops.handler import Index, Ops, StoreMode
-from minicompile.ops.table import POINTWISE, ReductionKind, ScanKind, result_dtype
-from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, is_float, loop_symbol
+from minicompile.ops.table import POINTWISE, POSITIONS, ReductionKind, ScanKind, result_dtype
+from minicompile.shapes.expr import (
+    FloorDiv,
+    ModularIndexing,
+    Ranges,
+    Size,
+    is_float,
+    loop_symbol,
+)
 
 OTHERWISE_NAMED: dict[str, Callable[..., Any]] = {
     "floordiv": functools.partial(torch.div, rounding_mode="floor"),
@@ -73,12 +89,14 @@ def evaluate(expr: Index | int, values: Mapping[sympy.Symbol, Any]) -> Any:
     return COMBINE[expr.func](*[evaluate(part, values) for part in expr.args])
 
 
-def run_reference(graph: LoopGraph, inputs: Sequence[Any]) -> list[Any]:
+def run_reference(
+    graph: LoopGraph, inputs: Sequence[Any], handler: type[ReferenceOps] | None = None
+) -> list[Any]:
     """Run a graph on real inputs (tensors and ints, in placeholder order).
 
     Raises VerifyError where a loop or an operator breaks its layout, IndexError for an index out of range.
     """
-    run = _Run()
+    run = _Run(handler or ReferenceOps)
     for declared, given in zip(graph.inputs, inputs, strict=True):
         if isinstance(declared, InputBuffer):
             run.bind(declared.layout.size, given.shape)
@@ -100,7 +118,8 @@ def run_reference(graph: LoopGraph, inputs: Sequence[Any]) -> list[Any]:
 
 
 class _Run:
-    def __init__(self) -> None:
+    def __init__(self, handler: type[ReferenceOps]) -> None:
+        self.handler = handler
         self.sizes: Values = {}
         self.memory: dict[str, torch.Tensor] = {}
         """Each buffer's elements from its first to its last, one-dimensional."""
@@ -156,37 +175,15 @@ class _Run:
                 self.adopt(output, found if output.index is None else found[output.index])
 
     def loop(self, buffer: ComputedBuffer) -> None:
-        loops, layout = buffer.loops, buffer.layout
-        if isinstance(loops, Scatter):  # takes over the target's memory
-            memory = self.memory[loops.target]
+        layout = buffer.layout
+        if isinstance(buffer.loops, Scatter):  # takes over the target's memory
+            memory = self.memory[buffer.loops.target]
         else:
             count = self.shape([layout.storage_size])
             memory = torch.empty(count, dtype=layout.dtype, device=layout.device)
         self.memory[buffer.name] = memory
-        ops = self.space(loops, layout.device)
-        value, where = evaluate_loops(loops, ops)
-        value = ops.whole(value)
-        if value.dtype is not layout.dtype and not isinstance(loops, Reduction | Scan):
-            raise VerifyError(f"{buffer.name}: its body gives {value.dtype}, not {layout.dtype}")
-        if isinstance(loops, Scatter):
-            ops.store(buffer.name, layout.index(where), value, loops.mode)
-            return
-        if isinstance(loops, Reduction):
-            kept = len(loops.ranges)
-            flat = value.reshape([*value.shape[:kept], math.prod(value.shape[kept:])])
-            value = ops.reduction(loops.kind, layout.dtype, flat).to(layout.dtype)
-        if isinstance(loops, Scan):
-            value = ops.scan(loops.kind, value).to(layout.dtype).movedim(-1, loops.dim)
-        self.view(buffer.name, layout).copy_(value)
-
-    def space(self, loops: Loops, device: torch.device) -> ReferenceOps:
-        """A handler in which each loop variable stands for all of its values."""
-        ranges = {v: extent for group in loop_ranges(loops) for v, extent in group.items()}
-        extents, values = self.shape(list(ranges.values())), dict(self.sizes)
-        for at, variable in enumerate(ranges):
-            shape = [-1 if axis == at else 1 for axis in range(len(extents))]
-            values[variable] = torch.arange(extents[at], device=device).reshape(shape)
-        return ReferenceOps(self.memory, values, extents, device)
+        ranges = loop_ranges(buffer.loops)
+        run_loops(buffer, self.handler.over(*ranges, self.memory, self.sizes, layout.device))
 
 
 @dataclass(eq=False)
@@ -195,14 +192,45 @@ class ReferenceOps(Ops):
 
     memory: Mapping[str, torch.Tensor]
     values: Values
-    extents: Sequence[int]
+    rows: Sequence[int]
+    """The extents of the loops; then those of a reduction or scan."""
+    columns: Sequence[int]
     device: torch.device
     mask: torch.Tensor | None = None
     """Where the body being evaluated counts; elsewhere its loads are made harmless."""
 
+    @classmethod
+    def over(
+        cls,
+        ranges: Ranges,
+        reduction_ranges: Ranges,
+        memory: Mapping[str, torch.Tensor],
+        sizes: Values,
+        device: torch.device,
+        **more: Any,
+    ) -> ReferenceOps:
+        """A handler in which each loop variable stands for all of its values."""
+        rows, columns = (
+            [int(evaluate(size, sizes)) for size in group.values()]
+            for group in (ranges, reduction_ranges)
+        )
+        extents, values = [*rows, *columns], dict(sizes)
+        for axis, variable in enumerate((*ranges, *reduction_ranges)):
+            shape = [-1 if a == axis else 1 for a in range(len(extents))]
+            values[variable] = torch.arange(extents[axis], device=device).reshape(shape)
+        return cls(memory, values, rows, columns, device, **more)
+
+    @property
+    def extents(self) -> list[int]:
+        return [*self.rows, *self.columns]
+
     def whole(self, value: torch.Tensor) -> torch.Tensor:
         """The value with an element of its own for each iteration."""
-        return value.expand(list(self.extents))
+        return value.expand(self.extents)
+
+    def flat(self, value: torch.Tensor) -> torch.Tensor:
+        """The whole value, the loops of a reduction or scan as one dimension."""
+        return self.whole(value).reshape([*self.rows, math.prod(self.columns)])
 
     def position(self, index: Index) -> torch.Tensor:
         return torch.as_tensor(evaluate(index, self.values), device=self.device)
@@ -222,8 +250,14 @@ class ReferenceOps(Ops):
     def store(
         self, buffer: str, index: Index, value: torch.Tensor, mode: StoreMode = "store"
     ) -> torch.Tensor:
-        at, value = self.whole(self.position(index)), self.whole(value)
-        self.memory[buffer].index_put_((at,), value, accumulate=mode == "atomic_add")
+        memory, at = self.memory[buffer], self.position(index)
+        if value.dtype is not memory.dtype:
+            raise VerifyError(f"{buffer} holds {memory.dtype}, its body gives {value.dtype}")
+        shape = torch.broadcast_shapes(at.shape, value.shape)
+        if mode == "atomic_add":  # for every iteration, be they equal
+            shape = torch.Size(self.extents)
+        indices, accumulate = (at.expand(shape),), mode == "atomic_add"
+        memory.index_put_(indices, value.expand(shape), accumulate=accumulate)
         return value
 
     def constant(self, value: float | int | bool, dtype: torch.dtype) -> torch.Tensor:
@@ -268,19 +302,22 @@ class ReferenceOps(Ops):
     def reduction(
         self, kind: ReductionKind, dtype: torch.dtype, value: torch.Tensor
     ) -> torch.Tensor:
-        """Reduce the last dimension."""
+        if kind in POSITIONS and value.dtype is torch.bool:
+            value = value.to(torch.uint8)
         name = {"max": "amax", "min": "amin"}.get(kind, kind)
         options = {"dtype": value.dtype} if kind in ("sum", "prod") else {}
-        found: torch.Tensor = getattr(torch, name)(value, -1, **options)
-        return found
+        found: torch.Tensor = getattr(torch, name)(self.flat(value), -1, **options)
+        return found.to(dtype).reshape([*self.rows, *[1] * len(self.columns)])
 
     def scan(self, kind: ScanKind, value: torch.Tensor) -> torch.Tensor:
-        """Scan the last dimension."""
+        flat = self.flat(value)
         if kind in ("max", "min", "argmax", "argmin"):
-            found = (torch.cummax if kind.endswith("max") else torch.cummin)(value, -1)
-            return found.indices if kind.startswith("arg") else found.values
-        name = {"sum": "cumsum", "prod": "cumprod"}.get(kind, "logcumsumexp")
-        return getattr(torch, name)(value, -1).to(value.dtype)
+            found = (torch.cummax if kind.endswith("max") else torch.cummin)(flat, -1)
+            scanned = found.indices if kind in POSITIONS else found.values
+        else:
+            name = {"sum": "cumsum", "prod": "cumprod"}.get(kind, "logcumsumexp")
+            scanned = getattr(torch, name)(flat, -1).to(value.dtype)
+        return scanned.reshape(self.extents)
 
     def pointwise(self, name: str, *values: torch.Tensor) -> torch.Tensor:
         dtype = result_dtype(name, tuple(v.dtype for v in values))

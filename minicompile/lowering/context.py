@@ -20,10 +20,13 @@ import torch
 from torch import fx
 
 from minicompile.errors import Unsupported, VerifyError
+from minicompile.lowering import views
 from minicompile.lowering.ir import (
     Buffer,
     ComputedBuffer,
     ConstantBuffer,
+    ExternKernel,
+    ExternOutput,
     Layout,
     Loops,
     Operation,
@@ -71,6 +74,8 @@ class LoweringContext:
         self.origins: Origins = NO_ORIGINS
         self.layouts: list[Layout | None] = []
         """How the node's results lie in eager."""
+        self.channels_last = False
+        """Images inside of the graph lie with their channels side by side, whatever eager does."""
 
     def simplified(self, size: Size) -> Size:
         """A size by what guards say of its symbols."""
@@ -91,6 +96,8 @@ class LoweringContext:
 
     def eager_strides(self, size: Sequence[Size]) -> tuple[Size, ...]:
         """Strides for a new tensor: eager's for the node's result of this size if dense, else contiguous."""
+        if self.channels_last and len(size) == 4:
+            return channels_last_strides(size)
         for layout in self.layouts:
             if layout is not None and same_size(layout.size, size) and is_dense(layout):
                 return layout.stride
@@ -192,17 +199,32 @@ class LoweringContext:
         if have is not None and (0 in have.size or have.has_strides(layout.stride)):
             chosen = Layout(have.device, have.dtype, layout.size, layout.stride, have.offset)
             return View(buffer.name, chosen)
-        if value.dtype not in LOOP_DTYPES:
-            raise Unsupported(f"a copy of a {value.dtype} tensor into other strides")
         # elements that an expanded layout (stride 0) repeats are written once
         pairs = zip(layout.size, layout.stride, strict=True)
         once = tuple(1 if step == 0 and extent != 1 else extent for extent, step in pairs)
         written = Layout(layout.device, layout.dtype, once, layout.stride)
-        if not is_dense(written):
+        order = dense_order(written)
+        if order is None:
             raise Unsupported(f"a new tensor with strides {layout.stride} for size {layout.size}")
-        copy = self.copy_of(self.view(value, ViewMap(once, list)))
+        part = self.view(value, ViewMap(once, list))
+        if value.dtype not in LOOP_DTYPES:
+            permuted = self.view(part, views.permute(once, order))
+            return View(self._library_copy(permuted).name, layout)
+        copy = self.copy_of(part)
         copy.storage.layout = replace(copy.storage.layout, stride=layout.stride)
         return View(self.settle(copy.storage, why).name, layout)
+
+    def _library_copy(self, value: TensorValue) -> Buffer:
+        """A row-major copy of what loops can't hold."""
+        name, given = self.new_name(), self.realize(value, "read by a copy")
+        layout = Layout.contiguous(value.device, value.dtype, value.size)
+        how = {"memory_format": torch.contiguous_format}
+        made, reason = ExternOutput(name, layout, self.origins), f"loops can't hold {value.dtype}"
+        clone = torch.ops.aten.clone.default
+        self.operations.append(
+            ExternKernel(name, clone, (given,), how, (made,), reason, self.origins)
+        )
+        return made
 
     def _emit(
         self, layout: Layout, loops: Loops, cost: Probe, origins: Origins, why: str
@@ -295,6 +317,12 @@ class LoweringContext:
         return self.in_memory(self._emit(target.layout, loops, cost, self.origins, "scatter"))
 
 
+def channels_last_strides(size: Sequence[Size]) -> tuple[Size, ...]:
+    """Strides of images (n, c, h, w) in the order n, h, w, c."""
+    n, h, w, c = contiguous_strides([size[i] for i in (0, 2, 3, 1)])
+    return n, c, h, w
+
+
 def layout_of(tensor: torch.Tensor) -> Layout:
     """A (fake) tensor's layout, from its first element. Raises Unsupported unless strided."""
     if tensor.layout is not torch.strided:
@@ -314,14 +342,22 @@ def tensor_layouts(val: Any) -> list[Layout | None]:
 
 def is_dense(layout: Layout) -> bool:
     """Every element between the first and the last is used exactly once, in some order of dimensions."""
+    return dense_order(layout) is not None
+
+
+def dense_order(layout: Layout) -> list[int] | None:
+    """That order, from the largest stride to the smallest; None if there is none."""
+    left = list(range(len(layout.size)))
     if 0 in layout.size:
-        return True
+        return left
+    order = [dim for dim in left if layout.size[dim] == 1]
+    left = [dim for dim in left if dim not in order]
     expected: Size = 1
-    left = [(e, s) for e, s in zip(layout.size, layout.stride, strict=True) if e != 1]
     while left:
-        step = next((pair for pair in left if same(pair[1], expected)), None)
-        if step is None:
-            return False
-        left.remove(step)
-        expected = product((expected, step[0]))
-    return True
+        dim = next((dim for dim in left if same(layout.stride[dim], expected)), None)
+        if dim is None:
+            return None
+        left.remove(dim)
+        order.append(dim)
+        expected = product((expected, layout.size[dim]))
+    return order[::-1]

@@ -264,6 +264,8 @@ class LoopGraph(Shown):
     """Each size symbol's value when compiling: for heuristics only."""
     eager_bytes: int = 0
     """Most bytes alive at once if eager ran the ATen graph (at the hints; inputs not counted)."""
+    written_back: dict[int, int] = field(default_factory=dict)
+    """Outputs that become an input's new contents, by their numbers: a kernel may write them there."""
 
     @property
     def buffers(self) -> dict[str, Buffer]:
@@ -333,6 +335,18 @@ def evaluate_loops(loops: Loops, ops: Ops) -> tuple[Any, Sequence[Index]]:
         index.insert(loops.dim, *reduction_index)
     where = loops.output_index(ops, index) if isinstance(loops, Scatter) else index
     return loops.inner_fn(ops, index), where
+
+
+def run_loops(buffer: ComputedBuffer, ops: Ops) -> None:
+    """All that a buffer's loops do, in some handler: a value, its reduction or scan, and the store."""
+    loops, layout = buffer.loops, buffer.layout
+    value, where = evaluate_loops(loops, ops)
+    if isinstance(loops, Reduction):
+        value = ops.reduction(loops.kind, layout.dtype, value)
+    if isinstance(loops, Scan):
+        value = ops.to_dtype(ops.scan(loops.kind, value), layout.dtype)
+    mode: StoreMode = loops.mode if isinstance(loops, Scatter) else "store"
+    ops.store(buffer.name, layout.index(where), value, mode)
 
 
 def formulas(loops: Loops) -> tuple[str, Sequence[Index]]:

@@ -6,8 +6,10 @@ formulas until something needs their memory. The real compiler: GraphLowering in
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -18,7 +20,15 @@ from minicompile import compat
 from minicompile.errors import Unsupported
 from minicompile.lowering import realize as heuristics
 from minicompile.lowering import rules
-from minicompile.lowering.context import LoweringContext, Rule, extern_reasons, layout_of, lowering
+from minicompile.lowering.context import (
+    LoweringContext,
+    Rule,
+    channels_last_strides,
+    extern_reasons,
+    layout_of,
+    lowering,
+    tensor_layouts,
+)
 from minicompile.lowering.ir import (
     PRODUCTS,
     ExternKernel,
@@ -33,13 +43,13 @@ from minicompile.lowering.ir import (
 )
 from minicompile.lowering.value import Storage, TensorValue
 from minicompile.ops.dtypes import LOOP_DTYPES, short
-from minicompile.ops.eager_memory import eager_peak
 from minicompile.ops.graph import Graph, origins_of, output_node, target_name, user_line
 from minicompile.options import Options
-from minicompile.shapes.expr import Size, to_size
+from minicompile.shapes.expr import Size, size_hint, to_size
 
 __all__ = ["LoweringContext", "lower", "lowering", "rules"]
 
+aten = torch.ops.aten
 NUMBERS = (int, torch.SymInt, torch.SymFloat, sympy.Expr)
 
 
@@ -70,6 +80,10 @@ class _Lowering:
         self.ctx.names.update(
             n.name for n in self.graph.nodes if n.op in ("placeholder", "get_attr")
         )
+        called = {n.target for n in self.graph.nodes}
+        wanted = self.options.layout_optimization and aten.convolution.default in called
+        # as_strided sees memory as eager lays it out
+        self.ctx.channels_last = wanted and aten.as_strided.default not in called
         for node in self.graph.nodes:
             self.ctx.enter(node)
             if node.op == "output":
@@ -81,7 +95,7 @@ class _Lowering:
                 raise Unsupported(f"a {node.op} node in an ATen graph")
         name, ctx = self.graph.name, self.ctx
         found = LoopGraph(name, self.inputs, ctx.constants, ctx.operations, outputs, self.hints)
-        found.eager_bytes = eager_peak(self.graph, self.hints)
+        found.eager_bytes = eager_peak(list(self.graph.nodes), self.hints)
         drop_unread(found)
         if self.options.verify:
             verify(found)
@@ -194,7 +208,8 @@ class _Lowering:
 
     def _extern(self, node: fx.Node, op: torch._ops.OpOverload, reason: str) -> Any:
         """Call an operator as it is. Its results lie as eager's do."""
-        ctx, layouts, val = self.ctx, self.ctx.layouts, node.meta.get("val")
+        ctx, layouts = self.ctx, self.ctx.layouts
+        val: Any = node.meta.get("val")
         for layout in layouts:
             for size in layout.size if layout is not None else ():
                 self._known_size(node, size)
@@ -203,6 +218,10 @@ class _Lowering:
             layouts = [
                 lay and Layout.contiguous(lay.device, lay.dtype, lay.size) for lay in layouts
             ]
+        images = ctx.channels_last and op is aten.convolution.default and len(val.shape) == 4
+        if images:
+            reason = f"{reason}, channels last (options.layout_optimization)"
+            layouts = [channels_last(layout) for layout in layouts if layout is not None]
         single, why = isinstance(val, torch.Tensor), f"read by {op}"
 
         def operand(argument: fx.Node) -> Any:
@@ -212,7 +231,10 @@ class _Lowering:
             if op in PRODUCTS:
                 return ctx.realize(value, why)
             # operators choose their result's strides by their operands'
-            return ctx.realize_as(value, layout_of(argument.meta["val"]), why)
+            layout = layout_of(argument.meta["val"])
+            if images and len(layout.size) == 4:
+                return ctx.realize_as(value, channels_last(layout), f"{why}, channels last")
+            return ctx.realize_as(value, layout, why)
 
         args, kwargs = fx.map_arg((node.args, node.kwargs), operand)
         name = ctx.new_name()
@@ -240,6 +262,10 @@ class _Lowering:
         return size
 
 
+def channels_last(layout: Layout) -> Layout:
+    return replace(layout, stride=channels_last_strides(layout.size))
+
+
 def values_in(nested: Any) -> list[TensorValue]:
     return [value for value in compat.tree_leaves(nested) if isinstance(value, TensorValue)]
 
@@ -261,6 +287,29 @@ def _copying(node: fx.Node, op: torch._ops.OpOverload, reason: str) -> torch._op
 def is_view(op: torch._ops.OpOverload) -> bool:
     """Whether eager returns an alias of an argument."""
     return any(result.alias_info is not None for result in op._schema.returns)
+
+
+def eager_peak(nodes: Sequence[fx.Node], hints: Mapping[sympy.Symbol, int]) -> int:
+    """Most bytes alive at once if operators ran one by one: results until their last use, outputs to the end.
+
+    Views keep what they look at alive. Inputs are the caller's.
+    """
+    owner: dict[fx.Node, fx.Node] = {}
+    last: dict[fx.Node, int] = {}
+    for step, node in enumerate(nodes):
+        op, inputs = node.target, node.all_input_nodes
+        looks = op is operator.getitem or (isinstance(op, torch._ops.OpOverload) and is_view(op))
+        owner[node] = owner[inputs[0]] if looks and inputs else node
+        last.update((owner[used], step) for used in (node, *inputs))
+    change = [0] * (len(nodes) + 1)
+    for step, node in enumerate(nodes):
+        if node.op == "call_function" and owner[node] is node:
+            for layout in tensor_layouts(node.meta.get("val")):
+                if layout is not None:
+                    size = size_hint(layout.numel, hints) * layout.dtype.itemsize
+                    change[step] += size
+                    change[last[node] + 1] -= size
+    return max(itertools.accumulate(change))
 
 
 def drop_unread(graph: LoopGraph) -> None:

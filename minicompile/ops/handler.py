@@ -75,10 +75,7 @@ class Ops(abc.ABC):
         raise NotImplementedError(f"{type(self).__name__} has no reduction")
 
     def scan(self, kind: ScanKind, value: V) -> V:
-        """`value` combined with all before it along the loop r0; argmax/argmin give r0 as int64.
-
-        Of equal elements max and min take the last; from the first NaN on it is NaN, the last one so far.
-        """
+        """`value` combined with all before it along r0; of equal elements and of NaNs the last one wins."""
         raise NotImplementedError(f"{type(self).__name__} has no scan")
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""Results whose strides FakeTensor tells otherwise than eager makes them, or at the price of many guards."""
+"""Results that FakeTensor tells otherwise than eager makes them, or at the price of many guards."""
 
 from __future__ import annotations
 
@@ -33,17 +33,41 @@ CONTIGUOUS = BATCH_NORMS | {
 }
 """The (first) result is row-major; FakeTensor keeps the operand's strides."""
 
+UPDATING = {
+    aten._native_batch_norm_legit_functional.default,
+    aten._batch_norm_with_update_functional.default,
+}
+"""The new statistics have the dtype of the old ones; in FakeTensor they are float32."""
+
+UNPOOL = aten.max_unpool2d.default
+EMBEDDING_BAGS = {aten._embedding_bag.default, aten._embedding_bag_forward_only.default}
+CORRECTED = LIKE_A_SUM | CONTIGUOUS | UPDATING | EMBEDDING_BAGS | {UNPOOL}
+
 
 def laid_out_as_eager(op: OpOverload, args: Any, result: Any) -> Any:
-    """FakeTensor's result of a call, in the strides of eager's."""
-    if (op not in LIKE_A_SUM and op not in CONTIGUOUS) or result is NotImplemented:
+    """FakeTensor's result of a call, in eager's strides, dtypes and sizes."""
+    if op not in CORRECTED or result is NotImplemented:
         return result
     first, *others = result if isinstance(result, tuple | list) else [result]
     if op in LIKE_A_SUM:
         first = torch.empty_like(aten.add.Tensor(*args[:2]), dtype=first.dtype)
-    elif op not in BATCH_NORMS or not channels_last(first):
+    elif op is UNPOOL:  # as other kernels that go by a tensor's strides
+        if args[0].dim() == 4 and args[0].device.type == "cpu":
+            first = torch.empty_like(aten.upsample_nearest2d(args[0], args[2]))
+    elif op in EMBEDDING_BAGS:
+        if (
+            args[0].dtype is torch.bfloat16
+        ):  # FakeTensor knows of fewer results for other half types
+            others = op(*(x.half() if is_bfloat16(x) else x for x in args))[1:]
+    elif op in CONTIGUOUS and not (op in BATCH_NORMS and channels_last(first)):
         first = torch.empty_like(first, memory_format=torch.contiguous_format)
+    if op in UPDATING:
+        others[-2:] = [new.to(old.dtype) for new, old in zip(others[-2:], args[3:5])]
     return (first, *others) if others else first
+
+
+def is_bfloat16(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype is torch.bfloat16
 
 
 def channels_last(x: torch.Tensor) -> bool:

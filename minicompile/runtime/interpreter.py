@@ -27,7 +27,13 @@ import torch
 import triton.language as tl
 
 from minicompile import compat
-from minicompile.codegen.plan import INDEX_ERROR, KernelPlan, KernelSource, power_of_two
+from minicompile.codegen.plan import (
+    INDEX_ERROR,
+    ZERO_DIVISION,
+    KernelPlan,
+    KernelSource,
+    power_of_two,
+)
 from minicompile.runtime.cpp import fail
 from minicompile.runtime.triton import Tiles, blocks, execute
 from minicompile.shapes.expr import product, size_hint
@@ -66,8 +72,9 @@ class InterpretedKernel:
             with interpreting(), np.errstate(all="ignore"):
                 self.kernel[grid](*tensors, *numbers, **blocks(plan, tiles))
         except interpreter.InterpreterError as error:
-            if isinstance(error.__cause__, AssertionError):  # an index check
-                fail(plan, INDEX_ERROR)
+            if isinstance(error.__cause__, AssertionError):  # a check of an index, or of a divisor
+                division = "division" in str(error.__cause__)
+                fail(plan, ZERO_DIVISION if division else INDEX_ERROR)
             raise
 
 
@@ -173,16 +180,12 @@ def run_up(self: Any, blocks: tuple[Any, ...]) -> list[Any]:
     """Scan rows by combining elements 1, 2, 4, ... apart, for any combine function."""
     step, length = 1, blocks[0].handle.data.shape[1]
     while step < length:
-        arrays = [block.handle.data for block in blocks]
-        earlier = [
-            self.to_tensor(np.roll(array, step, axis=1), block.dtype)
-            for array, block in zip(arrays, blocks, strict=True)
-        ]
+        earlier = [self.to_tensor(np.roll(b.handle.data, step, axis=1), b.dtype) for b in blocks]
         both = self.combine_fn.fn(*earlier, *blocks)
-        for new, old in zip(both if isinstance(both, tuple) else (both,), arrays, strict=True):
-            new.handle.data[:, :step] = old[:, :step]
-        blocks = both if isinstance(both, tuple) else (both,)
-        step *= 2
+        found = both if isinstance(both, tuple) else (both,)
+        for new, old in zip(found, blocks, strict=True):
+            new.handle.data[:, :step] = old.handle.data[:, :step]
+        blocks, step = found, 2 * step
     return list(blocks)
 
 

@@ -91,6 +91,13 @@ def reinterpret(
     return torch.as_strided(tensor, size, stride)
 
 
+def pooled(
+    pool: torch.Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, offset: int
+) -> torch.Tensor:
+    """A tensor `offset` bytes from the start of a pool."""
+    return torch.as_strided(pool.view(dtype), size, stride, offset // dtype.itemsize)
+
+
 def to_layout(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
     """A copy that lies as the kernels expect."""
     out = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
@@ -104,7 +111,7 @@ def load_wrapper(wrapper: WrapperSource, namespace: Mapping[str, Any]) -> BoxedC
     filename = f"<minicompile wrapper {wrapper.name} {digest}>"
     # so that tracebacks show the generated lines
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    helpers = (empty_strided_cpu, empty_strided, reinterpret, to_layout)
+    helpers = (empty_strided_cpu, empty_strided, pooled, reinterpret, to_layout)
     scope: dict[str, Any] = {
         "aten": torch.ops.aten,
         **{f.__name__: f for f in helpers},

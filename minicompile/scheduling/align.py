@@ -1,9 +1,9 @@
 """Common loops: when do two loop nests walk the same space, and how must their loops be split for it?
 
 Nests that share a buffer are matched by the strides with which they walk it: a loop of 64 with stride 1
-meets a loop of 4096 with stride 1, so the latter becomes 64 x 64. What no shared buffer decides (broadcast
-dimensions) is matched by size. A nest without reductions joins one with loops (x, r) either once per x
-("row") or for every (x, r) ("elem").
+meets a loop of 4096 with stride 1, so the latter becomes 64 x 64; of two that walk it in opposite directions
+one is turned. What no shared buffer decides (broadcast dimensions) is matched by size. A nest without
+reductions joins one with loops (x, r) either once per x ("row") or for every (x, r) ("elem").
 The real compiler does part of this in torch/_inductor/scheduler.py (reorder_loops_by_dep_pair).
 """
 
@@ -21,9 +21,11 @@ from minicompile.scheduling.nest import (
     Level,
     LoopNest,
     Loops,
+    backwards,
     divide,
     elements,
     split,
+    times,
 )
 from minicompile.scheduling.reasons import Refusal, index_mismatch, loop_mismatch
 from minicompile.shapes.expr import ZERO, product, same
@@ -60,12 +62,21 @@ class Matching:
         self.partners.update({mine: theirs, theirs: mine})
         return True
 
+    def turn(self, mine: Symbol, theirs: Symbol) -> bool:
+        """Make two loops that walk an index in opposite directions walk it in the same."""
+        if (b := backwards(self.b, theirs)) is not None:
+            self.b = b
+            return True
+        a = backwards(self.a, mine)
+        self.a = a or self.a
+        return a is not None
+
     def match(self, mine: Access, theirs: Access) -> bool:
         """Pair loops so that an access of nest a and one of nest b touch the same element."""
         while True:
             one, other = self.a.at(mine), self.b.at(theirs)
             assert one is not None and other is not None
-            if one.rest is not ZERO or other.rest is not ZERO or not same(one.offset, other.offset):
+            if one.rest is not ZERO or other.rest is not ZERO:
                 return False
             wanted = {self.partners[v]: s for v, s in one.strides.items() if v in self.partners}
             found = {v: s for v, s in other.strides.items() if v in self.partners}
@@ -73,10 +84,16 @@ class Matching:
                 return False
             ours, others = self.free(one.strides), self.free(other.strides)
             if not ours or not others:
-                return not ours and not others
-            pairs = ((v, w) for v in ours for w in others if same(one.strides[v], other.strides[w]))
-            pair = next(pairs, None)
-            if pair is None or not self.pair(*pair):
+                return not ours and not others and same(one.offset, other.offset)
+            walks = (
+                (sign, v, w)
+                for sign in (1, -1)
+                for v in ours
+                for w in others
+                if same(one.strides[v], times(other.strides[w], sign))
+            )
+            walk = next(walks, None)
+            if walk is None or not (self.pair if walk[0] == 1 else self.turn)(*walk[1:]):
                 return False
 
     def pair_by_size(
@@ -108,8 +125,8 @@ def align(a: LoopNest, b: LoopNest) -> LoopNest | Refusal:
     matching = Matching(a, b, {})
     for write, read, forwards in flows(a, b):
         if write.key is None or read.key is None:
-            reason = f"{read.node} reads {read.buffer} at a position known only at run time"
-            return Refusal(reason, "unknown_index", final=True)
+            told = f"{read.node} reads {read.buffer} at a position known only at run time"
+            return Refusal(f"{told}: all of it must be there", "unknown_index", final=True)
         if not (matching.match(write, read) if forwards else matching.match(read, write)):
             writer, reader = (a, b) if forwards else (b, a)
             return replace(index_mismatch(write, read, writer, reader), final=True)

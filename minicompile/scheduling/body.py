@@ -28,14 +28,7 @@ import sympy
 import torch
 
 from minicompile.errors import VerifyError
-from minicompile.lowering.ir import (
-    ComputedBuffer,
-    Reduction,
-    Scan,
-    Scatter,
-    evaluate_loops,
-    loop_ranges,
-)
+from minicompile.lowering.ir import ComputedBuffer, loop_ranges, run_loops
 from minicompile.ops.display import Shown
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.handler import Index, Ops, StoreMode
@@ -289,17 +282,9 @@ class Rewriter:
 
 
 def record(buffer: ComputedBuffer, dtypes: Mapping[str, torch.dtype]) -> LoopBody:
-    """Run a buffer's loop functions once and keep what they did; a reduction or scan follows them."""
-    loops, layout = buffer.loops, buffer.layout
-    body = LoopBody(buffer.name, *loop_ranges(loops))
-    ops = Recorder(body, dtypes).at(buffer.origins)
-    value, where = evaluate_loops(loops, ops)
-    if isinstance(loops, Reduction):
-        value = ops.reduction(loops.kind, layout.dtype, value)
-    if isinstance(loops, Scan):
-        value = ops.to_dtype(ops.scan(loops.kind, value), layout.dtype)
-    mode: StoreMode = loops.mode if isinstance(loops, Scatter) else "store"
-    ops.store(buffer.name, layout.index(where), value, mode)
+    """Run a buffer's loop functions once and keep what they did."""
+    body = LoopBody(buffer.name, *loop_ranges(buffer.loops))
+    run_loops(buffer, Recorder(body, dtypes).at(buffer.origins))
     drop_dead(body)
     return body
 

@@ -5,7 +5,8 @@ makes. What is *right* (no cycles, every value read where it was written, no rea
 kernel updates) is checked here whatever the policy or a learner's wishes say.
 
 A kernel's size is estimated as if its loop nests ran one after the other for one element. Alive at once
-are the values of the nest that runs, and what was loaded or computed before it and is used again after it.
+are the values of the nest that runs, and what was loaded or computed before it and is used again after it;
+an operation's result may take the place of an operand that nobody else needs.
 A thread of a GPU has 255 registers; at 4 elements a thread (one 16-byte load) that is 64 values. A CPU has
 16 or 32 vector registers, but what is spilled stays in the L1 cache, which costs less than memory does.
 The real compiler: Scheduler.fuse_nodes, can_fuse_vertical and choices.py (score_fusion) in torch/_inductor.
@@ -23,7 +24,7 @@ from minicompile.lowering.ir import PRODUCTS, LoopGraph
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.scheduling.align import align
-from minicompile.scheduling.body import LoopBody
+from minicompile.scheduling.body import LoopBody, Value
 from minicompile.scheduling.memory import kept_buffers, scatter_targets
 from minicompile.scheduling.nest import Access, Footprint, LoopNest, Member, elements, nest_of
 from minicompile.scheduling.nodes import (
@@ -32,16 +33,15 @@ from minicompile.scheduling.nodes import (
     FusionDecision,
     FusionKind,
     KernelSize,
+    Pair,
     SchedulerNode,
     SingleNode,
 )
-from minicompile.scheduling.reasons import Refusal, listed
+from minicompile.scheduling.reasons import Refusal, listed, short_name
 from minicompile.shapes.expr import size_hint
 
 MAX_NEIGHBOURS = 16
 """Of the groups that only read what another reads, at most this many are asked about."""
-
-Pair = tuple[str, str]
 
 
 class Verdict(NamedTuple):
@@ -113,12 +113,12 @@ class FusionContext:
             self.known_savings[pair] = self._saved(producer, consumer)
         return self.known_savings[pair]
 
-    def size(self, producer: LoopNest, consumer: LoopNest) -> KernelSize:
-        """How large one kernel of both would be."""
-        pair = frozenset((producer, consumer))
-        if pair not in self.known_sizes:
-            self.known_sizes[pair] = self._size(producer, consumer)
-        return self.known_sizes[pair]
+    def size(self, *nests: LoopNest) -> KernelSize:
+        """How large one kernel of these nests would be."""
+        key = frozenset(nests)
+        if key not in self.known_sizes:
+            self.known_sizes[key] = self._size(nests)
+        return self.known_sizes[key]
 
     def _saved(self, producer: LoopNest, consumer: LoopNest) -> Counter[str]:
         places = self.place_bytes
@@ -149,28 +149,28 @@ class FusionContext:
     def handed_over(self, producer: LoopNest, consumer: LoopNest) -> str:
         """Which buffers need not be read from memory, and which not even be written."""
         never = self.never_written(producer, consumer)
-        still = self.flows(producer, consumer) - never
-        told = f"{listed(never)} stays in registers and never reaches memory" if never else ""
-        if still:
-            told += (", " if never else "") + (
-                f"{listed(still)} is used where it is computed, and still written for others"
-            )
-        return told
+        told = [f"no need to write {listed(never)} to memory"] if never else []
+        if still := self.flows(producer, consumer) - never:
+            told.append(f"no need to read {listed(still)} back from memory")
+        return f"one kernel has {' and '.join(told)}"
 
     def nothing_saved(self, producer: LoopNest, consumer: LoopNest) -> str:
         """Why reading a common buffer in one kernel would save nothing."""
-        common = sorted(producer.touched & consumer.touched)
+        common = producer.touched & consumer.touched
         if not common:
             return "they have no buffer in common: one kernel would save no memory traffic"
-        where = "no element that both are known to read"
-        return f"both read {listed(common)}, but {where}: one kernel would save no memory traffic"
+        reads = [a for nest in (producer, consumer) for a in nest.reads if a.buffer in common]
+        which = "not at the same indices"
+        if any(a.footprint is None for a in reads):
+            which = "which elements depends on the data"
+        return f"both read {listed(common)}, but {which}: one kernel would save no memory traffic"
 
     def distance(self, producer: LoopNest, consumer: LoopNest) -> int:
         """How many nodes of the graph lie from the first of one to the first of the other."""
         return abs(producer.members[0].order - consumer.members[0].order)
 
-    def _size(self, producer: LoopNest, consumer: LoopNest) -> KernelSize:
-        members = sorted((*producer.members, *consumer.members), key=lambda m: m.order)
+    def _size(self, nests: Sequence[LoopNest]) -> KernelSize:
+        members = sorted((m for nest in nests for m in nest.members), key=lambda m: m.order)
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for i, member in enumerate(members):
@@ -187,16 +187,24 @@ class FusionContext:
 
 
 def size_of(body: LoopBody) -> tuple[int, int]:
-    """How many operations a body has, and how many of its values are alive at once."""
-    last = {operand: i for i, value in enumerate(body.values) for operand in value.operands}
+    """How many operations a body has, and how many of its values are alive at once.
+
+    Each operation takes a register from then on, what is loaded from its first use on.
+    """
+    used: dict[Value, tuple[int, int]] = {}
+    for i, value in enumerate(body.values):
+        for operand in value.operands:
+            used[operand] = used.get(operand, (i, i))[0], i
     operations = alive = most = 0
     for i, value in enumerate(body.values):
+        operands = [v for v in dict.fromkeys(value.operands) if v.op != "constant"]
+        alive += sum(1 for v in operands if not v.operands and used[v][0] == i)
+        most = max(most, alive)
+        alive -= sum(1 for v in operands if used[v][1] == i)
         if value.op not in ("constant", "store"):
             operations += 1
-            alive += 1
-            most = max(most, alive)
-        alive -= sum(1 for v in set(value.operands) if last[v] == i and v.op != "constant")
-    return operations, most
+            alive += bool(value.operands)
+    return operations, max(most, alive, 1)
 
 
 NO_WISHES = Wishes()
@@ -214,7 +222,8 @@ class FusionPolicy:
             limit = f"options.max_kernel_operations = {options.max_kernel_operations}"
             told = f"one kernel would have {size.operations} operations, more than {limit}"
             return Verdict(False, told, "size_limit")
-        if size.registers > options.max_live_values:
+        least = max(context.size(nest).registers for nest in (producer, consumer))
+        if size.registers > max(options.max_live_values, least):  # alone they'd be no smaller
             limit = f"options.max_live_values = {options.max_live_values}"
             told = f"{size.registers} values would be alive at once, more than {limit}"
             return Verdict(False, told, "register_limit")
@@ -306,18 +315,16 @@ class Fuser:
         """Fuse what is wished for, unless it would be wrong."""
         for a, b in (map(self.group, pair) for pair in self.wishes.fuse):
             if a != b and a in self.nests and b in self.nests:
-                self._ask(a, b, wish=True)
+                self._ask(a, b)
 
     def _note_externs(self) -> None:
         """The boundary of fusion: what a library writes or reads goes through memory."""
         writers = {d.buffer: node for node in self.nodes for d in node.writes}
         for node in self.nodes:
-            for buffer in dict.fromkeys(d.buffer for d in node.reads):
-                pair = (writers.get(buffer, node), node)
-                if pair[0] is not node and any(
-                    isinstance(n, ExternKernelSchedulerNode) for n in pair
-                ):
-                    self.decisions.append(self.boundary([pair[0]], [node]))
+            for producer in dict.fromkeys(writers.get(d.buffer, node) for d in node.reads):
+                kinds = {type(producer), type(node)}
+                if producer is not node and ExternKernelSchedulerNode in kinds:
+                    self.decisions.append(self.boundary([producer], [node]))
 
     def boundary(self, one: Sequence[SingleNode], other: Sequence[SingleNode]) -> FusionDecision:
         """Why a library call shares no kernel. `one` and `other` are groups, at least one of them a call."""
@@ -328,13 +335,18 @@ class Fuser:
         kind: FusionKind = "vertical" if passed else "horizontal"
         saved = {}
         if not passed:
-            told += ", which loads what it reads for itself"
+            told += " and loads what it reads by itself: no loop of ours can share the load"
         elif extern is one[0]:
             told += f", which has stored all of {listed(passed)} before anybody reads it"
-            last = other[-1]
-            if extern.kernel.op in PRODUCTS and isinstance(last, SchedulerNode):
+            tiles = [
+                n for n in other if isinstance(n, SchedulerNode) and not n.body.reduction_ranges
+            ]
+            reader = next((n for n in tiles if any(d.buffer in passed for d in n.reads)), None)
+            if extern.kernel.op in PRODUCTS and reader is not None:
                 kind, saved = "template_epilogue", self._through_memory(passed, other)
-                told += f"; a product in a kernel of our own could go on to {other[0].name} tile by tile"
+                told += (
+                    f"; a product in a kernel of our own could compute {reader.name} tile by tile"
+                )
         else:
             told += f", which needs all of {listed(passed)} in memory before it starts"
         apart = abs(self.place[one[0].name] - self.place[other[0].name])
@@ -385,23 +397,21 @@ class Fuser:
 
     # -- one question
 
-    def _ask(self, a: int, b: int, wish: bool = False) -> None:
+    def _ask(self, a: int, b: int) -> None:
         """Fuse two groups or not, and record why."""
-        decision, joined = self.decide(a, b, wish)
+        decision, joined = self.decide(a, b)
         self.decisions.append(decision)
         if isinstance(joined, LoopNest):
             self._fuse(a, b, joined)
         elif joined.final:
             self.vetoed[min(a, b)] |= 1 << max(a, b)
 
-    def decide(
-        self, a: int, b: int, wish: bool = False
-    ) -> tuple[FusionDecision, LoopNest | Refusal]:
+    def decide(self, a: int, b: int) -> tuple[FusionDecision, LoopNest | Refusal]:
         """The answer about two groups, and the nest that they would be."""
         if self.ancestors[a] & self.mask[b]:
             a, b = b, a
         producer, consumer = self.nests[a], self.nests[b]
-        found = self._judge(a, b, wish)
+        found = self._judge(a, b)
         joined, verdict = found if isinstance(found, tuple) else (found, found)
         decision = FusionDecision(
             tuple(producer.nodes),
@@ -417,14 +427,17 @@ class Fuser:
         )
         return decision, joined
 
-    def _judge(self, a: int, b: int, wish: bool) -> tuple[LoopNest, Verdict] | Refusal:
+    def _judge(self, a: int, b: int) -> tuple[LoopNest, Verdict] | Refusal:
         """The joined nest and the policy's reason, or the refusal. A wish overrules the policy only."""
         producer, consumer = self.nests[a], self.nests[b]
         flaw = self._device(producer, consumer) or self._hazard(producer, consumer)
-        flaw = flaw or self._cycle(a, b) or self._forbidden(a, b)
+        flaw = flaw or self._cycle(a, b)
         if flaw is not None:
             return flaw
+        if (pair := self._wished(self.wishes.forbid, a, b)) is not None:
+            return Refusal(f"what_if keeps {' and '.join(pair)} apart", "wish", final=True)
         verdict = Verdict(True, "what_if asks for it", "wish")
+        wish = self._wished(self.wishes.fuse, a, b) is not None
         if not wish:
             verdict = Verdict(*self.policy.can_fuse(producer, consumer, self.context))
         if not verdict.fuse:
@@ -435,16 +448,13 @@ class Fuser:
         flows = self.context.flows(producer, consumer)
         if not (wish or flows or _meet(joined, producer, consumer)):
             common = listed(producer.touched & consumer.touched)
-            told = f"they read {common} at different times: one load can't serve both"
+            told = f"they read {common} in different orders: one load can't serve both"
             return Refusal(told, "no_saving")
         return joined, verdict
 
-    def _forbidden(self, a: int, b: int) -> Refusal | None:
-        for pair in self.wishes.forbid:
-            if {*map(self.group, pair)} == {a, b}:
-                told = f"what_if keeps {pair[0]} and {pair[1]} apart"
-                return Refusal(told, "wish", final=True)
-        return None
+    def _wished(self, pairs: Sequence[Pair], a: int, b: int) -> Pair | None:
+        """The pair that two groups have the nodes of."""
+        return next((pair for pair in pairs if {*map(self.group, pair)} == {a, b}), None)
 
     def _device(self, producer: LoopNest, consumer: LoopNest) -> Refusal | None:
         one, other = (nest.nodes[0].buffer.layout.device for nest in (producer, consumer))
@@ -460,9 +470,9 @@ class Fuser:
                 if name in other.touched:
                     told = f"{name} is complete only when all of its scatter has run"
                 elif target in other.touched:
-                    told = f"{name} updates the memory of {target}, which the other uses"
+                    told = f"{name} scatters into memory of {target}: others must be done with it"
                 elif target in others:
-                    told = f"both update the memory of {target}"
+                    told = f"both scatter into the memory of {target}"
                 else:
                     continue
                 return Refusal(told, "hazard", final=True)
@@ -474,15 +484,16 @@ class Fuser:
         between = [i for i, m in self.mask.items() if m & earlier and self.ancestors[i] & first]
         if not between:
             return None
-        order = f"must run between them, after {self.nests[a].name} and before {self.nests[b].name}"
+        names = [short_name(self.nests[group].nodes) for group in (a, b)]
+        order = f"must run between them, after {names[0]} and before {names[1]}"
         for i in between:
             node = self.nodes[i]
             if isinstance(node, ExternKernelSchedulerNode):
                 told = f"cycle: {node.kernel.op} ({node.name}) {order}"
                 return Refusal(told, "cycle", True, (node.name,))
         nest = self.nests[between[0]]
-        names = tuple(node.name for node in nest.nodes)
-        return Refusal(f"cycle: {nest.name} {order}", "cycle", between=names)
+        told = f"cycle: {short_name(nest.nodes)} {order}"
+        return Refusal(told, "cycle", between=tuple(node.name for node in nest.nodes))
 
     def _kind(self, producer: LoopNest, consumer: LoopNest) -> FusionKind:
         if not self.context.flows(producer, consumer):

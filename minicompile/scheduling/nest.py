@@ -311,6 +311,20 @@ def split(nest: LoopNest, loop: sympy.Symbol, size: Size) -> tuple[LoopNest, sym
     return nest.substituted({loop: [(outer, size), (inner, 1)]}, x, r), inner
 
 
+def backwards(nest: LoopNest, loop: sympy.Symbol) -> LoopNest | None:
+    """The nest with a loop run from its end; None where its order counts or an index isn't linear in it."""
+    last = sympy.sympify(nest.loops[loop]) - 1
+    indices: dict[Key, StridedIndex] = {}
+    for key, index in nest.indices.items():
+        stride = index.strides.get(loop, 0)
+        if index.blocks(loop) or (key[1] is POSITION and stride != 0):
+            return None
+        end = index.offset + sympy.expand(sympy.sympify(stride) * last)
+        turned = {v: times(s, -1) if v is loop else s for v, s in index.strides.items()}
+        indices[key] = StridedIndex(end, turned, index.rest)
+    return LoopNest(nest.members, nest.x, nest.r, indices, nest.hints)
+
+
 def _replaced(loops: Loops, old: sympy.Symbol, new: Loops) -> Loops:
     """The loops with others in the place of one."""
     out: Loops = {}
@@ -433,7 +447,7 @@ def loop_order(nest: LoopNest, loops: Iterable[sympy.Symbol]) -> list[sympy.Symb
     writes, reads = linear(nest.writes), linear(nest.reads)
 
     def stride(v: sympy.Symbol) -> int:
-        return size_hint(next((s[v] for s in (*writes, *reads) if v in s), 0), nest.hints)
+        return abs(size_hint(next((s[v] for s in (*writes, *reads) if v in s), 0), nest.hints))
 
     def contiguous(v: sympy.Symbol) -> tuple[int, int]:
         first, second = (sum(walked(s) for s in g if s.get(v) == 1) for g in (writes, reads))

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import sympy
+import torch
 
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, LoopGraph
 from minicompile.ops.display import Shown, bytes_text, count_text
@@ -30,9 +31,10 @@ from minicompile.scheduling.body import LoopBody, ranges_text
 from minicompile.shapes.expr import Size
 
 if TYPE_CHECKING:
-    from minicompile.scheduling.explain import Answer, FusionStep, Pair, WhatIf
-    from minicompile.scheduling.fusion import Fuser
+    from minicompile.scheduling.explain import Answer, Explainer, FusionStep, WhatIf
 
+Pair: TypeAlias = tuple[str, str]
+"""Names of two nodes."""
 FusionKind = Literal[
     "vertical", "horizontal", "reduction_prologue", "reduction_epilogue", "template_epilogue"
 ]
@@ -171,7 +173,7 @@ SingleNode: TypeAlias = SchedulerNode | ExternKernelSchedulerNode
 
 
 @dataclass(frozen=True)
-class KernelSize(Shown):
+class KernelSize:
     """How large a kernel is or would be. `registers`: values of one element that are alive at once."""
 
     loop_nests: int
@@ -225,11 +227,12 @@ class FusionDecision(Shown):
 
     @property
     def numbers(self) -> str:
-        """`saves 64 KiB (buf4 64 KiB), distance 3, 5 loop nests, 12 operations, 6 values alive`."""
+        """`would save 64 KiB (buf4 64 KiB), distance 3, 5 loop nests, 12 operations, 6 values alive`."""
         parts = ", ".join(f"{name} {bytes_text(count)}" for name, count in self.saved)
         saved = f"{bytes_text(self.score)} ({parts})" if self.saved else "nothing"
         size = f", {self.size}" if self.size is not None else ""
-        return f"saves {saved}, distance {self.distance}{size}"
+        verb = "saves" if self.fused else "would save"
+        return f"{verb} {saved}, distance {self.distance}{size}"
 
     def asks(self, one: Iterable[str], other: Iterable[str]) -> bool:
         """Is a node of one on this side of the question and a node of the other on that side?"""
@@ -245,20 +248,23 @@ class FusionDecision(Shown):
 
 @dataclass(frozen=True)
 class Allocation:
-    """Memory for a buffer: fresh, or that of another one (`reuses`), dead or dying in this step."""
+    """Memory for a buffer: fresh, that of another one (`reuses`), dead or dying here, or in the pool."""
 
     buffer: str
     reuses: str | None = None
     in_place: bool = False
     """The kernel that writes the buffer is the last to read the other one."""
+    offset: int | None = None
+    """Bytes from the start of its device's pool."""
 
     def __str__(self) -> str:
-        where = f" in place of {self.reuses}" if self.in_place else f" in {self.reuses}"
-        return self.buffer + (where if self.reuses else "")
+        if self.reuses is not None:
+            return f"{self.buffer} in {'place of ' * self.in_place}{self.reuses}"
+        return self.buffer + (f" at {self.offset}" if self.offset is not None else "")
 
 
 @dataclass(frozen=True)
-class InPlaceDecision(Shown):
+class InPlaceDecision:
     """May the kernel at a step write `new` into the memory of `old`, which dies there?"""
 
     step: int
@@ -274,16 +280,16 @@ class InPlaceDecision(Shown):
 
 @dataclass(frozen=True)
 class Block:
-    """One piece of memory: the buffers that live in it one after the other, in the steps born to dies."""
+    """One piece of memory, of buffers that live in it one after the other in the steps born to dies."""
 
     buffers: tuple[str, ...]
     born: int
     dies: int
     bytes: int
-    home: Literal["own", "library", "output"]
-    """Allocated by the plan, by a library operator, or kept by the caller."""
-    offset: int = 0
-    """Where it would lie if all blocks lay in one piece of memory."""
+    home: Literal["own", "pool", "library", "output"]
+    """Allocated by itself, or as part of a pool, or by a library operator; kept by the caller."""
+    offset: int
+    """In the pool; of others, where they would lie if all were one piece of memory."""
 
 
 @dataclass
@@ -300,6 +306,9 @@ class MemoryPlan(Shown):
     """Bytes of intermediates and outputs alive while each node runs."""
     blocks: list[Block] = field(default_factory=list)
     decisions: list[InPlaceDecision] = field(default_factory=list)
+    pools: dict[torch.device, Block] = field(default_factory=dict)
+    """One allocation for a device's blocks that have offsets in it."""
+    pool_reason: str = ""
     buffer_bytes: int = 0
     """All buffers that reach memory, each in memory of its own that is never freed."""
     eager_bytes: int = 0
@@ -314,22 +323,25 @@ class MemoryPlan(Shown):
         new = self.allocate[step] if step < len(self.allocate) else ()
         return {a.buffer: a.reuses for a in new if a.reuses and a.in_place}
 
-    def __str__(self) -> str:
+    def facts(self) -> list[str]:
+        """What the plan saves, and how."""
         made = [a for step in self.allocate for a in step]
         reused, in_place = sum(1 for a in made if a.reuses), sum(a.in_place for a in made)
-        lines = [
-            f"memory plan: peak {bytes_text(self.peak_bytes)}, {count_text(reused, 'buffer')} in "
+        return [
+            f"peak {bytes_text(self.peak_bytes)}, {count_text(reused, 'buffer')} in "
             f"reused memory ({in_place} in place), {len(self.internal)} never in memory",
-            f"  without reuse {bytes_text(self.buffer_bytes)}; "
-            f"eager, operator by operator, {bytes_text(self.eager_bytes)}",
+            f"without reuse {bytes_text(self.buffer_bytes)}; eager, operator by operator, "
+            f"{bytes_text(self.eager_bytes)}",
+            self.pool_reason,
         ]
+
+    def __str__(self) -> str:
+        first, *others = self.facts()
+        lines = [f"memory plan: {first}", *(f"  {fact}" for fact in others if fact)]
         for i, (new, dead) in enumerate(zip(self.allocate, self.free, strict=True)):
-            parts = [
-                f"{word} {', '.join(map(str, what))}"
-                for word, what in (("allocate", new), ("free", dead))
-                if what
-            ]
-            lines.append(f"  step {i}: {bytes_text(self.live_bytes[i])} alive; {'; '.join(parts)}")
+            made, freed = ", ".join(map(str, new)), ", ".join(dead)
+            alive = f"{bytes_text(self.live_bytes[i])} alive"
+            lines.append(f"  step {i}: {alive}; allocate [{made}], free [{freed}]")
         return "\n".join([*lines, *(f"  {d}" for d in self.decisions)])
 
 
@@ -343,29 +355,28 @@ class Schedule(Shown):
     nodes: list[ScheduledNode]
     decisions: list[FusionDecision]
     memory: MemoryPlan
-    fuser: Fuser | None = field(default=None, repr=False)
-    """The run of fusion that this schedule is the end of: what `why` and `what_if` go back to."""
+    explainer: Explainer | None = field(default=None, repr=False)
+    """Answers questions about the run of fusion that made this; None if the schedule was made by hand."""
 
     def why(self, a: str, b: str) -> Answer:
         """Why two buffers, nodes or kernels are one kernel, or why they are not.
 
-        Raises ValueError for names that no node of the schedule has.
+        Raises ValueError for a name that no node of the schedule has.
         """
-        from minicompile.scheduling.explain import why
-
-        return why(self, a, b)
+        return self._explainer().why(self, a, b)
 
     def what_if(self, fuse: Sequence[Pair] = (), forbid: Sequence[Pair] = ()) -> WhatIf:
         """Fusion once more, with wishes; a fusion that would be wrong is refused all the same."""
-        from minicompile.scheduling.explain import what_if
-
-        return what_if(self, fuse, forbid)
+        return self._explainer().what_if(self, fuse, forbid)
 
     def steps(self) -> Iterator[FusionStep]:
         """The groups of nodes before the first fusion and after each."""
-        from minicompile.scheduling.explain import steps
+        return self._explainer().steps(self)
 
-        return steps(self)
+    def _explainer(self) -> Explainer:
+        if self.explainer is None:
+            raise ValueError(f"the schedule of {self.graph.name} was made by hand: nothing to ask")
+        return self.explainer
 
     @property
     def kernels(self) -> list[FusedSchedulerNode]:

@@ -18,6 +18,7 @@ from minicompile.lowering.ir import ExternKernel, LoopGraph, Scatter, written_by
 from minicompile.options import Options
 from minicompile.scheduling.body import record
 from minicompile.scheduling.body import verify as verify_body
+from minicompile.scheduling.explain import Explainer
 from minicompile.scheduling.fusion import Fuser, FusionContext
 from minicompile.scheduling.in_place import refusal
 from minicompile.scheduling.memory import plan_memory
@@ -50,7 +51,8 @@ def finish(fuser: Fuser) -> Schedule:
     if options.fusion:
         fuser.run()
     ordered, memory = best_order(graph, fuser)
-    result = Schedule(graph, list(fuser.nodes), ordered, fuser.decisions, memory, fuser)
+    result = Schedule(graph, list(fuser.nodes), ordered, fuser.decisions, memory)
+    result.explainer = Explainer(fuser, finish)
     if options.verify:
         verify(result)
     return result
@@ -124,7 +126,7 @@ def best_order(graph: LoopGraph, fuser: Fuser) -> tuple[list[ScheduledNode], Mem
     plans = []
     for urgency in ({i: i for i in groups}, late):
         order = [groups[i] for i in topological_order(fuser.mask, fuser.ancestors, urgency)]
-        plans.append((order, plan_memory(graph, order)))
+        plans.append((order, plan_memory(graph, order, fuser.context.options)))
     return min(plans, key=lambda plan: plan[1].peak_bytes)
 
 

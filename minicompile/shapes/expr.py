@@ -236,9 +236,9 @@ def is_nonnegative(value: Size | Expr) -> bool:
     """Provably >= 0 for sizes >= 1 and loop variables >= 0."""
     if isinstance(value, int) or value.is_Integer:
         return int(value) >= 0
-    if value.is_nonnegative:
+    if not value.is_Add and value.is_nonnegative:  # of sums, sympy asks too much
         return True
-    shifted = {s: s + 1 for s in value.free_symbols if s.is_positive}
+    shifted = {s: loop_symbol(f"{s} - 1") + 1 for s in value.free_symbols if s.is_positive}
     terms = sympy.Add.make_args(sympy.expand(value.xreplace(shifted)))
     return all(f.is_nonnegative for term in terms for f in sympy.Mul.make_args(term))
 
@@ -307,26 +307,54 @@ def _split(base: Expr, divisor: Expr) -> tuple[Expr, Expr]:
     return sympy.Add(*quotient), sympy.Add(*rest)
 
 
+def _common_factor(base: Expr, divisor: Expr, ranges: Ranges) -> tuple[Expr, Expr, Expr] | None:
+    """A factor of the divisor, with base = factor * quotient + rest and 0 <= rest < factor."""
+    number, symbols = divisor.as_coeff_Mul()
+    powers = symbols.as_powers_dict()
+    for term in sympy.Add.make_args(base):
+        coefficient, own = term.as_coeff_Mul()
+        own = own.as_powers_dict()
+        shared = (s ** min(own[s], powers[s]) for s in powers if s in own)
+        factor = sympy.Mul(math.gcd(int(coefficient), int(number)), *shared)
+        if factor != 1:
+            quotient, rest = _split(base, factor)
+            if quotient != 0 and _fits(rest, factor, ranges):
+                return factor, quotient, rest
+    return None
+
+
 def _simplify_floor(base: Expr, divisor: Expr, ranges: Ranges) -> Expr:
     if _fits(base, divisor, ranges):
         return ZERO
     quotient, rest = _split(base, divisor)
-    if quotient != 0 and _fits(rest, divisor, ranges):
+    if _fits(rest, divisor, ranges):
         return quotient
+    if _fits(rest + divisor, divisor, ranges):
+        return quotient - 1
+    if (common := _common_factor(rest, divisor, ranges)) is not None:
+        smaller = exact_quotient(divisor, common[0])
+        return quotient + _simplify_floor(common[1], smaller, ranges)
     return quotient + FloorDiv(rest, divisor)
 
 
 def _simplify_modular(base: Expr, divisor: Expr, modulus: Expr, ranges: Ranges) -> Expr:
-    if _fits(base, divisor * modulus, ranges):
+    whole = divisor * modulus
+    if _fits(base, whole, ranges):
         return _simplify_floor(base, divisor, ranges)
-    quotient, rest = _split(base, divisor * modulus)
+    quotient, rest = _split(base, whole)
     if quotient != 0 and rest != base:
         # dropping whole multiples of divisor*modulus changes nothing: the digit is periodic
         return _simplify_modular(rest, divisor, modulus, ranges) if rest != 0 else ZERO
-    if divisor != 1:
-        quotient, rest = _split(base, divisor)
-        if quotient != 0 and _fits(rest, divisor, ranges):
-            return _simplify_modular(quotient, ONE, modulus, ranges)
+    if _fits(base + whole, whole, ranges):
+        return _simplify_floor(sympy.expand(base + whole), divisor, ranges)
+    common = _common_factor(base, modulus if divisor == 1 else divisor, ranges)
+    if common is not None and divisor == 1:
+        factor, quotient, rest = common
+        smaller = exact_quotient(modulus, factor)
+        return factor * _simplify_modular(quotient, ONE, smaller, ranges) + rest
+    if common is not None:
+        smaller = exact_quotient(divisor, common[0])
+        return _simplify_modular(common[1], smaller, modulus, ranges)
     return ModularIndexing(base, divisor, modulus)
 
 

@@ -6,7 +6,17 @@ same table: `@minicompile.ops.display.renderer(MyType)` on a function that gives
 
 from __future__ import annotations
 
-from minicompile.show import accuracy, aot, capture, graphs, kernels, loops, memory, schedule, trace
+from minicompile.show import (
+    accuracy,
+    aot,
+    capture,
+    graphs,
+    kernels,
+    loops,
+    roofline,
+    schedule,
+    trace,
+)
 
 __all__ = [
     "accuracy",
@@ -15,7 +25,7 @@ __all__ = [
     "graphs",
     "kernels",
     "loops",
-    "memory",
+    "roofline",
     "schedule",
     "trace",
 ]

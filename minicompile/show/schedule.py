@@ -8,20 +8,32 @@ from minicompile.codegen.plan import CodeLine
 from minicompile.lowering.ir import Operation
 from minicompile.ops.display import bytes_text, count_text
 from minicompile.provenance import operation_line
+from minicompile.scheduling.explain import Answer, FusionStep, WhatIf
 from minicompile.scheduling.nodes import (
     ExternKernelSchedulerNode,
     FusedSchedulerNode,
     FusionDecision,
+    MemoryPlan,
     Schedule,
     ScheduledNode,
     SchedulerNode,
 )
 from minicompile.show.graphviz import Cluster, Diagram, Edge, Node, picture
-from minicompile.show.html import box, code, columns, details, heading, shows, table, text
-from minicompile.show.listing import code_listing, headline, source_cell
+from minicompile.show.html import (
+    bar,
+    box,
+    code,
+    columns,
+    details,
+    heading,
+    image,
+    shows,
+    table,
+    text,
+)
+from minicompile.show.listing import code_listing, source_cell
 from minicompile.show.loops import body_listing, ranges_text
-from minicompile.show.memory import memory_view
-from minicompile.show.palette import BAD, GOOD, colour
+from minicompile.show.palette import BAD, FORWARD, GOOD, NEUTRAL, colour, tint
 
 FULL_PICTURE = 60
 """Schedules with more nodes than this are drawn by kernel."""
@@ -72,7 +84,7 @@ def fused_view(node: FusedSchedulerNode) -> str:
     )
 
 
-def decision_table(decisions: Sequence[FusionDecision]) -> str:
+def decision_table(decisions: Sequence[FusionDecision], numbers: Sequence[object] = ()) -> str:
     verdicts = {True: (GOOD, "fused"), False: (BAD, "kept apart")}
     rows = (
         [
@@ -82,16 +94,158 @@ def decision_table(decisions: Sequence[FusionDecision]) -> str:
             code(d.consumer, wrap=True),
             text(d.kind.replace("_", " ")),
             bytes_text(d.score),
+            str(d.distance),
+            text(f"{d.size.operations} / {d.size.registers}" if d.size is not None else ""),
             text(d.reason),
         ]
-        for number, d in enumerate(decisions)
+        for number, d in zip(numbers or range(len(decisions)), decisions)
     )
-    head = ("", "verdict", "producer", "consumer", "kind", "saves", "why")
-    return table(head, rows, numbers=(0, 5))
+    head = (
+        "",
+        "verdict",
+        "producer",
+        "consumer",
+        "kind",
+        "saves",
+        "distance",
+        "ops / alive",
+        "why",
+    )
+    return table(head, rows, numbers=(0, 5, 6, 7))
 
 
 ONE_KERNEL = "may these two run as one kernel?"
 shows(FusionDecision)(lambda d: box("fusion decision", ONE_KERNEL, decision_table([d])))
+
+
+@shows(Answer)
+def answer_view(answer: Answer) -> str:
+    """Why two nodes are one kernel or two: the answer, its numbers, and what was asked on the way."""
+    decisions, numbers = [d for _, d in answer.asked], [str(i) for i, _ in answer.asked]
+    if answer.decision not in decisions:
+        decisions, numbers = [*decisions, answer.decision], [*numbers, "now"]
+    hue = GOOD if answer.same_kernel else BAD
+    pair = f"{' + '.join(answer.a)} and {' + '.join(answer.b)}"
+    told = answer.headline.removeprefix(f"{pair}: ")
+    return box(
+        f"why {pair}?",
+        f"both touch {', '.join(answer.common) or 'no common buffer'}",
+        f'<p style="border-left:4px solid {hue};padding-left:6px">{text(told)}</p>',
+        f"<p><small>{text(answer.decision.numbers)}</small></p>",
+        decision_table(decisions, numbers),
+        source_cell(answer.decision.origins),
+    )
+
+
+@shows(FusionStep)
+def step_view(step: FusionStep) -> str:
+    about = "before fusion" if step.decision is None else step.decision.reason
+    new = {node.name for node in step.decision.nodes} if step.decision is not None else set()
+    frame = "border:1px solid {};border-radius:4px;padding:0px 4px;margin:2px;display:inline-block"
+    groups = "".join(
+        f'<span style="{frame.format(GOOD if not new.isdisjoint(group) else FORWARD)}">'
+        f"{code(' + '.join(group))}</span>"
+        for group in step.groups
+    )
+    return box(f"step {step.number}", about, groups)
+
+
+@shows(WhatIf)
+def what_if_view(found: WhatIf) -> str:
+    """Before and after side by side: costs, kernels and decisions that differ, wishes that were refused."""
+    rows = ([text(cell) for cell in row] for row in found.rows)
+    refused = "".join(f"<p><b>refused</b> {text(answer.headline)}</p>" for answer in found.refused)
+    sides = []
+    for title, kernels, decisions in zip(("before", "after"), found.kernels, found.decisions):
+        frames = "".join(group(kernel, operation_lines([kernel])) for kernel in kernels)
+        count = count_text(len(decisions), "decision") + f" of this side alone ({title})"
+        folded = details("decisions", count, decision_table(decisions), len(decisions) <= 6)
+        sides.append((heading(f"{title}: the kernels that differ") + frames, folded))
+    return box(
+        "what if",
+        found.title.removeprefix("what if: "),
+        refused,
+        table(("", "before", "after"), rows, numbers=(1, 2)),
+        columns(*(frames for frames, _ in sides)),
+        *(folded for _, folded in sides),
+    )
+
+
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 960, 320, 70, 8, 44
+"""The picture of a memory plan in pixels, and the room for its axes."""
+
+HOMES = {"own": FORWARD, "pool": "#8b5cf6", "library": NEUTRAL, "output": GOOD}
+
+
+def memory_view(memory: MemoryPlan, names: Sequence[str]) -> str:
+    """Everything about a plan but its headline; `names` says what runs in each step."""
+    asked, done = memory.decisions, sum(d.done for d in memory.decisions)
+    about = f"{done} taken, {len(asked) - done} not"
+    lines = "<br>".join(f"<small>{text(fact)}</small>" for fact in memory.facts()[1:])
+    rows = "<br>".join(text(decision) for decision in asked)
+    return (
+        lines
+        + (timeline(memory) if memory.blocks else "")
+        + memory_table(memory, names)
+        + (details("in place", about, f"<code>{rows}</code>", len(asked) <= 20) if asked else "")
+    )
+
+
+def timeline(memory: MemoryPlan) -> str:
+    """Memory over time: one rectangle for each piece, as wide as its life, as high as its size."""
+    steps, ground = max(len(memory.live_bytes), 1), HEIGHT - BOTTOM
+    top = max([1, memory.peak_bytes, *(b.offset + b.bytes for b in memory.blocks)])
+    across, up = (WIDTH - LEFT) / steps, (ground - TOP) / top
+    parts = [f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>']
+
+    def label(x: float, y: float, words: str, anchor: str = "start") -> None:
+        parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text(words)}</text>')
+
+    for block in memory.blocks:
+        x, width = LEFT + block.born * across, (block.dies - block.born + 1) * across
+        y, height = ground - (block.offset + block.bytes) * up, block.bytes * up
+        place = f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+        hue = HOMES[block.home]
+        parts.append(f'<rect {place} fill="{tint(hue)}" stroke="{hue}" stroke-width="0.6"/>')
+        words = next(
+            (n for n in (" → ".join(block.buffers), block.buffers[0]) if 6 * len(n) < width), ""
+        )
+        if height >= 11 and words:
+            label(x + 3, y + height / 2 + 4, words)
+    edges = [(step + side, live) for step, live in enumerate(memory.live_bytes) for side in (0, 1)]
+    line = " ".join(f"{LEFT + x * across:.1f},{ground - live * up:.1f}" for x, live in edges)
+    parts.append(f'<polyline points="{line}" fill="none" stroke="{BAD}" stroke-width="1.5"/>')
+    for level in sorted({0, memory.peak_bytes}):
+        label(LEFT - 4, ground - level * up + 4, bytes_text(level), "end")
+    for step in range(0, steps, max(steps // 16, 1)):
+        label(LEFT + (step + 0.5) * across, ground + 13, str(step), "middle")
+    for number, (name, hue) in enumerate([*HOMES.items(), ("alive in all", BAD)]):
+        x, y = LEFT + 110 * number, HEIGHT - 18
+        parts.append(f'<rect x="{x}" y="{y}" width="10" height="10" fill="{hue}"/>')
+        label(x + 14, y + 9, name)
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" '
+    )
+    style = 'font-family="sans-serif" font-size="10" fill="#334155">'
+    about = f"{count_text(len(memory.blocks), 'piece')} of memory over {count_text(steps, 'step')}"
+    return image("".join([head, style, *parts, "</svg>"]), about)
+
+
+def memory_table(memory: MemoryPlan, names: Sequence[str]) -> str:
+    """One row a step: what runs, what it allocates and frees, and what is alive while it runs."""
+    rows = []
+    for i, (name, new, dead, live) in enumerate(
+        zip(names, memory.allocate, memory.free, memory.live_bytes)
+    ):
+        made, freed = ", ".join(map(str, new)), ", ".join(dead)
+        alive = bar(live, memory.peak_bytes, BAD if live == memory.peak_bytes else FORWARD)
+        rows.append([str(i), name and code(name), code(made), code(freed), bytes_text(live), alive])
+    return table(("step", "runs", "allocates", "frees", "alive", ""), rows, numbers=(0, 4))
+
+
+@shows(MemoryPlan)
+def plan_view(memory: MemoryPlan) -> str:
+    return box("memory plan", memory.facts()[0], memory_view(memory, [""] * len(memory.allocate)))
 
 
 def operations(node: AnyNode) -> list[Operation]:
@@ -173,6 +327,6 @@ def schedule_view(schedule: Schedule) -> str:
         ),
         details("picture", "what flows between the nodes", drawn) if drawn else "",
         details("fusion decisions", asked, decision_table(decisions), len(decisions) <= 40),
-        heading(", ".join(headline(schedule.memory))),
+        heading(f"memory plan, {schedule.memory.facts()[0]}"),
         memory_view(schedule.memory, steps),
     )

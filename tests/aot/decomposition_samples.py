@@ -64,7 +64,7 @@ SPECIAL_RUNS = 3
 """How often the calls of one operator are repeated with special values, for each dtype."""
 
 EMPTY = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default}
-EMPTY |= {aten.new_empty.default, aten.new_empty_strided.default}
+EMPTY |= {aten.empty_permuted.default, aten.new_empty.default, aten.new_empty_strided.default}
 """What these hold is nobody's business."""
 ORDINARY = EMPTY | {aten.log_sigmoid_backward.default}
 """Called with the arguments at hand alone: a result of the forward among them must belong to the input."""
@@ -380,6 +380,16 @@ def own_samples() -> dict[str, Sample]:
             own("instance_norm", F.instance_norm, images),
             own("adaptive_avg_pool", F.adaptive_avg_pool2d, images, (3, 2)),
             own("adaptive_avg_pool_uneven", F.adaptive_avg_pool2d, images, (4, 5)),
+            own("zero", lambda x: aten.zero.default(x) + x, leaf(3)),
+            own("unsafe_split", lambda x: torch.unsafe_split(x, 2)[1] * 2, leaf(4)),
+            own("squeeze_copy", lambda x: x + aten.squeeze_copy.dim(x, 1), leaf(3, 1)),
+            own("squeeze_copies", lambda x: x + aten.squeeze_copy.dims(x, [1]), leaf(3, 1)),
+            own("xlogy_number", lambda x: torch.xlogy(x, 2.0) + torch.xlogy(0.0, x), leaf(9)),
+            own(
+                "xlog1py_number",
+                lambda x: torch.special.xlog1py(x, 2.0) + torch.special.xlog1py(0.5, x),
+                leaf(9),
+            ),
             own("copies", copies, torch.randn(3, 1, 4)),
             own("scatters", scatters, torch.randn(3), torch.tensor([1, 2]), torch.rand(2)),
             own("indexed", indexed, torch.randn(3, 4), torch.tensor([2, 0])),

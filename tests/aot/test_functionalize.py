@@ -453,6 +453,14 @@ def test_outputs_that_read_memory_as_another_dtype_or_conjugated():
         compile_aot(lambda x: x.view(torch.int16), [torch.randn(3)])
 
 
+def test_a_lazy_conjugate_is_a_view_of_what_the_graph_computes():
+    call, result = compile_aot(lambda x: (x * 2).conj(), [torch.randn(3).cfloat()])
+    assert result.metadata.outputs[0].lazy == (True, False)
+    x = torch.randn(3).cfloat()
+    (found,) = call([x])
+    assert found.is_conj() and torch.equal(found, (x * 2).conj())
+
+
 def test_an_in_place_operators_default_arguments_are_kept():
     call, _ = compile_aot(lambda x: torch.zeros_like(x).bernoulli_(), [torch.zeros(1000)])
     assert 400 < call([torch.zeros(1000)])[0].sum() < 600

@@ -26,7 +26,8 @@ FLOATS, INTS = (F32, F64, BF16, F16), (I64, I32, I16, I8, U8)
 
 INEXACT = {
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan",
-    "sinh", "cosh", "tanh", "sigmoid", "erf", "pow", "atan2", "hypot", "rsqrt", "sqrt",
+    "sinh", "cosh", "asinh", "acosh", "atanh", "tanh", "sigmoid", "erf", "erfc", "lgamma", "pow",
+    "atan2", "hypot", "rsqrt", "sqrt",
 }  # fmt: skip
 """Results that may differ from eager's in the last bits."""
 
@@ -85,12 +86,14 @@ def values(dtype: torch.dtype) -> torch.Tensor:
 
 
 def dtypes_of(name: str) -> tuple[torch.dtype, ...]:
-    if name in ("lshift", "rshift"):
+    if name in ("lshift", "rshift", "gcd"):
         return INTS
     if name in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"):
         return (I64, I8, U8, BOOL)
     if name in ("add", "mul", "floordiv", "remainder", "maximum", "eq", "where"):
         return (*FLOATS, *INTS, BOOL)
+    if name == "nextafter":
+        return (F32, F64)  # in half types its steps are larger
     if POINTWISE[name].result == "float" or name == "isinf":
         return (F32, F64, BF16)
     return (F32, F64, BF16, I64, I32, U8, BOOL)

@@ -99,14 +99,15 @@ def test_a_lowering(model, batch):
 
 
 def test_a_fusion_policy(model, batch):
-    from minicompile.scheduling.fusion import fusion_rule
+    from minicompile.extension import FusionPolicy, fusion_rule
 
     before = len(mc.trace(model, *batch).kernels)
     with mc.scoped():
 
-        @fusion_rule("can_fuse")
-        def never(producer, consumer, context):
-            return False, "not in this house"
+        @fusion_rule("policy")
+        class Never(FusionPolicy):
+            def can_fuse(self, producer, consumer, context):
+                return False, "not in this house"
 
         trace = mc.trace(model, *batch)
         assert len(trace.kernels) > before

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from tests.opinfo.cases import VARIANTS, Case, cases, database
-from tests.opinfo.compare import check
+from minicompile.lowering.context import lowering
+from minicompile.lowering.rules.common import aten, elementwise
+from minicompile.options import Options
+from tests.opinfo.cases import KINDS, VARIANTS, Case, cases, database
+from tests.opinfo.compare import BACKENDS, Verdict, Way, check
 
 compiling = torch.compiler.is_compiling
 
@@ -28,14 +32,23 @@ fft.rfft i0 special.entr narrow_copy nonzero
 """
 
 
+OTHERS = ("int", "bool", "half", "complex")
+
+
+def verdicts(
+    name: str, variants: tuple[str, ...], kinds: tuple[str, ...], way: Way, samples: int = 1
+) -> list[Verdict]:
+    op = database()[name]
+    return [check(case, "minicompile", way) for case in cases(op, variants, kinds, samples)]
+
+
 @pytest.mark.parametrize("name", FAMILIES.split())
-def test_operator(name: str) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_operator(backend: str, name: str) -> None:
     """As in eager, in every variant and kind of dtype; in a graph unless its sizes depend on data."""
-    op, found = database()[name], []
-    for case in cases(op, VARIANTS, ("float",), 1):
-        found.append(check(case, "minicompile"))
-    for case in cases(op, ("function",), ("int", "bool", "half", "complex"), 1):
-        found.append(check(case, "minicompile"))
+    variants = VARIANTS if backend == "aot_eager" else ("function", "out_strided")
+    found = verdicts(name, variants, ("float",), Way(backend))
+    found += verdicts(name, ("function",), OTHERS, Way(backend))
     assert [f"{v.case}: {v.wrong}" for v in found if v.wrong] == []
     assert any(v.in_graph for v in found) == (name != "nonzero")
 
@@ -58,3 +71,68 @@ def test_mistakes_are_found(what: str) -> None:
     x = torch.arange(6.0).reshape(2, 3).requires_grad_()
     case = Case("mistake", "function", torch.float32, 0, MISTAKES[what], (x,), {})
     assert what in check(case, "minicompile").wrong
+
+
+# Lowering rules that are wrong -------------------------------------------------------------------
+
+
+def scaled(rule: Any, ctx: Any, *args: Any, **kwargs: Any) -> Any:
+    result = rule(ctx, *args, **kwargs)
+    return elementwise(ctx, lambda ops, a, b: ops.mul(a, b), result, 1.0001)
+
+
+def truncating(rule: Any, ctx: Any, a: Any, b: Any, rounding_mode: str | None = None) -> Any:
+    return rule(ctx, a, b, rounding_mode="trunc")
+
+
+PLANTED: dict[str, tuple[str, Any, Callable[..., Any], str]] = {
+    "values": ("exp", aten.exp.default, scaled, "result 0: values"),
+    "branches": (
+        "where",
+        aten.where.self,
+        lambda rule, ctx, c, a, b: rule(ctx, c, b, a),
+        "result 0",
+    ),
+    "rounding": ("div.floor_rounding", aten.div.Tensor_mode, truncating, "result 0: values"),
+    "dimension": (
+        "flip",
+        aten.flip.default,
+        lambda rule, ctx, x, dims: rule(ctx, x, dims[:-1]),
+        "result 0: values",
+    ),
+    "positions": (
+        "argmax",
+        aten.argmax.default,
+        lambda rule, ctx, *args: lowering[aten.argmin.default](ctx, *args),
+        "result 0: values",
+    ),
+    "gradient": (
+        "gather",
+        aten.scatter_add.default,
+        lambda rule, ctx, x, *rest: ctx.copy_of(x),
+        "gradient 0: values",
+    ),
+    "size": (
+        "amax",
+        aten.amax.default,
+        lambda rule, ctx, x, dims=(), keep=False: rule(ctx, x, dims, not keep),
+        "internal-error",
+    ),
+    "raises": ("tanh", aten.tanh.default, lambda rule, ctx, x: {}[x], "internal-error"),
+}
+"""What is wrong: an operator of the database, the one that is lowered wrongly, how, and what is told."""
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_wrong_rules_are_found(what: str) -> None:
+    name, op, wrong, told = PLANTED[what]
+    with lowering.scoped():
+        lowering(op)(functools.partial(wrong, lowering[op]))
+        found = verdicts(name, ("function",), tuple(KINDS), Way("inductor"), 2)
+    assert any(told in verdict.wrong for verdict in found)
+
+
+def test_kernels_that_do_not_compile_are_found() -> None:
+    way = Way("inductor", options=Options(cpp_flags=("-fno-such-flag",)))
+    found = verdicts("exp", ("function",), ("float",), way)
+    assert all(verdict.wrong.startswith("missing-tool") for verdict in found)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sympy
@@ -33,9 +32,10 @@ from minicompile.lowering.ir import (
     View,
     verify,
 )
+from minicompile.ops.handler import Index, StoreMode
 from minicompile.options import Options
 from minicompile.runtime.load import load_wrapper
-from minicompile.scheduling.body import Value
+from minicompile.scheduling.body import LoopBody, Value
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, product, same
 
@@ -259,9 +259,16 @@ def example_inputs(
         if layout.dtype.is_floating_point:
             values = torch.randn(size, generator=generator, dtype=layout.dtype)
         else:
-            values = torch.randint(-2, 2, size, generator=generator, dtype=layout.dtype)
+            low = -2 if layout.dtype.is_signed else 0
+            values = torch.randint(low, 2, size, generator=generator, dtype=layout.dtype)
         found.append(torch.empty_strided(size, stride, dtype=layout.dtype).copy_(values))
     return found
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that lies as the tensor does, gaps included."""
+    out = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    return out.copy_(tensor)
 
 
 def check(
@@ -433,7 +440,7 @@ def _python_kernel(plan: KernelPlan, schedule: Schedule) -> Callable[..., None]:
         for new, old in schedule.memory.in_place(position).items():
             memory[old] = memory[new]
         sizes = dict(zip(plan.sizes, numbers, strict=True))
-        _KernelRunner(plan.node, memory, sizes, schedule.memory.internal).run()
+        run_kernel(plan.node, memory, sizes, schedule.memory.internal)
 
     position = int(plan.name.rpartition("_")[2])
     return kernel
@@ -447,104 +454,96 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((extent,), (1,))
 
 
-class _KernelRunner:
-    """The bodies of a fused node in plain torch, values handed from one to the next as a kernel does.
+@dataclass(eq=False)
+class KernelOps(ReferenceOps):
+    """Hands values from one body to the next, as a kernel does."""
 
-    Raises VerifyError where a kernel could not do what the bodies ask. Values have one dimension per loop.
-    """
+    internal: Collection[str] = ()
+    stored: dict[str, tuple[Index, torch.Tensor]] = field(default_factory=dict)
+    loaded: dict[tuple[str, Index], torch.Tensor] = field(default_factory=dict)
+    """Equal loads are one: what a store overwrites later was read before."""
 
-    def __init__(
-        self,
-        node: FusedSchedulerNode,
-        memory: dict[str, torch.Tensor],
-        sizes: Mapping[sympy.Symbol, int],
-        internal: frozenset[str],
-    ) -> None:
-        self.node, self.memory, self.internal = node, memory, internal
-        loops = {**node.ranges, **node.reduction_ranges}
-        self.extents = [int(evaluate(sympy.sympify(s), sizes)) for s in loops.values()]
-        self.symbols: dict[sympy.Symbol, Any] = dict(sizes)
-        for axis, (loop, extent) in enumerate(zip(loops, self.extents, strict=True)):
-            where = [-1 if a == axis else 1 for a in range(len(loops))]
-            self.symbols[loop] = torch.arange(extent).reshape(where)
-        self.stored: dict[str, tuple[Any, torch.Tensor]] = {}
-        self.loaded: dict[tuple[str, Any], torch.Tensor] = {}
-        """Equal loads are one: what a store overwrites later was read before."""
+    def load(self, buffer: str, index: Index) -> torch.Tensor:
+        if buffer not in self.stored:
+            return super().load(buffer, index)
+        where, found = self.stored[buffer]
+        if not same(where, index):
+            raise VerifyError(f"{buffer}[{where}] is in the kernel, not [{index}]")
+        if any(have > want for have, want in zip(found.shape, self.extents, strict=True)):
+            raise VerifyError(f"{buffer} is there for every element, wanted once per row")
+        return found
 
-    def run(self) -> None:
-        for body, level in zip(self.node.bodies, self.node.levels, strict=True):
-            rows = len(self.node.ranges)
-            reduced = self.extents[rows:]
-            shape = self.extents[:rows] + (reduced if level == "elem" else [1] * len(reduced))
-            self.values: dict[Value, torch.Tensor] = {}
-            self.indices = dict(self.symbols)
-            for value in body.values:
-                mask = self.values[value.mask] if value.mask is not None else None
-                ops = ReferenceOps(self.memory, self.indices, shape, CPU, mask)
-                self.values[value] = self.value(ops, value)
+    def store(
+        self, buffer: str, index: Index, value: torch.Tensor, mode: StoreMode = "store"
+    ) -> torch.Tensor:
+        if mode == "store":
+            ones = [1] * len(self.extents)
+            shape = torch.broadcast_shapes(self.position(index).shape, value.shape, ones)
+            self.stored[buffer] = (index, value.expand(shape))
+        return value if buffer in self.internal else super().store(buffer, index, value, mode)
 
-    def value(self, ops: ReferenceOps, value: Value) -> torch.Tensor:
-        inputs = [self.values[v] for v in value.inputs]
+    def play(self, body: LoopBody) -> None:
+        """Do again what a body recorded."""
+        done: dict[Value, torch.Tensor] = {}
+        for value in body.values:
+            mask = done[value.mask] if value.mask is not None else None
+            done[value] = replace(self, mask=mask).again(value, [done[v] for v in value.inputs])
+
+    def read(self, value: Value, index: Index) -> torch.Tensor:
+        """A load; the same again, whatever has been written since, if it was done before."""
+        if value.buffer in self.stored or self.mask is not None or value.indirect:
+            return self.load(value.buffer, index)
+        place = (value.buffer, index)
+        if place not in self.loaded:
+            self.loaded[place] = self.load(*place).clone()
+        return self.loaded[place]
+
+    def again(self, value: Value, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """One recorded value, on what its inputs have become."""
+        index = value.index if value.index is not None else sympy.Integer(0)
         if value.op == "load":
-            return self.load(ops, value)
+            found = self.read(value, index)
+            return (
+                found if self.mask is None else torch.where(self.mask, found, found.new_zeros(()))
+            )
         if value.op == "store":
-            return self.store(ops, value, inputs[0])
-        if value.op == "indirect":
-            made = ops.indirect_indexing(inputs[0], value.size, value.check, value.wrap_negative)
-            found = ops.position(made)
-            assert value.symbol is not None
-            self.indices[value.symbol] = found if ops.mask is None else ops.mask * found
-            return found
-        if value.op == "reduction":
-            rows = self.extents[: len(self.node.ranges)]
-            source = ops.whole(inputs[0]).reshape([*rows, math.prod(ops.extents[len(rows) :])])
-            if value.kind.startswith("arg") and source.dtype is torch.bool:
-                source = source.to(torch.uint8)
-            reduced = ops.reduction(value.kind, value.dtype, source).to(value.dtype)  # type: ignore[arg-type]
-            return reduced.reshape([*rows, *[1] * len(self.node.reduction_ranges)])
-        if value.op == "scan":
-            rows = self.extents[: len(self.node.ranges)]
-            source = ops.whole(inputs[0]).reshape([*rows, math.prod(ops.extents[len(rows) :])])
-            return ops.scan(value.kind, source).reshape(ops.extents)  # type: ignore[arg-type]
+            return self.store(value.buffer, index, inputs[0], value.kind)
         if value.op == "constant":
-            return ops.constant(value.constant, value.dtype)
+            return self.constant(value.constant, value.dtype)
         if value.op == "index_expr":
-            assert value.index is not None
-            return ops.index_expr(value.index, value.dtype)
+            return self.index_expr(index, value.dtype)
+        if value.op == "indirect":
+            made = self.indirect_indexing(*inputs, value.size, value.check, value.wrap_negative)
+            self.values[value.symbol] = self.values[made]
+            return self.values[made]
+        if value.op == "reduction":
+            return self.reduction(value.kind, value.dtype, inputs[0])
+        if value.op == "scan":
+            return self.scan(value.kind, inputs[0])
         if value.op in ("to_dtype", "bitcast"):
-            return getattr(ops, value.op)(inputs[0], value.dtype)  # type: ignore[no-any-return]
-        return ops.pointwise(value.op, *inputs)
+            return getattr(self, value.op)(inputs[0], value.dtype)
+        return self.pointwise(value.op, *inputs)
 
-    def load(self, ops: ReferenceOps, value: Value) -> torch.Tensor:
-        assert value.index is not None
-        if value.buffer not in self.stored:
-            place = (value.buffer, value.index) if ops.mask is None and not value.indirect else None
-            found = self.loaded.get(place) if place else None
-            if found is None:
-                found = ops.load(value.buffer, value.index)
-                found = found.clone()
-                if place:
-                    self.loaded[place] = found
-        else:
-            where, found = self.stored[value.buffer]
-            if not same(where, value.index):
-                raise VerifyError(f"{value.buffer}[{where}] is in the kernel, not [{value.index}]")
-            if any(have > want for have, want in zip(found.shape, ops.extents, strict=True)):
-                raise VerifyError(f"{value.buffer} is there for every element, wanted once per row")
-        return found if ops.mask is None else torch.where(ops.mask, found, found.new_zeros(()))
 
-    def store(self, ops: ReferenceOps, value: Value, source: torch.Tensor) -> torch.Tensor:
-        assert value.index is not None
-        where = ops.position(value.index)
-        shape = torch.Size(ops.extents)
-        if value.kind == "store":  # once for equal indices; an addition happens for every element
-            shape = torch.broadcast_shapes(where.shape, source.shape, [1] * len(shape))
-            self.stored[value.buffer] = (value.index, source.expand(shape))
-        if value.buffer not in self.internal:
-            memory, add = self.memory[value.buffer], value.kind == "atomic_add"
-            data = source.to(memory.dtype).expand(shape)
-            memory.index_put_((where.expand(shape),), data, accumulate=add)
-        return source
+def run_kernel(
+    node: FusedSchedulerNode,
+    memory: Mapping[str, torch.Tensor],
+    sizes: Mapping[sympy.Symbol, int],
+    internal: Collection[str],
+) -> None:
+    """The bodies of a fused node, one after the other, on one-dimensional memory.
+
+    Raises VerifyError where a kernel could not do what the bodies ask.
+    """
+    device = node.nodes[0].buffer.layout.device
+    handed: dict[str, Any] = {"stored": {}, "loaded": {}}
+    for body, level in zip(node.bodies, node.levels, strict=True):
+        columns = (
+            node.reduction_ranges if level == "elem" else dict.fromkeys(node.reduction_ranges, 1)
+        )
+        KernelOps.over(
+            node.ranges, columns, memory, dict(sizes), device, internal=internal, **handed
+        ).play(body)
 
 
 def dirty_empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

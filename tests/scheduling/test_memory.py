@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+import minicompile as mc
 from minicompile.lowering.ir import PRODUCTS, LoopGraph
 from minicompile.options import Options
 from minicompile.scheduling.memory import Liveness
 from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.schedule import schedule
-from tests.scheduling.building import GraphBuilder, T, check, random_graph
+from minicompile.shapes.expr import size_symbol
+from tests.scheduling.building import (
+    GraphBuilder,
+    T,
+    check,
+    compiled,
+    example_inputs,
+    flat,
+    random_graph,
+)
 
+S0 = size_symbol("s0")
 APART = Options(verify=True, fusion=False)
+POOL = replace(APART, memory_pool=True)
 
 
 def step(b: GraphBuilder, x: T) -> T:
@@ -146,7 +160,7 @@ def test_handing_memory_on_never_raises_the_peak_of_random_graphs() -> None:
 
 def test_blocks_that_live_at_the_same_time_lie_apart() -> None:
     for seed in range(60):
-        result = schedule(random_graph(seed, 14), APART)
+        result = schedule(random_graph(seed, 14), POOL if seed % 2 else APART)
         blocks = result.memory.blocks
         assert sorted(n for b in blocks for n in b.buffers) == sorted(
             life.name for life in Liveness(result.graph, result.nodes).lives
@@ -173,3 +187,121 @@ def test_two_waiting_pieces_of_memory_count_together() -> None:
     plain = Liveness(result.graph, result.nodes).live_bytes()
     assert len(reuses(result)) == 1, "a second one would not fit under the peak"
     assert result.memory.peak_bytes == max(plain)
+
+
+def sized_chain(rows: int) -> LoopGraph:
+    """Intermediates of growing sizes, each made from all of the one before."""
+    b = GraphBuilder()
+    x = b.input((rows, 16))
+    for width in (16, 17, 18, 19):
+        top = b.reduce(step(b, x), (1,), "max", keepdim=True)
+        x = b.pointwise(lambda ops, u, v: ops.add(u, v), top, b.input((rows, width)))
+    return b.finish(b.reduce(x, (1,), "sum"))
+
+
+def test_a_pool_holds_what_nobody_else_keeps() -> None:
+    b = GraphBuilder()
+    kept = step(b, b.input((16, 16)))
+    inner = step(b, step(b, kept.t()).t())
+    seen = b.extern(torch.ops.aten.relu.default, (inner,), (16, 16))
+    graph = b.finish(b.reduce(step(b, step(b, seen).t()), (0,), "sum"), kept)
+    result = schedule(graph, POOL)
+    homes = {name: block.home for block in result.memory.blocks for name in block.buffers}
+    assert homes == {"buf0": "output", "buf1": "pool", "buf2": "own", "buf3": "library"} | {
+        "buf4": "pool", "buf5": "pool", "buf6": "output"
+    }  # fmt: skip
+    (pool,) = result.memory.pools.values()
+    assert (pool.born, pool.dies, pool.bytes) == (1, 6, 2 * 16 * 16 * 8)
+    have = check(graph, result)
+    assert have[0].untyped_storage().nbytes() == 16 * 8
+
+
+def test_a_pool_packs_pieces_of_different_sizes() -> None:
+    graph = sized_chain(8)
+    result = schedule(graph, POOL)
+    (pool,) = result.memory.pools.values()
+    plain = schedule(graph, replace(APART, memory_pool=False))
+    assert not plain.memory.pools and "memory_pool = False" in plain.memory.pool_reason
+    apart = sum(block.bytes for block in plain.memory.blocks if block.home == "own")
+    assert pool.bytes < 0.6 * apart
+    check(graph, result)
+
+
+def test_a_pool_pays_from_some_megabytes_on() -> None:
+    small, large = (schedule(sized_chain(rows), APART).memory for rows in (8, 1 << 15))
+    assert not small.pools and "too little" in small.pool_reason
+    assert large.pools and "of fresh memory" in large.pool_reason
+    assert (
+        large.peak_bytes
+        <= schedule(sized_chain(1 << 15), replace(APART, memory_pool=False)).memory.peak_bytes
+    )
+
+
+def test_a_pool_never_raises_the_peak_unasked() -> None:
+    b = GraphBuilder()
+    rows = 1 << 17
+    x = b.input((rows, 16))
+    for width in (16, 17):  # two large pieces early, at different times
+        x = b.pointwise(
+            lambda ops, u, v: ops.add(u, v),
+            b.reduce(step(b, x), (1,), "max", keepdim=True),
+            b.input((rows, width)),
+        )
+    outputs = [b.reduce(x, (1,), "sum")] + [b.index((rows, 12), 0) for _ in range(2)]
+    late = step(
+        b, b.pointwise(lambda ops, u, v: ops.add(u, v), outputs[0].reshape(rows, 1), outputs[1])
+    )
+    result = schedule(b.finish(*outputs, b.reduce(late, (1,), "sum")), APART)
+    without = schedule(result.graph, replace(APART, memory_pool=False))
+    assert result.memory.peak_bytes == without.memory.peak_bytes
+
+
+def test_sizes_that_vary_stay_outside_of_the_pool() -> None:
+    b = GraphBuilder({S0: 6})
+    x, y = b.input((S0, 4)), b.input((8, 4))
+    graph = b.finish(*(b.reduce(step(b, step(b, u).t()), (0,), "sum") for u in (x, y)))
+    result = schedule(graph, POOL)
+    homes = {name: block.home for block in result.memory.blocks for name in block.buffers}
+    assert homes["buf0"] == "own" and homes["buf3"] == "pool"
+    assert "size varies" in result.memory.pool_reason
+    check(graph, result)
+    check(graph, result, {S0: 9})
+
+
+def test_random_graphs_give_their_results_from_a_pool() -> None:
+    pooled = 0
+    for seed in range(80):
+        graph = random_graph(seed + 500, 6 + seed % 12)
+        result = schedule(graph, replace(POOL, fusion=seed % 2 == 0))
+        pooled += len(result.memory.pools)
+        check(graph, result)
+        outputs = compiled(result)(example_inputs(graph))
+        for output in filter(torch.is_tensor, outputs):
+            assert output.untyped_storage().nbytes() == flat(output).numel() * output.itemsize
+    assert pooled > 40
+
+
+def test_the_plan_tells_what_it_saves() -> None:
+    _, result = chain(3)
+    assert str(result.memory).splitlines() == [
+        "memory plan: peak 2 KiB, 2 buffers in reused memory (2 in place), 0 never in memory",
+        "  without reuse 6 KiB; eager, operator by operator, 0 B",
+        "  step 0: 2 KiB alive; allocate [buf0], free [in0]",
+        "  step 1: 2 KiB alive; allocate [buf1 in place of buf0], free [buf0]",
+        "  step 2: 2 KiB alive; allocate [buf2 in place of buf1], free [buf1]",
+        "  step 1: buf1 in place of buf0: each element is read where it is written, and never after",
+        "  step 2: buf2 in place of buf1: each element is read where it is written, and never after",
+    ]
+
+
+def test_eager_keeps_a_result_until_its_last_use_and_what_a_view_looks_at() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        u = (x @ x).t()
+        v = x @ x
+        w = v @ x
+        return w @ x, u
+
+    trace = mc.trace(f, torch.randn(32, 32))
+    each = 32 * 32 * 4
+    # u's product to the end, v until w is made, w until the last one is
+    assert trace.graphs["forward"].schedule.memory.eager_bytes == 3 * each

@@ -121,3 +121,37 @@ def test_a_scan_of_the_same_number_is_still_a_scan() -> None:
     assert [node.kind for node in nodes] == ["pointwise", "scan"]
     (have,) = check(graph, result)
     assert have.tolist() == [[2.0] * 5, [4.0] * 5, [6.0] * 5] and have.dtype == F64
+
+
+def test_a_running_sum_from_the_end_is_one_kernel() -> None:
+    """What reads a scan backwards is run backwards; the scan itself keeps its direction."""
+    b = GraphBuilder({S0: 5})
+    x, y = b.input((S0, 6)), b.input((6,))
+    scaled = b.pointwise(lambda ops, u, v: ops.mul(u, v), x, y)
+    total = b.flip(b.scan(b.flip(scaled, 1), 1, "sum"), 1)
+    graph = b.finish(b.pointwise(lambda ops, u, v: ops.add(u, v), total, y), scaled)
+    result = schedule(graph, OPTIONS)
+    assert len(result.kernels) == 1
+    (have, _) = check(graph, result)
+    inputs = example_inputs(graph)
+    want = (inputs[0] * inputs[1]).flip(1).cumsum(1).flip(1) + inputs[1]
+    torch.testing.assert_close(have, want)
+    check(graph, result, {S0: 9})
+
+
+def test_two_scans_in_opposite_directions_stay_apart() -> None:
+    b = GraphBuilder()
+    graph = b.finish(b.scan(b.flip(b.scan(b.input((4, 8)), 1, "sum"), 1), 1, "sum"))
+    result = schedule(graph, OPTIONS)
+    assert len(result.kernels) == 2
+    check(graph, result)
+
+
+def test_what_reads_a_row_in_both_directions_stays_apart() -> None:
+    b = GraphBuilder()
+    u = double(b, b.input((4, 8)))
+    both = b.pointwise(lambda ops, v, w: ops.add(v, w), u, b.flip(u, 1))
+    graph = b.finish(both, u)
+    result = schedule(graph, OPTIONS)
+    assert len(result.kernels) == 2
+    check(graph, result)

@@ -12,9 +12,9 @@ from minicompile.errors import Unsupported
 from minicompile.lowering.ir import LoopGraph
 from minicompile.ops.registry import scoped, without
 from minicompile.options import Options
-from minicompile.scheduling import fusion
 from minicompile.scheduling.align import Matching
-from minicompile.scheduling.fusion import fusion_rule
+from minicompile.scheduling.fusion import FusionContext, FusionPolicy, fusion_rule
+from minicompile.scheduling.nest import LoopNest
 from minicompile.scheduling.schedule import schedule
 from minicompile.shapes.expr import loop_symbol, size_symbol
 from tests.scheduling.building import F64, I64, GraphBuilder, T, check, example_inputs, random_graph
@@ -193,7 +193,8 @@ def test_adding_a_transpose_of_itself_is_refused_with_both_indices() -> None:
     found = decision(result, "buf1", "buf2")
     assert not found.fused and found.kind == "vertical"
     assert (
-        "buf1 is written at 8*p0 + p1 but buf2 reads it at another index, p0 + 8*p1" in found.reason
+        "buf1 is written at 8*p0 + p1 but buf2 reads it at p0 + 8*p1 and at 8*p0 + p1: two elements "
+        "at once that are written one after the other" in found.reason
     )
     check(graph, result)
 
@@ -206,7 +207,7 @@ def test_a_stencil_is_refused_for_its_shifted_index() -> None:
     assert len(result.kernels) == 2
     check(graph, result)
     found = decision(result, "buf0", "buf1").reason
-    assert "buf0 is written at p0 but buf1 reads only 64 of its 65 elements, at p0" in found
+    assert "buf0 is written at p0 but buf1 reads it at p0, only 64 of its 65 elements" in found
 
 
 def test_a_cycle_through_a_third_node_is_refused() -> None:
@@ -216,7 +217,9 @@ def test_a_cycle_through_a_third_node_is_refused() -> None:
     graph = b.finish(add(b, u, product))
     result = schedule(graph, OPTIONS)
     assert len(result.kernels) == 2
-    assert "cycle: aten.mm.default (ext1) runs between" in decision(result, "buf0", "buf2").reason
+    assert (
+        "cycle: aten.mm.default (ext1) must run between" in decision(result, "buf0", "buf2").reason
+    )
     check(graph, result)
 
 
@@ -225,12 +228,16 @@ def test_a_cycle_goes_away_when_the_third_node_joins() -> None:
     graph = softmax(b, b.input((8, 64)))
     with scoped():
 
-        @fusion_rule("score")
-        def ends_first(producer: Any, consumer: Any, context: Any) -> int:
-            return int(producer.name == "buf1" and consumer.name == "buf3")
+        @fusion_rule("policy")
+        class EndsFirst(FusionPolicy):
+            def score(self, producer: LoopNest, consumer: LoopNest, context: FusionContext) -> int:
+                return int(producer.name == "buf1" and consumer.name == "buf3")
 
         result = schedule(graph, OPTIONS)
-    assert result.decisions[0].reason == "cycle: buf2 must run between them"
+    assert result.decisions[0].reason == (
+        "cycle: buf2 must run between them, after buf1 and before buf3"
+    )
+    assert result.decisions[0].between == ("buf2",)
     assert len(result.kernels) == 1
 
 
@@ -291,7 +298,7 @@ def test_a_reader_of_a_scatters_target_runs_before_in_a_kernel_of_its_own() -> N
     out = b.scatter_add(target, rows, x)
     graph = b.finish(before, out)
     result = schedule(graph, OPTIONS)
-    assert "updates the memory of buf0" in decision(result, "buf1", "buf2").reason
+    assert "buf2 scatters into memory of buf0" in decision(result, "buf1", "buf2").reason
     check(graph, result)
 
 
@@ -425,15 +432,16 @@ def test_the_innermost_loop_is_where_writes_are_contiguous() -> None:
     assert store.index == 8 * X0 + X1
 
 
-def test_max_fusion_nodes_limits_a_kernel() -> None:
+def test_a_kernel_has_at_most_so_many_operations() -> None:
     b = GraphBuilder()
     x = b.input((16,))
     for _ in range(6):
         x = relu(b, x)
     graph = b.finish(x)
-    result = schedule(graph, Options(verify=True, max_fusion_nodes=2))
+    result = schedule(graph, Options(verify=True, max_kernel_operations=4))
     assert [len(k.nodes) for k in result.kernels] == [2, 2, 2]
-    assert any("options.max_fusion_nodes = 2" in d.reason for d in result.decisions)
+    refused = [d for d in result.decisions if d.cause == "size_limit"]
+    assert refused and "more than options.max_kernel_operations = 4" in refused[0].reason
     check(graph, result)
 
 
@@ -450,25 +458,36 @@ def test_a_policy_from_outside_changes_the_number_of_kernels() -> None:
     graph = softmax(b, b.input((8, 64)))
     with scoped():
 
-        @fusion_rule("can_fuse")
-        def no_epilogues(producer: Any, consumer: Any, context: Any) -> tuple[bool, str]:
-            if producer.is_reduction:
-                return False, "I want to see every reduction end its kernel"
-            return fusion.can_fuse(producer, consumer, context)
+        @fusion_rule("policy")
+        class NoEpilogues(FusionPolicy):
+            def can_fuse(
+                self, producer: LoopNest, consumer: LoopNest, context: FusionContext
+            ) -> Any:
+                if producer.is_reduction:
+                    return False, "I want to see every reduction end its kernel"
+                return super().can_fuse(producer, consumer, context)
 
         result = schedule(graph, OPTIONS)
         assert len(result.kernels) > 1
         assert any("I want to see" in d.reason for d in result.decisions)
         check(graph, result)
-    with without("fusion:can_fuse"):
-        assert len(schedule(graph, OPTIONS).kernels) == 4
+    with without("fusion:policy"):
+        alone = schedule(graph, OPTIONS)
+        assert len(alone.kernels) == 4 and {d.cause for d in alone.decisions} == {"policy", "cycle"}
     assert len(schedule(graph, OPTIONS).kernels) == 1
+
+
+class Always(FusionPolicy):
+    def can_fuse(self, producer: LoopNest, consumer: LoopNest, context: FusionContext) -> Any:
+        return True, "why not"
+
+    def score(self, producer: LoopNest, consumer: LoopNest, context: FusionContext) -> int:
+        return 1
 
 
 def test_a_policy_that_always_says_yes_never_gives_a_wrong_answer() -> None:
     with scoped():
-        fusion_rule("can_fuse")(lambda producer, consumer, context: (True, "why not"))
-        fusion_rule("score")(lambda producer, consumer, context: 1)
+        fusion_rule("policy")(Always)
         for seed in range(40):
             graph = random_graph(seed, 8)
             check(graph, schedule(graph, OPTIONS))

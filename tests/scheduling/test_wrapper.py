@@ -66,6 +66,16 @@ def test_it_reads_as_plain_python() -> None:
     ]
 
 
+def test_verifying_finds_a_library_result_that_is_something_else() -> None:
+    for size, dtype in [((4,), torch.float64), ((8,), torch.float32)]:
+        b = GraphBuilder()
+        x = b.input((8,))
+        graph = b.finish(b.extern(aten.relu.default, (x,), size, dtype))
+        call = compiled(schedule(graph, OPTIONS), OPTIONS)
+        with pytest.raises(AssertionError):
+            call([torch.ones(8, dtype=torch.float64)])
+
+
 def test_products_that_take_out_are_those_the_plan_gives_memory() -> None:
     sizes = {"mm": [(8, 8)] * 2, "addmm": [(8,), (8, 8), (8, 8)]}
     sizes |= {"bmm": [(2, 8, 8)] * 2, "baddbmm": [(2, 8, 8)] * 3}

@@ -58,6 +58,7 @@ from minicompile.scheduling.nodes import (
     FusedSchedulerNode,
     FusionDecision,
     InPlaceDecision,
+    KernelSize,
     MemoryPlan,
     Schedule,
     SchedulerNode,
@@ -270,16 +271,25 @@ def schedule(graph: LoopGraph) -> Schedule:
         nodes, [n.body for n in nodes], ["elem"] * len(nodes), {x0: ROWS}, {r0: COLS}
     )
     size = ROWS * COLS * 4
+    one, two, three, four, five = nodes
+    prologue, epilogue = "reduction_prologue", "reduction_epilogue"
+
+    def decision(
+        made: list[Any], used: Any, kind: Any, buffer: str, count: int, reason: str
+    ) -> FusionDecision:
+        fused, cause, saved = (True, "handed_over", ((buffer, count),))
+        if made == [before[0]]:
+            fused, cause = False, "extern"
+        return FusionDecision(
+            tuple(made), (used,), kind, fused, cause, reason, saved, 1, KernelSize(2, 3, 4)
+        )
+
     decisions = [
-        FusionDecision("buf1", "buf2", "reduction_prologue", 2 * size, True, "same 512 rows"),
-        FusionDecision(
-            "buf1_buf2", "buf3", "reduction_epilogue", 2 * size, True, "same rows as the reduction"
-        ),
-        FusionDecision("buf1_buf2_buf3", "buf4", "vertical", size, True, "same rows and columns"),
-        FusionDecision(
-            "buf1_buf2_buf3_buf4", "buf5", "vertical", 2 * size, True, "same rows and columns"
-        ),
-        FusionDecision("mm", "buf1", "vertical", size, False, "an extern call can't be fused"),
+        decision([one], two, prologue, "buf1", 2 * size, "same 512 rows"),
+        decision([one, two], three, epilogue, "buf2", 2 * size, "same rows as the reduction"),
+        decision([one, two, three], four, "vertical", "buf3", size, "same rows and columns"),
+        decision([one, two, three, four], five, "vertical", "buf3", 2 * size, "the same rows"),
+        decision([before[0]], one, "template_epilogue", "buf0", size, "a library call"),
     ]
     memory = MemoryPlan(
         [[Allocation("buf0")], [Allocation("buf1", "buf0", True), Allocation("buf5")]],
@@ -287,7 +297,10 @@ def schedule(graph: LoopGraph) -> Schedule:
         {},
         frozenset({"buf2", "buf3", "buf4"}),
         [size, 2 * size],
-        [Block(("buf0", "buf1"), 0, 1, size, "own"), Block(("buf5",), 1, 1, size, "output", size)],
+        [
+            Block(("buf0", "buf1"), 0, 1, size, "own", 0),
+            Block(("buf5",), 1, 1, size, "output", size),
+        ],
         [InPlaceDecision(1, "buf0", "buf1", True, "each element is read where it is written")],
     )
     return Schedule(graph, before, [before[0], fused], decisions, memory)

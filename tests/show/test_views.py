@@ -17,6 +17,7 @@ import torch
 from minicompile.dynamo import result as dynamo_result
 from minicompile.dynamo.result import Capture, GraphBreak, GuardFailure
 from minicompile.lowering.ir import ConstantBuffer, ExternKernel, InputBuffer, LoopGraph
+from minicompile.ops.device import DeviceSpec
 from minicompile.ops.display import Several, Shown, renderer, to_html
 from minicompile.ops.graph import Graph, PassRecord
 from minicompile.ops.origin import Origin, SourceLine
@@ -36,6 +37,7 @@ def stage_objects() -> dict[str, Any]:
     found = [
         trace,
         trace.forward,
+        trace.roofline(DeviceSpec("toy", 1e9, 1e10)),
         capture,
         capture.graph,
         capture.guards[0],
@@ -58,7 +60,6 @@ def stage_objects() -> dict[str, Any]:
         schedule,
         schedule.decisions[0],
         schedule.memory,
-        schedule.memory.decisions[0],
         trace.plans,
         trace.plans[0],
         trace.kernels[0],

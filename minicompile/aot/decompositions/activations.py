@@ -71,6 +71,15 @@ def glu_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
     return torch.cat([grad * s, grad * value * s * (1 - s)], dim)
 
 
+def rrelu_backward(
+    grad: Tensor, x: Tensor, noise: Tensor, low: float, high: float, training: bool, is_result: bool
+) -> Tensor:
+    """Each slope is drawn from an interval, or is its middle."""
+    if training and high - low > 1e-6:
+        return grad * noise
+    return aten.leaky_relu_backward.default(grad, x, (low + high) / 2, is_result)
+
+
 formulas(
     {
         aten.silu.default: lambda x: x * sigmoid(x),
@@ -94,6 +103,12 @@ formulas(
         aten.hardswish_backward.default: lambda grad, x: where(
             x <= -3, 0.0, where(x < 3, grad * (x / 3 + 0.5), grad)
         ),
+        aten.celu.default: lambda x, alpha=1.0: aten.elu.default(x, alpha, 1.0, 1 / alpha),
+        aten.mish.default: lambda x: x * tanh(log1p(exp(x))),
+        aten.softshrink.default: lambda x, limit=0.5: where(
+            x > limit, x - limit, where(x < -limit, x + limit, x * 0)
+        ),
+        aten.rrelu_with_noise_backward.default: rrelu_backward,
         aten.leaky_relu.default: lambda x, slope=0.01: where(x > 0, x, x * slope),
         aten.leaky_relu_backward.default: lambda grad, x, slope, is_result: where(
             x > 0, grad, grad * slope
@@ -124,6 +139,11 @@ formulas(
     {
         aten.threshold.default: lambda x, limit, value: where(x <= limit, value, x),
         aten.threshold_backward.default: lambda grad, x, limit: where(x <= limit, 0.0, grad),
+        aten.hardshrink.default: lambda x, limit=0.5: where((x >= -limit) & (x <= limit), 0.0, x),
+        **dict.fromkeys(
+            (aten.hardshrink_backward.default, aten.softshrink_backward.default),
+            lambda grad, x, limit: where((x >= -limit) & (x <= limit), 0.0, grad),
+        ),
         aten.hardtanh.default: lambda x, low=-1.0, high=1.0: clamp(x, low, high),
         aten.hardtanh_backward.default: lambda grad, x, low, high: where(
             (x <= low) | (x >= high), 0.0, grad

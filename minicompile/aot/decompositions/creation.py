@@ -44,6 +44,8 @@ formulas(
         aten.zeros.default: filled_with(0),
         aten.empty.memory_format: filled_with(0),
         aten.empty_strided.default: filled_with(0),
+        aten.empty_permuted.default: filled_with(0),
+        aten.zero.default: filled_like(0),
         aten.ones.default: filled_with(1),
         aten.full_like.default: lambda x, value, **kw: filled_like(value)(x, **kw),
         aten.fill.Scalar: lambda x, value: filled_like(value)(x),

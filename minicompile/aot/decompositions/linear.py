@@ -34,8 +34,13 @@ def added_to(product: Callable[[Tensor, Tensor], Tensor]) -> Rule:
     return rule
 
 
+def outer(a: Tensor, b: Tensor) -> Tensor:
+    return a.unsqueeze(1) * b
+
+
 formulas(
     {
+        aten.addr.default: added_to(outer),
         aten.addmm.default: added_to(torch.mm),
         aten.baddbmm.default: added_to(torch.bmm),
         aten.addmv.default: added_to(torch.mv),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, clamp, exp, log, log1p, where
 
-from minicompile.aot.decompositions.registry import Dtype, Maybe, decompose, formulas
+from minicompile.aot.decompositions.registry import HALF_TYPES, Dtype, Maybe, decompose, formulas
 
 aten = torch.ops.aten
 
@@ -146,6 +146,45 @@ def bce_with_logits(
     scale = 1 if pos_weight is None else (pos_weight - 1) * y + 1
     losses = (1 - y) * x - scale * log_sigmoid
     return reduce(losses if weight is None else losses * weight, reduction)
+
+
+@decompose(aten.huber_loss.default, to="core", wide=True)
+def huber(x: Tensor, y: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
+    """A parabola near 0, lines further out."""
+    z = (x - y).abs()
+    return reduce(where(z < delta, 0.5 * z * z, delta * (z - 0.5 * delta)), reduction)
+
+
+@decompose(aten.huber_loss_backward.default, to="core", wide=True)
+def huber_backward(grad: Tensor, x: Tensor, y: Tensor, reduction: int, delta: float) -> Tensor:
+    return (x - y).clamp(-delta, delta) * slope(grad, x, reduction)
+
+
+@decompose(aten.smooth_l1_loss.default, to="core", wide=True)
+def smooth_l1(x: Tensor, y: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
+    """The same, scaled so that the lines have slope 1."""
+    z = (x - y).abs()
+    near = 0.5 * z * z / beta if beta else z
+    return reduce(where(z < beta, near, z - 0.5 * beta), reduction)
+
+
+@decompose(aten.smooth_l1_loss_backward.default, to="core", wide=True)
+def smooth_l1_backward(grad: Tensor, x: Tensor, y: Tensor, reduction: int, beta: float) -> Tensor:
+    z = x - y
+    steep = where(z <= -beta, -1.0, where(z >= beta, 1.0, z / beta))
+    return steep * slope(grad, x, reduction)
+
+
+@decompose(aten.soft_margin_loss.default, to="core")
+def soft_margin(x: Tensor, y: Tensor, reduction: int = MEAN) -> Tensor:
+    """Eager rounds each step in half types, which shows where exp overflows: these stay its own."""
+    return NotImplemented if x.dtype in HALF_TYPES else reduce(log1p(exp(-y * x)), reduction)
+
+
+@decompose(aten.soft_margin_loss_backward.default, to="core")
+def soft_margin_backward(grad: Tensor, x: Tensor, y: Tensor, reduction: int) -> Tensor:
+    z = exp(-y * x)
+    return NotImplemented if x.dtype in HALF_TYPES else -y * slope(grad, x, reduction) * z / (1 + z)
 
 
 formulas(

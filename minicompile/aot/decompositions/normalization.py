@@ -136,10 +136,10 @@ def batch_norm(
     scale, shift = channels(weight, x), channels(bias, x)
     if not training:
         assert running_mean is not None and running_var is not None
-        nothing = x.new_zeros([0])
+        nothing = x.new_zeros([0]), x.new_zeros([0])
         normal = (x - channels(running_mean, x)) * channels(torch.rsqrt(running_var + eps), x)
         updated = (running_mean.clone(), running_var.clone())
-        return affine(normal, scale, shift), nothing, nothing, *updated
+        return affine(normal, scale, shift), *nothing, *updated
     dims = [0, *range(2, x.dim())]
     normal, *statistics = normalize(x, dims, eps)
     mean, rstd, variance = (value.squeeze(dims) for value in statistics)

@@ -12,11 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor, where
 
-from minicompile.aot.decompositions.registry import Maybe, Rule, decompose, formulas, wide
+from minicompile.aot.decompositions.registry import (
+    HALF_TYPES,
+    Maybe,
+    Rule,
+    decompose,
+    formulas,
+    real,
+    wide,
+)
 
 aten = torch.ops.aten
 Number = int | float | bool
 INF = math.inf
+FEW = 32
+"""As many comparisons cost less than sorting."""
 
 
 def scaled(x: Any, factor: Number) -> Any:
@@ -122,18 +132,16 @@ def nan_to_num(x: Tensor, nan: Any = None, posinf: Any = None, neginf: Any = Non
     return where(x == -INF, limits.min if neginf is None else neginf, result)
 
 
-def real(rule: Rule) -> Rule:
-    return lambda x: NotImplemented if x.is_complex() else rule(x)
-
-
 formulas(
     {
         aten.addcmul.default: added(torch.mul),
         aten.addcdiv.default: added(torch.div),
-        aten.xlogy.Tensor: lambda x, y: where(
-            torch.isnan(y), math.nan, where(x == 0, 0.0, x * torch.log(y))
-        ),
         aten.frac.default: lambda x: x - torch.trunc(x),
+        aten.logaddexp2.default: lambda x, y: where(
+            (x == y) & (x.abs() == INF),
+            x,
+            torch.maximum(x, y) + torch.log1p(torch.exp2(-(x - y).abs())) / math.log(2),
+        ),
         aten.logaddexp.default: lambda x, y: where(
             (x == y) & (x.abs() == INF),
             x,
@@ -141,16 +149,52 @@ formulas(
         ),
     }
 )
+
+
+def lcm(x: Tensor, y: Tensor) -> Tensor:
+    divisor = torch.gcd(x, y)
+    return ((x // where(divisor == 0, 1, divisor)) * y).abs()
+
+
+@decompose(aten.round.decimals, to="core")
+def round_decimals(x: Tensor, *, decimals: int) -> Tensor:
+    if not x.is_floating_point() or x.dtype in HALF_TYPES:
+        return NotImplemented
+    scale = float(10 ** abs(decimals))
+    return torch.round(x * scale) / scale if decimals >= 0 else torch.round(x / scale) * scale
+
+
+def ignoring_nan(extremum: Rule) -> Rule:
+    """The larger or smaller number; the other one where one is NaN."""
+    return lambda x, y: where(torch.isnan(x), y, where(torch.isnan(y), x, extremum(x, y)))
+
+
+@decompose(aten.isin.Tensor_Tensor, to="core")
+def isin(x: Tensor, among: Tensor, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
+    """By comparison with each, if they are few."""
+    if not isinstance(among.numel(), int) or among.numel() > FEW:
+        return NotImplemented
+    found = (x.unsqueeze(-1) == among.reshape([-1])).any(-1)
+    return ~found if invert else found
+
+
 formulas(
     {
+        aten.lcm.default: lcm,
+        aten.fmax.default: ignoring_nan(torch.maximum),
+        aten.fmin.default: ignoring_nan(torch.minimum),
+        aten.heaviside.default: lambda x, y: where(x == 0, y, (x > 0).to(x.dtype)),
+        aten.angle.default: real(lambda x: where(torch.isnan(x), x, (x < 0).to(x.dtype) * math.pi)),
         aten.add.Scalar: lambda x, y, alpha=1: aten.add.Tensor(x, y, alpha=alpha),
         aten.sub.Scalar: lambda x, y, alpha=1: aten.sub.Tensor(x, y, alpha=alpha),
         aten.mul.Scalar: lambda x, y: aten.mul.Tensor(x, y),
         aten.div.Scalar: lambda x, y: aten.div.Tensor(x, y),
         aten.isposinf.default: lambda x: x == INF,
         aten.isneginf.default: lambda x: x == -INF,
-        aten.isinf.default: real(lambda x: (x == INF) | (x == -INF)),
-        aten.sgn.default: real(torch.sign),
+        aten.isinf.default: lambda x: (
+            NotImplemented if x.is_complex() else (x == INF) | (x == -INF)
+        ),
+        aten.sgn.default: lambda x: NotImplemented if x.is_complex() else torch.sign(x),
         aten.ldexp.Tensor: lambda x, y: x * torch.pow(2.0, y),
         aten.deg2rad.default: lambda x: x * (math.pi / 180),
         aten.rad2deg.default: lambda x: x * (180 / math.pi),

@@ -79,15 +79,41 @@ def vector_norm(
     dims = all_dims(x, dim)
     if not x.is_floating_point() or dtype not in (None, x.dtype) or x.numel() == 0:
         return NotImplemented
+    if order == 0:
+        return (x != 0).to(x.dtype).sum(dims, keepdim)
     if order == 2:
         return torch.sqrt((x * x).sum(dims, keepdim))
     if order == 1:
         return x.abs().sum(dims, keepdim)
-    return x.abs().amax(dims, keepdim) if order == math.inf else NotImplemented
+    if abs(order) == math.inf:
+        return (x.abs().amax if order > 0 else x.abs().amin)(dims, keepdim)
+    return x.abs().pow(order).sum(dims, keepdim).pow(1 / order)
+
+
+def norm(x: Tensor, order: float | None = None, dim: Any = None, keepdim: bool = False) -> Tensor:
+    return aten.linalg_vector_norm.default(x, 2 if order is None else order, dim, keepdim)
+
+
+@decompose(aten.renorm.default, to="core", wide=True)
+def renorm(x: Tensor, order: float, dim: int, most: float) -> Tensor:
+    """Slices along `dim` whose norm is too large are scaled down."""
+    others = [d for d in range(x.dim()) if d != dim % x.dim()]
+    size = norm(x, order, others, True)
+    return x * torch.where(size > most, most / (size + 1e-7), 1.0)
+
+
+@decompose(aten.nansum.default, to="core")
+def nansum(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Dtype = None) -> Tensor:
+    x = torch.where(torch.isnan(x), 0.0, x) if x.is_floating_point() else x
+    return aten.sum.dim_IntList(x, all_dims(x, dim), keepdim, dtype=dtype)
 
 
 formulas(
     {
+        aten.norm.Scalar: norm,
+        aten.norm.ScalarOpt_dim: norm,
+        aten.dist.default: lambda x, y, order=2: norm(x - y, order),
+        aten.trace.default: lambda x: x.diagonal().sum(),
         aten.sum.default: lambda x, **kw: aten.sum.dim_IntList(x, all_dims(x, None), **kw),
         aten.mean.default: lambda x, **kw: aten.mean.dim(x, all_dims(x, None), **kw),
         aten.max.default: lambda x: x.amax(all_dims(x, None)),

@@ -4,6 +4,7 @@ their derivatives; operators that only move elements, written with them.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -146,6 +147,36 @@ def kept(x: Tensor, where: Tensor) -> Tensor:
     return torch.where(where, x, torch.zeros([], dtype=x.dtype, device=x.device))
 
 
+@decompose(aten.diagonal_scatter.default, to="core")
+def diagonal_scatter(
+    x: Tensor, new: Tensor, offset: int = 0, dim0: int = 0, dim1: int = 1
+) -> Tensor:
+    """With the two dimensions last, row r of the diagonal has the element r + offset of its row."""
+    turned = x.movedim((dim0, dim1), (-2, -1))
+    before = max(-offset, 0)
+    rows = aten.constant_pad_nd.default(new, [before, x.shape[dim0] - before - new.shape[-1]])
+    found = torch.where(column_less_row(turned) == offset, rows.unsqueeze(-1), turned)
+    return found.movedim((-2, -1), (dim0, dim1))
+
+
+@decompose(aten.block_diag.default, to="core")
+def block_diag(blocks: list[Tensor]) -> Tensor:
+    dtype = functools.reduce(torch.promote_types, (block.dtype for block in blocks))
+    blocks = [torch.atleast_2d(block).to(dtype) for block in blocks]
+    width, left, rows = sum(block.shape[1] for block in blocks), 0, []
+    for block in blocks:
+        right = width - left - block.shape[1]
+        rows.append(aten.constant_pad_nd.default(block, [left, right]))
+        left += block.shape[1]
+    return torch.cat(rows)
+
+
+@decompose(aten.linalg_cross.default, to="core")
+def cross(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
+    x, y = torch.broadcast_tensors(x, y)
+    return x.roll(-1, dim) * y.roll(-2, dim) - x.roll(-2, dim) * y.roll(-1, dim)
+
+
 def placed(scatter: Rule) -> Rule:
     """A gradient in its place among zeros."""
     return lambda grad, size, *place: scatter(grad.new_zeros(size), grad, *place)
@@ -167,3 +198,7 @@ formulas(
     },
     wide=False,
 )
+
+
+decompose(aten.t_copy.default, to="core")(lambda x: x.permute([*reversed(range(x.dim()))]).clone())
+decompose(aten.unsafe_split.Tensor, to="core")(copied(aten.split.Tensor))

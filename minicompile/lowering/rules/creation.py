@@ -21,10 +21,21 @@ from minicompile.lowering.rules.common import Scalar, aten, constant, number, pr
 from minicompile.lowering.value import Positions, TensorValue
 from minicompile.ops.dtypes import computation_dtype, is_int
 from minicompile.ops.handler import Index, Ops, V
-from minicompile.shapes.expr import ONE, ModularIndexing, Size, floor_div, same, to_size
+from minicompile.shapes.expr import (
+    ONE,
+    ModularIndexing,
+    Size,
+    floor_div,
+    product,
+    same,
+    to_size,
+)
 
 MAX_JOINED = 16
 """Most tensors joined by selects; beyond, copying each in turn is faster."""
+
+MOST_CONSTANTS = 2**16
+"""Elements of a sequence that is kept rather than computed."""
 
 Bounds = Mapping[int, tuple[Size, Size]]
 """By dimension: the first index that counts, and the first one after it that doesn't."""
@@ -88,18 +99,27 @@ def arange(
     device: Any = None,
     **_: Any,
 ) -> TensorValue:
-    """start + i * step as a float: of whole numbers, which are exact. Eager rounds others in its own way."""
+    """start + i * step as a float: of whole numbers, which are exact."""
     dtype = dtype or torch.get_default_dtype()
-    if is_int(dtype):
-        raise Unsupported("a sequence of integers with fractional bounds")
-    if not all(isinstance(n, int | sympy.Expr) for n in (start, end, step)):
-        raise Unsupported("a sequence with a fractional step")
+    if is_int(dtype) or not all(isinstance(n, int | sympy.Expr) for n in (start, end, step)):
+        return known_now(ctx, start, end, step, dtype=dtype, device=device)
     wide = computation_dtype(dtype)
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
         return ops.to_dtype(ops.index_expr(index[0] * step + start, wide), dtype)
 
     return ctx.pointwise(ctx.result_size, target_device(torch.device(device or "cpu")), body, dtype)
+
+
+@lowering(aten.linspace.default, aten.logspace.default)
+@lowering(aten.tril_indices.default, aten.triu_indices.default)
+def known_now(ctx: LoweringContext, *numbers: Scalar, **options: Any) -> TensorValue:
+    """Eager's operator makes it once, here: with its roundings, which depend on its vector width."""
+    length = product(ctx.result_size)
+    if not isinstance(length, int) or length > MOST_CONSTANTS:
+        raise Unsupported(f"a sequence of {length} elements that eager rounds in its own way")
+    assert ctx.node is not None and callable(ctx.node.target)
+    return ctx.copy_of(ctx.constant(ctx.node.target(*numbers, **options), ctx.new_name()))
 
 
 # -- joining

@@ -30,9 +30,13 @@ REASONS: dict[str, str] = {
         linalg_solve_triangular _linalg_solve_ex _linalg_det _linalg_slogdet linalg_ldl_factor_ex""",
     "library Fourier transform": "_fft_r2c _fft_c2r _fft_c2c",
     "library distances": "_cdist_forward _cdist_backward _pdist_forward",
-    "special function without a loop operation": """
-        lgamma digamma polygamma erfinv erfc i0 igamma igammac special_i0e special_i1 special_i1e
-        special_erfcx special_ndtri special_zeta nextafter frexp""",
+    "special function: as many steps as its arguments ask for": """
+        igamma igammac special_zeta special_airy_ai special_chebyshev_polynomial_t
+        special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w
+        special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+        special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
+        special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
+        special_legendre_polynomial_p""",
     "no atomic product, maximum or minimum": "scatter scatter_reduce index_reduce",
     "each element is accumulated in eager's order": """
         embedding_dense_backward _embedding_bag _embedding_bag_forward_only index_add""",

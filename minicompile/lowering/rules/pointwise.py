@@ -32,7 +32,8 @@ from minicompile.ops.table import BOOL_AS_LOGIC
 
 OPERATORS = """
     sqrt rsqrt reciprocal exp exp2 expm1 log log2 log10 log1p
-    sin cos tan asin acos atan sinh cosh tanh sigmoid erf atan2 hypot copysign
+    sin cos tan asin acos atan sinh cosh asinh acosh atanh tanh sigmoid erf erfc lgamma
+    atan2 hypot copysign gcd
     neg maximum minimum eq ne lt le gt ge isnan signbit
     logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor bitwise_not"""
 """ATen operators that have a loop operation of the same name."""
@@ -53,6 +54,7 @@ def operation(name: str, dtype: torch.dtype) -> Formula:
 Dtypes = frozenset[torch.dtype]
 BOOL: Dtypes = frozenset({torch.bool})
 FLOATS: Dtypes = frozenset(dtype for dtype in LOOP_DTYPES if dtype.is_floating_point)
+HALVES: Dtypes = frozenset({torch.bfloat16, torch.float16})
 INTS: Dtypes = LOOP_DTYPES - FLOATS - BOOL
 
 
@@ -78,6 +80,7 @@ lowering(aten.abs.default)(one_operation("abs", unchanged=BOOL | {torch.uint8}))
 lowering(aten.sign.default)(one_operation("sign", unchanged=BOOL))
 for _name in ("floor", "ceil", "trunc", "round"):
     lowering(getattr(aten, _name).default)(one_operation(_name, unchanged=INTS, refused=BOOL))
+lowering(aten.nextafter.default)(one_operation("nextafter", refused=HALVES))
 lowering(*overloads(aten.__lshift__), *overloads(aten.bitwise_left_shift))(
     one_operation("lshift", refused=FLOATS | BOOL)
 )
@@ -146,17 +149,20 @@ lowering(aten.mul.Tensor)(product("mul"))
 
 
 def division(name: str) -> Rule:
-    """Integer division by zero must raise as in eager: only a known divisor can go into a loop."""
+    """Integer division by zero raises as in eager. A kernel checks its divisors; it must see each of them,
+    and no others: the quotient is not inlined into users, which may read only some, under a mask.
+    """
 
     def rule(ctx: LoweringContext, a: Operand, b: Operand) -> TensorValue:
         dtype = common_dtype(a, b)
         if dtype is torch.bool:
             raise Unsupported("integer division of bools")
-        known = isinstance(b, int) and b not in (0, -1)
+        known = isinstance(b, int) and b != 0
         known |= isinstance(b, sympy.Expr) and bool(b.is_positive)
+        found = elementwise(ctx, operation(name, dtype), a, b)
         if not known and not dtype.is_floating_point:
-            raise Unsupported("an integer division whose divisor may be zero (eager raises)")
-        return elementwise(ctx, operation(name, dtype), a, b)
+            ctx.settle(found.storage, "division that may fail")
+        return found
 
     return rule
 
@@ -202,8 +208,8 @@ def repeated_product(ops: Ops, value: V, exponent: int, dtype: torch.dtype) -> V
 
 @lowering(aten.pow.Tensor_Tensor)
 def power(ctx: LoweringContext, base: TensorValue, exponent: Operand) -> TensorValue:
-    if not common_dtype(base, exponent).is_floating_point:
-        raise Unsupported("a power of integers with a tensor as exponent")
+    if common_dtype(base, exponent) is torch.bool:
+        raise Unsupported("a power of bools")
     return elementwise(ctx, operation("pow", base.dtype), base, exponent)
 
 
@@ -229,6 +235,32 @@ def clamp(
     if max is not None:
         x = elementwise(ctx, operation("minimum", x.dtype), x, max)
     return x
+
+
+@lowering(aten.frexp.Tensor)
+def frexp(ctx: LoweringContext, x: TensorValue) -> tuple[TensorValue, TensorValue]:
+    """Mantissa and exponent, read off the bits; denormals are scaled up first."""
+    dtype = computation_dtype(x.dtype)
+    if dtype is torch.float64:
+        raise Unsupported("frexp of float64")
+
+    def parts(ops: Ops, v: V) -> tuple[V, V]:
+        def number(n: int) -> V:
+            return ops.constant(n, torch.int32)
+
+        v = ops.to_dtype(v, dtype)
+        tiny = ops.lt(ops.abs(v), ops.constant(2.0**-126, dtype))
+        scaled = ops.where(tiny, ops.mul(v, ops.constant(2.0**24, dtype)), v)
+        bits = ops.bitcast(scaled, torch.int32)
+        field = ops.bitwise_and(ops.rshift(bits, number(23)), number(255))
+        exponent = ops.sub(field, ops.where(tiny, number(126 + 24), number(126)))
+        kept = ops.bitwise_and(bits, number(-(2**31) + 2**23 - 1))
+        mantissa = ops.bitcast(ops.bitwise_or(kept, number(126 << 23)), dtype)
+        plain = ops.logical_or(ops.eq(v, ops.constant(0.0, dtype)), ops.eq(field, number(255)))
+        return ops.where(plain, v, mantissa), ops.where(plain, number(0), exponent)
+
+    mantissa = elementwise(ctx, lambda ops, v: ops.to_dtype(parts(ops, v)[0], x.dtype), x)
+    return mantissa, elementwise(ctx, lambda ops, v: parts(ops, v)[1], x)
 
 
 # -- conversions and copies

@@ -1,0 +1,242 @@
+"""Questions to a finished schedule: why two nodes are one kernel or not, and what if they were.
+
+    Answer     := a, b, what they have in common, the decisions about them in order, the one that counts
+    FusionStep := the groups of nodes after so many fusions
+    WhatIf     := the schedule before and after with wishes: kernels, bytes, time, peak, decisions
+
+Nothing is lowered again: fusion starts from the recorded nodes, or is asked about the groups it ended with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from minicompile.ops.device import device_spec
+from minicompile.ops.display import Shown, bytes_text
+from minicompile.ops.origin import source_lines
+from minicompile.scheduling.cost import cost_of
+from minicompile.scheduling.fusion import MAX_NEIGHBOURS, Fuser, FusionContext, Wishes
+from minicompile.scheduling.nodes import (
+    Cause,
+    FusedSchedulerNode,
+    FusionDecision,
+    Pair,
+    Schedule,
+    SingleNode,
+)
+
+
+@dataclass(frozen=True)
+class Answer(Shown):
+    """Why two nodes are one kernel, or why they are not."""
+
+    a: tuple[str, ...]
+    b: tuple[str, ...]
+    common: tuple[str, ...]
+    """Buffers that both touch."""
+    same_kernel: bool
+    asked: tuple[tuple[int, FusionDecision], ...]
+    """What the scheduler asked about the two, with the place in `schedule.decisions`."""
+    decision: FusionDecision
+    """The answer that counts: the fusion that joined them, or why their finished kernels stay apart."""
+    step: int | None = None
+    """The number of that fusion in `schedule.steps()`."""
+
+    @property
+    def headline(self) -> str:
+        pair = f"{' + '.join(self.a)} and {' + '.join(self.b)}"
+        if self.same_kernel:
+            when = f"fused at step {self.step} because " if self.step is not None else ""
+            return f"{pair}: same kernel, {when}{self.decision.reason}"
+        return f"{pair}: two kernels, because {self.decision.reason}"
+
+    def __str__(self) -> str:
+        lines = [self.headline, f"  both touch {', '.join(self.common) or 'no common buffer'}"]
+        lines.append(f"  numbers: {self.decision.numbers}")
+        lines += [f"  decision {i}: {decision}" for i, decision in self.asked]
+        if not self.same_kernel and all(d is not self.decision for _, d in self.asked):
+            lines.append(f"  asked now of the finished kernels: {self.decision}")
+        return "\n".join(
+            [*lines, *(f"  from {line}" for line in source_lines(self.decision.origins))]
+        )
+
+
+def parts(schedule: Schedule, name: str) -> list[SingleNode]:
+    """The nodes that a name stands for: a buffer's, a node's, a kernel's."""
+    for node in schedule.before:
+        if name == node.name or any(d.buffer == name for d in node.writes):
+            return [node]
+    for i, kernel in enumerate(schedule.nodes):
+        if name in (kernel.name, f"kernel {i}") and isinstance(kernel, FusedSchedulerNode):
+            return list(kernel.nodes)
+    given = [buffer.name for buffer in schedule.graph.given]
+    told = "is given from outside: no kernel computes it" if name in given else "is not known"
+    known = ", ".join(node.name for node in schedule.before)
+    raise ValueError(f"{name} {told}; known: {known}, and kernels by their names")
+
+
+@dataclass(frozen=True)
+class FusionStep(Shown):
+    """The groups of nodes after `number` fusions. `decision` made the last of them."""
+
+    number: int
+    decision: FusionDecision | None
+    groups: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        made = "before fusion" if self.decision is None else str(self.decision)
+        groups = " | ".join(" + ".join(group) for group in self.groups)
+        return f"step {self.number}: {made}\n  {groups}"
+
+
+def totals(schedule: Schedule) -> dict[str, str]:
+    """What a schedule costs: launches, memory traffic, the least time that needs, its peak of memory."""
+    graph, moved, seconds = schedule.graph, 0, 0.0
+    for node in schedule.nodes:
+        cost = cost_of(node, graph, schedule.memory)
+        moved += cost.bytes
+        for written in node.writes[:1]:
+            seconds += cost.seconds(device_spec(graph.buffers[written.buffer].layout.device))
+    return {
+        "kernels": str(len(schedule.kernels)),
+        "extern calls": str(len(schedule.nodes) - len(schedule.kernels)),
+        "bytes moved": bytes_text(moved),
+        "least time": f"{seconds * 1e6:,.1f} us",
+        "memory peak": bytes_text(schedule.memory.peak_bytes),
+    }
+
+
+@dataclass(frozen=True)
+class WhatIf(Shown):
+    """Two schedules of the same nodes: as it was, and with wishes."""
+
+    wishes: Wishes
+    before: Schedule
+    after: Schedule
+
+    @property
+    def refused(self) -> list[Answer]:
+        """Wished fusions that would be wrong."""
+        answers = [self.after.why(*pair) for pair in self.wishes.fuse]
+        return [answer for answer in answers if not answer.same_kernel]
+
+    @property
+    def kernels(self) -> tuple[list[FusedSchedulerNode], list[FusedSchedulerNode]]:
+        """Kernels that only the first schedule has, and those that only the second has."""
+        names = [{kernel.name for kernel in s.kernels} for s in (self.before, self.after)]
+        gone = [kernel for kernel in self.before.kernels if kernel.name not in names[1]]
+        return gone, [kernel for kernel in self.after.kernels if kernel.name not in names[0]]
+
+    @property
+    def decisions(self) -> tuple[list[FusionDecision], list[FusionDecision]]:
+        """Decisions that only the first schedule made, and those that only the second made."""
+        made = [{str(d): d for d in s.decisions} for s in (self.before, self.after)]
+        first, second = (
+            [d for text, d in made[i].items() if text not in made[1 - i]] for i in (0, 1)
+        )
+        return first, second
+
+    @property
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Name, before, after."""
+        old, new = totals(self.before), totals(self.after)
+        return [(name, old[name], new[name]) for name in old]
+
+    @property
+    def title(self) -> str:
+        wishes = (("fuse", self.wishes.fuse), ("keep apart", self.wishes.forbid))
+        told = (f"{verb} {a} + {b}" for verb, pairs in wishes for a, b in pairs)
+        return f"what if: {', '.join(told) or 'no wishes'}"
+
+    def __str__(self) -> str:
+        lines = [self.title, f"  {'':<14}{'before':>12}{'after':>12}"]
+        lines += [f"  {name:<14}{old:>12}{new:>12}" for name, old, new in self.rows]
+        lines += [f"  refused: {answer.headline}" for answer in self.refused]
+        lines.append("kernels and decisions that changed:")
+        for gone, new in (self.kernels, self.decisions):
+            lines += [*(f"  - {old}" for old in gone), *(f"  + {one}" for one in new)]
+        return "\n".join(lines)
+
+
+@dataclass(eq=False)
+class Explainer:
+    """Answers for a schedule from the run of fusion that it is the end of."""
+
+    fuser: Fuser
+    finish: Callable[[Fuser], Schedule]
+    """What becomes a schedule of a run of fusion."""
+
+    def why(self, schedule: Schedule, a: str, b: str) -> Answer:
+        """The decisions about two names, and the answer that counts."""
+        fuser = self.fuser
+        one, other = parts(schedule, a), parts(schedule, b)
+        first, second = (tuple(node.name for node in nodes) for nodes in (one, other))
+        touched = (
+            {d.buffer for n in nodes for d in (*n.reads, *n.writes)} for nodes in (one, other)
+        )
+        common = tuple(sorted(set.intersection(*touched)))
+        asked = tuple((i, d) for i, d in enumerate(schedule.decisions) if d.asks(first, second))
+        step = None
+        groups = {fuser.group(name) for name in (*first, *second)}
+        if len(groups) == 1:
+            place, joined = next(((i, d) for i, d in asked if d.fused), (0, None))
+            if joined is not None:
+                step = sum(1 for d in schedule.decisions[: place + 1] if d.fused)
+            decision = joined or FusionDecision(
+                tuple(one), tuple(other), "vertical", True, "handed_over", "they are the same node"
+            )
+        else:
+            decision = self._now(fuser.group(first[0]), fuser.group(second[0]))
+            asked_last = [d for _, d in asked if set(d.nodes) == set(decision.nodes)]
+            decision = asked_last[-1] if asked_last else decision
+        return Answer(first, second, common, len(groups) == 1, asked, decision, step)
+
+    def _now(self, a: int, b: int) -> FusionDecision:
+        """The answer about two groups as fusion left them."""
+        fuser = self.fuser
+        if a in fuser.nests and b in fuser.nests:
+            decision, _ = fuser.decide(a, b)
+            if not decision.fused:
+                return decision
+            cause: Cause = "not_asked"
+            reason = f"of the groups that share only a read with them, {MAX_NEIGHBOURS} are nearer"
+            if not fuser.context.options.fusion:
+                cause, reason = "off", "fusion is switched off: options.fusion is False"
+            return replace(decision, fused=False, cause=cause, reason=reason)
+        groups = [[n for i, n in enumerate(fuser.nodes) if fuser.mask[g] >> i & 1] for g in (a, b)]
+        if fuser.ancestors[a] & fuser.mask[b]:
+            groups.reverse()
+        return fuser.boundary(*groups)
+
+    def steps(self, schedule: Schedule) -> Iterator[FusionStep]:
+        """The groups before the first fusion and after each, in the order of the graph."""
+        groups: list[tuple[str, ...]] = [(node.name,) for node in schedule.before]
+        place = {node.name: i for i, node in enumerate(schedule.before)}
+        yield FusionStep(0, None, tuple(groups))
+        for number, decision in enumerate((d for d in schedule.decisions if d.fused), 1):
+            members = {node.name for node in decision.nodes}
+            joined = tuple(sorted(members, key=place.__getitem__))
+            groups = sorted(
+                [joined, *(group for group in groups if members.isdisjoint(group))],
+                key=lambda group: place[group[0]],
+            )
+            yield FusionStep(number, decision, tuple(groups))
+
+    def what_if(
+        self, schedule: Schedule, fuse: Sequence[Pair] = (), forbid: Sequence[Pair] = ()
+    ) -> WhatIf:
+        """Fusion once more from the recorded nodes, with the same policy and these wishes.
+
+        A kernel's name stands for its first node.
+        """
+        old = self.fuser
+        pairs = (
+            tuple((parts(schedule, a)[0].name, parts(schedule, b)[0].name) for a, b in wished)
+            for wished in (fuse, forbid)
+        )
+        wishes = Wishes(*pairs)
+        options = replace(old.context.options, fusion=True)
+        context = FusionContext(old.context.graph, options, old.nodes)
+        again = Fuser(old.nodes, old.before, context, old.policy, wishes)
+        return WhatIf(wishes, schedule, self.finish(again))

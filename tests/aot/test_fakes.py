@@ -1,0 +1,63 @@
+"""What FakeTensor tells otherwise than eager is corrected: a kernel reads memory as the fake describes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from minicompile import compat
+
+aten = torch.ops.aten
+
+
+def described(values: Any) -> list[tuple[Any, ...]]:
+    values = values if isinstance(values, tuple | list) else (values,)
+    return [(v.dtype, tuple(v.shape), v.stride()) for v in values]
+
+
+def unpooled(x: torch.Tensor) -> tuple[Any, ...]:
+    places = torch.arange(x.numel()).reshape(x.shape) % x[0, 0].numel()
+    return (
+        aten.max_unpool2d.default,
+        x,
+        torch.empty_like(x, dtype=torch.int64).copy_(places),
+        [8, 9],
+    )
+
+
+def normalized(dtype: torch.dtype, parameters: torch.dtype) -> tuple[Any, ...]:
+    x, one = torch.randn(3, 5, 4, dtype=dtype), torch.rand(5, dtype=parameters)
+    return aten._batch_norm_with_update_functional.default, x, one, one, one, one, 0.1, 1e-5
+
+
+def bags(dtype: torch.dtype) -> tuple[Any, ...]:
+    table, places = torch.randn(6, 3, dtype=dtype), torch.tensor([1, 2, 4, 5])
+    return aten._embedding_bag.default, table, places, torch.tensor([0, 2])
+
+
+HALF = torch.bfloat16
+LAST = torch.channels_last
+CALLS = {
+    "max_unpool2d": unpooled(torch.randn(2, 3, 4, 5)),
+    "max_unpool2d, channels last": unpooled(torch.randn(2, 3, 4, 5).to(memory_format=LAST)),
+    "max_unpool2d, every other channel": unpooled(torch.randn(2, 4, 5, 6).permute(0, 3, 1, 2)[:, ::2]),
+    "max_unpool2d, one pixel": unpooled(torch.randn(2, 3, 1, 1)),
+    "batch norm, bfloat16": normalized(HALF, HALF),
+    "batch norm, float32 parameters": normalized(torch.float32, torch.float32),
+    "embedding_bag, bfloat16": bags(HALF),
+    "embedding_bag, float32": bags(torch.float32),
+    "copysign": (aten.copysign.Tensor, torch.randn(3, 1), torch.randn(4, 3).t()),
+    "pow": (aten.pow.Scalar, 2.0, torch.randn(3, 4).t()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_fake_result_is_as_eagers(name: str) -> None:
+    op, *args = CALLS[name]
+    mode = compat.fake_mode()
+    fakes = [mode.from_tensor(x) if isinstance(x, torch.Tensor) else x for x in args]
+    with mode:
+        found = op(*fakes)
+    assert described(found) == described(op(*args))

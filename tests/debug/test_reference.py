@@ -1,0 +1,107 @@
+"""The reference interpreter: handlers of one's own, and every named pattern and the lesson model as eager."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import minicompile
+from minicompile import pipeline
+from minicompile.aot.runtime import make_callable
+from minicompile.api import backends
+from minicompile.bench.patterns import PATTERNS, Pattern
+from minicompile.debug import reference
+from minicompile.debug.reference import ReferenceOps, run_reference
+from minicompile.lessons.model import GPT, GPTConfig
+from minicompile.lowering.lower import lower
+from minicompile.ops.graph import Graph
+from minicompile.ops.table import POINTWISE
+from minicompile.options import Options
+
+
+@pytest.fixture
+def loops_run() -> Iterator[list[str]]:
+    """A backend "reference" while a test runs: lowered graphs are interpreted. Lists the graphs run."""
+    ran: list[str] = []
+
+    def interpreter(graph: Graph, options: Options) -> Any:
+        loops = lower(graph, options)
+
+        def run(inputs: list[Any]) -> list[Any]:
+            given = list(inputs)
+            inputs.clear()
+            ran.append(loops.name)
+            return run_reference(loops, given)
+
+        return run
+
+    def compile_capture(capture: Any, options: Options) -> Any:
+        aot = pipeline.differentiate(capture, options)
+        backward = interpreter(aot.backward, options) if aot.backward is not None else None
+        return make_callable(aot, interpreter(aot.forward, options), backward, capture.name)
+
+    with backends.scoped():
+        backends("reference")(lambda options: lambda capture: compile_capture(capture, options))
+        yield ran
+    minicompile.reset()
+
+
+def test_a_handler_of_ones_own_counts_what_happens():
+    """The example in the module's docstring, as it stands there."""
+    x, y = torch.randn(8, 4), torch.randn(4)
+    trace = minicompile.trace(lambda x, y: torch.exp(x) * y + 1, x, y)
+    code = re.search(
+        r"\n    class Counting.*?print\(Counting.flops\)\n", reference.__doc__, re.DOTALL
+    )
+    assert code is not None
+    printed: list[Any] = []
+    names = {**vars(reference), "POINTWISE": POINTWISE, "trace": trace, "x": x, "y": y}
+    exec(inspect.cleandoc(code.group()), names | {"print": printed.append})
+    assert printed == [32 * (POINTWISE["exp"].flops + 2)]
+
+
+def test_a_handler_can_print(capsys: pytest.CaptureFixture[str]):
+    class Told(ReferenceOps):
+        def load(self, buffer: str, index: Any) -> torch.Tensor:
+            print(f"load {buffer}[{index}]")
+            return super().load(buffer, index)
+
+    x = torch.randn(3, 4)
+    (found,) = run_reference(minicompile.trace(lambda x: x.t() * 2, x).loops, [x], Told)
+    assert torch.equal(found, x.t() * 2)
+    assert capsys.readouterr().out == "load x[p0 + 4*p1]\n"
+
+
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+def test_every_named_pattern_is_as_eager(pattern: Pattern, loops_run: list[str]):
+    compiled = minicompile.compile(pattern.fn, backend="reference", fullgraph=True)
+    want = pattern.run(pattern.fn, pattern.make_inputs("cpu", torch.float32, small=True))
+    have = pattern.run(compiled, pattern.make_inputs("cpu", torch.float32, small=True))
+    assert len(loops_run) == 1 + pattern.training
+    for a, b in zip(have, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", ["written", "library"])
+def test_the_lesson_model_is_as_eager_forward_and_backward(attention: Any, loops_run: list[str]):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(n_layer=1, attention=attention))
+    tokens = torch.randint(0, model.config.vocab_size, (2, 65))
+
+    def gradients(run: Any) -> list[torch.Tensor]:
+        model.zero_grad()
+        logits, loss = run(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+        loss.backward()
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        return [logits.detach(), loss.detach(), *grads]
+
+    want = gradients(model)
+    have = gradients(minicompile.compile(model, backend="reference", fullgraph=True))
+    assert len(loops_run) == 2 and len(have) > 10
+    for a, b in zip(have, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,76 @@
+"""The roofline: where each kernel stands, in numbers, as text and as a picture."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import minicompile
+from minicompile.ops.device import DeviceSpec
+from minicompile.ops.display import to_html
+from minicompile.pipeline_result import Trace
+from minicompile.show.roofline import across, on_the_roof, up
+
+TOY = DeviceSpec("toy", bytes_per_second=1e9, flops_per_second=8e9)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    """A product that arithmetic limits, and a sum that memory does."""
+    a, b = torch.randn(64, 128), torch.randn(128, 64)
+    return minicompile.trace(lambda a, b: (a @ b).relu().sum(1), a, b)
+
+
+def test_numbers_of_each_kernel(trace: Trace):
+    roof = trace.roofline(TOY)
+    product, total = roof.points
+    flops, moved = 2 * 64 * 128 * 64, 4 * (2 * 64 * 128 + 64 * 64)
+    assert product.name == "aten.mm.default"
+    assert (product.cost.flops, product.cost.bytes) == (flops, moved)
+    assert product.seconds == flops / 8e9, "12.8 operations a byte are above the ridge of 8"
+    assert total.name == trace.kernels[0].name
+    assert total.seconds == 4 * (64 * 64 + 64) / 1e9
+    assert [roof.row(point)[-1] for point in roof.points] == ["arithmetic", "memory"]
+
+
+def test_the_text_has_a_line_for_each_kernel(trace: Trace):
+    lines = str(trace.roofline(TOY)).split("\n")
+    assert lines[1] == "toy: 1.0 GB/s, 8.0 GFLOP/s (given)"
+    assert len({len(line) for line in lines[2:]}) == 1
+    assert re.match(
+        r"aten.mm.default +80 KiB +1,048,576 +12.80 +8.00 GFLOP/s +131.1 us +88.7%", lines[3]
+    )
+    assert lines[0].endswith(": at least 147.7 us")
+
+
+def test_without_a_device_it_is_this_one(trace: Trace):
+    assert trace.roofline().spec.name.startswith("CPU")
+
+
+def test_a_training_step_has_both_graphs():
+    x = torch.randn(8, 16, requires_grad=True)
+    points = minicompile.trace(lambda x: torch.softmax(x, -1).sum(), x).roofline(TOY).points
+    assert {point.name.startswith("backward ") for point in points} == {True, False}
+
+
+def test_the_picture_has_the_roof_and_a_dot_for_each_kernel(trace: Trace):
+    html = to_html(trace.roofline(TOY))
+    assert html.count("<circle") == 2 and html.count("<polyline") == 1
+    dots = re.findall(
+        r'<circle cx="([\d.]+)" cy="([\d.]+)".*?<title>(.*?)</title>', html, re.DOTALL
+    )
+    assert sorted(told.split("\n")[0] for _, _, told in dots) == sorted(
+        f"kernel or call: {point.name}" for point in trace.roofline(TOY).points
+    )
+    heights = {told.split("\n")[0].rpartition(" ")[2]: float(y) for _, y, told in dots}
+    assert heights["aten.mm.default"] == up(0), "at the peak"
+    assert "http" not in html and "<script" not in html
+
+
+def test_places_on_the_roof():
+    assert on_the_roof(8, ridge=8) == (across(3), up(0))
+    assert on_the_roof(0.8, ridge=8)[1] == up(-1)
+    assert on_the_roof(1e9, ridge=8) == (across(10), up(0))
+    assert on_the_roof(0, ridge=8)[0] == across(-4), "a copy stands at the left end"

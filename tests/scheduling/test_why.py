@@ -1,0 +1,240 @@
+"""`schedule.why`, `what_if` and `steps`: an answer for every pair, true, and fusion again with wishes."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+import minicompile as mc
+from minicompile.lessons.model import GPT, GPTConfig
+from minicompile.ops.display import to_html
+from minicompile.ops.registry import scoped
+from minicompile.options import Options
+from minicompile.scheduling.fusion import FusionPolicy, fusion_rule
+from minicompile.scheduling.nodes import Schedule
+from minicompile.scheduling.schedule import schedule
+from tests.scheduling.building import F64, GraphBuilder, check, example_inputs, random_graph
+from tests.scheduling.claims import (
+    alive,
+    check_answer,
+    check_fused,
+    operations,
+    pairs_with_common_buffers,
+)
+from tests.scheduling.test_schedule import OPTIONS, add, double, mul, normalised, relu, softmax
+
+
+@pytest.fixture(scope="module")
+def lesson() -> Any:
+    """The lesson model's trace, forward and backward."""
+    torch.manual_seed(0)
+    idx = torch.randint(0, GPTConfig().vocab_size, (2, 64))
+    return mc.trace(GPT(), idx, idx)
+
+
+@pytest.mark.parametrize("graph", ("forward", "backward"))
+def test_every_pair_of_the_lesson_model_has_an_answer_that_is_true(lesson: Any, graph: str) -> None:
+    found: Schedule = lesson.graph(graph).schedule
+    causes: collections.Counter[str] = collections.Counter()
+    for one, other in pairs_with_common_buffers(found):
+        answer = found.why(one.name, other.name)
+        assert answer.common and answer.decision.origins
+        check_answer(found, answer)
+        causes[answer.decision.cause] += 1
+        if answer.decision.cause == "loop_mismatch":
+            x, y = answer.headline.partition(": two kernels")[2].split(" but ")
+            assert x.split()[-2:] != y.split()[-2:]
+    assert sum(causes.values()) > 100 and len(causes) >= 6
+    for decision in found.decisions:
+        assert decision.size is None or decision.size.operations == operations(decision)
+        assert decision.score == sum(count for _, count in decision.saved)
+        if decision.fused:
+            check_fused(found, decision)
+
+
+def test_answers_are_the_same_both_ways_and_for_kernels(lesson: Any) -> None:
+    found = lesson.schedule
+    one, other = found.kernels[0], found.kernels[1]
+    ways = [
+        found.why(*pair).decision.reason
+        for pair in ((one.name, other.name), (other.name, one.name))
+    ]
+    assert ways[0] == ways[1]
+    assert found.why("kernel 0", other.name).decision.reason == ways[0]
+    assert found.why(one.nodes[0].name, "kernel 0").same_kernel
+    with pytest.raises(ValueError, match="is given from outside"):
+        found.why(found.graph.inputs[1].name, one.name)
+    with pytest.raises(ValueError, match="nowhere is not known; known: buf0"):
+        found.why("nowhere", one.name)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_every_pair_of_a_random_graph_has_a_true_answer(seed: int) -> None:
+    found = schedule(random_graph(seed, 4 + seed % 12), OPTIONS)
+    for one, other in pairs_with_common_buffers(found):
+        check_answer(found, found.why(one.name, other.name))
+
+
+def test_limits_say_their_numbers() -> None:
+    b = GraphBuilder()
+    x = b.input((16,))
+    parts = [b.pointwise(lambda ops, u, k=k: ops.mul(u, ops.constant(k, F64)), x) for k in range(9)]
+    total = parts[0]
+    for part in reversed(parts[1:]):
+        total = add(b, total, part)
+    graph = b.finish(total)
+    for limits in ({"max_live_values": 5}, {"max_kernel_operations": 9}):
+        found = schedule(graph, Options(verify=True, **limits))  # type: ignore[arg-type]
+        cause = "register_limit" if "max_live_values" in limits else "size_limit"
+        assert any(d.cause == cause for d in found.decisions)
+        for decision in found.decisions:
+            assert decision.size is not None and decision.size.registers == alive(decision)
+        for one, other in pairs_with_common_buffers(found):
+            check_answer(found, found.why(one.name, other.name))
+        check(graph, found)
+    assert len(schedule(graph, OPTIONS).kernels) == 1
+
+
+def test_beyond_the_nearest_neighbours_nobody_asks_but_there_is_an_answer() -> None:
+    b = GraphBuilder()
+    x = b.input((8, 8))
+    found = schedule(
+        b.finish(
+            *(b.reduce(x, (i % 2,), "sum") for i in range(2)), *(double(b, x.t()) for _ in range(3))
+        ),
+        Options(fusion=False),
+    )
+    answer = found.why("buf0", "buf4")
+    assert not answer.asked and answer.decision.cause == "off" and not answer.same_kernel
+
+
+def test_the_reference_documents_relu_add_sum() -> None:
+    """Three nodes. Its scheduler keeps a reduction apart: two kernels; ours fuses what comes before it."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x.relu().add(1).sum(dim=-1)
+
+    x = torch.randn(10, 100)
+    options = {"inline": "never"}
+    found = mc.trace(mc.compile(fn, options=options), x).schedule
+    assert [(n.name, n.kind) for n in found.before] == [
+        ("buf0", "pointwise"),
+        ("buf1", "pointwise"),
+        ("buf2", "reduction"),
+    ]
+    assert [d.kind for d in found.decisions if d.fused] == ["vertical", "reduction_prologue"]
+    assert [k.name for k in found.kernels] == ["buf0_buf1_buf2"]
+    with scoped():
+
+        @fusion_rule("policy")
+        class SameLoops(FusionPolicy):
+            def can_fuse(self, producer: Any, consumer: Any, context: Any) -> Any:
+                if bool(producer.r) == bool(consumer.r):
+                    return super().can_fuse(producer, consumer, context)
+                return False, "different iteration structure"
+
+        document = mc.trace(mc.compile(fn, options=options), x).schedule
+        torch.testing.assert_close(mc.compile(fn, options=options)(x), fn(x))
+    assert [k.name for k in document.kernels] == ["buf0_buf1", "buf2"]
+    assert document.why("buf1", "buf2").decision.reason == "different iteration structure"
+    asked = found.what_if(forbid=[("buf1", "buf2")])
+    assert [k.name for k in asked.after.kernels] == ["buf0_buf1", "buf2"]
+
+
+def test_what_if_keeps_a_pair_apart_and_shows_both_sides() -> None:
+    b = GraphBuilder()
+    graph = softmax(b, b.input((8, 64)))
+    found = schedule(graph, OPTIONS)
+    asked = found.what_if(forbid=[("buf1", "buf2")])
+    assert len(asked.before.kernels) == 1 and len(asked.after.kernels) > 1
+    names = [name for name, _, _ in asked.rows]
+    assert names == ["kernels", "extern calls", "bytes moved", "least time", "memory peak"]
+    check(graph, asked.after)
+    answer = asked.after.why("buf1", "buf2")
+    assert answer.decision.cause == "wish" and "what_if keeps" in answer.decision.reason
+    assert asked.kernels == (found.kernels, asked.after.kernels)
+    text = str(asked)
+    assert text.startswith("what if: keep apart buf1 + buf2\n") and "before" in text
+    assert "memory peak" in text and "kept apart" in text
+    assert len(asked.after.what_if().after.kernels) == 1, "its own schedule without wishes"
+
+
+def test_what_if_fuses_what_the_policy_would_not_but_never_what_is_wrong() -> None:
+    b = GraphBuilder()
+    x, y = b.input((8, 8)), b.input((8, 8))
+    u = relu(b, x)
+    turned = add(b, u, u.t())
+    graph = b.finish(turned, double(b, y))
+    found = schedule(graph, OPTIONS)
+    assert len(found.kernels) == 3
+    asked = found.what_if(fuse=[("buf1", "buf2"), ("buf0", "buf1")])
+    assert [k.name for k in asked.after.kernels] == ["buf0", "buf1_buf2"]
+    (refused,) = asked.refused
+    assert refused.decision.cause == "index_mismatch" and "refused: " in str(asked)
+    check(graph, asked.after)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_wishes_never_change_a_result(seed: int) -> None:
+    graph = random_graph(seed, 4 + seed % 10)
+    found = schedule(graph, OPTIONS)
+    names = [n.name for n in found.before]
+    fuse = [(a, b) for a, b in zip(names, names[2:], strict=False)]
+    forbid = [(a, b) for a, b in itertools.pairwise(names)][seed % 2 :: 2]
+    asked = found.what_if(fuse=fuse, forbid=forbid)
+    check(graph, asked.after)
+    for pair in forbid:
+        assert not asked.after.why(*pair).same_kernel
+    assert {a.a + a.b for a in asked.refused} == {
+        p for p in fuse if not asked.after.why(*p).same_kernel
+    }
+
+
+@pytest.mark.parametrize("language", ("cpp", "triton"))
+def test_what_comes_after_compiles_and_runs(language: str) -> None:
+    from minicompile.codegen.generate import by_position, generate_kernels, make_plans
+    from minicompile.codegen.wrapper import generate_wrapper
+    from minicompile.runtime.load import start_loading
+
+    if language == "triton":
+        pytest.importorskip("triton")
+    b = GraphBuilder()
+    graph = softmax(b, b.input((8, 64)))
+    options = Options(verify=True, device_codegen=language)
+    after = schedule(graph, options).what_if(forbid=[("buf1", "buf2")]).after
+    plans = make_plans(after, options)
+    modules = generate_kernels(plans)
+    wrapper = generate_wrapper(after, by_position(plans, modules), options)
+    run = start_loading(modules, wrapper, graph.constants, options)()
+    (given,) = example_inputs(graph)
+    assert len(plans) > 1
+    torch.testing.assert_close(run([given])[0], given.softmax(-1))
+
+
+def test_steps_go_from_single_nodes_to_the_kernels() -> None:
+    b = GraphBuilder()
+    x, w = b.input((4, 32)), b.input((32,))
+    hat, rstd = normalised(b, x, 32)
+    found = schedule(b.finish(mul(b, hat, w), rstd), OPTIONS)
+    steps = list(found.steps())
+    assert steps[0].groups == tuple((n.name,) for n in found.before) and steps[0].decision is None
+    for earlier, later in itertools.pairwise(steps):
+        assert len(later.groups) == len(earlier.groups) - 1
+        assert later.decision is not None and later.decision.fused
+    assert {"_".join(g) for g in steps[-1].groups} == {k.name for k in found.kernels}
+
+
+def test_answers_steps_and_what_ifs_have_pictures() -> None:
+    b = GraphBuilder()
+    found = schedule(softmax(b, b.input((8, 64))), OPTIONS)
+    asked = found.what_if(forbid=[("buf1", "buf2")])
+    for obj in (found.why("buf0", "buf1"), asked.after.why("buf1", "buf2"), asked, *found.steps()):
+        bundle = obj._repr_mimebundle_()
+        assert bundle["text/html"] == to_html(obj) and bundle["text/html"].startswith("<style>")
+        assert bundle["text/plain"] == str(obj) and "0x" not in str(obj)
+    page = to_html(asked)
+    assert "memory peak" in page and "what_if keeps buf1 and buf2 apart" in page
