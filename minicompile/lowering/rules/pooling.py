@@ -13,11 +13,12 @@ from minicompile.lowering.context import LoweringContext, Rule, lowering
 from minicompile.lowering.rules.common import aten, converted
 from minicompile.lowering.rules.windows import (
     INT,
-    Adaptive,
-    Regular,
+    Axis,
     Strided,
-    Turned,
+    Table,
+    Tabled,
     folded,
+    known,
     summation_dtype,
     unfolded,
 )
@@ -27,7 +28,9 @@ from minicompile.ops.handler import Index, Ops, V
 from minicompile.ops.table import reduction_identity
 from minicompile.shapes.expr import Size
 
-Axes = Sequence[Regular]
+Axes = Sequence[Axis]
+Count = int | None
+"""What an average divides by; None: the product of a window's sides, 0: by one side after the other."""
 NOWHERE = 2**62
 """A position after every element."""
 
@@ -42,43 +45,55 @@ def strided(x: TensorValue, counts: Sequence[Size], *given: Any, padded: bool = 
     return [*itertools.starmap(functools.partial(Strided, padded=padded), numbers)]
 
 
-def adaptive(x: TensorValue, counts: Sequence[Size]) -> Axes:
-    return [Adaptive(*both) for both in zip(x.size[-len(counts) :], counts, strict=True)]
+def adaptive(ctx: LoweringContext, x: TensorValue, counts: Sequence[Size]) -> Axes:
+    """Windows that share a dimension as evenly as can be: neighbours may have one element in common."""
+    known(*counts, *x.size[-len(counts) :])
+
+    def axis(k: int, extent: int, count: int) -> Axis:
+        if extent % count == 0:
+            return Strided(extent, count, extent // count, extent // count, 0)
+        window = torch.arange(count)
+        start, end = window * extent // count, -(-(window + 1) * extent // count)
+        at = start.unsqueeze(1) + torch.arange(int((end - start).max()))
+        places = torch.where(at < end.unsqueeze(1), at, -1)
+        return Tabled(ctx, x, Table(places, extent), f"axis{k}")
+
+    return [
+        axis(k, *both) for k, both in enumerate(zip(x.size[-len(counts) :], counts, strict=True))
+    ]
 
 
 def divided(
-    ctx: LoweringContext, x: TensorValue, axes: Axes, divisor: int | None, dtype: torch.dtype
+    ctx: LoweringContext, x: TensorValue, axes: Axes, dtype: torch.dtype, count: Count
 ) -> TensorValue:
-    """Each window's element by the window's length, as `dtype`; adaptive windows by one side at a time."""
+    """Each window's element by the window's length, as `dtype`."""
     wide = computation_dtype(x.dtype)
     quotient = "truediv" if wide.is_floating_point else "truncdiv"
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
         value, pairs = x.load_as(ops, index, wide), zip(axes, index[-len(axes) :], strict=True)
-        counts = [ops.constant(divisor, INT)] if divisor else [a.length(ops, i) for a, i in pairs]
-        if isinstance(axes[0], Strided):
+        counts = [ops.constant(count, INT)] if count else [a.length(ops, i) for a, i in pairs]
+        if count is None:
             counts = [functools.reduce(ops.mul, counts)]
-        for count in counts:
-            value = ops.pointwise(quotient, value, ops.to_dtype(count, wide))
+        for each in counts:
+            value = ops.pointwise(quotient, value, ops.to_dtype(each, wide))
             value = ops.to_dtype(ops.to_dtype(value, dtype), wide)
         return ops.to_dtype(value, dtype)
 
     return ctx.pointwise(x.size, x.device, body, dtype)
 
 
-def average(
-    ctx: LoweringContext, x: TensorValue, axes: Axes, divisor: int | None = None
-) -> TensorValue:
+def average(ctx: LoweringContext, x: TensorValue, axes: Axes, count: Count = 0) -> TensorValue:
     wide = converted(ctx, x, computation_dtype(x.dtype))
     total = folded(ctx, "sum", unfolded(ctx, wide, axes), len(axes))
-    return converted(ctx, divided(ctx, total, axes, divisor, wide.dtype), x.dtype)
+    return converted(ctx, divided(ctx, total, axes, wide.dtype, count), x.dtype)
 
 
 def average_gradient(
-    ctx: LoweringContext, grad: TensorValue, axes: Axes, divisor: int | None = None
+    ctx: LoweringContext, grad: TensorValue, axes: Axes, count: Count = 0
 ) -> TensorValue:
-    part = divided(ctx, grad, axes, divisor, summation_dtype(grad))
-    found = folded(ctx, "sum", unfolded(ctx, part, [*map(Turned, axes)]), len(axes))
+    part = divided(ctx, grad, axes, summation_dtype(grad), count)
+    found = folded(ctx, "sum", unfolded(ctx, part, [axis.turned() for axis in axes]), len(axes))
     return converted(ctx, found, grad.dtype)
 
 
@@ -119,7 +134,7 @@ def maximum_gradient(
     ctx: LoweringContext, grad: TensorValue, at: TensorValue, axes: Axes
 ) -> TensorValue:
     """Each window gives its gradient to its largest element."""
-    dims, holders = len(axes), [*map(Turned, axes)]
+    dims, holders = len(axes), [axis.turned() for axis in axes]
     positions = unfolded(ctx, at, holders, -1)
     parts = unfolded(ctx, converted(ctx, grad, summation_dtype(grad)), holders)
 
@@ -135,7 +150,7 @@ def maximum_gradient(
 def averaged(
     x: TensorValue, counts: Sequence[Size], kernel: Any, step: Any = (), padding: Any = (0,),
     ceil_mode: bool = False, padded: bool = True, divisor: int | None = None,
-) -> tuple[Axes, int | None]:  # fmt: skip
+) -> tuple[Axes, Count]:  # fmt: skip
     return strided(x, counts, kernel, step, padding, padded=padded), divisor
 
 
@@ -164,13 +179,13 @@ def rules(dims: int) -> dict[str, Rule]:
         "max_pool_with_indices_backward": lambda ctx, grad, x, *w: maximum_gradient(
             ctx, grad, w[-1], searched(x, grad.size[-dims:], *w[:-1])
         ),
-        "_adaptive_avg_pool": lambda ctx, x, size: average(ctx, x, adaptive(x, size)),
+        "_adaptive_avg_pool": lambda ctx, x, size: average(ctx, x, adaptive(ctx, x, size)),
         "_adaptive_avg_pool_backward": lambda ctx, grad, x: average_gradient(
-            ctx, grad, adaptive(x, grad.size[-dims:])
+            ctx, grad, adaptive(ctx, x, grad.size[-dims:])
         ),
-        "adaptive_max_pool": lambda ctx, x, size: maximum(ctx, x, adaptive(x, size)),
+        "adaptive_max_pool": lambda ctx, x, size: maximum(ctx, x, adaptive(ctx, x, size)),
         "adaptive_max_pool_backward": lambda ctx, grad, x, at: maximum_gradient(
-            ctx, grad, at, adaptive(x, grad.size[-dims:])
+            ctx, grad, at, adaptive(ctx, x, grad.size[-dims:])
         ),
     }
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +17,14 @@ from minicompile.errors import Unsupported
 from minicompile.lowering import views
 from minicompile.lowering.context import LoweringContext, Rule, lowering
 from minicompile.lowering.rules.common import aten, converted
-from minicompile.lowering.rules.windows import INT, Axis, folded, summation_dtype, unfolded
+from minicompile.lowering.rules.windows import (
+    Table,
+    Tabled,
+    folded,
+    known,
+    summation_dtype,
+    unfolded,
+)
 from minicompile.lowering.value import TensorValue
 from minicompile.ops.dtypes import computation_dtype
 from minicompile.ops.handler import Index, Ops, V
@@ -26,36 +32,6 @@ from minicompile.shapes.expr import Size
 
 CUBIC = -0.75
 """The free parameter of eager's cubic weights."""
-
-
-@dataclass
-class Table:
-    """`places[i]`: the elements, of `extent`, that result i is made of; -1 where there are fewer."""
-
-    places: torch.Tensor
-    extent: int
-    weights: torch.Tensor | None = None
-
-    def turned(self) -> Table:
-        """For each element the results that it goes into, in order."""
-        rows, taps = self.places.shape
-        elements, order = self.places.reshape(-1).sort(stable=True)
-        order = order[elements >= 0]
-        elements = elements[elements >= 0]
-        counts = torch.bincount(elements, minlength=self.extent)
-        column = torch.arange(len(order)) - (counts.cumsum(0) - counts)[elements]
-        places = torch.full((self.extent, max(int(counts.max()), 1)), -1)
-        places[elements, column] = order // taps
-        if self.weights is None:
-            return Table(places, rows)
-        weights = self.weights.new_zeros(places.shape)
-        weights[elements, column] = self.weights.reshape(-1)[order]
-        return Table(places, rows, weights)
-
-
-def known(*sizes: Size) -> None:
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise Unsupported("a table of positions for sizes that are only known at run time, or 0")
 
 
 def nearest(extent: int, count: int, scale: float | None, exact: bool) -> Table:
@@ -97,26 +73,6 @@ def windows(extent: int, size: int, step: int, padding: int = 0, dilation: int =
     count = (extent + 2 * padding - (size - 1) * dilation - 1) // step + 1
     at = torch.arange(size).unsqueeze(1) * dilation + torch.arange(count) * step - padding
     return Table(torch.where((at >= 0) & (at < extent), at, -1).reshape(-1, 1), extent)
-
-
-class Tabled(Axis):
-    """An axis whose places stand in memory."""
-
-    def __init__(self, ctx: LoweringContext, x: TensorValue, table: Table, name: str) -> None:
-        def constant(values: torch.Tensor, what: str) -> TensorValue:
-            return ctx.constant(values.to(x.device).contiguous(), f"{ctx.node}_{name}_{what}")
-
-        self.extent, self.table = table.extent, table
-        self.count, self.taps = table.places.shape
-        self.places = constant(table.places, "places")
-        self.weights = constant(table.weights, "weights") if table.weights is not None else None
-
-    def place(self, ops: Ops, window: Index, tap: Index) -> tuple[Index, list[V]]:
-        found = self.places.load(ops, [window, tap])
-        column = self.table.places[:, int(tap)] if tap.is_Integer else self.table.places
-        missing = bool((column < 0).any())
-        checks = [ops.ge(found, ops.constant(0, INT))] if missing else []
-        return ops.indirect_indexing(found, self.extent, False, False), checks
 
 
 def by_tables(

@@ -12,14 +12,13 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import sympy
 import torch
 
 from minicompile.errors import Unsupported
 from minicompile.lowering.context import LoweringContext
-from minicompile.lowering.rules.common import constant
+from minicompile.lowering.rules.common import constant as number
 from minicompile.lowering.rules.creation import only_where
 from minicompile.lowering.value import TensorValue
 from minicompile.ops.dtypes import computation_dtype
@@ -46,24 +45,37 @@ class Axis:
         """A window's tap-th element, and conditions under which there is one."""
         raise NotImplementedError
 
-
-class Regular(Axis):
-    """An axis whose places are formulas. The conditions are expressions that must not be negative."""
-
-    holders: int
-    """Most windows that hold one element."""
-
-    def element(self, window: Index, tap: Index) -> tuple[Index, list[Index]]:
-        """A window's tap-th element."""
-        raise NotImplementedError
-
-    def window(self, element: Index, tap: Index) -> tuple[Index, list[Index]]:
-        """The tap-th window that holds an element."""
-        raise NotImplementedError
-
     def length(self, ops: Ops, window: Index) -> V:
         """How many elements a window has."""
         raise NotImplementedError
+
+    def turned(self) -> Axis:
+        """The windows of each element, as the elements of each window."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Strided(Axis):
+    """Windows that begin `step` apart, the first one `padding` before the dimension; their elements are
+    `dilation` apart. Places are formulas, conditions expressions that must not be negative.
+    """
+
+    extent: Size
+    count: Size
+    taps: int
+    step: int
+    padding: int
+    dilation: int = 1
+    padded: bool = True
+    """Whether the padding counts in a window's length."""
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(n, int) for n in (self.taps, self.step, self.padding, self.dilation)):
+            raise Unsupported("windows whose size is only known at run time")
+
+    def element(self, window: Index, tap: Index) -> tuple[Index, list[Index]]:
+        at = window * self.step - self.padding + tap * self.dilation
+        return at, [at, self.extent - 1 - at]
 
     @functools.cache  # noqa: B019
     def can_fail(self, tap: int | None) -> list[bool]:
@@ -80,49 +92,6 @@ class Regular(Axis):
         zero = ops.constant(0, INT)
         return at, [ops.ge(ops.index_expr(condition, INT), zero) for condition in chosen]
 
-
-class Turned(Regular):
-    """The windows of each element, as the elements of each window."""
-
-    def __init__(self, axis: Regular) -> None:
-        self.extent, self.count, self.taps = axis.count, axis.extent, axis.holders
-        self.element = axis.window  # type: ignore[method-assign, assignment]
-
-
-@dataclass(eq=False)
-class Strided(Regular):
-    """Windows that begin `step` apart, the first one `padding` before the dimension; their elements are
-    `dilation` apart.
-    """
-
-    extent: Size
-    count: Size
-    taps: int
-    step: int
-    padding: int
-    dilation: int = 1
-    padded: bool = True
-    """Whether the padding counts in a window's length."""
-
-    def __post_init__(self) -> None:
-        if not all(isinstance(n, int) for n in (self.taps, self.step, self.padding, self.dilation)):
-            raise Unsupported("windows whose size is only known at run time")
-        self.reach = (self.taps - 1) * self.dilation
-        self.holders = self.reach // self.step + 1
-
-    def element(self, window: Index, tap: Index) -> tuple[Index, list[Index]]:
-        at = window * self.step - self.padding + tap * self.dilation
-        return at, [at, self.extent - 1 - at]
-
-    def window(self, element: Index, tap: Index) -> tuple[Index, list[Index]]:
-        back = self.holders - 1 - tap
-        at = FloorDiv(element + self.padding, sympy.Integer(self.step)) - back
-        found = [at, self.count - 1 - at]
-        farthest = back if back.is_Integer else self.holders - 1
-        if (farthest + 1) * self.step > self.reach + 1:
-            found.append(self.reach + self.element(at, 0)[0] - element)
-        return at, found
-
     def length(self, ops: Ops, window: Index) -> V:
         beyond, start = self.padding if self.padded else 0, self.element(window, 0)[0]
         begin, stop = (ops.index_expr(i, INT) for i in (start, start + self.taps))
@@ -130,41 +99,85 @@ class Strided(Regular):
             begin = ops.maximum(begin, ops.constant(0, INT))
         last = (self.count - 1) * self.step - self.padding + self.taps
         if not is_nonnegative(self.extent + beyond - last):
-            stop = ops.minimum(stop, constant(ops, self.extent + beyond, INT))
+            stop = ops.minimum(stop, number(ops, self.extent + beyond, INT))
         return ops.sub(stop, begin)
 
+    def turned(self) -> Axis:
+        return Turned(self)
 
-@dataclass(eq=False)
-class Adaptive(Regular):
-    """Windows that share the dimension as evenly as can be: neighbours may have one element in common."""
 
-    extent: Size
-    count: Size
+class Turned(Strided):
+    """The windows that hold an element, instead of the elements of a window."""
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.extent, int) or not isinstance(self.count, int):
-            raise Unsupported("adaptive pooling of sizes that are only known at run time")
-        if 0 in (self.extent, self.count):
-            raise Unsupported("adaptive pooling of nothing, or to nothing")
-        self.taps, self.holders = (
-            max(-(-(k + 1) * whole // parts) - k * whole // parts for k in range(parts))
-            for parts, whole in ((self.count, self.extent), (self.extent, self.count))
-        )
-
-    @staticmethod
-    def part(index: Index, parts: Size, whole: Size, tap: Any) -> tuple[Index, list[Index]]:
-        below = sympy.sympify(parts)
-        at, end = FloorDiv(index * whole, below), FloorDiv((index + 1) * whole + parts - 1, below)
-        return at + tap, [end - at - 1 - tap]
+    def __init__(self, axis: Strided) -> None:
+        self.axis, self.reach = axis, (axis.taps - 1) * axis.dilation
+        self.extent, self.count, self.taps = axis.count, axis.extent, self.reach // axis.step + 1
 
     def element(self, window: Index, tap: Index) -> tuple[Index, list[Index]]:
-        return self.part(window, self.count, self.extent, tap)
+        axis, back = self.axis, self.taps - 1 - tap
+        at = FloorDiv(window + axis.padding, sympy.Integer(axis.step)) - back
+        found = [at, self.extent - 1 - at]
+        farthest = back if back.is_Integer else self.taps - 1
+        if (farthest + 1) * axis.step > self.reach + 1:
+            found.append(self.reach + axis.element(at, 0)[0] - window)
+        return at, found
 
-    def window(self, element: Index, tap: Index) -> tuple[Index, list[Index]]:
-        return self.part(element, self.extent, self.count, tap)
+
+@dataclass
+class Table:
+    """`places[i]`: the elements, of `extent`, that result i is made of; -1 where there are fewer."""
+
+    places: torch.Tensor
+    extent: int
+    weights: torch.Tensor | None = None
+
+    def turned(self) -> Table:
+        """For each element the results that it goes into, in order."""
+        rows, taps = self.places.shape
+        elements, order = self.places.reshape(-1).sort(stable=True)
+        order = order[elements >= 0]
+        elements = elements[elements >= 0]
+        counts = torch.bincount(elements, minlength=self.extent)
+        column = torch.arange(len(order)) - (counts.cumsum(0) - counts)[elements]
+        places = torch.full((self.extent, max(int(counts.max()), 1)), -1)
+        places[elements, column] = order // taps
+        if self.weights is None:
+            return Table(places, rows)
+        weights = self.weights.new_zeros(places.shape)
+        weights[elements, column] = self.weights.reshape(-1)[order]
+        return Table(places, rows, weights)
+
+
+def known(*sizes: Size) -> None:
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise Unsupported("a table of positions for sizes that are only known at run time, or 0")
+
+
+class Tabled(Axis):
+    """An axis whose places stand in memory."""
+
+    def __init__(self, ctx: LoweringContext, x: TensorValue, table: Table, name: str) -> None:
+        def constant(values: torch.Tensor, what: str) -> TensorValue:
+            return ctx.constant(values.to(x.device).contiguous(), f"{ctx.node}_{name}_{what}")
+
+        self.extent, self.table, self.made_for, self.name = table.extent, table, (ctx, x), name
+        self.count, self.taps = table.places.shape
+        self.places = constant(table.places, "places")
+        self.lengths = constant((table.places >= 0).sum(1), "lengths")
+        self.weights = constant(table.weights, "weights") if table.weights is not None else None
+
+    def place(self, ops: Ops, window: Index, tap: Index) -> tuple[Index, list[V]]:
+        found = self.places.load(ops, [window, tap])
+        column = self.table.places[:, int(tap)] if tap.is_Integer else self.table.places
+        missing = bool((column < 0).any())
+        checks = [ops.ge(found, ops.constant(0, INT))] if missing else []
+        return ops.indirect_indexing(found, self.extent, False, False), checks
 
     def length(self, ops: Ops, window: Index) -> V:
-        return ops.index_expr(self.element(window, 0)[1][0] + 1, INT)
+        return self.lengths.load(ops, [window])
+
+    def turned(self) -> Axis:
+        return Tabled(*self.made_for, self.table.turned(), f"{self.name}_turned")
 
 
 def unfolded(
