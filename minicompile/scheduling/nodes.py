@@ -227,11 +227,12 @@ class FusionDecision(Shown):
 
     @property
     def numbers(self) -> str:
-        """`saves 64 KiB (buf4 64 KiB), distance 3, 5 loop nests, 12 operations, 6 values alive`."""
+        """`would save 64 KiB (buf4 64 KiB), distance 3, 5 loop nests, 12 operations, 6 values alive`."""
         parts = ", ".join(f"{name} {bytes_text(count)}" for name, count in self.saved)
         saved = f"{bytes_text(self.score)} ({parts})" if self.saved else "nothing"
         size = f", {self.size}" if self.size is not None else ""
-        return f"saves {saved}, distance {self.distance}{size}"
+        verb = "saves" if self.fused else "would save"
+        return f"{verb} {saved}, distance {self.distance}{size}"
 
     def asks(self, one: Iterable[str], other: Iterable[str]) -> bool:
         """Is a node of one on this side of the question and a node of the other on that side?"""
