@@ -173,6 +173,9 @@ def count_theirs(graphs: Sequence[RivalGraph], on_gpu: bool) -> Counts:
         nests, launches = nests + externs, launches + externs
         nests += sum(map(loop_nests, re.findall(r"r'''(.*?)'''", text, re.S)))
         launches += len(re.findall(r"^\s+triton_\w+\.run\(", text, re.M))
+        launches += len(
+            re.findall(r"\.(?:sum|prod|amin|amax)\(dim=0\)", text)
+        )  # of split reductions
         moved += sum(bytes_moved(kernel) for kernel in kernels)
     return Counts(nests, moved, launches if on_gpu else None)
 

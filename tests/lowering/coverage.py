@@ -41,9 +41,10 @@ from minicompile.lowering.lower import lower
 from minicompile.ops.registry import key_name
 from minicompile.options import Options
 from minicompile.scheduling.schedule import schedule
-from tests.aot.database import operators
-from tests.aot.opinfo_cases import fresh, near, spread, tensors
 from tests.lowering.conftest import flat, run, traced
+from tests.opinfo.cases import fresh, spread, tensors
+from tests.opinfo.compare import near
+from tests.opinfo.database import operators
 
 DTYPES = (torch.float32, torch.int64, torch.bool, torch.bfloat16)
 GOAL = 300
