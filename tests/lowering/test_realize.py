@@ -41,6 +41,15 @@ def test_a_costly_value_with_two_readers_is_kept() -> None:
     assert len(whys(graph)) == 3
 
 
+def test_a_costly_value_of_an_empty_buffer_is_computed_again() -> None:
+    def fn(x, y):
+        z = (x * x + y * y).sqrt().exp().sin().log1p().tanh()
+        return [z * 2, z + 1, z.sum(0)]
+
+    check(fn, torch.randn(0), torch.randn(0))
+    check(fn, torch.randn(4, 0), torch.randn(4, 1))
+
+
 def test_a_mask_made_of_indices_is_never_kept() -> None:
     def fn(x):
         mask = torch.ones(4, 4).tril() == 0
