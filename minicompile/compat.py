@@ -44,6 +44,25 @@ __all__ = [
 # Fake tensors and tracing (torch 2.11 to 2.13) ---------------------------------------------------
 
 
+@contextlib.contextmanager
+def upsampling_as_in_eager(wanted: bool) -> Iterator[None]:
+    """Upsampling is traced as eager's operators, not as what torch's Python kernels make of them."""
+    taken: list[tuple[Any, Any, Any]] = []
+    for name in filter(lambda name: "upsample_" in name and wanted, dir(torch.ops.aten)):
+        packet = getattr(torch.ops.aten, name)
+        for op in (getattr(packet, overload) for overload in packet.overloads()):
+            for key in (torch.DispatchKey.Autograd, torch.DispatchKey.CompositeImplicitAutograd):
+                if key in op.py_kernels:
+                    taken.append((op, key, op.py_kernels.pop(key)))
+                    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, key, kernel in taken:
+            op.py_kernels[key] = kernel
+            op._dispatch_cache.clear()
+
+
 class EagerLayouts(FakeTensorMode):
     """Fake tensors with the strides that eager's results have."""
 

@@ -33,10 +33,9 @@ from minicompile.scheduling.nodes import (
     FusedSchedulerNode,
     InPlaceDecision,
     MemoryPlan,
-    Pool,
     ScheduledNode,
 )
-from minicompile.shapes.expr import size_hint
+from minicompile.shapes.expr import Size, size_hint
 
 aten = torch.ops.aten
 
@@ -59,16 +58,13 @@ class Life:
     """The memory of one buffer: alive in the steps `born` to `dies`."""
 
     name: str
-    key: object
-    """Memory of equal keys is interchangeable."""
+    key: tuple[torch.device, torch.dtype, Size]
+    """Device, dtype, elements: memory of equal keys is interchangeable."""
     bytes: int
-    device: torch.device
     born: int
     dies: int
     planned: bool
     """The wrapper allocates it (products take `out=`), not a library operator."""
-    fixed: bool
-    """Its size is known when compiling."""
     lent: bool
     """A library operator made or read it whose results may be views of what it read."""
 
@@ -135,8 +131,6 @@ class Liveness:
                     bytes=size_hint(size, hints) * layout.dtype.itemsize,
                     born=born,
                     dies=dies[name],
-                    device=layout.device,
-                    fixed=isinstance(size, int),
                     planned=calls[born] is None or calls[born] in PRODUCTS,
                     lent=name in self.lent,
                 )
@@ -173,13 +167,14 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode], options: Optio
         chain.append(life)
     pieces = [chain for name, chain in chains.items() if chain[0].name == name]
     pooled = _pool(plan, [chain for chain in pieces if _is_ours(chain, len(nodes))], options)
-    for chain, offset in zip(pieces, place(pieces), strict=True):
-        first, last = chain[0], chain[-1]
-        home: Home = "output" if last.dies == len(nodes) else "own" if first.planned else "library"
-        if first.name in pooled:
-            home, offset = "pool", pooled[first.name]
-        names = tuple(life.name for life in chain)
-        dies = min(last.dies, len(nodes) - 1)
+    apart = [chain for chain in pieces if chain[0].name not in pooled]
+    above = max((pool.bytes for pool in plan.pools.values()), default=0)
+    drawn = {c[0].name: above + offset for c, offset in zip(apart, place(apart), strict=True)}
+    for chain in pieces:
+        first, dies = chain[0], chain[-1].dies
+        home: Home = "output" if dies == len(nodes) else "own" if first.planned else "library"
+        home, offset = "pool" if first.name in pooled else home, (drawn | pooled)[first.name]
+        names, dies = tuple(life.name for life in chain), min(dies, len(nodes) - 1)
         plan.blocks.append(Block(names, first.born, dies, first.bytes, home, offset))
     for life in alive.lives:
         if life.planned:
@@ -314,39 +309,40 @@ def _pool(plan: MemoryPlan, chains: Sequence[Sequence[Life]], options: Options) 
     different sizes share them.
     """
     offsets: dict[str, int] = {}
-    fixed = [chain for chain in chains if chain[0].fixed]
-    if len(fixed) < len(chains):
-        varying = count_text(len(chains) - len(fixed), "piece")
-        plan.pool_reason = f"{varying} of memory whose size varies: outside of any pool"
-    for device in sorted({chain[0].device for chain in fixed}, key=str):
-        own = [chain for chain in fixed if chain[0].device == device]
-        found = place(own)
-        size = max(o + c[0].bytes for o, c in zip(found, own, strict=True))
+    fixed = [chain for chain in chains if isinstance(chain[0].key[2], int)]
+    varying = count_text(len(chains) - len(fixed), "piece")
+    told = [f"{varying} of memory whose size varies: in no pool"] * (len(fixed) < len(chains))
+    for device in sorted({chain[0].key[0] for chain in fixed}, key=str):
+        own = [chain for chain in fixed if chain[0].key[0] == device]
+        found = dict(zip((chain[0].name for chain in own), place(own), strict=True))
+        size = max(found[chain[0].name] + chain[0].bytes for chain in own)
         size = -(-size // ALIGNMENT) * ALIGNMENT
-        pool = Pool(device, size, min(c[0].born for c in own), max(c[-1].dies for c in own))
-        apart = sum(chain[0].bytes for chain in own)
+        born, dies = min(c[0].born for c in own), max(c[-1].dies for c in own)
         live = list(plan.live_bytes)
         for chain in own:
             for step in range(chain[0].born, chain[-1].dies + 1):
                 live[step] -= chain[0].bytes
-        for step in range(pool.born, pool.dies + 1):
+        for step in range(born, dies + 1):
             live[step] += size
-        much = f"{count_text(len(own), 'piece')} of memory with {bytes_text(apart)}"
-        why, wanted = f"options.memory_pool = {options.memory_pool}", options.memory_pool
-        if wanted is None:
-            wanted = apart - size >= WORTH_A_POOL and max(live) <= plan.peak_bytes
-            why = f"it saves {bytes_text(apart - size)} of fresh memory"
-            if max(live) > plan.peak_bytes:
-                why = f"it would raise the peak to {bytes_text(max(live))}"
-            elif not wanted:
-                why = f"it would save {bytes_text(apart - size)}, too little to pay for its views"
-            if device.type != "cpu":
-                wanted, why = False, f"the allocator of {device.type} keeps memory at hand"
+        apart = sum(chain[0].bytes for chain in own)
+        wanted = options.memory_pool
+        if wanted is not None:
+            why = f"options.memory_pool = {wanted}"
+        elif device.type != "cpu":
+            why = f"the allocator of {device.type} keeps memory at hand"
+        elif max(live) > plan.peak_bytes:
+            why = f"it would raise the peak to {bytes_text(max(live))}"
+        else:
+            wanted = apart - size >= WORTH_A_POOL
+            why = f"it saves {bytes_text(apart - size)} of fresh memory" + ", too little" * (
+                not wanted
+            )
         if wanted:
-            plan.pools.append(pool)
+            plan.pools[device] = Block((), born, dies, size, "pool", 0)
             plan.live_bytes = live
-            offsets |= {c[0].name: o for o, c in zip(found, own, strict=True)}
-        said = f"{bytes_text(size)} instead of {much}" if wanted else f"none for {much}"
-        reason = f"pool on {device}: {said}: {why}"
-        plan.pool_reason = "; ".join(filter(None, [plan.pool_reason, reason]))
+            offsets |= found
+        what = f"{bytes_text(size)} instead of" if wanted else "none for"
+        pieces = f"{count_text(len(own), 'piece')} of memory with {bytes_text(apart)}"
+        told.append(f"pool on {device}: {what} {pieces}: {why}")
+    plan.pool_reason = "; ".join(told)
     return offsets
