@@ -35,10 +35,6 @@ def demo() -> Any:
     return importlib.import_module("minicompile.bench.demo")
 
 
-def kernels() -> Any:
-    return importlib.import_module("minicompile.bench.kernels")
-
-
 def option_docs() -> dict[str, str]:
     """Each option's docstring: the string that follows its field in the source of `Options`."""
     body = ast.parse(inspect.getsource(Options)).body[0]
@@ -99,11 +95,6 @@ COMMANDS = {
         "train the lesson model: eager, torch.compile, minicompile",
         lambda chosen: int(demo().run(chosen)),
         lambda to: demo().add_arguments(to),
-    ),
-    "patterns": Command(
-        "compare the kernels of 24 patterns with torch.compile's",
-        lambda chosen: int(kernels().run(chosen)),
-        lambda to: kernels().add_arguments(to),
     ),
     "options": Command("list every option with its value and meaning", show_options),
     "rules": Command(

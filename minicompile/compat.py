@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import logging
 import sys
 import threading
@@ -43,6 +42,25 @@ __all__ = [
 """From private modules, for use elsewhere."""
 
 # Fake tensors and tracing (torch 2.11 to 2.13) ---------------------------------------------------
+
+
+@contextlib.contextmanager
+def upsampling_as_in_eager(wanted: bool) -> Iterator[None]:
+    """Upsampling is traced as eager's operators, not as what torch's Python kernels make of them."""
+    taken: list[tuple[Any, Any, Any]] = []
+    for name in filter(lambda name: "upsample_" in name and wanted, dir(torch.ops.aten)):
+        packet = getattr(torch.ops.aten, name)
+        for op in (getattr(packet, overload) for overload in packet.overloads()):
+            for key in (torch.DispatchKey.Autograd, torch.DispatchKey.CompositeImplicitAutograd):
+                if key in op.py_kernels:
+                    taken.append((op, key, op.py_kernels.pop(key)))
+                    op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, key, kernel in taken:
+            op.py_kernels[key] = kernel
+            op._dispatch_cache.clear()
 
 
 class EagerLayouts(FakeTensorMode):
@@ -446,61 +464,6 @@ GLOBAL_HOOK_TABLES: list[dict[Any, Any]] = [
 module_call, module_getattr = torch.nn.Module.__call__, torch.nn.Module.__getattr__
 module_call_impl: Any = torch.nn.Module._call_impl
 """What `nn.Module.__call__` ends in: hooks around `forward`."""
-
-
-# torch.compile, to compare with (torch 2.11 to 2.13) ------------------------------------------------------
-
-
-@contextlib.contextmanager
-def inductor_graphs() -> Iterator[list[tuple[str, list[list[Any]]]]]:
-    """What torch.compile makes inside: the text of each graph and what each of its kernels touches.
-
-    A touch is (buffer, is it a write, index or None, loops or None, elements and itemsize of the buffer).
-    """
-    config, lowering = _inductor("config"), _inductor("graph").GraphLowering
-    original, saved = lowering.compile_to_module, lowering.save_output_code
-    texts: list[str] = []
-    found: list[tuple[str, list[list[Any]]]] = []
-
-    def compile_to_module(self: Any) -> Any:
-        made = original(self)
-        kernels = [_touches(self, node) for node in self.scheduler.nodes]
-        found.append((texts.pop(), kernels))
-        return made
-
-    lowering.compile_to_module, lowering.save_output_code = compile_to_module, texts.append
-    try:
-        with config.patch(force_disable_caches=True):
-            yield found
-    finally:
-        lowering.compile_to_module, lowering.save_output_code = original, saved
-
-
-def _inductor(name: str) -> Any:
-    return importlib.import_module(
-        f"torch._inductor.{name}"
-    )  # ours never needs it: imported here only
-
-
-def _touches(graph: Any, node: Any) -> list[Any]:
-    dependencies = _inductor("dependencies")
-    if isinstance(node, _inductor("scheduler").NopKernelSchedulerNode):
-        return []
-    own = node.get_buffer_names() - graph.removed_buffers
-    found = []
-    for written, group in ((False, node.read_writes.reads), (True, node.read_writes.writes)):
-        for dep in group:
-            inside = dep.name in own if written else dep.name not in node.get_buffer_names()
-            buffer = graph.try_get_buffer(dep.name)
-            layout: Any = None if buffer is None else buffer.maybe_get_layout()
-            if isinstance(dep, dependencies.WeakDep) or not inside or not hasattr(layout, "size"):
-                continue
-            size = int(layout.storage_size())
-            index, loops = None, None
-            if isinstance(dep, dependencies.MemoryDep):
-                index, loops = dep.index, {v: int(n) for v, n in dep.ranges.items()}
-            found.append((dep.name, written, index, loops, size, layout.dtype.itemsize))
-    return found
 
 
 # Triton (3.6.0 to 3.9.0) -------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ room sees only the results of earlier ones. The real compiler: torch/_inductor/c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from minicompile.aot.autograd import ahead_of_time
@@ -36,7 +36,7 @@ def compile_capture(
 ) -> BoxedCallable:
     """Every room after capture. `trace`, if given, keeps what each one made."""
     aot = differentiate(capture, options)
-    forward = compile_graph(aot.forward, options)
+    forward = compile_graph(aot.forward, options, aot.metadata.written_back)
     backward = compile_graph(aot.backward, options) if aot.backward is not None else None
     if trace is not None:
         trace.aot = aot
@@ -76,9 +76,13 @@ class CompiledGraph:
     """Waits for the compilers. Raises BackendError where one is missing or fails."""
 
 
-def compile_graph(graph: Graph, options: Options) -> CompiledGraph:
-    """From ATen to kernels; the C++ compiler already runs when this returns."""
+def compile_graph(
+    graph: Graph, options: Options, written_back: Mapping[int, int] | None = None
+) -> CompiledGraph:
+    """From ATen to kernels; the C++ compiler already runs when this returns. `written_back`: the outputs that
+    go into inputs, by number."""
     loops = lower(graph, options)
+    loops.written_back = dict(written_back or {})
     scheduled = schedule(loops, options)
     plans = make_plans(scheduled, options)
     modules = generate_kernels(plans)

@@ -132,7 +132,7 @@ def formula(buffer: ComputedBuffer) -> str:
     if not isinstance(loops, Reduction | Scan):
         return value
     over = ", ".join(f"{v} < {s}" for v, s in loop_ranges(loops)[1].items())
-    return f"{loops.kind}[{over}]({value})"
+    return f"{loops.kind}[{over if isinstance(loops, Reduction) else 'up to r0'}]({value})"
 
 
 def operation_line(operation: Operation) -> str:

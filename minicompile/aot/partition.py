@@ -169,8 +169,11 @@ class JointParts:
 
     def sizes_read_by_backward(self, saved: Iterable[fx.Node]) -> list[fx.Node]:
         """Sizes and numbers that the backward graph uses, directly or through what it recomputes."""
-        sizes = filter(is_size, self.nodes)
-        given = {node for node in sizes if size_expr(node.meta["val"]).is_Symbol}
+        given = {
+            node
+            for node in filter(is_size, self.nodes)
+            if node.op == "placeholder" or size_expr(node.meta["val"]).is_Symbol
+        }
         used = ancestors(self.gradients, stop=given.union(saved).__contains__)
         return [node for node in self.nodes if node in used & given]
 
@@ -282,9 +285,16 @@ def save_all(parts: JointParts) -> Saved:
 
 
 class Cut:
-    """The network of the values that could be kept, each as wide as its bytes. Those in `free` have none."""
+    """The network of the values that could be kept, each as wide as its bytes. Those in `free` have none;
+    those in `extra` would be written for the backward alone, which counts as a 256th more."""
 
-    def __init__(self, parts: JointParts, bans: Saved, free: Collection[fx.Node]) -> None:
+    def __init__(
+        self,
+        parts: JointParts,
+        bans: Saved,
+        free: Collection[fx.Node],
+        extra: Collection[fx.Node] = (),
+    ) -> None:
         self.network, self.bans = FlowNetwork(), bans
         for index, (node, ban) in enumerate(bans.items()):
             if ban:
@@ -292,7 +302,8 @@ class Cut:
             if node in parts.read_by_backward:
                 self.network.add_edge((node, "out"), "sink", UNLIMITED)
             rank = len(bans) * (1 + parts.is_backward(node)) - index
-            width = (0 if node in free else bytes_of(node)) * ONE_BYTE + rank
+            size = 0 if node in free else bytes_of(node)
+            width = size * (ONE_BYTE + ONE_BYTE // 256 * (node in extra)) + rank
             if node in parts.inside or is_view(node) or not is_tensor(node):
                 width = UNLIMITED
             self.network.add_edge((node, "in"), (node, "out"), width)
@@ -316,10 +327,17 @@ class Cut:
 
 
 def min_cut(parts: JointParts) -> Saved:
-    """The fewest bytes that spare the backward random, expensive and reducing operators."""
+    """The fewest bytes that spare the backward random, expensive and reducing operators; of two values about
+    as large, one that is in memory anyway: an input, a result, what a library writes or reads."""
     in_memory = read_by_library_calls(parts)
     bans = {node: why_not_recomputed(node, parts, in_memory) for node in parts.candidates}
-    return Cut(parts, bans, parts.parameters).saved()
+    extra = {
+        node
+        for node in parts.candidates
+        if does_work(node) and node not in parts.results and not is_heavy(node)
+        if not any(map(is_heavy, node.users))
+    }
+    return Cut(parts, bans, parts.parameters, extra).saved()
 
 
 def within_budget(parts: JointParts, naive: Saved, budget: float) -> Saved:

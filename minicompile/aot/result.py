@@ -125,6 +125,14 @@ class RuntimeMetadata(Shown):
         fresh = sum(spec.kind == "fresh" for spec in self.outputs)
         return fresh + self.bases + len(self.view_sizes)
 
+    @property
+    def written_back(self) -> dict[int, int]:
+        """Results that are an input's new contents, and that input: where neither autograd nor other inputs
+        know of its memory, it can be written to at once."""
+        if self.trains or self.memories or self.relaid:
+            return {}
+        return {self.returned + k: number for k, number in enumerate(self.mutated_inputs)}
+
     def __str__(self) -> str:
         counts = f"{len(self.outputs)} outputs, {self.saved} saved, trains={self.trains}"
         lines = [f"runtime metadata: {counts}"]

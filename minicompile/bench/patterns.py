@@ -36,15 +36,6 @@ class Input:
     constant: bool = False
     """Never asked for a gradient."""
 
-    def make(
-        self, device: str, dtype: torch.dtype, small: bool, generator: torch.Generator
-    ) -> Tensor:
-        shape = [SIZES[d][small] for d in self.dims.split()]
-        if self.below:
-            high = SIZES[self.below][small]
-            return torch.randint(high, shape, generator=generator).to(device)
-        return torch.randn(shape, generator=generator).to(device, dtype)
-
 
 @dataclass(frozen=True)
 class Pattern:
@@ -57,11 +48,15 @@ class Pattern:
 
     def make_inputs(self, device: str, dtype: torch.dtype, small: bool = False) -> list[Tensor]:
         """The same tensors at every call; those that get gradients require them."""
-        generator = torch.Generator().manual_seed(0)
-        made = [given.make(device, dtype, small, generator) for given in self.inputs]
-        for given, tensor in zip(self.inputs, made, strict=True):
-            wanted = self.training and not given.constant and not given.below
-            tensor.requires_grad_(wanted)
+        made, generator = [], torch.Generator().manual_seed(0)
+        for given in self.inputs:
+            shape = [SIZES[d][small] for d in given.dims.split()]
+            if given.below:
+                high = SIZES[given.below][small]
+                made.append(torch.randint(high, shape, generator=generator).to(device))
+            else:
+                made.append(torch.randn(shape, generator=generator).to(device, dtype))
+                made[-1].requires_grad_(self.training and not given.constant)
         return made
 
     def run(self, fn: Callable[..., Any], inputs: list[Tensor]) -> list[Tensor]:

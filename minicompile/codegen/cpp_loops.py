@@ -52,6 +52,8 @@ class LoopPrinter(ValuePrinter):
         """The column at hand: its place in the tile."""
         self.split = "r" in plan.tiles
         """Threads share chunks of r."""
+        self.divided: Sequence[Value] = ()
+        """Reductions of columns whose chunks are still to be combined, by the loop that comes next."""
         self.started: set[Value] = set()
         """Scans whose accumulators are declared."""
         self.x_loops = [Loop(var, size) for var, size in plan.ranges.items() if size != 1]
@@ -128,10 +130,14 @@ class LoopPrinter(ValuePrinter):
         values: Collection[Value],
         pragma: str,
         scratch: Mapping[Value, str] | None = None,
+        divided: Sequence[Value] = (),
     ) -> None:
-        """The innermost loop. `scratch`: where values stand that other loops compute or need."""
+        """The innermost loop. `scratch`: where values stand that other loops compute or need; `divided`: what
+        chunks of r have reduced so far."""
         places = scratch or {}
         with self.loop(loop, pragma):
+            if divided:
+                self._combine(divided)
             for value in self.in_order(operands(values) - set(values)):
                 if value in places:
                     self.declare(value, places[value])
@@ -260,20 +266,26 @@ class LoopPrinter(ValuePrinter):
                 stack.enter_context(self.loop(tiles, "" if outer else pragma))
                 self._end(inner, start, self.tile, self.index(size))
                 columns, self.lane = Loop(inner, size, start, f"{inner}_end"), f"{inner} - {start}"
-            carried = self.in_order(self._carried() - fixed)
+            at_hand = self._at_hand() - fixed
+            carried = self.in_order(self._carried() - fixed - at_hand)
             self._scratch([v for v in carried if v.op != "reduction"], "_tile", self.tile)
             arrays = {v: self.accumulator(v) for v in carried}
 
             def lanes(values: Sequence[Value]) -> None:
-                self._inner(columns, values, self._simd(values, inner), arrays)
+                self._inner(columns, values, self._simd(values, inner), arrays, self.divided)
+                self.divided = ()
 
             def one_row(values: Sequence[Value], loop: Loop, *_: Size) -> None:
                 with self.loop(loop):
                     lanes(values)
 
             for phase in self.plan.phases:
-                values = [v for v in phase.values if v not in fixed]
+                values = [v for v in phase.values if v not in fixed | at_hand]
+                values = [*self.in_order(operands(values) & at_hand), *values]
                 if phase.level == "loop":
+                    if self.divided:  # the sweep reads what the last one found
+                        with self.each_lane():
+                            self._combine(self.divided)
                     self._loop_phase(values, one_row)
                 elif values:
                     lanes(values)
@@ -285,6 +297,13 @@ class LoopPrinter(ValuePrinter):
             return frozenset()
         moving = varying(first.values, {inner})
         return frozenset(v for v in first.values if v not in moving and v.op != "store")
+
+    def _at_hand(self) -> frozenset[Value]:
+        """Plain loads of row values: each phase loads for itself what it reads."""
+        rows = (v for phase in self.plan.phases if phase.level == "row" for v in phase.values)
+        written = {store.buffer for store in self.plan.body.stores}
+        plain = (v for v in rows if v.op == "load" and v.mask is None and not v.indirect)
+        return frozenset(v for v in plain if v.buffer not in written)
 
     def _carried(self) -> frozenset[Value]:
         """Row values and reductions that another phase than their own reads."""
@@ -314,9 +333,23 @@ class LoopPrinter(ValuePrinter):
                 with self.each_lane():
                     result = self.accumulator(value, suffix)
                     self.line(f"{self._part(value, suffix)} = {result};", value.origins)
+        if self.tile:  # a loop over columns combines
+            for value, suffix, ctype, _ in parts:
+                self._declare_array(value, suffix, ctype)
+            self.divided = reductions
+        elif reductions:
+            self._combine(reductions)
+
+    def _combine(self, reductions: Sequence[Value]) -> None:
+        """What the chunks found, in their order: for the column at hand, or for the only row."""
         for value in reductions:
-            self._start(value)
-            with self.braces("for (int64_t c = 0; c < chunks; c++)"), self.each_lane():
+            for suffix, ctype, initial in self.accumulators(value):
+                text = (
+                    f"{'' if self.tile else ctype} {self.accumulator(value, suffix)} = {initial};"
+                )
+                self.line(text.lstrip(), value.origins)
+        with self.braces("for (int64_t c = 0; c < chunks; c++)"):
+            for value in reductions:
                 best = self._part(value, "_best" if value.kind in POSITIONS else "")
                 self._take(value, best, self._part(value))
 
@@ -420,6 +453,10 @@ class LoopPrinter(ValuePrinter):
         with self.each_lane():
             text = f"{ctype} {self.accumulator(value, suffix)} = {initial};"
             self.line(text.lstrip(), value.origins)
+
+    def _declare_array(self, value: Value, suffix: str, ctype: str) -> None:
+        array = f"{self.names[value]}{suffix}_tile[{self.tile}]"
+        self.line(f"{ctype} {array} {ALIGNED};", value.origins)
 
     def _part(self, value: Value, suffix: str = "") -> str:
         """The result of chunk c."""

@@ -38,11 +38,11 @@ def rows_are_contiguous(plan: KernelPlan) -> bool:
 
 
 def longest_persistent(plan: KernelPlan) -> int:
-    """The longest row to hold at once, by how many different rows the kernel loads."""
+    """The longest row to hold at once, by how many different rows the kernel loads and scans."""
     if not rows_are_contiguous(plan):
         return 64
-    loads = sum(1 for v in plan.loop if v.op == "load")
-    return min(ROW_REGISTERS // max(loads, 1), LONGEST_ROW)
+    rows = sum(1 for v in plan.loop if v.op in ("load", "scan"))
+    return min(ROW_REGISTERS // max(rows, 1), LONGEST_ROW)
 
 
 @plan_rule("triton:index_dtype")

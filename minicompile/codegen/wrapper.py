@@ -13,8 +13,8 @@ Names the text expects where it runs, besides `torch`: each kernel and each cons
 (`torch.ops.aten`); `empty_strided_cpu(size, stride, dtype)` and, for other devices,
 `empty_strided(size, stride, dtype, device)`; `reinterpret(tensor, size, stride, offset)`, which sees a
 tensor's memory with another layout; `pooled(pool, size, stride, dtype, offset)`, a tensor in a pool of
-bytes; `to_layout(tensor, size, stride)`, which copies (runtime/load.py has
-them). `call` runs without autograd: its caller sees to that.
+bytes; `to_layout(tensor, size, stride)`, which copies (runtime/load.py has them). `call` runs without
+autograd: its caller sees to that.
 The real compiler: torch/_inductor/codegen/wrapper.py.
 """
 
@@ -68,7 +68,7 @@ class _Writer:
         """Module-level names for operators and devices: looked up once, when the module is loaded."""
         self.taken = RESERVED | {kernel.name for kernel in kernels.values()}
         self.taken |= set(map(str, self.graph.size_hints))
-        self.taken |= {_pool(pool.device) for pool in self.memory.pools}
+        self.taken |= set(map(_pool, self.memory.pools))
         self.names: dict[str, str] = {}
         self.given: list[tuple[Size, str]] = []
         """Numbers among the inputs that are no symbol of their own."""
@@ -110,7 +110,7 @@ class _Writer:
         self._find_sizes({symbol for symbol in self.used if str(symbol) not in inputs})
         for text in checks:
             self._line(text)
-        needed = {o.buffer for o in self.graph.outputs if isinstance(o, View)}
+        needed = {o.buffer for o in self.graph.outputs if isinstance(o, View)} | self.handed_on
         for node in self.schedule.nodes:
             needed.update(d.buffer for d in node.reads)
         unread = [self.names[b.name] for b in self.inputs if b.name not in needed]
@@ -183,11 +183,11 @@ class _Writer:
     # -- steps
 
     def _step(self, step: int, node: FusedSchedulerNode | ExternKernelSchedulerNode) -> None:
-        pools = {_pool(p.device): p for p in self.memory.pools}
-        for name, pool in pools.items():
+        pools = self.memory.pools
+        for device, pool in pools.items():
             if pool.born == step:
-                flat = Layout(pool.device, torch.uint8, (pool.bytes,), (1,))
-                self._line(f"{name} = {self._empty(flat)}", node.origins)
+                flat = Layout(device, torch.uint8, (pool.bytes,), (1,))
+                self._line(f"{_pool(device)} = {self._empty(flat)}", node.origins)
         for allocation in self.memory.allocate[step]:
             self._allocate(allocation, node.origins)
         if isinstance(node, FusedSchedulerNode):
@@ -196,7 +196,7 @@ class _Writer:
             self._extern(node.kernel, given=bool(self.memory.allocate[step]))
         dead = [n for n in self.memory.free[step] if n in self.bound - self.handed_on]
         self.bound.difference_update(dead)
-        names = [self._name(n) for n in dead] + [n for n, p in pools.items() if p.dies == step]
+        names = [*map(self._name, dead), *(_pool(d) for d, p in pools.items() if p.dies == step)]
         if names:
             self._line(f"del {', '.join(names)}", node.origins)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -22,6 +23,7 @@ from minicompile.lowering import rules
 from minicompile.lowering.context import (
     LoweringContext,
     Rule,
+    channels_last_strides,
     extern_reasons,
     layout_of,
     lowering,
@@ -47,6 +49,7 @@ from minicompile.shapes.expr import Size, size_hint, to_size
 
 __all__ = ["LoweringContext", "lower", "lowering", "rules"]
 
+aten = torch.ops.aten
 NUMBERS = (int, torch.SymInt, torch.SymFloat, sympy.Expr)
 
 
@@ -77,6 +80,10 @@ class _Lowering:
         self.ctx.names.update(
             n.name for n in self.graph.nodes if n.op in ("placeholder", "get_attr")
         )
+        called = {n.target for n in self.graph.nodes}
+        wanted = self.options.layout_optimization and aten.convolution.default in called
+        # as_strided sees memory as eager lays it out
+        self.ctx.channels_last = wanted and aten.as_strided.default not in called
         for node in self.graph.nodes:
             self.ctx.enter(node)
             if node.op == "output":
@@ -201,7 +208,8 @@ class _Lowering:
 
     def _extern(self, node: fx.Node, op: torch._ops.OpOverload, reason: str) -> Any:
         """Call an operator as it is. Its results lie as eager's do."""
-        ctx, layouts, val = self.ctx, self.ctx.layouts, node.meta.get("val")
+        ctx, layouts = self.ctx, self.ctx.layouts
+        val: Any = node.meta.get("val")
         for layout in layouts:
             for size in layout.size if layout is not None else ():
                 self._known_size(node, size)
@@ -210,6 +218,10 @@ class _Lowering:
             layouts = [
                 lay and Layout.contiguous(lay.device, lay.dtype, lay.size) for lay in layouts
             ]
+        images = ctx.channels_last and op is aten.convolution.default and len(val.shape) == 4
+        if images:
+            reason = f"{reason}, channels last (options.layout_optimization)"
+            layouts = [channels_last(layout) for layout in layouts if layout is not None]
         single, why = isinstance(val, torch.Tensor), f"read by {op}"
 
         def operand(argument: fx.Node) -> Any:
@@ -219,7 +231,10 @@ class _Lowering:
             if op in PRODUCTS:
                 return ctx.realize(value, why)
             # operators choose their result's strides by their operands'
-            return ctx.realize_as(value, layout_of(argument.meta["val"]), why)
+            layout = layout_of(argument.meta["val"])
+            if images and len(layout.size) == 4:
+                return ctx.realize_as(value, channels_last(layout), f"{why}, channels last")
+            return ctx.realize_as(value, layout, why)
 
         args, kwargs = fx.map_arg((node.args, node.kwargs), operand)
         name = ctx.new_name()
@@ -245,6 +260,10 @@ class _Lowering:
                 where=user_line(node),
             )
         return size
+
+
+def channels_last(layout: Layout) -> Layout:
+    return replace(layout, stride=channels_last_strides(layout.size))
 
 
 def values_in(nested: Any) -> list[TensorValue]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import itertools
 
+import sympy
 import torch
 from torch import fx
 
 from minicompile.lowering.value import Storage
 from minicompile.ops.table import POINTWISE
+from minicompile.shapes.expr import Size, exact_quotient
 
 MAX_READS = 8
 """Most buffers that one formula reads."""
@@ -23,6 +25,8 @@ MAX_DEPTH = 40
 """Most values nested in one formula."""
 CHEAP_FLOPS = POINTWISE["truediv"].flops + 4
 """Most arithmetic that is worth repeating to save a read."""
+BROADCAST = 16
+"""Readers that an element of an operand has in one value, from which on reading it again costs nothing."""
 FREE_FLOPS = 32
 """Most arithmetic worth repeating for a value that reads nothing (masks from indices, constants)."""
 
@@ -39,12 +43,22 @@ def too_large(value: Storage) -> str | None:
     return None
 
 
+def small_beside(part: Size, whole: Size) -> bool:
+    """Whether reading `part` elements counts for nothing where `whole` are computed: it is broadcast."""
+    if part in (0, 1):
+        return True
+    times = exact_quotient(sympy.sympify(whole), sympy.sympify(part))
+    return times is not None and not (times.is_Integer and times < BROADCAST)
+
+
 def worth_keeping(value: Storage, users: int) -> str | None:
     """Why a value with several readers should be computed once, or None."""
     if users < 2:
         return None
     buffers = value.cost.reached()[0].values()
-    reads = sum(1 for buffer in buffers if buffer.layout.numel != 1)
+    reads = sum(
+        1 for buffer in buffers if not small_beside(buffer.layout.numel, value.layout.numel)
+    )
     if reads == 0 and value.cost.flops <= FREE_FLOPS:
         return None
     if reads <= 1 and value.cost.flops <= CHEAP_FLOPS:

@@ -6,8 +6,7 @@ Of a CUDA device by its properties, of a CPU by two short measurements, once per
 from __future__ import annotations
 
 import functools
-import time
-from collections.abc import Callable
+import timeit
 from dataclasses import dataclass
 
 import torch
@@ -57,8 +56,8 @@ def device_spec(device: torch.device) -> DeviceSpec:
     with compat.no_dispatch_modes():
         source, target = (torch.full((COPIED // 4,), 1.0, dtype=F32, device=device) for _ in "ab")
         square = source[: SIDE * SIDE].view(SIDE, SIDE)
-        copying = shortest(lambda: target.copy_(source))
-        multiplying = shortest(lambda: square @ square)
+        copying = min(timeit.repeat(lambda: target.copy_(source), number=1, repeat=3))
+        multiplying = min(timeit.repeat(lambda: square @ square, number=1, repeat=3))
     threads = torch.get_num_threads()
     return DeviceSpec(
         f"CPU, {threads} thread{'s' * (threads > 1)}",
@@ -66,13 +65,3 @@ def device_spec(device: torch.device) -> DeviceSpec:
         2 * SIDE**3 / multiplying,
         "measured: a copy and a matrix product",
     )
-
-
-def shortest(run: Callable[[], object], times: int = 3) -> float:
-    """Seconds of the fastest of a few runs."""
-    found = []
-    for _ in range(times):
-        start = time.perf_counter()
-        run()
-        found.append(time.perf_counter() - start)
-    return min(found)

@@ -43,6 +43,11 @@ class Cost:
     def bytes(self) -> int:
         return self.bytes_read + self.bytes_written
 
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte."""
+        return self.flops / max(self.bytes, 1)
+
     def seconds(self, spec: DeviceSpec) -> float:
         """The larger of the times that the traffic and the arithmetic need at least."""
         return max(self.bytes / spec.bytes_per_second, self.flops / spec.flops_per_second)

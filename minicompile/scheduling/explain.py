@@ -90,38 +90,21 @@ class FusionStep(Shown):
         return f"step {self.number}: {made}\n  {groups}"
 
 
-@dataclass(frozen=True)
-class Totals:
-    """What a schedule costs: memory traffic, the least time it needs, and its peak of memory."""
-
-    kernels: int
-    extern_calls: int
-    bytes_moved: int
-    seconds: float
-    peak_bytes: int
-
-    @property
-    def rows(self) -> list[tuple[str, str]]:
-        return [
-            ("kernels", str(self.kernels)),
-            ("extern calls", str(self.extern_calls)),
-            ("bytes moved", bytes_text(self.bytes_moved)),
-            ("least time", f"{self.seconds * 1e6:,.1f} us"),
-            ("memory peak", bytes_text(self.peak_bytes)),
-        ]
-
-
-def totals(schedule: Schedule) -> Totals:
-    """By the estimates of cost.py, on the devices that the nodes are on."""
+def totals(schedule: Schedule) -> dict[str, str]:
+    """What a schedule costs: launches, memory traffic, the least time that needs, its peak of memory."""
     graph, moved, seconds = schedule.graph, 0, 0.0
     for node in schedule.nodes:
         cost = cost_of(node, graph, schedule.memory)
         moved += cost.bytes
         for written in node.writes[:1]:
             seconds += cost.seconds(device_spec(graph.buffers[written.buffer].layout.device))
-    kernels = len(schedule.kernels)
-    peak = schedule.memory.peak_bytes
-    return Totals(kernels, len(schedule.nodes) - kernels, moved, seconds, peak)
+    return {
+        "kernels": str(len(schedule.kernels)),
+        "extern calls": str(len(schedule.nodes) - len(schedule.kernels)),
+        "bytes moved": bytes_text(moved),
+        "least time": f"{seconds * 1e6:,.1f} us",
+        "memory peak": bytes_text(schedule.memory.peak_bytes),
+    }
 
 
 @dataclass(frozen=True)
@@ -157,8 +140,8 @@ class WhatIf(Shown):
     @property
     def rows(self) -> list[tuple[str, str, str]]:
         """Name, before, after."""
-        pairs = zip(totals(self.before).rows, totals(self.after).rows, strict=True)
-        return [(name, old, new) for (name, old), (_, new) in pairs]
+        old, new = totals(self.before), totals(self.after)
+        return [(name, old[name], new[name]) for name in old]
 
     @property
     def title(self) -> str:

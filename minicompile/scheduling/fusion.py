@@ -5,7 +5,8 @@ makes. What is *right* (no cycles, every value read where it was written, no rea
 kernel updates) is checked here whatever the policy or a learner's wishes say.
 
 A kernel's size is estimated as if its loop nests ran one after the other for one element. Alive at once
-are the values of the nest that runs, and what was loaded or computed before it and is used again after it.
+are the values of the nest that runs, and what was loaded or computed before it and is used again after it;
+an operation's result may take the place of an operand that nobody else needs.
 A thread of a GPU has 255 registers; at 4 elements a thread (one 16-byte load) that is 64 values. A CPU has
 16 or 32 vector registers, but what is spilled stays in the L1 cache, which costs less than memory does.
 The real compiler: Scheduler.fuse_nodes, can_fuse_vertical and choices.py (score_fusion) in torch/_inductor.
@@ -14,6 +15,7 @@ The real compiler: Scheduler.fuse_nodes, can_fuse_vertical and choices.py (score
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from minicompile.lowering.ir import PRODUCTS, LoopGraph
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.scheduling.align import align
-from minicompile.scheduling.body import LoopBody
+from minicompile.scheduling.body import LoopBody, Value
 from minicompile.scheduling.memory import kept_buffers, scatter_targets
 from minicompile.scheduling.nest import Access, Footprint, LoopNest, Member, elements, nest_of
 from minicompile.scheduling.nodes import (
@@ -112,12 +114,12 @@ class FusionContext:
             self.known_savings[pair] = self._saved(producer, consumer)
         return self.known_savings[pair]
 
-    def size(self, producer: LoopNest, consumer: LoopNest) -> KernelSize:
-        """How large one kernel of both would be."""
-        pair = frozenset((producer, consumer))
-        if pair not in self.known_sizes:
-            self.known_sizes[pair] = self._size(producer, consumer)
-        return self.known_sizes[pair]
+    def size(self, *nests: LoopNest) -> KernelSize:
+        """How large one kernel of these nests would be."""
+        key = frozenset(nests)
+        if key not in self.known_sizes:
+            self.known_sizes[key] = self._size(nests)
+        return self.known_sizes[key]
 
     def _saved(self, producer: LoopNest, consumer: LoopNest) -> Counter[str]:
         places = self.place_bytes
@@ -148,12 +150,10 @@ class FusionContext:
     def handed_over(self, producer: LoopNest, consumer: LoopNest) -> str:
         """Which buffers need not be read from memory, and which not even be written."""
         never = self.never_written(producer, consumer)
-        told = [f"{listed(never)} need not reach memory at all"] if never else []
+        told = [f"no need to write {listed(never)} to memory"] if never else []
         if still := self.flows(producer, consumer) - never:
-            told.append(
-                f"{listed(still)} need not be read back from memory, only written for others"
-            )
-        return "; ".join(told)
+            told.append(f"no need to read {listed(still)} back from memory")
+        return f"one kernel has {' and '.join(told)}"
 
     def nothing_saved(self, producer: LoopNest, consumer: LoopNest) -> str:
         """Why reading a common buffer in one kernel would save nothing."""
@@ -163,15 +163,15 @@ class FusionContext:
         reads = [a for nest in (producer, consumer) for a in nest.reads if a.buffer in common]
         which = "not at the same indices"
         if any(a.footprint is None for a in reads):
-            which = "which elements depends on the data or isn't linear in the loops"
+            which = "which elements depends on the data"
         return f"both read {listed(common)}, but {which}: one kernel would save no memory traffic"
 
     def distance(self, producer: LoopNest, consumer: LoopNest) -> int:
         """How many nodes of the graph lie from the first of one to the first of the other."""
         return abs(producer.members[0].order - consumer.members[0].order)
 
-    def _size(self, producer: LoopNest, consumer: LoopNest) -> KernelSize:
-        members = sorted((*producer.members, *consumer.members), key=lambda m: m.order)
+    def _size(self, nests: Sequence[LoopNest]) -> KernelSize:
+        members = sorted((m for nest in nests for m in nest.members), key=lambda m: m.order)
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         for i, member in enumerate(members):
@@ -188,16 +188,27 @@ class FusionContext:
 
 
 def size_of(body: LoopBody) -> tuple[int, int]:
-    """How many operations a body has, and how many of its values are alive at once."""
-    last = {operand: i for i, value in enumerate(body.values) for operand in value.operands}
-    operations = alive = most = 0
-    for i, value in enumerate(body.values):
-        if value.op not in ("constant", "store"):
-            operations += 1
-            alive += 1
-            most = max(most, alive)
-        alive -= sum(1 for v in set(value.operands) if last[v] == i and v.op != "constant")
-    return operations, most
+    """How many operations a body has, and how many of its values are alive at once.
+
+    Each operation takes a register from then on, what is loaded from its first use on.
+    """
+    first: dict[Value, int] = {}
+    last: dict[Value, int] = {}
+    operands = [value.operands for value in body.values]
+    for i, taken in enumerate(operands):
+        for value in taken:
+            first.setdefault(value, i)
+            last[value] = i
+    change = [0] * (len(operands) + 1)
+    operations = 0
+    for i, (value, taken) in enumerate(zip(body.values, operands, strict=True)):
+        if value.op == "constant":
+            continue
+        operations += value.op != "store"
+        if value in last:
+            change[i + 1 if taken else first[value]] += 1
+            change[last[value] + 1] -= 1
+    return operations, max(1, *itertools.accumulate(change))
 
 
 NO_WISHES = Wishes()
@@ -215,7 +226,8 @@ class FusionPolicy:
             limit = f"options.max_kernel_operations = {options.max_kernel_operations}"
             told = f"one kernel would have {size.operations} operations, more than {limit}"
             return Verdict(False, told, "size_limit")
-        if size.registers > options.max_live_values:
+        least = max(context.size(nest).registers for nest in (producer, consumer))
+        if size.registers > max(options.max_live_values, least):  # alone they'd be no smaller
             limit = f"options.max_live_values = {options.max_live_values}"
             told = f"{size.registers} values would be alive at once, more than {limit}"
             return Verdict(False, told, "register_limit")
@@ -313,12 +325,10 @@ class Fuser:
         """The boundary of fusion: what a library writes or reads goes through memory."""
         writers = {d.buffer: node for node in self.nodes for d in node.writes}
         for node in self.nodes:
-            for buffer in dict.fromkeys(d.buffer for d in node.reads):
-                pair = (writers.get(buffer, node), node)
-                if pair[0] is not node and any(
-                    isinstance(n, ExternKernelSchedulerNode) for n in pair
-                ):
-                    self.decisions.append(self.boundary([pair[0]], [node]))
+            for producer in dict.fromkeys(writers.get(d.buffer, node) for d in node.reads):
+                kinds = {type(producer), type(node)}
+                if producer is not node and ExternKernelSchedulerNode in kinds:
+                    self.decisions.append(self.boundary([producer], [node]))
 
     def boundary(self, one: Sequence[SingleNode], other: Sequence[SingleNode]) -> FusionDecision:
         """Why a library call shares no kernel. `one` and `other` are groups, at least one of them a call."""
@@ -425,9 +435,11 @@ class Fuser:
         """The joined nest and the policy's reason, or the refusal. A wish overrules the policy only."""
         producer, consumer = self.nests[a], self.nests[b]
         flaw = self._device(producer, consumer) or self._hazard(producer, consumer)
-        flaw = flaw or self._cycle(a, b) or self._forbidden(a, b)
+        flaw = flaw or self._cycle(a, b)
         if flaw is not None:
             return flaw
+        if (pair := self._wished(self.wishes.forbid, a, b)) is not None:
+            return Refusal(f"what_if keeps {' and '.join(pair)} apart", "wish", final=True)
         verdict = Verdict(True, "what_if asks for it", "wish")
         wish = self._wished(self.wishes.fuse, a, b) is not None
         if not wish:
@@ -448,11 +460,6 @@ class Fuser:
         """The pair that two groups have the nodes of."""
         return next((pair for pair in pairs if {*map(self.group, pair)} == {a, b}), None)
 
-    def _forbidden(self, a: int, b: int) -> Refusal | None:
-        pair = self._wished(self.wishes.forbid, a, b)
-        told = f"what_if keeps {' and '.join(pair)} apart" if pair is not None else ""
-        return Refusal(told, "wish", final=True) if told else None
-
     def _device(self, producer: LoopNest, consumer: LoopNest) -> Refusal | None:
         one, other = (nest.nodes[0].buffer.layout.device for nest in (producer, consumer))
         told = f"different devices: {one} and {other}"
@@ -465,13 +472,9 @@ class Fuser:
             for name in sorted(nest.written & self.scatters.keys()):
                 target = self.scatters[name]
                 if name in other.touched:
-                    told = (
-                        f"the other reads {name}, which is complete when all of its scatter has run"
-                    )
+                    told = f"{name} is complete only when all of its scatter has run"
                 elif target in other.touched:
-                    told = (
-                        f"{name} scatters into the memory of {target}: others must be done with it"
-                    )
+                    told = f"{name} scatters into memory of {target}: others must be done with it"
                 elif target in others:
                     told = f"both scatter into the memory of {target}"
                 else:

@@ -3,7 +3,7 @@
 Liveness is a walk over the kernels in running order. A buffer that only one kernel touches never reaches
 memory; one that dies hands its memory to another of the same device, dtype and size: to one that the last
 reader writes, where that is right (in_place.py), or to a later one. Memory that the caller sees (graph
-inputs, constants, outputs) is never handed on.
+inputs, constants, outputs) is never handed on; but an input's new contents can be written into it at once.
 The real compiler: torch/_inductor/codegen/memory_planning.py, AllocateLine in codegen/wrapper.py.
 """
 
@@ -15,8 +15,16 @@ from typing import Literal
 
 import torch
 
-from minicompile.lowering.ir import PRODUCTS, ComputedBuffer, LoopGraph, Scatter
+from minicompile.lowering.ir import (
+    PRODUCTS,
+    ComputedBuffer,
+    InputBuffer,
+    LoopGraph,
+    Scatter,
+    View,
+)
 from minicompile.ops.display import bytes_text, count_text
+from minicompile.ops.dtypes import is_int
 from minicompile.options import Options
 from minicompile.scheduling import in_place
 from minicompile.scheduling.nodes import (
@@ -25,15 +33,16 @@ from minicompile.scheduling.nodes import (
     FusedSchedulerNode,
     InPlaceDecision,
     MemoryPlan,
-    Pool,
     ScheduledNode,
 )
-from minicompile.shapes.expr import size_hint
+from minicompile.shapes.expr import Size, size_hint
 
 aten = torch.ops.aten
 
 FRESH = PRODUCTS | {aten.convolution.default, aten.convolution_backward.default}
 """Library operators whose results are never views of what they read."""
+
+DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
 
 ALIGNMENT = 64
 """Bytes of which offsets are multiples: a cache line, the widest vector."""
@@ -49,16 +58,13 @@ class Life:
     """The memory of one buffer: alive in the steps `born` to `dies`."""
 
     name: str
-    key: object
-    """Memory of equal keys is interchangeable."""
+    key: tuple[torch.device, torch.dtype, Size]
+    """Device, dtype, elements: memory of equal keys is interchangeable."""
     bytes: int
-    device: torch.device
     born: int
     dies: int
     planned: bool
     """The wrapper allocates it (products take `out=`), not a library operator."""
-    fixed: bool
-    """Its size is known when compiling."""
     lent: bool
     """A library operator made or read it whose results may be views of what it read."""
 
@@ -101,7 +107,7 @@ class Liveness:
         self.last.update(dict.fromkeys(graph.returned, self.steps))
         self.aliases = {s: t for s, t in scatter_targets(graph).items() if s in born_at}
         calls = [None if isinstance(n, FusedSchedulerNode) else n.kernel.op for n in nodes]
-        lent = {
+        self.lent = {
             name
             for names, op in zip(touched, calls, strict=True)
             if op is not None and op not in FRESH
@@ -125,10 +131,8 @@ class Liveness:
                     bytes=size_hint(size, hints) * layout.dtype.itemsize,
                     born=born,
                     dies=dies[name],
-                    device=layout.device,
-                    fixed=isinstance(size, int),
                     planned=calls[born] is None or calls[born] in PRODUCTS,
-                    lent=name in lent,
+                    lent=name in self.lent,
                 )
             )
 
@@ -144,6 +148,9 @@ class Liveness:
 def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode], options: Options) -> MemoryPlan:
     """Who is allocated and freed where; dead memory is handed on unless keeping it would raise the peak."""
     alive = Liveness(graph, nodes)
+    into_inputs = written_back(graph, alive, nodes)
+    updates = {d.new: d for d in into_inputs if d.done}
+    alive.lives = [life for life in alive.lives if life.name not in updates]
     decisions = in_place_decisions(alive, nodes)
     taken = {d.new: d.old for d in decisions if d.done}
     live, sizes = alive.live_bytes(), {life.name: life.bytes for life in alive.lives}
@@ -151,7 +158,7 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode], options: Optio
         live[decision.step] -= sizes[decision.new] * decision.done
     reused = taken | _handed_on(alive.lives, live, taken)
     plan = MemoryPlan([[] for _ in nodes], [[] for _ in nodes], alive.aliases, alive.internal, live)
-    plan.decisions, plan.buffer_bytes = decisions, sum(sizes.values())
+    plan.decisions, plan.buffer_bytes = into_inputs + decisions, sum(sizes.values())
     plan.eager_bytes = graph.eager_bytes
     chains: dict[str, list[Life]] = {}
     for life in alive.lives:  # those that take over come after those that they take over from
@@ -160,18 +167,21 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode], options: Optio
         chain.append(life)
     pieces = [chain for name, chain in chains.items() if chain[0].name == name]
     pooled = _pool(plan, [chain for chain in pieces if _is_ours(chain, len(nodes))], options)
-    for chain, offset in zip(pieces, place(pieces), strict=True):
-        first, last = chain[0], chain[-1]
-        home: Home = "output" if last.dies == len(nodes) else "own" if first.planned else "library"
-        if first.name in pooled:
-            home, offset = "pool", pooled[first.name]
-        names = tuple(life.name for life in chain)
-        dies = min(last.dies, len(nodes) - 1)
+    apart = [chain for chain in pieces if chain[0].name not in pooled]
+    above = max((pool.bytes for pool in plan.pools.values()), default=0)
+    drawn = {c[0].name: above + offset for c, offset in zip(apart, place(apart), strict=True)}
+    for chain in pieces:
+        first, dies = chain[0], chain[-1].dies
+        home: Home = "output" if dies == len(nodes) else "own" if first.planned else "library"
+        home, offset = "pool" if first.name in pooled else home, (drawn | pooled)[first.name]
+        names, dies = tuple(life.name for life in chain), min(dies, len(nodes) - 1)
         plan.blocks.append(Block(names, first.born, dies, first.bytes, home, offset))
     for life in alive.lives:
         if life.planned:
             name, old = life.name, reused.get(life.name)
             plan.allocate[life.born].append(Allocation(name, old, name in taken, pooled.get(name)))
+    for d in updates.values():
+        plan.allocate[d.step].append(Allocation(d.new, d.old, alive.last.get(d.old) == d.step))
     for name, step in sorted(alive.last.items()):
         if step < len(nodes):
             plan.free[step].append(name)
@@ -202,6 +212,46 @@ def in_place_decisions(alive: Liveness, nodes: Sequence[ScheduledNode]) -> list[
                     left.remove(new)
                     break
     return found
+
+
+def written_back(
+    graph: LoopGraph, alive: Liveness, nodes: Sequence[ScheduledNode]
+) -> list[InPlaceDecision]:
+    """For each result that becomes an input's contents, whether its kernel can write it there at once."""
+    found, lives = [], {life.name: life for life in alive.lives}
+    fails = [step for step, node in enumerate(nodes) if may_raise(node)]
+    for output_number, number in graph.written_back.items():
+        output, old = graph.outputs[output_number], graph.inputs[number]
+        if not isinstance(output, View) or not isinstance(old, InputBuffer):
+            continue
+        life, last = lives.get(output.buffer), alive.last.get(old.name, -1)
+        if life is None:
+            continue
+        node, layout, why = nodes[life.born], graph.buffers[life.name].layout, None
+        if not isinstance(node, FusedSchedulerNode):
+            why = f"a library makes {life.name}"
+        elif last > life.born or graph.returned.count(life.name) > 1 or old.name in alive.lent:
+            why = f"{old.name} is read later, or {life.name} is another result too"
+        elif not layout == old.layout == output.layout:
+            why = f"{old.name} and {life.name} lie differently in memory"
+        elif fails and fails[-1] >= life.born:
+            why = f"{nodes[fails[-1]].name} may raise an error, and would leave it written"
+        elif last == life.born:
+            why = in_place.refusal(node, old.name, life.name)
+        reason = why or "each element is read where it is written, and never after"
+        found.append(InPlaceDecision(life.born, old.name, life.name, why is None, reason))
+    return found
+
+
+def may_raise(node: ScheduledNode) -> bool:
+    """Whether a node can find its data unfit: an index out of range, a zero divisor, a library's check."""
+    if not isinstance(node, FusedSchedulerNode):
+        return node.kernel.op not in FRESH
+    values = (value for body in node.bodies for value in body.values)
+    return any(
+        value.check if value.op == "indirect" else value.op in DIVISIONS and is_int(value.dtype)
+        for value in values
+    )
 
 
 def _handed_on(lives: Sequence[Life], live: list[int], taken: Mapping[str, str]) -> dict[str, str]:
@@ -259,39 +309,40 @@ def _pool(plan: MemoryPlan, chains: Sequence[Sequence[Life]], options: Options) 
     different sizes share them.
     """
     offsets: dict[str, int] = {}
-    fixed = [chain for chain in chains if chain[0].fixed]
-    if len(fixed) < len(chains):
-        varying = count_text(len(chains) - len(fixed), "piece")
-        plan.pool_reason = f"{varying} of memory whose size varies: outside of any pool"
-    for device in sorted({chain[0].device for chain in fixed}, key=str):
-        own = [chain for chain in fixed if chain[0].device == device]
-        found = place(own)
-        size = max(o + c[0].bytes for o, c in zip(found, own, strict=True))
+    fixed = [chain for chain in chains if isinstance(chain[0].key[2], int)]
+    varying = count_text(len(chains) - len(fixed), "piece")
+    told = [f"{varying} of memory whose size varies: in no pool"] * (len(fixed) < len(chains))
+    for device in sorted({chain[0].key[0] for chain in fixed}, key=str):
+        own = [chain for chain in fixed if chain[0].key[0] == device]
+        found = dict(zip((chain[0].name for chain in own), place(own), strict=True))
+        size = max(found[chain[0].name] + chain[0].bytes for chain in own)
         size = -(-size // ALIGNMENT) * ALIGNMENT
-        pool = Pool(device, size, min(c[0].born for c in own), max(c[-1].dies for c in own))
-        apart = sum(chain[0].bytes for chain in own)
+        born, dies = min(c[0].born for c in own), max(c[-1].dies for c in own)
         live = list(plan.live_bytes)
         for chain in own:
             for step in range(chain[0].born, chain[-1].dies + 1):
                 live[step] -= chain[0].bytes
-        for step in range(pool.born, pool.dies + 1):
+        for step in range(born, dies + 1):
             live[step] += size
-        much = f"{count_text(len(own), 'piece')} of memory with {bytes_text(apart)}"
-        why, wanted = f"options.memory_pool = {options.memory_pool}", options.memory_pool
-        if wanted is None:
-            wanted = apart - size >= WORTH_A_POOL and max(live) <= plan.peak_bytes
-            why = f"it saves {bytes_text(apart - size)} of fresh memory"
-            if max(live) > plan.peak_bytes:
-                why = f"it would raise the peak to {bytes_text(max(live))}"
-            elif not wanted:
-                why = f"it would save {bytes_text(apart - size)}, too little to pay for its views"
-            if device.type != "cpu":
-                wanted, why = False, f"the allocator of {device.type} keeps memory at hand"
+        apart = sum(chain[0].bytes for chain in own)
+        wanted = options.memory_pool
+        if wanted is not None:
+            why = f"options.memory_pool = {wanted}"
+        elif device.type != "cpu":
+            why = f"the allocator of {device.type} keeps memory at hand"
+        elif max(live) > plan.peak_bytes:
+            why = f"it would raise the peak to {bytes_text(max(live))}"
+        else:
+            wanted = apart - size >= WORTH_A_POOL
+            why = f"it saves {bytes_text(apart - size)} of fresh memory" + ", too little" * (
+                not wanted
+            )
         if wanted:
-            plan.pools.append(pool)
+            plan.pools[device] = Block((), born, dies, size, "pool", 0)
             plan.live_bytes = live
-            offsets |= {c[0].name: o for o, c in zip(found, own, strict=True)}
-        said = f"{bytes_text(size)} instead of {much}" if wanted else f"none for {much}"
-        reason = f"pool on {device}: {said}: {why}"
-        plan.pool_reason = "; ".join(filter(None, [plan.pool_reason, reason]))
+            offsets |= found
+        what = f"{bytes_text(size)} instead of" if wanted else "none for"
+        pieces = f"{count_text(len(own), 'piece')} of memory with {bytes_text(apart)}"
+        told.append(f"pool on {device}: {what} {pieces}: {why}")
+    plan.pool_reason = "; ".join(told)
     return offsets

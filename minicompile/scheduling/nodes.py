@@ -227,11 +227,12 @@ class FusionDecision(Shown):
 
     @property
     def numbers(self) -> str:
-        """`saves 64 KiB (buf4 64 KiB), distance 3, 5 loop nests, 12 operations, 6 values alive`."""
+        """`would save 64 KiB (buf4 64 KiB), distance 3, 5 loop nests, 12 operations, 6 values alive`."""
         parts = ", ".join(f"{name} {bytes_text(count)}" for name, count in self.saved)
         saved = f"{bytes_text(self.score)} ({parts})" if self.saved else "nothing"
         size = f", {self.size}" if self.size is not None else ""
-        return f"saves {saved}, distance {self.distance}{size}"
+        verb = "saves" if self.fused else "would save"
+        return f"{verb} {saved}, distance {self.distance}{size}"
 
     def asks(self, one: Iterable[str], other: Iterable[str]) -> bool:
         """Is a node of one on this side of the question and a node of the other on that side?"""
@@ -257,9 +258,9 @@ class Allocation:
     """Bytes from the start of its device's pool."""
 
     def __str__(self) -> str:
-        where = f" in place of {self.reuses}" if self.in_place else f" in {self.reuses}"
-        at = f" at {self.offset}" if self.offset is not None else ""
-        return self.buffer + (where if self.reuses else at)
+        if self.reuses is not None:
+            return f"{self.buffer} in {'place of ' * self.in_place}{self.reuses}"
+        return self.buffer + (f" at {self.offset}" if self.offset is not None else "")
 
 
 @dataclass(frozen=True)
@@ -291,16 +292,6 @@ class Block:
     """In the pool; of others, where they would lie if all were one piece of memory."""
 
 
-@dataclass(frozen=True)
-class Pool:
-    """One allocation for the blocks of a device, in the steps born to dies."""
-
-    device: torch.device
-    bytes: int
-    born: int
-    dies: int
-
-
 @dataclass
 class MemoryPlan(Shown):
     """Per scheduled node: what to allocate before it and what is dead after it. Bytes at the size hints."""
@@ -315,7 +306,8 @@ class MemoryPlan(Shown):
     """Bytes of intermediates and outputs alive while each node runs."""
     blocks: list[Block] = field(default_factory=list)
     decisions: list[InPlaceDecision] = field(default_factory=list)
-    pools: list[Pool] = field(default_factory=list)
+    pools: dict[torch.device, Block] = field(default_factory=dict)
+    """One allocation for a device's blocks that have offsets in it."""
     pool_reason: str = ""
     buffer_bytes: int = 0
     """All buffers that reach memory, each in memory of its own that is never freed."""

@@ -50,7 +50,11 @@ def index_mismatch(write: Access, read: Access, writer: LoopNest, reader: LoopNe
     told = f"{write.buffer} is written at {written} but {read.node} reads it at {used}"
     also = next((a for a in reader.reads if _differ(a, read, reader)), None)
     if write.footprint is None or read.footprint is None:
-        how = ", which no strides describe"
+        how = ", which depends on the data"
+    elif any(
+        not s.is_positive for a in (write.footprint, read.footprint) for s in a[0].free_symbols
+    ):
+        how = ", which isn't a sum of strides"
     elif (part := elements(read.footprint, reader.hints)) < elements(write.footprint, writer.hints):
         how = f", only {part} of its {elements(write.footprint, writer.hints)} elements"
     elif not same(write.footprint[0], read.footprint[0]):
@@ -78,7 +82,8 @@ def _rounds(write: Access, read: Access, writer: LoopNest, reader: LoopNest) -> 
         return ", in an order that doesn't suit what else they share"
     row, part = (elements(where, writer.hints) for where in (made, taken))
     takes = f"takes {part}" + (" others" if part == row else "")
-    return f": each round of its kernel makes {row} of them, each of {short_name(reader.nodes)} {takes}"
+    who = short_name(reader.nodes)
+    return f": each round of its parallel loops makes {row} of them, each round of {who} {takes}"
 
 
 def _each(nest: LoopNest, access: Access) -> Footprint | None:

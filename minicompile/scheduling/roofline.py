@@ -16,48 +16,18 @@ from minicompile.scheduling.cost import Cost, cost_of
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 
 COLUMNS = (
-    "kernel or call",
-    "bytes",
-    "operations",
-    "operations per byte",
-    "reaches",
-    "time",
-    "share",
-    "limit",
-)
+    "kernel or call", "bytes", "operations", "operations per byte", "reaches", "time", "share", "limit",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class RooflinePoint:
-    """One kernel or extern call, and what it costs at least on `spec`."""
+    """One kernel or extern call, its cost, and the seconds that it takes at least."""
 
     name: str
     cost: Cost
-    spec: DeviceSpec
+    seconds: float
     origins: Origins
-
-    @property
-    def intensity(self) -> float:
-        """Operations for each byte."""
-        return self.cost.flops / max(self.cost.bytes, 1)
-
-    @property
-    def seconds(self) -> float:
-        return self.cost.seconds(self.spec)
-
-    def row(self, total: float) -> list[str]:
-        """The cells of COLUMNS; `total` is the time of all."""
-        reached = self.cost.flops / self.seconds if self.seconds else 0.0
-        return [
-            self.name,
-            bytes_text(self.cost.bytes),
-            f"{self.cost.flops:,}",
-            f"{self.intensity:,.2f}",
-            f"{reached / 1e9:,.2f} GFLOP/s",
-            f"{self.seconds * 1e6:,.1f} us",
-            f"{self.seconds / total if total else 0:.1%}",
-            "memory" if self.intensity < self.spec.ridge else "arithmetic",
-        ]
 
 
 @dataclass(eq=False)
@@ -72,35 +42,40 @@ class Roofline(Shown):
     def seconds(self) -> float:
         return sum(point.seconds for point in self.points)
 
-    @property
-    def time(self) -> str:
-        return f"{self.seconds * 1e6:,.1f} us"
-
-    @property
-    def rows(self) -> list[list[str]]:
-        return [point.row(self.seconds) for point in self.points]
+    def row(self, point: RooflinePoint) -> list[str]:
+        """The cells of COLUMNS."""
+        cost, seconds = point.cost, point.seconds or 1.0  # of nothing, in no time
+        return [
+            point.name,
+            bytes_text(cost.bytes),
+            f"{cost.flops:,}",
+            f"{cost.intensity:,.2f}",
+            f"{cost.flops / seconds / 1e9:,.2f} GFLOP/s",
+            f"{point.seconds * 1e6:,.1f} us",
+            f"{point.seconds / (self.seconds or 1.0):.1%}",
+            "memory" if cost.intensity < self.spec.ridge else "arithmetic",
+        ]
 
     def __str__(self) -> str:
-        rows = [list(COLUMNS), *self.rows]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
-        lines = [f"# roofline of {self.title}", f"{self.spec}"]
+        rows = [COLUMNS, *map(self.row, self.points)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            f"# roofline of {self.title}: at least {self.seconds * 1e6:,.1f} us",
+            f"{self.spec}",
+        ]
         for name, *cells in rows:
             numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
             lines.append("  ".join([name.ljust(widths[0]), *numbers]))
-        return "\n".join([*lines, f"together at least {self.time}"])
+        return "\n".join(lines)
 
 
 def roofline_points(
     schedule: Schedule, names: Iterable[str], spec: DeviceSpec
 ) -> list[RooflinePoint]:
     """One for each scheduled node; `names` are those of its kernels, in order."""
-    kernels = iter(names)
-    return [
-        RooflinePoint(
-            next(kernels) if isinstance(node, FusedSchedulerNode) else str(node.kernel.op),
-            cost_of(node, schedule.graph, schedule.memory),
-            spec,
-            node.origins,
-        )
-        for node in schedule.nodes
-    ]
+    kernels, points = iter(names), []
+    for node in schedule.nodes:
+        name = next(kernels) if isinstance(node, FusedSchedulerNode) else str(node.kernel.op)
+        cost = cost_of(node, schedule.graph, schedule.memory)
+        points.append(RooflinePoint(name, cost, cost.seconds(spec), node.origins))
+    return points

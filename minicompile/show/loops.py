@@ -29,7 +29,7 @@ def size_text(buffer: Buffer) -> str:
 
 
 def ranges_text(ranges: Iterable[object], reduced: Sequence[object] | None = None) -> str:
-    """`512 × 128`, with `over` before what is reduced."""
+    """`512 × 128`, with `over` before what is reduced or scanned."""
     shown = " × ".join(map(str, ranges)) or "1"
     return shown if reduced is None else f"{shown} over {ranges_text(reduced)}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 
 from minicompile.ops.display import count_text
 from minicompile.scheduling.roofline import COLUMNS, Roofline, RooflinePoint
@@ -32,13 +33,13 @@ def on_the_roof(intensity: float, ridge: float) -> tuple[float, float]:
     return across(power), up(math.log10(min(2**power / ridge, 1)))
 
 
-def dot(point: RooflinePoint, share: float) -> str:
+def dot(roof: Roofline, point: RooflinePoint) -> str:
     """A kernel: its area is its share of the time."""
-    cells = point.row(point.seconds / share)
-    told = "\n".join(f"{name}: {cell}" for name, cell in zip(COLUMNS, cells, strict=True))
-    x, y = on_the_roof(point.intensity, point.spec.ridge)
+    told = "\n".join(map(": ".join, zip(COLUMNS, roof.row(point), strict=True)))
+    x, y = on_the_roof(point.cost.intensity, roof.spec.ridge)
+    radius = 3 + 12 * math.sqrt(point.seconds / roof.seconds)
     return (
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{3 + 12 * math.sqrt(share):.1f}" fill-opacity="0.7" '
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" fill-opacity="0.7" '
         f'fill="{colour(point.origins) or FORWARD}"><title>{text(told)}</title></circle>'
     )
 
@@ -60,8 +61,8 @@ def picture(roof: Roofline) -> str:
     labels += (
         f'<text x="{(LEFT + RIGHT) / 2}" y="{BOTTOM + 30}" text-anchor="middle">{COLUMNS[3]}</text>'
     )
-    shares = ((point, point.seconds / roof.seconds) for point in roof.points if point.seconds)
-    dots = "".join(dot(*found) for found in sorted(shares, key=lambda found: -found[1]))
+    largest_first = sorted(filter(attrgetter("seconds"), roof.points), key=lambda p: -p.seconds)
+    dots = "".join(dot(roof, point) for point in largest_first)
     return (
         f'<svg viewBox="0 0 640 250" width="640" style="max-width:100%" role="img" font-size="10" '
         f'fill="currentColor"><title>roofline of {text(roof.title)}</title>'
@@ -72,11 +73,11 @@ def picture(roof: Roofline) -> str:
 
 @shows(Roofline)
 def roofline_view(roof: Roofline) -> str:
-    rows = [
-        [code(name, colour(point.origins)), *map(text, cells)]
-        for point, (name, *cells) in zip(roof.points, roof.rows, strict=True)
-    ]
+    rows = []
+    for point in roof.points:
+        name, *cells = roof.row(point)
+        rows.append([code(name, colour(point.origins)), *map(text, cells)])
     count = count_text(len(roof.points), "kernel") + " and calls"
-    about = f"{roof.spec} · {count}, {roof.time} at least"
+    about = f"{roof.spec} · {count}, {roof.seconds * 1e6:,.1f} us at least"
     content = picture(roof), table(COLUMNS, rows, range(1, len(COLUMNS) - 1))
     return box(f"roofline of {roof.title}", about, *content)

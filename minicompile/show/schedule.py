@@ -141,11 +141,13 @@ def answer_view(answer: Answer) -> str:
 def step_view(step: FusionStep) -> str:
     about = "before fusion" if step.decision is None else step.decision.reason
     new = {node.name for node in step.decision.nodes} if step.decision is not None else set()
-    groups = " · ".join(
-        code(" + ".join(group), GOOD if not new.isdisjoint(group) else None)
+    frame = "border:1px solid {};border-radius:4px;padding:0px 4px;margin:2px;display:inline-block"
+    groups = "".join(
+        f'<span style="{frame.format(GOOD if not new.isdisjoint(group) else FORWARD)}">'
+        f"{code(' + '.join(group))}</span>"
         for group in step.groups
     )
-    return box(f"step {step.number}", about, f"<p>{groups}</p>")
+    return box(f"step {step.number}", about, groups)
 
 
 @shows(WhatIf)
@@ -158,7 +160,7 @@ def what_if_view(found: WhatIf) -> str:
         frames = "".join(group(kernel, operation_lines([kernel])) for kernel in kernels)
         count = count_text(len(decisions), "decision") + f" of this side alone ({title})"
         folded = details("decisions", count, decision_table(decisions), len(decisions) <= 6)
-        sides.append((heading(f"{title}: kernels that the other has not") + frames, folded))
+        sides.append((heading(f"{title}: the kernels that differ") + frames, folded))
     return box(
         "what if",
         found.title.removeprefix("what if: "),

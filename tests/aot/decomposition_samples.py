@@ -334,6 +334,32 @@ def own(name: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[s
     return name, as_sample(name, op, *args, **kwargs)
 
 
+def copies(x: torch.Tensor) -> list[Any]:
+    """Copying variants of views that the database lacks."""
+    found = [aten.select_copy.int(x, 0, 1), aten.slice_copy.Tensor(x, 2, 1, 3)]
+    found += [
+        aten.squeeze_copy.default(x),
+        aten.squeeze_copy.dim(x, 1),
+        aten.detach_copy.default(x),
+    ]
+    found += [aten.squeeze_copy.dims(x, [1]), aten.view_copy.dtype(x, torch.int32)]
+    return [*found, *aten.split_copy.Tensor(x, 2), aten.narrow_copy.default(x, 0, 1, 2)]
+
+
+def scatters(x: torch.Tensor, at: torch.Tensor, source: torch.Tensor) -> list[torch.Tensor]:
+    """Combining variants that the database has with other names."""
+    combined = aten.scatter.reduce(x, 0, at, source, reduce="add")
+    return [aten.scatter.value_reduce(x, 0, at, 2.0, reduce="add"), combined]
+
+
+def indexed(x: torch.Tensor, at: torch.Tensor) -> list[torch.Tensor]:
+    """Variants that torch's own decompositions call."""
+    found = [aten._unsafe_index.Tensor(x, [at]), aten.index_put.default(x, [x > 0], x[0, 0])]
+    found += [aten._unsafe_index_put.default(x, [at], x[:2], True)]
+    found += [aten.index_fill.int_Tensor(x, 0, at, torch.tensor(2.0))]
+    return [*found, aten.index_add.default(x, 0, at, x[:2])]
+
+
 def own_samples() -> dict[str, Sample]:
     """For operators, and for their branches, that the chosen samples of the database don't reach."""
     torch.manual_seed(0)
@@ -364,6 +390,9 @@ def own_samples() -> dict[str, Sample]:
                 lambda x: torch.special.xlog1py(x, 2.0) + torch.special.xlog1py(0.5, x),
                 leaf(9),
             ),
+            own("copies", copies, torch.randn(3, 1, 4)),
+            own("scatters", scatters, torch.randn(3), torch.tensor([1, 2]), torch.rand(2)),
+            own("indexed", indexed, torch.randn(3, 4), torch.tensor([2, 0])),
             own("select", lambda x: x[1] * x[:, 0].sum(), leaf(3, 4)),
             own(
                 "empty_rows",

@@ -92,18 +92,29 @@ def test_the_joint_graph_shows_where_the_backward_begins():
 class Scaled(nn.Module):
     def __init__(self):
         super().__init__()
-        self.scale = nn.Parameter(torch.randn(100))
+        self.scale = nn.Parameter(torch.randn(200))
 
     def forward(self, x):
-        return (self.scale.sigmoid() * x.exp()).sum()
+        return (self.scale[:100].sigmoid() * x[:100].exp()).sum()
 
 
 def test_keeping_a_parameter_costs_nothing():
-    result = result_of(capture_of(Scaled(), leaf(100)))
+    result = result_of(capture_of(Scaled(), leaf(200)))
     assert [value.name for value in result.partition.saved] == ["self_scale", "exp"]
-    fn = lambda scale, x: (scale.sigmoid() * x.exp()).sum()  # noqa: E731
-    result = result_of(capture_of(fn, leaf(100), leaf(100)))
+    fn = lambda scale, x: (scale[:100].sigmoid() * x[:100].exp()).sum()  # noqa: E731
+    result = result_of(capture_of(fn, leaf(200), leaf(200)))
     assert [value.name for value in result.partition.saved] == ["sigmoid", "exp"]
+
+
+def test_of_two_values_about_as_large_the_one_in_memory_is_kept():
+    """Normalised rows would be written for the backward alone; the rows are there, means are small."""
+    layer_norm = lambda x, scale: nn.functional.layer_norm(x, (512,), scale)  # noqa: E731
+    saved = result_of(capture_of(layer_norm, leaf(32, 512), leaf(512))).partition.saved
+    assert [value.bytes for value in saved] == [32 * 512 * 4, 512 * 4, 32 * 4, 32 * 4]
+    assert [value.name for value in saved][:2] == ["x", "scale"]
+    small = lambda x: (x[:8].exp() * 2).sin()  # noqa: E731
+    result = result_of(capture_of(small, leaf(32, 64)))
+    assert [value.name for value in result.partition.saved] == ["exp"]  # much smaller than x
 
 
 def test_an_expanded_view_is_no_large_input():

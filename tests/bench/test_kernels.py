@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import minicompile
-from minicompile.__main__ import main
-from minicompile.bench import kernels
-from minicompile.bench.kernels import Counts, Row, Touch, bytes_moved, loop_nests
 from minicompile.bench.patterns import PATTERNS
+from minicompile.errors import MinicompileError
 from minicompile.shapes.expr import loop_symbol
+from tests.bench import kernels
+from tests.bench.kernels import Counts, Row, Touch, bytes_moved, loop_nests
 
 X, Y = loop_symbol("x"), loop_symbol("y")
 LOOPS = {X: 8, Y: 100}
@@ -80,10 +80,7 @@ def traced(name: str, **options: Any) -> minicompile.pipeline_result.Trace:
 
 
 def test_without_fusion_more_is_counted():
-    apart, fused = (
-        kernels.count_ours(PATTERNS["softmax"], traced("softmax", fusion=on), 0)
-        for on in (False, True)
-    )
+    apart, fused = (kernels.count_ours(traced("softmax", fusion=on), 0) for on in (False, True))
     assert (fused.nests, fused.bytes) == (1, 2 * 4 * 2 * 2 * 16 * 16)
     assert apart.nests > 1 and apart.bytes > fused.bytes
 
@@ -93,7 +90,7 @@ def test_results_copied_into_inputs_are_counted():
         x.copy_(y.t())
 
     x, y = torch.randn(8, 4), torch.randn(4, 8)
-    found = kernels.count_ours(PATTERNS["softmax"], minicompile.trace(step, x, y), 1)
+    found = kernels.count_ours(minicompile.trace(step, x, y), 1)
     assert found.nests >= 1 and found.bytes >= 2 * 4 * 32
 
 
@@ -107,18 +104,19 @@ def test_the_command_fails_where_more_is_needed(
 
     monkeypatch.setattr(kernels, "measure", measure)
     file = tmp_path / "found.json"
-    assert main(["patterns", "softmax", "rope", "--plain", "--json", str(file)]) == code
+    given = ["softmax", "rope", "--plain", "--json", str(file)]
+    assert kernels.run(kernels.arguments(given)) == code
     assert f"{2 - 2 * extra} of 2" in capsys.readouterr().out
     found = json.loads(file.read_text())
     assert [row["ours"]["nests"] for row in found["patterns"]] == [2 + extra] * 2
 
 
-def test_a_pattern_that_fails_or_is_wrong_does_not_win(capsys: pytest.CaptureFixture[str]):
+def test_a_pattern_that_fails_or_is_wrong_does_not_win():
     right, more = Counts(1, 8, 1), Counts(2, 8)
     assert Row("a", 0.0, right, more).wins(False)
     assert not Row("a", 0.0, right, more, "IndexError").wins(False)
     assert not Row("a", 1.0, right, more).wins(False)
     assert not Row("a", float("nan"), right, more).wins(False)
     assert not Row("a", 0.0, right, Counts(2, 7)).wins(False)
-    assert main(["patterns", "sofmax"]) == 1
-    assert "no pattern 'sofmax'" in capsys.readouterr().err
+    with pytest.raises(MinicompileError, match="no pattern 'sofmax'"):
+        kernels.run(kernels.arguments(["sofmax"]))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+import minicompile as mc
 from minicompile.errors import Unsupported
+from minicompile.lowering.context import LoweringContext
 from minicompile.lowering.ir import Scatter
 from tests.lowering.conftest import check, lowered, run
+from tests.lowering.samples import run_operator
 
 aten = torch.ops.aten
 
@@ -84,9 +87,12 @@ def test_a_size_that_depends_on_data_is_refused() -> None:
         lowered(lambda x: x[x > 0], x)
 
 
-def test_writing_through_a_mask_is_left_to_eager() -> None:
-    x = torch.randn(4, 3)
-    graph = check(lambda x: aten.index_put(x, [x > 0], torch.tensor(0.0)), x, externs=1)
+def test_one_value_through_a_mask_needs_no_index() -> None:
+    x, mask = torch.randn(4, 3), torch.tensor([True, False, True, False])
+    check(
+        lambda x, m: [aten.index_put(x, [x > 0], x[0, 0]), aten.index_put(x, [m], x[1, 1])], x, mask
+    )
+    graph = check(lambda x, m: aten.index_put(x, [m], x[:2]), x, mask, externs=1)
     assert "mask" in graph.externs[0].reason
 
 
@@ -150,14 +156,78 @@ def test_one_value_may_be_written_in_any_order() -> None:
     check(lambda x, i: [aten.scatter.value(x, 0, i, 7.5), aten.index_put(x, [i[0]], x[0, 0])], x, i)
 
 
-def test_writes_whose_order_matters_are_left_to_eager() -> None:
-    x, i = torch.randn(4, 3), torch.tensor([1, 1])
-    graph = lowered(lambda x, i: aten.index_put(x, [i], x[:2]), x, i)
+WRITES = {
+    "scatter": lambda x, i, v: x.scatter(0, i[:, None].expand(9, 3), v),
+    "scatter, last": lambda x, i, v: x.scatter(1, (i[:4, None] % 3).expand(4, 3), v),
+    "scatter, counted": lambda x, i, v: x.scatter(0, torch.arange(4)[None].expand(9, 4)[:, :3], v),
+    "put rows": lambda x, i, v: aten.index_put(x, [i - 2], v),
+    "put columns": lambda x, i, v: aten.index_put(x, [None, i % 3], v.flatten()[:36].view(4, 9)),
+    "put elements": lambda x, i, v: aten.index_put(x, [i, i % 3], v[:, 0]),
+    "index_copy": lambda x, i, v: x.index_copy(0, i, v),
+    "put": lambda x, i, v: x.put(i - 3, v[:, 1]),
+    "put, add": lambda x, i, v: x.put(i - 3, v[:, 1], True),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize("how", ["reference", "auto", "triton"])
+def test_the_last_of_several_writes_stays(name: str, dtype: torch.dtype, how: str) -> None:
+    fn, x, i = WRITES[name], torch.zeros(4, 3).to(dtype), torch.tensor([3, 1, 1, 0, 3, 3, 1, 0, 1])
+    v = torch.arange(1, 37).view(9, 4).to(dtype) if "columns" in name else torch.arange(1, 28)
+    v = v.to(dtype) if "columns" in name else v.view(9, 3).to(dtype)
+    if how == "reference":
+        check(fn, x, i, v, externs=None if "add" in name else 0)
+    elif not (how == "triton" and "add" in name):
+        compiled = mc.compile(fn, options={"device_codegen": how})
+        assert torch.equal(compiled(x, i, v), fn(x, i, v))
+
+
+def test_large_writes_keep_their_order() -> None:
+    """Neither threads nor vectors change which write is the last."""
+    i, v = torch.randint(50, (4000, 64)), torch.arange(4000.0 * 64).view(4000, 64)
+    x = torch.zeros(50, 64)
+    for fn in (
+        lambda x, i, v: x.scatter(0, i, v),
+        lambda x, i, v: x.t().scatter(1, i.t(), v.t()),
+        lambda x, i, v: aten.index_put(x, [i[:, 0]], v) + 1,
+    ):
+        assert torch.equal(mc.compile(fn)(x, i, v), fn(x, i, v))
+
+
+def test_writes_in_an_order_of_eagers_own_are_left_to_it() -> None:
+    x, i = torch.randn(4, 3), torch.tensor([[1, 1], [0, 1]])
+    graph = lowered(lambda x, i: aten.index_put(x, [i], x.view(2, 2, 3)), x, i)
     assert "order matters" in graph.externs[0].reason
-    graph = lowered(lambda x, i: x.scatter(0, i[:, None], x), x, i)
-    assert "order matters" in graph.externs[0].reason
-    graph = lowered(lambda x, i: aten.index_put(x, [i], x[:2], True), x.bfloat16(), i)
+    graph = lowered(lambda x, i: aten.index_put(x, [i[0]], x[:2], True), x.bfloat16(), i)
     assert "round" in graph.externs[0].reason
+    graph = lowered(lambda x, i: x.scatter_reduce(0, i, x, "amax"), x, i)
+    assert "no atomic" in graph.externs[0].reason
+
+
+def test_a_scatter_that_forgets_the_order_is_noticed(monkeypatch) -> None:
+    def first_stays(ctx, base, ranges, output_index, fn, mode):
+        back = lambda i: [n - 1 - p for p, n in zip(i, ranges, strict=True)]  # noqa: E731
+        where, what = (lambda ops, i, f=f: f(ops, back(i)) for f in (output_index, fn))
+        return right(ctx, base, ranges, where, what, mode)
+
+    right = LoweringContext.scatter
+    monkeypatch.setattr(LoweringContext, "scatter", first_stays)
+    with pytest.raises(AssertionError):
+        test_the_last_of_several_writes_stays("scatter", torch.float32, "auto")
+
+
+SAMPLED = """
+    index_add index_copy index_fill index_put masked_scatter put take scatter scatter_reduce
+    diagonal_scatter diag_embed rot90 nn.functional.max_unpool2d nn.functional.pixel_shuffle
+    nn.functional.pixel_unshuffle nn.functional.channel_shuffle _unsafe_masked_index
+    _unsafe_masked_index_put_accumulate as_strided_scatter unfold_copy"""
+
+
+@pytest.mark.parametrize("name", SAMPLED.split())
+def test_samples_equal_eager(name: str) -> None:
+    found = run_operator(name, 4, (torch.float32, torch.bfloat16, torch.int64, torch.bool))
+    assert found.wrong == [] and found.agreed
 
 
 @pytest.mark.parametrize("dim", [0, 1, -1])

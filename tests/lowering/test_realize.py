@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+import minicompile
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, LoopGraph, Pointwise, Reduction
 from minicompile.options import Options
 from tests.lowering.conftest import check, lowered, record_all
@@ -38,6 +39,15 @@ def test_a_costly_value_with_two_readers_is_kept() -> None:
     graph = check(fn, torch.randn(3, 4))
     assert whys(graph)[0].startswith("2 users")
     assert len(whys(graph)) == 3
+
+
+def test_a_costly_value_of_an_empty_buffer_is_computed_again() -> None:
+    def fn(x, y):
+        z = (x * x + y * y).sqrt().exp().sin().log1p().tanh()
+        return [z * 2, z + 1, z.sum(0)]
+
+    check(fn, torch.randn(0), torch.randn(0))
+    check(fn, torch.randn(4, 0), torch.randn(4, 1))
 
 
 def test_a_mask_made_of_indices_is_never_kept() -> None:
@@ -170,3 +180,39 @@ def test_lowering_is_deterministic() -> None:
 
     x = torch.randn(4, 4)
     assert str(lowered(fn, x)) == str(lowered(fn, x))
+
+
+def test_a_broadcast_operand_costs_nothing_to_read_again() -> None:
+    """Rows minus their mean, read by two kernels: each subtracts for itself, as it would read the result."""
+
+    def centered(x):
+        y = x - x.mean(1, keepdim=True)
+        return [y.sum(0), y.exp().sum(1)]
+
+    reduced = ["reduction"] * 3
+    assert whys(check(centered, torch.randn(8, 64))) == reduced
+    few = whys(check(centered, torch.randn(64, 8)))  # here the means are an eighth of the rows
+    assert any(why.startswith("2 users") for why in few)
+
+    check(centered, torch.randn(0, 64))
+    check(lambda x, y: [(x * y).sum(0), (x * y).exp()], torch.randn(1, 64), torch.randn(0, 64))
+
+    def both(x, y):
+        z = x + y  # two operands to read for one result
+        return [z.sum(0), z.exp().sum(1)]
+
+    few = whys(check(both, torch.randn(8, 64), torch.randn(8, 64)))
+    assert any(why.startswith("2 users") for why in few)
+
+
+def test_a_broadcast_operand_of_symbolic_size_is_recognised() -> None:
+    def centered(x):
+        y = x - x.mean(1, keepdim=True)
+        return [y.sum(0), y.exp().sum(1)]
+
+    compiled = minicompile.compile(centered, fullgraph=True, dynamic=True)
+    for shape in ((8, 64), (5, 33), (40, 3)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(compiled(x), centered(x))
+    loops = minicompile.trace(compiled, torch.randn(8, 64)).forward.loops
+    assert all("users" not in why for why in whys(loops))

@@ -19,6 +19,8 @@ from minicompile.lowering.value import TensorValue
 from minicompile.ops.graph import Graph
 from minicompile.ops.registry import scoped
 from minicompile.options import Options
+from minicompile.provenance import operation_kind, operation_line
+from minicompile.show.loops import operation_row
 from tests.lowering.conftest import check, check_each, lowered
 
 aten = torch.ops.aten
@@ -123,6 +125,14 @@ def test_scans_are_printed() -> None:
         "Scan([3, 4], 1, 'max', arg0_1[4*p0 + r0])  # scan",
         "Scan([3, 4], 1, 'argmax', arg0_1[4*p0 + r0])  # scan",
     ]
+
+
+def test_scans_are_shown_as_running_values() -> None:
+    graph = lowered(lambda x: x.cumsum(0), torch.randn(3, 4))
+    (buffer,) = graph.operations
+    assert operation_line(buffer) == "buf0[r0, p1] = sum[up to r0](f64(arg0_1[p1 + 4*r0]))"
+    assert operation_kind(buffer) == "Scan"
+    assert operation_row(buffer)[4] == "4 over 3"
 
 
 def test_a_scan_of_a_dimension_that_isnt_there_is_found() -> None:

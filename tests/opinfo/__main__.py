@@ -13,6 +13,7 @@ Through C++ kernels, in less than 8 minutes on 16 cores; once more to go on wher
 
     --backend NAME        "inductor" or "aot_eager", which stops before the kernels
     --dynamic             all sizes are symbols
+    --option NAME=VALUE   an option of mc.compile, also several: device_codegen=triton, inline=never
     --ops NAME ...        these only (names as in the table, `fnmatch` patterns)
     --from I --to J       a range of the database
     --jobs N              worker processes; each runs one operator at a time
@@ -28,6 +29,7 @@ Through C++ kernels, in less than 8 minutes on 16 cores; once more to go on wher
 from __future__ import annotations
 
 import argparse
+import ast
 import collections
 import fnmatch
 import json
@@ -46,8 +48,9 @@ from typing import Any, TextIO
 
 import torch
 
+from minicompile.options import Options, make_options
 from tests.opinfo.cases import KINDS, LEFT_OUT, METADATA_ONLY, VARIANTS, cases, database
-from tests.opinfo.compare import BACKENDS, check
+from tests.opinfo.compare import BACKENDS, Way, check
 
 MARK = "@@opinfo "
 
@@ -55,6 +58,7 @@ MARK = "@@opinfo "
 def check_operator(name: str, chosen: argparse.Namespace) -> dict[str, Any]:
     """All verdicts of one operator."""
     op, found = database()[name], []
+    way = Way(chosen.backend, chosen.dynamic, options_of(chosen))
     error = ""
     variants, kinds = tuple(chosen.variants.split(",")), tuple(chosen.kinds.split(","))
     start = time.perf_counter()
@@ -62,11 +66,24 @@ def check_operator(name: str, chosen: argparse.Namespace) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         try:
             for case in cases(op, variants, kinds, chosen.limit_samples, chosen.other_samples):
-                found.append(check(case, chosen.side, chosen.backend, chosen.dynamic).as_dict())
+                found.append(check(case, chosen.side, way).as_dict())
         except Exception:
             error = traceback.format_exc(limit=-4)
     seconds = round(time.perf_counter() - start, 1)
     return {"op": name, "verdicts": found, "error": error, "seconds": seconds}
+
+
+def options_of(chosen: argparse.Namespace) -> Options:
+    """Verifying, and what was asked for; values are Python's, or else text."""
+    given = dict(text.split("=", 1) for text in chosen.option)
+    return make_options(options={"verify": True} | {k: parsed(v) for k, v in given.items()})
+
+
+def parsed(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 # Workers -----------------------------------------------------------------------------------------
@@ -92,6 +109,7 @@ class Worker:
             options = ["backend", "limit_samples", "other_samples", "side", "variants", "kinds"]
             given = [f"--{key.replace('_', '-')}={getattr(self.chosen, key)}" for key in options]
             given += ["--dynamic"] * bool(self.chosen.dynamic)
+            given += [f"--option={text}" for text in self.chosen.option]
             command = [sys.executable, "-m", "tests.opinfo", "--worker", *given]
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
             self.process = subprocess.Popen(
@@ -305,6 +323,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--backend", choices=list(BACKENDS), default="aot_eager")
     made.add_argument("--dynamic", action="store_const", const=True, default=None)
+    made.add_argument("--option", action="append", default=[])
     made.add_argument("--ops", nargs="*", default=[])
     made.add_argument("--from", dest="first", type=int, default=0)
     made.add_argument("--to", dest="last", type=int, default=None)

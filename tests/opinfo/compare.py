@@ -29,8 +29,6 @@ from minicompile.pipeline_result import Trace
 from tests.opinfo.cases import METADATA_ONLY, Case, Outcome, run, tensors
 
 BACKENDS = {"aot_eager": pipeline.aot_eager, "inductor": pipeline.compile_capture}
-OPTIONS = Options(verify=True)
-"""The C compiler's flags are everybody's: -O1 would save 13 ms of the 350 that a call takes here."""
 
 
 @dataclass
@@ -78,14 +76,24 @@ def entry(case: Case) -> types.FunctionType:
 _numbers = itertools.count()
 
 
+@dataclass(frozen=True)
+class Way:
+    """How we compile."""
+
+    backend: str = "aot_eager"
+    dynamic: bool | None = None
+    options: Options = field(default_factory=lambda: Options(verify=True))
+    """The C compiler's flags are everybody's: -O1 would save 13 ms of the 350 that a call takes here."""
+
+
 def compile_ours(
-    case: Case, graphs: Graphs, backend: str, dynamic: bool | None = None
+    case: Case, graphs: Graphs, way: Way
 ) -> tuple[Callable[..., Any], Callable[[], None]]:
     """The call under mc.compile, and what reads the breaks afterwards."""
 
     def compiled(capture: Capture) -> Callable[[list[Any]], Any]:
         trace = Trace(capture.name, capture)
-        made = BACKENDS[backend](capture, OPTIONS, trace)
+        made = BACKENDS[way.backend](capture, way.options, trace)
         found = operators_in(capture.graph.gm.graph)
 
         def call(inputs: list[Any]) -> Any:
@@ -98,7 +106,7 @@ def compile_ours(
 
         return call
 
-    make = functools.partial(Dispatcher, backend=compiled, options=OPTIONS, dynamic=dynamic)
+    make = functools.partial(Dispatcher, backend=compiled, options=way.options, dynamic=way.dynamic)
     dispatcher = make(entry(case))
 
     def finish() -> None:
@@ -168,9 +176,7 @@ OWN_FAULTS = "internal-error", "missing-tool"
 """Reasons of ours that are mistakes: an exception in a room, a kernel that the C compiler refuses."""
 
 
-def check(
-    case: Case, sides: str = "both", backend: str = "aot_eager", dynamic: bool | None = None
-) -> Verdict:
+def check(case: Case, sides: str = "both", way: Way = Way()) -> Verdict:
     """Compare `case` with eager, and say whether the operator was in a graph."""
     verdict = Verdict(case.name, case.variant, str(case.dtype)[6:])
     eager = run(case, entry(case))
@@ -178,7 +184,7 @@ def check(
     wrapped = {"clone"} if case.variant == "inplace_grad" else set()
     if sides in ("minicompile", "both"):
         graphs = Graphs()
-        function, finish = compile_ours(case, graphs, backend, dynamic)
+        function, finish = compile_ours(case, graphs, way)
         ours = run(case, function)
         finish()
         verdict.in_graph, verdict.breaks = bool(graphs.operators - wrapped), graphs.breaks

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +11,9 @@ import torch
 
 from minicompile.lowering.context import lowering
 from minicompile.lowering.rules.common import aten, elementwise
-from tests.opinfo import compare
+from minicompile.options import Options
 from tests.opinfo.cases import KINDS, VARIANTS, Case, cases, database
-from tests.opinfo.compare import Verdict, check
+from tests.opinfo.compare import BACKENDS, Verdict, Way, check
 
 compiling = torch.compiler.is_compiling
 
@@ -37,19 +36,19 @@ OTHERS = ("int", "bool", "half", "complex")
 
 
 def verdicts(
-    name: str, variants: tuple[str, ...], kinds: tuple[str, ...], backend: str, samples: int = 1
+    name: str, variants: tuple[str, ...], kinds: tuple[str, ...], way: Way, samples: int = 1
 ) -> list[Verdict]:
     op = database()[name]
-    return [check(case, "minicompile", backend) for case in cases(op, variants, kinds, samples)]
+    return [check(case, "minicompile", way) for case in cases(op, variants, kinds, samples)]
 
 
 @pytest.mark.parametrize("name", FAMILIES.split())
-@pytest.mark.parametrize("backend", compare.BACKENDS)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_operator(backend: str, name: str) -> None:
     """As in eager, in every variant and kind of dtype; in a graph unless its sizes depend on data."""
     variants = VARIANTS if backend == "aot_eager" else ("function", "out_strided")
-    found = verdicts(name, variants, ("float",), backend)
-    found += verdicts(name, ("function",), OTHERS, backend)
+    found = verdicts(name, variants, ("float",), Way(backend))
+    found += verdicts(name, ("function",), OTHERS, Way(backend))
     assert [f"{v.case}: {v.wrong}" for v in found if v.wrong] == []
     assert any(v.in_graph for v in found) == (name != "nonzero")
 
@@ -129,12 +128,11 @@ def test_wrong_rules_are_found(what: str) -> None:
     name, op, wrong, told = PLANTED[what]
     with lowering.scoped():
         lowering(op)(functools.partial(wrong, lowering[op]))
-        found = verdicts(name, ("function",), tuple(KINDS), "inductor", 2)
+        found = verdicts(name, ("function",), tuple(KINDS), Way("inductor"), 2)
     assert any(told in verdict.wrong for verdict in found)
 
 
-def test_kernels_that_do_not_compile_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    flags = dataclasses.replace(compare.OPTIONS, cpp_flags=("-fno-such-flag",))
-    monkeypatch.setattr(compare, "OPTIONS", flags)
-    found = verdicts("exp", ("function",), ("float",), "inductor")
+def test_kernels_that_do_not_compile_are_found() -> None:
+    way = Way("inductor", options=Options(cpp_flags=("-fno-such-flag",)))
+    found = verdicts("exp", ("function",), ("float",), way)
     assert all(verdict.wrong.startswith("missing-tool") for verdict in found)

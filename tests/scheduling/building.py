@@ -503,7 +503,9 @@ class KernelOps(ReferenceOps):
         index = value.index if value.index is not None else sympy.Integer(0)
         if value.op == "load":
             found = self.read(value, index)
-            return found if self.mask is None else torch.where(self.mask, found, 0)
+            return (
+                found if self.mask is None else torch.where(self.mask, found, found.new_zeros(()))
+            )
         if value.op == "store":
             return self.store(value.buffer, index, inputs[0], value.kind)
         if value.op == "constant":

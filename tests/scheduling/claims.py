@@ -109,7 +109,7 @@ def check_fused(schedule: Schedule, decision: FusionDecision) -> None:
     assert told
     if decision.cause == "handed_over":
         assert told <= (written[0] & (read[1] | written[1])) | (written[1] & (read[0] | written[0]))
-        nowhere = re.match(r"(.*?) need not reach memory", decision.reason)
+        nowhere = re.search(r"no need to write (.*?) to memory", decision.reason)
         if nowhere:
             names = set(re.split(r", | and ", nowhere.group(1))) & set(schedule.graph.buffers)
             assert names and names <= schedule.memory.internal
@@ -188,7 +188,7 @@ def rounds_of(schedule: Schedule, name: str, buffer: str, op: str) -> list[froze
     ]
 
 
-NO_STRIDES = ", which no strides describe"
+NO_STRIDES = ", which isn't a sum of strides"
 
 
 def check_index_mismatch(schedule: Schedule, decision: FusionDecision) -> None:
@@ -229,7 +229,7 @@ def check_index_mismatch(schedule: Schedule, decision: FusionDecision) -> None:
         ]
         assert any(i != j for i in both[0] for j in both[1])
     elif rounds := re.match(
-        r": each round of its kernel makes (\d+) .* takes (\d+)( others)?$", rest
+        r": each round of its parallel loops makes (\d+) .* takes (\d+)( others)?$", rest
     ):
         made, taken = (
             rounds_of(schedule, node.name, buffer, op)
@@ -241,7 +241,10 @@ def check_index_mismatch(schedule: Schedule, decision: FusionDecision) -> None:
         assert not set(made) & set(taken), "a round would do"
     else:
         assert rest in (", in an order that doesn't suit what else they share", NO_STRIDES)
-        if rest != NO_STRIDES:  # something else fixes how the loops of the two correspond
+        if rest == NO_STRIDES:
+            indices = ((write.index, writer), (read.index, reader))
+            assert any(i is not None and not is_linear(i, loops[n.name]) for i, n in indices)
+        else:  # something else fixes how the loops of the two correspond
             sides = [
                 {b for n in g for b in touched(n)} for g in (decision.producers, decision.consumers)
             ]
@@ -302,12 +305,12 @@ def check_nothing_saved(schedule: Schedule, decision: FusionDecision) -> None:
             loops = {**hinted(node.body, schedule, False), **hinted(node.body, schedule, True)}
             for place in (p for p in node.reads if p.buffer in common):
                 strides = place.index is not None and is_linear(place.index, loops)
-                unknown |= not strides
+                unknown |= place.index is None
                 if strides:
                     reached = frozenset(elements(at_hints(place, schedule), loops, {}))
                     found.append((place.buffer, reached))
     same = {place for place in places[0] if place[1]} & set(places[1])
-    assert ("or isn't linear" in decision.reason) == unknown
+    assert ("depends on the data" in decision.reason) == unknown
     for buffer, _ in same if not unknown else ():
         starts = {
             str(d.index.xreplace(dict.fromkeys(n.body.all_ranges, 0)))
@@ -353,16 +356,21 @@ def alive(decision: FusionDecision) -> int:
     most = 0
     for i, node in enumerate(nodes):
         held = sum(1 for used in uses.values() if used[0] < i < used[-1])
-        values = [v for v in node.body.values if v.op != "constant"]
-        own = 0
+        values = node.body.values
+        own = 1
         for k, value in enumerate(values):
-            if value.op != "store":
-                living = {
-                    v
-                    for v in values[: k + 1]
-                    if v.op != "store" and (v is value or any(v in w.operands for w in values[k:]))
-                }
-                own = max(own, len(living))
+            # before it runs: what it or a later one takes, if it is computed, or loaded for an earlier one
+            taken = [
+                v for v in values if v.op != "constant" and any(v in w.operands for w in values[k:])
+            ]
+            ready = [
+                v
+                for v in taken
+                if (values.index(v) < k and v.operands)
+                or v in value.operands
+                or any(v in w.operands for w in values[:k])
+            ]
+            own = max(own, len(ready))
         most = max(most, own + held)
     return most
 

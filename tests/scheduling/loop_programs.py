@@ -40,6 +40,7 @@ from tests.scheduling.building import (
     GraphBuilder,
     T,
     broadcast,
+    compiled,
     copied,
     dirty_empty,
     example_inputs,
@@ -274,6 +275,13 @@ def apply(b: GraphBuilder, step: Step, given: Sequence[T]) -> T:
             return x.load(ops, move(x, step, list(index)))
 
         return of_dtype(b, dtype, step.size, moved)
+    if step.what == "twice":  # an element and another one of the same tensor
+
+        def both(ops: Any, index: Sequence[Any]) -> Any:
+            pair = x.load(ops, index), x.load(ops, MOVES[step.name](x, step, list(index)))
+            return (ops.logical_xor if dtype is BOOL else ops.maximum)(*pair)
+
+        return of_dtype(b, dtype, step.size, both)
     if step.what in ("shift", "pad"):
         before = numbers[0]
 
@@ -380,6 +388,12 @@ def roll(x: T, step: Step, index: list[Any]) -> list[Any]:
     return index
 
 
+def swap(x: T, step: Step, index: list[Any]) -> list[Any]:
+    first, second = step.axes
+    index[first], index[second] = index[second], index[first]
+    return index
+
+
 def repeat(x: T, step: Step, index: list[Any]) -> list[Any]:
     index[step.axes[0]] = FloorDiv(index[step.axes[0]], sympy.sympify(step.numbers[0]))
     return index
@@ -403,7 +417,7 @@ def reshape(x: T, step: Step, index: list[Any]) -> list[Any]:
 
 
 MOVES: dict[str, Callable[[T, Step, list[Any]], list[Any]]] = {
-    "flip": flip, "roll": roll, "repeat": repeat, "tile": tile, "reshape": reshape,
+    "flip": flip, "roll": roll, "swap": swap, "repeat": repeat, "tile": tile, "reshape": reshape,
 }  # fmt: skip
 
 
@@ -589,7 +603,15 @@ class Generator:
         size, axis = list(source.size), rng.randrange(len(source.size))
         axes: tuple[int, ...] = (axis,)
         numbers: tuple[Any, ...] = ()
-        if what == "flip":
+        name = ""
+        if what == "twice":
+            pairs = [(i, j) for i in range(len(size)) for j in range(i) if same(size[i], size[j])]
+            name = rng.choice(["flip", "roll"] + ["swap"] * 2 * bool(pairs))
+            axes = rng.choice(pairs) if name == "swap" else axes
+            numbers = (rng.randint(1, 5),)
+            if 0 in size:
+                return
+        elif what == "flip":
             axes = tuple(rng.sample(range(len(size)), rng.randint(1, len(size))))
         elif what in ("roll", "scatter"):
             if 0 in size:
@@ -598,10 +620,12 @@ class Generator:
             if what == "scatter":
                 numbers = (*numbers[:1], 1)
         elif what in ("repeat", "tile"):
+            if 0 in size:
+                return  # lowering takes no digits of an empty dimension
             times = rng.choice([2, 3, *self.hints])
             size[axis], numbers = size[axis] * times, (times,)
         elif 0 in size:
-            return  # lowering takes no digits of an empty dimension
+            return
         elif what == "reshape":
             order = rng.sample(range(len(size)), len(size))
             size = [size[i] for i in order]
@@ -614,7 +638,7 @@ class Generator:
             numbers = before, rng.choice([0, 1])
             if what == "pad":
                 size[axis] = size[axis] + before + rng.randint(0, 3)
-        self.add(Step(what, (first,), tuple(size), source.dtype, "", axes, numbers, source.exact))
+        self.add(Step(what, (first,), tuple(size), source.dtype, name, axes, numbers, source.exact))
 
     def cat(self, what: str) -> None:
         first = self.pick(rank=1)
@@ -725,8 +749,11 @@ CHOICES: dict[str, tuple[float, Callable[[Generator, str], None]]] = {
     "gather": (1, Generator.indexed),
     "scatter_add": (0.7, Generator.indexed),
     "scatter": (0.4, Generator.move),
+    "twice": (2, Generator.move),
     **dict.fromkeys(("permute", "slice", "select", "expand", "windows"), (0.7, Generator.view)),
-    **dict.fromkeys((*MOVES, "shift", "pad"), (0.7, Generator.move)),
+    **dict.fromkeys(
+        ("flip", "roll", "repeat", "tile", "reshape", "shift", "pad"), (0.7, Generator.move)
+    ),
 }
 
 
@@ -896,8 +923,15 @@ def other_sizes(program: Program) -> list[dict[sympy.Symbol, int]]:
     return found
 
 
-def compare(program: Program, call: Callable[[list[Any]], Any]) -> str | None:
-    """What is wrong with a compiled program's results; None if nothing is."""
+def compare(
+    program: Program,
+    call: Callable[[list[Any]], Any],
+    bodies: Callable[[list[Any]], Any] | None = None,
+) -> str | None:
+    """What is wrong with a compiled program's results; None if nothing is.
+
+    `bodies` runs the scheduled kernels' bodies in torch, which sees loads that leave their memory.
+    """
     reference = program.build(range(len(program.steps)))
     graph = program.build()
     for number, sizes in enumerate(other_sizes(program)):
@@ -910,10 +944,11 @@ def compare(program: Program, call: Callable[[list[Any]], Any]) -> str | None:
                 raise
             continue  # eager would refuse these inputs, too
         errors = error_bounds(program, values)
-        have = call(list(inputs))
-        for output, found in zip(program.outputs, have, strict=True):
-            if wrong := difference(found, values[output], errors[output]):
-                return f"%{output} at sizes {sizes}: {wrong}"
+        for name, run in (("", call), (" by its bodies", bodies if number == 0 else None)):
+            have = run(list(inputs)) if run is not None else ()
+            for output, found in zip(program.outputs, have):
+                if wrong := difference(found, values[output], errors[output]):
+                    return f"%{output}{name} at sizes {sizes}: {wrong}"
         for given, before in zip(inputs, kept, strict=True):
             if isinstance(given, torch.Tensor) and not equal(given, before):
                 return "an input was overwritten"
@@ -933,7 +968,7 @@ def failure(program: Program, options: Options) -> str | None:
     try:
         prepared = prepare(program, options)
         (call,) = load([prepared], options)
-        return compare(program, call)
+        return compare(program, call, compiled(prepared.scheduled))
     except Exception as e:
         where = traceback.extract_tb(e.__traceback__)[-1]
         return f"{type(e).__name__}: {str(e)[:500]} ({where.name}, line {where.lineno})"
@@ -954,7 +989,7 @@ def failures(programs: Sequence[Program], options: Options) -> dict[int, str]:
         return found | {p.program.seed: w for p in group if (w := failure(p.program, options))}
     for one, call in zip(group, calls, strict=True):
         try:
-            why = compare(one.program, call)
+            why = compare(one.program, call, compiled(one.scheduled))
         except Exception:
             why = failure(one.program, options) or "fails only among others"
         if why:

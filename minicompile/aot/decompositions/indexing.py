@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from minicompile.aot.decompositions.pointwise import scaled
+from minicompile.aot.decompositions.pointwise import constant, scaled
 from minicompile.aot.decompositions.registry import HALF_TYPES, decompose, formulas
 
 aten = torch.ops.aten
@@ -27,18 +28,106 @@ def embedding_backward(
     return index_put(grad.new_zeros([rows, grad.shape[-1]]), [at], grad, True)
 
 
+def column(x: Tensor, dim: int, at: Tensor, source: Tensor) -> Tensor:
+    """Positions along one dimension for all elements of `source`."""
+    shape = [-1 if d == dim % x.dim() else 1 for d in range(x.dim())]
+    return at.reshape(shape).expand(source.shape).long()
+
+
 @decompose(aten.index_add.default, to="prims")
 def index_add(x: Tensor, dim: int, at: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """As `scatter_add`, for which a negative index is an error too."""
     if x.dim() == 0 or source.dim() != x.dim() or x.dtype in (*HALF_TYPES, torch.bool):
         return NotImplemented
-    column = at.reshape([-1 if d == dim % x.dim() else 1 for d in range(x.dim())])
-    return x.scatter_add(dim, column.expand(source.shape).long(), scaled(source, alpha))
+    return x.scatter_add(dim, column(x, dim, at, source), scaled(source, alpha))
+
+
+@decompose(aten.index_copy.default, to="prims")
+def index_copy(x: Tensor, dim: int, at: Tensor, source: Tensor) -> Tensor:
+    if x.dim() == 0 or source.dim() != x.dim():
+        return NotImplemented
+    return x.scatter(dim, column(x, dim, at, source), source)
+
+
+@decompose(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, to="prims")
+def index_fill(x: Tensor, dim: int, at: Tensor, value: Any) -> Tensor:
+    value = constant(value, x.dtype, x.device).to(x.dtype)
+    rows = x.reshape([1]) if x.dim() == 0 else x
+    place = [*[None] * (dim % rows.dim()), at.reshape([-1])]
+    return index_put(rows, place, value).reshape(x.shape)
+
+
+@decompose(aten.index_put.default, to="prims")
+def masked_index_put(x: Tensor, at: list[Any], values: Tensor, accumulate: bool = False) -> Tensor:
+    """One value wherever a mask holds. Other writes through masks depend on data."""
+    mask = at[0]
+    if accumulate or len(at) != 1 or mask.dtype is not torch.bool or values.numel() != 1:
+        return NotImplemented
+    mask = mask.reshape([*mask.shape, *[1] * (x.dim() - mask.dim())])
+    return torch.where(mask, values.reshape([]), x)
+
+
+@decompose(aten.masked_scatter.default, to="prims")
+def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """Where the mask holds, the next element of `source`."""
+    if source.numel() == 0:
+        return NotImplemented
+    x, mask = torch.broadcast_tensors(x, mask)
+    place = mask.reshape([-1]).cumsum(0).reshape(x.shape) - 1
+    return torch.where(mask, index(source.reshape([-1]), [torch.where(mask, place, 0)]), x)
+
+
+@decompose(aten.scatter.reduce, aten.scatter.value_reduce, to="prims")
+def scatter_combined(x: Tensor, dim: int, at: Tensor, source: Any, *, reduce: str) -> Tensor:
+    if reduce != "add":
+        return NotImplemented
+    if not isinstance(source, Tensor):
+        source = torch.full(at.shape, source, dtype=x.dtype, device=x.device)
+    return x.scatter_add(dim, at, source)
+
+
+@decompose(aten.scatter_reduce.two, to="prims")
+def scatter_reduce(
+    x: Tensor, dim: int, at: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """Sums, and means of floats. Half types round after each addition, in eager's order."""
+    if reduce != "sum" and not (reduce == "mean" and x.is_floating_point()):
+        return NotImplemented
+    if x.dtype in (*HALF_TYPES, torch.bool):
+        return NotImplemented
+    start = x if include_self else x.scatter(dim, at, 0)
+    total = start.scatter_add(dim, at, source)
+    if reduce == "sum":
+        return total
+    ones = torch.ones_like(x) if include_self else torch.zeros_like(x)
+    return total / ones.scatter_add(dim, at, torch.ones_like(source)).clamp(min=1)
+
+
+@decompose(aten.max_unpool2d.default, aten.max_unpool3d.default, to="prims")
+def max_unpool(x: Tensor, at: Tensor, size: list[Any], *_: Any) -> Tensor:
+    lead = x.shape[: -len(size)]
+    flat = x.new_zeros([*lead, math.prod(size)])
+    at, values = (v.reshape([*lead, -1]) for v in (at, x))
+    return flat.scatter(-1, at, values).reshape([*lead, *size])
+
+
+def within(x: Tensor, places: list[Any]) -> list[Any]:
+    """Positions that are in range, also those that nobody looks at."""
+    return [p if p is None else p.clamp(min=0, max=n - 1) for p, n in zip(places, x.shape)]
 
 
 formulas(
     {
         aten.take.default: lambda x, at: index(x.reshape([-1]), [at]),
+        aten.put.default: lambda x, at, source, accumulate=False: index_put(
+            x.reshape([-1]), [at.reshape([-1])], source.reshape([-1]), accumulate
+        ).reshape(x.shape),
+        aten._unsafe_masked_index.default: lambda x, mask, at, fill: torch.where(
+            mask, index(x, within(x, at)), fill
+        ),
+        aten._unsafe_masked_index_put_accumulate.default: lambda x, mask, at, values: index_put(
+            x, within(x, at), torch.where(mask, values, values.new_zeros([])), True
+        ),
         aten._unsafe_index.Tensor: lambda x, at: index(x, at),
         aten._unsafe_index_put.default: lambda x, at, values, *add: index_put(x, at, values, *add),
     },

@@ -60,6 +60,84 @@ def roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
     return x.clone() if all(shift == 0 for shift in shifts) else x
 
 
+@decompose(aten.rot90.default, to="core")
+def rot90(x: Tensor, quarters: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+    quarters %= 4
+    x = x.flip([dims[1]]) if quarters in (1, 2) else x
+    x = x.flip([dims[0]]) if quarters in (2, 3) else x
+    return x.transpose(*dims).clone() if quarters % 2 else x.clone()
+
+
+@decompose(aten.diag_embed.default, to="core")
+def diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    size: list[Any] = list(x.shape[:-1])
+    for dim in sorted(dim % (x.dim() + 1) for dim in (dim1, dim2)):
+        size.insert(dim, x.shape[-1] + abs(offset))
+    return x.new_zeros(size).diagonal_scatter(x, offset, dim1, dim2)
+
+
+def regrouped(x: Tensor, parts: list[Any], order: Sequence[int], size: list[Any]) -> Tensor:
+    """The elements of x's last three dimensions split up, put in another order and joined again."""
+    lead = list(x.shape[:-3])
+    places = [*range(len(lead)), *(len(lead) + place for place in order)]
+    return x.reshape(lead + parts).permute(places).clone().reshape(lead + size)
+
+
+@decompose(aten.pixel_shuffle.default, to="core")
+def pixel_shuffle(x: Tensor, by: int) -> Tensor:
+    channels, height, width = x.shape[-3] // (by * by), *x.shape[-2:]
+    parts, size = [channels, by, by, height, width], [channels, height * by, width * by]
+    return regrouped(x, parts, (0, 3, 1, 4, 2), size)
+
+
+@decompose(aten.pixel_unshuffle.default, to="core")
+def pixel_unshuffle(x: Tensor, by: int) -> Tensor:
+    channels, height, width = x.shape[-3], x.shape[-2] // by, x.shape[-1] // by
+    parts, size = [channels, height, by, width, by], [channels * by * by, height, width]
+    return regrouped(x, parts, (0, 2, 4, 1, 3), size)
+
+
+@decompose(aten.channel_shuffle.default, to="core")
+def channel_shuffle(x: Tensor, groups: Any) -> Tensor:
+    parts = x.reshape([x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]])
+    return parts.transpose(1, 2).clone().reshape(x.shape)
+
+
+def copied(view: Rule) -> Rule:
+    """A view operator's copying variant."""
+
+    def copy(*args: Any, **options: Any) -> Any:
+        found = view(*args, **options)
+        return found.clone() if isinstance(found, Tensor) else [part.clone() for part in found]
+
+    return copy
+
+
+VIEWS = """
+    alias as_strided detach diagonal expand narrow permute select slice split split_with_sizes squeeze
+    transpose unbind unfold unsqueeze view"""
+
+for _name in VIEWS.split():
+    _copies = getattr(aten, f"{_name}_copy", None)  # not every release has all of them
+    for _overload in _copies.overloads() if _copies is not None else ():
+        if not (_copy := getattr(_copies, _overload))._schema.is_mutable:
+            decompose(_copy, to="core")(copied(getattr(getattr(aten, _name), _overload)))
+
+
+@decompose(aten.as_strided_scatter.default, to="core")
+def as_strided_scatter(
+    x: Tensor, source: Tensor, size: list[Any], stride: list[Any], offset: Any = None
+) -> Tensor:
+    """Where x's elements lie in memory is known if it has no gaps."""
+    if not x.is_contiguous() or x.numel() == 0:
+        return NotImplemented
+    place = torch.full([], 0 if offset is None else offset - x.storage_offset(), device=x.device)
+    for length, step in zip(size, stride):
+        place = place.unsqueeze(-1) + torch.arange(length, device=x.device) * step
+    flat = [part.reshape([-1]) for part in (x, place, source)]
+    return aten.index_put.default(flat[0], [flat[1]], flat[2]).reshape(x.shape)
+
+
 def column_less_row(x: Tensor) -> Tensor:
     rows = torch.arange(x.shape[-2], device=x.device).unsqueeze(-1)
     return torch.arange(x.shape[-1], device=x.device) - rows
@@ -81,13 +159,6 @@ def diagonal_scatter(
     return found.movedim((-2, -1), (dim0, dim1))
 
 
-@decompose(aten.diag_embed.default, to="core")
-def diag_embed(x: Tensor, offset: int = 0, dim0: int = -2, dim1: int = -1) -> Tensor:
-    size = x.shape[-1] + abs(offset)
-    zeros = x.new_zeros([*x.shape[:-1], size, size]).movedim((-2, -1), (dim0, dim1))
-    return aten.diagonal_scatter.default(zeros, x, offset, dim0, dim1)
-
-
 @decompose(aten.block_diag.default, to="core")
 def block_diag(blocks: list[Tensor]) -> Tensor:
     dtype = functools.reduce(torch.promote_types, (block.dtype for block in blocks))
@@ -98,36 +169,6 @@ def block_diag(blocks: list[Tensor]) -> Tensor:
         rows.append(aten.constant_pad_nd.default(block, [left, right]))
         left += block.shape[1]
     return torch.cat(rows)
-
-
-@decompose(aten.pixel_shuffle.default, to="core")
-def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
-    *batch, channels, height, width = x.shape
-    parts = x.reshape([-1, channels // factor**2, factor, factor, height, width])
-    size = [*batch, channels // factor**2, height * factor, width * factor]
-    return parts.permute([0, 1, 4, 2, 5, 3]).reshape(size)
-
-
-@decompose(aten.pixel_unshuffle.default, to="core")
-def pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
-    *batch, channels, height, width = x.shape
-    height, width = height // factor, width // factor
-    parts = x.reshape([-1, channels, height, factor, width, factor])
-    return parts.permute([0, 1, 3, 5, 2, 4]).reshape([*batch, channels * factor**2, height, width])
-
-
-@decompose(aten.channel_shuffle.default, to="core")
-def channel_shuffle(x: Tensor, groups: int) -> Tensor:
-    parts = x.reshape([x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]])
-    return parts.transpose(1, 2).reshape(x.shape)
-
-
-@decompose(aten.rot90.default, to="core")
-def rot90(x: Tensor, times: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
-    times %= 4
-    if times % 2 == 0:
-        return x.flip(list(dims)) if times else x.clone()
-    return x.flip(dims[1] if times == 1 else dims[0]).transpose(*dims)
 
 
 @decompose(aten.linalg_cross.default, to="core")
@@ -159,21 +200,5 @@ formulas(
 )
 
 
-def copied(view: Rule) -> Rule:
-    """The rule of an operator that gives a copy of what the view shows."""
-
-    def rule(*args: Any, **kwargs: Any) -> Any:
-        found = view(*args, **kwargs)
-        return found.clone() if isinstance(found, Tensor) else [part.clone() for part in found]
-
-    return rule
-
-
-VIEWS = """alias expand permute transpose unsqueeze squeeze view narrow diagonal as_strided unfold unbind
-split_with_sizes"""
-for _name in VIEWS.split():
-    _view, _copy = getattr(aten, _name), getattr(aten, f"{_name}_copy")
-    for _overload in set(_view.overloads()) & set(_copy.overloads()) - {"dtype"}:
-        decompose(getattr(_copy, _overload), to="core")(copied(getattr(_view, _overload)))
 decompose(aten.t_copy.default, to="core")(lambda x: x.permute([*reversed(range(x.dim()))]).clone())
 decompose(aten.unsafe_split.Tensor, to="core")(copied(aten.split.Tensor))

@@ -7,8 +7,12 @@ from minicompile.lowering.rules import (
     pointwise,
     pooling,
     reductions,
+    resampling,
     scans,
     view,
 )
 
-__all__ = ["creation", "externs", "indexing", "pointwise", "pooling", "reductions", "scans", "view"]
+__all__ = [
+    "creation", "externs", "indexing", "pointwise", "pooling", "reductions", "resampling", "scans",
+    "view",
+]  # fmt: skip

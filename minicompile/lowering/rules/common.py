@@ -58,6 +58,8 @@ def number(value: Scalar, dtype: torch.dtype) -> float | int | bool:
     """A Python number as `dtype` holds it, rounded for half types. Raises Unsupported if it does not fit."""
     if isinstance(value, complex):
         raise Unsupported("a complex number")
+    if isinstance(value, sympy.Expr) and not value.is_number:
+        raise Unsupported("a number known at run time")
     if dtype is torch.bool:
         return bool(value)
     if dtype.is_floating_point:

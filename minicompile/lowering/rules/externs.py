@@ -23,9 +23,7 @@ REASONS: dict[str, str] = {
     "copy between devices, or of complex numbers": "_to_copy",
     "sorting": "sort topk kthvalue median nanmedian mode unique_dim _unique2 msort argsort",
     "the result's size depends on data": "nonzero masked_select bincount histc repeat_interleave",
-    "library resampling": """
-        upsample_nearest2d upsample_bilinear2d upsample_bicubic2d grid_sampler_2d
-        grid_sampler_2d_backward upsample_nearest2d_backward upsample_bilinear2d_backward""",
+    "library resampling": "grid_sampler_2d grid_sampler_2d_backward",
     "library recurrent network": "_thnn_fused_lstm_cell mkldnn_rnn_layer _cudnn_rnn miopen_rnn",
     "library linear algebra": """
         linalg_cholesky_ex linalg_lu linalg_lu_factor_ex linalg_inv_ex linalg_qr _linalg_svd _linalg_eigh
@@ -39,10 +37,9 @@ REASONS: dict[str, str] = {
         special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
         special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
         special_legendre_polynomial_p""",
-    "writes whose order matters where indices repeat": "scatter index_copy put masked_scatter",
+    "no atomic product, maximum or minimum": "scatter scatter_reduce index_reduce",
     "each element is accumulated in eager's order": """
-        embedding_dense_backward _embedding_bag _embedding_bag_forward_only index_add scatter_reduce
-        index_reduce""",
+        embedding_dense_backward _embedding_bag _embedding_bag_forward_only index_add""",
 }
 
 for _reason, _names in REASONS.items():

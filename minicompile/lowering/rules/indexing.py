@@ -1,8 +1,8 @@
 """Reading and writing at loaded positions: index, gather, embedding; index_put, scatter.
 
-An index out of range is an error. What is written goes into a fresh copy. Where two writes to one element
-could differ, their order would matter: those stay with eager's kernels. So do half types that accumulate:
-each atomic addition would round.
+An index out of range is an error. What is written goes into a fresh copy. Of several writes to one element
+the last stays, as in eager; where eager's order depends on strides, its kernels are called. So they are for
+half types that accumulate: each atomic addition would round.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ def integer_index(index: TensorValue, x: TensorValue, extent: Size) -> None:
 
 
 def loaded_index(
-    ops: Ops, tensor: TensorValue, at: Sequence[Index], extent: Size, wrap: bool
+    ops: Ops, tensor: TensorValue, at: Sequence[Index], extent: Size, wrap: bool, ordered: bool
 ) -> Index:
-    """The integer at `at` as a checked index into a dimension; no load where it is known to fit."""
-    known = tensor.known_positions
+    """The integer at `at` as a checked index into a dimension; no load where it is known to fit.
+
+    `ordered`: it stays one that loops can't share between threads, since the last of several writes stays.
+    """
+    known = tensor.known_positions if not ordered else None
     if known is not None and is_nonnegative(known.low) and is_nonnegative(extent - 1 - known.high):
         return known.formula(at)
     value = tensor.load_as(ops, at, torch.int64)
@@ -48,7 +51,10 @@ def loaded_index(
 
 
 def advanced_index(
-    x: TensorValue, indices: Sequence[TensorValue | None], wrap: bool = True
+    x: TensorValue,
+    indices: Sequence[TensorValue | None],
+    wrap: bool = True,
+    ordered: bool = False,
 ) -> tuple[tuple[Size, ...], OutputIndex]:
     """The size of `x[i, :, j]`, and the position in x of each of its elements.
 
@@ -75,14 +81,14 @@ def advanced_index(
                 out.append(next(kept))
             else:
                 at = views.broadcast_index(index[start:end], tensor.size, shape)
-                out.append(loaded_index(ops, tensor, at, extent, wrap))
+                out.append(loaded_index(ops, tensor, at, extent, wrap, ordered))
         return out
 
     kept = [extent for extent, tensor in zip(x.size, every, strict=True) if tensor is None]
     return (*kept[:start], *shape, *kept[start:]), position
 
 
-def along(x: TensorValue, dim: int, index: TensorValue) -> OutputIndex:
+def along(x: TensorValue, dim: int, index: TensorValue, ordered: bool = False) -> OutputIndex:
     """The positions in x that `index` gives: each element's own, but in dimension `dim` the loaded one."""
     if x.dim == 0 or index.dim == 0:
         raise Unsupported("gather or scatter of a 0-d tensor")
@@ -90,7 +96,8 @@ def along(x: TensorValue, dim: int, index: TensorValue) -> OutputIndex:
     integer_index(index, x, x.size[dim])
 
     def position(ops: Ops, i: Sequence[Index]) -> list[Index]:
-        return [*i[:dim], loaded_index(ops, index, i, x.size[dim], wrap=False), *i[dim + 1 :]]
+        at = loaded_index(ops, index, i, x.size[dim], False, ordered)
+        return [*i[:dim], at, *i[dim + 1 :]]
 
     return position
 
@@ -150,9 +157,17 @@ ADDABLE = frozenset({torch.float32, torch.float64, torch.int32, torch.int64})
 """What can be added atomically and exactly."""
 
 
-def can_accumulate(dtype: torch.dtype) -> None:
-    if dtype not in ADDABLE:
-        raise Unsupported(f"accumulating {dtype}: each addition would round or isn't atomic")
+def can_accumulate(x: TensorValue) -> None:
+    if x.dtype not in ADDABLE:
+        raise Unsupported(f"accumulating {x.dtype}: each addition would round or isn't atomic")
+    if x.dtype.is_floating_point:
+        in_any_order(x)
+
+
+def in_any_order(x: TensorValue) -> None:
+    """Writes to x may meet in any order on a GPU, as in eager; on a CPU loops keep theirs."""
+    if x.device.type != "cpu" and torch.are_deterministic_algorithms_enabled():
+        raise Unsupported("deterministic algorithms are asked for")
 
 
 @lowering(aten.index_put.default)
@@ -163,12 +178,16 @@ def index_put(
     values: TensorValue,
     accumulate: bool = False,
 ) -> TensorValue:
-    size, position = advanced_index(x, indices)
+    one = product(values.size) == 1
+    size, position = advanced_index(x, indices, ordered=not one)
     common_device(x, values)
     if accumulate:
-        can_accumulate(x.dtype)
-    elif product(values.size) != 1:
-        raise Unsupported("writes whose order matters where indices repeat")
+        can_accumulate(x)
+    elif not one:
+        in_any_order(x)
+        shape = broadcast_size(*[index for index in indices if index is not None])
+        if sum(extent != 1 for extent in shape) > 1:  # eager's order depends on strides
+            raise Unsupported("writes whose order matters where indices repeat")
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
         return values.load(ops, views.broadcast_index(index, values.size, size))
@@ -180,8 +199,17 @@ def index_put(
 def scatter_add(
     ctx: LoweringContext, x: TensorValue, dim: int, index: TensorValue, src: TensorValue
 ) -> TensorValue:
-    can_accumulate(x.dtype)
+    can_accumulate(x)
     return ctx.scatter(x, index.size, along(x, dim, index), src.load, "atomic_add")
+
+
+@lowering(aten.scatter.src)
+def scatter(
+    ctx: LoweringContext, x: TensorValue, dim: int, index: TensorValue, src: TensorValue
+) -> TensorValue:
+    """Two writes that meet differ in `dim` alone: loops and eager both take these in order."""
+    in_any_order(x)
+    return ctx.scatter(x, index.size, along(x, dim, index, ordered=True), src.load, "store")
 
 
 @lowering(aten.scatter.value)

@@ -1,13 +1,13 @@
-"""`python -m minicompile patterns`: the kernels of every named pattern beside torch.compile's.
+"""`python -m tests.bench.kernels`: the kernels of every named pattern beside torch.compile's.
 
 What is counted, by one rule for both compilers, over forward and backward:
 
     loop nests   outermost `for` statements of the generated C++ functions, and calls outside of them of our
-                 helpers that loop (`mc_row_sum`). Loops inside one outer loop are one nest.
+                 helpers that loop (`mc_row_sum`). Loops inside one outer loop are one nest. A library
+                 call counts as one, and so does a result that is copied back into an input
     bytes        for each kernel and library call, the distinct elements of each buffer that it reads from
-                 memory or writes there, at most the whole buffer; library calls touch all of it. Results
-                 copied back into an input are read and written once more.
-    launches     calls of Triton kernels and such copies
+                 memory or writes there, at most the whole buffer; library calls touch all of it
+    launches     calls of Triton kernels, library calls and such copies
 
 First the results are compared with eager's.
 """
@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import json
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -27,11 +28,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch._inductor import config, dependencies, graph, scheduler
 
 import minicompile
-from minicompile import compat
 from minicompile.bench.demo import check_device
-from minicompile.bench.patterns import PATTERNS, Pattern
+from minicompile.bench.patterns import PATTERNS
 from minicompile.bench.screen import Screen
 from minicompile.errors import MinicompileError
 from minicompile.ops.display import bytes_text
@@ -57,6 +58,9 @@ class Touch(NamedTuple):
     elements: int
     """Those of the whole buffer."""
     itemsize: int
+
+
+RivalGraph = tuple[str, list[list[Touch]], int]
 
 
 @dataclass(frozen=True)
@@ -144,28 +148,89 @@ def our_kernels(stages: CompiledStages) -> Iterator[list[Touch]]:
         yield touches
 
 
-def count_ours(pattern: Pattern, trace: Trace, launches: int) -> Counts:
-    """From what every stage made of the pattern; `launches` is how many Triton kernels it has."""
-    nests = moved = copies = 0
+def count_ours(trace: Trace, launches: int) -> Counts:
+    """From what every stage made of a function; `launches` is how many Triton kernels it has."""
+    nests = moved = others = 0
     for stages in trace.graphs.values():
         moved += sum(map(bytes_moved, our_kernels(stages)))
-        for kernel in stages.kernels:
-            nests += loop_nests(kernel.text)
+        nests += sum(loop_nests(kernel.text) for kernel in stages.kernels)
+        others += len(stages.loops.externs)
     assert trace.aot is not None
+    forward = trace.graphs["forward"]
+    written = {a.reuses for step in forward.schedule.memory.allocate for a in step}
     for index in trace.aot.metadata.mutated_inputs:
-        copies += 1
+        if getattr(forward.loops.inputs[index], "name", "") in written:  # by the kernel itself
+            continue
+        others += 1
         moved += 2 * trace.capture.fakes[index].nbytes
-    return Counts(nests + copies, moved, launches + copies)
+    return Counts(nests + others, moved, launches + others)
 
 
-def count_theirs(graphs: Sequence[tuple[str, list[list[Any]]]], on_gpu: bool) -> Counts:
+def count_theirs(graphs: Sequence[RivalGraph], on_gpu: bool) -> Counts:
     """From the text of torch.compile's graphs and what their kernels touch."""
     nests = launches = moved = 0
-    for text, kernels in graphs:
+    for text, kernels, externs in graphs:
+        nests, launches = nests + externs, launches + externs
         nests += sum(map(loop_nests, re.findall(r"r'''(.*?)'''", text, re.S)))
         launches += len(re.findall(r"^\s+triton_\w+\.run\(", text, re.M))
-        moved += sum(bytes_moved(Touch(*facts) for facts in kernel) for kernel in kernels)
+        launches += len(
+            re.findall(r"\.(?:sum|prod|amin|amax)\(dim=0\)", text)
+        )  # of split reductions
+        moved += sum(bytes_moved(kernel) for kernel in kernels)
     return Counts(nests, moved, launches if on_gpu else None)
+
+
+@contextlib.contextmanager
+def inductor_graphs() -> Iterator[list[RivalGraph]]:
+    """What torch.compile makes inside: of each graph the text, what each kernel touches, and how many library
+    calls there are."""
+    lowering: Any = graph.GraphLowering
+    original, saved = lowering.compile_to_module, lowering.save_output_code
+    texts: list[str] = []
+    found: list[RivalGraph] = []
+
+    def compile_to_module(self: Any) -> Any:
+        made = original(self)
+        nodes = self.scheduler.nodes
+        calls = [n for n in nodes if n.is_extern() and type(n.node).__name__ != "MultiOutput"]
+        found.append((texts.pop(), [their_touches(self, node) for node in nodes], len(calls)))
+        return made
+
+    lowering.compile_to_module, lowering.save_output_code = compile_to_module, texts.append
+    try:
+        with config.patch(force_disable_caches=True):
+            yield found
+    finally:
+        lowering.compile_to_module, lowering.save_output_code = original, saved
+
+
+def their_touches(graph: Any, node: Any) -> list[Touch]:
+    inside, found = node.get_buffer_names(), []
+    for part in node.get_nodes():
+        every = {}
+        if isinstance(part, scheduler.SchedulerNode):
+            every = dict(enumerate(size for sizes in part.get_ranges() for size in sizes))
+        places = [(False, dep) for dep in part.read_writes.reads if dep.name not in inside]
+        places += [
+            (True, d) for d in part.read_writes.writes if d.name not in graph.removed_buffers
+        ]
+        for written, dep in places:
+            buffer = graph.try_get_buffer(dep.name)
+            layout: Any = None if buffer is None else buffer.maybe_get_layout()
+            nothing = isinstance(part, scheduler.NopKernelSchedulerNode) or not hasattr(
+                layout, "size"
+            )
+            if nothing or isinstance(dep, dependencies.WeakDep):
+                continue
+            size, index, loops = int(layout.storage_size()), None, None
+            if isinstance(dep, dependencies.MemoryDep):
+                index, loops = dep.index, every if dep.is_indirect() else dict(dep.ranges)
+            for way in {
+                written,
+                written and not getattr(dep, "mode", None),
+            }:  # atomic_add reads too
+                found.append(Touch(dep.name, way, index, loops, size, layout.dtype.itemsize))
+    return found
 
 
 def difference(ours: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> float:
@@ -198,24 +263,27 @@ def measure(name: str, device: str) -> Row:
             for language in ("auto", "triton")
         )
         launches = sum(len(stages.kernels) for stages in triton.graphs.values())
-        with compat.inductor_graphs() as graphs:
+        with inductor_graphs() as graphs:
             rival = torch.compile(pattern.fn, dynamic=False)
             pattern.run(rival, pattern.make_inputs(device, torch.float32))
-        ours, theirs = count_ours(pattern, trace, launches), count_theirs(graphs, on_gpu)
+        if len(graphs) != 1 + pattern.training:
+            raise RuntimeError(f"torch.compile made {len(graphs)} graphs where the code was read")
+        ours, theirs = count_ours(trace, launches), count_theirs(graphs, on_gpu)
     except Exception as failure:  # whatever a compiler raises is the result
         reason = f"{type(failure).__name__}: {failure}".splitlines()[0]
         return Row(name, float("inf"), Counts(), Counts(), reason)
     return Row(name, error, ours, theirs)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `minicompile patterns`."""
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.kernels", description=__doc__)
     add = parser.add_argument
     add("names", nargs="*", metavar="NAME", help="patterns to compare (all)")
     add("--gpu", action="store_const", const="cuda", default="cpu", help="compare Triton kernels")
     add("--jobs", type=int, default=1, help="patterns compared at a time, each in its process")
     add("--json", type=Path, metavar="FILE", help="write what was counted to FILE")
     add("--plain", action="store_true", help="no colours, even where rich is installed")
+    return parser.parse_args(given)
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -271,3 +339,7 @@ def cells(row: Row, on_gpu: bool) -> list[str]:
             shown = bytes_text(number) if what == "bytes" else str(number)
             found.append("-" if number is None or (what == "nests" and on_gpu) else shown)
     return [*found, "" if row.wins(on_gpu) else "more"]
+
+
+if __name__ == "__main__":
+    sys.exit(run(arguments()))

@@ -1,0 +1,169 @@
+"""Upsampling, padding and windows as columns equal eager, forward and backward; nothing is scattered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import minicompile as mc
+from minicompile.lowering.ir import Scatter
+from minicompile.lowering.rules import resampling
+from tests.lowering.samples import Found, as_sample, run_operator
+from tests.lowering.samples import check as check_sample
+
+aten = torch.ops.aten
+
+OPERATORS = {
+    "nn.functional.interpolate": 40,
+    "nn.functional.upsample_bilinear": 4,
+    "nn.functional.upsample_nearest": 4,
+    "nn.functional.pad": 5,
+    "nn.functional.unfold": 4,
+    "unfold": 5,
+    "unfold_copy": 4,
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_samples_equal_eager(name: str) -> None:
+    found = run_operator(name, OPERATORS[name] // 8 + 3, (torch.float32, torch.bfloat16))
+    assert found.wrong == [] and found.agreed
+    assert {reason for _, reason in found.externs} <= {
+        "eager rounds the weights, and sums along each dimension",
+        "no lowering for aten._upsample_bilinear2d_aa.default",
+        "windows of a number",
+    }
+    loops = [op for graph in found.graphs for op in graph.operations if hasattr(op, "loops")]
+    assert not any(isinstance(op.loops, Scatter) for op in loops)
+
+
+def pad(mode: str, *sizes: int):
+    return lambda x: F.pad(x, sizes, mode=mode)
+
+
+def resize(mode: str, size: tuple[int, ...], **options):
+    return lambda x: F.interpolate(x, size=size, mode=mode, **options)
+
+
+def rescale(mode: str, scale: float, **options):
+    return lambda x: F.interpolate(x, scale_factor=scale, mode=mode, **options)
+
+
+IMAGES = {
+    "nearest": resize("nearest", (14, 5)),
+    "nearest, scale": rescale("nearest", 1.7),
+    "nearest, twice": rescale("nearest", 2.0),
+    "nearest, exact": rescale("nearest-exact", 1.7),
+    "nearest, smaller": resize("nearest", (3, 2)),
+    "linear": resize("bilinear", (13, 6)),
+    "linear, same": resize("bilinear", (7, 9)),
+    "linear, corners": resize("bilinear", (13, 1), align_corners=True),
+    "linear, scale": rescale("bilinear", 2.3),
+    "linear, much larger": rescale("bilinear", 9.0),
+    "cubic": resize("bicubic", (13, 6)),
+    "cubic, corners": rescale("bicubic", 1.5, align_corners=True),
+    "reflection": pad("reflect", 1, 8, 6, 2),
+    "reflection, cut": pad("reflect", -1, 2, 3, -2),
+    "replication": pad("replicate", 4, 1, 0, 3),
+    "replication, much": pad("replicate", 40, 30, 0, 3),
+    "circular": pad("circular", 2, 1, 3, 0),
+    "columns": lambda x: F.unfold(x, (3, 2), (1, 2), (1, 0), (2, 1)),
+    "columns and back": lambda x: F.fold(F.unfold(x, 3, 1, 1, 2), (7, 9), 3, 1, 1, 2),
+    "windows": lambda x: x.unfold(2, 3, 2).unfold(3, 2, 3) * 2,
+    "overlapping windows": lambda x: x.unfold(-1, 4, 1) * 2,
+}
+
+
+def values(x: torch.Tensor) -> torch.Tensor:
+    """With NaN and infinities far from each other."""
+    x = x.clone()
+    flat = x.as_strided([x.numel()], [1])
+    flat[0], flat[-1], flat[x.numel() // 2] = torch.nan, -torch.inf, torch.inf
+    return x
+
+
+@pytest.mark.parametrize("name", IMAGES)
+@pytest.mark.parametrize("language", ["auto", "triton"])
+def test_kernels_equal_eager(name: str, language: str) -> None:
+    fn, x = IMAGES[name], torch.randn(2, 2, 7, 9)
+    compiled = mc.compile(fn, options={"device_codegen": language})
+    for given in (x, values(x), x.contiguous(memory_format=torch.channels_last)):
+        torch.testing.assert_close(compiled(given), fn(given), equal_nan=True, rtol=1e-5, atol=1e-5)
+        leaf = given.clone().requires_grad_()
+        grad = torch.randn_like(fn(x)) if given is x else values(torch.randn_like(fn(x)))
+        wanted, got = (torch.autograd.grad(f(leaf), leaf, grad)[0] for f in (fn, compiled))
+        torch.testing.assert_close(got, wanted, equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [n for n in IMAGES if "scale" not in n and "circular" not in n])
+def test_gradients_of_half_types_are_rounded_as_in_eager(name: str) -> None:
+    fn, x = IMAGES[name], torch.randn(2, 3, 7, 9).bfloat16().requires_grad_()
+    grad = torch.randn_like(fn(x))
+    (expected,) = torch.autograd.grad(fn(x), x, grad)
+    (found,) = torch.autograd.grad(mc.compile(fn)(x), x, grad)
+    if "linear" in name or "cubic" in name:  # sums of weighted terms: float32, in another order
+        torch.testing.assert_close(found, expected)
+    else:
+        assert torch.equal(found, expected)
+
+
+def test_other_dimensions() -> None:
+    found = Found()
+    for fn, size in (
+        (resize("linear", (11,)), (2, 3, 5)),
+        (rescale("nearest", 2.5), (2, 3, 5)),
+        (resize("trilinear", (5, 6, 7)), (1, 2, 3, 4, 5)),
+        (resize("nearest-exact", (5, 6, 7)), (1, 2, 3, 4, 5)),
+        (pad("reflect", 2, 1), (2, 3, 5)),
+        (pad("replicate", 2, 1, 3, 1, 1, 2), (1, 2, 3, 4, 5)),
+        (pad("reflect", 2, 1, 3, 1, 1, 2), (1, 2, 3, 4, 5)),
+    ):
+        check_sample(as_sample(str(size), fn, torch.randn(size, requires_grad=True)), found)
+    assert found.wrong == [] and found.agreed == 7 and not found.externs
+
+
+def test_integers_are_moved_exactly() -> None:
+    x = torch.randint(-(2**62), 2**62, (2, 3, 5, 4))
+    for fn in (lambda x: aten.reflection_pad2d(x, [1, 2, 3, 1]), lambda x: x.unfold(2, 2, 1) + 1):
+        assert torch.equal(mc.compile(fn)(x), fn(x))
+    byte = (x % 251).to(torch.uint8)
+    assert torch.equal(mc.compile(IMAGES["nearest"])(byte), IMAGES["nearest"](byte))
+
+
+def test_unknown_sizes_fall_back() -> None:
+    found = Found()
+    for name in ("nearest", "linear", "reflection", "columns"):
+        x = torch.randn(2, 2, 7, 9, requires_grad=True)
+        check_sample(as_sample(name, IMAGES[name], x), found, dynamic=True)
+    assert found.wrong == []
+    assert {reason for _, reason in found.externs} <= {
+        "a table of positions for sizes that are only known at run time, or 0"
+    }
+
+
+def test_a_gradient_is_one_kernel() -> None:
+    for name in ("nearest, twice", "linear", "cubic", "reflection", "replication", "columns"):
+        x = torch.randn(2, 2, 7, 9, requires_grad=True)
+        graphs = mc.trace(IMAGES[name], x).graphs
+        assert len(graphs["forward"].kernels) == len(graphs["backward"].kernels) == 1, name
+
+
+def test_torch_keeps_its_own_kernels() -> None:
+    before = dict(aten.upsample_bilinear2d.vec.py_kernels)
+    mc.compile(IMAGES["linear"])(torch.randn(2, 2, 7, 9))
+    assert aten.upsample_bilinear2d.vec.py_kernels == before != {}
+
+
+def test_a_wrong_table_is_noticed(monkeypatch) -> None:
+    right = resampling.Table.turned
+
+    def wrong(table: resampling.Table) -> resampling.Table:
+        made = right(table)
+        made.places = made.places.flip(0)
+        return made
+
+    monkeypatch.setattr(resampling.Table, "turned", wrong)
+    for name in ("reflection", "linear", "nearest", "overlapping windows"):
+        with pytest.raises(AssertionError):
+            test_kernels_equal_eager(name, "auto")

@@ -1,0 +1,111 @@
+"""A sample of random loop programs, and planted faults that they must find."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minicompile.codegen import merge
+from minicompile.options import Options
+from minicompile.scheduling import align
+from minicompile.scheduling.body import Recorder
+from minicompile.shapes import expr
+from tests.scheduling.loop_programs import (
+    CHOICES,
+    FUNCTIONS,
+    Program,
+    Step,
+    difference,
+    error_bounds,
+    failure,
+    failures,
+    generate,
+    shrunk,
+)
+
+torch.set_num_threads(1)
+CPP = Options(verify=True, device_codegen="cpp")
+TRITON = Options(verify=True, device_codegen="triton")
+
+
+def test_a_sample_equals_the_reference_interpreter_in_cpp():
+    assert failures([generate(seed) for seed in range(40)], CPP) == {}
+
+
+def test_a_sample_equals_the_reference_interpreter_in_triton():
+    assert failures([generate(seed, 5) for seed in range(6)], TRITON) == {}
+
+
+def test_programs_come_in_all_kinds():
+    programs = [generate(seed) for seed in range(400)]
+    steps = [step for program in programs for step in program.steps]
+    assert {step.what for step in steps} == {*CHOICES, "input"}
+    assert {step.name for step in steps if step.what == "map"} == FUNCTIONS.keys()
+    assert len({step.dtype for step in steps}) == 8
+    assert {len(program.hints) for program in programs} == {0, 1, 2}
+    assert any(0 in step.size for step in steps) and any(1 in step.size for step in steps)
+    assert any(step.size == () for step in steps)
+
+
+def test_a_program_is_the_same_each_time():
+    assert str(generate(7)) == str(generate(7))
+
+
+def plant(fault: str, patch: pytest.MonkeyPatch) -> None:
+    load, store, fits = Recorder.load, Recorder.store, expr._fits
+    if fault == "a digit is dropped that may be one too large":
+        patch.setattr(expr, "_fits", lambda e, limit, ranges: fits(e, limit + 1, ranges))
+    if fault == "a load forgets its mask":
+        patch.setattr(Recorder, "load", lambda self, *a: load(self._changed(mask=None), *a))
+    if fault == "an addition overwrites":
+        patch.setattr(
+            Recorder, "store", lambda self, b, i, v, mode="store": store(self, b, i, v, "store")
+        )
+    if fault == "a fused kernel is not checked":
+        patch.setattr(align, "_flaw", lambda nest: None)
+        patch.setattr(align, "flows", lambda a, b: ())
+        patch.setattr(merge, "same", lambda a, b: True)
+
+
+FAULTS = [
+    "a digit is dropped that may be one too large",
+    "a load forgets its mask",
+    "an addition overwrites",
+    "a fused kernel is not checked",
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_and_made_small(fault: str, monkeypatch: pytest.MonkeyPatch):
+    plant(fault, monkeypatch)
+    found: dict[int, str] = {}
+    for start in range(0, 240, 12):
+        found = failures([generate(seed) for seed in range(start, start + 12)], CPP)
+        if found:
+            break
+    assert found
+    seed, why = next(iter(found.items()))
+    program, why = shrunk(generate(seed), why, CPP)
+    steps = [step.what for step in program.steps if step.what != "input"]
+    assert len(steps) <= 4, f"{why}\n{program}"
+    monkeypatch.undo()
+    assert failure(program, CPP) is None, "without the fault it is right"
+
+
+def test_errors_are_bounded_by_what_steps_do():
+    x = Step("input", (), (4,), torch.float32, axes=(0,), numbers=(1,))
+    total = Step("reduce", (0,), (), torch.float32, "sum", (0,), exact=False)
+    doubled = Step("map", (1, 1), (), torch.float32, "add", exact=False)
+    program = Program(0, (x, total, doubled), (2,))
+    values = [torch.ones(4), torch.tensor(4.0), torch.tensor(8.0)]
+    exact, one, two = error_bounds(program, values)
+    assert exact == 0 and 0 < one < 1e-5 and 2 * one < two < 4 * one
+
+
+def test_differences():
+    want = torch.tensor([1.0, float("nan")])
+    assert difference(want.clone(), want, 0.0) is None
+    assert "1 of 2 wrong" in str(difference(want + 1e-3, want, 1e-4))
+    assert difference(want + 1e-3, want, 1e-2) is None
+    assert "dtype" in str(difference(want.double(), want, 1.0))
+    assert "strides" in str(difference(torch.ones(2, 3), torch.ones(3, 2).t(), 1.0))
