@@ -169,8 +169,11 @@ class JointParts:
 
     def sizes_read_by_backward(self, saved: Iterable[fx.Node]) -> list[fx.Node]:
         """Sizes and numbers that the backward graph uses, directly or through what it recomputes."""
-        sizes = filter(is_size, self.nodes)
-        given = {node for node in sizes if size_expr(node.meta["val"]).is_Symbol}
+        given = {
+            node
+            for node in filter(is_size, self.nodes)
+            if node.op == "placeholder" or size_expr(node.meta["val"]).is_Symbol
+        }
         used = ancestors(self.gradients, stop=given.union(saved).__contains__)
         return [node for node in self.nodes if node in used & given]
 

@@ -45,8 +45,10 @@ def too_large(value: Storage) -> str | None:
 
 def small_beside(part: Size, whole: Size) -> bool:
     """Whether reading `part` elements counts for nothing where `whole` are computed: it is broadcast."""
+    if part in (0, 1):
+        return True
     times = exact_quotient(sympy.sympify(whole), sympy.sympify(part))
-    return part == 1 or (times is not None and not (times.is_Integer and times < BROADCAST))
+    return times is not None and not (times.is_Integer and times < BROADCAST)
 
 
 def worth_keeping(value: Storage, users: int) -> str | None:

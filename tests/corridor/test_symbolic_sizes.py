@@ -202,3 +202,27 @@ def test_a_convolutional_net_trains_at_several_batch_and_image_sizes_from_one_co
             torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
         for got, want in zip(model.parameters(), reference.parameters()):
             torch.testing.assert_close(got.grad, want.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_a_size_that_guards_make_an_expression_of_others_still_reaches_the_backward():
+    def fn(x, weight, bias, n, c, spatial):
+        return torch.native_group_norm(x, weight, bias, n, c, spatial, 2, 0.5)[0]
+
+    compiled = mc.compile(fn, dynamic=True, fullgraph=True, options={"verify": True})
+    for n, spatial in ((1, 3), (4, 5)):
+        x = torch.randn(n, 6, spatial)
+        given = [v.requires_grad_() for v in (x, torch.randn(6), torch.randn(6))]
+        found, expected = (f(*given, n, 6, spatial) for f in (compiled, fn))
+        torch.testing.assert_close(found, expected)
+        gradients = (torch.autograd.grad(y.sin().sum(), given) for y in (found, expected))
+        torch.testing.assert_close(*gradients)
+
+
+def test_padding_with_a_number_known_at_run_time():
+    def fn(x, value):
+        return torch.constant_pad_nd(x, (1, -1, 2, 0), value) * 2
+
+    compiled = mc.compile(fn, dynamic=True, fullgraph=True, options={"verify": True})
+    for value in (2.0, -3.5):
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(compiled(x, value), fn(x, value))

@@ -41,6 +41,15 @@ def test_a_costly_value_with_two_readers_is_kept() -> None:
     assert len(whys(graph)) == 3
 
 
+def test_a_costly_value_of_an_empty_buffer_is_computed_again() -> None:
+    def fn(x, y):
+        z = (x * x + y * y).sqrt().exp().sin().log1p().tanh()
+        return [z * 2, z + 1, z.sum(0)]
+
+    check(fn, torch.randn(0), torch.randn(0))
+    check(fn, torch.randn(4, 0), torch.randn(4, 1))
+
+
 def test_a_mask_made_of_indices_is_never_kept() -> None:
     def fn(x):
         mask = torch.ones(4, 4).tril() == 0
@@ -184,6 +193,9 @@ def test_a_broadcast_operand_costs_nothing_to_read_again() -> None:
     assert whys(check(centered, torch.randn(8, 64))) == reduced
     few = whys(check(centered, torch.randn(64, 8)))  # here the means are an eighth of the rows
     assert any(why.startswith("2 users") for why in few)
+
+    check(centered, torch.randn(0, 64))
+    check(lambda x, y: [(x * y).sum(0), (x * y).exp()], torch.randn(1, 64), torch.randn(0, 64))
 
     def both(x, y):
         z = x + y  # two operands to read for one result
