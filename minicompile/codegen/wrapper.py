@@ -13,8 +13,8 @@ Names the text expects where it runs, besides `torch`: each kernel and each cons
 (`torch.ops.aten`); `empty_strided_cpu(size, stride, dtype)` and, for other devices,
 `empty_strided(size, stride, dtype, device)`; `reinterpret(tensor, size, stride, offset)`, which sees a
 tensor's memory with another layout; `pooled(pool, size, stride, dtype, offset)`, a tensor in a pool of
-bytes; `to_layout(tensor, size, stride)`, which copies (runtime/load.py has
-them). `call` runs without autograd: its caller sees to that.
+bytes; `to_layout(tensor, size, stride)`, which copies (runtime/load.py has them). `call` runs without
+autograd: its caller sees to that.
 The real compiler: torch/_inductor/codegen/wrapper.py.
 """
 

@@ -15,6 +15,7 @@ The real compiler: Scheduler.fuse_nodes, can_fuse_vertical and choices.py (score
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -191,20 +192,23 @@ def size_of(body: LoopBody) -> tuple[int, int]:
 
     Each operation takes a register from then on, what is loaded from its first use on.
     """
-    used: dict[Value, tuple[int, int]] = {}
-    for i, value in enumerate(body.values):
-        for operand in value.operands:
-            used[operand] = used.get(operand, (i, i))[0], i
-    operations = alive = most = 0
-    for i, value in enumerate(body.values):
-        operands = [v for v in dict.fromkeys(value.operands) if v.op != "constant"]
-        alive += sum(1 for v in operands if not v.operands and used[v][0] == i)
-        most = max(most, alive)
-        alive -= sum(1 for v in operands if used[v][1] == i)
-        if value.op not in ("constant", "store"):
-            operations += 1
-            alive += bool(value.operands)
-    return operations, max(most, alive, 1)
+    first: dict[Value, int] = {}
+    last: dict[Value, int] = {}
+    operands = [value.operands for value in body.values]
+    for i, taken in enumerate(operands):
+        for value in taken:
+            first.setdefault(value, i)
+            last[value] = i
+    change = [0] * (len(operands) + 1)
+    operations = 0
+    for i, (value, taken) in enumerate(zip(body.values, operands, strict=True)):
+        if value.op == "constant":
+            continue
+        operations += value.op != "store"
+        if value in last:
+            change[i + 1 if taken else first[value]] += 1
+            change[last[value] + 1] -= 1
+    return operations, max(1, *itertools.accumulate(change))
 
 
 NO_WISHES = Wishes()

@@ -313,6 +313,8 @@ def split(nest: LoopNest, loop: sympy.Symbol, size: Size) -> tuple[LoopNest, sym
 
 def backwards(nest: LoopNest, loop: sympy.Symbol) -> LoopNest | None:
     """The nest with a loop run from its end; None where its order counts or an index isn't linear in it."""
+    if any(node.kind == "scatter" for node in nest.nodes):
+        return None
     last = sympy.sympify(nest.loops[loop]) - 1
     indices: dict[Key, StridedIndex] = {}
     for key, index in nest.indices.items():

@@ -266,6 +266,8 @@ def measure(name: str, device: str) -> Row:
         with inductor_graphs() as graphs:
             rival = torch.compile(pattern.fn, dynamic=False)
             pattern.run(rival, pattern.make_inputs(device, torch.float32))
+        if len(graphs) != 1 + pattern.training:
+            raise RuntimeError(f"torch.compile made {len(graphs)} graphs where the code was read")
         ours, theirs = count_ours(trace, launches), count_theirs(graphs, on_gpu)
     except Exception as failure:  # whatever a compiler raises is the result
         reason = f"{type(failure).__name__}: {failure}".splitlines()[0]

@@ -15,6 +15,7 @@ from minicompile.codegen.wrapper import generate_wrapper
 from minicompile.errors import VerifyError
 from minicompile.lowering.ir import LoopGraph
 from minicompile.options import Options
+from minicompile.runtime.assembly import cross_compile
 from minicompile.runtime.load import start_loading
 from minicompile.scheduling import in_place, memory
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
@@ -71,11 +72,11 @@ def test_softmax_writes_over_its_operand(options: Options) -> None:
 
 
 @pytest.mark.parametrize("options", [CPP, TRITON], ids=["cpp", "triton"])
-def test_a_row_that_is_written_while_a_helper_still_sums_it(options: Options) -> None:
+def test_a_row_that_is_written_while_a_helper_still_reads_it(options: Options) -> None:
     b = GraphBuilder()
     x = product(b, b.input((8, 24)))
-    total = b.reduce(x, (1,), "sum")
-    result = run(b.finish(twice(b, x), total), options)
+    top = b.reduce(x, (1,), "max")
+    result = run(b.finish(twice(b, x), top), options)
     assert len(result.kernels) == 1 and done(result) == [("buf2", "buf0")]
 
 
@@ -117,6 +118,24 @@ def test_what_a_later_loop_over_the_row_reads_again_is_not_overwritten() -> None
     result = run(b.finish(early, late), CPP)
     assert len(result.kernels) == 1
     assert not done(result) and "read again by a later loop" in reasons(result)
+
+
+def test_no_warp_of_a_gpu_overwrites_what_another_has_still_to_load() -> None:
+    pytest.importorskip("triton")
+    b = GraphBuilder()
+    x = product(b, b.input((64, 256)))
+    result = schedule(b.finish(twice(b, x), b.reduce(x, (1,), "sum")), TRITON)
+    assert done(result)
+    (module,) = generate_kernels(make_plans(result, TRITON))
+    (kernel,) = module.kernels
+    lines = [line.text.strip() for line in kernel.lines]
+    store = next(i for i, text in enumerate(lines) if text.startswith("tl.store(in_out_ptr0"))
+    assert lines[store - 1] == "tl.debug_barrier()"
+    ptx = cross_compile(kernel).levels["ptx"]
+    load, barrier, stored = (
+        ptx.index("ld.global"), ptx.index("bar.sync"), ptx.index("st.global")
+    )  # fmt: skip
+    assert load < barrier < stored
 
 
 def test_a_kernel_plan_with_a_wrong_decision_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

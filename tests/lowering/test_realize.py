@@ -194,6 +194,9 @@ def test_a_broadcast_operand_costs_nothing_to_read_again() -> None:
     few = whys(check(centered, torch.randn(64, 8)))  # here the means are an eighth of the rows
     assert any(why.startswith("2 users") for why in few)
 
+    check(centered, torch.randn(0, 64))
+    check(lambda x, y: [(x * y).sum(0), (x * y).exp()], torch.randn(1, 64), torch.randn(0, 64))
+
     def both(x, y):
         z = x + y  # two operands to read for one result
         return [z.sum(0), z.exp().sum(1)]

@@ -156,16 +156,14 @@ def test_torch_keeps_its_own_kernels() -> None:
 
 
 def test_a_wrong_table_is_noticed(monkeypatch) -> None:
-    for name in ("reflection", "linear"):
-        rule = {"reflection": "padded", "linear": "interpolated"}[name]
-        right = getattr(resampling, rule)
+    right = resampling.Table.turned
 
-        def wrong(*args, right=right):
-            made = right(*args)
-            for table in made.values() if isinstance(made, dict) else [made]:
-                table.places = table.places.flip(0)
-            return made
+    def wrong(table: resampling.Table) -> resampling.Table:
+        made = right(table)
+        made.places = made.places.flip(0)
+        return made
 
-        with monkeypatch.context() as patch, pytest.raises(AssertionError):
-            patch.setattr(resampling, rule, wrong)
+    monkeypatch.setattr(resampling.Table, "turned", wrong)
+    for name in ("reflection", "linear", "nearest", "overlapping windows"):
+        with pytest.raises(AssertionError):
             test_kernels_equal_eager(name, "auto")

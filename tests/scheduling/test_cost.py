@@ -65,6 +65,10 @@ def test_a_reduction_is_one_operation_for_each_element():
     ]
 
 
+def test_a_scan_is_one_operation_for_each_element():
+    assert costs(lambda x: x.cumsum(1), floats(8, 16)) == [Cost(128 * 4, 128 * 4, 128)]
+
+
 def test_a_gather_reads_at_most_its_table():
     few, many = torch.tensor([1, 0]), torch.arange(100) % 5
     table = floats(5, 16)

@@ -155,3 +155,17 @@ def test_what_reads_a_row_in_both_directions_stays_apart() -> None:
     result = schedule(graph, OPTIONS)
     assert len(result.kernels) == 2
     check(graph, result)
+
+
+def test_a_scatter_keeps_its_direction() -> None:
+    """Where two indices are equal, the later write wins: what it reads backwards is turned instead."""
+    b = GraphBuilder()
+    x, rows = b.input((6, 4)), b.input((6,), I64)
+    u = double(b, x)
+    graph = b.finish(b.scatter_add(b.fill(0.5, (5, 4)), rows, b.flip(u, 0)), u)
+    result = schedule(graph, OPTIONS)
+    (kernel,) = (k for k in result.kernels if "buf3" in [n.name for n in k.nodes])
+    assert {n.name for n in kernel.nodes} == {"buf0", "buf2", "buf3"}
+    reads = {v.index for body in kernel.bodies for v in body.loads if v.buffer == rows.buffer.name}
+    assert reads == {X0}
+    check(graph, result)

@@ -62,7 +62,9 @@ def added(combined: Rule) -> Rule:
     """x + value * a * b, or / b; among integers the value is cut to one too."""
 
     def rule(x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1) -> Tensor:
-        x, a, b = promoted(x, a, b)
+        if any(t.is_complex() for t in (x, a, b)):
+            return NotImplemented
+        x, a, b = map(wide, promoted(x, a, b))
         return x + combined(scaled(a, value if x.is_floating_point() else int(value)), b)
 
     return rule
@@ -134,13 +136,11 @@ def nan_to_num(x: Tensor, nan: Any = None, posinf: Any = None, neginf: Any = Non
 
 formulas(
     {
-        aten.addcmul.default: added(torch.mul),
-        aten.addcdiv.default: added(torch.div),
         aten.frac.default: lambda x: x - torch.trunc(x),
         aten.logaddexp2.default: lambda x, y: where(
             (x == y) & (x.abs() == INF),
             x,
-            torch.maximum(x, y) + torch.log1p(torch.exp2(-(x - y).abs())) / math.log(2),
+            torch.maximum(x, y).add(torch.log1p(torch.exp2(-(x - y).abs())), alpha=1 / math.log(2)),
         ),
         aten.logaddexp.default: lambda x, y: where(
             (x == y) & (x.abs() == INF),
@@ -164,11 +164,6 @@ def round_decimals(x: Tensor, *, decimals: int) -> Tensor:
     return torch.round(x * scale) / scale if decimals >= 0 else torch.round(x / scale) * scale
 
 
-def ignoring_nan(extremum: Rule) -> Rule:
-    """The larger or smaller number; the other one where one is NaN."""
-    return lambda x, y: where(torch.isnan(x), y, where(torch.isnan(y), x, extremum(x, y)))
-
-
 @decompose(aten.isin.Tensor_Tensor, to="core")
 def isin(x: Tensor, among: Tensor, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """By comparison with each, if they are few."""
@@ -181,10 +176,12 @@ def isin(x: Tensor, among: Tensor, *, assume_unique: bool = False, invert: bool 
 formulas(
     {
         aten.lcm.default: lcm,
-        aten.fmax.default: ignoring_nan(torch.maximum),
-        aten.fmin.default: ignoring_nan(torch.minimum),
+        aten.fmax.default: lambda x, y: where((x >= y) | torch.isnan(y), x, y),
+        aten.fmin.default: lambda x, y: where((x <= y) | torch.isnan(y), x, y),
         aten.heaviside.default: lambda x, y: where(x == 0, y, (x > 0).to(x.dtype)),
         aten.angle.default: real(lambda x: where(torch.isnan(x), x, (x < 0).to(x.dtype) * math.pi)),
+        aten.addcmul.default: added(torch.mul),
+        aten.addcdiv.default: added(torch.div),
         aten.add.Scalar: lambda x, y, alpha=1: aten.add.Tensor(x, y, alpha=alpha),
         aten.sub.Scalar: lambda x, y, alpha=1: aten.sub.Tensor(x, y, alpha=alpha),
         aten.mul.Scalar: lambda x, y: aten.mul.Tensor(x, y),

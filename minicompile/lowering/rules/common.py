@@ -12,7 +12,7 @@ from minicompile.errors import Unsupported
 from minicompile.lowering import views
 from minicompile.lowering.context import LoweringContext
 from minicompile.lowering.value import TensorValue
-from minicompile.ops.dtypes import computation_dtype
+from minicompile.ops.dtypes import computation_dtype, is_int
 from minicompile.ops.handler import Index, Ops, V
 from minicompile.shapes.expr import Size, is_float
 
@@ -76,6 +76,12 @@ def number(value: Scalar, dtype: torch.dtype) -> float | int | bool:
     return int(value)
 
 
+def wrapped(value: int, dtype: torch.dtype) -> int:
+    """A number as an integer operand: what doesn't fit wraps around, in eager too."""
+    low = torch.iinfo(dtype).min
+    return (value - low) % 2 ** (8 * dtype.itemsize) + low
+
+
 def constant(ops: Ops, value: Scalar, dtype: torch.dtype) -> V:
     """A number, or one known at run time, as a value."""
     if isinstance(value, sympy.Expr) and not value.is_number:
@@ -97,6 +103,8 @@ def elementwise(
 
     def body(ops: Ops, index: Sequence[Index]) -> V:
         def element(operand: Operand, dtype: torch.dtype) -> V:
+            if isinstance(operand, int) and is_int(dtype):
+                operand = wrapped(operand, dtype)
             if not isinstance(operand, TensorValue):
                 return constant(ops, operand, dtype)
             return operand.load_as(ops, views.broadcast_index(index, operand.size, size), dtype)

@@ -23,6 +23,7 @@ from minicompile.lowering.rules.common import (
     common_dtype,
     converted,
     elementwise,
+    number,
     prims,
 )
 from minicompile.lowering.value import TensorValue
@@ -230,6 +231,9 @@ def clamp(
     ctx: LoweringContext, x: TensorValue, min: Scalar | None = None, max: Scalar | None = None
 ) -> TensorValue:
     """min(max(x, low), high): NaN stays NaN, and `high` wins where the bounds cross."""
+    for bound in (min, max):
+        if isinstance(bound, int | float):
+            number(bound, x.dtype)  # must fit
     if min is not None:
         x = elementwise(ctx, operation("maximum", x.dtype), x, min)
     if max is not None:

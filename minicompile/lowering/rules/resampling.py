@@ -7,10 +7,8 @@ and its like in torch/_inductor/lowering.py, and decompositions that index with 
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +17,14 @@ from minicompile.errors import Unsupported
 from minicompile.lowering import views
 from minicompile.lowering.context import LoweringContext, Rule, lowering
 from minicompile.lowering.rules.common import aten, converted
-from minicompile.lowering.rules.creation import only_where
-from minicompile.lowering.rules.pooling import MOST_TAPS, rounds
+from minicompile.lowering.rules.windows import (
+    Table,
+    Tabled,
+    folded,
+    known,
+    summation_dtype,
+    unfolded,
+)
 from minicompile.lowering.value import TensorValue
 from minicompile.ops.dtypes import computation_dtype
 from minicompile.ops.handler import Index, Ops, V
@@ -28,36 +32,6 @@ from minicompile.shapes.expr import Size
 
 CUBIC = -0.75
 """The free parameter of eager's cubic weights."""
-
-
-@dataclass
-class Table:
-    """`places[i]`: the elements, of `extent`, that result i is made of; -1 where there are fewer."""
-
-    places: torch.Tensor
-    extent: int
-    weights: torch.Tensor | None = None
-
-    def turned(self) -> Table:
-        """For each element the results that it goes into, in order."""
-        rows, taps = self.places.shape
-        elements, order = self.places.reshape(-1).sort(stable=True)
-        order = order[elements >= 0]
-        elements = elements[elements >= 0]
-        counts = torch.bincount(elements, minlength=self.extent)
-        column = torch.arange(len(order)) - (counts.cumsum(0) - counts)[elements]
-        places = torch.full((self.extent, max(int(counts.max()), 1)), -1)
-        places[elements, column] = order // taps
-        if self.weights is None:
-            return Table(places, rows)
-        weights = self.weights.new_zeros(places.shape)
-        weights[elements, column] = self.weights.reshape(-1)[order]
-        return Table(places, rows, weights)
-
-
-def known(*sizes: Size) -> None:
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise Unsupported("a table of positions for sizes that are only known at run time, or 0")
 
 
 def nearest(extent: int, count: int, scale: float | None, exact: bool) -> Table:
@@ -102,59 +76,27 @@ def windows(extent: int, size: int, step: int, padding: int = 0, dilation: int =
 
 
 def by_tables(
-    ctx: LoweringContext, x: TensorValue, tables: Mapping[int, Table], narrow: bool = False
+    ctx: LoweringContext, x: TensorValue, tables: Sequence[Table], dtype: torch.dtype | None = None
 ) -> TensorValue:
-    """x with the dimensions of `tables` replaced by their results; `narrow`: sums are rounded one by one."""
-    dtype = computation_dtype(x.dtype)
-    taps = [range(table.places.shape[1]) for table in tables.values()]
-    many = math.prod(map(len, taps)) > MOST_TAPS
-    size = [tables[d].places.shape[0] if d in tables else n for d, n in enumerate(x.size)]
-    if many and narrow:
-        raise Unsupported("many additions that eager rounds one by one")
-    assert ctx.node is not None
+    """Sums of elements of x along its last dimensions, in `dtype` (the computation dtype)."""
+    dims, dtype = len(tables), dtype or computation_dtype(x.dtype)
+    axes = [Tabled(ctx, x, table, f"axis{k}") for k, table in enumerate(tables)]
+    terms = unfolded(ctx, converted(ctx, x, dtype), axes)
 
-    def constant(values: torch.Tensor, name: str) -> TensorValue:
-        return ctx.constant(values.to(x.device).contiguous(), f"{ctx.node}_{name}")
+    def weighted(ops: Ops, index: Sequence[Index]) -> V:
+        at = zip(index[-2 * dims : -dims], index[-dims:], strict=True)
+        pairs = [(a.weights, i) for a, i in zip(axes, at, strict=True)]
+        factors = [weights.load_as(ops, i, dtype) for weights, i in pairs if weights is not None]
+        return ops.mul(terms.load(ops, index), functools.reduce(ops.mul, factors))
 
-    held = {
-        d: (
-            constant(table.places, f"places{d}"),
-            constant(table.weights, f"weights{d}") if table.weights is not None else None,
-        )
-        for d, table in tables.items()
-    }
-
-    def term(ops: Ops, index: Sequence[Index], tap: Sequence[Any]) -> V:
-        where, mask, factor = list(index), None, None
-        for (d, (places, weights)), k in zip(held.items(), tap, strict=True):
-            place = places.load(ops, [index[d], k])
-            where[d] = ops.indirect_indexing(place, tables[d].extent, False, False)
-            column = tables[d].places[:, k] if isinstance(k, int) else tables[d].places
-            if bool((column < 0).any()):
-                found = ops.ge(place, ops.constant(0, torch.int64))
-                mask = found if mask is None else ops.logical_and(mask, found)
-            if weights is not None:
-                weight = weights.load_as(ops, [index[d], k], dtype)
-                factor = weight if factor is None else ops.mul(factor, weight)
-        value = only_where(ops, mask, lambda inner: x.load_as(inner, where, dtype))
-        return value if factor is None else ops.mul(value, factor)
-
-    if many:
-        sizes = [len(part) for part in taps]
-        return converted(ctx, ctx.reduction("sum", size, sizes, dtype, x.device, term), x.dtype)
-
-    def body(ops: Ops, index: Sequence[Index]) -> V:
-        total, *others = (term(ops, index, tap) for tap in itertools.product(*taps))
-        for value in others:
-            total = ops.add(total, value)
-            total = ops.to_dtype(ops.to_dtype(total, x.dtype), dtype) if narrow else total
-        return ops.to_dtype(total, x.dtype)
-
-    return ctx.pointwise(size, x.device, body, x.dtype)
+    if axes[0].weights is not None:
+        found = ctx.pointwise(terms.size, x.device, weighted, dtype)
+        return converted(ctx, folded(ctx, "sum", found, dims), x.dtype)
+    return converted(ctx, folded(ctx, "sum", terms, dims), x.dtype)
 
 
-def turned(tables: Mapping[int, Table]) -> dict[int, Table]:
-    return {dim: table.turned() for dim, table in tables.items()}
+def turned(tables: Sequence[Table]) -> list[Table]:
+    return [table.turned() for table in tables]
 
 
 # -- upsampling
@@ -171,16 +113,18 @@ def upsample(kind: str, backward: bool) -> Rule:
         plain = kind in ("nearest", "exact")
         if not plain and not x.dtype.is_floating_point:
             raise Unsupported("interpolation between integers")
-        if not plain and not backward and rounds(x) and (kind == "cubic" or len(size) != 2):
+        exact = plain or backward or (kind == "linear" and len(size) == 2)
+        if not exact and summation_dtype(x) is not dtype:
             raise Unsupported("eager rounds the weights, and sums along each dimension")
         corners = not plain and rest.pop(0)
-        tables = {}
-        for k, (extent, count) in enumerate(zip(extents, size, strict=True)):
-            scale = rest[k] if k < len(rest) else None
-            if plain:
-                tables[k + 2] = nearest(extent, count, scale, kind == "exact")
-            else:
-                tables[k + 2] = interpolated(extent, count, scale, corners, kind == "cubic", dtype)
+        scales = [*rest, *[None] * (len(size) - len(rest))]
+        if plain:
+            make = functools.partial(nearest, exact=kind == "exact")
+        else:
+            make = functools.partial(
+                interpolated, corners=corners, cubic=kind == "cubic", dtype=dtype
+            )
+        tables = [*map(make, extents, size, scales)]
         return by_tables(ctx, x, turned(tables) if backward else tables)
 
     return rule
@@ -205,36 +149,35 @@ def mirrored(at: torch.Tensor, last: int) -> torch.Tensor:
     return last - (last - at.abs()).abs()
 
 
-def padded(place: Callable[[torch.Tensor, int], torch.Tensor], x: Sequence[Size], pad: Any) -> Any:
-    """Tables of the last dimensions: `place(position, last)` is the element that a position repeats."""
-    tables = {}
-    for k in range(len(pad) // 2):
-        dim, (before, after) = len(x) - 1 - k, pad[2 * k : 2 * k + 2]
-        known(x[dim])
-        at = torch.arange(-before, x[dim] + after)
-        tables[dim] = Table(place(at, x[dim] - 1).unsqueeze(1), x[dim])
-    return dict(sorted(tables.items()))
+def padding(place: Callable[[torch.Tensor, int], torch.Tensor], backward: bool) -> Rule:
+    """`place(position, last)` is the element that a position repeats."""
+
+    def table(extent: Size, before: int, after: int) -> Table:
+        known(extent)
+        at = torch.arange(-before, extent + after)
+        return Table(place(at, extent - 1).unsqueeze(1), int(extent))
+
+    def tables(x: TensorValue, pad: Sequence[Any]) -> list[Table]:
+        ends = [*zip(pad[::2], pad[1::2], strict=True)][::-1]
+        return [table(n, *both) for n, both in zip(x.size[-len(ends) :], ends, strict=True)]
+
+    if backward:
+        return lambda ctx, grad, x, pad: by_tables(
+            ctx, grad, turned(tables(x, pad)), summation_dtype(grad)
+        )
+    return lambda ctx, x, pad: by_tables(ctx, x, tables(x, pad))
 
 
-def padding(place: Callable[[torch.Tensor, int], torch.Tensor]) -> tuple[Rule, Rule]:
-    def forward(ctx: LoweringContext, x: TensorValue, pad: Sequence[Size]) -> TensorValue:
-        return by_tables(ctx, x, padded(place, x.size, pad))
-
-    def backward(
-        ctx: LoweringContext, grad: TensorValue, x: TensorValue, pad: Sequence[Size]
-    ) -> TensorValue:
-        return by_tables(ctx, grad, turned(padded(place, x.size, pad)), rounds(grad))
-
-    return forward, backward
-
-
-for _name, _rules in {
-    "reflection": padding(mirrored),
-    "replication": padding(lambda at, last: at.clamp(0, last)),
+for _name, _place in {
+    "reflection": lambda at, last: last - (last - at.abs()).abs(),
+    "replication": lambda at, last: at.clamp(0, last),
 }.items():
     for _dims in (1, 2, 3):
-        for _suffix, _rule in zip(("", "_backward"), _rules, strict=True):
-            lowering(getattr(aten, f"{_name}_pad{_dims}d{_suffix}").default)(_rule)
+        _op, _back = (
+            getattr(aten, f"{_name}_pad{_dims}d{end}").default for end in ("", "_backward")
+        )
+        lowering(_op)(padding(_place, backward=False))
+        lowering(_back)(padding(_place, backward=True))
 
 
 # -- windows
@@ -246,49 +189,49 @@ def unfold_backward(
 ) -> TensorValue:
     if not size:
         raise Unsupported("windows of a number")
-    dim = views.wrap_dim(dim, len(size))
+    dim, last = views.wrap_dim(dim, len(size)), len(size) - 1
     known(size[dim])
-    order = [*range(dim + 1), grad.dim - 1, *range(dim + 1, grad.dim - 1)]
-    lined = ctx.view(grad, views.permute(grad.size, order))
-    table = windows(size[dim], length, step)
+    table = windows(int(size[dim]), length, step)
     table.places = (
         table.places.view(length, -1).t().reshape(-1, 1)
-    )  # window after window, as eager adds
-    flat = (*size[:dim], table.places.shape[0], *size[dim + 1 :])
-    return by_tables(
-        ctx, ctx.view(lined, views.reshape(lined.size, flat)), {dim: table.turned()}, rounds(grad)
-    )
+    )  # window by window, as eager adds
+    rest = [d for d in range(last + 1) if d != dim]
+    lined = ctx.view(grad, views.permute(grad.size, [*rest, dim, last + 1]))
+    flat = views.reshape(lined.size, (*(size[d] for d in rest), table.places.shape[0]))
+    found = by_tables(ctx, ctx.view(lined, flat), [table.turned()], summation_dtype(grad))
+    back = [*range(dim), last, *range(dim, last)]
+    return ctx.view(found, views.permute(found.size, back))
 
 
-def image_windows(size: Sequence[Size], *given: Sequence[int]) -> dict[int, Table]:
-    known(*size[-2:])
-    numbers = zip(size[-2:], *given, strict=True)
-    return {
-        len(size) - 2 + k: windows(extent, kernel, step, pad, dilation)
-        for k, (extent, kernel, dilation, pad, step) in enumerate(numbers)
-    }
+def regrouped(
+    ctx: LoweringContext, x: TensorValue, lead: Sequence[Size], *sides: Size
+) -> TensorValue:
+    """x with four `sides` after its leading dimensions, those in the middle exchanged."""
+    split, n = ctx.view(x, views.reshape(x.size, (*lead, *sides))), len(lead)
+    return ctx.view(split, views.permute(split.size, [*range(n), n, n + 2, n + 1, n + 3]))
+
+
+def image_windows(size: Sequence[Size], *given: Sequence[int]) -> list[Table]:
+    known(*size)
+    numbers = zip(size, *given, strict=True)
+    return [windows(extent, size, step, pad, gap) for extent, size, gap, pad, step in numbers]
 
 
 @lowering(aten.im2col.default)
 def im2col(ctx: LoweringContext, x: TensorValue, kernel: Any, *others: Any) -> TensorValue:
-    found = by_tables(ctx, x, image_windows(x.size, kernel, *others))
-    *lead, height, width = found.size
-    parts = (*lead, kernel[0], height // kernel[0], kernel[1], width // kernel[1])
-    split, n = ctx.view(found, views.reshape(found.size, parts)), len(lead)
-    turn = views.permute(split.size, [*range(n), n, n + 2, n + 1, n + 3])
-    columns = ctx.view(split, turn)
-    return ctx.view(columns, views.reshape(columns.size, ctx.result_size))
+    found = by_tables(ctx, x, image_windows(x.size[-2:], kernel, *others))
+    rows, columns = (n // k for n, k in zip(found.size[-2:], kernel, strict=True))
+    turn = regrouped(ctx, found, found.size[:-2], kernel[0], rows, kernel[1], columns)
+    return ctx.view(turn, views.reshape(turn.size, ctx.result_size))
 
 
 @lowering(aten.col2im.default)
 def col2im(
     ctx: LoweringContext, x: TensorValue, size: Sequence[Size], kernel: Any, *others: Any
 ) -> TensorValue:
-    lead = ctx.result_size[:-2]
-    tables = image_windows((*lead, *size), kernel, *others)
-    sides = [t.places.shape[0] // k for t, k in zip(tables.values(), kernel, strict=True)]
-    split = ctx.view(x, views.reshape(x.size, (*lead, *kernel, *sides)))
-    n = len(lead)
-    turn = ctx.view(split, views.permute(split.size, [*range(n), n, n + 2, n + 1, n + 3]))
-    flat = (*lead, *(t.places.shape[0] for t in tables.values()))
-    return by_tables(ctx, ctx.view(turn, views.reshape(turn.size, flat)), turned(tables), rounds(x))
+    tables, lead = image_windows(size, kernel, *others), ctx.result_size[:-2]
+    lengths = [table.places.shape[0] for table in tables]
+    rows, columns = (n // k for n, k in zip(lengths, kernel, strict=True))
+    turn = regrouped(ctx, x, lead, *kernel, rows, columns)
+    flat = ctx.view(turn, views.reshape(turn.size, (*lead, *lengths)))
+    return by_tables(ctx, flat, turned(tables), summation_dtype(x))

@@ -1,0 +1,226 @@
+"""Windows: several elements of a tensor for each result, along new dimensions at the end, the taps.
+
+`unfolded` gives them, `folded` adds them or takes the largest: few taps are written out, many a reduction. A
+gradient is the same with another question: which windows hold an element? So nothing is scattered. The real
+compiler: the pooling rules in torch/_inductor/lowering.py, which leave large windows to eager.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from minicompile.errors import Unsupported
+from minicompile.lowering.context import LoweringContext
+from minicompile.lowering.rules.common import constant as number
+from minicompile.lowering.rules.creation import only_where
+from minicompile.lowering.value import TensorValue
+from minicompile.ops.dtypes import computation_dtype
+from minicompile.ops.handler import Index, Ops, V
+from minicompile.ops.table import ReductionKind
+from minicompile.shapes.expr import FloorDiv, Size, bounds, is_nonnegative, loop_symbol
+from minicompile.shapes.expr import simplify_index as simplified
+
+MOST_TAPS = 25
+"""Most taps that are written out."""
+
+INT = torch.int64
+COMBINED = {"sum": "add", "max": "maximum", "min": "minimum"}
+
+
+class Axis:
+    """One dimension: results in `count` windows of at most `taps` of its `extent` elements."""
+
+    extent: Size
+    count: Size
+    taps: int
+
+    def place(self, ops: Ops, window: Index, tap: Index) -> tuple[Index, list[V]]:
+        """A window's tap-th element, and conditions under which there is one."""
+        raise NotImplementedError
+
+    def length(self, ops: Ops, window: Index) -> V:
+        """How many elements a window has."""
+        raise NotImplementedError
+
+    def turned(self) -> Axis:
+        """The windows of each element, as the elements of each window."""
+        raise NotImplementedError
+
+
+@dataclass(eq=False)
+class Strided(Axis):
+    """Windows that begin `step` apart, the first one `padding` before the dimension; their elements are
+    `dilation` apart. Places are formulas, conditions expressions that must not be negative.
+    """
+
+    extent: Size
+    count: Size
+    taps: int
+    step: int
+    padding: int
+    dilation: int = 1
+    padded: bool = True
+    """Whether the padding counts in a window's length."""
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(n, int) for n in (self.taps, self.step, self.padding, self.dilation)):
+            raise Unsupported("windows whose size is only known at run time")
+
+    def element(self, window: Index, tap: Index) -> tuple[Index, list[Index]]:
+        at = window * self.step - self.padding + tap * self.dilation
+        return at, [at, self.extent - 1 - at]
+
+    @functools.cache  # noqa: B019
+    def can_fail(self, tap: int | None) -> list[bool]:
+        """Which conditions can, whatever the window."""
+        outer, inner = loop_symbol("outer"), loop_symbol("inner")
+        ranges = {outer: self.count, inner: self.taps}
+        _, conditions = self.element(outer, inner if tap is None else sympy.Integer(tap))
+        found = [bounds(simplified(sympy.expand(c), ranges), ranges) for c in conditions]
+        return [limits is None or not is_nonnegative(limits[0]) for limits in found]
+
+    def place(self, ops: Ops, window: Index, tap: Index) -> tuple[Index, list[V]]:
+        at, conditions = self.element(window, tap)
+        chosen = itertools.compress(conditions, self.can_fail(int(tap) if tap.is_Integer else None))
+        zero = ops.constant(0, INT)
+        return at, [ops.ge(ops.index_expr(condition, INT), zero) for condition in chosen]
+
+    def length(self, ops: Ops, window: Index) -> V:
+        beyond, start = self.padding if self.padded else 0, self.element(window, 0)[0]
+        begin, stop = (ops.index_expr(i, INT) for i in (start, start + self.taps))
+        if not self.padded and self.padding:
+            begin = ops.maximum(begin, ops.constant(0, INT))
+        last = (self.count - 1) * self.step - self.padding + self.taps
+        if not is_nonnegative(self.extent + beyond - last):
+            stop = ops.minimum(stop, number(ops, self.extent + beyond, INT))
+        return ops.sub(stop, begin)
+
+    def turned(self) -> Axis:
+        return Turned(self)
+
+
+class Turned(Strided):
+    """The windows that hold an element, instead of the elements of a window."""
+
+    def __init__(self, axis: Strided) -> None:
+        self.axis, self.reach = axis, (axis.taps - 1) * axis.dilation
+        self.extent, self.count, self.taps = axis.count, axis.extent, self.reach // axis.step + 1
+
+    def element(self, window: Index, tap: Index) -> tuple[Index, list[Index]]:
+        axis, back = self.axis, self.taps - 1 - tap
+        at = FloorDiv(window + axis.padding, sympy.Integer(axis.step)) - back
+        found = [at, self.extent - 1 - at]
+        farthest = back if back.is_Integer else self.taps - 1
+        if (farthest + 1) * axis.step > self.reach + 1:
+            found.append(self.reach + axis.element(at, 0)[0] - window)
+        return at, found
+
+
+@dataclass
+class Table:
+    """`places[i]`: the elements, of `extent`, that result i is made of; -1 where there are fewer."""
+
+    places: torch.Tensor
+    extent: int
+    weights: torch.Tensor | None = None
+
+    def turned(self) -> Table:
+        """For each element the results that it goes into, in order."""
+        rows, taps = self.places.shape
+        elements, order = self.places.reshape(-1).sort(stable=True)
+        order = order[elements >= 0]
+        elements = elements[elements >= 0]
+        counts = torch.bincount(elements, minlength=self.extent)
+        column = torch.arange(len(order)) - (counts.cumsum(0) - counts)[elements]
+        places = torch.full((self.extent, max(int(counts.max()), 1)), -1)
+        places[elements, column] = order // taps
+        if self.weights is None:
+            return Table(places, rows)
+        weights = self.weights.new_zeros(places.shape)
+        weights[elements, column] = self.weights.reshape(-1)[order]
+        return Table(places, rows, weights)
+
+
+def known(*sizes: Size) -> None:
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise Unsupported("a table of positions for sizes that are only known at run time, or 0")
+
+
+class Tabled(Axis):
+    """An axis whose places stand in memory."""
+
+    def __init__(self, ctx: LoweringContext, x: TensorValue, table: Table, name: str) -> None:
+        def constant(values: torch.Tensor, what: str) -> TensorValue:
+            return ctx.constant(values.to(x.device).contiguous(), f"{ctx.node}_{name}_{what}")
+
+        self.extent, self.table, self.made_for, self.name = table.extent, table, (ctx, x), name
+        self.count, self.taps = table.places.shape
+        self.places = constant(table.places, "places")
+        self.lengths = constant((table.places >= 0).sum(1), "lengths")
+        self.weights = constant(table.weights, "weights") if table.weights is not None else None
+
+    def place(self, ops: Ops, window: Index, tap: Index) -> tuple[Index, list[V]]:
+        found = self.places.load(ops, [window, tap])
+        column = self.table.places[:, int(tap)] if tap.is_Integer else self.table.places
+        missing = bool((column < 0).any())
+        checks = [ops.ge(found, ops.constant(0, INT))] if missing else []
+        return ops.indirect_indexing(found, self.extent, False, False), checks
+
+    def length(self, ops: Ops, window: Index) -> V:
+        return self.lengths.load(ops, [window])
+
+    def turned(self) -> Axis:
+        return Tabled(*self.made_for, self.table.turned(), f"{self.name}_turned")
+
+
+def unfolded(
+    ctx: LoweringContext, x: TensorValue, axes: Sequence[Axis], other: float | int = 0
+) -> TensorValue:
+    """The elements of each window of x's last dimensions, `other` where there are fewer."""
+    dims = len(axes)
+
+    def body(ops: Ops, index: Sequence[Index]) -> V:
+        lead, windows, taps = index[: -2 * dims], index[-2 * dims : -dims], index[-dims:]
+        places = [a.place(ops, *at) for a, *at in zip(axes, windows, taps, strict=True)]
+        checks = [check for _, found in places for check in found]
+        mask = functools.reduce(ops.logical_and, checks) if checks else None
+        where = [*lead, *(at for at, _ in places)]
+        return only_where(ops, mask, lambda inner: x.load(inner, where), other)
+
+    size = (*x.size[:-dims], *(axis.count for axis in axes), *(axis.taps for axis in axes))
+    return ctx.pointwise(size, x.device, body, x.dtype)
+
+
+def folded(ctx: LoweringContext, kind: ReductionKind, x: TensorValue, dims: int) -> TensorValue:
+    """The sum, maximum or minimum along the last dimensions. Sums of a half type are rounded one by one."""
+    size, sides, wide = x.size[:-dims], x.size[-dims:], computation_dtype(x.dtype)
+    narrow = kind == "sum" and wide is not x.dtype
+    if math.prod(sides) > MOST_TAPS:
+        if narrow:
+            raise Unsupported("many additions that eager rounds one by one")
+        return ctx.reduction(
+            kind, size, sides, x.dtype, x.device, lambda ops, i, r: x.load(ops, [*i, *r])
+        )
+
+    def body(ops: Ops, index: Sequence[Index]) -> V:
+        taps = itertools.product(*(map(sympy.Integer, range(taps)) for taps in sides))
+        found, *others = (x.load_as(ops, [*index, *tap], wide) for tap in taps)
+        for value in others:
+            # the later one first: among equals eager keeps the earlier
+            found = ops.pointwise(COMBINED[kind], value, found)
+            found = ops.to_dtype(ops.to_dtype(found, x.dtype), wide) if narrow else found
+        return ops.to_dtype(found, x.dtype)
+
+    return ctx.pointwise(size, x.device, body, x.dtype)
+
+
+def summation_dtype(x: TensorValue) -> torch.dtype:
+    """In which eager adds up a gradient: on a CPU in the half type itself."""
+    return x.dtype if x.device.type == "cpu" else computation_dtype(x.dtype)
