@@ -192,11 +192,14 @@ class _Lowering:
         return self.ctx.copy_of(result) if result.storage in given else result
 
     def _realize_if_better(self, node: fx.Node, value: TensorValue) -> None:
-        """Write a node's result to memory where that is better than inlining it."""
+        """Write a node's result to memory where that is better than inlining it.
+
+        Its readers may look at some elements only; all of its indices have to be in range, as in eager.
+        """
         storage, users = value.storage, heuristics.readers(node)
         if storage.buffer is not None:
             return
-        why = heuristics.too_large(storage)
+        why = "indices to check" if storage.cost.checks else heuristics.too_large(storage)
         if why is None and users > 1 and node in self.returned:
             why = f"graph output with {users - 1} other users"
         if why is None:

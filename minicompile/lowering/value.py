@@ -222,6 +222,8 @@ class Probe(Scope):
         """One element's arithmetic with everything inlined; operations of the formula written out as a tree;
         how many formulas it nests."""
         self.indices = 0
+        self.checks = False
+        """Whether it looks itself whether an index is in range."""
 
     def run(self, fn: Callable[..., Term], *indices: Sequence[Index]) -> None:
         self.dtype, weight = fn(self, *indices)
@@ -291,6 +293,7 @@ class Probe(Scope):
         self.flops += 2
         self.weight += value[1]
         self.indices += 1
+        self.checks |= check
         return loop_symbol(f"indirect{self.indices}")
 
     def pointwise(self, name: str, *values: Term) -> Term:

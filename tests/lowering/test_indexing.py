@@ -116,6 +116,24 @@ def test_an_index_out_of_range_is_an_error_as_in_eager(fn, wrong: int) -> None:
         run(graph, x, bad)
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, i: (x[i] * 2)[:2] + 1,
+        lambda x, i: x[i][i % 2],
+        lambda x, i: x.gather(0, i[:, None])[::3] * 2,
+        lambda x, i: torch.constant_pad_nd(x[i] + 1, (0, 0, 0, -2)),
+        lambda x, i: x[i].unfold(0, 1, 3) * 1,
+        lambda x, i: torch.slice_scatter(x, x[i][:2] * 2, 0, 0, 2),
+    ],
+)
+def test_every_index_is_checked_though_few_elements_are_read(fn) -> None:
+    x, good, bad = torch.randn(4, 3), torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 9, 3])
+    graph = check(fn, x, good)
+    with pytest.raises(IndexError):
+        run(graph, x, bad)
+
+
 def test_gather_embedding_and_index_select_equal_eager() -> None:
     x, i = torch.randn(4, 5), torch.tensor([[0, 3], [2, 2], [1, 0]])
     check(lambda x, i: [x.gather(0, i), x.gather(1, i), x.index_select(1, i[:, 0])], x, i)
