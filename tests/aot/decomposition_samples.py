@@ -354,7 +354,7 @@ def scatters(x: torch.Tensor, at: torch.Tensor, source: torch.Tensor) -> list[to
 
 def indexed(x: torch.Tensor, at: torch.Tensor) -> list[torch.Tensor]:
     """Variants that torch's own decompositions call."""
-    found = [aten._unsafe_index.Tensor(x, [at]), aten.index_put.default(x, [x > 0], x[0, 0])]
+    found = [aten._unsafe_index.Tensor(x, [at])]
     found += [aten._unsafe_index_put.default(x, [at], x[:2], True)]
     found += [aten.index_fill.int_Tensor(x, 0, at, torch.tensor(2.0))]
     return [*found, aten.index_add.default(x, 0, at, x[:2])]
