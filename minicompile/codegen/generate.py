@@ -27,7 +27,7 @@ from minicompile.codegen import cpp_rules as _cpp_rules  # noqa: F401  registers
 from minicompile.codegen import triton_rules as _triton_rules  # noqa: F401  registers its rules
 from minicompile.codegen.legalize import legalize
 from minicompile.codegen.merge import check_in_place, merge, take_over
-from minicompile.codegen.phases import cut, is_update, loop_level
+from minicompile.codegen.phases import cut, is_update
 from minicompile.codegen.plan import (
     KernelArgument,
     KernelModule,
@@ -39,7 +39,7 @@ from minicompile.codegen.plan import (
 from minicompile.errors import BackendError, OptionError
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
-from minicompile.scheduling.body import LoopBody, iterate_indices
+from minicompile.scheduling.body import LoopBody, iterate_indices, loop_level
 from minicompile.scheduling.cost import cost_of
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import is_float

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from minicompile.codegen.merge import merge
-from minicompile.codegen.phases import loop_level
 from minicompile.errors import VerifyError
-from minicompile.scheduling.body import verify
+from minicompile.scheduling.body import loop_level, verify
 from tests.codegen.fusing import Program, softmax
 
 F32, I64 = torch.float32, torch.int64
