@@ -88,11 +88,11 @@ def make_plan(
 ) -> KernelPlan:
     """The plan of one kernel. `position` is the node's number in the schedule: part of the name."""
     dtypes = {name: b.layout.dtype for name, b in schedule.graph.buffers.items()}
-    merged = merge(node, schedule.memory.internal, dtypes)
+    merged, every = merge(node, schedule.memory.internal, dtypes)
     in_place = schedule.memory.in_place(position)
-    take_over(merged.body, in_place)
-    body, new = legalize(merged.body, dtypes)
-    loop = loop_level(body, {new[v] for v in merged.every})
+    take_over(merged, in_place)
+    body, new = legalize(merged, dtypes)
+    loop = loop_level(body, {new[v] for v in every})
     updated = {v.buffer for v in body.stores if is_update(v) or v.buffer in schedule.memory.aliases}
     plan = KernelPlan(
         name=f"{language}_fused_{operation_names(body)}_{position}",
