@@ -201,6 +201,6 @@ def library_flops(kernel: ExternKernel, hints: Hints) -> int:
             return [size_hint(size, hints) for size in argument.layout.size]
         return argument
 
-    leaves, structure = compat.tree_flatten((kernel.args, kernel.kwargs, list(kernel.outputs)))
-    args, kwargs, outputs = compat.tree_unflatten([shape(leaf) for leaf in leaves], structure)
+    given = kernel.args, kernel.kwargs, list(kernel.outputs)
+    args, kwargs, outputs = compat.tree_map(shape, given)
     return formula(*args, **kwargs, out_val=outputs[0] if len(outputs) == 1 else outputs)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
@@ -31,6 +30,7 @@ from minicompile.scheduling.nodes import (
     Allocation,
     Block,
     FusedSchedulerNode,
+    Home,
     InPlaceDecision,
     MemoryPlan,
     ScheduledNode,
@@ -49,8 +49,6 @@ ALIGNMENT = 64
 
 WORTH_A_POOL = 4 << 20
 """Bytes of fresh memory that a pool must save: their pages cost more than views of the pool."""
-
-Home = Literal["own", "pool", "library", "output"]
 
 
 @dataclass(frozen=True)
@@ -122,19 +120,10 @@ class Liveness:
         for name, born in born_at.items():
             if name in self.internal or name in self.aliases:
                 continue
-            layout = buffers[name].layout
-            size = layout.storage_size
-            self.lives.append(
-                Life(
-                    name=name,
-                    key=(layout.device, layout.dtype, size),
-                    bytes=size_hint(size, hints) * layout.dtype.itemsize,
-                    born=born,
-                    dies=dies[name],
-                    planned=calls[born] is None or calls[born] in PRODUCTS,
-                    lent=name in self.lent,
-                )
-            )
+            layout, planned = buffers[name].layout, calls[born] is None or calls[born] in PRODUCTS
+            key = layout.device, layout.dtype, layout.storage_size
+            size = size_hint(layout.storage_size, hints) * layout.dtype.itemsize
+            self.lives.append(Life(name, key, size, born, dies[name], planned, name in self.lent))
 
     def live_bytes(self) -> list[int]:
         """Bytes of our own memory alive while each step runs."""
@@ -188,6 +177,11 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode], options: Optio
     return plan
 
 
+def decided(step: int, old: str, new: str, why_not: str | None) -> InPlaceDecision:
+    reason = why_not or "each element is read where it is written, and never after"
+    return InPlaceDecision(step, old, new, why_not is None, reason)
+
+
 def in_place_decisions(alive: Liveness, nodes: Sequence[ScheduledNode]) -> list[InPlaceDecision]:
     """For each buffer that dies in a kernel, largest first, the first one that can take its memory."""
     shared = {*alive.aliases.values()}
@@ -206,8 +200,7 @@ def in_place_decisions(alive: Liveness, nodes: Sequence[ScheduledNode]) -> list[
         for old in dying.get(step, ()):
             for new in [life for life in left if life.key == old.key]:
                 why = in_place.refusal(node, old.name, new.name)
-                reason = why or "each element is read where it is written, and never after"
-                found.append(InPlaceDecision(step, old.name, new.name, why is None, reason))
+                found.append(decided(step, old.name, new.name, why))
                 if why is None:
                     left.remove(new)
                     break
@@ -238,8 +231,7 @@ def written_back(
             why = f"{nodes[fails[-1]].name} may raise an error, and would leave it written"
         elif last == life.born:
             why = in_place.refusal(node, old.name, life.name)
-        reason = why or "each element is read where it is written, and never after"
-        found.append(InPlaceDecision(life.born, old.name, life.name, why is None, reason))
+        found.append(decided(life.born, old.name, life.name, why))
     return found
 
 

@@ -275,6 +275,10 @@ class InPlaceDecision:
         return f"step {self.step}: {self.new} {verdict} {self.old}: {self.reason}"
 
 
+Home = Literal["own", "pool", "library", "output"]
+"""Allocated by itself, or as part of a pool, or by a library operator; kept by the caller."""
+
+
 @dataclass(frozen=True)
 class Block:
     """One piece of memory, of buffers that live in it one after the other in the steps born to dies."""
@@ -283,8 +287,7 @@ class Block:
     born: int
     dies: int
     bytes: int
-    home: Literal["own", "pool", "library", "output"]
-    """Allocated by itself, or as part of a pool, or by a library operator; kept by the caller."""
+    home: Home
     offset: int
     """In the pool; of others, where they would lie if all were one piece of memory."""
 
