@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -129,18 +129,14 @@ class FusionContext:
     def _size(self, *nests: LoopNest) -> KernelSize:
         """How large one kernel of these nests would be."""
         members = sorted((m for nest in nests for m in nest.members), key=lambda m: m.order)
-        first: dict[Place, int] = {}
-        last: dict[Place, int] = {}
+        bodies = [self.bodies[member.node.name] for member in members]
+        places: dict[Place, list[int]] = {}
         for i, member in enumerate(members):
             for access in (*member.reads, *member.writes):
-                first.setdefault(access.place, i)
-                last[access.place] = i
-        bodies = [self.bodies[member.node.name] for member in members]
-        alive = [own for _, own in bodies]
-        for place, start in first.items():
-            for i in range(start + 1, last[place]):
-                alive[i] += 1
-        return KernelSize(len(members), sum(count for count, _ in bodies), max(alive))
+                places.setdefault(access.place, []).append(i)
+        between = alive((at[0] + 1, at[-1]) for at in places.values())
+        registers = max(own + between[i] for i, (_, own) in enumerate(bodies))
+        return KernelSize(len(members), sum(count for count, _ in bodies), registers)
 
 
 def size_of(body: LoopBody) -> tuple[int, int]:
@@ -148,23 +144,20 @@ def size_of(body: LoopBody) -> tuple[int, int]:
 
     Each operation takes a register from then on, what is loaded from its first use on.
     """
-    first: dict[Value, int] = {}
-    last: dict[Value, int] = {}
-    operands = [value.operands for value in body.values]
-    for i, taken in enumerate(operands):
-        for value in taken:
-            first.setdefault(value, i)
-            last[value] = i
-    change = [0] * (len(operands) + 1)
-    operations = 0
-    for i, (value, taken) in enumerate(zip(body.values, operands, strict=True)):
-        if value.op == "constant":
-            continue
-        operations += value.op != "store"
-        if value in last:
-            change[i + 1 if taken else first[value]] += 1
-            change[last[value] + 1] -= 1
-    return operations, max(1, *itertools.accumulate(change))
+    uses: dict[Value, list[int]] = {}
+    for i, value in enumerate(body.values):
+        for operand in value.operands:
+            uses.setdefault(operand, []).append(i)
+    computed = [(i, v) for i, v in enumerate(body.values) if v.op != "constant"]
+    spans = (
+        (i + 1 if v.operands else uses[v][0], uses[v][-1] + 1) for i, v in computed if v in uses
+    )
+    return sum(v.op != "store" for _, v in computed), max([1, *alive(spans).values()])
+
+
+def alive(spans: Iterable[tuple[int, int]]) -> Counter[int]:
+    """How many of the spans, from the first number to before the second, each number is in."""
+    return Counter(itertools.chain.from_iterable(itertools.starmap(range, spans)))
 
 
 NO_WISHES = Wishes()
