@@ -250,6 +250,10 @@ class LoopNest:
         return self.written | {a.buffer for a in self.reads}
 
     @property
+    def name(self) -> str:
+        return "_".join(m.node.name for m in self.members)
+
+    @property
     def nodes(self) -> list[SchedulerNode]:
         return [m.node for m in self.members]
 
