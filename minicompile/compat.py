@@ -26,7 +26,7 @@ from torch.fx.node import map_aggregate
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_modes
 from torch.utils._pytree import _broadcast_to_and_flatten as tree_spread
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from minicompile.ops.strides import as_row_major_view, check_position, laid_out_as_eager
 
@@ -37,7 +37,7 @@ with contextlib.suppress(ImportError):
 
 __all__ = [
     "FakeTensor", "TorchDispatchMode", "map_aggregate", "no_dispatch_modes", "python_dispatcher",
-    "tree_flatten", "tree_leaves", "tree_spread", "tree_unflatten",
+    "tree_flatten", "tree_leaves", "tree_map", "tree_spread", "tree_unflatten",
 ]  # fmt: skip
 """From private modules, for use elsewhere."""
 

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from minicompile.ops.display import aligned
+
 FILE_WIDTH = 110
 """Characters of a line where the output is no terminal."""
 
@@ -72,10 +74,5 @@ class Screen:
 
 def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The table as aligned text."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = []
-    for row in [header, ["-" * width for width in widths], *rows]:
-        first, *others = zip(row, widths, strict=True)
-        cells = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    rules = ["-" * max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return "\n".join(aligned([header, rules, *rows]))

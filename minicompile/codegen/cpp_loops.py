@@ -22,10 +22,10 @@ import torch
 
 from minicompile.codegen.cpp_ops import CTYPES
 from minicompile.codegen.cpp_values import ALIGNED, SIGNS, Loop, ValuePrinter
-from minicompile.codegen.phases import cone, cost, is_update, separates, transposed, varying
+from minicompile.codegen.phases import cone, cost, is_update, separates, transposed
 from minicompile.codegen.plan import KernelPlan, count
 from minicompile.ops.table import POSITIONS
-from minicompile.scheduling.body import Value, iterate_indices
+from minicompile.scheduling.body import Value, iterate_indices, varying
 from minicompile.shapes.expr import Size, coefficient_of, product, size_hint
 
 OUTER_ITERATIONS = 8
@@ -344,10 +344,7 @@ class LoopPrinter(ValuePrinter):
         """What the chunks found, in their order: for the column at hand, or for the only row."""
         for value in reductions:
             for suffix, ctype, initial in self.accumulators(value):
-                text = (
-                    f"{'' if self.tile else ctype} {self.accumulator(value, suffix)} = {initial};"
-                )
-                self.line(text.lstrip(), value.origins)
+                self._set(value, suffix, "" if self.tile else ctype, initial)
         with self.braces("for (int64_t c = 0; c < chunks; c++)"):
             for value in reductions:
                 best = self._part(value, "_best" if value.kind in POSITIONS else "")
@@ -447,12 +444,14 @@ class LoopPrinter(ValuePrinter):
 
     def _declare_accumulator(self, value: Value, suffix: str, ctype: str, initial: str) -> None:
         if self.tile and ctype:
-            array = f"{self.names[value]}{suffix}_tile[{self.tile}]"
-            self.line(f"{ctype} {array} {ALIGNED};", value.origins)
+            self._declare_array(value, suffix, ctype)
             ctype = ""
         with self.each_lane():
-            text = f"{ctype} {self.accumulator(value, suffix)} = {initial};"
-            self.line(text.lstrip(), value.origins)
+            self._set(value, suffix, ctype, initial)
+
+    def _set(self, value: Value, suffix: str, ctype: str, initial: str) -> None:
+        text = f"{ctype} {self.accumulator(value, suffix)} = {initial};"
+        self.line(text.lstrip(), value.origins)
 
     def _declare_array(self, value: Value, suffix: str, ctype: str) -> None:
         array = f"{self.names[value]}{suffix}_tile[{self.tile}]"

@@ -27,7 +27,7 @@ from minicompile.codegen import cpp_rules as _cpp_rules  # noqa: F401  registers
 from minicompile.codegen import triton_rules as _triton_rules  # noqa: F401  registers its rules
 from minicompile.codegen.legalize import legalize
 from minicompile.codegen.merge import check_in_place, merge, take_over
-from minicompile.codegen.phases import cut, is_update, loop_level
+from minicompile.codegen.phases import cut, is_update
 from minicompile.codegen.plan import (
     KernelArgument,
     KernelModule,
@@ -39,7 +39,7 @@ from minicompile.codegen.plan import (
 from minicompile.errors import BackendError, OptionError
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
-from minicompile.scheduling.body import LoopBody, iterate_indices
+from minicompile.scheduling.body import LoopBody, iterate_indices, loop_level
 from minicompile.scheduling.cost import cost_of
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import is_float
@@ -88,11 +88,11 @@ def make_plan(
 ) -> KernelPlan:
     """The plan of one kernel. `position` is the node's number in the schedule: part of the name."""
     dtypes = {name: b.layout.dtype for name, b in schedule.graph.buffers.items()}
-    merged = merge(node, schedule.memory.internal, dtypes)
+    merged, every = merge(node, schedule.memory.internal, dtypes)
     in_place = schedule.memory.in_place(position)
-    take_over(merged.body, in_place)
-    body, new = legalize(merged.body, dtypes)
-    loop = loop_level(body, {new[v] for v in merged.every})
+    take_over(merged, in_place)
+    body, new = legalize(merged, dtypes)
+    loop = loop_level(body, {new[v] for v in every})
     updated = {v.buffer for v in body.stores if is_update(v) or v.buffer in schedule.memory.aliases}
     plan = KernelPlan(
         name=f"{language}_fused_{operation_names(body)}_{position}",

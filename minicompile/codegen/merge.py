@@ -9,7 +9,6 @@ all their uses. What the real compiler does with its CSE and store caches while 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 import sympy
 import torch
@@ -21,19 +20,12 @@ from minicompile.scheduling.nodes import FusedSchedulerNode
 from minicompile.shapes.expr import loop_symbol, same
 
 
-@dataclass(frozen=True)
-class Merged:
-    """One body, and the stores in it that run for every (x, r) although their index has no r."""
-
-    body: LoopBody
-    every: frozenset[Value]
-
-
 def merge(
     node: FusedSchedulerNode, internal: Collection[str], dtypes: Mapping[str, torch.dtype]
-) -> Merged:
-    """All bodies of `node` as one. `internal` names the buffers that never reach memory.
+) -> tuple[LoopBody, set[Value]]:
+    """All bodies of `node` as one, and its stores that run for every (x, r) although their index has no r.
 
+    `internal` names the buffers that never reach memory.
     Raises VerifyError if a body loads an element of a fused buffer other than the one just stored.
     """
     merger = _Merger(node, internal, dtypes)
@@ -44,7 +36,7 @@ def merge(
         if level == "elem":
             every.update(merger.new[store] for store in body.stores if store.kind != "store")
     drop_dead(merger.body)
-    return Merged(merger.body, frozenset(every))
+    return merger.body, every
 
 
 def take_over(body: LoopBody, memory: Mapping[str, str]) -> None:

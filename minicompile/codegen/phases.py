@@ -19,32 +19,11 @@ import sympy
 
 from minicompile.codegen.plan import Phase
 from minicompile.ops.table import POINTWISE
-from minicompile.scheduling.body import LoopBody, Value, users
+from minicompile.scheduling.body import LoopBody, Value, users, varying
 from minicompile.shapes.expr import coefficient_of
 
 STASH_COST = 3
 """Values cheaper than this are computed again rather than kept."""
-
-
-def varying(
-    values: Iterable[Value],
-    variables: Collection[sympy.Symbol],
-    always: Collection[Value] = (),
-    never: Collection[Value] = (),
-) -> frozenset[Value]:
-    """The values that differ with the loop variables: their index has one, or an operand differs."""
-    found = set(always)
-    for value in values:
-        moves = value.index is not None and not value.index.free_symbols.isdisjoint(variables)
-        if (moves or not found.isdisjoint(value.operands)) and value not in never:
-            found.add(value)
-    return frozenset(found)
-
-
-def loop_level(body: LoopBody, every: Collection[Value] = ()) -> frozenset[Value]:
-    """The values that differ for each r: scans and those in `every`, too. A reduction gives row level."""
-    always, never = {*every, *body.scans}, set(body.reductions)
-    return varying(body.values, body.reduction_ranges, always, never)
 
 
 def stages(body: LoopBody) -> dict[Value, int]:

@@ -77,10 +77,6 @@ def max_combine(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 @triton.jit
-def min_combine(a, b):
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
-@triton.jit
 def prod_combine(a, b):
     return a * b
 
@@ -97,17 +93,8 @@ def scan_max(a, b):
     return tl.where((b >= a) | (b != b), b, a)
 
 @triton.jit
-def scan_min(a, b):
-    return tl.where((b <= a) | (b != b), b, a)
-
-@triton.jit
 def scan_argmax(a, at, b, bt):
     moves = (b >= a) | (b != b)
-    return tl.where(moves, b, a), tl.where(moves, bt, at)
-
-@triton.jit
-def scan_argmin(a, at, b, bt):
-    moves = (b <= a) | (b != b)
     return tl.where(moves, b, a), tl.where(moves, bt, at)
 
 @triton.jit
@@ -128,20 +115,15 @@ def argmax_combine(a, at, b, bt):
     ties = (a == b) | ((a != a) & (b != b))
     first = wins | (ties & (at < bt))
     return tl.where(first, a, b), tl.where(first, at, bt)
-
-@triton.jit
-def argmin_combine(a, at, b, bt):
-    wins = (a < b) | ((a != a) & (b == b))
-    ties = (a == b) | ((a != a) & (b != b))
-    first = wins | (ties & (at < bt))
-    return tl.where(first, a, b), tl.where(first, at, bt)
 """
 
-HELPERS: dict[str, str] = {
-    match.group(1): text.strip()
-    for text in _HELPER_TEXT.split("\n\n")
-    if (match := re.search(r"def (\w+)\(", text))
-}
+HELPERS: dict[str, str] = {}
+for _text in _HELPER_TEXT.strip().split("\n\n"):
+    _name = _text.partition("def ")[2].partition("(")[0]
+    HELPERS[_name] = _text
+    if "max" in _name:  # and its twin
+        _turned = _text.replace("max", "min").replace(">", "<")
+        HELPERS[_name.replace("max", "min")] = _turned
 """Device functions by name; a kernel's prelude holds those that it calls."""
 
 _IMPORTS = """import triton

@@ -23,7 +23,7 @@ import torch
 
 from minicompile import api
 from minicompile.dynamo.controls import original_of
-from minicompile.ops.display import Shown
+from minicompile.ops.display import Shown, aligned
 from minicompile.ops.registry import Registry
 
 Preparation = Callable[[Any], Callable[..., Any]]
@@ -93,9 +93,8 @@ class Accuracy(Shown):
 
     def __str__(self) -> str:
         rows = [self.HEAD, *(row.cells() for row in self.stages)]
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        lines = ("  ".join(f"{c:<{w}}" for c, w in zip(row, widths)).rstrip() for row in rows)
-        return "\n".join([f"accuracy of {self.name}: largest errors against float64", *lines])
+        title = f"accuracy of {self.name}: largest errors against float64"
+        return "\n".join([title, *aligned(rows, left=len(self.HEAD))])
 
 
 def accuracy(target: Any, /, *args: Any, **kwargs: Any) -> Accuracy:

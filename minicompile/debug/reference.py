@@ -29,6 +29,7 @@ from typing import Any
 import sympy
 import torch
 
+from minicompile.compat import tree_map
 from minicompile.errors import VerifyError
 from minicompile.lowering.ir import (
     Buffer,
@@ -150,26 +151,19 @@ class _Run:
     def view(self, buffer: str, layout: Layout) -> torch.Tensor:
         memory = self.memory[buffer]
         size, stride = self.shape(layout.size), self.shape(layout.stride)
-        if 0 in size:
-            return memory.new_empty(0).as_strided(size, stride)
         (offset,) = self.shape([layout.offset])
         return memory.as_strided(size, stride, memory.storage_offset() + offset)
 
     def argument(self, value: Any) -> Any:
         if isinstance(value, View):
             return self.view(value.buffer, value.layout)
-        if isinstance(value, sympy.Expr):
-            return self.shape([value])[0]
-        if isinstance(value, tuple | list):
-            return [self.argument(item) for item in value]
-        if isinstance(value, dict):
-            return {key: self.argument(item) for key, item in value.items()}
-        return value
+        return self.shape([value])[0] if isinstance(value, sympy.Expr) else value
 
     # -- operations
 
     def call(self, kernel: ExternKernel) -> None:
-        found = kernel.op(*self.argument(kernel.args), **self.argument(kernel.kwargs))
+        args, kwargs = tree_map(self.argument, (kernel.args, kernel.kwargs))
+        found = kernel.op(*args, **kwargs)
         for output in kernel.outputs:
             if output is not None:
                 self.adopt(output, found if output.index is None else found[output.index])

@@ -8,7 +8,7 @@ imported when the first object is shown). Without a renderer a notebook gets the
 from __future__ import annotations
 
 import html
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from minicompile.ops.registry import Registry
@@ -42,6 +42,13 @@ def bytes_text(count: int) -> str:
 def count_text(count: int, one: str) -> str:
     """`1 kernel`, `2 kernels`."""
     return f"{count} {one}" + ("" if count == 1 else "s")
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """A line for each row of a table; cells stand to the right in all but the first `left` columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    forms = [f"{{:{'<' if i < left else '>'}{width}}}" for i, width in enumerate(widths)]
+    return ["  ".join(forms).format(*row).rstrip() for row in rows]
 
 
 class Shown:

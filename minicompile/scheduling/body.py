@@ -20,7 +20,7 @@ mask, arithmetic happens everywhere, and a `where` picks. The real compiler: tor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -359,6 +359,27 @@ def verify(body: LoopBody) -> None:
             require(expected is dtype, f"{op} must give {expected}, not {dtype}")
         seen.add(value)
     require(bool(body.stores), "stores nothing")
+
+
+def varying(
+    values: Iterable[Value],
+    variables: Collection[sympy.Symbol],
+    always: Collection[Value] = (),
+    never: Collection[Value] = (),
+) -> frozenset[Value]:
+    """The values that differ with the loop variables: their index has one, or an operand differs."""
+    found = set(always)
+    for value in values:
+        moves = value.index is not None and not value.index.free_symbols.isdisjoint(variables)
+        if (moves or not found.isdisjoint(value.operands)) and value not in never:
+            found.add(value)
+    return frozenset(found)
+
+
+def loop_level(body: LoopBody, every: Collection[Value] = ()) -> frozenset[Value]:
+    """The values that differ for each r: scans and those in `every`, too. A reduction gives row level."""
+    always, never = {*every, *body.scans}, set(body.reductions)
+    return varying(body.values, body.reduction_ranges, always, never)
 
 
 def users(values: list[Value]) -> dict[Value, list[Value]]:

@@ -24,7 +24,7 @@ from minicompile.lowering.ir import Buffer, ExternKernel, Layout, LoopGraph, Vie
 from minicompile.ops.device import DeviceSpec
 from minicompile.ops.display import bytes_text
 from minicompile.ops.table import POINTWISE
-from minicompile.scheduling.body import Value
+from minicompile.scheduling.body import Value, loop_level
 from minicompile.scheduling.nodes import FusedSchedulerNode, MemoryPlan, ScheduledNode
 from minicompile.shapes.expr import bounds, size_hint
 
@@ -169,22 +169,15 @@ def loop_flops(node: FusedSchedulerNode, hints: Hints) -> int:
             for ranges in (body.ranges, body.all_ranges)
         )
         new: dict[Value, Value] = {}
-        elements: set[Value] = set()
-        """Values that differ for each element of a reduction."""
+        elements = loop_level(body).union(body.reductions)
         for value in body.values:
             copy = stored.get(value.buffer) if value.op == "load" else None
             copy = copy or value.copy(new)
             new[value] = known.setdefault(copy.key, copy)
-            inside = not elements.isdisjoint(value.operands) or not (
-                value.index is None or value.index.free_symbols.isdisjoint(body.reduction_ranges)
-            )
-            if inside and value.op != "reduction":
-                elements.add(value)
             if value.op == "store" and value.kind == "store":
                 stored[value.buffer] = new[value.inputs[0]]
             elif new[value] is copy:
-                reduces = value.op in ("reduction", "scan")
-                flops += operations(value) * (every if inside or reduces else rows)
+                flops += operations(value) * (every if value in elements else rows)
     return flops
 
 
@@ -208,6 +201,6 @@ def library_flops(kernel: ExternKernel, hints: Hints) -> int:
             return [size_hint(size, hints) for size in argument.layout.size]
         return argument
 
-    leaves, structure = compat.tree_flatten((kernel.args, kernel.kwargs, list(kernel.outputs)))
-    args, kwargs, outputs = compat.tree_unflatten([shape(leaf) for leaf in leaves], structure)
+    given = kernel.args, kernel.kwargs, list(kernel.outputs)
+    args, kwargs, outputs = compat.tree_map(shape, given)
     return formula(*args, **kwargs, out_val=outputs[0] if len(outputs) == 1 else outputs)

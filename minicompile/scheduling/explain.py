@@ -9,22 +9,18 @@ Nothing is lowered again: fusion starts from the recorded nodes, or is asked abo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from minicompile.ops.device import device_spec
 from minicompile.ops.display import Shown, bytes_text
 from minicompile.ops.origin import source_lines
 from minicompile.scheduling.cost import cost_of
-from minicompile.scheduling.fusion import MAX_NEIGHBOURS, Fuser, FusionContext, Wishes
-from minicompile.scheduling.nodes import (
-    Cause,
-    FusedSchedulerNode,
-    FusionDecision,
-    Pair,
-    Schedule,
-    SingleNode,
-)
+from minicompile.scheduling.fusion import Wishes
+from minicompile.scheduling.nodes import FusedSchedulerNode, FusionDecision, Schedule, SingleNode
+
+if TYPE_CHECKING:
+    from minicompile.scheduling.schedule import Explained
 
 
 @dataclass(frozen=True)
@@ -116,8 +112,8 @@ class WhatIf(Shown):
     """Two schedules of the same nodes: as it was, and with wishes."""
 
     wishes: Wishes
-    before: Schedule
-    after: Schedule
+    before: Explained
+    after: Explained
 
     @property
     def refused(self) -> list[Answer]:
@@ -161,86 +157,3 @@ class WhatIf(Shown):
         for gone, new in (self.kernels, self.decisions):
             lines += [*(f"  - {old}" for old in gone), *(f"  + {one}" for one in new)]
         return "\n".join(lines)
-
-
-@dataclass(eq=False)
-class Explainer:
-    """Answers for a schedule from the run of fusion that it is the end of."""
-
-    fuser: Fuser
-    finish: Callable[[Fuser], Schedule]
-    """What becomes a schedule of a run of fusion."""
-
-    def why(self, schedule: Schedule, a: str, b: str) -> Answer:
-        """The decisions about two names, and the answer that counts."""
-        fuser = self.fuser
-        one, other = parts(schedule, a), parts(schedule, b)
-        first, second = (tuple(node.name for node in nodes) for nodes in (one, other))
-        touched = (
-            {d.buffer for n in nodes for d in (*n.reads, *n.writes)} for nodes in (one, other)
-        )
-        common = tuple(sorted(set.intersection(*touched)))
-        asked = tuple((i, d) for i, d in enumerate(schedule.decisions) if d.asks(first, second))
-        step = None
-        groups = {fuser.group(name) for name in (*first, *second)}
-        if len(groups) == 1:
-            place, joined = next(((i, d) for i, d in asked if d.fused), (0, None))
-            if joined is not None:
-                step = sum(1 for d in schedule.decisions[: place + 1] if d.fused)
-            decision = joined or FusionDecision(
-                tuple(one), tuple(other), "vertical", True, "handed_over", "they are the same node"
-            )
-        else:
-            decision = self._now(fuser.group(first[0]), fuser.group(second[0]))
-            asked_last = [d for _, d in asked if set(d.nodes) == set(decision.nodes)]
-            decision = asked_last[-1] if asked_last else decision
-        return Answer(first, second, common, len(groups) == 1, asked, decision, step)
-
-    def _now(self, a: int, b: int) -> FusionDecision:
-        """The answer about two groups as fusion left them."""
-        fuser = self.fuser
-        if a in fuser.nests and b in fuser.nests:
-            decision, _ = fuser.decide(a, b)
-            if not decision.fused:
-                return decision
-            cause: Cause = "not_asked"
-            reason = f"of the groups that share only a read with them, {MAX_NEIGHBOURS} are nearer"
-            if not fuser.context.options.fusion:
-                cause, reason = "off", "fusion is switched off: options.fusion is False"
-            return replace(decision, fused=False, cause=cause, reason=reason)
-        groups = [[n for i, n in enumerate(fuser.nodes) if fuser.mask[g] >> i & 1] for g in (a, b)]
-        if fuser.ancestors[a] & fuser.mask[b]:
-            groups.reverse()
-        return fuser.boundary(*groups)
-
-    def steps(self, schedule: Schedule) -> Iterator[FusionStep]:
-        """The groups before the first fusion and after each, in the order of the graph."""
-        groups: list[tuple[str, ...]] = [(node.name,) for node in schedule.before]
-        place = {node.name: i for i, node in enumerate(schedule.before)}
-        yield FusionStep(0, None, tuple(groups))
-        for number, decision in enumerate((d for d in schedule.decisions if d.fused), 1):
-            members = {node.name for node in decision.nodes}
-            joined = tuple(sorted(members, key=place.__getitem__))
-            groups = sorted(
-                [joined, *(group for group in groups if members.isdisjoint(group))],
-                key=lambda group: place[group[0]],
-            )
-            yield FusionStep(number, decision, tuple(groups))
-
-    def what_if(
-        self, schedule: Schedule, fuse: Sequence[Pair] = (), forbid: Sequence[Pair] = ()
-    ) -> WhatIf:
-        """Fusion once more from the recorded nodes, with the same policy and these wishes.
-
-        A kernel's name stands for its first node.
-        """
-        old = self.fuser
-        pairs = (
-            tuple((parts(schedule, a)[0].name, parts(schedule, b)[0].name) for a, b in wished)
-            for wished in (fuse, forbid)
-        )
-        wishes = Wishes(*pairs)
-        options = replace(old.context.options, fusion=True)
-        context = FusionContext(old.context.graph, options, old.nodes)
-        again = Fuser(old.nodes, old.before, context, old.policy, wishes)
-        return WhatIf(wishes, schedule, self.finish(again))

@@ -17,8 +17,9 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 from minicompile.lowering.ir import PRODUCTS, LoopGraph
@@ -27,7 +28,7 @@ from minicompile.options import Options
 from minicompile.scheduling.align import align
 from minicompile.scheduling.body import LoopBody, Value
 from minicompile.scheduling.memory import kept_buffers, scatter_targets
-from minicompile.scheduling.nest import Access, Footprint, LoopNest, Member, elements, nest_of
+from minicompile.scheduling.nest import LoopNest, Place, elements, nest_of
 from minicompile.scheduling.nodes import (
     Cause,
     ExternKernelSchedulerNode,
@@ -74,69 +75,24 @@ class FusionContext:
         self.kept = kept_buffers(graph)
         """Buffers that must reach memory whoever reads them: graph outputs, scatter targets and results."""
         self.itemsize = {name: b.layout.dtype.itemsize for name, b in graph.buffers.items()}
-        self.places: dict[tuple[str, Footprint | None], int] = {}
-        """Parts of buffers that nodes touch, numbered."""
-        self.place_bytes: list[tuple[str, int]] = []
-        """Buffer and bytes of each place; 0 where what is touched is known only at run time."""
-        self.touched: dict[str, tuple[frozenset[int], frozenset[int]]] = {}
-        """The places that each node reads, and those that it writes."""
         self.bodies = {n.name: size_of(n.body) for n in nodes if isinstance(n, SchedulerNode)}
         """Operations of each body, and how many of its values are alive at once."""
-        self.known_savings: dict[frozenset[LoopNest], Counter[str]] = {}
-        self.known_sizes: dict[frozenset[LoopNest], KernelSize] = {}
+        self.saved, self.size = cache(self._saved), cache(self._size)
 
     def flows(self, producer: LoopNest, consumer: LoopNest) -> frozenset[str]:
         """Buffers that one writes and the other reads."""
         return (producer.written & consumer.touched) | (consumer.written & producer.touched)
 
-    def place(self, access: Access) -> int:
-        """The number of what an access touches."""
-        key = access.buffer, access.footprint
-        if key not in self.places:
-            where, size = access.footprint, self.itemsize[access.buffer]
-            self.places[key] = len(self.places)
-            self.place_bytes.append(
-                (access.buffer, 0 if where is None else elements(where, self.hints) * size)
-            )
-        return self.places[key]
-
-    def places_of(self, member: Member) -> tuple[frozenset[int], frozenset[int]]:
-        name = member.node.name
-        if name not in self.touched:
-            reads, writes = (frozenset(map(self.place, g)) for g in (member.reads, member.writes))
-            self.touched[name] = reads, writes
-        return self.touched[name]
-
-    def saved(self, producer: LoopNest, consumer: LoopNest) -> Counter[str]:
-        """Bytes of memory traffic that one kernel saves, by buffer."""
-        pair = frozenset((producer, consumer))
-        if pair not in self.known_savings:
-            self.known_savings[pair] = self._saved(producer, consumer)
-        return self.known_savings[pair]
-
-    def size(self, *nests: LoopNest) -> KernelSize:
-        """How large one kernel of these nests would be."""
-        key = frozenset(nests)
-        if key not in self.known_sizes:
-            self.known_sizes[key] = self._size(nests)
-        return self.known_sizes[key]
-
     def _saved(self, producer: LoopNest, consumer: LoopNest) -> Counter[str]:
-        places = self.place_bytes
-        one, other = (
-            frozenset[int]().union(*(self.places_of(m)[0] for m in nest.members))
-            for nest in (producer, consumer)
-        )
-        gone = one & other
-        if flowing := self.flows(producer, consumer):
-            gone |= {place for place in one | other if places[place][0] in flowing}
+        """Bytes of memory traffic that one kernel saves, by buffer; 0 where only the data tells which."""
+        one, other = ({a.place for a in nest.reads} for nest in (producer, consumer))
+        flowing, never = self.flows(producer, consumer), self.never_written(producer, consumer)
+        gone = [p for p in one | other if p.buffer in flowing or (p in one and p in other)]
+        gone += [a.place for a in (*producer.writes, *consumer.writes) if a.buffer in never]
         found: Counter[str] = Counter()
-        for place in gone:
-            found[places[place][0]] += places[place][1]
-        if never := self.never_written(producer, consumer):
-            for access in (*producer.writes, *consumer.writes):
-                if access.buffer in never:
-                    found[access.buffer] += places[self.place(access)][1]
+        for buffer, where in gone:
+            if where is not None:
+                found[buffer] += elements(where, self.hints) * self.itemsize[buffer]
         return +found
 
     def never_written(self, producer: LoopNest, consumer: LoopNest) -> set[str]:
@@ -170,21 +126,17 @@ class FusionContext:
         """How many nodes of the graph lie from the first of one to the first of the other."""
         return abs(producer.members[0].order - consumer.members[0].order)
 
-    def _size(self, nests: Sequence[LoopNest]) -> KernelSize:
+    def _size(self, *nests: LoopNest) -> KernelSize:
+        """How large one kernel of these nests would be."""
         members = sorted((m for nest in nests for m in nest.members), key=lambda m: m.order)
-        first: dict[int, int] = {}
-        last: dict[int, int] = {}
-        for i, member in enumerate(members):
-            for places in self.places_of(member):
-                for place in places:
-                    first.setdefault(place, i)
-                    last[place] = i
         bodies = [self.bodies[member.node.name] for member in members]
-        alive = [own for _, own in bodies]
-        for place, start in first.items():
-            for i in range(start + 1, last[place]):
-                alive[i] += 1
-        return KernelSize(len(members), sum(count for count, _ in bodies), max(alive))
+        places: dict[Place, list[int]] = {}
+        for i, member in enumerate(members):
+            for access in (*member.reads, *member.writes):
+                places.setdefault(access.place, []).append(i)
+        between = alive((at[0] + 1, at[-1]) for at in places.values())
+        registers = max(own + between[i] for i, (_, own) in enumerate(bodies))
+        return KernelSize(len(members), sum(count for count, _ in bodies), registers)
 
 
 def size_of(body: LoopBody) -> tuple[int, int]:
@@ -192,23 +144,20 @@ def size_of(body: LoopBody) -> tuple[int, int]:
 
     Each operation takes a register from then on, what is loaded from its first use on.
     """
-    first: dict[Value, int] = {}
-    last: dict[Value, int] = {}
-    operands = [value.operands for value in body.values]
-    for i, taken in enumerate(operands):
-        for value in taken:
-            first.setdefault(value, i)
-            last[value] = i
-    change = [0] * (len(operands) + 1)
-    operations = 0
-    for i, (value, taken) in enumerate(zip(body.values, operands, strict=True)):
-        if value.op == "constant":
-            continue
-        operations += value.op != "store"
-        if value in last:
-            change[i + 1 if taken else first[value]] += 1
-            change[last[value] + 1] -= 1
-    return operations, max(1, *itertools.accumulate(change))
+    uses: dict[Value, list[int]] = {}
+    for i, value in enumerate(body.values):
+        for operand in value.operands:
+            uses.setdefault(operand, []).append(i)
+    computed = [(i, v) for i, v in enumerate(body.values) if v.op != "constant"]
+    spans = (
+        (i + 1 if v.operands else uses[v][0], uses[v][-1] + 1) for i, v in computed if v in uses
+    )
+    return sum(v.op != "store" for _, v in computed), max([1, *alive(spans).values()])
+
+
+def alive(spans: Iterable[tuple[int, int]]) -> Counter[int]:
+    """How many of the spans, from the first number to before the second, each number is in."""
+    return Counter(itertools.chain.from_iterable(itertools.starmap(range, spans)))
 
 
 NO_WISHES = Wishes()

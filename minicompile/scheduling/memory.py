@@ -10,8 +10,7 @@ The real compiler: torch/_inductor/codegen/memory_planning.py, AllocateLine in c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -31,6 +30,7 @@ from minicompile.scheduling.nodes import (
     Allocation,
     Block,
     FusedSchedulerNode,
+    Home,
     InPlaceDecision,
     MemoryPlan,
     ScheduledNode,
@@ -49,8 +49,6 @@ ALIGNMENT = 64
 
 WORTH_A_POOL = 4 << 20
 """Bytes of fresh memory that a pool must save: their pages cost more than views of the pool."""
-
-Home = Literal["own", "pool", "library", "output"]
 
 
 @dataclass(frozen=True)
@@ -122,19 +120,10 @@ class Liveness:
         for name, born in born_at.items():
             if name in self.internal or name in self.aliases:
                 continue
-            layout = buffers[name].layout
-            size = layout.storage_size
-            self.lives.append(
-                Life(
-                    name=name,
-                    key=(layout.device, layout.dtype, size),
-                    bytes=size_hint(size, hints) * layout.dtype.itemsize,
-                    born=born,
-                    dies=dies[name],
-                    planned=calls[born] is None or calls[born] in PRODUCTS,
-                    lent=name in self.lent,
-                )
-            )
+            layout, planned = buffers[name].layout, calls[born] is None or calls[born] in PRODUCTS
+            key = layout.device, layout.dtype, layout.storage_size
+            size = size_hint(layout.storage_size, hints) * layout.dtype.itemsize
+            self.lives.append(Life(name, key, size, born, dies[name], planned, name in self.lent))
 
     def live_bytes(self) -> list[int]:
         """Bytes of our own memory alive while each step runs."""
@@ -160,22 +149,24 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode], options: Optio
     plan = MemoryPlan([[] for _ in nodes], [[] for _ in nodes], alive.aliases, alive.internal, live)
     plan.decisions, plan.buffer_bytes = into_inputs + decisions, sum(sizes.values())
     plan.eager_bytes = graph.eager_bytes
-    chains: dict[str, list[Life]] = {}
+    chains: dict[str, list[str]] = {}
+    pieces: dict[str, Life] = {}
+    """Memory that buffers live in one after the other, as one life, by the first of them."""
     for life in alive.lives:  # those that take over come after those that they take over from
-        chain = chains[reused[life.name]] if life.name in reused else []
-        chains[life.name] = chain
-        chain.append(life)
-    pieces = [chain for name, chain in chains.items() if chain[0].name == name]
-    pooled = _pool(plan, [chain for chain in pieces if _is_ours(chain, len(nodes))], options)
-    apart = [chain for chain in pieces if chain[0].name not in pooled]
+        chain = chains[life.name] = chains[reused[life.name]] if life.name in reused else []
+        chain.append(life.name)
+        piece = pieces.get(chain[0], life)
+        pieces[chain[0]] = replace(piece, dies=life.dies, lent=piece.lent or life.lent)
+    ours = [p for p in pieces.values() if p.planned and not p.lent and p.dies < len(nodes)]
+    pooled = _pool(plan, ours, options)
     above = max((pool.bytes for pool in plan.pools.values()), default=0)
-    drawn = {c[0].name: above + offset for c, offset in zip(apart, place(apart), strict=True)}
-    for chain in pieces:
-        first, dies = chain[0], chain[-1].dies
-        home: Home = "output" if dies == len(nodes) else "own" if first.planned else "library"
-        home, offset = "pool" if first.name in pooled else home, (drawn | pooled)[first.name]
-        names, dies = tuple(life.name for life in chain), min(dies, len(nodes) - 1)
-        plan.blocks.append(Block(names, first.born, dies, first.bytes, home, offset))
+    drawn = place([p for p in pieces.values() if p.name not in pooled])
+    for p in pieces.values():
+        home: Home = "output" if p.dies == len(nodes) else "own" if p.planned else "library"
+        offset = pooled[p.name] if p.name in pooled else above + drawn[p.name]
+        home = "pool" if p.name in pooled else home
+        names, dies = tuple(chains[p.name]), min(p.dies, len(nodes) - 1)
+        plan.blocks.append(Block(names, p.born, dies, p.bytes, home, offset))
     for life in alive.lives:
         if life.planned:
             name, old = life.name, reused.get(life.name)
@@ -186,6 +177,11 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode], options: Optio
         if step < len(nodes):
             plan.free[step].append(name)
     return plan
+
+
+def decided(step: int, old: str, new: str, why_not: str | None) -> InPlaceDecision:
+    reason = why_not or "each element is read where it is written, and never after"
+    return InPlaceDecision(step, old, new, why_not is None, reason)
 
 
 def in_place_decisions(alive: Liveness, nodes: Sequence[ScheduledNode]) -> list[InPlaceDecision]:
@@ -206,8 +202,7 @@ def in_place_decisions(alive: Liveness, nodes: Sequence[ScheduledNode]) -> list[
         for old in dying.get(step, ()):
             for new in [life for life in left if life.key == old.key]:
                 why = in_place.refusal(node, old.name, new.name)
-                reason = why or "each element is read where it is written, and never after"
-                found.append(InPlaceDecision(step, old.name, new.name, why is None, reason))
+                found.append(decided(step, old.name, new.name, why))
                 if why is None:
                     left.remove(new)
                     break
@@ -238,8 +233,7 @@ def written_back(
             why = f"{nodes[fails[-1]].name} may raise an error, and would leave it written"
         elif last == life.born:
             why = in_place.refusal(node, old.name, life.name)
-        reason = why or "each element is read where it is written, and never after"
-        found.append(InPlaceDecision(life.born, old.name, life.name, why is None, reason))
+        found.append(decided(life.born, old.name, life.name, why))
     return found
 
 
@@ -280,51 +274,44 @@ def _handed_on(lives: Sequence[Life], live: list[int], taken: Mapping[str, str])
     return found
 
 
-def place(chains: Sequence[Sequence[Life]]) -> list[int]:
+def place(pieces: Sequence[Life]) -> dict[str, int]:
     """Offsets in bytes for pieces of memory, such that those alive at the same time lie apart.
 
     The largest first, each at the lowest place that is free all its life.
     """
-    offsets = [0] * len(chains)
+    offsets: dict[str, int] = {}
     placed: list[tuple[int, int, int, int]] = []
-    for i in sorted(range(len(chains)), key=lambda i: (-chains[i][0].bytes, i)):
-        born, dies, size = chains[i][0].born, chains[i][-1].dies, chains[i][0].bytes
-        for low, high, other_born, other_dies in sorted(placed):
-            if other_born <= dies and born <= other_dies and low < offsets[i] + size:
-                offsets[i] = max(offsets[i], -(-high // ALIGNMENT) * ALIGNMENT)
-        placed.append((offsets[i], offsets[i] + size, born, dies))
+    for piece in sorted(pieces, key=lambda piece: -piece.bytes):
+        offset = 0
+        for low, high, born, dies in sorted(placed):
+            if born <= piece.dies and piece.born <= dies and low < offset + piece.bytes:
+                offset = max(offset, -(-high // ALIGNMENT) * ALIGNMENT)
+        placed.append((offset, offset + piece.bytes, piece.born, piece.dies))
+        offsets[piece.name] = offset
     return offsets
 
 
-def _is_ours(chain: Sequence[Life], steps: int) -> bool:
-    """Memory that nobody else keeps: neither the caller nor a library operator's results."""
-    return all(life.planned and not life.lent for life in chain) and chain[-1].dies < steps
-
-
-def _pool(plan: MemoryPlan, chains: Sequence[Sequence[Life]], options: Options) -> dict[str, int]:
-    """Offsets of the pieces of memory in a pool, by their first buffer; none if a pool doesn't pay.
+def _pool(plan: MemoryPlan, pieces: Sequence[Life], options: Options) -> dict[str, int]:
+    """Offsets of pieces of memory that nobody else keeps in a pool; none if a pool doesn't pay.
 
     What is handed on costs nothing, so that few pieces are left, and a view of a pool costs what a small
     allocation does. Large ones come as fresh pages, which cost more than all else: a pool makes pieces of
     different sizes share them.
     """
     offsets: dict[str, int] = {}
-    fixed = [chain for chain in chains if isinstance(chain[0].key[2], int)]
-    varying = count_text(len(chains) - len(fixed), "piece")
-    told = [f"{varying} of memory whose size varies: in no pool"] * (len(fixed) < len(chains))
-    for device in sorted({chain[0].key[0] for chain in fixed}, key=str):
-        own = [chain for chain in fixed if chain[0].key[0] == device]
-        found = dict(zip((chain[0].name for chain in own), place(own), strict=True))
-        size = max(found[chain[0].name] + chain[0].bytes for chain in own)
-        size = -(-size // ALIGNMENT) * ALIGNMENT
-        born, dies = min(c[0].born for c in own), max(c[-1].dies for c in own)
+    fixed = [piece for piece in pieces if isinstance(piece.key[2], int)]
+    varying = count_text(len(pieces) - len(fixed), "piece")
+    told = [f"{varying} of memory whose size varies: in no pool"] * (len(fixed) < len(pieces))
+    for device in sorted({piece.key[0] for piece in fixed}, key=str):
+        own = [piece for piece in fixed if piece.key[0] == device]
+        found = place(own)
+        size = -(-max(found[p.name] + p.bytes for p in own) // ALIGNMENT) * ALIGNMENT
+        born, dies = min(p.born for p in own), max(p.dies for p in own)
         live = list(plan.live_bytes)
-        for chain in own:
-            for step in range(chain[0].born, chain[-1].dies + 1):
-                live[step] -= chain[0].bytes
-        for step in range(born, dies + 1):
-            live[step] += size
-        apart = sum(chain[0].bytes for chain in own)
+        for first, last, more in [(born, dies, size), *((p.born, p.dies, -p.bytes) for p in own)]:
+            for step in range(first, last + 1):
+                live[step] += more
+        apart = sum(p.bytes for p in own)
         wanted = options.memory_pool
         if wanted is not None:
             why = f"options.memory_pool = {wanted}"
@@ -342,7 +329,7 @@ def _pool(plan: MemoryPlan, chains: Sequence[Sequence[Life]], options: Options) 
             plan.live_bytes = live
             offsets |= found
         what = f"{bytes_text(size)} instead of" if wanted else "none for"
-        pieces = f"{count_text(len(own), 'piece')} of memory with {bytes_text(apart)}"
-        told.append(f"pool on {device}: {what} {pieces}: {why}")
+        which = f"{count_text(len(own), 'piece')} of memory with {bytes_text(apart)}"
+        told.append(f"pool on {device}: {what} {which}: {why}")
     plan.pool_reason = "; ".join(told)
     return offsets

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import sympy
 
@@ -191,6 +191,13 @@ def elements(where: Footprint, hints: Hints) -> int:
     return size_hint(product(size for _, size in where[1]), hints)
 
 
+class Place(NamedTuple):
+    """Elements of a buffer; without a footprint, those that the data tells."""
+
+    buffer: str
+    footprint: Footprint | None
+
+
 @dataclass(frozen=True)
 class Access:
     """One place where a node touches a buffer. Without key and footprint if it depends on loaded values."""
@@ -199,6 +206,10 @@ class Access:
     buffer: str
     key: Key | None
     footprint: Footprint | None
+
+    @cached_property
+    def place(self) -> Place:
+        return Place(self.buffer, self.footprint)
 
 
 @dataclass(frozen=True)

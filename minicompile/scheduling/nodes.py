@@ -16,9 +16,9 @@ The real compiler: torch/_inductor/scheduler.py, dependencies.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import sympy
 import torch
@@ -29,9 +29,6 @@ from minicompile.ops.handler import Index
 from minicompile.ops.origin import Origins, union
 from minicompile.scheduling.body import LoopBody, ranges_text
 from minicompile.shapes.expr import Size
-
-if TYPE_CHECKING:
-    from minicompile.scheduling.explain import Answer, Explainer, FusionStep, WhatIf
 
 Pair: TypeAlias = tuple[str, str]
 """Names of two nodes."""
@@ -278,6 +275,10 @@ class InPlaceDecision:
         return f"step {self.step}: {self.new} {verdict} {self.old}: {self.reason}"
 
 
+Home = Literal["own", "pool", "library", "output"]
+"""Allocated by itself, or as part of a pool, or by a library operator; kept by the caller."""
+
+
 @dataclass(frozen=True)
 class Block:
     """One piece of memory, of buffers that live in it one after the other in the steps born to dies."""
@@ -286,8 +287,7 @@ class Block:
     born: int
     dies: int
     bytes: int
-    home: Literal["own", "pool", "library", "output"]
-    """Allocated by itself, or as part of a pool, or by a library operator; kept by the caller."""
+    home: Home
     offset: int
     """In the pool; of others, where they would lie if all were one piece of memory."""
 
@@ -355,28 +355,6 @@ class Schedule(Shown):
     nodes: list[ScheduledNode]
     decisions: list[FusionDecision]
     memory: MemoryPlan
-    explainer: Explainer | None = field(default=None, repr=False)
-    """Answers questions about the run of fusion that made this; None if the schedule was made by hand."""
-
-    def why(self, a: str, b: str) -> Answer:
-        """Why two buffers, nodes or kernels are one kernel, or why they are not.
-
-        Raises ValueError for a name that no node of the schedule has.
-        """
-        return self._explainer().why(self, a, b)
-
-    def what_if(self, fuse: Sequence[Pair] = (), forbid: Sequence[Pair] = ()) -> WhatIf:
-        """Fusion once more, with wishes; a fusion that would be wrong is refused all the same."""
-        return self._explainer().what_if(self, fuse, forbid)
-
-    def steps(self) -> Iterator[FusionStep]:
-        """The groups of nodes before the first fusion and after each."""
-        return self._explainer().steps(self)
-
-    def _explainer(self) -> Explainer:
-        if self.explainer is None:
-            raise ValueError(f"the schedule of {self.graph.name} was made by hand: nothing to ask")
-        return self.explainer
 
     @property
     def kernels(self) -> list[FusedSchedulerNode]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from minicompile.ops.device import DeviceSpec
-from minicompile.ops.display import Shown, bytes_text
+from minicompile.ops.display import Shown, aligned, bytes_text
 from minicompile.ops.origin import Origins
 from minicompile.scheduling.cost import Cost, cost_of
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
@@ -57,16 +57,9 @@ class Roofline(Shown):
         ]
 
     def __str__(self) -> str:
-        rows = [COLUMNS, *map(self.row, self.points)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            f"# roofline of {self.title}: at least {self.seconds * 1e6:,.1f} us",
-            f"{self.spec}",
-        ]
-        for name, *cells in rows:
-            numbers = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
-            lines.append("  ".join([name.ljust(widths[0]), *numbers]))
-        return "\n".join(lines)
+        title = f"# roofline of {self.title}: at least {self.seconds * 1e6:,.1f} us"
+        rows = aligned([COLUMNS, *map(self.row, self.points)])
+        return "\n".join([title, str(self.spec), *rows])
 
 
 def roofline_points(

@@ -11,23 +11,27 @@ The real compiler: Scheduler in torch/_inductor/scheduler.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from minicompile.errors import Unsupported, VerifyError
 from minicompile.lowering.ir import ExternKernel, LoopGraph, Scatter, written_by
 from minicompile.options import Options
 from minicompile.scheduling.body import record
 from minicompile.scheduling.body import verify as verify_body
-from minicompile.scheduling.explain import Explainer
-from minicompile.scheduling.fusion import Fuser, FusionContext
+from minicompile.scheduling.explain import Answer, FusionStep, WhatIf, parts
+from minicompile.scheduling.fusion import MAX_NEIGHBOURS, Fuser, FusionContext, Wishes
 from minicompile.scheduling.in_place import refusal
 from minicompile.scheduling.memory import plan_memory
 from minicompile.scheduling.nest import dependencies, finished
 from minicompile.scheduling.nodes import (
+    Cause,
     Dependency,
     ExternKernelSchedulerNode,
     FusedSchedulerNode,
+    FusionDecision,
     MemoryPlan,
+    Pair,
     Schedule,
     ScheduledNode,
     SchedulerNode,
@@ -35,7 +39,85 @@ from minicompile.scheduling.nodes import (
 )
 
 
-def schedule(graph: LoopGraph, options: Options) -> Schedule:
+@dataclass
+class Explained(Schedule):
+    """A schedule that answers questions about the run of fusion that it is the end of."""
+
+    fuser: Fuser = field(repr=False)
+
+    def why(self, a: str, b: str) -> Answer:
+        """Why two buffers, nodes or kernels are one kernel, or why they are not.
+
+        Raises ValueError for a name that no node of the schedule has.
+        """
+        fuser, one, other = self.fuser, parts(self, a), parts(self, b)
+        first, second = (tuple(node.name for node in nodes) for nodes in (one, other))
+        touched = (
+            {d.buffer for n in nodes for d in (*n.reads, *n.writes)} for nodes in (one, other)
+        )
+        common = tuple(sorted(set.intersection(*touched)))
+        asked = tuple((i, d) for i, d in enumerate(self.decisions) if d.asks(first, second))
+        step = None
+        groups = {fuser.group(name) for name in (*first, *second)}
+        if len(groups) == 1:
+            place, joined = next(((i, d) for i, d in asked if d.fused), (0, None))
+            if joined is not None:
+                step = sum(1 for d in self.decisions[: place + 1] if d.fused)
+            decision = joined or FusionDecision(
+                tuple(one), tuple(other), "vertical", True, "handed_over", "they are the same node"
+            )
+        else:
+            decision = self._now(fuser.group(first[0]), fuser.group(second[0]))
+            asked_last = [d for _, d in asked if set(d.nodes) == set(decision.nodes)]
+            decision = asked_last[-1] if asked_last else decision
+        return Answer(first, second, common, len(groups) == 1, asked, decision, step)
+
+    def _now(self, a: int, b: int) -> FusionDecision:
+        """The answer about two groups as fusion left them."""
+        fuser = self.fuser
+        if a in fuser.nests and b in fuser.nests:
+            decision, _ = fuser.decide(a, b)
+            if not decision.fused:
+                return decision
+            cause: Cause = "not_asked"
+            reason = f"of the groups that share only a read with them, {MAX_NEIGHBOURS} are nearer"
+            if not fuser.context.options.fusion:
+                cause, reason = "off", "fusion is switched off: options.fusion is False"
+            return replace(decision, fused=False, cause=cause, reason=reason)
+        groups = [[n for i, n in enumerate(fuser.nodes) if fuser.mask[g] >> i & 1] for g in (a, b)]
+        if fuser.ancestors[a] & fuser.mask[b]:
+            groups.reverse()
+        return fuser.boundary(*groups)
+
+    def steps(self) -> Iterator[FusionStep]:
+        """The groups before the first fusion and after each, in the order of the graph."""
+        groups: list[tuple[str, ...]] = [(node.name,) for node in self.before]
+        place = {node.name: i for i, node in enumerate(self.before)}
+        yield FusionStep(0, None, tuple(groups))
+        for number, decision in enumerate((d for d in self.decisions if d.fused), 1):
+            members = {node.name for node in decision.nodes}
+            joined = tuple(sorted(members, key=place.__getitem__))
+            groups = sorted(
+                [joined, *(group for group in groups if members.isdisjoint(group))],
+                key=lambda group: place[group[0]],
+            )
+            yield FusionStep(number, decision, tuple(groups))
+
+    def what_if(self, fuse: Sequence[Pair] = (), forbid: Sequence[Pair] = ()) -> WhatIf:
+        """Fusion once more with wishes; what would be wrong is refused. A kernel is its first node."""
+        old = self.fuser
+        pairs = (
+            tuple((parts(self, a)[0].name, parts(self, b)[0].name) for a, b in wished)
+            for wished in (fuse, forbid)
+        )
+        wishes = Wishes(*pairs)
+        options = replace(old.context.options, fusion=True)
+        context = FusionContext(old.context.graph, options, old.nodes)
+        again = Fuser(old.nodes, old.before, context, old.policy, wishes)
+        return WhatIf(wishes, self, finish(again))
+
+
+def schedule(graph: LoopGraph, options: Options) -> Explained:
     """Kernels, extern calls, their order and the memory plan of a graph.
 
     Raises Unsupported for a scatter into memory that the caller owns.
@@ -45,14 +127,13 @@ def schedule(graph: LoopGraph, options: Options) -> Schedule:
     return finish(Fuser(nodes, dependency_graph(nodes), context))
 
 
-def finish(fuser: Fuser) -> Schedule:
+def finish(fuser: Fuser) -> Explained:
     """Fuse what is recorded, then order it and plan its memory."""
     graph, options = fuser.context.graph, fuser.context.options
     if options.fusion:
         fuser.run()
     ordered, memory = best_order(graph, fuser)
-    result = Schedule(graph, list(fuser.nodes), ordered, fuser.decisions, memory)
-    result.explainer = Explainer(fuser, finish)
+    result = Explained(graph, list(fuser.nodes), ordered, fuser.decisions, memory, fuser)
     if options.verify:
         verify(result)
     return result

@@ -6,26 +6,4 @@ same table: `@minicompile.ops.display.renderer(MyType)` on a function that gives
 
 from __future__ import annotations
 
-from minicompile.show import (
-    accuracy,
-    aot,
-    capture,
-    graphs,
-    kernels,
-    loops,
-    roofline,
-    schedule,
-    trace,
-)
-
-__all__ = [
-    "accuracy",
-    "aot",
-    "capture",
-    "graphs",
-    "kernels",
-    "loops",
-    "roofline",
-    "schedule",
-    "trace",
-]
+from . import accuracy, aot, capture, graphs, kernels, loops, roofline, schedule, trace  # noqa: F401

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from minicompile.codegen.merge import merge
-from minicompile.codegen.phases import loop_level
 from minicompile.errors import VerifyError
-from minicompile.scheduling.body import verify
+from minicompile.scheduling.body import loop_level, verify
 from tests.codegen.fusing import Program, softmax
 
 F32, I64 = torch.float32, torch.int64
@@ -25,13 +24,13 @@ def two_steps() -> Program:
 
 
 def merged(p: Program, internal: tuple[str, ...] = ()) -> Any:
-    found = merge(p.fused(), internal, p.dtypes)
-    verify(found.body)
-    return found
+    body, every = merge(p.fused(), internal, p.dtypes)
+    verify(body)
+    return body, every
 
 
 def test_a_stored_value_is_handed_to_a_later_load() -> None:
-    body = merged(two_steps()).body
+    body, _ = merged(two_steps())
     assert [(v.op, v.buffer) for v in body.values if v.buffer] == [
         ("load", "x"),
         ("store", "half"),
@@ -40,12 +39,12 @@ def test_a_stored_value_is_handed_to_a_later_load() -> None:
 
 
 def test_an_internal_buffer_is_never_written() -> None:
-    body = merged(two_steps(), ("half",)).body
+    body, _ = merged(two_steps(), ("half",))
     assert [v.buffer for v in body.stores] == ["out"]
 
 
 def test_a_shared_load_has_the_origins_of_all_its_uses() -> None:
-    body = merged(two_steps()).body
+    body, _ = merged(two_steps())
     (load,) = body.loads
     assert {o.target for o in load.origins} == {"torch.half", "torch.out"}
 
@@ -61,7 +60,7 @@ def test_equal_indirect_indices_share_a_symbol_and_others_do_not() -> None:
 
     for name, index in (("a", "i"), ("b", "i"), ("c", "j")):
         p.pointwise(name, (8,), gather(index))
-    body = merged(p).body
+    body, _ = merged(p)
     assert [str(v.symbol) for v in body.values if v.op == "indirect"] == ["i0", "i1"]
     assert len([v for v in body.loads if v.buffer == "w"]) == 2
 
@@ -76,7 +75,7 @@ def test_loading_another_element_than_the_stored_one_is_an_error() -> None:
 
 
 def test_reductions_take_loop_level_to_row_level() -> None:
-    body = merged(softmax(4, 6), ("amax", "total")).body
+    body, _ = merged(softmax(4, 6), ("amax", "total"))
     loop = loop_level(body)
     assert all(v not in loop for v in body.reductions)
     assert all(v in loop for v in body.loads + body.stores)
@@ -91,7 +90,7 @@ def test_a_scatter_that_runs_for_every_element_stays_at_loop_level() -> None:
     p.scatter(
         "counted", (4,), (4, 6), "counts", lambda ops, i: [i[0]], lambda ops, i: ops.constant(1.0, F32)
     )  # fmt: skip
-    found = merged(p)
-    (scatter,) = [v for v in found.body.stores if v.kind == "atomic_add"]
-    assert scatter in found.every and scatter in loop_level(found.body, found.every)
-    assert scatter not in loop_level(found.body)
+    body, every = merged(p)
+    (scatter,) = [v for v in body.stores if v.kind == "atomic_add"]
+    assert scatter in every and scatter in loop_level(body, every)
+    assert scatter not in loop_level(body)

@@ -10,6 +10,7 @@ import sympy
 import torch
 
 from minicompile.codegen.generate import plan_rule
+from minicompile.codegen.legalize import settle_checks
 from minicompile.codegen.plan import KernelArgument, KernelPlan, Phase
 from minicompile.codegen.triton import print_triton
 from minicompile.errors import Unsupported
@@ -503,6 +504,7 @@ def in_place_sweeps(again: str) -> KernelPlan:
     weighted = ops.mul(source, ops.to_dtype(weight, F32))
     last = ops.reduction("sum", F32, weighted)
     result = ops.emit("store", (last,), F32, buffer="total", index=x0, kind="store")
+    settle_checks(body)
     elsewhere = (total, new, written, result) + (() if again == "both" else (old,))
     third = tuple(v for v in body.values if v not in elsewhere)
     phases = (
