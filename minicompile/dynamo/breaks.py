@@ -26,14 +26,7 @@ from typing import Any, Protocol
 
 from minicompile.dynamo.assembler import VERSION
 from minicompile.dynamo.bytecode import Instruction, Program, is_generator, slot_names
-from minicompile.dynamo.continuation import (
-    State,
-    bind,
-    break_at,
-    continuation,
-    successors,
-    units,
-)
+from minicompile.dynamo.continuation import State, bind, break_at, continuation, successors, units
 from minicompile.dynamo.interpreter import NULL, UNBOUND, Frame
 from minicompile.dynamo.reasons import refusal
 

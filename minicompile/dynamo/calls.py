@@ -25,12 +25,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from minicompile import compat
-from minicompile.dynamo.attributes import (
-    C_METHODS,
-    CACHED,
-    TENSOR_METADATA,
-    unknown,
-)
+from minicompile.dynamo.attributes import C_METHODS, CACHED, TENSOR_METADATA, unknown
 from minicompile.dynamo.containers import Containers, python_method
 from minicompile.dynamo.interpreter import BINARY, METHOD_OF, TracedGenerator
 from minicompile.dynamo.refusals import TENSOR_REFUSED

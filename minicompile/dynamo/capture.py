@@ -24,12 +24,7 @@ import torch
 
 from minicompile import compat
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
-from minicompile.dynamo.guards import (
-    SourceCode,
-    guard_rules,
-    memory_places,
-    types_from,
-)
+from minicompile.dynamo.guards import SourceCode, guard_rules, memory_places, types_from
 from minicompile.dynamo.interpreter import TracedGenerator
 from minicompile.dynamo.modes import Change, Modes, Noted, changed, restored_modes
 from minicompile.dynamo.outside import is_users

@@ -16,22 +16,9 @@ import torch
 
 from minicompile.dynamo.breaks import run
 from minicompile.dynamo.capture import CapturedFrame
-from minicompile.dynamo.guards import (
-    FETCH_ERRORS,
-    SourceCode,
-    failures,
-    generate,
-    guard_rules,
-)
+from minicompile.dynamo.guards import FETCH_ERRORS, SourceCode, failures, generate, guard_rules
 from minicompile.dynamo.interpreter import Marker
-from minicompile.dynamo.result import (
-    SHAPE_KINDS,
-    WHOLE,
-    GraphInput,
-    Guard,
-    GuardFailure,
-    Source,
-)
+from minicompile.dynamo.result import SHAPE_KINDS, WHOLE, GraphInput, Guard, GuardFailure, Source
 from minicompile.dynamo.snapshot import Facts, NotCoveredError
 
 MISS = Marker("MISS")

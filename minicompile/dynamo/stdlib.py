@@ -79,8 +79,7 @@ def signature(tracer: Calls, function: Any) -> Any:
     """A function's signature: its code and its defaults, which are guarded, decide what it shows."""
     inner = function.__func__ if isinstance(function, types.MethodType) else function
     if not isinstance(inner, types.FunctionType | type):
-        what = f"inspect.signature of a {type(function).__name__}"
-        tracer.unsupported("unusual-arguments", what)
+        tracer.unsupported_kind("unusual-arguments", "inspect.signature of a {}", function)
     found = inspect.signature(function)
     read_defaults(tracer, inner)
     for parameter in found.parameters.values():
@@ -140,7 +139,7 @@ def duplicate(tracer: Calls, value: Any, memo: dict[int, Any] | None) -> Any:
         namespace = tracer.imported(tracer.generic_attribute(value, "__dict__"))
         made.__dict__.update({key: again(item) for key, item in namespace.items()})
     else:
-        tracer.unsupported("copy", f"a {cls.__name__} is copied")
+        tracer.unsupported_kind("copy", "a {} is copied", value)
     if memo is not None:
         memo[id(value)] = made
     return made

@@ -205,35 +205,21 @@ def _rounded(name: str) -> Callable[[sympy.Expr], sympy.Expr]:
 
 
 ARITHMETIC: dict[str, Callable[..., sympy.Expr]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "neg": operator.neg,
-    "abs": sympy.Abs,
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "neg", "abs", "pow")},
     "mod": _modulo,
     "floordiv": FloorDiv,
     "int_floordiv": FloorDiv,
     "sym_min": sympy.Min,
-    "pow": operator.pow,
     "pow_by_natural": operator.pow,
 }
 TRUTHS = {
-    "eq": sympy.Eq,
-    "ne": sympy.Ne,
-    "lt": sympy.Lt,
-    "le": sympy.Le,
-    "gt": sympy.Gt,
-    "ge": sympy.Ge,
-    "and_": sympy.And,
-    "sym_and": sympy.And,
-    "or_": sympy.Or,
-    "sym_or": sympy.Or,
+    **{name: getattr(sympy, name.capitalize()) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **dict.fromkeys(("and_", "sym_and"), sympy.And),
+    **dict.fromkeys(("or_", "sym_or"), sympy.Or),
     "sym_not": sympy.Not,
 }
 CONVERSIONS = {
-    "truediv": PYTHON_NUMBERS["truediv"],
-    "int_truediv": PYTHON_NUMBERS["truediv"],
-    "float_truediv": PYTHON_NUMBERS["truediv"],
+    **dict.fromkeys(("truediv", "int_truediv", "float_truediv"), PYTHON_NUMBERS["truediv"]),
     "float_pow": PYTHON_NUMBERS["pow"],
     "sym_sqrt": PYTHON_NUMBERS["sqrt"],
     "sym_float": PYTHON_NUMBERS["float"],
