@@ -7,7 +7,7 @@ the two alternate. A call comes in at `dispatch`, which asks its entries and cal
 
     Running bytecode on symbols
     bytecode       one instruction stream for all versions of CPython
-    interpreter    the stack machine, with Python's own meaning of every operation
+    interpreter    the stack machine: frames, exceptions, generators, and the names of the operations
     opcodes        what each instruction does to the stack
     variables      what is known of the objects that it meets
     recorder       torch calls become nodes of an FX graph; sizes: those with symbols

@@ -113,7 +113,7 @@ RETURN_GENERATOR           (-- None)
 END_SEND                   (receiver, value -- value)
 MATCH_SEQUENCE             (-- bool(type(stack[-1]).__flags__ & SEQUENCE))
 MATCH_MAPPING              (-- bool(type(stack[-1]).__flags__ & MAPPING))
-CHECK_EXC_MATCH            (kind -- world.exception_matches(stack[-1], kind))
+CHECK_EXC_MATCH            (kind -- isinstance(stack[-1], kind))
 PUSH_EXC_INFO              (error --) stack.extend((frame.handled, error)); frame.handled = error
 POP_EXCEPT                 (before --) frame.handled = before
 RERAISE                    (error --) raise error
