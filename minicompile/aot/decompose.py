@@ -78,8 +78,7 @@ class PrimsTracer(Tracer):
         self, x: torch.Tensor, dtype: torch.dtype | None, result: torch.Tensor
     ) -> torch.Tensor:
         """The operand in the computation's dtype, device and the result's shape; nodes only where
-        it differs.
-        """
+        it differs."""
         if dtype is not None and dtype.is_complex:  # real numbers stay such, of the same width
             dtype = x.dtype if x.is_complex() else dtype.to_real()
         if dtype not in (None, x.dtype) and not x.is_complex():

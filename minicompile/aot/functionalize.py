@@ -76,8 +76,7 @@ FACTORY_OPTIONS = ("dtype", "layout", "device", "pin_memory")
 
 def functional_variant(op: OpOverload) -> OpOverload:
     """The operator with the same arguments that returns what `op` writes (add for add_ and add.out), or
-    the view that an in-place view makes (t for t_).
-    """
+    the view that an in-place view makes (t for t_)."""
     namespace, written = op._schema.name.split("::")
     name = written.removesuffix("_")
     wanted = {a.name: str(a.type) for a in op._schema.arguments if not a.is_out}
@@ -188,8 +187,7 @@ class Functionalizer:
 
     def write(self, node: fx.Node, new: torch.Tensor) -> None:
         """`new` becomes the contents of `node`, and through the inverse views of everything that
-        shares its memory.
-        """
+        shares its memory."""
         node = self.same_as.get(node, node)
         old, storage = node.meta["val"], self.storage(node)
         assert storage is not None

@@ -48,8 +48,7 @@ class JointTracer(Tracer):
         """Ids of the storages that operators wrote to."""
         self.running = NO_ORIGINS
         """Origins of the autograd node whose backward is running; none between two nodes, when the engine
-        adds up gradients.
-        """
+        adds up gradients."""
 
     def bind(self, value: Any, node: fx.Node) -> Any:
         """A snapshot becomes the node's value, since in-place views change a tensor's shape later.
@@ -195,8 +194,7 @@ def record(
 
 def history(value: Any) -> Any:
     """The autograd node that made a value; None if there is none, or for a view that autograd refuses to use
-    since its base was changed.
-    """
+    since its base was changed."""
     with contextlib.suppress(RuntimeError):
         return getattr(value, "grad_fn", None)
 
@@ -221,8 +219,7 @@ def new_contents(
     inputs: list[Any], before: list[Any], written: list[int]
 ) -> dict[int, torch.Tensor]:
     """What inputs hold now, by position; with its history where that changed. One such tensor stands for
-    others in its memory that have no history of their own.
-    """
+    others in its memory that have no history of their own."""
     found: dict[int, torch.Tensor] = {}
     memory: set[int] = set()
     for i in written:
@@ -317,8 +314,7 @@ def classify(
     tracer: JointTracer,
 ) -> tuple[list[OutputSpec], list[Any], list[torch.Tensor]]:
     """Each output's `OutputSpec`, and what the graph itself must return: fresh results and bases of views.
-    `of_input`: the nodes of the inputs.
-    """
+    `of_input`: the nodes of the inputs."""
     tensors = [(i, value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
     input_itself = {id(value): i for i, value in tensors}
     input_memory = {compat.storage_id(value) for _, value in tensors}
@@ -374,8 +370,7 @@ def viewed_input(node: fx.Node, of_input: Mapping[fx.Node, int]) -> int:
 
 def reaches(view: torch.Tensor, base: torch.Tensor) -> bool:
     """Do the gradients of a view go to its base, as those of the one that is rebuilt? Made of a view that was
-    made under no_grad, they go nowhere. Raises Unsupported where something else comes between.
-    """
+    made under no_grad, they go nowhere. Raises Unsupported where something else comes between."""
     bases = (base, autograd_base(base))
 
     def there(step: Any) -> bool:
@@ -424,8 +419,7 @@ def placed(kind: Kind, index: int, view: torch.Tensor, start: Any) -> OutputSpec
 
 def run_backward(returned: list[Any], wanted: list[Any], tracer: JointTracer) -> list[Any]:
     """Differentiate the returned tensors; the gradient of each input (or `GradientEdge`) that is wanted,
-    None where there is none.
-    """
+    None where there is none."""
     results = [value for value in returned if requires_grad(value)]
     if not results or not wanted:
         return []
@@ -461,8 +455,7 @@ def autograd_base(value: torch.Tensor) -> torch.Tensor:
 
 def shared_memories(fakes: list[Any], written: Collection[int]) -> tuple[SharedMemory, ...]:
     """The inputs' tensors of autograd, where several inputs share memory and one is written to. If they are
-    several too, or there are gaps between their elements, the storage as a whole comes first.
-    """
+    several too, or there are gaps between their elements, the storage as a whole comes first."""
     storages: dict[int, dict[int, list[int]]] = {}
     for i, value in enumerate(fakes):
         if isinstance(value, torch.Tensor):
@@ -484,8 +477,7 @@ def stand_ins(
     fakes: list[Any], memories: tuple[SharedMemory, ...], mode: Any, training: bool
 ) -> list[Any]:
     """Fakes to trace with: of the captured ones, then of the memories. Inputs that share memory still do;
-    what is computed from something that requires grad still is.
-    """
+    what is computed from something that requires grad still is."""
     sharers = Counter(compat.storage_id(x) for x in fakes if isinstance(x, torch.Tensor))
     roots: dict[int, torch.Tensor] = {}
     inputs: list[Any] = []

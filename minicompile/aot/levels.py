@@ -125,8 +125,7 @@ def is_uneven(node: fx.Node) -> bool:
 
 def verify(graph: LevelGraph, strict: bool = False) -> None:
     """Raises VerifyError that names an operator which its graph's level can't hold; `strict`: or which is of
-    no family.
-    """
+    no family."""
     for node, op in graph.calls:
         wrong = ""
         if op._schema.is_mutable or compat.is_composite(op):

@@ -262,8 +262,7 @@ def is_heavy(node: fx.Node) -> bool:
 
 def save_all(parts: JointParts) -> Saved:
     """Keep what the backward phase reads of the forward phase; of a view, the value it shows; of a value
-    inside a checkpoint region, what it is computed from.
-    """
+    inside a checkpoint region, what it is computed from."""
     saved: Saved = {}
     waiting = [
         (used, f"read by {node.name} in the backward pass")

@@ -292,8 +292,7 @@ def check_memory(tracer: Tracer) -> None:
 
 def pristine_fakes(tracer: Tracer) -> dict[VariableTracker, Any]:
     """The inputs' fakes as they were before the graph ran, which may have changed their shapes or gradient
-    history. Guards are about these.
-    """
+    history. Guards are about these."""
     inputs, sizes = tracer.recorder.inputs, tracer.recorder.sizes
     fakes = {tracker: tracker.value for tracker in inputs}
     if not tracer.recorder.mutated:

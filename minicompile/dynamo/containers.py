@@ -24,6 +24,8 @@ from minicompile.dynamo.interpreter import (
     CONVERSIONS,
     METHOD_OF,
     UNARY,
+    Args,
+    Kwargs,
     TracedGenerator,
 )
 from minicompile.dynamo.result import Source
@@ -89,7 +91,7 @@ class Lazily:
 class Containers(Attributes):
     """Operations of the expression language other than calls."""
 
-    def torch_call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def torch_call(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
         """Record a torch call; `calls.py` says how."""
         raise NotImplementedError
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 
 from minicompile.dynamo.calls import DISABLED, Calls, call_rules
+from minicompile.dynamo.interpreter import Args, Kwargs
 from minicompile.dynamo.module import CompiledModule, DisabledModule, wrap
 from minicompile.errors import OptionError, Unsupported
 
@@ -74,9 +75,7 @@ def allow_in_graph(target: Any) -> Any:
     return target
 
 
-def opaque_call(
-    function: Callable[..., Any], tracer: Calls, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def opaque_call(function: Callable[..., Any], tracer: Calls, args: Args, kwargs: Kwargs) -> Any:
     """One node of the graph."""
     owner = tracer.tracker(function)
     if owner is not None:

@@ -4,8 +4,8 @@
     Interpreter the operations (call, load an attribute, add, iterate ...), whose meaning a subclass gives
     bytecode    registry: normalised opname -> handler(frame, instruction)
 
-Capture's `Tracer` is such a subclass. Nothing here imports torch, so the machine can be tested on any CPython,
-with a subclass that means what CPython does: tests/dynamo/plain_machine.py.
+Capture's `Tracer` is such a subclass. Nothing here imports torch: a subclass that means what CPython does runs
+the machine's tests on any version (tests/dynamo/plain_machine.py).
 The real compiler: torch/_dynamo/symbolic_convert.py.
 """
 
@@ -20,7 +20,7 @@ import types
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from minicompile.dynamo.assembler import Op, assemble
 from minicompile.dynamo.bytecode import (
@@ -61,6 +61,8 @@ class Lazy:
     source: Any
 
 
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = dict[str, Any]
 Handler = Callable[["Frame", Instruction], "bool | None"]
 """Runs one instruction. Gives True when the frame is left (return or yield), with `frame.result` set."""
 
@@ -327,9 +329,7 @@ class Interpreter:
     def step(self, frame: Frame, instruction: Instruction) -> None:
         """Called after each instruction."""
 
-    def call_function(
-        self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def call_function(self, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
         """Interpret a Python function. A generator function gives a TracedGenerator."""
         code = function.__code__
         if is_coroutine(code):
@@ -354,7 +354,7 @@ class Interpreter:
         instance = self.load_cell(first) if cell else self.realize(first)
         return super(cls, instance)
 
-    def build_class(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def build_class(self, args: Args, kwargs: Kwargs) -> Any:
         """`class` statements: run the body on a fresh namespace, then call the metaclass."""
         body, name = args[:2]
         written = args[2:]
@@ -387,9 +387,7 @@ class Interpreter:
             raise ImportError(f"cannot import name {name!r} from {where!r}", name=name) from None
 
 
-def bind(
-    world: Interpreter, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Any]:
+def bind(world: Interpreter, function: types.FunctionType, args: Args, kwargs: Kwargs) -> list[Any]:
     """Arguments in fast slots, bound by CPython itself. Raises TypeError as it does."""
     plain, named = function.__defaults__ or (), function.__kwdefaults__ or {}
     binder = types.FunctionType(binder_of(function.__code__), {})

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import sympy
 import torch
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from minicompile.shapes.env import ShapeEnv
 
 Number = int | float | bool
+Nodes: TypeAlias = "Sequence[SymNode]"
 Text = str  # a node has a method called `str`
 
 
@@ -116,7 +117,7 @@ class SymNode:
         rules = ARITHMETIC if pytype is int else ARITHMETIC | PYTHON_NUMBERS
         return self._apply(rules[name], pytype, *others)
 
-    def sym_sum(self, nodes: Sequence[SymNode]) -> SymNode:
+    def sym_sum(self, nodes: Nodes) -> SymNode:
         return self._new(sympy.Add(*(node.expr for node in nodes)), int)
 
     def pos(self) -> SymNode:
@@ -133,18 +134,14 @@ class SymNode:
 
     # Layout predicates over sizes and strides: decided at once, so that they guard on little
 
-    def is_contiguous(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+    def is_contiguous(self, sizes: Nodes, strides: Nodes) -> SymNode:
         return self._contiguous_in_order(range(len(sizes) - 1, -1, -1), sizes, strides)
 
-    def is_non_overlapping_and_dense(
-        self, sizes: Sequence[SymNode], strides: Sequence[SymNode]
-    ) -> SymNode:
+    def is_non_overlapping_and_dense(self, sizes: Nodes, strides: Nodes) -> SymNode:
         order = sorted(range(len(sizes)), key=lambda dim: strides[dim].hint)
         return self._contiguous_in_order(order, sizes, strides)
 
-    def is_non_overlapping_and_dense_indicator(
-        self, sizes: Sequence[SymNode], strides: Sequence[SymNode]
-    ) -> SymNode:
+    def is_non_overlapping_and_dense_indicator(self, sizes: Nodes, strides: Nodes) -> SymNode:
         return self.wrap_int(int(self.is_non_overlapping_and_dense(sizes, strides).guard_bool()))
 
     def _holds(
@@ -152,9 +149,7 @@ class SymNode:
     ) -> bool:
         return bool(self.shape_env.evaluate(relation(left, right), "memory layout of a tensor"))
 
-    def _contiguous_in_order(
-        self, order: Sequence[int], sizes: Sequence[SymNode], strides: Sequence[SymNode]
-    ) -> SymNode:
+    def _contiguous_in_order(self, order: Sequence[int], sizes: Nodes, strides: Nodes) -> SymNode:
         """Are elements adjacent in memory when dimensions are walked in `order`, innermost first?"""
         if len(sizes) != len(order):
             return self.wrap_bool(False)
@@ -168,9 +163,7 @@ class SymNode:
             expected = expected * size
         return self.wrap_bool(True)
 
-    def _ordered_strides(
-        self, order: Sequence[int], sizes: Sequence[SymNode], strides: Sequence[SymNode]
-    ) -> SymNode:
+    def _ordered_strides(self, order: Sequence[int], sizes: Nodes, strides: Nodes) -> SymNode:
         """Do strides grow in `order`? (torch's test for channels-last.)"""
         if len(sizes) != len(order) or strides[1].expr.is_zero:
             return self.wrap_bool(False)

@@ -1,6 +1,5 @@
 """Compound pointwise operators, and operators whose options (alpha, rounding) become operators of
-their own.
-"""
+their own."""
 
 from __future__ import annotations
 
