@@ -138,8 +138,11 @@ def record(
         tracer.placeholder(str(source.target) if i < len(fakes) else "memory", value)
     members = {i for memory in memories for i in memory.members}
     # where the gradient of an input goes: writing to it in place gives it another history
-    own = [i for i, x in enumerate(inputs) if requires_grad(x) and i not in members]
-    wanted = {i: gradient_edge(inputs[i]) for i in own}
+    wanted = {
+        i: x if x.grad_fn is None else GradientEdge(x.grad_fn, x.output_nr)
+        for i, x in enumerate(inputs)
+        if requires_grad(x) and i not in members
+    }
     lost = not training and any(map(requires_grad, fakes))
     try:
         with (
@@ -197,12 +200,6 @@ def history(value: Any) -> Any:
     since its base was changed."""
     with contextlib.suppress(RuntimeError):
         return getattr(value, "grad_fn", None)
-
-
-def gradient_edge(value: torch.Tensor) -> Any:
-    """Where a tensor's gradient goes, also once it is written to, which gives it another history."""
-    step = value.grad_fn
-    return value if step is None else GradientEdge(step, value.output_nr)
 
 
 def relaid_inputs(inputs: list[Any], old: list[Any], before: list[Any]) -> list[OutputSpec]:

@@ -9,6 +9,7 @@ The real compiler: torch/_functorch/_aot_autograd/runtime_wrappers.py.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -43,12 +44,7 @@ def make_callable(
         compute = inference_call(forward)
     else:
         compute = training_call(result, forward, backward, name)
-    call = with_epilogue(compute, result)
-
-    def run(inputs: list[Any]) -> Sequence[Any]:
-        return without_casts(call, inputs)
-
-    return run
+    return functools.partial(without_casts, with_epilogue(compute, result))
 
 
 def without_casts(call: BoxedCallable, inputs: list[Any]) -> Sequence[Any]:

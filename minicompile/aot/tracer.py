@@ -73,11 +73,7 @@ class Tracer(compat.TorchDispatchMode):
     given to new nodes; change them as you go.
     """
 
-    def __init__(
-        self,
-        mode: Any,
-        rules: Callable[[OpOverload], Rule | None] = one_by_one,
-    ) -> None:
+    def __init__(self, mode: Any, rules: Callable[[OpOverload], Rule | None] = one_by_one) -> None:
         super().__init__()
         self.mode, self.rules = mode, rules
         self.env = getattr(mode, "env", None)

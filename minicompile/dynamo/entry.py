@@ -101,11 +101,7 @@ class Entry:
         self.captured, self.capture = captured, captured.capture
         self.hits = 0
         captured.code.names.update(
-            MISS=MISS,
-            ERRORS=FETCH_ERRORS,
-            entry=self,
-            graph=compiled,
-            graph_raised=graph_raised,
+            MISS=MISS, ERRORS=FETCH_ERRORS, entry=self, graph=compiled, graph_raised=graph_raised
         )
         given = ", ".join(f"L_{name}" for name in parameters)
         self.call: Callable[..., Any] = generate(

@@ -4,8 +4,8 @@
     Interpreter the operations (call, load an attribute, add, iterate ...), whose meaning a subclass gives
     bytecode    registry: normalised opname -> handler(frame, instruction)
 
-Capture's `Tracer` is such a subclass. Nothing here imports torch: a subclass that means what CPython does runs
-the machine's tests on any version (tests/dynamo/plain_machine.py).
+Capture's `Tracer` is such a subclass. Nothing here imports torch: one that means what CPython does runs the
+machine's tests on every version (tests/dynamo/plain_machine.py).
 The real compiler: torch/_dynamo/symbolic_convert.py.
 """
 
@@ -23,13 +23,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 from minicompile.dynamo.assembler import Op, assemble
-from minicompile.dynamo.bytecode import (
-    Instruction,
-    Program,
-    is_coroutine,
-    is_generator,
-    parameters,
-)
+from minicompile.dynamo.bytecode import Instruction, Program, is_coroutine, is_generator, parameters
 from minicompile.errors import MinicompileError
 from minicompile.ops.origin import SourceLine
 from minicompile.ops.registry import Registry
