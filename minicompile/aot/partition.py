@@ -41,7 +41,7 @@ from minicompile.aot.views import (
 )
 from minicompile.ops.graph import Graph, origins_of, output_node, placeholders
 from minicompile.options import Options
-from minicompile.shapes.nodes import SizeNodes
+from minicompile.shapes.symnode import SizeNodes
 
 aten = torch.ops.aten
 prims = torch.ops.prims

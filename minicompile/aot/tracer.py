@@ -31,7 +31,7 @@ from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine
 from minicompile.shapes.env import asking
-from minicompile.shapes.nodes import SizeNodes
+from minicompile.shapes.symnode import SizeNodes
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ the two alternate. A call comes in at `dispatch`, which asks its entries and cal
     outside -> attributes -> containers -> calls -> tracer
                    the interpreter that captures, one subclass a subject: reads and writes of what existed
                    before, attributes, operators and containers, calls, all of it together
-    builtins, stdlib, torch_rules, functions
+    builtins, library, functions
                    what calls of particular functions mean; refusals: what is left to Python by name
     capture        runs a frame through all this, and keeps what is needed to run it again
 

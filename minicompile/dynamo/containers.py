@@ -24,8 +24,7 @@ from minicompile.dynamo.interpreter import (
     CONVERSIONS,
     METHOD_OF,
     UNARY,
-    Args,
-    Kwargs,
+    Operation,
     TracedGenerator,
 )
 from minicompile.dynamo.result import Source
@@ -91,9 +90,8 @@ class Lazily:
 class Containers(Attributes):
     """Operations of the expression language other than calls."""
 
-    def torch_call(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
-        """Record a torch call; `calls.py` says how."""
-        raise NotImplementedError
+    torch_call: Operation
+    """Record a torch call; `calls.py` says how."""
 
     # -- copies for native code
 

@@ -2,23 +2,33 @@
 
 torch's C++ and Python code computes shapes with `torch.SymInt`; each operation is forwarded to the node by
 name (`add`, `guard_bool`, `is_contiguous`, ...). A comparison gives another node; only when
-somebody needs its truth (`guard_bool`) is the `ShapeEnv` asked, which may add a guard.
+somebody needs its truth (`guard_bool`) is the `ShapeEnv` asked, which may add a guard. `SizeNodes` gives such
+numbers nodes in a graph.
 
-The real compiler: torch/fx/experimental/sym_node.py.
+The real compiler: torch/fx/experimental/sym_node.py, torch/fx/experimental/proxy_tensor.py.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import sympy
 import torch
+from torch import fx
 
 from minicompile.errors import Unsupported
-from minicompile.shapes.expr import ONE, PYTHON_NUMBERS, FloorDiv, ModularIndexing, exact_quotient
+from minicompile.shapes.expr import (
+    ONE,
+    PYTHON_NUMBERS,
+    FloorDiv,
+    ModularIndexing,
+    PythonNumber,
+    exact_quotient,
+    is_float,
+)
 
 if TYPE_CHECKING:
     from minicompile.shapes.env import ShapeEnv
@@ -279,3 +289,58 @@ def operation_of(expr: sympy.Basic) -> tuple[Text, Any, tuple[sympy.Basic, ...]]
     form, function = OPERATORS[expr.func]
     first, *rest = expr.args
     return form, function, (first, expr.func(*rest) if len(rest) > 1 else rest[0])
+
+
+class SizeNodes:
+    """Symbolic sizes as graph nodes, made on demand from the inputs whose shapes contain the symbols."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self.nodes: dict[sympy.Expr, fx.Node] = {}
+        self.sources: dict[sympy.Symbol, tuple[fx.Node, int | None, int, int]] = {}
+        """Input (of a tensor, the dimension), rest and step: the size is `step * symbol + rest`."""
+        self.env: Any = None
+        """The `ShapeEnv` of the symbols."""
+
+    def add_input(self, node: fx.Node, value: Any) -> None:
+        if isinstance(value, torch.SymInt):
+            self.nodes[value.node.expr] = node
+        tensor = isinstance(value, torch.Tensor)
+        for dim, size in enumerate(value.shape) if tensor else [(None, value)]:
+            if isinstance(size, torch.SymInt):
+                self.env = size.node.shape_env
+                rest, term = size.node.expr.as_coeff_Add()
+                step, symbol = term.as_coeff_Mul()
+                if symbol.is_Symbol:
+                    self.sources.setdefault(symbol, (node, dim, int(rest), int(step)))
+
+    def argument(self, expr: sympy.Expr, env: Any, meta: Mapping[str, Any]) -> Any:
+        """The node that computes an expression, or the number it is."""
+        if expr.is_Integer:
+            return int(expr)
+        if expr.is_number:
+            return float(expr)
+        if expr in self.nodes:
+            return self.nodes[expr]
+        if expr.has(PythonNumber) or (is_float(expr) and not (-expr).is_Symbol):
+            return self.argument(env.evaluate(expr, "computed with"), env, meta)
+        if expr.is_Symbol:
+            if expr not in self.sources:
+                raise Unsupported(f"{expr} is neither a graph input nor the size of one")
+            node, dim, rest, step = self.sources[expr]
+            steps = (
+                (torch.ops.aten.sym_size.int, dim, None, step * expr + rest),
+                (operator.sub, rest, 0, step * expr),
+                (operator.floordiv, step, 1, expr),
+            )
+            for target, number, neutral, value in steps:
+                if number != neutral:
+                    node = self.graph.call_function(target, (node, number))
+                    node.meta.update(meta, val=env.number(value))
+        else:
+            _, target, parts = operation_of(expr)
+            arguments = tuple(self.argument(part, env, meta) for part in parts)
+            node = self.graph.call_function(target, arguments)
+        node.meta.update(meta, val=env.number(expr))
+        self.nodes[expr] = node
+        return node

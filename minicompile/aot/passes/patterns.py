@@ -21,8 +21,8 @@ from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
-from minicompile.aot.decompose import lower_to
 from minicompile.aot.layout import conform, empty_like_layout, frozen
+from minicompile.aot.levels import lower_to
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import ALIASES, alias_root, has_effect, is_random, returned_nodes
 from minicompile.errors import OptionError
