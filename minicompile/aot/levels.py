@@ -49,9 +49,10 @@ FAMILIES = {
     "creation": "full iota arange linspace logspace empty_permuted",
     "indexing": "index index_* _unsafe_masked_index* gather scatter scatter_* *_scatter put embedding"
     " masked_scatter* cat _chunk_cat constant_pad_nd flip unfold_backward repeat_interleave",
+    "window": "*pool* *_pad?d* *upsample* im2col col2im",
     "library": "mm bmm addmm baddbmm addmv addbmm addr vdot dot mv convolution* _scaled_mm"
     " *attention* *_fft_* linalg_* _linalg_* *cholesky* lu_unpack geqrf ormqr triangular_solve _trilinear"
-    " *pool* *_norm_* *_pad?d* grid_sampler* *upsample* im2col col2im *cdist* *pdist* *embedding*"
+    " *_norm_* grid_sampler* *cdist* *pdist* *embedding*"
     " sort topk kthvalue *median mode searchsorted bucketize isin *hist* *segment_reduce* renorm hash_tensor"
     " nonzero_static",
 }

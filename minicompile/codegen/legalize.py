@@ -188,8 +188,6 @@ def settle_checks(body: LoopBody) -> None:
             divisor = value.inputs[1]
             constant = divisor.op == "constant" and divisor.constant != 0
             value.check = not needs[divisor] and not constant
-        elif value.op != "indirect":
-            value.check = False
 
 
 def conditions(mask: Value) -> frozenset[Value]:

@@ -199,14 +199,12 @@ def flip(size: Sequence[Size], dims: Sequence[int]) -> ViewMap:
     )
 
 
-def diagonal(size: Sequence[Size], offset: int = 0, dim1: int = 0, dim2: int = 1) -> ViewMap:
+def diagonal(
+    size: Sequence[Size], length: Size, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> ViewMap:
     """The diagonal of two dimensions, as a new last dimension."""
     dim1, dim2 = wrap_dim(dim1, len(size)), wrap_dim(dim2, len(size))
-    rows, columns = size[dim1], size[dim2]
-    if not (isinstance(rows, int) and isinstance(columns, int)):
-        raise Unsupported("the diagonal of a dimension of symbolic size")
     down, right = max(-offset, 0), max(offset, 0)
-    length = max(min(rows - down, columns - right), 0)
     rest = [d for d in range(len(size)) if d not in (dim1, dim2)]
     others = placed(len(size), rest)
 

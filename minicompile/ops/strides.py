@@ -55,19 +55,13 @@ def laid_out_as_eager(op: OpOverload, args: Any, result: Any) -> Any:
         if args[0].dim() == 4 and args[0].device.type == "cpu":
             first = torch.empty_like(aten.upsample_nearest2d(args[0], args[2]))
     elif op in EMBEDDING_BAGS:
-        if (
-            args[0].dtype is torch.bfloat16
-        ):  # FakeTensor knows of fewer results for other half types
-            others = op(*(x.half() if is_bfloat16(x) else x for x in args))[1:]
+        if (wide := args[0].dtype) is torch.bfloat16:  # as of float16, of which FakeTensor knows
+            others = op(*(x.half() if getattr(x, "dtype", 0) is wide else x for x in args))[1:]
     elif op in CONTIGUOUS and not (op in BATCH_NORMS and channels_last(first)):
         first = torch.empty_like(first, memory_format=torch.contiguous_format)
     if op in UPDATING:
         others[-2:] = [new.to(old.dtype) for new, old in zip(others[-2:], args[3:5])]
     return (first, *others) if others else first
-
-
-def is_bfloat16(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and x.dtype is torch.bfloat16
 
 
 def channels_last(x: torch.Tensor) -> bool:

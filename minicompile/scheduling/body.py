@@ -54,8 +54,8 @@ class Value:
     symbol: sympy.Symbol | None = None
     size: Size = 0
     """indirect: the extent of the dimension it indexes."""
-    check: bool = True
-    """indirect: a value out of range is an error at run time."""
+    check: bool = False
+    """indirect: a value out of range is an error at run time. Division of integers: so is a divisor of 0."""
     wrap_negative: bool = True
     """indirect: negative values count from the end."""
     indirect: tuple[Value, ...] = ()

@@ -51,8 +51,12 @@ class Answer(Shown):
             return f"{pair}: same kernel, {when}{self.decision.reason}"
         return f"{pair}: two kernels, because {self.decision.reason}"
 
+    @property
+    def shared(self) -> str:
+        return f"both touch {', '.join(self.common)}" if self.common else "no buffer in common"
+
     def __str__(self) -> str:
-        lines = [self.headline, f"  both touch {', '.join(self.common) or 'no common buffer'}"]
+        lines = [self.headline, f"  {self.shared}"]
         lines.append(f"  numbers: {self.decision.numbers}")
         lines += [f"  decision {i}: {decision}" for i, decision in self.asked]
         if not self.same_kernel and all(d is not self.decision for _, d in self.asked):

@@ -129,7 +129,7 @@ def answer_view(answer: Answer) -> str:
     told = answer.headline.removeprefix(f"{pair}: ")
     return box(
         f"why {pair}?",
-        f"both touch {', '.join(answer.common) or 'no common buffer'}",
+        answer.shared,
         f'<p style="border-left:4px solid {hue};padding-left:6px">{text(told)}</p>',
         f"<p><small>{text(answer.decision.numbers)}</small></p>",
         decision_table(decisions, numbers),

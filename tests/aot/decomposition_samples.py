@@ -354,7 +354,7 @@ def scatters(x: torch.Tensor, at: torch.Tensor, source: torch.Tensor) -> list[to
 
 def indexed(x: torch.Tensor, at: torch.Tensor) -> list[torch.Tensor]:
     """Variants that torch's own decompositions call."""
-    found = [aten._unsafe_index.Tensor(x, [at]), aten.index_put.default(x, [x > 0], x[0, 0])]
+    found = [aten._unsafe_index.Tensor(x, [at])]
     found += [aten._unsafe_index_put.default(x, [at], x[:2], True)]
     found += [aten.index_fill.int_Tensor(x, 0, at, torch.tensor(2.0))]
     return [*found, aten.index_add.default(x, 0, at, x[:2])]
@@ -381,6 +381,7 @@ def own_samples() -> dict[str, Sample]:
             own("adaptive_avg_pool", F.adaptive_avg_pool2d, images, (3, 2)),
             own("adaptive_avg_pool_uneven", F.adaptive_avg_pool2d, images, (4, 5)),
             own("zero", lambda x: aten.zero.default(x) + x, leaf(3)),
+            own("number_minus", lambda x: torch.rsub(x, 2.0, alpha=3) + torch.arange(3), leaf(3)),
             own("unsafe_split", lambda x: torch.unsafe_split(x, 2)[1] * 2, leaf(4)),
             own("squeeze_copy", lambda x: x + aten.squeeze_copy.dim(x, 1), leaf(3, 1)),
             own("squeeze_copies", lambda x: x + aten.squeeze_copy.dims(x, [1]), leaf(3, 1)),

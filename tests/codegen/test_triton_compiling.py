@@ -13,6 +13,7 @@ from minicompile import compat
 from minicompile.codegen.plan import KernelSource
 from minicompile.codegen.triton import print_triton
 from minicompile.errors import BackendError
+from minicompile.ops.table import POINTWISE, result_dtype
 from minicompile.runtime.assembly import Assembly, cross_compile
 from minicompile.runtime.triton import (
     CudaKernel,
@@ -300,3 +301,20 @@ def test_a_triton_with_other_handles_still_launches():
     run, function, metadata = compat.triton_launch(Compiled())
     run(7, 1, 1, 99, function, metadata, None, None, None, 1024, 2048, 256)
     assert calls == [((7, 1, 1), (1024, 2048, 256), {"stream": 99})]
+
+
+@pytest.mark.parametrize("name", [n for n, spec in POINTWISE.items() if spec.arity < 3])
+def test_every_operation_compiles_for_a_gpu(name):
+    """The interpreter runs some functions that a GPU's library has under another name, or not at all."""
+    dtype = torch.int32 if name.startswith(("bitwise", "gcd", "lshift", "rshift")) else F32
+    p = Program()
+    for buffer in ("a", "b"):
+        p.input(buffer, (4096,), dtype)
+    operands = ("a", "b")[: POINTWISE[name].arity]
+    result = result_dtype(name, (dtype,) * len(operands))
+
+    def fn(ops, index):
+        return ops.pointwise(name, *(ops.load(buffer, index[0]) for buffer in operands))
+
+    p.pointwise("y", (4096,), fn, result)
+    assert "st.global" in cross_compile(source_of(p)).levels["ptx"]

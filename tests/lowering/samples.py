@@ -9,6 +9,7 @@ Each line says how many samples agreed, which operators stayed extern and why, a
 from __future__ import annotations
 
 import argparse
+import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -33,6 +34,23 @@ from tests.aot.helpers import capture
 __all__ = ["Found", "as_sample", "check", "run_operator"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+FAMILIES = """
+    nn.functional.avg_pool1d nn.functional.avg_pool2d nn.functional.avg_pool3d nn.functional.max_pool1d
+    nn.functional.max_pool2d nn.functional.max_pool3d nn.functional.adaptive_avg_pool1d
+    nn.functional.adaptive_avg_pool2d nn.functional.adaptive_avg_pool3d nn.functional.adaptive_max_pool1d
+    nn.functional.adaptive_max_pool2d nn.functional.adaptive_max_pool3d nn.functional.max_unpool2d
+    nn.functional.max_unpool3d nn.functional.interpolate nn.functional.pad constant_pad_nd grid_sampler_2d
+    nn.functional.unfold unfold unfold_copy nn.functional.pixel_shuffle nn.functional.pixel_unshuffle
+    nn.functional.channel_shuffle roll repeat rot90 tril triu diag diag_embed diagonal diagonal_copy
+    diagonal_scatter as_strided_scatter as_strided as_strided_copy select slice index_add index_copy
+    index_fill index_put index_reduce index_select masked_fill masked_scatter put take take_along_dim
+    scatter scatter_add scatter_reduce select_scatter slice_scatter gather nn.functional.embedding
+    nn.functional.embedding_bag nn.functional.one_hot bucketize searchsorted nn.functional.nll_loss
+    nn.functional.cross_entropy _unsafe_masked_index _unsafe_masked_index_put_accumulate alias_copy
+    expand_copy narrow_copy permute_copy squeeze_copy split_with_sizes_copy transpose_copy unbind_copy
+    unsqueeze_copy view_copy flip fliplr repeat_interleave block_diag"""
+"""What pooling, resampling, padding, indexing and scatter are in the database: `families` for short."""
+
 HOW = ("reference", "cpp", "triton")
 
 
@@ -48,6 +66,8 @@ class Found:
     wrong: list[str] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
     graphs: list[LoopGraph] = field(default_factory=list)
+    overloads: set[str] = field(default_factory=set)
+    """ATen overloads in samples that agreed without any extern call."""
 
     def note(self, graph: LoopGraph) -> None:
         self.graphs.append(graph)
@@ -103,6 +123,7 @@ def check(sample: Sample, found: Found, how: str = "reference", dynamic: bool = 
     except (Unsupported, *compat.FAKE_LIMITS) as error:
         found.refused[f"{type(error).__name__}: {str(error)[:90]}"] += 1
         return
+    graphs = found.graphs[-1 if backward is None else -2 :]
     compiled = make_callable(aot, forward, backward, "sample")
     fresh = [x.detach().clone().requires_grad_(x.requires_grad) for x in sample.inputs]
     torch.manual_seed(0)
@@ -116,6 +137,9 @@ def check(sample: Sample, found: Found, how: str = "reference", dynamic: bool = 
             found.wrong.append(f"{sample.name}: value {number}: {what[:300]}")
             return
     found.agreed += 1
+    if not any(graph.externs for graph in graphs):
+        targets = {node.target for node in aot.level("full").nodes}
+        found.overloads |= {str(op) for op in targets if isinstance(op, torch._ops.OpOverload)}
 
 
 def eager_results(fn: Callable[..., Any], inputs: list[torch.Tensor]) -> list[Any]:
@@ -155,12 +179,14 @@ def main() -> None:
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for name in chosen.names:
+    overloads: set[str] = set()
+    for name in FAMILIES.split() if chosen.names == ["families"] else chosen.names:
         try:
             found = run_operator(name, chosen.most, how=chosen.how, dynamic=chosen.dynamic)
         except Exception as error:
             print(f"{name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
             continue
+        overloads |= found.overloads
         most = max(found.kernels, default=0)
         print(f"{name}: {found.agreed} agree, at most {most} operations", flush=True)
         for (op, reason), count in found.externs.most_common():
@@ -169,6 +195,8 @@ def main() -> None:
             print(f"    refused {count} x {why}")
         for line in found.wrong[:8]:
             print(f"    WRONG {line}", flush=True)
+    print(f"{len(overloads)} overloads in samples without an extern call:")
+    print("\n".join(textwrap.wrap(" ".join(sorted(overloads)), 110)))
 
 
 if __name__ == "__main__":

@@ -330,7 +330,12 @@ def in_double(case: Case) -> Outcome:
     double = Case(
         case.op, case.variant, case.dtype, case.number, case.call, args, kwargs, case.process
     )
-    return run(double, entry(double))
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # what integers become
+    try:
+        return run(double, entry(double))
+    finally:
+        torch.set_default_dtype(usual)
 
 
 def nearer(found: str, eager: Outcome, ours: Outcome, reference: Outcome) -> str:

@@ -105,9 +105,6 @@ formulas(
         ),
         aten.celu.default: lambda x, alpha=1.0: aten.elu.default(x, alpha, 1.0, 1 / alpha),
         aten.mish.default: lambda x: x * tanh(log1p(exp(x))),
-        aten.softshrink.default: lambda x, limit=0.5: where(
-            x > limit, x - limit, where(x < -limit, x + limit, x * 0)
-        ),
         aten.rrelu_with_noise_backward.default: rrelu_backward,
         aten.leaky_relu.default: lambda x, slope=0.01: where(x > 0, x, x * slope),
         aten.leaky_relu_backward.default: lambda grad, x, slope, is_result: where(
@@ -139,11 +136,6 @@ formulas(
     {
         aten.threshold.default: lambda x, limit, value: where(x <= limit, value, x),
         aten.threshold_backward.default: lambda grad, x, limit: where(x <= limit, 0.0, grad),
-        aten.hardshrink.default: lambda x, limit=0.5: where((x >= -limit) & (x <= limit), 0.0, x),
-        **dict.fromkeys(
-            (aten.hardshrink_backward.default, aten.softshrink_backward.default),
-            lambda grad, x, limit: where((x >= -limit) & (x <= limit), 0.0, grad),
-        ),
         aten.hardtanh.default: lambda x, low=-1.0, high=1.0: clamp(x, low, high),
         aten.hardtanh_backward.default: lambda grad, x, low, high: where(
             (x <= low) | (x >= high), 0.0, grad

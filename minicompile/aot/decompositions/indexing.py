@@ -57,16 +57,6 @@ def index_fill(x: Tensor, dim: int, at: Tensor, value: Any) -> Tensor:
     return index_put(rows, place, value).reshape(x.shape)
 
 
-@decompose(aten.index_put.default, to="prims")
-def masked_index_put(x: Tensor, at: list[Any], values: Tensor, accumulate: bool = False) -> Tensor:
-    """One value wherever a mask holds. Other writes through masks depend on data."""
-    mask = at[0]
-    if accumulate or len(at) != 1 or mask.dtype is not torch.bool or values.numel() != 1:
-        return NotImplemented
-    mask = mask.reshape([*mask.shape, *[1] * (x.dim() - mask.dim())])
-    return torch.where(mask, values.reshape([]), x)
-
-
 @decompose(aten.masked_scatter.default, to="prims")
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Where the mask holds, the next element of `source`."""

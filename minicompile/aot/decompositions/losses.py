@@ -6,7 +6,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, clamp, exp, log, log1p, where
 
-from minicompile.aot.decompositions.registry import HALF_TYPES, Dtype, Maybe, decompose, formulas
+from minicompile.aot.decompositions.registry import (
+    HALF_TYPES,
+    Dtype,
+    Maybe,
+    decompose,
+    formulas,
+    wide,
+)
 
 aten = torch.ops.aten
 
@@ -147,10 +154,12 @@ def bce_with_logits(
     return reduce(losses if weight is None else losses * weight, reduction)
 
 
-@decompose(aten.huber_loss.default, to="core", wide=True)
+@decompose(aten.huber_loss.default, to="core")
 def huber(x: Tensor, y: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
     """A parabola near 0, lines further out."""
-    z = (x - y).abs()
+    if x.dtype is not y.dtype or not x.is_floating_point():
+        return NotImplemented  # eager's result doesn't have the promoted dtype
+    z = (wide(x) - wide(y)).abs()
     return reduce(where(z < delta, 0.5 * z * z, delta * (z - 0.5 * delta)), reduction)
 
 

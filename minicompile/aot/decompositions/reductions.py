@@ -89,15 +89,11 @@ def vector_norm(
     return x.abs().pow(order).sum(dims, keepdim).pow(1 / order)
 
 
-def norm(x: Tensor, order: float | None = None, dim: Any = None, keepdim: bool = False) -> Tensor:
-    return aten.linalg_vector_norm.default(x, 2 if order is None else order, dim, keepdim)
-
-
 @decompose(aten.renorm.default, to="core", wide=True)
 def renorm(x: Tensor, order: float, dim: int, most: float) -> Tensor:
     """Slices along `dim` whose norm is too large are scaled down."""
     others = [d for d in range(x.dim()) if d != dim % x.dim()]
-    size = norm(x, order, others, True)
+    size = aten.linalg_vector_norm.default(x, order, others, True)
     return x * torch.where(size > most, most / (size + 1e-7), 1.0)
 
 
@@ -109,9 +105,7 @@ def nansum(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Dtype = 
 
 formulas(
     {
-        aten.norm.Scalar: norm,
-        aten.norm.ScalarOpt_dim: norm,
-        aten.dist.default: lambda x, y, order=2: norm(x - y, order),
+        aten.dist.default: lambda x, y, order=2: aten.linalg_vector_norm.default(x - y, order),
         aten.trace.default: lambda x: x.diagonal().sum(),
         aten.sum.default: lambda x, **kw: aten.sum.dim_IntList(x, all_dims(x, None), **kw),
         aten.mean.default: lambda x, **kw: aten.mean.dim(x, all_dims(x, None), **kw),

@@ -30,8 +30,11 @@ REASONS: dict[str, str] = {
         linalg_solve_triangular _linalg_solve_ex _linalg_det _linalg_slogdet linalg_ldl_factor_ex""",
     "library Fourier transform": "_fft_r2c _fft_c2r _fft_c2c",
     "library distances": "_cdist_forward _cdist_backward _pdist_forward",
-    "special function: as many steps as its arguments ask for": """
-        igamma igammac special_zeta special_airy_ai special_chebyshev_polynomial_t
+    "library special function": """
+        igamma igammac special_zeta special_airy_ai special_bessel_j0 special_bessel_j1
+        special_bessel_y0 special_bessel_y1 special_modified_bessel_k0 special_modified_bessel_k1
+        special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_erfcx special_ndtri
+        special_log_ndtr special_chebyshev_polynomial_t
         special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w
         special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
         special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w

@@ -20,7 +20,7 @@ from minicompile.lowering.value import Scope, TensorValue
 from minicompile.ops.dtypes import is_int
 from minicompile.ops.handler import Index, Ops, V
 from minicompile.ops.origin import union
-from minicompile.shapes.expr import Size, is_nonnegative, product
+from minicompile.shapes.expr import ZERO, Size, is_nonnegative, product
 
 
 def integer_index(index: TensorValue, x: TensorValue, extent: Size) -> None:
@@ -170,6 +170,19 @@ def in_any_order(x: TensorValue) -> None:
         raise Unsupported("deterministic algorithms are asked for")
 
 
+def chosen(
+    ctx: LoweringContext, x: TensorValue, mask: TensorValue, value: TensorValue
+) -> TensorValue:
+    """One value wherever a mask of the first dimensions holds."""
+    corner = [ZERO] * value.dim
+
+    def body(ops: Ops, i: Sequence[Index]) -> V:
+        holds = mask.load(ops, i[: mask.dim])
+        return ops.where(holds, value.load(ops, corner), x.load(ops, i))
+
+    return ctx.pointwise(x.size, x.device, body, x.dtype)
+
+
 @lowering(aten.index_put.default)
 def index_put(
     ctx: LoweringContext,
@@ -178,7 +191,9 @@ def index_put(
     values: TensorValue,
     accumulate: bool = False,
 ) -> TensorValue:
-    one = product(values.size) == 1
+    one, mask = product(values.size) == 1, indices[0]
+    if one and not accumulate and len(indices) == 1 and mask and mask.dtype is torch.bool:
+        return chosen(ctx, x, mask, values)
     size, position = advanced_index(x, indices, ordered=not one)
     common_device(x, values)
     if accumulate:

@@ -28,7 +28,6 @@ lowering(aten.expand.default)(through(views.expand))
 lowering(aten.select.int)(through(views.select))
 lowering(aten.unsqueeze.default)(through(views.unsqueeze))
 lowering(aten.squeeze.dim, aten.squeeze.dims)(through(views.squeeze))
-lowering(aten.diagonal.default)(through(views.diagonal))
 lowering(aten.flip.default)(through(views.flip))
 
 
@@ -40,6 +39,11 @@ def alias(ctx: LoweringContext, x: TensorValue) -> TensorValue:
 @lowering(aten.view.default)
 def view(ctx: LoweringContext, x: TensorValue, size: Sequence[Size]) -> TensorValue:
     return ctx.view(x, views.reshape(x.size, ctx.result_size))
+
+
+@lowering(aten.diagonal.default)
+def diagonal(ctx: LoweringContext, x: TensorValue, *place: int, **named: int) -> TensorValue:
+    return ctx.view(x, views.diagonal(x.size, ctx.result_size[-1], *place, **named))
 
 
 @lowering(aten.unfold.default)
