@@ -9,7 +9,6 @@ The real compiler: torch/_functorch/_aot_autograd/runtime_wrappers.py.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -44,7 +43,12 @@ def make_callable(
         compute = inference_call(forward)
     else:
         compute = training_call(result, forward, backward, name)
-    return functools.partial(without_casts, with_epilogue(compute, result))
+    call = with_epilogue(compute, result)
+
+    def run(inputs: list[Any]) -> Sequence[Any]:
+        return without_casts(call, inputs)
+
+    return run
 
 
 def without_casts(call: BoxedCallable, inputs: list[Any]) -> Sequence[Any]:
