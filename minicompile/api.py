@@ -8,13 +8,10 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
-import torch
-
-from minicompile.dynamo.controls import allow_in_graph, disable, is_disabled, original_of
 from minicompile.dynamo.dispatch import Backend, Dispatcher, all_dispatchers, plain_backend
-from minicompile.dynamo.module import CompiledModule, call_module, wrap
+from minicompile.dynamo.module import allow_in_graph, behind, disable, is_disabled, original_of
 from minicompile.dynamo.result import Capture, Explanation
 from minicompile.dynamo.sizes import mark_dynamic
 from minicompile.errors import OptionError, Unsupported
@@ -122,31 +119,7 @@ def compile(
     if isinstance(target, type) or not callable(target):
         kind = type(target).__name__
         raise OptionError(f"can't compile a {kind}: give a function or an nn.Module")
-    return compiled_target(target, make, again)
-
-
-def compiled_target(target: Any, make: Callable[..., Dispatcher], again: Callable[..., Any]) -> Any:
-    """`make(function)` gives the dispatcher; `again` compiles copies of a module."""
-    target = original_of(target)
-    if isinstance(target, torch.nn.Module):
-        frame = cast(types.FunctionType, call_module)
-        made = make(frame, name=type(target).__qualname__)
-        return wrap(target, CompiledModule, _minicompile=made, _again=again)
-    if isinstance(target, types.MethodType):
-        return types.MethodType(compiled_target(target.__func__, make, again), target.__self__)
-    if not isinstance(target, types.FunctionType):
-        target = calling(target)
-    return make(target).entrance
-
-
-def calling(target: Any) -> types.FunctionType:
-    """A function that calls some other callable (a functools.partial, an object with `__call__`)."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return target(*args, **kwargs)
-
-    call.__name__ = call.__qualname__ = getattr(target, "__name__", type(target).__name__)
-    return cast(types.FunctionType, call)
+    return behind(target, make, again)
 
 
 def dispatcher_of(target: Any) -> Dispatcher | None:
@@ -201,7 +174,7 @@ def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
         Dispatcher, backend=compile_and_stop, options=options, fullgraph=True, dynamic=dynamic
     )
     try:
-        compiled_target(plain, make, compile)(*args, **kwargs)
+        behind(plain, make, compile)(*args, **kwargs)
     except _Traced as stop:
         made: Trace = stop.args[0]
         return made

@@ -10,10 +10,9 @@ from typing import Any
 from torch import fx
 
 from minicompile import compat
-from minicompile.aot.decompose import lower_to
 from minicompile.aot.functionalize import functionalize
 from minicompile.aot.joint import trace
-from minicompile.aot.levels import LevelGraph, verify
+from minicompile.aot.levels import LevelGraph, lower_to, verify
 from minicompile.aot.partition import partition
 from minicompile.aot.passes import known_passes
 from minicompile.aot.result import AotResult

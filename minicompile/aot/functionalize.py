@@ -76,8 +76,7 @@ FACTORY_OPTIONS = ("dtype", "layout", "device", "pin_memory")
 
 def functional_variant(op: OpOverload) -> OpOverload:
     """The operator with the same arguments that returns what `op` writes (add for add_ and add.out), or
-    the view that an in-place view makes (t for t_).
-    """
+    the view that an in-place view makes (t for t_)."""
     namespace, written = op._schema.name.split("::")
     name = written.removesuffix("_")
     wanted = {a.name: str(a.type) for a in op._schema.arguments if not a.is_out}
@@ -158,8 +157,7 @@ class Functionalizer:
 
     def memory(self, node: fx.Node) -> torch.Tensor:
         """All of the storage that a value lies in, as one row in memory of its own, of the value's type."""
-        storage, value = self.storage(node), node.meta["val"]
-        assert storage is not None
+        storage, value = self.storages[node.meta["storage"]], node.meta["val"]
         root, contents = storage.root.meta["val"], self.read(storage.root)
         gaps = not is_dense(root)
         if value.is_conj() or (gaps and (overlaps(root) or node.target is aten.as_strided.default)):
@@ -175,9 +173,7 @@ class Functionalizer:
 
     def place(self, row: torch.Tensor, node: fx.Node, new: torch.Tensor | None = None) -> Any:
         """Where a value lies in the row of its storage; with `new`: the row with that written there."""
-        storage, old = self.storage(node), node.meta["val"]
-        assert storage is not None
-        root = storage.root.meta["val"]
+        old, root = node.meta["val"], self.storages[node.meta["storage"]].root.meta["val"]
         start = root.storage_offset() * root.element_size() // old.element_size()
         offset = old.storage_offset() - start
         if old.numel() != 0 and not (offset >= 0 and extent(old) - start <= row.numel()):
@@ -188,11 +184,9 @@ class Functionalizer:
 
     def write(self, node: fx.Node, new: torch.Tensor) -> None:
         """`new` becomes the contents of `node`, and through the inverse views of everything that
-        shares its memory.
-        """
+        shares its memory."""
         node = self.same_as.get(node, node)
-        old, storage = node.meta["val"], self.storage(node)
-        assert storage is not None
+        old, storage = node.meta["val"], self.storages[node.meta["storage"]]
         if overlaps(old) or overlaps(storage.root.meta["val"]):
             raise Unsupported("a write to a tensor whose elements share memory", user_line(node))
         new = new.to(dtype=old.dtype, device=old.device)  # as in-place operators do
@@ -271,8 +265,7 @@ class Functionalizer:
 
     def visit_view(self, node: fx.Node) -> None:
         """Copy the view with its value where nothing changed; else compute it on the new contents."""
-        storage = self.storage(node)
-        assert storage is not None
+        storage = self.storages[node.meta["storage"]]
         self.view_of[node] = base = self.viewed(node, node.meta["storage"])
         relaid = storage.version > 0 and not is_dense(storage.root.meta["val"])
         if relaid or is_inplace_view(node.target) or node.target is aten.as_strided.default:

@@ -3,7 +3,8 @@
 The result still has views and in-place operators; `functionalize` removes them. What an output is
 of the inputs (the input itself, a view of it, ...) is decided here, where memory is still shared as in eager.
 
-The real compiler: torch/_functorch/_aot_autograd/collect_metadata_analysis.py, graph_capture.py.
+The real compiler: torch/_functorch/_aot_autograd/collect_metadata_analysis.py, graph_capture.py,
+runtime_wrappers.py (merge_view_inputs).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import types
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,14 +24,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, increment_version
 
 from minicompile import compat
-from minicompile.aot.inputs import (
-    autograd_base,
-    refuse_layouts,
-    shared_memories,
-    stand_ins,
-    views_of_memories,
-)
-from minicompile.aot.layout import collide, empty_like_layout, geometry, is_dense, size_expr
+from minicompile.aot.layout import collide, empty_like_layout, extent, geometry, is_dense, size_expr
 from minicompile.aot.result import Kind, OutputSpec, RuntimeMetadata, SharedMemory
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import is_inplace_view, writes, written_arguments
@@ -54,8 +48,7 @@ class JointTracer(Tracer):
         """Ids of the storages that operators wrote to."""
         self.running = NO_ORIGINS
         """Origins of the autograd node whose backward is running; none between two nodes, when the engine
-        adds up gradients.
-        """
+        adds up gradients."""
 
     def bind(self, value: Any, node: fx.Node) -> Any:
         """A snapshot becomes the node's value, since in-place views change a tensor's shape later.
@@ -145,8 +138,11 @@ def record(
         tracer.placeholder(str(source.target) if i < len(fakes) else "memory", value)
     members = {i for memory in memories for i in memory.members}
     # where the gradient of an input goes: writing to it in place gives it another history
-    own = [i for i, x in enumerate(inputs) if requires_grad(x) and i not in members]
-    wanted = {i: gradient_edge(inputs[i]) for i in own}
+    wanted = {
+        i: x if x.grad_fn is None else GradientEdge(x.grad_fn, x.output_nr)
+        for i, x in enumerate(inputs)
+        if requires_grad(x) and i not in members
+    }
     lost = not training and any(map(requires_grad, fakes))
     try:
         with (
@@ -201,16 +197,9 @@ def record(
 
 def history(value: Any) -> Any:
     """The autograd node that made a value; None if there is none, or for a view that autograd refuses to use
-    since its base was changed.
-    """
+    since its base was changed."""
     with contextlib.suppress(RuntimeError):
         return getattr(value, "grad_fn", None)
-
-
-def gradient_edge(value: torch.Tensor) -> Any:
-    """Where a tensor's gradient goes, also once it is written to, which gives it another history."""
-    step = value.grad_fn
-    return value if step is None else GradientEdge(step, value.output_nr)
 
 
 def relaid_inputs(inputs: list[Any], old: list[Any], before: list[Any]) -> list[OutputSpec]:
@@ -227,8 +216,7 @@ def new_contents(
     inputs: list[Any], before: list[Any], written: list[int]
 ) -> dict[int, torch.Tensor]:
     """What inputs hold now, by position; with its history where that changed. One such tensor stands for
-    others in its memory that have no history of their own.
-    """
+    others in its memory that have no history of their own."""
     found: dict[int, torch.Tensor] = {}
     memory: set[int] = set()
     for i in written:
@@ -323,8 +311,7 @@ def classify(
     tracer: JointTracer,
 ) -> tuple[list[OutputSpec], list[Any], list[torch.Tensor]]:
     """Each output's `OutputSpec`, and what the graph itself must return: fresh results and bases of views.
-    `of_input`: the nodes of the inputs.
-    """
+    `of_input`: the nodes of the inputs."""
     tensors = [(i, value) for i, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
     input_itself = {id(value): i for i, value in tensors}
     input_memory = {compat.storage_id(value) for _, value in tensors}
@@ -380,8 +367,7 @@ def viewed_input(node: fx.Node, of_input: Mapping[fx.Node, int]) -> int:
 
 def reaches(view: torch.Tensor, base: torch.Tensor) -> bool:
     """Do the gradients of a view go to its base, as those of the one that is rebuilt? Made of a view that was
-    made under no_grad, they go nowhere. Raises Unsupported where something else comes between.
-    """
+    made under no_grad, they go nowhere. Raises Unsupported where something else comes between."""
     bases = (base, autograd_base(base))
 
     def there(step: Any) -> bool:
@@ -430,8 +416,7 @@ def placed(kind: Kind, index: int, view: torch.Tensor, start: Any) -> OutputSpec
 
 def run_backward(returned: list[Any], wanted: list[Any], tracer: JointTracer) -> list[Any]:
     """Differentiate the returned tensors; the gradient of each input (or `GradientEdge`) that is wanted,
-    None where there is none.
-    """
+    None where there is none."""
     results = [value for value in returned if requires_grad(value)]
     if not results or not wanted:
         return []
@@ -445,3 +430,97 @@ def run_backward(returned: list[Any], wanted: list[Any], tracer: JointTracer) ->
         gradients = torch.autograd.grad(results, wanted, tangents, allow_unused=True)
     tracer.origins = NO_ORIGINS
     return list(gradients)
+
+
+# What the graph is traced on: stand-ins for its inputs, which it may write to, and for memory that several
+# of them share
+
+
+def refuse_layouts(fakes: list[Any]) -> None:
+    """Sparse tensors have no strides; with CUDA tensors but without CUDA, autograd ends the process."""
+    for value in filter(torch.is_tensor, fakes):
+        if value.layout is not torch.strided:
+            raise Unsupported(f"an input has layout {value.layout}")
+        if value.device.type == "cuda" and not torch.backends.cuda.is_built():
+            raise Unsupported("CUDA tensors can't be traced with a build of torch without CUDA")
+
+
+def autograd_base(value: torch.Tensor) -> torch.Tensor:
+    """The tensor of which autograd takes this one to be a view; itself if it is none."""
+    return value if value._base is None else value._base
+
+
+def shared_memories(fakes: list[Any], written: Collection[int]) -> tuple[SharedMemory, ...]:
+    """The inputs' tensors of autograd, where several inputs share memory and one is written to. If they are
+    several too, or there are gaps between their elements, the storage as a whole comes first."""
+    storages: dict[int, dict[int, list[int]]] = {}
+    for i, value in enumerate(fakes):
+        if isinstance(value, torch.Tensor):
+            groups = storages.setdefault(compat.storage_id(value), {})
+            groups.setdefault(id(autograd_base(value)), []).append(i)
+    found: list[SharedMemory] = []
+    for groups in storages.values():
+        members = [i for group in groups.values() for i in group]
+        if len(members) == 1 or not set(members) & set(written):
+            continue
+        bases = [autograd_base(fakes[i]) for i in members]
+        if len(groups) > 1 or not is_dense(bases[0]):
+            found.append(SharedMemory(members[0], (), max(map(extent, bases))))
+        found += [SharedMemory(group[0], tuple(group)) for group in groups.values()]
+    return tuple(found)
+
+
+def stand_ins(
+    fakes: list[Any], memories: tuple[SharedMemory, ...], mode: Any, training: bool
+) -> list[Any]:
+    """Fakes to trace with: of the captured ones, then of the memories. Inputs that share memory still do;
+    what is computed from something that requires grad still is."""
+    sharers = Counter(compat.storage_id(x) for x in fakes if isinstance(x, torch.Tensor))
+    roots: dict[int, torch.Tensor] = {}
+    inputs: list[Any] = []
+    for value in [*fakes, *memories]:
+        if isinstance(value, SharedMemory):
+            member = fakes[value.of]
+            root, like = roots.get(compat.storage_id(member)), autograd_base(member)
+            if value.size is not None:
+                like = compat.new_fake(mode, (value.size,), (1,), like.dtype, like.device)
+            made = empty_like_layout(mode, like) if root is None else view_like(root, like).detach()
+            roots.setdefault(compat.storage_id(member), made)
+        elif isinstance(value, torch.Tensor):
+            alone, like = sharers[compat.storage_id(value)] == 1, value
+            made = empty_like_layout(mode, value) if alone else value.data  # own version
+        else:
+            inputs.append(value)
+            continue
+        if training and like.requires_grad and not like.is_leaf:
+            # it may be written to, which gives it another history
+            source = compat.new_fake(mode, (), (), like.dtype, like.device)
+            made.copy_(source.requires_grad_())
+        inputs.append(made.requires_grad_(training and like.requires_grad))
+    return inputs
+
+
+def view_like(base: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The part of a base's memory that another tensor is."""
+    if like.element_size() != base.element_size():
+        raise Unsupported("inputs share memory as types of several sizes, and one is written to")
+    base = base if like.dtype is base.dtype else base.view(like.dtype)
+    return base.as_strided(like.shape, like.stride(), like.storage_offset())
+
+
+def views_of_memories(
+    inputs: list[Any], fakes: list[Any], memories: tuple[SharedMemory, ...], training: bool
+) -> list[Any]:
+    """The stand-ins of inputs, those in shared memories as views of these."""
+    live = inputs[: len(fakes)]
+    with compat.no_dispatch_modes():  # autograd may replay a view to answer
+        tracked = [getattr(value, "grad_fn", None) is not None for value in fakes]
+    for memory, base in zip(memories, inputs[len(fakes) :]):
+        for i in memory.members:
+            live[i] = base
+            if (like := fakes[i])._base is not None:
+                with torch.set_grad_enabled(training and tracked[i]):
+                    live[i] = view_like(base, like)
+                if training:
+                    compat.set_creation_meta(live[i], compat.creation_meta(like))
+    return live

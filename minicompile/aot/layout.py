@@ -28,8 +28,7 @@ def geometry(value: torch.Tensor) -> tuple[tuple[Any, ...], tuple[Any, ...], Any
 
 def frozen(value: Any) -> Any:
     """A hashable form of an argument: tensors by type and layout, sizes as expressions, and 1, 1.0 and
-    True told apart, also 0.0 and -0.0.
-    """
+    True told apart, also 0.0 and -0.0."""
     if isinstance(value, torch.Tensor):
         return (value.dtype, value.device, *geometry(value))
     if isinstance(value, list | tuple):

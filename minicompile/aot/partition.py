@@ -41,7 +41,7 @@ from minicompile.aot.views import (
 )
 from minicompile.ops.graph import Graph, origins_of, output_node, placeholders
 from minicompile.options import Options
-from minicompile.shapes.nodes import SizeNodes
+from minicompile.shapes.symnode import SizeNodes
 
 aten = torch.ops.aten
 prims = torch.ops.prims
@@ -262,8 +262,7 @@ def is_heavy(node: fx.Node) -> bool:
 
 def save_all(parts: JointParts) -> Saved:
     """Keep what the backward phase reads of the forward phase; of a view, the value it shows; of a value
-    inside a checkpoint region, what it is computed from.
-    """
+    inside a checkpoint region, what it is computed from."""
     saved: Saved = {}
     waiting = [
         (used, f"read by {node.name} in the backward pass")

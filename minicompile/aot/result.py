@@ -31,8 +31,7 @@ BoxedCallable = Callable[[list[Any]], Sequence[Any]]
 @dataclass(frozen=True)
 class SharedMemory:
     """A further input of the graph (a synthetic base), for inputs that share memory and are written to: the
-    tensor that autograd takes input `of` to be a view of, or the first `size` elements of its storage.
-    """
+    tensor that autograd takes input `of` to be a view of, or the first `size` elements of its storage."""
 
     of: int
     members: tuple[int, ...]

@@ -264,8 +264,7 @@ def shared_memory(inputs: list[Any], memory: SharedMemory) -> torch.Tensor:
 
 def numbers_of(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tuple[Any, Any, Any]]:
     """Results of the graph -> size, stride and offset as `spec` describes them. `positions`: where among
-    the results the symbolic ones are.
-    """
+    the results the symbolic ones are."""
     rank, given = len(spec.size), spec.numbers
 
     def numbers(results: Sequence[Any]) -> tuple[Any, Any, Any]:

@@ -31,7 +31,7 @@ from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine
 from minicompile.shapes.env import asking
-from minicompile.shapes.nodes import SizeNodes
+from minicompile.shapes.symnode import SizeNodes
 
 aten = torch.ops.aten
 
@@ -73,11 +73,7 @@ class Tracer(compat.TorchDispatchMode):
     given to new nodes; change them as you go.
     """
 
-    def __init__(
-        self,
-        mode: Any,
-        rules: Callable[[OpOverload], Rule | None] = one_by_one,
-    ) -> None:
+    def __init__(self, mode: Any, rules: Callable[[OpOverload], Rule | None] = one_by_one) -> None:
         super().__init__()
         self.mode, self.rules = mode, rules
         self.env = getattr(mode, "env", None)

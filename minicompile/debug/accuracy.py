@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from minicompile import api
-from minicompile.dynamo.controls import original_of
+from minicompile.dynamo.module import original_of
 from minicompile.ops.display import Shown, aligned
 from minicompile.ops.registry import Registry
 

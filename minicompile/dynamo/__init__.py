@@ -7,14 +7,14 @@ the two alternate. A call comes in at `dispatch`, which asks its entries and cal
 
     Running bytecode on symbols
     bytecode       one instruction stream for all versions of CPython
-    interpreter    the stack machine, with Python's own meaning of every operation
+    interpreter    the stack machine: frames, exceptions, generators, and the names of the operations
     opcodes        what each instruction does to the stack
     variables      what is known of the objects that it meets
     recorder       torch calls become nodes of an FX graph; sizes: those with symbols
     outside -> attributes -> containers -> calls -> tracer
                    the interpreter that captures, one subclass a subject: reads and writes of what existed
                    before, attributes, operators and containers, calls, all of it together
-    builtins, stdlib, torch_rules, functions, controls
+    builtins, library, functions
                    what calls of particular functions mean; refusals: what is left to Python by name
     capture        runs a frame through all this, and keeps what is needed to run it again
 
@@ -24,7 +24,7 @@ the two alternate. A call comes in at `dispatch`, which asks its entries and cal
     snapshot       did anything that guards look at change? answered by pointers
     modes          grad mode and autocast: what a frame may leave changed; what a graph that raises has
     entry          guards, graph and result as one generated function
-    dispatch       what `mc.compile` returns: entries, else capture, else eager; module: of an nn.Module
+    dispatch       what `mc.compile` returns: entries, else capture, else eager; module: its wrappers
 
     Where capture ends before the frame does
     breaks         where to cut a frame, and how it goes on

@@ -20,22 +20,19 @@ import functools
 import inspect
 import math
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from minicompile.dynamo.assembler import VERSION
 from minicompile.dynamo.bytecode import Instruction, Program, is_generator, slot_names
-from minicompile.dynamo.continuation import (
-    State,
-    bind,
-    break_at,
-    continuation,
-    successors,
-    units,
-)
+from minicompile.dynamo.continuation import State, bind, break_at, continuation, successors, units
 from minicompile.dynamo.interpreter import NULL, UNBOUND, Frame
 from minicompile.dynamo.reasons import refusal
+
+if TYPE_CHECKING:
+    from minicompile.dynamo.dispatch import Dispatcher
 
 READS_ALL_LOCALS = {"locals", "vars", "eval", "exec", "dir"}
 CALLS = ("CALL", "CALL_FUNCTION_EX")
@@ -71,18 +68,6 @@ class StandIn(GoOn):
     def __call__(self, *_: Any, **__: Any) -> Any:
         """The arguments are among the values already."""
         return run([GoOn(self.function, self.values)])
-
-
-class Resume(Protocol):
-    """What a cut frame needs from its dispatcher."""
-
-    def watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that runs one instruction, while what that calls may be captured."""
-
-    def __call__(
-        self, function: types.FunctionType, state: State, closure: tuple[types.CellType, ...]
-    ) -> Callable[..., Any]:
-        """The callable that goes on in a frame of `function` from a state."""
 
 
 # -- where to cut
@@ -204,6 +189,35 @@ def cut(frame: Frame, index: int, stack: list[Any], resume: Resume) -> GoOn:
     above = (value for value, none in zip(stack, empty, strict=True) if not none)
     given = (*(values[name] for name in bound), *above)  # arguments that nobody read are passed on
     return GoOn(resume.watched(step), given)
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Finds or makes what goes on after graph breaks of a dispatcher. Code refers to it, so it holds none."""
+
+    owner: weakref.ref[Dispatcher]
+
+    def watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that runs one instruction, while what that calls may be captured."""
+        before = self.owner()
+        return step if before is None else before.watched(step)
+
+    def __call__(
+        self, function: types.FunctionType, state: State, closure: tuple[types.CellType, ...]
+    ) -> Callable[..., Any]:
+        before = self.owner()
+        key = id(function.__code__), state, tuple(map(id, closure))
+        if before is not None and key in before.resumed:
+            return before.resumed[key].entrance
+        rest = resume_function(function, state, closure)
+        if before is None or len(before.resumed) >= MAX_RESUMED:
+            return rest
+        before.resumed[key] = before.another(rest, f"{before.name}, resumed", before)
+        return before.resumed[key].entrance
+
+
+MAX_RESUMED = 256
+"""How many places of one function go on in a compiled resume function; others in plain bytecode."""
 
 
 def resume_function(

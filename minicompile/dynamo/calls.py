@@ -25,14 +25,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from minicompile import compat
-from minicompile.dynamo.attributes import (
-    C_METHODS,
-    CACHED,
-    TENSOR_METADATA,
-    unknown,
-)
+from minicompile.dynamo.attributes import C_METHODS, CACHED, TENSOR_METADATA, unknown
 from minicompile.dynamo.containers import Containers, python_method
-from minicompile.dynamo.interpreter import BINARY, METHOD_OF, TracedGenerator
+from minicompile.dynamo.interpreter import BINARY, METHOD_OF, Args, Kwargs, TracedGenerator
 from minicompile.dynamo.refusals import TENSOR_REFUSED
 from minicompile.dynamo.variables import (
     OBJECT_HASH,
@@ -148,7 +143,7 @@ class Calls(Containers):
 
     inlined: dict[str, None]
 
-    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
         rule = self.rule_for(function)
         if rule is not None:
             made = rule(self, args, kwargs)
@@ -177,9 +172,7 @@ class Calls(Containers):
 
     # -- Python functions
 
-    def call_python(
-        self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def call_python(self, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
         original = function.__dict__.get("_minicompile_original")
         if original is not None:  # a compiled function called while capturing: part of this graph
             self.hold(original, getattr(original, "__qualname__", type(original).__name__))
@@ -202,31 +195,27 @@ class Calls(Containers):
         why = f": {reason}" if reason else ""
         self.unsupported("disabled", f"{name} is under mc.disable{why}")
 
-    def call_function(
-        self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def call_function(self, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
         self.inlined.setdefault(f"{function.__module__}.{function.__qualname__}")
         found = super().call_function(function, args, kwargs)
         if type(found) is TracedGenerator and not found.started:
             self.note_native(found)
         return found
 
-    def call_method(
-        self, method: types.MethodType, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def call_method(self, method: types.MethodType, args: Args, kwargs: Kwargs) -> Any:
         if self.tracker(method) is None:
             return self.call(method.__func__, (method.__self__, *args), kwargs)
         function, value = self.part(method, "__func__"), self.part(method, "__self__")
         return self.call(function, (value, *args), kwargs)
 
-    def call_partial(self, partial: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_partial(self, partial: Any, args: Args, kwargs: Kwargs) -> Any:
         if partial.func == self.callback:  # a function that C code was given
             return self.call(partial.args[0], args, kwargs)
         own = self.items(self.part(partial, "args"))
         keywords = self.mapping(self.part(partial, "keywords"))
         return self.call(self.part(partial, "func"), (*own, *args), {**keywords, **kwargs})
 
-    def call_methodcaller(self, caller: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_methodcaller(self, caller: Any, args: Args, kwargs: Kwargs) -> Any:
         maker, given = caller.__reduce__()
         if isinstance(maker, functools.partial):  # it holds the name and the keywords
             given, kwargs = (*maker.args, *given), maker.keywords
@@ -234,11 +223,11 @@ class Calls(Containers):
         (owner,) = args
         return self.call(self.load_attr(owner, name), tuple(rest), kwargs)
 
-    def call_wrapper(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_wrapper(self, method: Any, args: Args, kwargs: Kwargs) -> Any:
         definition = method.__objclass__.__dict__[method.__name__]
         return self.call(definition, (method.__self__, *args), kwargs)
 
-    def call_cached(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_cached(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
         """A function under functools.lru_cache: called now, once and for all, as its cache promises."""
         cached = self.tracker(function)
         if cached is None or cached.source.base is None:
@@ -263,7 +252,7 @@ class Calls(Containers):
 
     # -- torch
 
-    def torch_call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def torch_call(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
         args = tuple(self.deep(arg) for arg in args)
         kwargs = {key: self.deep(arg) for key, arg in kwargs.items()}
         if isinstance(function, types.FunctionType) and not is_tensor_method(function):
@@ -277,7 +266,7 @@ class Calls(Containers):
             return self.tensor_method(name, args, kwargs)
         return self.recorder.record("call_function", function, args, kwargs)
 
-    def tensor_method(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def tensor_method(self, name: str, args: Args, kwargs: Kwargs) -> Any:
         if name in TENSOR_REFUSED:
             self.unsupported(*TENSOR_REFUSED[name])
         if name == "__len__":
@@ -300,7 +289,7 @@ class Calls(Containers):
 
     # -- builtins and C functions
 
-    def call_builtin(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_builtin(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
         owner, known = function.__self__, self.tracker(function)
         bound = owner is not None and not isinstance(owner, types.ModuleType | type)
         if bound and known is not None:  # a method from outside: so is what it is bound to
@@ -319,7 +308,7 @@ class Calls(Containers):
             return self.native_new(function, args, kwargs)
         return self.call_native(function, args, kwargs)
 
-    def call_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_native(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
         """Run a pure C function now."""
         module = getattr(function, "__module__", None) or getattr(type(function), "__module__", "")
         name = getattr(function, "__qualname__", None) or type(function).__name__
@@ -335,7 +324,7 @@ class Calls(Containers):
             self.unsupported(id, f"a call of {module}.{name}, which capture does not know")
         return self.run_native(function, args, kwargs)
 
-    def run_native(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run_native(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
         """Call C code now, on what is known; torch calls that it makes are recorded."""
         if any(isinstance(arg, SYMBOLIC) for arg in args):
             numbers = all(isinstance(arg, (int, float, *SYMBOLIC)) for arg in args) and not kwargs
@@ -372,7 +361,7 @@ class Calls(Containers):
     def callback(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         return self.call(function, args, kwargs)
 
-    def call_descriptor(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_descriptor(self, method: Any, args: Args, kwargs: Kwargs) -> Any:
         """A method that C code defines: of tensors, containers, strings, object."""
         if not args:
             raise TypeError(f"unbound method {method.__qualname__}() needs an argument")
@@ -404,7 +393,7 @@ class Calls(Containers):
 
     # -- classes
 
-    def instantiate(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def instantiate(self, cls: type, args: Args, kwargs: Kwargs) -> Any:
         if issubclass(cls, torch.Tensor):
             what = f"a {cls.__name__} is made inside the captured function"
             self.unsupported("tensor-kind", what, "make it before the call")
@@ -420,7 +409,7 @@ class Calls(Containers):
             return self.call_defined(cls, "__call__", meta_call, *args, **kwargs)
         return self.construct(cls, args, kwargs)
 
-    def construct(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def construct(self, cls: type, args: Args, kwargs: Kwargs) -> Any:
         """What `type.__call__` does."""
         if issubclass(cls, BaseException):  # they are turned into text
             args = tuple(map(self.as_text, args))
@@ -447,7 +436,7 @@ class Calls(Containers):
             self.call(initializer, (made, *args), kwargs)
         return made
 
-    def native_new(self, maker: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def native_new(self, maker: Any, args: Args, kwargs: Kwargs) -> Any:
         """`cls.__new__` as C code defines it."""
         cls, rest = args[0], args[1:]
         if maker is object.__new__:

@@ -24,12 +24,7 @@ import torch
 
 from minicompile import compat
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
-from minicompile.dynamo.guards import (
-    SourceCode,
-    guard_rules,
-    memory_places,
-    types_from,
-)
+from minicompile.dynamo.guards import SourceCode, guard_rules, memory_places, types_from
 from minicompile.dynamo.interpreter import TracedGenerator
 from minicompile.dynamo.modes import Change, Modes, Noted, changed, restored_modes
 from minicompile.dynamo.outside import is_users
@@ -297,8 +292,7 @@ def check_memory(tracer: Tracer) -> None:
 
 def pristine_fakes(tracer: Tracer) -> dict[VariableTracker, Any]:
     """The inputs' fakes as they were before the graph ran, which may have changed their shapes or gradient
-    history. Guards are about these.
-    """
+    history. Guards are about these."""
     inputs, sizes = tracer.recorder.inputs, tracer.recorder.sizes
     fakes = {tracker: tracker.value for tracker in inputs}
     if not tracer.recorder.mutated:

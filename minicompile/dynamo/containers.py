@@ -24,6 +24,7 @@ from minicompile.dynamo.interpreter import (
     CONVERSIONS,
     METHOD_OF,
     UNARY,
+    Operation,
     TracedGenerator,
 )
 from minicompile.dynamo.result import Source
@@ -89,9 +90,8 @@ class Lazily:
 class Containers(Attributes):
     """Operations of the expression language other than calls."""
 
-    def torch_call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a torch call; `calls.py` says how."""
-        raise NotImplementedError
+    torch_call: Operation
+    """Record a torch call; `calls.py` says how."""
 
     # -- copies for native code
 
@@ -133,8 +133,7 @@ class Containers(Attributes):
             return self.imported(value)[key]
         if isinstance(value, type):
             return value[key]  # type: ignore[index]
-        what = f"a {type(value).__name__} from outside is subscripted"
-        return self.unsupported("outside-object", what)
+        return self.unsupported_kind("outside-object", "a {} from outside is subscripted", value)
 
     def selected(self, tensor: Any, key: Any) -> tuple[Any, Any]:
         """A tensor and a key for `tensor[key]`: by `select` for symbolic ints, which torch would fix."""
@@ -200,8 +199,7 @@ class Containers(Attributes):
         elif self.tracker(value) is None:
             value[key] = new
         else:
-            what = f"an item of a {type(value).__name__} from outside is set"
-            self.unsupported("outside-change", what)
+            self.unsupported_kind("outside-change", "an item of a {} from outside is set", value)
 
     def store_dict_item(self, value: dict[Any, Any], key: Any, new: Any) -> None:
         tracker, key = self.tracker(value), self.pinned(key)
@@ -222,7 +220,7 @@ class Containers(Attributes):
         elif isinstance(value, dict):
             self.dict_delete(tracker, key)
         else:
-            self.unsupported("outside-change", f"an item of a {type(value).__name__} is deleted")
+            self.unsupported_kind("outside-change", "an item of a {} is deleted", value)
 
     # -- iteration
 
@@ -234,8 +232,7 @@ class Containers(Attributes):
             return iter(self.torch_call(torch.Tensor.unbind, (value,), {}))
         if self.tracker(value) is not None:
             if builtin_base(value) is None:
-                what = f"iteration over a {type(value).__name__} from outside"
-                self.unsupported("outside-object", what)
+                self.unsupported_kind("outside-object", "iteration over a {} from outside", value)
             return iter(self.inside(value))
         if python_method(value, "__getitem__") is not None:
             return self.by_position(value)
@@ -290,8 +287,7 @@ class Containers(Attributes):
             return self.member(inside, item) if by_value else self.pinned(item) in inside
         if self.tracker(container) is None:
             return item in container
-        what = f"`in` on a {type(container).__name__} from outside"
-        return self.unsupported("outside-object", what)
+        return self.unsupported_kind("outside-object", "`in` on a {} from outside", container)
 
     def equal(self, left: Any, right: Any) -> bool:
         """Whether a container takes two items for the same."""
@@ -315,8 +311,7 @@ class Containers(Attributes):
         if tracker.writes:
             return len(self.dict_keys(tracker))
         if base is None:
-            what = f"len() of a {type(value).__name__} from outside"
-            return self.unsupported("outside-object", what)
+            return self.unsupported_kind("outside-object", "len() of a {} from outside", value)
         size = base.__len__(value)  # type: ignore[attr-defined]
         self.guard("length", tracker.source, size, "its length is read")
         return size
@@ -337,7 +332,7 @@ class Containers(Attributes):
         cls = type(value)
         always_true = not hasattr(cls, "__bool__") and not hasattr(cls, "__len__")
         if self.tracker(value) is not None and not always_true:
-            self.unsupported("outside-object", f"the truth of a {cls.__name__} from outside")
+            self.unsupported_kind("outside-object", "the truth of a {} from outside", value)
         return bool(value)
 
     # -- operators
@@ -389,8 +384,7 @@ class Containers(Attributes):
         inside = self.imported(value)
         fixed = isinstance(value, (*IDENTITY_TYPES, torch.Tensor))
         if inside is value and self.tracker(value) is not None and not fixed:
-            what = f"an operator on a {type(value).__name__} from outside"
-            self.unsupported("outside-object", what)
+            self.unsupported_kind("outside-object", "an operator on a {} from outside", value)
         return inside
 
     def python_operator(self, name: str, reflected: str, left: Any, right: Any) -> Any:
@@ -457,7 +451,7 @@ class Containers(Attributes):
         if is_constant(value) or isinstance(value, type | types.ModuleType):
             return
         if not isinstance(value, list | tuple | set | frozenset | dict):
-            self.unsupported("object-as-text", f"a {type(value).__name__} is turned into text")
+            self.unsupported_kind("object-as-text", "a {} is turned into text", value)
         inside = self.imported(value)
         for item in inside.values() if isinstance(value, dict) else inside:
             self.check_text(item)

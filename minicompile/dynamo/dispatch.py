@@ -23,10 +23,9 @@ from typing import Any
 import torch
 
 from minicompile import compat
-from minicompile.dynamo.breaks import resume_function
+from minicompile.dynamo.breaks import Resume
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
 from minicompile.dynamo.capture import capture_frame, deep_stack
-from minicompile.dynamo.continuation import State
 from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate
 from minicompile.dynamo.interpreter import Marker
@@ -212,7 +211,7 @@ class Dispatcher:
                 raise refusal("generator-or-coroutine", f"{kind} function is compiled directly")
             _thread.capturing = True
             try:
-                resume = None if self.fullgraph else Resuming(weakref.ref(self.before or self))
+                resume = None if self.fullgraph else Resume(weakref.ref(self.before or self))
                 dynamic, resumed = Dynamic(self.dynamic, self.varied), self.before is not None
                 captured = capture_frame(self.function, values, dynamic, self.name, resume, resumed)
             finally:
@@ -335,32 +334,6 @@ def all_dispatchers() -> list[Dispatcher]:
         return list(_all)
 
 
-@dataclasses.dataclass(frozen=True)
-class Resuming:
-    """Finds or makes what goes on after graph breaks of a dispatcher. Code refers to it, so it holds none."""
-
-    owner: weakref.ref[Dispatcher]
-
-    def watched(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        before = self.owner()
-        return step if before is None else before.watched(step)
-
-    def __call__(
-        self, function: types.FunctionType, state: State, closure: tuple[types.CellType, ...]
-    ) -> Callable[..., Any]:
-        before = self.owner()
-        key = id(function.__code__), state, tuple(map(id, closure))
-        if before is not None and key in before.resumed:
-            return before.resumed[key].entrance
-        rest = resume_function(function, state, closure)
-        if before is None or len(before.resumed) >= MAX_RESUMED:
-            return rest
-        before.resumed[key] = before.another(rest, f"{before.name}, resumed", before)
-        return before.resumed[key].entrance
-
-
-MAX_RESUMED = 256
-"""How many places of one function go on in a compiled resume function; others in plain bytecode."""
 MAX_FAILURES = 64
 MAX_REFUSED = 64
 

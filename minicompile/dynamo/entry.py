@@ -16,22 +16,9 @@ import torch
 
 from minicompile.dynamo.breaks import run
 from minicompile.dynamo.capture import CapturedFrame
-from minicompile.dynamo.guards import (
-    FETCH_ERRORS,
-    SourceCode,
-    failures,
-    generate,
-    guard_rules,
-)
+from minicompile.dynamo.guards import FETCH_ERRORS, SourceCode, failures, generate, guard_rules
 from minicompile.dynamo.interpreter import Marker
-from minicompile.dynamo.result import (
-    SHAPE_KINDS,
-    WHOLE,
-    GraphInput,
-    Guard,
-    GuardFailure,
-    Source,
-)
+from minicompile.dynamo.result import SHAPE_KINDS, WHOLE, GraphInput, Guard, GuardFailure, Source
 from minicompile.dynamo.snapshot import Facts, NotCoveredError
 
 MISS = Marker("MISS")
@@ -114,11 +101,7 @@ class Entry:
         self.captured, self.capture = captured, captured.capture
         self.hits = 0
         captured.code.names.update(
-            MISS=MISS,
-            ERRORS=FETCH_ERRORS,
-            entry=self,
-            graph=compiled,
-            graph_raised=graph_raised,
+            MISS=MISS, ERRORS=FETCH_ERRORS, entry=self, graph=compiled, graph_raised=graph_raised
         )
         given = ", ".join(f"L_{name}" for name in parameters)
         self.call: Callable[..., Any] = generate(

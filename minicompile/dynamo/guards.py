@@ -116,8 +116,7 @@ def hook_free(module: Any) -> bool:
 
 def memory_places(mutated: int, *tensors: torch.Tensor) -> tuple[Any, ...]:
     """Of each tensor that shares memory with one of the first ones, which the graph changes: with which,
-    where it starts, and the tensor that autograd takes it to be a view of. Empty if none does.
-    """
+    where it starts, and the tensor that autograd takes it to be a view of. Empty if none does."""
     memory = list(map(compat.storage_id, tensors))
     changed = set(memory[:mutated])
     if len(changed) == mutated and changed.isdisjoint(memory[mutated:]):

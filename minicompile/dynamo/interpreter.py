@@ -1,18 +1,16 @@
-"""The stack machine: frames, exception unwinding, generators, and Python's own meaning of each operation.
+"""The stack machine: frames, exception unwinding and generators.
 
     Frame       one activation of a function: fast slots, value stack, program counter
-    Interpreter what operations mean (call, load an attribute, add, iterate ...); here what CPython does
+    Interpreter the operations (call, load an attribute, add, iterate ...), whose meaning a subclass gives
     bytecode    registry: normalised opname -> handler(frame, instruction)
 
-`Interpreter` alone is a plain Python interpreter that runs Python functions instruction by instruction;
-capture's `Tracer` is a subclass that overrides what touches tensors, guards or the outside world. Nothing
-here imports torch, so the machine can be tested on any CPython.
+Capture's `Tracer` is such a subclass. Nothing here imports torch: one that means what CPython does runs the
+machine's tests on every version (tests/dynamo/plain_machine.py).
 The real compiler: torch/_dynamo/symbolic_convert.py.
 """
 
 from __future__ import annotations
 
-import builtins
 import dis
 import functools
 import inspect
@@ -22,18 +20,10 @@ import types
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from minicompile.dynamo.assembler import Op, assemble
-from minicompile.dynamo.bytecode import (
-    Instruction,
-    Program,
-    decode,
-    is_coroutine,
-    is_generator,
-    parameters,
-)
-from minicompile.dynamo.reasons import refusal
+from minicompile.dynamo.bytecode import Instruction, Program, is_coroutine, is_generator, parameters
 from minicompile.errors import MinicompileError
 from minicompile.ops.origin import SourceLine
 from minicompile.ops.registry import Registry
@@ -65,6 +55,8 @@ class Lazy:
     source: Any
 
 
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = dict[str, Any]
 Handler = Callable[["Frame", Instruction], "bool | None"]
 """Runs one instruction. Gives True when the frame is left (return or yield), with `frame.result` set."""
 
@@ -259,9 +251,55 @@ CONVERSIONS: dict[int, Callable[[Any], str]] = {1: str, 2: repr, 3: ascii}
 
 
 class Interpreter:
-    """Python's own meaning of every operation, with Python functions interpreted instead of called."""
+    """Runs Python functions instruction by instruction. What operations mean is a subclass's to say."""
 
     max_depth = 200
+
+    unsupported: Callable[..., NoReturn]
+    """(id, what, hint): give up on this frame for the reason of that id; raises Unsupported."""
+    user_line: Callable[[], SourceLine | None]
+    call: Operation
+    special: Operation
+    """A dunder method looked up on the type, bound; UNBOUND if the type has none."""
+    pinned: Operation
+    """A value that is hashed or read by C code, where it may stand for any number."""
+    program: Callable[[types.CodeType], Program]
+    default: Operation
+    """(function, index): a positional default."""
+    keyword_default: Operation
+    """(function, name): a keyword-only default, UNBOUND if there is none."""
+    realize: Operation
+    """A Lazy argument at its first use; other values unchanged."""
+    load_global: Operation
+    store_global: Operation
+    delete_global: Operation
+    load_cell: Operation
+    """What a cell holds; raises ValueError when it is empty."""
+    closure: Operation
+    import_name: Operation
+    load_attr: Operation
+    store_attr: Operation
+    delete_attr: Operation
+    subscript: Operation
+    store_subscript: Operation
+    delete_subscript: Operation
+    truth: Operation
+    contains: Operation
+    same: Operation
+    iterate: Operation
+    advance: Operation
+    length: Operation
+    format: Operation
+    convert: Operation
+    binary: Operation
+    unary: Operation
+    compare: Operation
+    mutable: Operation
+    """What to change in place of a list or set."""
+    items: Operation
+    """Everything an iterable gives, as unpacking, `*args` and `list.extend` want it."""
+    mapping: Operation
+    """A mapping as a dict, as `**kwargs` wants it."""
 
     def __init__(self) -> None:
         self.frame: Frame | None = None
@@ -269,15 +307,6 @@ class Interpreter:
         self.raised: BaseException | None = None
         self.raised_at: SourceLine | None = None
         """The last exception, and the user's line where it came up."""
-
-    # -- control
-
-    def unsupported(self, id: str, what: str, hint: str = "") -> NoReturn:
-        """Give up on this frame: raises Unsupported with the reason of that id and the user's line."""
-        raise refusal(id, what, self.user_line(), hint)
-
-    def user_line(self) -> SourceLine | None:
-        return self.frame.line if self.frame is not None else None
 
     def catches(self, error: BaseException) -> bool:
         """Whether interpreted code may handle an exception: ours and the user's interrupt pass through.
@@ -291,29 +320,10 @@ class Interpreter:
             error.__context__ = handled
         return not isinstance(error, MinicompileError | KeyboardInterrupt)
 
-    def pinned(self, value: Any) -> Any:
-        """A value that is hashed or read by C code, where it may stand for any number."""
-        return value
-
     def step(self, frame: Frame, instruction: Instruction) -> None:
         """Called after each instruction."""
 
-    # -- calls
-
-    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if isinstance(function, types.MethodType):
-            return self.call(function.__func__, (function.__self__, *args), kwargs)
-        if isinstance(function, types.FunctionType):
-            return self.call_function(function, args, kwargs)
-        if function is super and not args:
-            return self.zero_argument_super()
-        if function is builtins.__build_class__:
-            return self.build_class(args, kwargs)
-        return function(*args, **kwargs)
-
-    def call_function(
-        self, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def call_function(self, function: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
         """Interpret a Python function. A generator function gives a TracedGenerator."""
         code = function.__code__
         if is_coroutine(code):
@@ -325,18 +335,6 @@ class Interpreter:
         if is_generator(code):
             return TracedGenerator(frame)
         return frame.run()
-
-    def program(self, code: types.CodeType) -> Program:
-        return decode(code)
-
-    def default(self, function: types.FunctionType, index: int) -> Any:
-        """Positional default number `index`."""
-        assert function.__defaults__ is not None
-        return function.__defaults__[index]
-
-    def keyword_default(self, function: types.FunctionType, name: str) -> Any:
-        """Keyword-only default, UNBOUND if there is none."""
-        return (function.__kwdefaults__ or {}).get(name, UNBOUND)
 
     def zero_argument_super(self) -> Any:
         frame = self.frame
@@ -350,7 +348,7 @@ class Interpreter:
         instance = self.load_cell(first) if cell else self.realize(first)
         return super(cls, instance)
 
-    def build_class(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def build_class(self, args: Args, kwargs: Kwargs) -> Any:
         """`class` statements: run the body on a fresh namespace, then call the metaclass."""
         body, name = args[:2]
         written = args[2:]
@@ -366,41 +364,11 @@ class Interpreter:
             cell.cell_contents = cls
         return cls
 
-    # -- names
-
-    def realize(self, value: Any) -> Any:
-        """A Lazy argument at its first use; other values unchanged."""
-        return value.value if isinstance(value, Lazy) else value
-
-    def load_global(self, frame: Frame, name: str) -> Any:
-        namespace = frame.function.__globals__
-        if name in namespace:
-            return namespace[name]
-        scope = frame.builtins
-        if name in scope:
-            return scope[name]
-        raise NameError(f"name {name!r} is not defined")
-
-    def store_global(self, frame: Frame, name: str, value: Any) -> None:
-        frame.function.__globals__[name] = value
-
-    def delete_global(self, frame: Frame, name: str) -> None:
-        del frame.function.__globals__[name]
-
-    def load_cell(self, cell: types.CellType) -> Any:
-        return cell.cell_contents  # raises ValueError when empty
-
     def store_cell(self, cell: types.CellType, value: Any) -> None:
         if value is DELETED:
             del cell.cell_contents
         else:
             cell.cell_contents = value
-
-    def closure(self, function: types.FunctionType) -> tuple[types.CellType, ...]:
-        return function.__closure__ or ()
-
-    def import_name(self, frame: Frame, name: str, fromlist: Any, level: int) -> Any:
-        return __import__(name, frame.function.__globals__, None, fromlist, level)
 
     def import_from(self, module: Any, name: str) -> Any:
         try:
@@ -412,55 +380,8 @@ class Interpreter:
             where = module.__name__
             raise ImportError(f"cannot import name {name!r} from {where!r}", name=name) from None
 
-    # -- objects and operators: Python's own
 
-    load_attr: Operation = staticmethod(getattr)
-    store_attr: Operation = staticmethod(setattr)
-    delete_attr: Operation = staticmethod(delattr)
-    subscript: Operation = staticmethod(operator.getitem)
-    store_subscript: Operation = staticmethod(operator.setitem)
-    delete_subscript: Operation = staticmethod(operator.delitem)
-    truth: Operation = staticmethod(bool)
-    contains: Operation = staticmethod(operator.contains)
-    same: Operation = staticmethod(operator.is_)
-    iterate: Operation = staticmethod(iter)
-    advance: Operation = staticmethod(next)
-    length: Operation = staticmethod(len)
-    format: Operation = staticmethod(format)
-    exception_matches: Operation = staticmethod(isinstance)
-
-    def special(self, value: Any, name: str) -> Any:
-        """A dunder method looked up on the type, bound; UNBOUND if the type has none."""
-        return getattr(value, name) if hasattr(type(value), name) else UNBOUND
-
-    def binary(self, symbol: str, left: Any, right: Any) -> Any:
-        return BINARY[symbol](left, right)
-
-    def unary(self, symbol: str, value: Any) -> Any:
-        return UNARY[symbol](value)
-
-    def compare(self, symbol: str, left: Any, right: Any) -> Any:
-        return COMPARE[symbol](left, right)
-
-    def convert(self, kind: int, value: Any) -> str:
-        return CONVERSIONS[kind](value)
-
-    def mutable(self, value: Any) -> Any:
-        """What to change in place of a list or set."""
-        return value
-
-    def items(self, value: Any) -> list[Any]:
-        """Everything an iterable gives, as unpacking, `*args` and `list.extend` want it."""
-        return list(self.iterate(value))
-
-    def mapping(self, value: Any) -> dict[Any, Any]:
-        """A mapping as a dict, as `**kwargs` wants it."""
-        return {key: self.subscript(value, key) for key in value.keys()}  # noqa: SIM118
-
-
-def bind(
-    world: Interpreter, function: types.FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Any]:
+def bind(world: Interpreter, function: types.FunctionType, args: Args, kwargs: Kwargs) -> list[Any]:
     """Arguments in fast slots, bound by CPython itself. Raises TypeError as it does."""
     plain, named = function.__defaults__ or (), function.__kwdefaults__ or {}
     binder = types.FunctionType(binder_of(function.__code__), {})

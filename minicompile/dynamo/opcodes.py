@@ -15,7 +15,6 @@ from typing import Any
 
 from minicompile.dynamo.bytecode import Instruction
 from minicompile.dynamo.interpreter import (
-    DELETED,
     NULL,
     UNBOUND,
     Frame,
@@ -39,12 +38,14 @@ LOAD_BUILD_CLASS           (-- __build_class__)
 
 # names; what LOAD_FAST_AND_CLEAR found unbound is unbound again: after a graph break NULL stands for it
 STORE_FAST                 (value --) fast[arg] = UNBOUND if value is NULL else value
+LOAD_FAST_AND_CLEAR        (--) stack.append(world.realize(fast[arg])); fast[arg] = UNBOUND
 LOAD_GLOBAL                (-- world.load_global(frame, named))
 STORE_GLOBAL               (new --) world.store_global(frame, named, new)
 DELETE_GLOBAL              (--) world.delete_global(frame, named)
 COPY_FREE_VARS             (--) fast[-arg:] = world.closure(frame.function)
 LOAD_DEREF                 (-- cell_contents(frame, ins))
 STORE_DEREF                (new --) world.store_cell(fast[arg], new)
+DELETE_DEREF               (--) cell_contents(frame, ins); world.store_cell(fast[arg], DELETED)
 LOAD_LOCALS                (-- frame.namespace)
 LOAD_NAME                  (-- find_name(frame, ins, frame.namespace))
 LOAD_FROM_DICT_OR_GLOBALS  (names -- find_name(frame, ins, names))
@@ -106,11 +107,14 @@ POP_JUMP_IF_NONE           (value --) if world.same(value, None): frame.pc = ins
 POP_JUMP_IF_NOT_NONE       (value --) if not world.same(value, None): frame.pc = ins.target
 GET_ITER                   (value -- world.iterate(value))
 GET_YIELD_FROM_ITER        (value -- world.iterate(value))
+RETURN_VALUE               (value --) frame.result, frame.finished = value, True; return True
+YIELD_VALUE                (value --) frame.result = value; return True
 RETURN_GENERATOR           (-- None)
 END_SEND                   (receiver, value -- value)
 MATCH_SEQUENCE             (-- bool(type(stack[-1]).__flags__ & SEQUENCE))
 MATCH_MAPPING              (-- bool(type(stack[-1]).__flags__ & MAPPING))
-CHECK_EXC_MATCH            (kind -- world.exception_matches(stack[-1], kind))
+CHECK_EXC_MATCH            (kind -- isinstance(stack[-1], kind))
+PUSH_EXC_INFO              (error --) stack.extend((frame.handled, error)); frame.handled = error
 POP_EXCEPT                 (before --) frame.handled = before
 RERAISE                    (error --) raise error
 """
@@ -190,12 +194,6 @@ def load_fast(frame: Frame, ins: Instruction) -> None:
     frame.stack.append(value)
 
 
-@bytecode("LOAD_FAST_AND_CLEAR")
-def load_fast_and_clear(frame: Frame, ins: Instruction) -> None:
-    frame.stack.append(frame.world.realize(frame.fast[ins.arg]))
-    frame.fast[ins.arg] = UNBOUND
-
-
 @bytecode("DELETE_FAST")
 def delete_fast(frame: Frame, ins: Instruction) -> None:
     if frame.fast[ins.arg] is UNBOUND:
@@ -210,12 +208,6 @@ def delete_fast(frame: Frame, ins: Instruction) -> None:
 def make_cell(frame: Frame, ins: Instruction) -> None:
     value = frame.world.realize(frame.fast[ins.arg])
     frame.fast[ins.arg] = types.CellType() if value is UNBOUND else types.CellType(value)
-
-
-@bytecode("DELETE_DEREF")
-def delete_deref(frame: Frame, ins: Instruction) -> None:
-    cell_contents(frame, ins)
-    frame.world.store_cell(frame.fast[ins.arg], DELETED)
 
 
 @bytecode("LOAD_CLASSDEREF")
@@ -349,20 +341,7 @@ def with_part(
     return function
 
 
-@bytecode("RETURN_VALUE")
-def return_value(frame: Frame, ins: Instruction) -> bool:
-    frame.result = frame.stack.pop()
-    frame.finished = True
-    return True
-
-
 # -- generators
-
-
-@bytecode("YIELD_VALUE")
-def yield_value(frame: Frame, ins: Instruction) -> bool:
-    frame.result = frame.stack.pop()
-    return True
 
 
 @bytecode("SEND")
@@ -419,13 +398,6 @@ def raise_varargs(frame: Frame, ins: Instruction) -> None:
     if cause is not NULL:
         error.__cause__ = frame.world.call(cause, (), {}) if isinstance(cause, type) else cause
     raise error
-
-
-@bytecode("PUSH_EXC_INFO")
-def push_exc_info(frame: Frame, ins: Instruction) -> None:
-    error = frame.stack.pop()
-    frame.stack.extend((frame.handled, error))
-    frame.handled = error
 
 
 @bytecode("BEFORE_WITH")

@@ -84,6 +84,10 @@ class Outside(Interpreter):
         self.abort = refusal(id, what, self.user_line(), hint)
         raise self.abort
 
+    def unsupported_kind(self, id: str, what: str, value: Any) -> NoReturn:
+        """`what` has {} where the class of the value is named."""
+        self.unsupported(id, what.format(type(value).__name__))
+
     def catches(self, error: BaseException) -> bool:
         if self.abort is not None:
             raise self.abort
@@ -279,7 +283,7 @@ class Outside(Interpreter):
 
     def wrap_tensor(self, value: torch.Tensor, source: Source) -> Any:
         if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            self.unsupported("tensor-kind", f"the tensor subclass {type(value).__name__}")
+            self.unsupported_kind("tensor-kind", "the tensor subclass {}", value)
         if value.layout is not torch.strided or value.is_quantized or value.is_nested:
             self.unsupported("tensor-kind", f"a tensor of layout {value.layout}")
         if not compat.has_storage(value):
@@ -371,8 +375,9 @@ class Outside(Interpreter):
             self.unsupported("tensor-as-index", "a tensor is a key of a dict or set from outside")
         builtin = is_constant(key) or cls.__hash__ is OBJECT_HASH or is_fixed(cls)
         if not builtin and not isinstance(key, IDENTITY_TYPES):
-            what = f"a {cls.__name__} with its own __hash__ is used as a key"
-            self.unsupported("own-equality", what)
+            self.unsupported_kind(
+                "own-equality", "a {} with its own __hash__ is used as a key", key
+            )
 
     def mark_written(self, tracker: VariableTracker) -> None:
         if self.called_later:

@@ -60,9 +60,6 @@ PRODUCTS = words(
 """Operators that refuse tensors of different dtypes when they run; their fakes don't."""
 
 
-"""Operators that refuse tensors of different dtypes when they run; their fakes don't."""
-
-
 def finished(
     graph: fx.Graph, placeholders: list[fx.Node], outputs: Iterable[Any], name: str
 ) -> Graph:

@@ -160,8 +160,8 @@ class Facts:
         """Note what makes a guard hold. Raises NotCoveredError."""
         value, *_ = [self.resolve(source) for source in guard.sources]
         match guard.kind:
-            case "identity" | "same" | "distinct":
-                pass
+            case "identity" | "same" | "distinct" | "globals":
+                pass  # a function keeps its globals
             case "equals" if not isinstance(value, set):
                 pass
             case "length" if isinstance(value, tuple):
@@ -180,8 +180,6 @@ class Facts:
                 self.classes[id(value)] = value
             case "code":
                 self.part(CODE, value)
-            case "globals":
-                pass  # a function keeps its own
             case "defaults":
                 self.part(DEFAULTS, value)
             case "hooks":

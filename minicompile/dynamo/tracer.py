@@ -13,7 +13,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from minicompile.dynamo import builtins, functions, opcodes, stdlib, torch_rules
+from minicompile.dynamo import builtins, functions, library, opcodes
 from minicompile.dynamo.breaks import Cut, places
 from minicompile.dynamo.bytecode import Instruction, Program, decode
 from minicompile.dynamo.calls import Calls
@@ -24,7 +24,7 @@ from minicompile.dynamo.result import InstructionRecord, Source
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import SourceLine
 
-RULES = (builtins, functions, stdlib, opcodes, torch_rules)
+RULES = (builtins, functions, library, opcodes)
 """Modules whose import registers the built-in rules."""
 
 

@@ -2,28 +2,39 @@
 
 torch's C++ and Python code computes shapes with `torch.SymInt`; each operation is forwarded to the node by
 name (`add`, `guard_bool`, `is_contiguous`, ...). A comparison gives another node; only when
-somebody needs its truth (`guard_bool`) is the `ShapeEnv` asked, which may add a guard.
+somebody needs its truth (`guard_bool`) is the `ShapeEnv` asked, which may add a guard. `SizeNodes` gives such
+numbers nodes in a graph.
 
-The real compiler: torch/fx/experimental/sym_node.py.
+The real compiler: torch/fx/experimental/sym_node.py, torch/fx/experimental/proxy_tensor.py.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import sympy
 import torch
+from torch import fx
 
 from minicompile.errors import Unsupported
-from minicompile.shapes.expr import ONE, PYTHON_NUMBERS, FloorDiv, ModularIndexing, exact_quotient
+from minicompile.shapes.expr import (
+    ONE,
+    PYTHON_NUMBERS,
+    FloorDiv,
+    ModularIndexing,
+    PythonNumber,
+    exact_quotient,
+    is_float,
+)
 
 if TYPE_CHECKING:
     from minicompile.shapes.env import ShapeEnv
 
 Number = int | float | bool
+Nodes: TypeAlias = "Sequence[SymNode]"
 Text = str  # a node has a method called `str`
 
 
@@ -116,7 +127,7 @@ class SymNode:
         rules = ARITHMETIC if pytype is int else ARITHMETIC | PYTHON_NUMBERS
         return self._apply(rules[name], pytype, *others)
 
-    def sym_sum(self, nodes: Sequence[SymNode]) -> SymNode:
+    def sym_sum(self, nodes: Nodes) -> SymNode:
         return self._new(sympy.Add(*(node.expr for node in nodes)), int)
 
     def pos(self) -> SymNode:
@@ -133,18 +144,14 @@ class SymNode:
 
     # Layout predicates over sizes and strides: decided at once, so that they guard on little
 
-    def is_contiguous(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+    def is_contiguous(self, sizes: Nodes, strides: Nodes) -> SymNode:
         return self._contiguous_in_order(range(len(sizes) - 1, -1, -1), sizes, strides)
 
-    def is_non_overlapping_and_dense(
-        self, sizes: Sequence[SymNode], strides: Sequence[SymNode]
-    ) -> SymNode:
+    def is_non_overlapping_and_dense(self, sizes: Nodes, strides: Nodes) -> SymNode:
         order = sorted(range(len(sizes)), key=lambda dim: strides[dim].hint)
         return self._contiguous_in_order(order, sizes, strides)
 
-    def is_non_overlapping_and_dense_indicator(
-        self, sizes: Sequence[SymNode], strides: Sequence[SymNode]
-    ) -> SymNode:
+    def is_non_overlapping_and_dense_indicator(self, sizes: Nodes, strides: Nodes) -> SymNode:
         return self.wrap_int(int(self.is_non_overlapping_and_dense(sizes, strides).guard_bool()))
 
     def _holds(
@@ -152,9 +159,7 @@ class SymNode:
     ) -> bool:
         return bool(self.shape_env.evaluate(relation(left, right), "memory layout of a tensor"))
 
-    def _contiguous_in_order(
-        self, order: Sequence[int], sizes: Sequence[SymNode], strides: Sequence[SymNode]
-    ) -> SymNode:
+    def _contiguous_in_order(self, order: Sequence[int], sizes: Nodes, strides: Nodes) -> SymNode:
         """Are elements adjacent in memory when dimensions are walked in `order`, innermost first?"""
         if len(sizes) != len(order):
             return self.wrap_bool(False)
@@ -168,9 +173,7 @@ class SymNode:
             expected = expected * size
         return self.wrap_bool(True)
 
-    def _ordered_strides(
-        self, order: Sequence[int], sizes: Sequence[SymNode], strides: Sequence[SymNode]
-    ) -> SymNode:
+    def _ordered_strides(self, order: Sequence[int], sizes: Nodes, strides: Nodes) -> SymNode:
         """Do strides grow in `order`? (torch's test for channels-last.)"""
         if len(sizes) != len(order) or strides[1].expr.is_zero:
             return self.wrap_bool(False)
@@ -205,35 +208,21 @@ def _rounded(name: str) -> Callable[[sympy.Expr], sympy.Expr]:
 
 
 ARITHMETIC: dict[str, Callable[..., sympy.Expr]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "neg": operator.neg,
-    "abs": sympy.Abs,
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "neg", "abs", "pow")},
     "mod": _modulo,
     "floordiv": FloorDiv,
     "int_floordiv": FloorDiv,
     "sym_min": sympy.Min,
-    "pow": operator.pow,
     "pow_by_natural": operator.pow,
 }
 TRUTHS = {
-    "eq": sympy.Eq,
-    "ne": sympy.Ne,
-    "lt": sympy.Lt,
-    "le": sympy.Le,
-    "gt": sympy.Gt,
-    "ge": sympy.Ge,
-    "and_": sympy.And,
-    "sym_and": sympy.And,
-    "or_": sympy.Or,
-    "sym_or": sympy.Or,
+    **{name: getattr(sympy, name.capitalize()) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **dict.fromkeys(("and_", "sym_and"), sympy.And),
+    **dict.fromkeys(("or_", "sym_or"), sympy.Or),
     "sym_not": sympy.Not,
 }
 CONVERSIONS = {
-    "truediv": PYTHON_NUMBERS["truediv"],
-    "int_truediv": PYTHON_NUMBERS["truediv"],
-    "float_truediv": PYTHON_NUMBERS["truediv"],
+    **dict.fromkeys(("truediv", "int_truediv", "float_truediv"), PYTHON_NUMBERS["truediv"]),
     "float_pow": PYTHON_NUMBERS["pow"],
     "sym_sqrt": PYTHON_NUMBERS["sqrt"],
     "sym_float": PYTHON_NUMBERS["float"],
@@ -300,3 +289,58 @@ def operation_of(expr: sympy.Basic) -> tuple[Text, Any, tuple[sympy.Basic, ...]]
     form, function = OPERATORS[expr.func]
     first, *rest = expr.args
     return form, function, (first, expr.func(*rest) if len(rest) > 1 else rest[0])
+
+
+class SizeNodes:
+    """Symbolic sizes as graph nodes, made on demand from the inputs whose shapes contain the symbols."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self.nodes: dict[sympy.Expr, fx.Node] = {}
+        self.sources: dict[sympy.Symbol, tuple[fx.Node, int | None, int, int]] = {}
+        """Input (of a tensor, the dimension), rest and step: the size is `step * symbol + rest`."""
+        self.env: Any = None
+        """The `ShapeEnv` of the symbols."""
+
+    def add_input(self, node: fx.Node, value: Any) -> None:
+        if isinstance(value, torch.SymInt):
+            self.nodes[value.node.expr] = node
+        tensor = isinstance(value, torch.Tensor)
+        for dim, size in enumerate(value.shape) if tensor else [(None, value)]:
+            if isinstance(size, torch.SymInt):
+                self.env = size.node.shape_env
+                rest, term = size.node.expr.as_coeff_Add()
+                step, symbol = term.as_coeff_Mul()
+                if symbol.is_Symbol:
+                    self.sources.setdefault(symbol, (node, dim, int(rest), int(step)))
+
+    def argument(self, expr: sympy.Expr, env: Any, meta: Mapping[str, Any]) -> Any:
+        """The node that computes an expression, or the number it is."""
+        if expr.is_Integer:
+            return int(expr)
+        if expr.is_number:
+            return float(expr)
+        if expr in self.nodes:
+            return self.nodes[expr]
+        if expr.has(PythonNumber) or (is_float(expr) and not (-expr).is_Symbol):
+            return self.argument(env.evaluate(expr, "computed with"), env, meta)
+        if expr.is_Symbol:
+            if expr not in self.sources:
+                raise Unsupported(f"{expr} is neither a graph input nor the size of one")
+            node, dim, rest, step = self.sources[expr]
+            steps = (
+                (torch.ops.aten.sym_size.int, dim, None, step * expr + rest),
+                (operator.sub, rest, 0, step * expr),
+                (operator.floordiv, step, 1, expr),
+            )
+            for target, number, neutral, value in steps:
+                if number != neutral:
+                    node = self.graph.call_function(target, (node, number))
+                    node.meta.update(meta, val=env.number(value))
+        else:
+            _, target, parts = operation_of(expr)
+            arguments = tuple(self.argument(part, env, meta) for part in parts)
+            node = self.graph.call_function(target, arguments)
+        node.meta.update(meta, val=env.number(expr))
+        self.nodes[expr] = node
+        return node

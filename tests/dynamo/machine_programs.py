@@ -20,7 +20,8 @@ from pathlib import Path
 
 import minicompile.dynamo.opcodes
 from minicompile.dynamo.bytecode import decode
-from minicompile.dynamo.interpreter import Interpreter, bytecode
+from minicompile.dynamo.interpreter import bytecode
+from plain_machine import PlainMachine
 
 assert "torch" not in sys.modules
 
@@ -252,7 +253,7 @@ def opnames(code):
 
 def main():
     for function, args in PROGRAMS:
-        want, got = function(*args), Interpreter().call(function, args, {})
+        want, got = function(*args), PlainMachine().call(function, args, {})
         assert repr(want) == repr(got), (function.__name__, want, got)
     found = set()
     for path in sorted(Path(os.__file__).parent.glob("*.py"))[::4]:

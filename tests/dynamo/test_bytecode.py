@@ -11,7 +11,7 @@ import pytest
 
 from minicompile.dynamo import opcodes  # noqa: F401 registers what the instructions do
 from minicompile.dynamo.bytecode import decode
-from minicompile.dynamo.interpreter import Interpreter
+from tests.dynamo.plain_machine import PlainMachine
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = ("3.11", "3.12", "3.13")
@@ -70,4 +70,4 @@ def test_instructions_keep_their_lines() -> None:
 
 
 def test_the_plain_machine_agrees_on_a_sample() -> None:
-    assert Interpreter().call(sample, ([3, 1, 2], True), {}) == sample([3, 1, 2], True)
+    assert PlainMachine().call(sample, ([3, 1, 2], True), {}) == sample([3, 1, 2], True)

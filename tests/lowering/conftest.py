@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from minicompile.aot.decompose import lower_to
+from minicompile.aot.levels import lower_to
 from minicompile.debug.reference import run_reference
 from minicompile.lowering.ir import ComputedBuffer, LoopGraph, verify
 from minicompile.lowering.lower import lower

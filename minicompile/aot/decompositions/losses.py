@@ -1,6 +1,5 @@
 """Losses: softmax and its logarithm (stable: the maximum is subtracted first), the negative log
-likelihood on top of them, and elementwise losses: a formula per element, then none, mean or sum.
-"""
+likelihood on top of them, and elementwise losses: a formula per element, then none, mean or sum."""
 
 from __future__ import annotations
 

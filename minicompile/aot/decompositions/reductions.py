@@ -1,6 +1,5 @@
 """Means, variances and norms as sums; variance in two passes (mean, then squared differences), which is
-stable.
-"""
+stable."""
 
 from __future__ import annotations
 

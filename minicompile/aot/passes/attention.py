@@ -41,8 +41,7 @@ SOFTMAX: dict[str, Any] = {
 
 def fits(match: Match) -> bool:
     """Full precision, the same batch and heads for queries, keys and values, a scale that isn't zero, and a
-    mask without gradient, no less than a matrix.
-    """
+    mask without gradient, no less than a matrix."""
     q, k, v, *rest = match.values
     masks = [value for value in rest if isinstance(value, Tensor)]
     sizes = [tuple(map(size_expr, value.shape)) for value in (q, k.mT, v)]

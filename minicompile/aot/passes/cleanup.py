@@ -173,8 +173,7 @@ def same_dtype(node: fx.Node) -> bool:
 @graph_pass("cse", stage="prims", order=30)
 def merge_equal_calls(gm: fx.GraphModule, mode: Any) -> int:
     """Compute the same thing once. A returned value keeps its own call, since the user may write to it, and a
-    checkpoint region its own, since only it is computed again.
-    """
+    checkpoint region its own, since only it is computed again."""
     seen: dict[Any, fx.Node] = {}
     changed, returned = 0, returned_nodes(gm.graph)
     for node in list(gm.graph.nodes):

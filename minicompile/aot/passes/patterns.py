@@ -21,8 +21,8 @@ from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
-from minicompile.aot.decompose import lower_to
 from minicompile.aot.layout import conform, empty_like_layout, frozen
+from minicompile.aot.levels import lower_to
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import ALIASES, alias_root, has_effect, is_random, returned_nodes
 from minicompile.errors import OptionError
@@ -114,8 +114,7 @@ def trace_torch(function: Function, examples: Sequence[Any]) -> TracedPattern:
 
 def with_gradients(function: Function, count: int, learned: Sequence[int]) -> Function:
     """A function of the `count` arguments, then of what comes in for each result. It gives the results and
-    the gradients of the `learned` arguments.
-    """
+    the gradients of the `learned` arguments."""
 
     def both(*values: Any) -> list[Any]:
         with torch.enable_grad():
@@ -321,8 +320,7 @@ def may_write(node: fx.Node) -> bool:
 
 def place_of(match: Match, results: Sequence[fx.Node], arguments: Sequence[Any]) -> fx.Node | None:
     """What reads the results first: the replacement goes before it. None if an argument isn't there yet, or
-    something may have been written to since.
-    """
+    something may have been written to since."""
     inside = set(match.nodes)
     users = (user for result in results for user in result.users if user not in inside)
     place: Any = min(users, default=None)

@@ -1,6 +1,7 @@
-"""Rules for functions of the standard library that can't be interpreted, or are better not.
+"""Rules for functions that can't be interpreted, or are better not: of the standard library, and those of
+torch that are no plain graph nodes (modules, global state, questions about compiling).
 
-The real compiler: torch/_dynamo/polyfills/, torch/_dynamo/variables/user_defined.py.
+The real compiler: torch/_dynamo/polyfills/, torch/_dynamo/variables/ (user_defined, torch, ctx_manager).
 """
 
 from __future__ import annotations
@@ -22,10 +23,13 @@ from typing import Any
 
 import torch
 
+from minicompile import compat
 from minicompile.dynamo.builtins import builtin_getattr, means
-from minicompile.dynamo.calls import FIXED_TYPES, Calls
+from minicompile.dynamo.calls import FIXED_TYPES, Calls, call_rules
 from minicompile.dynamo.containers import python_method
+from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
+    HOOKS,
     MISSING,
     OBJECT_NEW,
     builtin_base,
@@ -79,8 +83,7 @@ def signature(tracer: Calls, function: Any) -> Any:
     """A function's signature: its code and its defaults, which are guarded, decide what it shows."""
     inner = function.__func__ if isinstance(function, types.MethodType) else function
     if not isinstance(inner, types.FunctionType | type):
-        what = f"inspect.signature of a {type(function).__name__}"
-        tracer.unsupported("unusual-arguments", what)
+        tracer.unsupported_kind("unusual-arguments", "inspect.signature of a {}", function)
     found = inspect.signature(function)
     read_defaults(tracer, inner)
     for parameter in found.parameters.values():
@@ -140,7 +143,7 @@ def duplicate(tracer: Calls, value: Any, memo: dict[int, Any] | None) -> Any:
         namespace = tracer.imported(tracer.generic_attribute(value, "__dict__"))
         made.__dict__.update({key: again(item) for key, item in namespace.items()})
     else:
-        tracer.unsupported("copy", f"a {cls.__name__} is copied")
+        tracer.unsupported_kind("copy", "a {} is copied", value)
     if memo is not None:
         memo[id(value)] = made
     return made
@@ -166,3 +169,107 @@ def context_get(tracer: Calls, variable: Any, *default: Any) -> Any:
     if found is MISSING:
         tracer.unsupported("context-variable", "a ContextVar without a value is read")
     return tracer.below(variable, "context", None, found)
+
+
+# -- torch: modules
+
+
+@means(compat.module_call)
+def module_call(tracer: Calls, module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    """`module(...)`: straight to `forward` if there are no hooks, else nn.Module's own code."""
+    frame = tracer.frame
+    assert frame is not None
+    before = frame.module_path
+    frame.module_path = module_path(tracer, module)
+    try:
+        hooked = any(compat.GLOBAL_HOOK_TABLES)
+        if not hooked:
+            for table in compat.GLOBAL_HOOK_TABLES:
+                tracker = tracer.hold(table, "hooks of every module")
+                tracer.guard("length", tracker.source, 0, "hooks that apply to every module")
+            hooked = has_hooks(tracer, module)
+        function = compat.module_call_impl if hooked else tracer.load_attr(module, "forward")
+        if frame.called is module:  # so that a break inside can cut this frame at the call
+            frame.called = function
+        if hooked:
+            return tracer.call_function(function, (module, *args), kwargs)
+        return tracer.call(function, args, kwargs)
+    finally:
+        frame.module_path = before
+
+
+def has_hooks(tracer: Calls, module: torch.nn.Module) -> bool:
+    namespace = module.__dict__
+    hooked = any(namespace.get(name) for name in HOOKS)
+    owner = tracer.tracker(module)
+    if owner is not None:
+        if namespace.get("_compiled_call_impl") is not None:
+            what = "a module with its own compiled call (module.compile())"
+            tracer.unsupported("nested-compile", what)
+        if not hooked:
+            tracer.guard("hooks", owner.source, False, "called without hooks")
+    return hooked
+
+
+def module_path(tracer: Calls, module: torch.nn.Module) -> str:
+    """`transformer.h.0.attn`: the submodule's path from the module that was compiled."""
+    owner = tracer.tracker(module)
+    if owner is None:
+        return type(module).__name__
+    parts: list[str] = []
+    source: Source | None = owner.source
+    while source is not None:
+        if source.key not in (None, "self", "globals"):
+            parts.append(str(source.key))
+        source = source.base
+    return ".".join(reversed(parts))
+
+
+# -- torch: global state
+
+
+@means(*compat.STATE_SETTERS, named=True)
+def set_state(tracer: Calls, setter: Any, *args: Any, **kwargs: Any) -> Any:
+    """Sets the state now, and again when the graph runs."""
+    found = setter(*args, **kwargs)
+    tracer.recorder.statement(setter, (*args, *kwargs.values()))
+    return found
+
+
+means(*compat.STATE_READERS, named=True)(
+    lambda tracer, reader, *args, **kwargs: reader(*map(tracer.deep, args), **kwargs)
+)
+
+
+@means(*compat.SETTING_READERS, named=True)
+def read_setting(tracer: Calls, reader: Any, *args: Any) -> Any:
+    """Reads a setting that is no part of the guarded global state: the answer gets a guard of its own."""
+    source = Source("setting", args, tracer.hold(reader, f"torch.{reader.__name__}").source)
+    return tracer.wrap(reader(*args), source, "a setting of torch")
+
+
+@means(torch.set_grad_enabled)
+def set_grad_enabled(tracer: Calls, mode: Any) -> Any:
+    made = object.__new__(torch.set_grad_enabled)
+    tracer.call(torch.set_grad_enabled.__init__, (made, mode), {})
+    return made
+
+
+call_rules(*compat.compiling_predicates())(lambda tracer, args, kwargs: True)
+call_rules(*compat.TRACING_PREDICATES, torch.overrides.has_torch_function)(
+    lambda tracer, args, kwargs: False
+)
+call_rules(torch.is_tensor, torch.overrides.is_tensor_like)(
+    lambda tracer, args, kwargs: isinstance(args[0], torch.Tensor)
+)
+
+
+@means(torch._assert, torch._check)
+def check(tracer: Calls, condition: Any, message: Any = "") -> None:
+    """A condition that must hold, and is known now."""
+    if isinstance(condition, torch.Tensor):
+        hint = "check it outside of the compiled function"
+        tracer.unsupported("branch-on-tensor", "torch._check on a tensor's data", hint)
+    if not condition:
+        text = tracer.call(message, (), {}) if callable(message) else message
+        raise (type(text) if isinstance(text, BaseException) else RuntimeError)(str(text))
