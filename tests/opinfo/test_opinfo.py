@@ -128,7 +128,7 @@ def test_wrong_rules_are_found(what: str) -> None:
     name, op, wrong, told = PLANTED[what]
     with lowering.scoped():
         lowering(op)(functools.partial(wrong, lowering[op]))
-        found = verdicts(name, ("function",), tuple(KINDS), Way("inductor"), 2)
+        found = verdicts(name, ("function",), tuple(KINDS), Way("inductor"), 4)
     assert any(told in verdict.wrong for verdict in found)
 
 
