@@ -77,7 +77,7 @@ class Strided(Axis):
         at = window * self.step - self.padding + tap * self.dilation
         return at, [at, self.extent - 1 - at]
 
-    @functools.cache  # noqa: B019
+    @functools.lru_cache(256)  # noqa: B019  holds sizes alone
     def can_fail(self, tap: int | None) -> list[bool]:
         """Which conditions can, whatever the window."""
         outer, inner = loop_symbol("outer"), loop_symbol("inner")
