@@ -165,8 +165,8 @@ def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
     dynamic = found.dynamic if found is not None else None
 
     def compile_and_stop(capture: Capture) -> Any:
-        traced = Trace(capture.name, capture)
-        pipeline.compile_capture(capture, options, traced)
+        traced = Trace.watching(capture)
+        pipeline.compile_capture(capture, options)
         raise _Traced(traced)
 
     plain = original_of(target)

@@ -16,6 +16,7 @@
 | `code_generator(language)` | a language that kernels are printed in | codegen |
 | `kernel_loader(language)` | how its kernels are compiled and called | runtime |
 | `backends(name)` | what `mc.compile(backend=name)` does | api |
+| `observer(name)` | what hears of each stage as it is made | all |
 
 `scoped()` forgets the rules registered inside its block; `without("lowering:aten.erf")` takes rules away for
 a while. Importing this page imports every built-in rule.
@@ -33,6 +34,7 @@ from minicompile.dynamo.calls import call_rules
 from minicompile.dynamo.guards import guard_rules
 from minicompile.dynamo.interpreter import bytecode
 from minicompile.lowering.lower import lowering
+from minicompile.ops.events import observer
 from minicompile.ops.registry import Registry, scoped, without
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import register_pattern

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from minicompile.aot.autograd import ahead_of_time
 from minicompile.aot.result import AotResult, BoxedCallable
@@ -26,45 +28,42 @@ from minicompile.dynamo.result import Capture
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
 from minicompile.options import Options
-from minicompile.pipeline_result import CompiledStages, Trace
+from minicompile.pipeline_result import CompiledStages
 from minicompile.runtime.load import start_loading
 from minicompile.scheduling.schedule import schedule
 
 
-def compile_capture(
-    capture: Capture, options: Options, trace: Trace | None = None
-) -> BoxedCallable:
-    """Every room after capture. `trace`, if given, keeps what each one made."""
+def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
+    """Every room after capture. `capture.watch` hears what each one made."""
     aot = differentiate(capture, options)
-    forward = compile_graph(aot.forward, options, aot.metadata.written_back)
-    backward = compile_graph(aot.backward, options) if aot.backward is not None else None
-    if trace is not None:
-        trace.aot = aot
-        trace.graphs["forward"] = forward.stages
-        if backward is not None:
-            trace.graphs["backward"] = backward.stages
+    tell = partial(capture.watch.tell, graph="forward")
+    forward = compile_graph(aot.forward, options, aot.metadata.written_back, tell)
+    backward = None
+    if aot.backward is not None:
+        tell = partial(capture.watch.tell, graph="backward")
+        backward = compile_graph(aot.backward, options, None, tell)
     finished = forward.finish(), backward.finish() if backward is not None else None
     return make_callable(aot, *finished, capture.name)
 
 
-def aot_eager(capture: Capture, options: Options, trace: Trace | None = None) -> BoxedCallable:
+def aot_eager(capture: Capture, options: Options) -> BoxedCallable:
     """Stop after AOT and run its graphs with eager operators."""
     aot = differentiate(capture, options)
-    if trace is not None:
-        trace.aot = aot
     backward = interpret(aot.backward) if aot.backward else None
     return make_callable(aot, interpret(aot.forward), backward, capture.name)
 
 
 def differentiate(capture: Capture, options: Options) -> AotResult:
     """AOT autograd: training when gradients may be asked for later."""
-    return ahead_of_time(
+    aot = ahead_of_time(
         capture.graph,
         capture.fakes,
         options,
         training=capture.grad_enabled,
         shape_env=capture.shape_env,
     )
+    capture.watch.tell("aot", aot)
+    return aot
 
 
 @dataclass(eq=False)
@@ -77,17 +76,26 @@ class CompiledGraph:
 
 
 def compile_graph(
-    graph: Graph, options: Options, written_back: Mapping[int, int] | None = None
+    graph: Graph,
+    options: Options,
+    written_back: Mapping[int, int] | None = None,
+    tell: Callable[[str, Any], None] = lambda kind, made: None,
 ) -> CompiledGraph:
     """From ATen to kernels; the C++ compiler already runs when this returns. `written_back`: the outputs that
-    go into inputs, by number."""
+    go into inputs, by number; `tell` hears of each stage."""
     loops = lower(graph, options)
     loops.written_back = dict(written_back or {})
+    tell("loops", loops)
     scheduled = schedule(loops, options)
+    tell("schedule", scheduled)
     plans = make_plans(scheduled, options)
+    tell("plans", list(plans.values()))
     modules = generate_kernels(plans)
     kernels = by_position(plans, modules)
+    tell("kernels", list(kernels.values()))
     wrapper = generate_wrapper(scheduled, kernels, options)
+    tell("wrapper", wrapper)
     finish = start_loading(modules, wrapper, loops.constants, options)
     stages = CompiledStages(loops, scheduled, list(plans.values()), list(kernels.values()), wrapper)
+    tell("graph", stages)
     return CompiledGraph(stages, finish)

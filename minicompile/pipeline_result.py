@@ -23,6 +23,7 @@ from minicompile.dynamo.result import Capture
 from minicompile.lowering.ir import LoopGraph
 from minicompile.ops.device import DeviceSpec, device_spec
 from minicompile.ops.display import Several, Shown, bytes_text, count_text, to_html
+from minicompile.ops.events import Event
 from minicompile.ops.origin import SourceLine, short_file, union
 from minicompile.provenance import Piece
 from minicompile.scheduling.nodes import Schedule
@@ -101,6 +102,20 @@ class Trace(Shown):
     capture: Capture
     aot: AotResult | None = None
     graphs: dict[str, CompiledStages] = field(default_factory=dict)
+
+    @classmethod
+    def watching(cls, capture: Capture) -> Trace:
+        """A trace that fills while the rooms after capture work on it."""
+        trace = cls(capture.name, capture)
+        capture.watch.listeners.append(trace.keep)
+        return trace
+
+    def keep(self, event: Event) -> None:
+        """Keep what a room made."""
+        if event.kind == "aot":
+            self.aot = event.subject
+        elif event.kind == "graph":
+            self.graphs[event.graph] = event.subject
 
     @property
     def stages(self) -> dict[str, Any]:

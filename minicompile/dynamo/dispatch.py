@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 import threading
 import types
 import warnings
@@ -43,6 +44,7 @@ from minicompile.dynamo.result import (
 from minicompile.dynamo.sizes import Dynamic, shape_guards
 from minicompile.dynamo.variables import UserError, is_constant
 from minicompile.errors import BackendError, MinicompileError, OptionError, Unsupported
+from minicompile.ops.events import Compilation, Watch
 from minicompile.options import Options
 
 Backend = Callable[[Capture], BoxedGraph]
@@ -51,6 +53,8 @@ Backend = Callable[[Capture], BoxedGraph]
 _all: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 _all_lock = threading.Lock()
 """Held while `_all` is read or written."""
+_frames = itertools.count()
+"""Numbers for functions, in the order in which they were first compiled."""
 
 LEFT_OUT = Marker("__mc_left_out")
 """Stands for an argument that the caller left out, in generated signatures."""
@@ -110,6 +114,7 @@ class Dispatcher:
         """Sizes and numbers that differed between calls: they become symbolic, unless `dynamic=False`."""
         self.recompiles = 0
         self.eager_calls = 0
+        self.frame: int | None = None
         self.stopped = self.limit_reached = False
         """Stopped: everything new runs in eager."""
 
@@ -197,6 +202,31 @@ class Dispatcher:
             return None
         values = self.values(arguments)
         reasons = self.reasons(values)
+        if self.frame is None:
+            self.frame = next(_frames)
+        watch = Watch(Compilation(self.frame, len(self.entries), self.name, self.options))
+        watch.tell("start", reasons)
+        entry, known = None, dict(self.breaks)
+        try:
+            entry = self.made(arguments, values, key, active, reasons, watch)
+        finally:
+            cut = entry.capture.stopped_by if entry is not None else None
+            for found in self.breaks:
+                if found not in known or found == cut:
+                    watch.tell("break", found)
+            watch.tell("done", None if entry is None else entry.capture)
+        return entry
+
+    def made(
+        self,
+        arguments: tuple[Any, ...],
+        values: dict[str, Any],
+        key: Any,
+        active: tuple[str, ...],
+        reasons: Sequence[GuardFailure],
+        watch: Watch,
+    ) -> Entry | None:
+        """The entry that `compile` gives."""
         if len(self.entries) >= self.options.recompile_limit or len(self.refused) >= MAX_REFUSED:
             self.limit_reached = True
             limit = f"compiled {len(self.entries)} times already (options.recompile_limit)"
@@ -217,6 +247,8 @@ class Dispatcher:
             finally:
                 _thread.capturing = False
             capture = captured.capture
+            capture.watch = watch
+            watch.tell("capture", capture)
             known = len(shape_guards(capture.shape_env))
             with restored_modes():  # a graph may switch them, also while it is traced
                 compiled = self.backend(capture)
@@ -239,7 +271,7 @@ class Dispatcher:
             if self.fullgraph:
                 raise
             reason = f"internal error of minicompile: {type(error).__name__}: {error}"
-            warnings.warn(f"{reason}; {self.name} runs in eager", stacklevel=5)
+            warnings.warn(f"{reason}; {self.name} runs in eager", stacklevel=6)
             self.refuse(key, refusal("internal-error", reason))
             return None
         if (why := captured.stopped_by) is not None:
@@ -248,7 +280,7 @@ class Dispatcher:
         env = capture.shape_env
         for symbol in env.fixed if env is not None else ():
             if env.wishes[symbol] == "mark_dynamic":
-                warnings.warn(f"{self.name} fixes a size: {env.line(symbol)}", stacklevel=5)
+                warnings.warn(f"{self.name} fixes a size: {env.line(symbol)}", stacklevel=6)
         entry = Entry(captured, compiled, tuple(values), self.graph_raised)
         self.entries.append(entry)
         return entry
@@ -287,7 +319,7 @@ class Dispatcher:
         self.stopped = True
         self.breaks[graph_break(why)] = None
         lines = [f"minicompile runs {self.name} in eager from here on: {why}"]
-        warnings.warn("\n".join([*lines, *recompiles_text(reasons)]), stacklevel=6)
+        warnings.warn("\n".join([*lines, *recompiles_text(reasons)]), stacklevel=7)
 
     def disown(self, entry: Entry, arguments: tuple[Any, ...]) -> None:
         """An entry whose guards do not even hold for the call it was made for: never use it."""

@@ -19,7 +19,7 @@ import textwrap
 import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -27,8 +27,10 @@ import torch
 from minicompile.errors import refusal_text
 from minicompile.ops.display import Shown, count_text
 from minicompile.ops.dtypes import value_text
+from minicompile.ops.events import Compilation, Watch
 from minicompile.ops.graph import Graph, call_text, target_name
 from minicompile.ops.origin import SourceLine
+from minicompile.options import Options
 from minicompile.shapes.expr import python_text
 
 SOURCE_KINDS: dict[str, tuple[str, str]] = {
@@ -391,6 +393,10 @@ class Capture(Shown):
     """The `shapes.env.ShapeEnv` of symbolic sizes, None when all sizes are plain ints."""
     stopped_by: GraphBreak | None = None
     """Why the graph ends before the frame does."""
+    watch: Watch = field(
+        default_factory=lambda: Watch(Compilation(0, 0, "", Options())), repr=False
+    )
+    """Who hears what the rooms make of it."""
 
     @property
     def passages(self) -> list[Passage]:

@@ -82,6 +82,13 @@ def details(title: object, about: object, content: str, opened: bool = False) ->
     )
 
 
+def steps(frames: Iterable[tuple[object, object, str]]) -> str:
+    """Pictures of which one is seen, chosen by a slider: (title, remark, content) each. Where scripts don't
+    run they fold instead."""
+    parts = (details(*frame, opened=i == 0) for i, frame in enumerate(frames))
+    return f'<div class="steps">{"".join(parts)}</div><script>{_squeezed("steps.js")}</script>'
+
+
 def table(
     head: Sequence[object], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()
 ) -> str:

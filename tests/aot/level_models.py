@@ -33,8 +33,8 @@ def ahead_of_time_of(make: Callable[[], Any]) -> list[AotResult]:
         @backends("levels")
         def backend(options: Any) -> Any:
             def compile_capture(capture: Any) -> Any:
-                trace = Trace(capture.name, capture)
-                call = aot_eager(capture, options, trace)
+                trace = Trace.watching(capture)
+                call = aot_eager(capture, options)
                 assert trace.aot is not None
                 seen.append(trace.aot)
                 return call

@@ -92,8 +92,8 @@ def compile_ours(
     """The call under mc.compile, and what reads the breaks afterwards."""
 
     def compiled(capture: Capture) -> Callable[[list[Any]], Any]:
-        trace = Trace(capture.name, capture)
-        made = BACKENDS[way.backend](capture, way.options, trace)
+        trace = Trace.watching(capture)
+        made = BACKENDS[way.backend](capture, way.options)
         found = operators_in(capture.graph.gm.graph)
 
         def call(inputs: list[Any]) -> Any:

@@ -1,0 +1,83 @@
+"""What a compilation makes, told as it is made: logs, the dump folder, progress and traces listen here.
+
+    Event       := kind, subject, of: Compilation, graph ("forward", "backward" or ""), seconds
+    Compilation := frame, version, name, options: one function compiled once, `[0/1]`
+
+| kind | subject |
+| --- | --- |
+| start | the failed guards that made it necessary: [GuardFailure], empty the first time |
+| capture | Capture |
+| break | GraphBreak: the graph ends there, or the frame runs in eager |
+| aot | AotResult |
+| loops, schedule, plans, kernels, wrapper | of one graph: LoopGraph, Schedule, [KernelPlan], ... |
+| graph | CompiledStages: all of these |
+| done | the Capture, its code loaded; None where there is none: the frame runs in eager, or raised |
+
+`@observer("mine")` registers a function that is called with each Event; if it raises, a warning says so and
+the compilation goes on. With no observer, telling costs a look at an empty table. The real compiler:
+torch/_logging/_internal.py (trace_structured), torch/_inductor/debug.py.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from minicompile.ops.registry import Registry
+from minicompile.options import Options
+
+KINDS = (
+    *("start", "capture", "break", "aot", "loops", "schedule", "plans", "kernels", "wrapper"),
+    *("graph", "done"),
+)
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """One function compiled once: the number of the function (frame), which of its versions, its name."""
+
+    frame: int
+    version: int
+    name: str
+    options: Options
+
+    def __str__(self) -> str:
+        return f"[{self.frame}/{self.version}]"
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that was made, `seconds` after the compilation began."""
+
+    kind: str
+    subject: Any
+    of: Compilation
+    graph: str = ""
+    seconds: float = 0.0
+
+
+Observer = Callable[[Event], None]
+
+observer: Registry[Observer] = Registry("observer", "name -> function called with every Event")
+
+
+class Watch:
+    """Tells observers about one compilation. `listeners` hear of this one alone."""
+
+    def __init__(self, of: Compilation) -> None:
+        self.of, self.began = of, time.perf_counter()
+        self.listeners: list[Observer] = []
+
+    def tell(self, kind: str, subject: Any, graph: str = "") -> None:
+        if not self.listeners and not observer:
+            return
+        event = Event(kind, subject, self.of, graph, time.perf_counter() - self.began)
+        for listen in (*observer.values(), *self.listeners):
+            try:
+                listen(event)
+            except Exception as error:
+                told = f"an observer failed on {kind}: {type(error).__name__}: {error}"
+                warnings.warn(told, stacklevel=2)
