@@ -19,6 +19,7 @@ from typing import Any
 from minicompile import provenance
 from minicompile.aot.result import AotResult, Partition
 from minicompile.codegen.plan import KernelPlan, KernelSource, WrapperSource
+from minicompile.debug.fusion_steps import FusionSteps
 from minicompile.dynamo.result import Capture
 from minicompile.lowering.ir import LoopGraph
 from minicompile.ops.device import DeviceSpec, device_spec
@@ -26,8 +27,8 @@ from minicompile.ops.display import Several, Shown, bytes_text, count_text, to_h
 from minicompile.ops.events import Event
 from minicompile.ops.origin import SourceLine, short_file, union
 from minicompile.provenance import Piece
-from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.roofline import Roofline, roofline_points
+from minicompile.scheduling.schedule import Explained
 
 COMPILED = ("loops", "schedule", "plans", "kernels", "wrapper")
 """The stages after AOT."""
@@ -56,7 +57,7 @@ class CompiledStages(Shown):
     """What one graph (the forward, or the backward) became after AOT."""
 
     loops: LoopGraph
-    schedule: Schedule
+    schedule: Explained
     plans: list[KernelPlan]
     kernels: list[KernelSource]
     wrapper: WrapperSource
@@ -162,6 +163,10 @@ class Trace(Shown):
         if spec is None:
             raise ValueError(f"the trace of {self.name} stops before there are kernels")
         return Roofline(self.name, spec, points)
+
+    def fusion_steps(self, graph: str = "forward") -> FusionSteps:
+        """Every fusion decision in order, refusals too, with the groups before and after it."""
+        return FusionSteps(graph, self.graph(graph).schedule)
 
     def source_lines(self) -> list[SourceLine]:
         """The lines of user code that the trace came from, callers included, in order."""

@@ -10,7 +10,7 @@ Nothing is lowered again: fusion starts from the recorded nodes, or is asked abo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from minicompile.ops.device import device_spec
 from minicompile.ops.display import Shown, bytes_text
@@ -76,13 +76,17 @@ def parts(schedule: Schedule, name: str) -> list[SingleNode]:
     raise ValueError(f"{name} {told}; known: {known}, and kernels by their names")
 
 
+Groups: TypeAlias = tuple[tuple[str, ...], ...]
+"""Nodes by name; each group is a kernel or a call."""
+
+
 @dataclass(frozen=True)
 class FusionStep(Shown):
     """The groups of nodes after `number` fusions. `decision` made the last of them."""
 
     number: int
     decision: FusionDecision | None
-    groups: tuple[tuple[str, ...], ...]
+    groups: Groups
 
     def __str__(self) -> str:
         made = "before fusion" if self.decision is None else str(self.decision)
