@@ -8,4 +8,16 @@ same table: `@minicompile.ops.display.renderer(MyType)` on a function that gives
 
 from __future__ import annotations
 
-from . import accuracy, aot, capture, fusion, graphs, kernels, loops, roofline, schedule, trace
+from . import (
+    accuracy,
+    aot,
+    capture,
+    fusion,
+    graphs,
+    kernels,
+    loops,
+    roofline,
+    schedule,
+    trace,
+    widgets,
+)
