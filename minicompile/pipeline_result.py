@@ -19,7 +19,6 @@ from typing import Any
 from minicompile import provenance
 from minicompile.aot.result import AotResult, Partition
 from minicompile.codegen.plan import KernelPlan, KernelSource, WrapperSource
-from minicompile.debug.fusion_steps import FusionSteps
 from minicompile.dynamo.result import Capture
 from minicompile.lowering.ir import LoopGraph
 from minicompile.ops.device import DeviceSpec, device_spec
@@ -27,6 +26,7 @@ from minicompile.ops.display import Several, Shown, bytes_text, count_text, to_h
 from minicompile.ops.events import Event
 from minicompile.ops.origin import SourceLine, short_file, union
 from minicompile.provenance import Piece
+from minicompile.scheduling.explain import FusionSteps
 from minicompile.scheduling.roofline import Roofline, roofline_points
 from minicompile.scheduling.schedule import Explained
 
@@ -166,7 +166,7 @@ class Trace(Shown):
 
     def fusion_steps(self, graph: str = "forward") -> FusionSteps:
         """Every fusion decision in order, refusals too, with the groups before and after it."""
-        return FusionSteps(graph, self.graph(graph).schedule)
+        return self.graph(graph).schedule.steps()
 
     def source_lines(self) -> list[SourceLine]:
         """The lines of user code that the trace came from, callers included, in order."""
