@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minicompile import provenance
 from minicompile.aot.result import AotResult, Partition
@@ -29,6 +29,9 @@ from minicompile.provenance import Piece
 from minicompile.scheduling.explain import FusionSteps
 from minicompile.scheduling.roofline import Roofline, roofline_points
 from minicompile.scheduling.schedule import Explained
+
+if TYPE_CHECKING:
+    from minicompile.debug.diff import Diff, Steps
 
 COMPILED = ("loops", "schedule", "plans", "kernels", "wrapper")
 """The stages after AOT."""
@@ -167,6 +170,20 @@ class Trace(Shown):
     def fusion_steps(self, graph: str = "forward") -> FusionSteps:
         """Every fusion decision in order, refusals too, with the groups before and after it."""
         return self.graph(graph).schedule.steps()
+
+    def diff(self, before: str | Trace, after: str | None = None) -> Diff:
+        """Side by side: what a pass or step changed ("prims.cse"), two stages ("full", "core"), or this trace
+        and another, all stages or the one that `after` names. Raises ValueError that lists the names.
+        """
+        from minicompile.debug import diff
+
+        return diff.diff(self, before, after)
+
+    def steps(self) -> Steps:
+        """Every pass and stage in order, with what it changed."""
+        from minicompile.debug import diff
+
+        return diff.steps(self)
 
     def source_lines(self) -> list[SourceLine]:
         """The lines of user code that the trace came from, callers included, in order."""
