@@ -53,7 +53,7 @@ def test_it_opens_with_the_decisions_of_the_schedule(panel: Panel) -> None:
 def test_forcing_two_apart_and_back_compiles_each_time(panel: Panel) -> None:
     panel.decision.value = ("buf0", "buf1")
     panel.wish.value = "force apart"
-    assert "scores: keep apart buf0 + buf1" in shown(panel)
+    assert "forbid = (('buf0', 'buf1'),)" in shown(panel)
     assert re.search(r"kernels\s+2\s+3", shown(panel))
     assert any("buf0 + buf1: force apart" in label for label, _ in panel.decision.options)
     panel.decision.value = ("buf1", "buf2")
@@ -78,7 +78,7 @@ def test_dropdowns_and_the_tile_slider_compile(panel: Panel) -> None:
     assert "inline = 'never'" in shown(panel) and len(panel.decision.options) == 7
     panel.axis.value = "x"
     panel.size.value = 32
-    assert "tile x = 32" in shown(panel) and "refused" not in shown(panel)
+    assert "tiles = {'x': 32}" in shown(panel) and "refused" not in shown(panel)
     panel.size.value = 4096
     assert "columns lie on the stack" in shown(panel)
     panel.axis.value = "as planned"
