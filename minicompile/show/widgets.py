@@ -16,7 +16,7 @@ from minicompile.options import CHOICES
 from minicompile.scheduling.nodes import FusionDecision, Pair, Schedule
 from minicompile.show.html import box, columns, details, heading, inside, shows, table, text
 
-DYNAMIC = (("automatic", None), ("yes", True), ("no", False))
+DYNAMIC = {"automatic": None, "yes": True, "no": False}
 MOST_KERNELS = 12
 """Of the kernels that differ, so many of each side are shown."""
 
@@ -39,8 +39,12 @@ def outcome_view(found: Outcome) -> str:
     rows = ([text(cell) for cell in row] for row in found.rows)
     parts.append(table(("", "before", "after"), rows, numbers=(1, 2)))
     for graph, (costs, code) in found.graphs.items():
-        count = count_text(len(code.before) + len(code.after), "kernel")
-        parts += [heading(graph), inside(costs), details("code that differs", count, inside(code))]
+        kernels = [*code.before, *code.after]
+        shown = inside(costs) + details(
+            "code that differs", count_text(len(kernels), "kernel"), inside(code)
+        )
+        same = not kernels and not any(costs.decisions)
+        parts.append(details(graph, "nothing differs" if same else "", shown, opened=not same))
     if not found.graphs:
         parts.append("<p>One of the sides has no kernels: its backend stops before them.</p>")
     return box("what if", found.title.removeprefix("what if of "), *parts)
@@ -66,7 +70,9 @@ class Panel:
         self.knobs = {
             "graph": choice("graph", list(first.before.graphs) or [base.graph], base.graph),
             "backend": choice("backend", list(backends), base.backend),
-            "dynamic": choice("dynamic", DYNAMIC, base.dynamic),
+            "dynamic": choice(
+                "dynamic", list(DYNAMIC), next(n for n in DYNAMIC if DYNAMIC[n] is base.dynamic)
+            ),
             "device_codegen": choice("language", ["auto", *code_generator], options.device_codegen),
             "inline": choice("inline", CHOICES["inline"], options.inline),
         }
@@ -96,6 +102,7 @@ class Panel:
     def changes(self) -> dict[str, Any]:
         """What the controls say, as `Experiment.run` takes it."""
         found = {name: control.value for name, control in self.knobs.items()}
+        found["dynamic"] = DYNAMIC[found["dynamic"]]
         for name, wanted in (("forbid", "force apart"), ("fuse", "force together")):
             found[name] = tuple(pair for pair, wish in self.wishes.items() if wish == wanted)
         if self.axis.value != "as planned":
