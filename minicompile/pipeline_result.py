@@ -10,11 +10,11 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minicompile import provenance
 from minicompile.aot.result import AotResult, Partition
@@ -28,6 +28,9 @@ from minicompile.ops.origin import SourceLine, short_file, union
 from minicompile.provenance import Piece
 from minicompile.scheduling.nodes import Schedule
 from minicompile.scheduling.roofline import Roofline, roofline_points
+
+if TYPE_CHECKING:
+    from minicompile.show.explorer import Explorer
 
 COMPILED = ("loops", "schedule", "plans", "kernels", "wrapper")
 """The stages after AOT."""
@@ -150,6 +153,17 @@ class Trace(Shown):
                     yield from provenance.of_graph(f"aot.{name}", graph, self.aot.partition)
         for name, compiled in self.graphs.items():
             yield from compiled.pieces(name)
+
+    def explore(self, panes: Sequence[str] = (), assembly: bool = False) -> Explorer:
+        """The stages side by side: pointing at a line lights all that shares an operation with it.
+
+        `panes`, one to four, are open first (default: source, aot, loops, kernels); the view has all others.
+        `assembly` adds what Triton kernels become (ttir, ttgir, llir, ptx, sass), without a GPU. Raises
+        ValueError for a pane that isn't there, MinicompileError where no kernel is Triton's.
+        """
+        from minicompile.show.explorer import Explorer
+
+        return Explorer(self, panes, assembly)
 
     def roofline(self, spec: DeviceSpec | None = None) -> Roofline:
         """What each kernel moves and computes, and its least time on `spec` (default: this device)."""

@@ -56,12 +56,12 @@ class Piece(Shown):
     detail: str = ""
     why: tuple[str, ...] = ()
     line: SourceLine | None = None
-    """A source line known without origins (an instruction's)."""
+    """Its own source line, where it has one: an instruction's, that of the user's code itself."""
 
     @property
     def lines(self) -> tuple[SourceLine, ...]:
-        """The user lines it came from, innermost."""
-        return source_lines(self.origins) or ((self.line,) if self.line is not None else ())
+        """The user lines it came from: its own, or the innermost of its origins."""
+        return (self.line,) if self.line is not None else source_lines(self.origins)
 
     def __str__(self) -> str:
         return f"{self.stage:<18} {self.text.strip()}"

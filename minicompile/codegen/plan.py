@@ -169,10 +169,15 @@ plan_rule: Registry[Callable[[KernelPlan, Options], None]] = Registry(
 
 @dataclass(frozen=True)
 class CodeLine:
-    """A line of generated code and the operations it came from."""
+    """A line of generated code and the operations it came from.
+
+    `scaffold`: it computes, loads and stores nothing, and only holds lines that do (heads of functions and
+    loops, braces, pragmas, where a block begins): a kernel's belong to everything the kernel does.
+    """
 
     text: str
     origins: Origins = NO_ORIGINS
+    scaffold: bool = False
 
 
 class Code:

@@ -36,13 +36,15 @@ class LinePrinter:
         self.arguments = {a.buffer: a for a in plan.arguments}
 
     def line(self, text: str, origins: Origins | None = None) -> None:
-        """A line; without origins of its own it belongs to everything the kernel does."""
-        self.lines.append(CodeLine("    " * self.depth + text, origins or self.whole))
+        """A line with the origins of what it computes; without any it is scaffold, of the whole kernel."""
+        scaffold = origins is None
+        found = self.whole if origins is None else origins
+        self.lines.append(CodeLine("    " * self.depth + text, found, scaffold))
 
     @contextlib.contextmanager
-    def block(self, first: str, last: str = "") -> Iterator[None]:
-        """A head, indented lines, and perhaps an end."""
-        self.line(first)
+    def block(self, first: str, last: str = "", origins: Origins | None = None) -> Iterator[None]:
+        """A head, indented lines, and perhaps an end. A head that computes has `origins`."""
+        self.line(first, origins)
         self.depth += 1
         yield
         self.depth -= 1

@@ -89,7 +89,7 @@ class _Writer:
         self._line(f"return {self._argument(outputs)}")
         body, self.lines = self.lines, []
         self._start(inputs)
-        lines = [CodeLine(text) for text in self._head()] + self.lines + body
+        lines = [CodeLine(text, scaffold=True) for text in self._head()] + self.lines + body
         kernels = [kernel for _, kernel in sorted(self.kernels.items())]
         return WrapperSource(self.graph.name, lines, kernels)
 
@@ -274,8 +274,9 @@ class _Writer:
 
     # -- text
 
-    def _line(self, text: str, origins: Origins = NO_ORIGINS) -> None:
-        self.lines.append(CodeLine(f"    {text}", origins))
+    def _line(self, text: str, origins: Origins | None = None) -> None:
+        """A line with the origins of what it makes, calls or frees; without any it is scaffold."""
+        self.lines.append(CodeLine(f"    {text}", origins or NO_ORIGINS, origins is None))
 
     def _operator(self, op: torch._ops.OpOverload) -> str:
         name = str(op)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
+import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,9 +62,19 @@ class Lab:
         page.wait_for_selector(f"{PANEL} .jp-Cell")
         return page
 
+    def get(self, path: str) -> Any:
+        """An answer of the server."""
+        with urllib.request.urlopen(f"{self.url}/{path}?token={self.token}") as answer:
+            return json.load(answer)
+
     def run_all(self, page: Any) -> None:
         """Run every cell, to the end. An exception in one shows as a failure here."""
-        page.wait_for_selector(f"{PANEL} .jp-Notebook-ExecutionIndicator[data-status=idle]")
+        # Before its kernel answers a notebook looks idle too, and would ask which kernel to start.
+        status = f"{PANEL} .jp-Notebook-ExecutionIndicator[data-status={{}}]"
+        page.wait_for_selector(status.format("idle"))
+        while not any(kernel["connections"] for kernel in self.get("api/kernels")):
+            page.wait_for_timeout(50)
+        page.wait_for_selector(status.format("idle"))
         for item in ("Run", "Run All Cells"):
             page.get_by_role("menuitem", name=item, exact=True).click()
         prompts = page.locator(f"{PANEL} .jp-CodeCell .jp-InputArea-prompt")
