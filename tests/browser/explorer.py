@@ -28,8 +28,26 @@ class Explorer:
             found.setdefault(pane, set()).add(number)
         return found
 
+    def drawn(self) -> tuple[Lit, Lit]:
+        """Of the lines that are drawn: those with the colours of a lit line, and the others."""
+        found = self.root.locator(".pane .ln").evaluate_all(
+            """(lines) => lines.map((line) => [
+                line.matches(".hot, .warm"), line.closest(".pane").dataset.p, Number(line.dataset.n)])"""
+        )
+        glowing: Lit = {}
+        dark: Lit = {}
+        for glows, pane, number in found:
+            (glowing if glows else dark).setdefault(pane, set()).add(number)
+        return glowing, dark
+
     def panes(self) -> list[str]:
-        return self.root.locator(".pane").evaluate_all("(all) => all.map((pane) => pane.dataset.p)")
+        """All panes, open or not."""
+        return self.root.locator(".room").evaluate_all("(all) => all.map((room) => room.dataset.p)")
+
+    def shown(self) -> list[str]:
+        """The open panes, from left to right."""
+        panes = self.root.locator(".pane:visible")
+        return panes.evaluate_all("(all) => all.map((pane) => pane.dataset.p)")
 
     def pane(self, pane: str) -> Any:
         return self.root.locator(f".pane[data-p={pane}]")
@@ -48,9 +66,21 @@ class Explorer:
         if not self.pane(pane).is_visible():
             self.room(pane).click()
 
-    def point(self, pane: str, number: int) -> None:
+    def bring(self, pane: str, number: int) -> Any:
+        """Scroll to a line, which is drawn only where it can be seen."""
         self.open(pane)
-        self.line(pane, number).hover()
+        line = self.line(pane, number)
+        self.pane(pane).locator(".view").evaluate("(view) => view.scrollTo(0, 0)")
+        while line.count() == 0:
+            view = self.pane(pane).locator(".view")
+            before = view.evaluate("(view) => view.scrollTop")
+            view.evaluate("(view) => view.scrollBy(0, view.clientHeight)")
+            self.root.page.wait_for_timeout(20)
+            assert view.evaluate("(view) => view.scrollTop") > before, f"no line {number} in {pane}"
+        return line
+
+    def point(self, pane: str, number: int) -> None:
+        self.bring(pane, number).hover()
 
     def leave(self) -> None:
         """Point at nothing."""
@@ -59,8 +89,7 @@ class Explorer:
     def reset(self) -> None:
         """Nothing lit, pinned or filtered."""
         self.filter.fill("")
-        if pinned := self.root.locator(".ln.pinned, .ln:focus").all():
-            pinned[0].press("Escape")
+        self.filter.press("Escape")
         self.leave()
 
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import nbformat
 import pytest
 
+from minicompile.show.trace import STATIC_LINES
 from tests.browser.explorer import Explorer, Oracle
 from tests.browser.pages import PANEL, Lab, Pages
 
@@ -18,21 +19,10 @@ CELLS = (
     "import minicompile as mc\n"
     "from tests.browser.model import block, example\n"
     "from tests.browser.oracle import as_json",
-    "trace = mc.trace(block, *example())\ntrace",
+    "trace = mc.trace(block, *example())\ntrace.explore()",
     "trace",
     "_ = Path('lines.json').write_text(json.dumps(as_json(trace)))\n_ = trace.save('saved')",
 )
-OLD = """ // until every view has it: what a view tells about itself
-() => document.querySelectorAll('.mc.trace.live').forEach((root) => { if (root.explorer) return;
- const panes = [...root.querySelectorAll('.pane')], of = (p) => [...p.querySelectorAll('.ln')];
- panes.forEach((p) => of(p).forEach((l, i) => { l.dataset.n = i }));
- const code = (l) => [...l.childNodes].slice(l.firstElementChild?.tagName === 'I' ? 1 : 0)
-   .map((x) => x.textContent).join('');
- root.explorer = {
-  lit: () => panes.flatMap((p) => of(p).flatMap((l, i) =>
-   l.classList.contains('hot') ? [[p.dataset.p, i]] : [])),
-  lines: (k) => of(panes.find((p) => p.dataset.p === k)).map(code)} })"""
-
 PLACES = [
     ("source", "weights = torch.softmax(h, -1)", ""),
     ("source", "h = torch.relu(", ""),
@@ -56,7 +46,6 @@ def live(lab: Lab, pages: Pages) -> Any:
     page = lab.open(pages, "live.ipynb")
     lab.run_all(page)
     page.wait_for_function("() => document.querySelectorAll('.mc.trace.live').length === 2")
-    page.evaluate(OLD)
     lab.save(page, "live.ipynb")
     pages.shot(page, "live")
     return page
@@ -74,7 +63,6 @@ def saved(live: Any, lab: Lab, pages: Pages) -> Any:
     """The file of `trace.save`, opened from disk."""
     page = pages.open((lab.folder / "saved" / "index.html").as_uri())
     page.wait_for_selector(".mc.trace.live")
-    page.evaluate(OLD)
     pages.shot(page, "saved")
     return page
 
@@ -113,7 +101,11 @@ def test_pointing_at_a_line_lights_what_shares_an_origin_in_every_pane(
     assert len(wanted) > 3 and sum(map(len, wanted.values())) < sum(map(len, oracle.panes.values()))
     first.point(pane, number)
     assert first.lit() == wanted
-    assert second.lit() == {}
+    glowing, dark = first.drawn()
+    assert pane in glowing
+    assert all(lines <= wanted[pane] for pane, lines in glowing.items())
+    assert not any(lines & wanted.get(pane, set()) for pane, lines in dark.items())
+    assert second.lit() == {} and second.drawn()[0] == {}
 
 
 def test_a_second_copy_lights_on_its_own(
@@ -151,6 +143,7 @@ def test_a_click_pins_until_escape(first: Explorer, oracle: Oracle, live: Any) -
     assert oracle.shares("aot", other) != wanted
     first.point("kernels", number)
     first.line("kernels", number).click()
+    assert set(first.drawn()[0]) == set(first.shown()), "every pane scrolls to a lit line"
     first.point("aot", other)
     assert first.lit() == wanted, "pointing elsewhere does not unpin"
     live.keyboard.press("Escape")
@@ -202,8 +195,7 @@ def test_arrow_keys_follow_lines_and_cross_panes(
     assert first.lit() == oracle.shares("kernels", number + 1)
     live.keyboard.press("ArrowUp")
     assert first.lit() == oracle.shares("kernels", number)
-    shown = [pane for pane in first.panes() if first.pane(pane).is_visible()]
-    beside = shown[shown.index("kernels") - 1]
+    beside = first.shown()[first.shown().index("kernels") - 1]
     live.keyboard.press("ArrowLeft")
     other = min(oracle.shares("kernels", number)[beside])
     assert first.lit() == oracle.shares(beside, other)
@@ -220,8 +212,11 @@ def test_a_notebook_received_from_somebody_shows_colours_and_titles_without_scri
     pages.shot(page, "received")
     assert page.locator(".mc.trace.live").count() == 0
     assert page.locator(f"{PANEL} .jp-OutputArea script").count() == 0
-    lines = page.locator(".mc.trace").first.locator(".ln")
-    wanted = [line for pane in first.panes() for line in oracle.panes[pane]]
+    view = page.locator(".mc.trace").first
+    lines, panes = view.locator(".ln"), ("source", "aot", "loops", "kernels")
+    wanted = [line for pane in panes for line in oracle.panes[pane][:STATIC_LINES]]
+    left_out = [f"and {len(oracle.panes[pane]) - STATIC_LINES} more lines" for pane in panes]
+    assert [more for more in left_out if more in view.inner_text()] == left_out[1::2]
     seen = lines.evaluate_all(
         """(lines) => lines.map((line) => ({
             text: line.innerText.trim(), title: line.title,
