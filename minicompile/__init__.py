@@ -17,6 +17,7 @@ PUBLIC = {
     "compile": "api",
     "explain": "api",
     "trace": "api",
+    "what_if": "debug.experiment",
     "accuracy": "debug.accuracy",
     "reset": "api",
     "mark_dynamic": "api",
