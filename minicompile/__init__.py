@@ -18,6 +18,8 @@ PUBLIC = {
     "explain": "api",
     "trace": "api",
     "accuracy": "debug.accuracy",
+    "logs": "debug.logs",
+    "fresh_cache": "api",
     "reset": "api",
     "mark_dynamic": "api",
     "disable": "api",
