@@ -19,6 +19,8 @@ PUBLIC = {
     "trace": "api",
     "what_if": "debug.experiment",
     "accuracy": "debug.accuracy",
+    "logs": "debug.logs",
+    "fresh_cache": "api",
     "reset": "api",
     "mark_dynamic": "api",
     "disable": "api",

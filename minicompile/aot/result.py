@@ -205,6 +205,8 @@ class AotResult(Shown):
     metadata: RuntimeMetadata
     levels: dict[Level, LevelGraph] = field(default_factory=dict)
     passes: list[PassRecord] = field(default_factory=list)
+    captured: Graph | None = None
+    """What was differentiated: the captured graph after its own passes."""
 
     def level(self, name: Level) -> LevelGraph:
         """The graph at operator level "full", "core" or "prims", and the rules that led there."""

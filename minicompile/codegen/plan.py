@@ -218,6 +218,8 @@ class KernelModule(Shown):
     kernels: list[KernelSource]
     units: tuple[str, ...] = ()
     """The text in files that can be compiled side by side."""
+    cached: int | None = None
+    """How many of these files the disk cache had; None where it is not known."""
 
     def __str__(self) -> str:
         return self.text

@@ -37,6 +37,7 @@ from minicompile.shapes.expr import (
     Ranges,
     Size,
     contiguous_strides,
+    index_text,
     linear_index,
     loop_symbol,
     product,
@@ -385,7 +386,7 @@ class FormulaOps(Ops):
 
     def load(self, buffer: str, index: Index) -> str:
         self.loaded.append(buffer)
-        return f"{buffer}[{simplify_index(index, self.ranges)}]"
+        return f"{buffer}[{index_text(simplify_index(index, self.ranges))}]"
 
     def constant(self, value: float | int | bool, dtype: torch.dtype) -> str:
         return repr(value)
