@@ -18,6 +18,7 @@ PUBLIC = {
     "explain": "api",
     "trace": "api",
     "accuracy": "debug.accuracy",
+    "compare_with_torch": "debug.torch_side",
     "reset": "api",
     "mark_dynamic": "api",
     "disable": "api",

@@ -44,7 +44,8 @@ def inductor(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
     """A graph of torch functions compiled by torch's AOT autograd and Inductor, which may change it."""
     from torch._inductor.compile_fx import compile_fx
 
-    return compile_fx(gm, inputs)
+    compiled: Any = compile_fx(gm, inputs)
+    return compiled
 
 
 @contextlib.contextmanager
@@ -55,6 +56,7 @@ def inductor_told(tell: Tell, **settings: Any) -> Iterator[list[str]]:
     whose `orig_gm` is the ATen graph, with the text of the module. `settings` go into Inductor's config; its
     caches of whole graphs are off, those of compiled kernels on.
     """
+    from torch._functorch import config as functorch_config
     from torch._inductor import config, graph
 
     lowering: Any = graph.GraphLowering
@@ -71,13 +73,13 @@ def inductor_told(tell: Tell, **settings: Any) -> Iterator[list[str]]:
         lowering.save_output_code = staticmethod(texts.append)
     else:
         missing.append(f"torch {torch.__version__} does not show Inductor's graphs and code")
-    settings["force_disable_caches"] = True
+    settings["fx_graph_cache"] = False
     if hasattr(config, "joint_custom_pre_pass"):
         settings["joint_custom_pre_pass"] = lambda graph: tell("joint", graph.owning_module, "")
     else:
         missing.append(f"torch {torch.__version__} does not show its joint graph")
     try:
-        with config.patch(settings):
+        with config.patch(settings), functorch_config.patch(enable_autograd_cache=False):
             yield missing
     finally:
         for name, value in before.items():
@@ -105,7 +107,8 @@ def torch_compile_as_found() -> Iterator[None]:
     its config, and no compiled code for functions that had none. Inside it has seen no sizes, and its errors
     are raised.
     """
-    from torch._dynamo import config, convert_frame, eval_frame, pgo
+    from torch._C._dynamo.eval_frame import reset_code
+    from torch._dynamo import config, convert_frame, pgo
 
     counters, state = torch_counters(), ("_CODE_STATE", "_INIT_CODE_STATE")
     counted = {kind: found.copy() for kind, found in counters.items()}
@@ -126,7 +129,7 @@ def torch_compile_as_found() -> Iterator[None]:
             del tracker.seen[count:]
             tracker.seen_ids.difference_update(map(id, new))
             for code in new:
-                eval_frame.reset_code(code)
+                reset_code(code)
 
 
 def mark_for_torch(tensor: torch.Tensor, dim: int) -> None:
@@ -134,3 +137,9 @@ def mark_for_torch(tensor: torch.Tensor, dim: int) -> None:
     from torch._dynamo import maybe_mark_dynamic
 
     maybe_mark_dynamic(tensor, dim)
+
+
+def torch_original(target: Any) -> Any:
+    """What was given to torch.compile, if the target is what that returned."""
+    target = getattr(target, "_orig_mod", target)
+    return getattr(target, "_torchdynamo_orig_callable", target)

@@ -25,6 +25,7 @@ from torch import fx
 
 from minicompile import api, compat
 from minicompile.aot.autograd import copied
+from minicompile.aot.result import BoxedCallable
 from minicompile.compat import torch_compiler
 from minicompile.dynamo import dispatch, guards
 from minicompile.dynamo.result import Capture, GraphBreak, GraphInput, Source
@@ -33,7 +34,7 @@ from minicompile.errors import MinicompileError, OptionError, Unsupported
 from minicompile.ops.events import Compilation, Event, Watch
 from minicompile.ops.graph import Graph, origins_of, placeholders, target_name
 from minicompile.ops.origin import NO_ORIGINS, Origin, SourceLine
-from minicompile.options import make_options
+from minicompile.options import Options, make_options
 from minicompile.shapes.env import SMALLEST_SIZE, ordered
 from minicompile.shapes.expr import python_text
 
@@ -62,7 +63,7 @@ def backend(
     example_inputs: Sequence[Any],
     *,
     mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, Any] | Options | None = None,
     compile: dispatch.Backend | None = None,
 ) -> Callable[..., Any]:
     """The backend "minicompile" of torch.compile, which passes its `mode` and `options` (ours) on.
@@ -244,7 +245,7 @@ def put_number(node: fx.Node, value: float) -> None:
     node.graph.erase_node(node)
 
 
-def to_inductor(capture: Capture) -> dispatch.BoxedGraph:
+def to_inductor(capture: Capture) -> BoxedCallable:
     """Our captured graph compiled by torch. Symbols are fixed to their values, which our guards then check.
 
     Raises Unsupported with torch's error.
