@@ -21,6 +21,7 @@ PUBLIC = {
     "accuracy": "debug.accuracy",
     "logs": "debug.logs",
     "fresh_cache": "api",
+    "compare_with_torch": "debug.torch_side",
     "reset": "api",
     "mark_dynamic": "api",
     "disable": "api",

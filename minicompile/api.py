@@ -56,6 +56,14 @@ def inductor_backend(options: Options) -> Backend:
     return functools.partial(pipeline.compile_capture, options=options)
 
 
+@backends("torch_inductor")
+def torch_inductor_backend(options: Options) -> Backend:
+    """The captured graph, compiled by torch's AOT autograd and Inductor."""
+    from minicompile.debug import torch_bridge
+
+    return torch_bridge.to_inductor
+
+
 def callable_backend(function: Callable[[Any, list[Any]], Callable[..., Any]]) -> Backend:
     """A user's `(gm, example_inputs) -> callable` as a backend."""
 
@@ -94,7 +102,7 @@ def compile(
     fullgraph  raise `Unsupported` where the frame would run in eager
     dynamic    None: sizes and numbers that differ between two calls become symbolic, and those given to
                `mark_dynamic`; True: all that can, from the first call; False: none
-    backend    "inductor", "aot_eager", "eager", or `(gm, example_inputs) -> callable`
+    backend    "inductor", "aot_eager", "eager", "torch_inductor", or `(gm, example_inputs) -> callable`
     mode       a preset of options; `options` are fields of `Options`
 
     Raises OptionError for arguments that do not exist.

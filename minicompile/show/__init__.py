@@ -18,6 +18,7 @@ from . import (
     loops,
     roofline,
     schedule,
+    torch_side,
     trace,
     widgets,
 )
