@@ -174,6 +174,9 @@ class CodeLine:
     text: str
     origins: Origins = NO_ORIGINS
 
+    def __str__(self) -> str:
+        return self.text
+
 
 class Code:
     """Generated code, line by line."""
