@@ -179,6 +179,9 @@ class CodeLine:
     origins: Origins = NO_ORIGINS
     scaffold: bool = False
 
+    def __str__(self) -> str:
+        return self.text
+
 
 class Code:
     """Generated code, line by line."""

@@ -130,7 +130,7 @@ class Handover:
         env = self.sizes.env if self.sizes is not None else None
         grad = torch.is_grad_enabled()
         self.capture = Capture(
-            name, self.graph, given, (), grad_enabled=grad, shape_env=env, watch=watch
+            name, self.graph, given, [], grad_enabled=grad, shape_env=env, watch=watch
         )
 
     def fake(self, value: Any) -> Any:

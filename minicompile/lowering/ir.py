@@ -27,7 +27,7 @@ import torch
 
 from minicompile import compat
 from minicompile.errors import VerifyError
-from minicompile.ops.display import Shown
+from minicompile.ops.display import Shown, listed
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.handler import Index, InnerFn, Ops, ReductionFn, StoreMode
 from minicompile.ops.origin import NO_ORIGINS, Origins, source_lines
@@ -272,6 +272,9 @@ class LoopGraph(Shown):
     """Most bytes alive at once if eager ran the ATen graph (at the hints; inputs not counted)."""
     written_back: dict[int, int] = field(default_factory=dict)
     """Outputs that become an input's new contents, by their numbers: a kernel may write them there."""
+
+    def __post_init__(self) -> None:
+        listed(self, "inputs", "operations")
 
     @property
     def buffers(self) -> dict[str, Buffer]:

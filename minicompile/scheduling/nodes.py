@@ -24,7 +24,7 @@ import sympy
 import torch
 
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, LoopGraph
-from minicompile.ops.display import Shown, bytes_text, count_text
+from minicompile.ops.display import Several, Shown, bytes_text, count_text, listed
 from minicompile.ops.handler import Index
 from minicompile.ops.origin import Origins, union
 from minicompile.scheduling.body import LoopBody, ranges_text
@@ -356,9 +356,12 @@ class Schedule(Shown):
     decisions: list[FusionDecision]
     memory: MemoryPlan
 
+    def __post_init__(self) -> None:
+        listed(self, "before", "nodes", "decisions")
+
     @property
     def kernels(self) -> list[FusedSchedulerNode]:
-        return [node for node in self.nodes if isinstance(node, FusedSchedulerNode)]
+        return Several(node for node in self.nodes if isinstance(node, FusedSchedulerNode))
 
     def __str__(self) -> str:
         externs = len(self.nodes) - len(self.kernels)
