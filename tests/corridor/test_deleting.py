@@ -50,10 +50,16 @@ FUNCTIONS = {
         h = x.t()
         h = torch.exp(h)
         h = h.contiguous()  # delete
-        h = torch.where(h > 0.5, h, y.t())
+        h = torch.where(h > 0.5, h, y.t())  # delete
         h = h * 0.25  # delete
-        h = torch.cumsum(h, -1)
         h = h.relu()  # delete
+        return h
+    """,
+    "scanned": """
+        h = torch.sin(x)
+        h = h * 2.5  # delete
+        h = torch.cumsum(h, -1)
+        h = h + y  # delete
         return h
     """,
     "half": """
