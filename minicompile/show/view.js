@@ -9,7 +9,6 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
   const box = root.querySelector(".panes");
   const what = root.querySelector(".what"), why = root.querySelector(".why");
   const still = { what: what.innerHTML, why: why.innerHTML, colour: why.style.borderLeftColor };
-  const rooms = [...root.querySelectorAll(".room")];
   const litSets = new Uint8Array(data.sets.length);
   const slots = new Map(); // pane name -> what shows it, kept while it is closed
   let open = [], history = []; // names of open panes from left to right; the same, the latest last
@@ -27,11 +26,16 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
   // ---- the data: panes of rows; a row is a line or a headline
 
   const panes = new Map(data.panes.map((pane) => [pane.key, pane]));
+  const rooms = [...root.querySelectorAll(".room")].filter((room) => panes.has(room.dataset.p));
   const setLines = data.sets.map((ids) =>
     [...new Set(ids.map((id) => data.operations[id]))].filter(Boolean).sort((a, b) => a - b));
   const linesOf = (row) => (row.place ? [row.place] : setLines[row.set]);
   const colourOf = (row) => data.lines[linesOf(row).at(-1) || 0][1] || "transparent";
   const isLit = (row) => row === current || litSets[row.set] === 1;
+
+  // Below the kernels it is known which of their lines a line came from: others with its operations are weak.
+  const apart = (a, b) => (a.below || b.below) && a.of && b.of && a.of !== b.of;
+  const isStrong = (row) => row === current || (!row.weak && !apart(row, current));
 
   function rowsOf(key) {
     const pane = panes.get(key);
@@ -43,8 +47,9 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
       const column = (name, i) => (part.rows[name] ? part.rows[name][i] : 0);
       const weak = new Set(part.weak);
       for (let i = 0; i < part.count; i++) {
+        const of = part.of.length ? part.of[i] : key === "kernels" ? i + 1 : 0;
         const row = {
-          key, part, n: pane.lines.length, number: part.first === null ? "" : part.first + i,
+          key, part, of: of && `${part.graph} ${part.title.split(" ")[0]} ${of}`, below: part.of.length > 0, n: pane.lines.length, number: part.first === null ? "" : part.first + i,
           text: data.strings[column("text", i)], set: column("set", i), detail: column("detail", i),
           why: column("why", i), place: data.places[column("place", i)], weak: weak.has(i), last: i === part.count - 1,
         };
@@ -106,8 +111,8 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
   function mark(row, line) {
     if (row.head) return;
     const lit = isLit(row);
-    line.classList.toggle("hot", lit && (!row.weak || row === current));
-    line.classList.toggle("warm", lit && row.weak && row !== current);
+    line.classList.toggle("hot", lit && isStrong(row));
+    line.classList.toggle("warm", lit && !isStrong(row));
     line.classList.toggle("pinned", row === pinned);
     line.classList.toggle("found", match >= 0 && matches[match] === row);
   }
@@ -159,7 +164,7 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
     const brush = ticks.getContext("2d");
     if (!brush || all <= height) return;
     for (const row of lit) {
-      brush.globalAlpha = row.weak ? 0.35 : 1;
+      brush.globalAlpha = isStrong(row) ? 1 : 0.3;
       brush.fillStyle = colourOf(row);
       brush.fillRect(0, Math.min((row.at / pane.shown.length) * height, height - 2), 6, 2);
     }
@@ -284,8 +289,8 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
   function ends(slot, origin) {
     const frame = slot.view.getBoundingClientRect(), left = frame.left - origin.left, top = frame.top - origin.top;
     const lit = [...slot.drawn].filter(([row]) => !row.head && isLit(row));
-    const strong = lit.some(([row]) => !row.weak) ? lit.filter(([row]) => !row.weak || row === current) : lit;
-    return strong.flatMap(([row, line]) => {
+    const strong = lit.filter(([row]) => isStrong(row));
+    return (strong.length ? strong : lit).flatMap(([row, line]) => {
       const y = (row.at + 0.5) * ROW - slot.view.scrollTop;
       if (y < 4 || y > frame.height - 4) return [];
       const range = document.createRange();
@@ -305,7 +310,7 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
       const ids = new Set(data.sets[a.row.set].filter((id) => asked.has(id)));
       places[i + 1].forEach((b) => {
         const [one, other] = [a.row.part.graph, b.row.part.graph], middle = (a.from + b.to) / 2;
-        if ((one && other && one !== other) || !data.sets[b.row.set].some((id) => ids.has(id))) return;
+        if ((one && other && one !== other) || apart(a.row, b.row) || !data.sets[b.row.set].some((id) => ids.has(id))) return;
         count += 1;
         const curve = `M${a.from},${a.y} C${middle},${a.y} ${middle},${b.y} ${b.to},${b.y}`;
         paths.set(colourOf(b.row), (paths.get(colourOf(b.row)) || "") + curve);
@@ -330,7 +335,7 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
   }
 
   const linked = (slot) => slot.pane.shown.filter((row) => !row.head && row.set);
-  const firstLit = (rows) => rows.find((row) => isLit(row) && !row.weak) || rows.find(isLit);
+  const firstLit = (rows) => rows.find((row) => isLit(row) && isStrong(row)) || rows.find(isLit);
 
   // Scrolls every pane to its first lit line that computes; the line's own pane to the line.
   function bring(row) {
