@@ -178,6 +178,11 @@ class ComputedBuffer(Buffer):
     """Why the value was realized: written to memory instead of inlined into its users."""
     reads: frozenset[str] = frozenset()
     """The buffers that it loads from, and the target that it updates."""
+    made_by: Origins = NO_ORIGINS
+    """The operations whose result it is; `origins` has those that its loops inline, too."""
+
+    def __post_init__(self) -> None:
+        self.made_by = self.made_by or self.origins
 
     def __str__(self) -> str:
         why = f"  # {self.why}" if self.why else ""

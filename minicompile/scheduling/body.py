@@ -284,7 +284,7 @@ class Rewriter:
 def record(buffer: ComputedBuffer, dtypes: Mapping[str, torch.dtype]) -> LoopBody:
     """Run a buffer's loop functions once and keep what they did."""
     body = LoopBody(buffer.name, *loop_ranges(buffer.loops))
-    run_loops(buffer, Recorder(body, dtypes).at(buffer.origins))
+    run_loops(buffer, Recorder(body, dtypes).at(buffer.made_by))
     drop_dead(body)
     return body
 
