@@ -27,8 +27,9 @@ from minicompile.ops.display import Several, Shown, bytes_text, count_text, to_h
 from minicompile.ops.events import Event
 from minicompile.ops.origin import SourceLine, short_file, union
 from minicompile.provenance import Piece
-from minicompile.scheduling.nodes import Schedule
+from minicompile.scheduling.explain import FusionSteps
 from minicompile.scheduling.roofline import Roofline, roofline_points
+from minicompile.scheduling.schedule import Explained
 
 if TYPE_CHECKING:
     from minicompile.show.explorer import Explorer
@@ -60,7 +61,7 @@ class CompiledStages(Shown):
     """What one graph (the forward, or the backward) became after AOT."""
 
     loops: LoopGraph
-    schedule: Schedule
+    schedule: Explained
     plans: list[KernelPlan]
     kernels: list[KernelSource]
     wrapper: WrapperSource
@@ -177,6 +178,10 @@ class Trace(Shown):
         if spec is None:
             raise ValueError(f"the trace of {self.name} stops before there are kernels")
         return Roofline(self.name, spec, points)
+
+    def fusion_steps(self, graph: str = "forward") -> FusionSteps:
+        """Every fusion decision in order, refusals too, with the groups before and after it."""
+        return self.graph(graph).schedule.steps()
 
     def source_lines(self) -> list[SourceLine]:
         """The lines of user code that the trace came from, callers included, in order."""

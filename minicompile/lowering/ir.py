@@ -27,7 +27,7 @@ import torch
 
 from minicompile import compat
 from minicompile.errors import VerifyError
-from minicompile.ops.display import Shown
+from minicompile.ops.display import Shown, listed
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.handler import Index, InnerFn, Ops, ReductionFn, StoreMode
 from minicompile.ops.origin import NO_ORIGINS, Origins, source_lines
@@ -37,6 +37,7 @@ from minicompile.shapes.expr import (
     Ranges,
     Size,
     contiguous_strides,
+    index_text,
     linear_index,
     loop_symbol,
     product,
@@ -272,6 +273,9 @@ class LoopGraph(Shown):
     written_back: dict[int, int] = field(default_factory=dict)
     """Outputs that become an input's new contents, by their numbers: a kernel may write them there."""
 
+    def __post_init__(self) -> None:
+        listed(self, "inputs", "operations")
+
     @property
     def buffers(self) -> dict[str, Buffer]:
         """All buffers by name."""
@@ -385,7 +389,7 @@ class FormulaOps(Ops):
 
     def load(self, buffer: str, index: Index) -> str:
         self.loaded.append(buffer)
-        return f"{buffer}[{simplify_index(index, self.ranges)}]"
+        return f"{buffer}[{index_text(simplify_index(index, self.ranges))}]"
 
     def constant(self, value: float | int | bool, dtype: torch.dtype) -> str:
         return repr(value)

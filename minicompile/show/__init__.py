@@ -4,6 +4,21 @@
 same table: `@minicompile.ops.display.renderer(MyType)` on a function that gives HTML.
 """
 
+# ruff: noqa: F401 (imported for the renderers that they register)
+
 from __future__ import annotations
 
-from . import accuracy, aot, capture, graphs, kernels, loops, roofline, schedule, trace  # noqa: F401
+from . import (
+    accuracy,
+    aot,
+    capture,
+    fusion,
+    graphs,
+    kernels,
+    loops,
+    roofline,
+    schedule,
+    torch_side,
+    trace,
+    widgets,
+)

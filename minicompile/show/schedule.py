@@ -8,7 +8,7 @@ from minicompile.codegen.plan import CodeLine
 from minicompile.lowering.ir import Operation
 from minicompile.ops.display import bytes_text, count_text
 from minicompile.provenance import operation_line
-from minicompile.scheduling.explain import Answer, FusionStep, WhatIf
+from minicompile.scheduling.explain import Answer, WhatIf
 from minicompile.scheduling.nodes import (
     ExternKernelSchedulerNode,
     FusedSchedulerNode,
@@ -28,6 +28,7 @@ from minicompile.show.html import (
     heading,
     image,
     shows,
+    shows_many,
     table,
     text,
 )
@@ -116,6 +117,7 @@ def decision_table(decisions: Sequence[FusionDecision], numbers: Sequence[object
 
 ONE_KERNEL = "may these two run as one kernel?"
 shows(FusionDecision)(lambda d: box("fusion decision", ONE_KERNEL, decision_table([d])))
+shows_many(decision_table, "fusion decision", FusionDecision)
 
 
 @shows(Answer)
@@ -135,19 +137,6 @@ def answer_view(answer: Answer) -> str:
         decision_table(decisions, numbers),
         source_cell(answer.decision.origins),
     )
-
-
-@shows(FusionStep)
-def step_view(step: FusionStep) -> str:
-    about = "before fusion" if step.decision is None else step.decision.reason
-    new = {node.name for node in step.decision.nodes} if step.decision is not None else set()
-    frame = "border:1px solid {};border-radius:4px;padding:0px 4px;margin:2px;display:inline-block"
-    groups = "".join(
-        f'<span style="{frame.format(GOOD if not new.isdisjoint(group) else FORWARD)}">'
-        f"{code(' + '.join(group))}</span>"
-        for group in step.groups
-    )
-    return box(f"step {step.number}", about, groups)
 
 
 @shows(WhatIf)

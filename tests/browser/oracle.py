@@ -1,0 +1,52 @@
+"""What a trace's linked view should light, from `trace.pieces()` alone: no view, no script."""
+
+from __future__ import annotations
+
+import linecache
+from dataclasses import dataclass
+from typing import Any
+
+from minicompile.ops.origin import Origin
+from minicompile.pipeline_result import Trace
+
+LATER = ("loops", "schedule", "kernels", "wrapper")
+"""Panes that show the forward and, below it, the backward."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a pane: its code, and the operations of the captured graph that it came from."""
+
+    graph: str
+    text: str
+    origins: frozenset[Origin]
+
+
+def pane_lines(trace: Trace) -> dict[str, list[Line]]:
+    """Every line that came from somewhere, by pane, in the order of the pieces."""
+    found: dict[str, list[Line]] = {}
+    for piece in trace.pieces():
+        first, _, last = piece.stage.rpartition(".")
+        aot = first == "aot" and last != "joint"
+        pane, graph = ("aot", last) if aot else (last, first)
+        found.setdefault(pane, []).append(Line(graph, piece.text.strip(), piece.origins))
+    origins = {origin for lines in found.values() for line in lines for origin in line.origins}
+    source: dict[tuple[str, int], set[Origin]] = {}
+    for origin in origins:
+        for at in origin.stack:
+            source.setdefault((at.file, at.line), set()).add(origin)
+    found["source"] = [
+        Line("", linecache.getline(*at).strip(), frozenset(made)) for at, made in source.items()
+    ]
+    return found
+
+
+def as_json(trace: Trace) -> dict[str, list[Any]]:
+    """The same with operations as numbers, to be read by another process."""
+    lines = pane_lines(trace)
+    every = {origin for pane in lines.values() for line in pane for origin in line.origins}
+    number = {origin: i for i, origin in enumerate(sorted(every))}
+    return {
+        pane: [[line.graph, line.text, sorted(number[o] for o in line.origins)] for line in shown]
+        for pane, shown in lines.items()
+    }
