@@ -48,13 +48,13 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
       const weak = new Set(part.weak);
       for (let i = 0; i < part.count; i++) {
         const of = part.of.length ? part.of[i] : key === "kernels" ? i + 1 : 0;
-        const row = {
-          key, part, of: of && `${part.graph} ${part.title.split(" ")[0]} ${of}`, below: part.of.length > 0, n: pane.lines.length, number: part.first === null ? "" : part.first + i,
+        pane.all.push({
+          key, part, n: pane.lines.length, number: part.first === null ? "" : part.first + i,
           text: data.strings[column("text", i)], set: column("set", i), detail: column("detail", i),
           why: column("why", i), place: data.places[column("place", i)], weak: weak.has(i), last: i === part.count - 1,
-        };
-        pane.lines.push(row);
-        pane.all.push(row);
+          of: of && `${part.graph} ${part.title.split(" ")[0]} ${of}`, below: part.of.length > 0,
+        });
+        pane.lines.push(pane.all.at(-1));
       }
     }
     pane.digits = Math.max(0, ...pane.lines.map((row) => String(row.number).length));
@@ -182,7 +182,6 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
     for (const other of panes.values()) make("option", "", other.title, menu).value = other.key;
     menu.value = key;
     body.style.width = `calc(${pane.longest + pane.digits}ch + 34px)`;
-    slot.rowOf = (line) => pane.lines[line.dataset.n];
     view.addEventListener("scroll", () => {
       slot.top = view.scrollTop;
       draw(slot);
@@ -215,16 +214,12 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
 
   const shown = () => open.map((name) => slots.get(name));
   const slotOf = (row) => slots.get(row.key);
-
   function toggle(key) {
-    if (open.includes(key)) {
-      if (open.length > 1) show(open.filter((name) => name !== key));
-      return;
-    }
+    if (open.includes(key)) return open.length > 1 && show(open.filter((name) => name !== key));
     const oldest = open.length < MOST_OPEN ? null : history[0], order = [...panes.keys()];
     const kept = open.filter((name) => name !== oldest);
     const at = kept.findIndex((name) => order.indexOf(name) > order.indexOf(key));
-    show(kept.toSpliced(at < 0 ? kept.length : at, 0, key));
+    return show(kept.toSpliced(at < 0 ? kept.length : at, 0, key));
   }
 
   // ---- lighting
@@ -255,14 +250,10 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
 
   // The foot: what the line is, where it is from, and the reasons of the decisions about it.
   function tell(row) {
-    if (!row) {
-      what.innerHTML = still.what;
-      why.innerHTML = still.why;
-      why.style.borderLeftColor = still.colour;
-      return;
-    }
-    what.textContent = why.textContent = "";
-    why.style.borderLeftColor = colourOf(row);
+    what.innerHTML = row ? "" : still.what;
+    why.innerHTML = row ? "" : still.why;
+    why.style.borderLeftColor = row ? colourOf(row) : still.colour;
+    if (!row) return;
     make("b", "", row.text.trim(), what);
     const from = linesOf(row).map((line) => data.lines[line][0]);
     if (row.detail) make("small", "", data.strings[row.detail], what);
@@ -346,12 +337,6 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
     drawWires();
   }
 
-  function focus(row) {
-    reveal(row);
-    const slot = slotOf(row), line = slot.drawn.get(row);
-    if (line) line.focus({ preventScroll: true });
-  }
-
   function move(row, key) {
     const at = open.indexOf(row.key), own = linked(slotOf(row));
     let next;
@@ -363,13 +348,20 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
     }
     if (!next) return;
     pinned = null;
-    focus(next);
+    reveal(next);
+    slotOf(next).drawn.get(next).focus({ preventScroll: true });
     if (current !== next) light(next);
   }
 
+  function taken(event, act) {
+    event.preventDefault();
+    event.stopPropagation();
+    act();
+  }
+
   function rowAt(event) {
-    const line = event.target.closest(".ln"), pane = line && line.closest(".pane");
-    return pane ? slots.get(pane.dataset.p).rowOf(line) : null;
+    const line = event.target.closest(".ln");
+    return line && rowsOf(line.closest(".pane").dataset.p).lines[line.dataset.n];
   }
 
   box.addEventListener("mouseover", (event) => {
@@ -388,13 +380,10 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
     if (row) pin(pinned === row ? null : row);
   });
   root.addEventListener("keydown", (event) => {
-    const row = rowAt(event), arrow = event.key.startsWith("Arrow");
-    if (event.key === "Escape") pin(null);
-    else if (row && event.key === "Enter") pin(pinned === row ? null : row);
-    else if (row && arrow) move(row, event.key);
-    else return;
-    event.preventDefault();
-    event.stopPropagation();
+    const row = rowAt(event), { key } = event;
+    if (key === "Escape") taken(event, () => pin(null));
+    else if (row && key === "Enter") taken(event, () => pin(pinned === row ? null : row));
+    else if (row && key.startsWith("Arrow")) taken(event, () => move(row, key));
   });
 
   // ---- the bar above the panes: search jumps, the filter hides
@@ -442,13 +431,9 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
     room.classList.remove("on");
     room.setAttribute("role", "button");
     room.tabIndex = 0;
-    room.addEventListener("click", () => toggle(room.dataset.p));
-    room.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" && event.key !== " ") return;
-      event.preventDefault();
-      event.stopPropagation();
-      toggle(room.dataset.p);
-    });
+    const act = () => toggle(room.dataset.p);
+    room.addEventListener("click", act);
+    room.addEventListener("keydown", (event) => [" ", "Enter"].includes(event.key) && taken(event, act));
   });
 
   // A notebook may lay its outputs out late, or again.
