@@ -35,6 +35,10 @@ def demo() -> Any:
     return importlib.import_module("minicompile.bench.demo")
 
 
+def script() -> Any:
+    return importlib.import_module("minicompile.debug.script")
+
+
 def option_docs() -> dict[str, str]:
     """Each option's docstring: the string that follows its field in the source of `Options`."""
     body = ast.parse(inspect.getsource(Options)).body[0]
@@ -106,6 +110,11 @@ COMMANDS = {
         "show or clear the folder of compiled code",
         run_cache,
         lambda to: to.add_argument("--clear", action="store_true", help="delete all in the folder"),
+    ),
+    "trace": Command(
+        "run a script and write down all that it compiles",
+        lambda chosen: int(script().run(chosen)),
+        lambda to: script().add_arguments(to),
     ),
 }
 

@@ -36,6 +36,9 @@ LEVELS = {"ttir": 1.4, "ttgir": 1.4, "llir": 1.4, "ptx": 1.2, "sass": 1.4}
 DEF_SEARCH = 60
 """How far above a function's first used line its `def` is looked for."""
 
+AROUND = 4
+"""Lines shown on either side of one that did something."""
+
 SHORT = 12
 """Lines of a pane in the text form."""
 
@@ -94,17 +97,22 @@ def source_sections(pieces: Iterable[Piece]) -> Iterator[Section]:
             used = functions.setdefault((line.file, line.function), {})
             used.setdefault(line.line, set()).add(origin)
     for (file, function), used in functions.items():
-        first = function_start(file, function, min(used))
-        code = [linecache.getline(file, n).rstrip("\n") for n in range(first, max(used) + 1)]
-        margin = min((len(c) - len(c.lstrip()) for c in code if c.strip()), default=0)
-        lines = []
-        for number, content in enumerate(code, first):
+        first, last = function_start(file, function, min(used)), max(used)
+        code = {n: linecache.getline(file, n).rstrip("\n") for n in range(first, last + 1)}
+        margin = min((len(c) - len(c.lstrip()) for c in code.values() if c.strip()), default=0)
+        near = {n for line in used for n in range(line - AROUND, line + AROUND + 1)} & {*code}
+        title, lines = f"{function} · {short_file(file)}", list[Piece]()
+        for number in sorted(near | {first}):
             at, made = SourceLine(file, number, function), frozenset(used.get(number, ()))
+            if lines and number > first + len(lines):
+                yield Section(title, lines, first)
+                left_out = number - first - len(lines)
+                title, lines, first = f"⋯ {left_out} lines without operations", [], number
             calls = few(sorted(o.target for o in made), 6)
             told = f"{count_text(len(made), 'operation')}: {calls}" if made else ""
-            own = at if made else None
-            lines.append(Piece("source", at.place, content[margin:], made, at, told, line=own))
-        yield Section(f"{function} · {short_file(file)}", lines, first)
+            text, own = code[number][margin:], at if made else None
+            lines.append(Piece("source", at.place, text, made, at, told, line=own))
+        yield Section(title, lines, first)
 
 
 def loop_sections(graph: str, compiled: CompiledStages, pieces: list[Piece]) -> Iterator[Section]:
@@ -125,15 +133,15 @@ def kernel_sections(graph: str, compiled: CompiledStages, pieces: list[Piece]) -
         yield Section(title, lines, 1, kernel.language, graph)
 
 
-def plain(title: str, first: int) -> Callable[[str, CompiledStages, list[Piece]], list[Section]]:
-    return lambda graph, compiled, pieces: [Section(title, pieces, first, graph=graph)]
+def plain(first: int) -> Callable[[str, CompiledStages, list[Piece]], list[Section]]:
+    return lambda graph, compiled, pieces: [Section(graph, pieces, first, graph=graph)]
 
 
 AFTER_AOT = (
     ("loops", "Loops, scheduled", "by kernel", 1.3, loop_sections),
-    ("schedule", "Fusion decisions", "in order", 1.0, plain("", 0)),
+    ("schedule", "Fusion decisions", "in order", 1.0, plain(0)),
     ("kernels", "Kernels", "generated code", 1.4, kernel_sections),
-    ("wrapper", "Wrapper", "Python", 1.2, plain("", 1)),
+    ("wrapper", "Wrapper", "Python", 1.2, plain(1)),
 )
 """Panes with the forward above the backward: key, title, remark, width, sections of one graph."""
 
@@ -159,9 +167,10 @@ def trace_panes(trace: Trace) -> Iterator[Pane]:
     for key, title, about, width, view in AFTER_AOT if trace.graphs else ():
         sections: list[Section] = []
         for graph, compiled in trace.graphs.items():
-            if len(trace.graphs) > 1:
+            parts = list(view(graph, compiled, by_stage.get(f"{graph}.{key}", [])))
+            if len(trace.graphs) > 1 and parts and parts[0].title != graph:
                 sections.append(Section(graph, (), graph=graph))
-            sections += view(graph, compiled, by_stage.get(f"{graph}.{key}", []))
+            sections += parts
         yield Pane(key, title, about, width, sections)
 
 
@@ -230,7 +239,7 @@ class Explorer(Shown):
         chosen = tuple(self.open) or tuple(key for key in usual if key in known)
         for key in chosen:
             if key not in known:
-                needs = ", which assembly=True adds" * (key in LEVELS and not self.assembly)
+                needs = ", which assembly=True adds," * (key in LEVELS and not self.assembly)
                 told = f"no pane {key!r}{needs} in the trace of {self.trace.name}"
                 raise ValueError(f"{told}; it has: {', '.join(known)}")
         if len(set(chosen)) != len(chosen) or len(chosen) > MOST_OPEN:

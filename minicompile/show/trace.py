@@ -54,26 +54,13 @@ def data(explorer: Explorer) -> dict[str, Any]:
             "place": [places[piece.line] for piece in section.pieces],
         }
         return {
-            "title": section.title,
-            "first": section.first,
-            "language": section.language,
-            "graph": section.graph,
-            "framed": section.framed,
+            **{name: value for name, value in vars(section).items() if name != "pieces"},
             "count": len(section.pieces),
             "weak": [i for i, piece in enumerate(section.pieces) if is_weak(piece)],
             "rows": {name: column for name, column in columns.items() if any(column)},
         }
 
-    panes = [
-        {
-            "key": pane.key,
-            "title": pane.title,
-            "about": pane.about,
-            "width": pane.width,
-            "sections": [section_data(section) for section in pane.sections],
-        }
-        for pane in explorer.panes
-    ]
+    panes = [{**vars(p), "sections": list(map(section_data, p.sections))} for p in explorer.panes]
     operations = sorted({origin for origins in sets for origin in origins})
     numbers = {origin: i for i, origin in enumerate(operations)}
     lines = sorted({*(o.line for o in operations), *places} - {None})
@@ -123,12 +110,12 @@ def sub(title: object) -> str:
 
 
 def strip(explorer: Explorer) -> str:
-    """The corridor: one button a room, which opens and closes its pane."""
+    """The corridor: one button a room, which opens and closes its pane; ↩ marks the backward's count."""
     counts: dict[str, list[str]] = {}
     titles: dict[str, str] = {}
     for room in explorer.trace.rooms():
         graph, _, key = room.stage.rpartition(".")
-        count = f"backward {room.count}" if graph == "backward" else room.count
+        count = f"↩ {room.count}" if graph == "backward" else room.count
         titles.setdefault(key, room.title)
         counts.setdefault(key, []).append(text(count))
     for pane in explorer.panes:

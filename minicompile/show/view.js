@@ -65,6 +65,7 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
     pane.shown = wanted ? pane.all.filter((row) => (row.head ? parts.has(row.part) : keep(row))) : pane.all;
     pane.all.forEach((row) => { row.at = -1; });
     pane.shown.forEach((row, i) => { row.at = i; });
+    pane.left = pane.shown.filter((row) => !row.head).length;
   }
 
   // ---- drawing
@@ -86,7 +87,7 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
   }
 
   function element(row, slot) {
-    const line = make("span", row.head ? `row hd${row.part.count ? "" : " graph"}` : "row ln");
+    const line = make("span", row.head ? `row hd${row.head === row.part.graph ? " graph" : ""}` : "row ln");
     line.style.top = `${row.at * ROW}px`;
     if (row.part.framed) line.classList.add("framed", row.last ? "last" : "in");
     if (row.head) {
@@ -129,8 +130,16 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
       }
       after = drawn.get(row);
     }
+    say(slot);
     const stops = [...drawn].filter(([row]) => row.set); // one line of a pane can be reached with the tab key
     if (stops.length && !stops.some(([, line]) => line.tabIndex === 0)) stops[0][1].tabIndex = 0;
+  }
+
+  // What stands at the right of a pane's title: how much is lit or left, or the headline scrolled past.
+  function say(slot) {
+    const { pane, view } = slot, top = pane.shown[Math.floor(view.scrollTop / ROW)];
+    const left = wanted && `${pane.left} of ${pane.lines.length} lines`;
+    slot.about.textContent = slot.lit ? `${slot.lit} lit` : left || (view.scrollTop && top?.part.title) || pane.about;
   }
 
   function redraw(slot) {
@@ -144,8 +153,8 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
   function drawTicks(slot) {
     const { ticks, pane, view } = slot, height = view.clientHeight, all = pane.shown.length * ROW;
     const lit = current ? pane.shown.filter((row) => !row.head && isLit(row)) : [];
-    const lines = wanted ? `${pane.shown.filter((row) => !row.head).length} of ${pane.lines.length} lines` : pane.about;
-    slot.about.textContent = current && lit.length ? `${lit.length} lit` : lines;
+    slot.lit = lit.length;
+    say(slot);
     ticks.height = height;
     const brush = ticks.getContext("2d");
     if (!brush || all <= height) return;

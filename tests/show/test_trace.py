@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import minicompile as mc
+from minicompile.errors import MinicompileError
 from minicompile.ops.display import to_html
 from minicompile.ops.origin import SourceLine, short_file
 from minicompile.pipeline_result import Trace
 from tests.show import example
+from tests.show.model import block
 from tests.show.test_views import parsed
 
 
@@ -78,18 +82,20 @@ def test_the_summary_counts_each_room_and_says_where_to_look(trace: Trace) -> No
     assert re.search(r"Loops \(backward\) +5 buffers, 1 extern +trace\.backward\.loops", text)
 
 
-def test_saving_writes_a_page_and_a_text_file_per_stage(trace: Trace, tmp_path: Path) -> None:
+def test_saving_writes_the_explorer_and_two_files_per_stage(trace: Trace, tmp_path: Path) -> None:
     page = trace.save(tmp_path / "deep" / "out")
-    names = sorted(p.name for p in page.parent.iterdir())
-    assert names[0] == "01_capture.txt" and "index.html" in names
-    assert "06_forward_kernels_softmax_relu_0.py" in names and "07_forward_wrapper.py" in names
-    assert (page.parent / "06_forward_kernels_softmax_relu_0.py").read_text() == trace.kernels[
-        0
-    ].text
-    content = page.read_text()
-    parsed(content.removeprefix("<!doctype html>"))
-    assert all(f"<summary>{name}</summary>" in content for name in trace.stages)
-    assert example.trace().page() == content, "the page is not deterministic"
+    folder, content = page.parent, page.read_text()
+    names = {p.name for p in folder.iterdir()}
+    assert {"01_capture.txt", "01_capture.html", "07_forward_wrapper.py"} < names
+    kernel = folder / "06_forward_kernels_softmax_relu_0.py"
+    assert kernel.read_text() == trace.kernels[0].text
+    assert set(re.findall(r'<a href="([^"]*)"', content)) == names - {"index.html"}
+    assert to_html(trace) in content
+    for file in folder.glob("*.html"):
+        parsed(file.read_text().removeprefix("<!doctype html>"))
+    again = example.trace().save(tmp_path / "again").parent
+    for name in names:
+        assert (again / name).read_text() == (folder / name).read_text(), "not deterministic"
 
 
 def model_of(view: str) -> Any:
@@ -117,6 +123,87 @@ def test_data_behind_the_links_is_the_origins(trace: Trace) -> None:
         (p.text, tuple(origins.index(o) for o in sorted(p.origins))) for p in trace.pieces()
     )
     assert shown == wanted
+
+
+def test_data_names_the_lines_that_compute_nothing(trace: Trace) -> None:
+    model = model_of(to_html(trace))
+    weak = {
+        (pane["key"], texts(model, section, "text")[i])
+        for pane in model["panes"]
+        for section in pane["sections"]
+        for i in section["weak"]
+    }
+    inputs = {("capture", "x: f32[512, 64]"), ("capture", "w: f32[64, 128]")}
+    assert {found for found in weak if found[0] == "capture"} == inputs
+    assert not {found for found in weak if found[0] == "kernels"}, "the example has no scaffold"
+
+
+def test_the_explorer_as_text_says_what_it_leaves_out(trace: Trace) -> None:
+    text = str(trace.explore(["source", "kernels"]))
+    assert "not open: bytecode, capture, joint, aot, loops, schedule, wrapper" in text
+    assert re.search(r"h = torch\.relu\(h\) +tests/show/model\.py:12\n", text)
+    assert 'and 10 more: trace.explore(["kernels"])' in text
+
+
+@pytest.mark.parametrize(
+    ("panes", "told"),
+    [
+        (
+            ["sauce"],
+            "no pane 'sauce' in the trace of block; it has: source, bytecode, capture, joint",
+        ),
+        (["ptx"], "no pane 'ptx', which assembly=True adds, in the trace of block"),
+        (["source", "source"], "open one to 4 different panes, not source, source"),
+        (["source", "aot", "loops", "kernels", "joint"], "open one to 4 different panes"),
+    ],
+)
+def test_panes_that_can_not_be_opened_are_told(trace: Trace, panes: list[str], told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        trace.explore(panes)
+
+
+def test_a_trace_that_stops_early_opens_what_it_has() -> None:
+    stopped = Trace("block", example.capture())
+    assert list(stopped.explore().open) == ["source"]
+    parsed(to_html(stopped))
+
+
+def test_assembly_lines_have_the_origins_of_their_kernel_lines() -> None:
+    pytest.importorskip("triton", reason="no Triton to cross-compile with")
+    options = {"device_codegen": "triton"}
+    made = mc.trace(mc.compile(block, options=options), torch.ones(8, 16), torch.ones(16, 4))
+    explorer = made.explore(assembly=True)
+    kernels = {kernel.name: kernel for kernel in made.kernels}
+    assert explorer.open[:3] == ("source", "kernels", "ptx")
+    (section,) = explorer.pane("ptx").sections
+    found = [p for p in section.pieces if p.origins]
+    assert any("ex2.approx" in p.text for p in found), "the exponential of softmax"
+    for piece in found:
+        kernel, number = piece.name.split(":")[0], int(piece.detail.split()[1])
+        assert piece.origins == kernels[kernel].lines[number - 1].origins
+    parsed(to_html(explorer))
+
+
+def test_assembly_of_other_kernels_says_how_to_get_it() -> None:
+    trace = example.trace()
+    for graph in trace.graphs.values():
+        graph.kernels[0].language = "cpp"
+    with pytest.raises(MinicompileError, match="'device_codegen': 'triton'"):
+        trace.explore(assembly=True)
+
+
+def test_source_far_from_what_was_used_is_left_out_and_counted(tmp_path: Path) -> None:
+    file = tmp_path / "far.py"
+    code = ["def far(x):", *("    # nothing" for _ in range(30)), "    return torch.relu(x)"]
+    file.write_text("\n".join(code))
+    origin = example.Origin("relu", "torch.relu", (SourceLine(str(file), 32, "far"),))
+    trace = Trace("far", example.capture())
+    trace.capture.graph.gm.graph.output_node().meta["origins"] = frozenset({origin})
+    sections = [s for s in trace.explore().pane("source").sections if "block" not in s.title]
+    far = next(i for i, s in enumerate(sections) if s.title.startswith("far"))
+    assert [p.text for p in sections[far].pieces] == ["def far(x):"]
+    assert sections[far + 1].title == "⋯ 26 lines without operations"
+    assert [p.name for p in sections[far + 1].pieces] == [f"far.py:{n}" for n in range(28, 33)]
 
 
 def test_titles_tell_without_scripts(trace: Trace) -> None:
