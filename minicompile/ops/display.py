@@ -63,3 +63,7 @@ class Several(list[T], Shown):
 
     def __str__(self) -> str:
         return "\n".join(map(str, self))
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's own printer of lists would come before ours."""
+        printer.text(str(self))
