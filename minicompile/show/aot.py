@@ -9,7 +9,8 @@ from minicompile.aot.result import AotResult, OutputSpec, Partition, RuntimeMeta
 from minicompile.ops.display import bytes_text
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import NO_ORIGINS
-from minicompile.show.graphs import graph_parts, pass_parts
+from minicompile.show.diff import pass_parts
+from minicompile.show.graphs import graph_parts
 from minicompile.show.html import bar, box, code, details, facts, heading, shows, table, text
 from minicompile.show.listing import headline, source_cell
 from minicompile.show.palette import GOOD, NEUTRAL, colour
