@@ -101,7 +101,7 @@ class Oracle:
 
     @classmethod
     def read(cls, file: Path) -> Oracle:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))["lines"]
         return cls(
             {
                 pane: [(graph, code, set(made)) for graph, code, made in lines]

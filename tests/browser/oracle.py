@@ -41,8 +41,8 @@ def pane_lines(trace: Trace) -> dict[str, list[Line]]:
     return found
 
 
-def as_json(trace: Trace) -> dict[str, list[Any]]:
-    """The same with operations as numbers, to be read by another process."""
+def lines_as_numbers(trace: Trace) -> dict[str, list[Any]]:
+    """The same with operations as numbers."""
     lines = pane_lines(trace)
     every = {origin for pane in lines.values() for line in pane for origin in line.origins}
     number = {origin: i for i, origin in enumerate(sorted(every))}
@@ -50,3 +50,11 @@ def as_json(trace: Trace) -> dict[str, list[Any]]:
         pane: [[line.graph, line.text, sorted(number[o] for o in line.origins)] for line in shown]
         for pane, shown in lines.items()
     }
+
+
+def expected(trace: Trace) -> dict[str, Any]:
+    """What the views of a trace should show, to be read by another process."""
+    schedule, steps = trace.schedule, []
+    for step in schedule.decisions:
+        steps.append([step.fused, step.producer, step.consumer, step.reason])
+    return {"lines": lines_as_numbers(trace), "steps": steps}

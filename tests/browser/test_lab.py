@@ -18,10 +18,12 @@ CELLS = (
     "import json\nfrom pathlib import Path\n"
     "import minicompile as mc\n"
     "from tests.browser.model import block, example\n"
-    "from tests.browser.oracle import as_json",
+    "from tests.browser.oracle import expected",
     "trace = mc.trace(block, *example())\ntrace.explore()",
     "trace",
-    "_ = Path('lines.json').write_text(json.dumps(as_json(trace)))\n_ = trace.save('saved')",
+    "run = trace.fusion_steps()\nrun",
+    "experiment = mc.what_if(block, *example())\nexperiment",
+    "Path('expected.json').write_text(json.dumps(expected(trace)))\n_ = trace.save('saved')",
 )
 PLACES = [
     ("source", "weights = torch.softmax(h, -1)", ""),
@@ -53,7 +55,7 @@ def live(lab: Lab, pages: Pages) -> Any:
 
 @pytest.fixture(scope="module")
 def oracle(live: Any, lab: Lab) -> Oracle:
-    found = Oracle.read(lab.folder / "lines.json")
+    found = Oracle.read(lab.folder / "expected.json")
     found.number_source(Explorer(live.locator(".mc.trace").first).lines("source"))
     return found
 
@@ -257,3 +259,10 @@ def outside(requests: list[str]) -> list[str]:
     inside = ("file", "data", "blob", "about")
     split = [(urlsplit(url), url) for url in requests]
     return [url for at, url in split if at.scheme not in inside and at.hostname != "127.0.0.1"]
+def test_peek(live, pages, lab):
+    live.screenshot(path="/tmp/browser/p.png")
+    o = live.locator(".mc .steps").first; o.scroll_into_view_if_needed(); o.screenshot(path="/tmp/browser/steps.png"); print(o.inner_text())
+    o = live.locator(".jp-CodeCell:has(.widget-vbox)").last
+    o.scroll_into_view_if_needed(); 
+    print(o.inner_text()); 
+    o.screenshot(path="/tmp/browser/panel.png")
