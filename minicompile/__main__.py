@@ -81,7 +81,7 @@ def show_rules(chosen: argparse.Namespace) -> int:
 
 def run_cache(chosen: argparse.Namespace) -> int:
     """Where compiled code is kept, how much there is; `--clear` empties it."""
-    folder = Path(Options().cache_dir)
+    folder = Options().cache_folder
     files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     size = sum(path.stat().st_size for path in files)
     print(f"{folder}: {len(files)} files, {size / 2**20:.1f} MiB")

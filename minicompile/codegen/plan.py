@@ -179,6 +179,9 @@ class CodeLine:
     origins: Origins = NO_ORIGINS
     scaffold: bool = False
 
+    def __str__(self) -> str:
+        return self.text
+
 
 class Code:
     """Generated code, line by line."""
@@ -219,6 +222,8 @@ class KernelModule(Shown):
     kernels: list[KernelSource]
     units: tuple[str, ...] = ()
     """The text in files that can be compiled side by side."""
+    cached: int | None = None
+    """How many of these files the disk cache had; None where it is not known."""
 
     def __str__(self) -> str:
         return self.text

@@ -35,11 +35,10 @@ class LinePrinter:
         self.order = {value: i for i, value in enumerate(plan.body.values)}
         self.arguments = {a.buffer: a for a in plan.arguments}
 
-    def line(self, text: str, origins: Origins | None = None) -> None:
+    def line(self, text: str, origins: Origins | None = None, scaffold: bool = False) -> None:
         """A line with the origins of what it computes; without any it is scaffold, of the whole kernel."""
-        scaffold = origins is None
-        found = self.whole if origins is None else origins
-        self.lines.append(CodeLine("    " * self.depth + text, found, scaffold))
+        known = (self.whole, True) if origins is None else (origins, scaffold)
+        self.lines.append(CodeLine("    " * self.depth + text, *known))
 
     @contextlib.contextmanager
     def block(self, first: str, last: str = "", origins: Origins | None = None) -> Iterator[None]:

@@ -34,7 +34,7 @@ from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.handler import Index, Ops, StoreMode
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.ops.table import POINTWISE, POSITIONS, ReductionKind, ScanKind, result_dtype
-from minicompile.shapes.expr import Ranges, Size, is_float, loop_symbol, simplify_index
+from minicompile.shapes.expr import Ranges, Size, index_text, is_float, loop_symbol, simplify_index
 
 
 @dataclass(eq=False, slots=True)
@@ -143,7 +143,7 @@ class LoopBody(Shown):
         lines.append(f"    var_ranges = {ranges_text(self.ranges)}")
         if self.reduction_ranges:
             lines.append(f"    reduction_ranges = {ranges_text(self.reduction_ranges)}")
-        lines += [f"    {name} = {index}" for index, name in indices.items()]
+        lines += [f"    {name} = {index_text(index)}" for index, name in indices.items()]
         lines.append("    def body(self, ops):")
         for value in self.values:
             if value.op != "constant":
@@ -284,7 +284,7 @@ class Rewriter:
 def record(buffer: ComputedBuffer, dtypes: Mapping[str, torch.dtype]) -> LoopBody:
     """Run a buffer's loop functions once and keep what they did."""
     body = LoopBody(buffer.name, *loop_ranges(buffer.loops))
-    run_loops(buffer, Recorder(body, dtypes).at(buffer.origins))
+    run_loops(buffer, Recorder(body, dtypes).at(buffer.made_by))
     drop_dead(body)
     return body
 

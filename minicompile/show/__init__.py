@@ -19,6 +19,7 @@ from . import (
     loops,
     roofline,
     schedule,
+    torch_side,
     trace,
     widgets,
 )

@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from minicompile.aot.levels import LevelGraph
-from minicompile.aot.result import AotResult, OutputSpec, Partition, RuntimeMetadata
+from minicompile.aot.result import AotResult, ForwardValue, OutputSpec, Partition, RuntimeMetadata
 from minicompile.ops.display import bytes_text
 from minicompile.ops.graph import Graph
-from minicompile.ops.origin import NO_ORIGINS
+from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.show.diff import pass_parts
 from minicompile.show.graphs import graph_parts
-from minicompile.show.html import bar, box, code, details, facts, heading, shows, table, text
+from minicompile.show.html import (
+    bar,
+    box,
+    code,
+    details,
+    facts,
+    heading,
+    shows,
+    shows_many,
+    table,
+    text,
+)
 from minicompile.show.listing import headline, source_cell
 from minicompile.show.palette import GOOD, NEUTRAL, colour
+
+
+def value_table(title: str, values: Sequence[ForwardValue], made: Mapping[str, Origins]) -> str:
+    """What is saved or computed again, the largest first."""
+    largest = max((v.bytes or 0 for v in values), default=0)
+    rows = []
+    for value in sorted(values, key=lambda v: (-(v.bytes or 0), v.name)):
+        origins = made.get(value.name, NO_ORIGINS)
+        size = bytes_text(value.bytes) if value.bytes is not None else "symbolic"
+        name, length = code(value.name, colour(origins)), bar(value.bytes or 0, largest, GOOD, 16)
+        rows.append([name, size, length, text(value.reason), source_cell(origins)])
+    return table((title, "bytes", "", "why", "line"), rows, numbers=(1,)) if rows else ""
+
+
+shows_many(lambda values: value_table("value", values, {}), "value", ForwardValue)
 
 
 def partition_parts(partition: Partition) -> str:
@@ -25,18 +52,10 @@ def partition_parts(partition: Partition) -> str:
     most = max(partition.saved_bytes, partition.default_bytes)
     compare = ([text(what), bytes_text(n), bar(n, most, hue)] for what, n, hue in totals)
     shown = table(("kept for backward, beside inputs", "bytes", ""), compare, numbers=(1,))
-    listed = (("saved", partition.saved), ("computed again in backward", partition.recomputed))
-    for title, values in listed:
-        largest = max((v.bytes or 0 for v in values), default=0)
-        rows = []
-        for value in sorted(values, key=lambda v: (-(v.bytes or 0), v.name)):
-            made = partition.origins.get(value.name, NO_ORIGINS)
-            size = bytes_text(value.bytes) if value.bytes is not None else "symbolic"
-            name, length = code(value.name, colour(made)), bar(value.bytes or 0, largest, GOOD, 16)
-            rows.append([name, size, length, text(value.reason), source_cell(made)])
-        if rows:
-            shown += table((title, "bytes", "", "why", "line"), rows, numbers=(1,))
-    return shown
+    shown += value_table("saved", partition.saved, partition.origins)
+    return shown + value_table(
+        "computed again in backward", partition.recomputed, partition.origins
+    )
 
 
 shows(Partition)(lambda partition: box(*headline(partition), partition_parts(partition)))

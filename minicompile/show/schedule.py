@@ -28,6 +28,7 @@ from minicompile.show.html import (
     heading,
     image,
     shows,
+    shows_many,
     table,
     text,
 )
@@ -116,6 +117,7 @@ def decision_table(decisions: Sequence[FusionDecision], numbers: Sequence[object
 
 ONE_KERNEL = "may these two run as one kernel?"
 shows(FusionDecision)(lambda d: box("fusion decision", ONE_KERNEL, decision_table([d])))
+shows_many(decision_table, "fusion decision", FusionDecision)
 
 
 @shows(Answer)

@@ -12,13 +12,24 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from minicompile.ops.display import Several, bytes_text, count_text
+from minicompile.ops.display import Several, bytes_text, count_text, renderer
 from minicompile.ops.origin import NO_ORIGINS
 from minicompile.pipeline_result import CompiledStages, Trace, saving
 from minicompile.provenance import Piece
 from minicompile.show.explorer import Explorer, Pane, Section, is_weak
-from minicompile.show.html import box, code, details, inside, shows, table, text
-from minicompile.show.listing import from_text, listing, stripe
+from minicompile.show.html import (
+    STYLE,
+    box,
+    code,
+    details,
+    inside,
+    several_of,
+    shows,
+    shows_many,
+    table,
+    text,
+)
+from minicompile.show.listing import from_text, headline, listing, stripe
 from minicompile.show.palette import GOOD, NEUTRAL, colour, line_colour
 from minicompile.show.schedule import frame
 from minicompile.show.syntax import script_patterns
@@ -194,12 +205,21 @@ def piece_table(pieces: Sequence[Piece]) -> str:
 
 
 shows(Piece)(lambda piece: box(piece.name, piece.stage, piece_table([piece])))
+shows_many(piece_table, "object", Piece)
+
+
+OPEN_AT_MOST = 3
+"""Longer lists of objects fold, one line each."""
 
 
 @shows(Several)
 def several_view(items: Several[Any]) -> str:
-    """A list of stage objects; pieces of a trace share one table."""
-    if items and all(isinstance(item, Piece) for item in items):
-        about = count_text(len(items), "object")
-        return box("one line through the corridor", about, piece_table(items))
-    return "".join(inside(item) for item in items) or "<p>none</p>"
+    """A list of stage objects: in the one view that their type has for several, else one below the other."""
+    lists = (map(several_of, type(item).__mro__) for item in items)
+    together = {next(filter(None, map(renderer.get, classes)), None) for classes in lists}
+    view = together.pop() if len(together) == 1 else None
+    if view is not None:
+        return view(items).removeprefix(STYLE)
+    folds = len(items) > OPEN_AT_MOST
+    shown = (details(*headline(i), inside(i)) if folds else inside(i) for i in items)
+    return "".join(shown) or "<p>none</p>"

@@ -259,10 +259,15 @@ def outside(requests: list[str]) -> list[str]:
     inside = ("file", "data", "blob", "about")
     split = [(urlsplit(url), url) for url in requests]
     return [url for at, url in split if at.scheme not in inside and at.hostname != "127.0.0.1"]
+
+
 def test_peek(live, pages, lab):
     live.screenshot(path="/tmp/browser/p.png")
-    o = live.locator(".mc .steps").first; o.scroll_into_view_if_needed(); o.screenshot(path="/tmp/browser/steps.png"); print(o.inner_text())
+    o = live.locator(".mc .steps").first
+    o.scroll_into_view_if_needed()
+    o.screenshot(path="/tmp/browser/steps.png")
+    print(o.inner_text())
     o = live.locator(".jp-CodeCell:has(.widget-vbox)").last
-    o.scroll_into_view_if_needed(); 
-    print(o.inner_text()); 
+    o.scroll_into_view_if_needed()
+    print(o.inner_text())
     o.screenshot(path="/tmp/browser/panel.png")
