@@ -16,7 +16,8 @@ from minicompile.options import CHOICES
 from minicompile.scheduling.nodes import FusionDecision, Pair, Schedule
 from minicompile.show.html import box, columns, details, heading, inside, shows, table, text
 
-DYNAMIC = (("automatic", None), ("yes", True), ("no", False))
+DYNAMIC = {"automatic": None, "yes": True, "no": False}
+"""By names: to a widget None would be that nothing is chosen."""
 MOST_KERNELS = 12
 """Of the kernels that differ, so many of each side are shown."""
 
@@ -66,7 +67,9 @@ class Panel:
         self.knobs = {
             "graph": choice("graph", list(first.before.graphs) or [base.graph], base.graph),
             "backend": choice("backend", list(backends), base.backend),
-            "dynamic": choice("dynamic", DYNAMIC, base.dynamic),
+            "dynamic": choice(
+                "dynamic", list(DYNAMIC), {v: k for k, v in DYNAMIC.items()}[base.dynamic]
+            ),
             "device_codegen": choice("language", ["auto", *code_generator], options.device_codegen),
             "inline": choice("inline", CHOICES["inline"], options.inline),
         }
@@ -96,6 +99,7 @@ class Panel:
     def changes(self) -> dict[str, Any]:
         """What the controls say, as `Experiment.run` takes it."""
         found = {name: control.value for name, control in self.knobs.items()}
+        found["dynamic"] = DYNAMIC[found["dynamic"]]
         found["forbid"] = [pair for pair, wish in self.wishes.items() if wish == "force apart"]
         found["fuse"] = [pair for pair, wish in self.wishes.items() if wish == "force together"]
         if self.axis.value != "as planned":

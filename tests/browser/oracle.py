@@ -6,11 +6,11 @@ import linecache
 from dataclasses import dataclass
 from typing import Any
 
+from minicompile.ops.display import bytes_text
 from minicompile.ops.origin import Origin
 from minicompile.pipeline_result import Trace
-
-LATER = ("loops", "schedule", "kernels", "wrapper")
-"""Panes that show the forward and, below it, the backward."""
+from minicompile.scheduling.cost import cost_of
+from minicompile.scheduling.nodes import Schedule
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,28 @@ def lines_as_numbers(trace: Trace) -> dict[str, list[Any]]:
     }
 
 
+def costs(found: Schedule) -> dict[str, str]:
+    """Kernels and memory traffic of a schedule, as the views write them."""
+    moved = (cost_of(node, found.graph, found.memory).bytes for node in found.nodes)
+    return {"kernels": str(len(found.kernels)), "bytes moved": bytes_text(sum(moved))}
+
+
 def expected(trace: Trace) -> dict[str, Any]:
     """What the views of a trace should show, to be read by another process."""
-    schedule, steps = trace.schedule, []
-    for step in schedule.decisions:
-        steps.append([step.fused, step.producer, step.consumer, step.reason])
-    return {"lines": lines_as_numbers(trace), "steps": steps}
+    steps, kernels, saved = [], len(trace.loops.operations) - len(trace.loops.externs), 0
+    for step in trace.schedule.decisions:
+        kernels, saved = kernels - step.fused, saved + step.fused * step.score
+        left = f"{kernels} kernel{'s' * (kernels != 1)} left, {bytes_text(saved)} saved so far"
+        steps.append([f"{step.producer} + {step.consumer}", step.reason, left])
+    first = next(d for d in trace.schedule.decisions if d.fused)
+    pair = (first.producers[-1].name, first.consumers[0].name)
+    return {
+        "lines": lines_as_numbers(trace),
+        "steps": steps,
+        "pair": " + ".join(pair),
+        "as decided": costs(trace.schedule),
+        "apart": costs(trace.schedule.what_if(forbid=[pair]).after),
+        "changes": [
+            [diff.title, [row.texts for row in diff.changes]] for diff in trace.steps().steps
+        ],
+    }

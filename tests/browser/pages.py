@@ -85,9 +85,9 @@ class Lab:
             page.get_by_role("menuitem", name=item, exact=True).click()
         prompts = page.locator(f"{PANEL} .jp-CodeCell .jp-InputArea-prompt")
         errors = page.locator(f"{PANEL} [data-mime-type='application/vnd.jupyter.error']")
-        while not all(re.search(r"\d", prompt) for prompt in prompts.all_inner_texts()):
+        while not all(re.search(r"\d", prompt) for prompt in prompts.all_text_contents()):
             assert errors.count() == 0, errors.first.inner_text()
-            assert time.monotonic() < end, prompts.all_inner_texts()
+            assert time.monotonic() < end, prompts.all_text_contents()
             page.wait_for_timeout(100)
         assert errors.count() == 0, errors.first.inner_text()
 
