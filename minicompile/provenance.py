@@ -35,7 +35,7 @@ from minicompile.lowering.ir import (
 )
 from minicompile.ops.display import Shown, bytes_text
 from minicompile.ops.dtypes import value_text
-from minicompile.ops.graph import Graph, call_text, origins_of
+from minicompile.ops.graph import Listing, call_text, origins_of
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, source_lines, union
 from minicompile.scheduling.nodes import FusionDecision, Schedule
 
@@ -96,7 +96,7 @@ def node_detail(node: fx.Node) -> str:
     return f"{value_text(value)}, {bytes_text(value.numel() * value.element_size())}"
 
 
-def of_graph(stage: str, graph: Graph, partition: Partition | None = None) -> Iterator[Piece]:
+def of_graph(stage: str, graph: Listing, partition: Partition | None = None) -> Iterator[Piece]:
     """The nodes of a graph; with a partition, why a value is saved or computed again."""
     reasons: dict[str, str] = {}
     if partition is not None:

@@ -12,6 +12,7 @@ from . import (
     accuracy,
     aot,
     capture,
+    diff,
     fusion,
     graphs,
     kernels,
