@@ -217,7 +217,7 @@ def operations(stage: str, cell: Cell) -> int | str:
 
 
 def pinned(cells: Sequence[Cell]) -> str:
-    """Which half is wrong, if one is: wrong with either other half, while without it all is right."""
+    """Which half alone explains what is wrong and what is right."""
     if not any(cell.bad for cell in cells):
         apart = [f"{c.capture} with {c.compiler}" for c in cells if c.bad is None]
         return (
@@ -225,13 +225,12 @@ def pinned(cells: Sequence[Cell]) -> str:
             if not apart
             else (f"what was compiled agrees with eager; not compiled: {', '.join(apart)}")
         )
-    found = []
-    for half, of in (("capture", "capture"), ("compile", "compiler")):
-        for who in dict.fromkeys(getattr(cell, of) for cell in cells):
-            inside = {cell.bad for cell in cells if getattr(cell, of) == who}
-            outside = {cell.bad for cell in cells if getattr(cell, of) != who}
-            if True in inside and False not in inside and True not in outside and False in outside:
-                found.append((half, who))
+    found = [
+        (half, who)
+        for half, of in (("capture", "capture"), ("compile", "compiler"))
+        for who in dict.fromkeys(getattr(cell, of) for cell in cells)
+        if all(cell.bad in (None, getattr(cell, of) == who) for cell in cells)
+    ]
     wrong = ", ".join(f"{c.capture} with {c.compiler}" for c in cells if c.bad)
     if len(found) != 1:
         return f"wrong: {wrong}; that is not pinned to one half"
