@@ -6,7 +6,7 @@ same table: `@minicompile.ops.display.renderer(MyType)` on a function that gives
 
 from __future__ import annotations
 
-from . import (
+from . import (  # noqa: F401
     accuracy,
     aot,
     capture,

@@ -21,7 +21,8 @@ from minicompile.ops.events import Event
 from tests.debug.documents import bash
 
 SPEC = """dynamo aot inductor graph_breaks graph_code guards recompiles bytecode pre_grad_graphs
-    aot_graphs aot_joint_graph post_grad_graphs ir_pre_fusion ir_post_fusion fusion schedule output_code cudagraphs perf"""
+    aot_graphs aot_joint_graph post_grad_graphs ir_pre_fusion ir_post_fusion fusion schedule
+    output_code cudagraphs perf"""
 LINE = re.compile(r"\[\d+/\d+\] (\w+):( .*)?")
 
 
