@@ -56,12 +56,12 @@ class Piece(Shown):
     detail: str = ""
     why: tuple[str, ...] = ()
     line: SourceLine | None = None
-    """A source line known without origins (an instruction's)."""
+    """Its own source line, where it has one: an instruction's, that of the user's code itself."""
 
     @property
     def lines(self) -> tuple[SourceLine, ...]:
-        """The user lines it came from, innermost."""
-        return source_lines(self.origins) or ((self.line,) if self.line is not None else ())
+        """The user lines it came from: its own, or the innermost of its origins."""
+        return (self.line,) if self.line is not None else source_lines(self.origins)
 
     def __str__(self) -> str:
         return f"{self.stage:<18} {self.text.strip()}"
@@ -88,12 +88,17 @@ def node_line(node: fx.Node) -> str:
     return f"{node.name} = {call_text(node)}"
 
 
-def node_detail(node: fx.Node) -> str:
-    """Type and bytes of a node's value."""
+def node_size(node: fx.Node) -> str:
+    """Bytes of a node's tensor; "" where they aren't known."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or not all(type(s) is int for s in value.shape):
-        return value_text(value)
-    return f"{value_text(value)}, {bytes_text(value.numel() * value.element_size())}"
+        return ""
+    return bytes_text(value.numel() * value.element_size())
+
+
+def node_detail(node: fx.Node) -> str:
+    """Type and bytes of a node's value."""
+    return ", ".join(filter(None, (value_text(node.meta.get("val")), node_size(node))))
 
 
 def of_graph(stage: str, graph: Listing, partition: Partition | None = None) -> Iterator[Piece]:

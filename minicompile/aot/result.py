@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from minicompile.ops.display import Shown
+from minicompile.ops.display import Shown, listed
 from minicompile.ops.graph import Graph, PassRecord
 from minicompile.ops.origin import Origins
 
@@ -159,13 +159,18 @@ class ForwardValue:
     is_input: bool = False
     """It exists anyway: keeping it writes nothing."""
 
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {'symbolic' if self.bytes is None else self.bytes} bytes, {self.reason}"
+        )
+
 
 @dataclass
 class Partition(Shown):
     """What the forward keeps for the backward, and what the backward computes again."""
 
-    saved: tuple[ForwardValue, ...]
-    recomputed: tuple[ForwardValue, ...]
+    saved: Sequence[ForwardValue]
+    recomputed: Sequence[ForwardValue]
     saved_bytes: int
     """Without inputs."""
     default_bytes: int
@@ -173,6 +178,9 @@ class Partition(Shown):
     method: str
     origins: dict[str, Origins] = field(default_factory=dict)
     """Of what is saved or computed again, by name."""
+
+    def __post_init__(self) -> None:
+        listed(self, "saved", "recomputed")
 
     def __str__(self) -> str:
         inputs = [v.bytes or 0 for v in self.saved if v.is_input]
@@ -185,9 +193,7 @@ class Partition(Shown):
         if inputs:
             lines.append(f"  and {sum(inputs)} bytes in {len(inputs)} inputs, which exist anyway")
         for kind, values in (("saved", self.saved), ("recomputed", self.recomputed)):
-            for v in values:
-                size = v.bytes if v.bytes is not None else "symbolic"
-                lines.append(f"  {kind} {v.name}: {size} bytes, {v.reason}")
+            lines += [f"  {kind} {value}" for value in values]
         return "\n".join(lines)
 
 
@@ -205,6 +211,11 @@ class AotResult(Shown):
     metadata: RuntimeMetadata
     levels: dict[Level, LevelGraph] = field(default_factory=dict)
     passes: list[PassRecord] = field(default_factory=list)
+    captured: Graph | None = None
+    """What was differentiated: the captured graph after its own passes."""
+
+    def __post_init__(self) -> None:
+        listed(self, "passes")
 
     def level(self, name: Level) -> LevelGraph:
         """The graph at operator level "full", "core" or "prims", and the rules that led there."""

@@ -225,6 +225,10 @@ class KernelChanges(Shown):
     before: tuple[KernelSource, ...]
     after: tuple[KernelSource, ...]
 
+    @property
+    def kernels(self) -> tuple[KernelSource, ...]:
+        return *self.before, *self.after
+
     @classmethod
     def of(cls, before: CompiledStages, after: CompiledStages) -> KernelChanges:
         def same(kernel: KernelSource) -> tuple[object, ...]:

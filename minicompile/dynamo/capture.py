@@ -218,7 +218,7 @@ def finished(
         name=name,
         graph=graph,
         inputs=given,
-        guards=(*guards, *(sizes.extra if sizes is not None else ()), *shape_guards(env)),
+        guards=[*guards, *(sizes.extra if sizes is not None else ()), *shape_guards(env)],
         bytecode=tracer.log,
         result="; ".join([*rebuild.lines, result]),
         side_effects=tuple(rebuild.effects),

@@ -115,6 +115,7 @@ class Dispatcher:
         self.recompiles = 0
         self.eager_calls = 0
         self.frame: int | None = None
+        self.attempts = itertools.count()
         self.stopped = self.limit_reached = False
         """Stopped: everything new runs in eager."""
 
@@ -204,10 +205,10 @@ class Dispatcher:
         reasons = self.reasons(values)
         if self.frame is None:
             self.frame = next(_frames)
-        watch = Watch(Compilation(self.frame, len(self.entries), self.name, self.options))
-        watch.tell("start", reasons)
+        watch = Watch(Compilation(self.frame, next(self.attempts), self.name, self.options))
         entry, known = None, dict(self.breaks)
         try:
+            watch.tell("start", reasons)
             entry = self.made(arguments, values, key, active, reasons, watch)
         finally:
             cut = entry.capture.stopped_by if entry is not None else None
@@ -253,7 +254,7 @@ class Dispatcher:
             with restored_modes():  # a graph may switch them, also while it is traced
                 compiled = self.backend(capture)
             # what the rooms after capture assumed
-            capture.guards += (*shape_guards(capture.shape_env)[known:],)
+            capture.guards.extend(shape_guards(capture.shape_env)[known:])
         except Unsupported as error:
             if self.fullgraph and isinstance(error, UserError):
                 self.eager(arguments)  # raises what the user should see
@@ -346,11 +347,11 @@ class Dispatcher:
         rest = [dispatcher.explanation() for dispatcher in (*self.resumed.values(), *below)]
         return Explanation(
             name=self.name,
-            captures=sum((r.captures for r in rest), tuple(e.capture for e in self.entries)),
-            breaks=tuple(dict.fromkeys(sum((r.breaks for r in rest), tuple(self.breaks)))),
+            captures=sum((r.captures for r in rest), [e.capture for e in self.entries]),
+            breaks=list(dict.fromkeys(sum((r.breaks for r in rest), list(self.breaks)))),
             eager_calls=self.eager_calls,
             compiled_calls=sum(entry.hits for entry in self.entries),
-            failures=sum((r.failures for r in rest), tuple(self.failures)),
+            failures=sum((r.failures for r in rest), list(self.failures)),
             limit_reached=self.limit_reached or any(r.limit_reached for r in rest),
         )
 

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from minicompile.errors import refusal_text
-from minicompile.ops.display import Shown, count_text
+from minicompile.ops.display import Several, Shown, count_text, listed
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.events import Compilation, Watch
 from minicompile.ops.graph import Graph, call_text, target_name
@@ -337,6 +337,9 @@ class GraphInput:
     source: Source
     fake: Any
 
+    def __str__(self) -> str:
+        return f"{self.name}: {value_text(self.fake)} = {self.source}"
+
 
 @dataclass(frozen=True, slots=True)
 class InstructionRecord:
@@ -351,6 +354,9 @@ class InstructionRecord:
     stack_after: int
     nodes: tuple[str, ...]
     """Names of the graph nodes it created."""
+
+    def __str__(self) -> str:
+        return f"{self.opname} {self.argument}".rstrip()
 
 
 LONG_FLOW = 300
@@ -371,6 +377,10 @@ class Passage:
         """Names of the graph nodes that they made."""
         return tuple(name for record in self.instructions for name in record.nodes)
 
+    def __str__(self) -> str:
+        steps = (f"\n    {record}" for record in self.instructions)
+        return "  " * self.depth + f"{self.line or '(no line)'}{''.join(steps)}"
+
 
 @dataclass
 class Capture(Shown):
@@ -379,7 +389,7 @@ class Capture(Shown):
     name: str
     graph: Graph
     inputs: list[GraphInput]
-    guards: tuple[Guard, ...]
+    guards: list[Guard]
     bytecode: Sequence[InstructionRecord] = ()
     result: str = ""
     """How the frame's return value is rebuilt from the graph's outputs, as text."""
@@ -398,8 +408,11 @@ class Capture(Shown):
     )
     """Who hears what the rooms make of it."""
 
+    def __post_init__(self) -> None:
+        listed(self, "inputs", "guards")
+
     @property
-    def passages(self) -> list[Passage]:
+    def passages(self) -> Several[Passage]:
         """The executed instructions, by source line, without jumps and those that restore a cut frame."""
         plumbing = ("JUMP", "NOP", "RESUME")
         told = (
@@ -408,7 +421,7 @@ class Capture(Shown):
             if record.opname not in plumbing and not record.argument.startswith("__stack")
         )
         same_line = itertools.groupby(told, key=lambda r: (r.line, r.depth))
-        return [Passage(line, depth, tuple(group)) for (line, depth), group in same_line]
+        return Several(Passage(line, depth, tuple(group)) for (line, depth), group in same_line)
 
     @property
     def flow(self) -> str:
@@ -466,15 +479,18 @@ class Explanation(Shown):
     """What became of a compiled function's calls: `mc.explain(fn)(*args)`."""
 
     name: str
-    captures: tuple[Capture, ...]
-    breaks: tuple[GraphBreak, ...]
+    captures: list[Capture]
+    breaks: list[GraphBreak]
     """Why frames (or parts of them) ran in eager, in order, without repetitions."""
     eager_calls: int = 0
     """Calls that ran the frame in eager."""
     compiled_calls: int = 0
-    failures: tuple[GuardFailure, ...] = ()
+    failures: list[GuardFailure] = field(default_factory=list)
     """Why cached captures were not reused, one for each entry that a call missed."""
     limit_reached: bool = False
+
+    def __post_init__(self) -> None:
+        listed(self, "captures", "breaks", "failures")
 
     @property
     def graph_count(self) -> int:

@@ -22,13 +22,14 @@ from minicompile.dynamo.outside import is_users
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import InstructionRecord, Source
 from minicompile.errors import Unsupported
+from minicompile.ops.display import Shown
 from minicompile.ops.origin import SourceLine
 
 RULES = (builtins, functions, library, opcodes)
 """Modules whose import registers the built-in rules."""
 
 
-class InstructionLog(Sequence[InstructionRecord]):
+class InstructionLog(Sequence[InstructionRecord], Shown):
     """Every executed instruction, made readable when somebody looks."""
 
     def __init__(self) -> None:
@@ -39,6 +40,9 @@ class InstructionLog(Sequence[InstructionRecord]):
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{'  ' * r.depth}{r.offset:>4} {r}" for r in self)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):

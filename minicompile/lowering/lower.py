@@ -332,5 +332,5 @@ def drop_unread(graph: LoopGraph) -> None:
                 )
             needed.update(operation.reads)
             kept.append(operation)
-    graph.operations = kept[::-1]
+    graph.operations[:] = kept[::-1]
     graph.constants = [c for c in graph.constants if c.name in needed]

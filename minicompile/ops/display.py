@@ -52,7 +52,13 @@ def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
 
 
 class Shown:
-    """Mixin: deterministic `text/plain` and `text/html` for Jupyter."""
+    """Mixin: deterministic `text/plain` and `text/html` for Jupyter; `repr` is the text's first line."""
+
+    def __init_subclass__(cls) -> None:
+        cls.__repr__ = Shown.__repr__  # type: ignore[method-assign]  # or a dataclass writes its own
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {str(self).partition(chr(10))[0]}>"
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         return {"text/plain": str(self), "text/html": to_html(self)}
@@ -62,8 +68,14 @@ class Several(list[T], Shown):
     """A list of stage objects, shown one after the other."""
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self))
+        return "\n".join(map(str, self)) or "none"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """IPython's own printer of lists would come before ours."""
         printer.text(str(self))
+
+
+def listed(obj: object, *names: str) -> None:
+    """Make these fields, which are sequences of stage objects, show themselves as well."""
+    for name in names:
+        object.__setattr__(obj, name, Several(getattr(obj, name)))

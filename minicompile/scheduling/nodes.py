@@ -24,11 +24,11 @@ import sympy
 import torch
 
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, LoopGraph
-from minicompile.ops.display import Shown, bytes_text, count_text
+from minicompile.ops.display import Several, Shown, bytes_text, count_text, listed
 from minicompile.ops.handler import Index
 from minicompile.ops.origin import Origins, union
 from minicompile.scheduling.body import LoopBody, ranges_text
-from minicompile.shapes.expr import Size
+from minicompile.shapes.expr import Size, index_text
 
 Pair: TypeAlias = tuple[str, str]
 """Names of two nodes."""
@@ -72,7 +72,7 @@ class Dependency(Shown):
     def __str__(self) -> str:
         if self.index is None:
             return f"{self.buffer}[*]"
-        return f"{self.buffer}[{self.index}] for {ranges_text(dict(self.ranges))}"
+        return f"{self.buffer}[{index_text(self.index)}] for {ranges_text(dict(self.ranges))}"
 
 
 @dataclass(eq=False)
@@ -356,9 +356,12 @@ class Schedule(Shown):
     decisions: list[FusionDecision]
     memory: MemoryPlan
 
+    def __post_init__(self) -> None:
+        listed(self, "before", "nodes", "decisions")
+
     @property
     def kernels(self) -> list[FusedSchedulerNode]:
-        return [node for node in self.nodes if isinstance(node, FusedSchedulerNode)]
+        return Several(node for node in self.nodes if isinstance(node, FusedSchedulerNode))
 
     def __str__(self) -> str:
         externs = len(self.nodes) - len(self.kernels)

@@ -17,6 +17,7 @@ from . import (  # noqa: F401
     loops,
     roofline,
     schedule,
+    torch_side,
     trace,
     widgets,
 )

@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from minicompile.aot.levels import LevelGraph
-from minicompile.aot.result import AotResult, OutputSpec, Partition, RuntimeMetadata
+from minicompile.aot.result import AotResult, ForwardValue, OutputSpec, Partition, RuntimeMetadata
 from minicompile.ops.display import bytes_text
 from minicompile.ops.graph import Graph
-from minicompile.ops.origin import NO_ORIGINS
+from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.show.diff import pass_parts
-from minicompile.show.graphs import graph_parts
-from minicompile.show.html import bar, box, code, details, facts, heading, shows, table, text
+from minicompile.show.graphs import graph_beside, graph_parts
+from minicompile.show.html import (
+    bar,
+    box,
+    code,
+    details,
+    facts,
+    heading,
+    shows,
+    shows_many,
+    table,
+    text,
+)
 from minicompile.show.listing import headline, source_cell
 from minicompile.show.palette import GOOD, NEUTRAL, colour
+
+
+def value_table(title: str, values: Sequence[ForwardValue], made: Mapping[str, Origins]) -> str:
+    """What is saved or computed again, the largest first."""
+    largest = max((v.bytes or 0 for v in values), default=0)
+    rows = []
+    for value in sorted(values, key=lambda v: (-(v.bytes or 0), v.name)):
+        origins = made.get(value.name, NO_ORIGINS)
+        size = bytes_text(value.bytes) if value.bytes is not None else "symbolic"
+        name, length = code(value.name, colour(origins)), bar(value.bytes or 0, largest, GOOD, 16)
+        rows.append([name, size, length, text(value.reason), source_cell(origins)])
+    return table((title, "bytes", "", "why", "line"), rows, numbers=(1,)) if rows else ""
+
+
+shows_many(lambda values: value_table("value", values, {}), "value", ForwardValue)
 
 
 def partition_parts(partition: Partition) -> str:
@@ -25,18 +52,10 @@ def partition_parts(partition: Partition) -> str:
     most = max(partition.saved_bytes, partition.default_bytes)
     compare = ([text(what), bytes_text(n), bar(n, most, hue)] for what, n, hue in totals)
     shown = table(("kept for backward, beside inputs", "bytes", ""), compare, numbers=(1,))
-    listed = (("saved", partition.saved), ("computed again in backward", partition.recomputed))
-    for title, values in listed:
-        largest = max((v.bytes or 0 for v in values), default=0)
-        rows = []
-        for value in sorted(values, key=lambda v: (-(v.bytes or 0), v.name)):
-            made = partition.origins.get(value.name, NO_ORIGINS)
-            size = bytes_text(value.bytes) if value.bytes is not None else "symbolic"
-            name, length = code(value.name, colour(made)), bar(value.bytes or 0, largest, GOOD, 16)
-            rows.append([name, size, length, text(value.reason), source_cell(made)])
-        if rows:
-            shown += table((title, "bytes", "", "why", "line"), rows, numbers=(1,))
-    return shown
+    shown += value_table("saved", partition.saved, partition.origins)
+    return shown + value_table(
+        "computed again in backward", partition.recomputed, partition.origins
+    )
 
 
 shows(Partition)(lambda partition: box(*headline(partition), partition_parts(partition)))
@@ -77,11 +96,12 @@ def graph_details(name: str, graph: Graph) -> str:
     return details(name, f"{graph.op_count} operations", graph_parts(graph), name == "forward")
 
 
-def level_parts(graph: LevelGraph) -> str:
-    """The rules that led to the level, busiest first, then its graph."""
+def level_parts(graph: LevelGraph, told: Sequence[Graph] = ()) -> str:
+    """The rules that led to the level, busiest first, then its graph, less what is told of it already."""
     rows = ([code(op), str(count), text(at)] for op, count, at in graph.steps)
     head = ("replaced by its rule", "calls", "lines")
-    return (table(head, rows, numbers=(1,)) if graph.applied else "") + graph_parts(graph)
+    shown = graph_beside(graph, told) if told else graph_parts(graph)
+    return (table(head, rows, numbers=(1,)) if graph.applied else "") + shown
 
 
 shows(LevelGraph)(lambda g: box(f"level {g.level}", g.summary, level_parts(g)))
@@ -90,19 +110,24 @@ shows(LevelGraph)(lambda g: box(f"level {g.level}", g.summary, level_parts(g)))
 @shows(AotResult)
 def aot_view(aot: AotResult) -> str:
     headline = f"forward {aot.forward.op_count} operations"
+    told = [aot.forward]
     if aot.backward is None:
         parts = [graph_parts(aot.forward)]
     else:
         headline += f" · backward {aot.backward.op_count}"
+        told.append(aot.backward)
         parts = [graph_details("forward", aot.forward), graph_details("backward", aot.backward)]
     if aot.joint is not None:
         about = f"{aot.joint.op_count} operations: forward, backward and the cut between them"
-        parts.append(details("joint graph", about, graph_parts(aot.joint, aot.partition)))
+        shown = graph_beside(aot.joint, told, aot.partition)
+        parts.append(details("joint graph", about, shown))
+        told.append(aot.joint)
     if aot.partition is not None:
         parts.append(heading("saved or computed again"))
         parts.append(partition_parts(aot.partition))
     for level in aot.levels.values():
-        parts.append(details(f"level {level.level}", level.summary, level_parts(level)))
+        parts.append(details(f"level {level.level}", level.summary, level_parts(level, told)))
+        told.append(level)
     for record in aot.passes:
         title, changes, difference = pass_parts(record)
         parts.append(details(title, changes, difference or "no difference"))

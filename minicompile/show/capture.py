@@ -11,14 +11,16 @@ from minicompile.dynamo.result import (
     Capture,
     Explanation,
     GraphBreak,
+    GraphInput,
     Guard,
     GuardFailure,
+    InstructionRecord,
 )
 from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import call_text
-from minicompile.show.graphs import drawing, graph_code
-from minicompile.show.html import box, code, details, facts, heading, shows, table, text
+from minicompile.show.graphs import graph_parts
+from minicompile.show.html import box, code, details, facts, heading, shows, shows_many, table, text
 from minicompile.show.listing import headline, listing, source_cell, stripe
 from minicompile.show.palette import BAD, NEUTRAL, line_colour
 
@@ -75,6 +77,18 @@ shows(GuardFailure)(
     lambda f: box("guard failed", "the captured graph could not be used again", failure_table([f]))
 )
 shows(GraphBreak)(lambda b: box("graph break", f"{b.kind} ran in eager", break_table([b])))
+shows_many(grouped_guards, "guard", Guard)
+shows_many(failure_table, "failed guard", GuardFailure)
+shows_many(break_table, "graph break", GraphBreak)
+
+
+@shows("minicompile.dynamo.tracer.InstructionLog")
+def bytecode_view(log: Sequence[InstructionRecord]) -> str:
+    """Every instruction in order, calls indented."""
+    lines = (
+        stripe(text("  " * r.depth + str(r)), [r.line] if r.line else (), r.offset) for r in log
+    )
+    return box("bytecode", count_text(len(log), "instruction"), listing(lines))
 
 
 def flow_table(capture: Capture) -> str:
@@ -100,13 +114,12 @@ def flow_table(capture: Capture) -> str:
     return table(("line and instructions", "graph"), rows)
 
 
-def input_table(capture: Capture) -> str:
-    values = {n.name: n.meta.get("val") for n in capture.graph.nodes if n.op == "placeholder"}
-    rows = (
-        [code(i.name), code(value_text(values.get(i.name, i.fake))), code(i.source.name)]
-        for i in capture.inputs
-    )
+def input_table(inputs: Sequence[GraphInput]) -> str:
+    rows = ([code(i.name), code(value_text(i.fake)), code(i.source.name)] for i in inputs)
     return table(("input", "type", "where it comes from"), rows)
+
+
+shows_many(input_table, "input", GraphInput)
 
 
 def typed(node: fx.Node) -> str:
@@ -131,7 +144,7 @@ def capture_parts(capture: Capture) -> str:
     short = 0 < instructions <= LONG_FLOW
     flow = details("bytecode", f"{instructions} instructions", flow_table(capture), opened=short)
     operations = count_text(capture.graph.op_count, "operation")
-    graph = details("graph", operations, graph_code(capture.graph), opened=not short)
+    graph = details("graph", operations, graph_parts(capture.graph), opened=not short)
     checks = details("guards", f"{len(guards)} checks before reuse", grouped_guards(guards))
     return flow + graph + checks + symbol_table(capture)
 
@@ -144,8 +157,7 @@ def capture_view(capture: Capture) -> str:
     return box(
         *headline(capture),
         capture_parts(capture),
-        details("picture", "the graph, drawn", drawing(capture.graph)),
-        details("inputs", f"{len(capture.inputs)} tensors and sizes", input_table(capture)),
+        details("inputs", f"{len(capture.inputs)} tensors and sizes", input_table(capture.inputs)),
         details("inlined calls", len(inlined), calls) if inlined else "",
         facts([("returns", capture.result), *effects]),
     )

@@ -13,9 +13,10 @@ import html
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import GenericAlias
 from typing import Any, TypeVar
 
-from minicompile.ops.display import renderer, to_html
+from minicompile.ops.display import count_text, renderer, to_html
 
 T = TypeVar("T")
 View = Callable[[T], str]
@@ -49,6 +50,16 @@ def shows(*types: type[T] | str, script: bool = False) -> Callable[[View[T]], Vi
         return view
 
     return add
+
+
+def several_of(cls: type[Any]) -> Any:
+    """`list[cls]`: the key under which the view of several objects of a type is registered."""
+    return GenericAlias(list, (cls,))
+
+
+def shows_many(view: Callable[[Any], str], one: str, *types: type[Any]) -> None:
+    """Register a view of several objects of these types at once; `one` is what a single one is called."""
+    shows(*map(several_of, types))(lambda items: box(count_text(len(items), one), "", view(items)))
 
 
 def inside(obj: Any) -> str:

@@ -18,7 +18,7 @@ from minicompile.ops.display import bytes_text
 from minicompile.ops.dtypes import short
 from minicompile.provenance import formula, layout_bytes, operation_kind, operation_line
 from minicompile.scheduling.body import LoopBody, iterate_indices
-from minicompile.show.html import box, code, details, facts, heading, shows, table, text
+from minicompile.show.html import box, code, details, facts, heading, shows, shows_many, table, text
 from minicompile.show.listing import code_listing, source_cell
 from minicompile.show.palette import colour
 
@@ -62,6 +62,7 @@ def operation_table(operations: list[Operation]) -> str:
 
 shows(ComputedBuffer)(lambda b: box(b.name, operation_kind(b), operation_table([b])))
 shows(ExternKernel)(lambda call: box(call.name, operation_kind(call), operation_table([call])))
+shows_many(operation_table, "buffer or call", ComputedBuffer, ExternKernel)
 
 
 def buffer_table(buffers: Iterable[Buffer]) -> str:
@@ -70,6 +71,7 @@ def buffer_table(buffers: Iterable[Buffer]) -> str:
 
 
 shows(Buffer)(lambda b: box(b.name, type(b).__name__, buffer_table([b])))
+shows_many(buffer_table, "buffer", Buffer)
 
 
 @shows(LoopGraph)

@@ -28,6 +28,7 @@ from minicompile.show.html import (
     heading,
     image,
     shows,
+    shows_many,
     table,
     text,
 )
@@ -116,6 +117,7 @@ def decision_table(decisions: Sequence[FusionDecision], numbers: Sequence[object
 
 ONE_KERNEL = "may these two run as one kernel?"
 shows(FusionDecision)(lambda d: box("fusion decision", ONE_KERNEL, decision_table([d])))
+shows_many(decision_table, "fusion decision", FusionDecision)
 
 
 @shows(Answer)
@@ -255,14 +257,21 @@ def operation_lines(nodes: Iterable[AnyNode]) -> str:
     return code_listing([CodeLine(operation_line(o), o.origins) for o in found])
 
 
+def node_title(node: ScheduledNode) -> str:
+    """What a scheduled node is, in one line."""
+    if isinstance(node, ExternKernelSchedulerNode):
+        return f"extern · {caption(node)} · {node.kernel.reason}"
+    count = len(node.nodes)
+    return f"kernel · {caption(node)}" + (f" · {count} fused" if count > 1 else "")
+
+
+def frame(title: str, lines: str) -> str:
+    return f'<div class="grp"><em>{text(title)}</em>{lines}</div>'
+
+
 def group(node: ScheduledNode, lines: str) -> str:
     """A scheduled node as a frame around the lines of what it computes."""
-    if isinstance(node, ExternKernelSchedulerNode):
-        head = f"extern · {caption(node)} · {node.kernel.reason}"
-    else:
-        count = len(node.nodes)
-        head = f"kernel · {caption(node)}" + (f" · {count} fused" if count > 1 else "")
-    return f'<div class="grp"><em>{text(head)}</em>{lines}</div>'
+    return frame(node_title(node), lines)
 
 
 def diagram(schedule: Schedule) -> Diagram:

@@ -17,6 +17,7 @@ from minicompile.scheduling.nodes import FusionDecision, Pair, Schedule
 from minicompile.show.html import box, columns, details, heading, inside, shows, table, text
 
 DYNAMIC = {"automatic": None, "yes": True, "no": False}
+"""By names: to a widget None would be that nothing is chosen."""
 MOST_KERNELS = 12
 """Of the kernels that differ, so many of each side are shown."""
 
@@ -38,13 +39,17 @@ def outcome_view(found: Outcome) -> str:
     parts = ["".join(f"<p><b>refused</b> {text(why)}</p>" for why in found.after.refused)]
     rows = ([text(cell) for cell in row] for row in found.rows)
     parts.append(table(("", "before", "after"), rows, numbers=(1, 2)))
+    different = {
+        name for name, part in found.graphs.items() if part[1].kernels or any(part[0].decisions)
+    }
     for graph, (costs, code) in found.graphs.items():
-        kernels = [*code.before, *code.after]
-        shown = inside(costs) + details(
-            "code that differs", count_text(len(kernels), "kernel"), inside(code)
+        count = count_text(len(code.kernels), "kernel")
+        shown = inside(costs) + details("code that differs", count, inside(code))
+        about, opened = (
+            "" if graph in different else "nothing differs",
+            not different or graph in different,
         )
-        same = not kernels and not any(costs.decisions)
-        parts.append(details(graph, "nothing differs" if same else "", shown, opened=not same))
+        parts.append(details(graph, about, shown, opened))
     if not found.graphs:
         parts.append("<p>One of the sides has no kernels: its backend stops before them.</p>")
     return box("what if", found.title.removeprefix("what if of "), *parts)
@@ -71,7 +76,7 @@ class Panel:
             "graph": choice("graph", list(first.before.graphs) or [base.graph], base.graph),
             "backend": choice("backend", list(backends), base.backend),
             "dynamic": choice(
-                "dynamic", list(DYNAMIC), next(n for n in DYNAMIC if DYNAMIC[n] is base.dynamic)
+                "dynamic", list(DYNAMIC), {v: k for k, v in DYNAMIC.items()}[base.dynamic]
             ),
             "device_codegen": choice("language", ["auto", *code_generator], options.device_codegen),
             "inline": choice("inline", CHOICES["inline"], options.inline),
