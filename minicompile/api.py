@@ -12,9 +12,10 @@ from typing import Any
 
 from minicompile.dynamo.dispatch import Backend, Dispatcher, all_dispatchers, plain_backend
 from minicompile.dynamo.module import allow_in_graph, behind, disable, is_disabled, original_of
-from minicompile.dynamo.result import Capture, Explanation
+from minicompile.dynamo.result import Capture, Explanation, Timeline
 from minicompile.dynamo.sizes import mark_dynamic
 from minicompile.errors import OptionError, Unsupported
+from minicompile.ops.display import Several
 from minicompile.ops.registry import Registry
 from minicompile.options import Options, make_options
 from minicompile.pipeline_result import Trace
@@ -150,6 +151,17 @@ def explain(
         return found.explanation()
 
     return run
+
+
+def timeline(target: Any) -> Several[Timeline]:
+    """The calls of what `compile` returned so far: who answered them, and which guards failed when none did.
+
+    First its own, then those of what goes on after graph breaks and of functions that eager code calls.
+    """
+    found = dispatcher_of(target)
+    if found is None:
+        raise OptionError(f"{target!r} has no timeline: give what mc.compile returned")
+    return Several(found.explanation().timelines)
 
 
 def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:

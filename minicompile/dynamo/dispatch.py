@@ -14,6 +14,7 @@ import functools
 import inspect
 import itertools
 import threading
+import time
 import types
 import warnings
 import weakref
@@ -38,7 +39,9 @@ from minicompile.dynamo.result import (
     Explanation,
     GraphBreak,
     GuardFailure,
+    Miss,
     Source,
+    Timeline,
     recompiles_text,
 )
 from minicompile.dynamo.sizes import Dynamic, shape_guards
@@ -109,7 +112,10 @@ class Dispatcher:
         self.refused: set[Any] = set()
         """Fingerprints of calls whose capture was refused."""
         self.breaks: dict[GraphBreak, None] = {}
+        self.refusal: GraphBreak | None = None
+        """The latest."""
         self.failures: list[GuardFailure] = []
+        self.misses: list[Miss] = []
         self.varied: dict[Source, str] = {}
         """Sizes and numbers that differed between calls: they become symbolic, unless `dynamic=False`."""
         self.recompiles = 0
@@ -206,7 +212,7 @@ class Dispatcher:
             self.frame = next(_frames)
         watch = Watch(Compilation(self.frame, len(self.entries), self.name, self.options))
         watch.tell("start", reasons)
-        entry, known = None, dict(self.breaks)
+        entry, known, answered = None, dict(self.breaks), self.answered()
         try:
             entry = self.made(arguments, values, key, active, reasons, watch)
         finally:
@@ -215,6 +221,14 @@ class Dispatcher:
                 if found not in known or found == cut:
                     watch.tell("break", found)
             watch.tell("done", None if entry is None else entry.capture)
+        miss = Miss(answered, tuple(reasons), seconds=time.perf_counter() - watch.began)
+        if entry is None:
+            self.misses.append(dataclasses.replace(miss, why=self.refusal))
+        else:
+            *earlier, new = (symbolic_names(made.capture) for made in self.entries)
+            names = tuple(name for name in new if not any(name in old for old in earlier))
+            miss = dataclasses.replace(miss, made=len(self.entries), symbolic=names)
+            self.misses.append(miss)
         return entry
 
     def made(
@@ -305,7 +319,11 @@ class Dispatcher:
         if self.fullgraph:
             raise error
         self.refused.add(key)
-        self.breaks[graph_break(error)] = None
+        self.note(error)
+
+    def note(self, why: Unsupported) -> None:
+        self.refusal = graph_break(why)
+        self.breaks[self.refusal] = None
 
     def stop(
         self,
@@ -317,7 +335,7 @@ class Dispatcher:
         if self.fullgraph:
             raise error or why
         self.stopped = True
-        self.breaks[graph_break(why)] = None
+        self.note(why)
         lines = [f"minicompile runs {self.name} in eager from here on: {why}"]
         warnings.warn("\n".join([*lines, *recompiles_text(reasons)]), stacklevel=7)
 
@@ -327,6 +345,7 @@ class Dispatcher:
         self.entries.remove(entry)
         reason = f"the guards changed while capturing: {failure}"
         self.refuse(fingerprint(arguments), refusal("guards-changed", reason))
+        self.misses[-1] = dataclasses.replace(self.misses[-1], made=0, why=self.refusal)
 
     def another(
         self,
@@ -340,6 +359,13 @@ class Dispatcher:
 
     # -- what happened
 
+    def answered(self) -> dict[int, int]:
+        """How many calls each version has answered, by its number; 0: how many ran in eager."""
+        return {0: self.eager_calls, **{n: e.hits for n, e in enumerate(self.entries, 1)}}
+
+    def timeline(self) -> Timeline:
+        return Timeline(self.name, tuple(self.misses), self.answered())
+
     def explanation(self) -> Explanation:
         """Calls are those of the function; the rest includes resume functions and nested frames."""
         below = self.nested.dispatchers if self.nested is not None else []
@@ -352,7 +378,14 @@ class Dispatcher:
             compiled_calls=sum(entry.hits for entry in self.entries),
             failures=sum((r.failures for r in rest), tuple(self.failures)),
             limit_reached=self.limit_reached or any(r.limit_reached for r in rest),
+            timelines=sum((r.timelines for r in rest), (self.timeline(),)),
         )
+
+
+def symbolic_names(capture: Capture) -> list[str]:
+    """The sizes and numbers that a capture leaves open."""
+    env = capture.shape_env
+    return [source.name for source in env.symbols.values()] if env is not None else []
 
 
 def graph_break(why: Unsupported, kind: str = "frame") -> GraphBreak:

@@ -461,6 +461,69 @@ class Capture(Shown):
         return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Miss:
+    """A call that no version answered, and what was made of it."""
+
+    answered: dict[int, int]
+    """How many calls before it each version had answered, by its number; 0: how many ran in eager."""
+    failures: tuple[GuardFailure, ...] = ()
+    """The guard that failed, of each version."""
+    made: int = 0
+    """The number of the version made for it; 0: the call ran in eager."""
+    symbolic: tuple[str, ...] = ()
+    """The sizes and numbers that are symbolic for the first time."""
+    why: GraphBreak | None = None
+    """Why no version was made."""
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        tried = "no version fits" if self.failures else "there is no version"
+        made = f"made version {self.made}" if self.made else f"in eager: {self.why}"
+        symbolic = f", symbolic: {', '.join(self.symbolic)}" if self.symbolic else ""
+        return f"{tried}; {made}{symbolic}"
+
+
+@dataclass(frozen=True)
+class Timeline(Shown):
+    """A compiled function's calls in order, as far as that is known: from one miss to the next, how many
+    calls each version answered. A call whose graph raised counts for its version and in eager.
+    """
+
+    name: str
+    misses: tuple[Miss, ...]
+    answered: dict[int, int]
+    """The counts by now, as in a `Miss`."""
+
+    @property
+    def stretches(self) -> list[tuple[int, Miss, dict[int, int]]]:
+        """For each miss: which call it was, and who answered that call and those up to the next miss."""
+        ends = [*(miss.answered for miss in self.misses[1:]), self.answered]
+        return [
+            (
+                sum(miss.answered.values()) + 1,
+                miss,
+                {n: more for n in sorted(end) if (more := end[n] - miss.answered.get(n, 0))},
+            )
+            for miss, end in zip(self.misses, ends, strict=True)
+        ]
+
+    def __str__(self) -> str:
+        calls, versions = sum(self.answered.values()), len(self.answered) - 1
+        about = f"{count_text(calls, 'call')}, {count_text(versions, 'version')}"
+        lines = [f"timeline of {self.name}: {about}, {self.answered.get(0, 0)} in eager"]
+        for first, miss, answered in self.stretches:
+            lines.append(f"  call {first}: {miss}")
+            for failure in miss.failures:
+                why = str(failure).replace("\n", "\n    ")
+                lines.append(f"    version {failure.version}: {why}")
+            who = (f"{n} {f'by version {v}' if v else 'in eager'}" for v, n in answered.items())
+            lines.append(
+                f"    calls {first} to {first + sum(answered.values()) - 1}: {', '.join(who)}"
+            )
+        return "\n".join(lines)
+
+
 @dataclass
 class Explanation(Shown):
     """What became of a compiled function's calls: `mc.explain(fn)(*args)`."""
@@ -475,6 +538,8 @@ class Explanation(Shown):
     failures: tuple[GuardFailure, ...] = ()
     """Why cached captures were not reused, one for each entry that a call missed."""
     limit_reached: bool = False
+    timelines: tuple[Timeline, ...] = ()
+    """Of the function, what goes on after its breaks, and what eager code below it calls."""
 
     @property
     def graph_count(self) -> int:
@@ -514,7 +579,7 @@ class Explanation(Shown):
             + (" (recompile limit reached)" if self.limit_reached else ""),
         ]
         lines += [f"break {number}: {found}" for number, found in enumerate(self.breaks, 1)]
-        lines += recompiles_text(self.failures)
+        lines += [str(timeline) for timeline in self.timelines if len(timeline.misses) > 1]
         if self.operators:
             counts = (f"{name} {count}" for name, count in self.operators.most_common())
             lines += textwrap.wrap(f"operators: {', '.join(counts)}", 100, subsequent_indent="  ")

@@ -1,8 +1,8 @@
 """No-ops, chains of views, constants, common subexpressions and dead code on functional graphs.
 
 No pass merges or removes random operators' draws, merges two results that the user may write to
-separately, or touches an operator kept for its effect. A merged node keeps the origins of all that it computes;
-a call that changes nothing leaves no trace.
+separately, or touches an operator kept for its effect. A merged node has the origins of all that it
+computes; a call that changes nothing leaves no trace.
 
 The real compiler: torch/_inductor/fx_passes/{post_grad,joint_graph}.py, torch/_functorch/compile_utils.py.
 """
