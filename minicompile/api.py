@@ -154,10 +154,8 @@ def explain(
 
 
 def timeline(target: Any) -> Several[Timeline]:
-    """The calls of what `compile` returned so far: who answered them, and which guards failed when none did.
-
-    First its own, then those of what goes on after graph breaks and of functions that eager code calls.
-    """
+    """The calls of what `compile` returned so far; then those of what goes on after its graph breaks, and of
+    functions that eager code below it calls."""
     found = dispatcher_of(target)
     if found is None:
         raise OptionError(f"{target!r} has no timeline: give what mc.compile returned")

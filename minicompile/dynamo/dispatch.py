@@ -42,7 +42,7 @@ from minicompile.dynamo.result import (
     Miss,
     Source,
     Timeline,
-    recompiles_text,
+    failure_lines,
 )
 from minicompile.dynamo.sizes import Dynamic, shape_guards
 from minicompile.dynamo.variables import UserError, is_constant
@@ -114,7 +114,6 @@ class Dispatcher:
         self.breaks: dict[GraphBreak, None] = {}
         self.refusal: GraphBreak | None = None
         """The latest."""
-        self.failures: list[GuardFailure] = []
         self.misses: list[Miss] = []
         self.varied: dict[Source, str] = {}
         """Sizes and numbers that differed between calls: they become symbolic, unless `dynamic=False`."""
@@ -217,18 +216,18 @@ class Dispatcher:
             entry = self.made(arguments, values, key, active, reasons, watch)
         finally:
             cut = entry.capture.stopped_by if entry is not None else None
-            for found in self.breaks:
-                if found not in known or found == cut:
-                    watch.tell("break", found)
+            for why in self.breaks:
+                if why not in known or why == cut:
+                    watch.tell("break", why)
             watch.tell("done", None if entry is None else entry.capture)
         miss = Miss(answered, tuple(reasons), seconds=time.perf_counter() - watch.began)
         if entry is None:
-            self.misses.append(dataclasses.replace(miss, why=self.refusal))
+            found = dataclasses.replace(miss, why=self.refusal)
         else:
-            *earlier, new = (symbolic_names(made.capture) for made in self.entries)
-            names = tuple(name for name in new if not any(name in old for old in earlier))
-            miss = dataclasses.replace(miss, made=len(self.entries), symbolic=names)
-            self.misses.append(miss)
+            *before, now = (symbolic_sources(made.capture) for made in self.entries)
+            names = sorted(source.name for source in now.difference(*before))
+            found = dataclasses.replace(miss, made=len(self.entries), symbolic=tuple(names))
+        self.misses.append(found)
         return entry
 
     def made(
@@ -300,7 +299,7 @@ class Dispatcher:
         return entry
 
     def reasons(self, values: dict[str, Any]) -> list[GuardFailure]:
-        """Why no version fits a call: for each, the guard that failed. Kept for `explanation`."""
+        """Why no version fits a call: for each, the guard that failed."""
         self.recompiles += bool(self.entries)
         found: list[GuardFailure] = []
         for version, entry in enumerate(self.entries, 1):
@@ -309,8 +308,6 @@ class Dispatcher:
             if failure is not None:
                 failure = dataclasses.replace(failure, version=version, recompile=self.recompiles)
                 found.append(failure)
-        self.failures += found
-        del self.failures[:-MAX_FAILURES]
         return found
 
     def refuse(self, key: Any, error: Unsupported) -> None:
@@ -337,7 +334,7 @@ class Dispatcher:
         self.stopped = True
         self.note(why)
         lines = [f"minicompile runs {self.name} in eager from here on: {why}"]
-        warnings.warn("\n".join([*lines, *recompiles_text(reasons)]), stacklevel=7)
+        warnings.warn("\n".join([*lines, *failure_lines(reasons)]), stacklevel=7)
 
     def disown(self, entry: Entry, arguments: tuple[Any, ...]) -> None:
         """An entry whose guards do not even hold for the call it was made for: never use it."""
@@ -363,12 +360,10 @@ class Dispatcher:
         """How many calls each version has answered, by its number; 0: how many ran in eager."""
         return {0: self.eager_calls, **{n: e.hits for n, e in enumerate(self.entries, 1)}}
 
-    def timeline(self) -> Timeline:
-        return Timeline(self.name, tuple(self.misses), self.answered())
-
     def explanation(self) -> Explanation:
         """Calls are those of the function; the rest includes resume functions and nested frames."""
         below = self.nested.dispatchers if self.nested is not None else []
+        own = Timeline(self.name, tuple(self.misses), self.answered())
         rest = [dispatcher.explanation() for dispatcher in (*self.resumed.values(), *below)]
         return Explanation(
             name=self.name,
@@ -376,16 +371,13 @@ class Dispatcher:
             breaks=tuple(dict.fromkeys(sum((r.breaks for r in rest), tuple(self.breaks)))),
             eager_calls=self.eager_calls,
             compiled_calls=sum(entry.hits for entry in self.entries),
-            failures=sum((r.failures for r in rest), tuple(self.failures)),
             limit_reached=self.limit_reached or any(r.limit_reached for r in rest),
-            timelines=sum((r.timelines for r in rest), (self.timeline(),)),
+            timelines=sum((r.timelines for r in rest), (own,)),
         )
 
 
-def symbolic_names(capture: Capture) -> list[str]:
-    """The sizes and numbers that a capture leaves open."""
-    env = capture.shape_env
-    return [source.name for source in env.symbols.values()] if env is not None else []
+def symbolic_sources(capture: Capture) -> set[Source]:
+    return set() if capture.shape_env is None else set(capture.shape_env.symbols.values())
 
 
 def graph_break(why: Unsupported, kind: str = "frame") -> GraphBreak:
@@ -399,7 +391,6 @@ def all_dispatchers() -> list[Dispatcher]:
         return list(_all)
 
 
-MAX_FAILURES = 64
 MAX_REFUSED = 64
 
 

@@ -296,16 +296,9 @@ class Description(str):
         return str(self)
 
 
-def recompiles_text(failures: Iterable[GuardFailure]) -> list[str]:
-    """Lines that say, for each recompile, which guard of each version failed."""
-    lines: list[str] = []
-    number = 0
-    for failure in failures:
-        if failure.recompile != number:
-            number = failure.recompile
-            lines.append(f"recompile {number}: no version fits")
-        lines.append(f"  version {failure.version}: " + str(failure).replace("\n", "\n  "))
-    return lines
+def failure_lines(failures: Iterable[GuardFailure]) -> list[str]:
+    """Lines that say which guard of each version failed."""
+    return [f"  version {f.version}: " + str(f).replace("\n", "\n  ") for f in failures]
 
 
 @dataclass(frozen=True)
@@ -477,11 +470,16 @@ class Miss:
     """Why no version was made."""
     seconds: float = 0.0
 
+    @property
+    def call(self) -> int:
+        """Which call it was; the first is 1."""
+        return sum(self.answered.values()) + 1
+
     def __str__(self) -> str:
         tried = "no version fits" if self.failures else "there is no version"
         made = f"made version {self.made}" if self.made else f"in eager: {self.why}"
         symbolic = f", symbolic: {', '.join(self.symbolic)}" if self.symbolic else ""
-        return f"{tried}; {made}{symbolic}"
+        return f"call {self.call}: {tried}; {made}{symbolic}"
 
 
 @dataclass(frozen=True)
@@ -496,31 +494,24 @@ class Timeline(Shown):
     """The counts by now, as in a `Miss`."""
 
     @property
-    def stretches(self) -> list[tuple[int, Miss, dict[int, int]]]:
-        """For each miss: which call it was, and who answered that call and those up to the next miss."""
+    def stretches(self) -> list[tuple[Miss, dict[int, int]]]:
+        """Each miss, and who answered that call and those up to the next miss."""
         ends = [*(miss.answered for miss in self.misses[1:]), self.answered]
-        return [
-            (
-                sum(miss.answered.values()) + 1,
-                miss,
-                {n: more for n in sorted(end) if (more := end[n] - miss.answered.get(n, 0))},
-            )
-            for miss, end in zip(self.misses, ends, strict=True)
-        ]
+        pairs = zip(self.misses, ends)
+        return [(m, {n: end[n] - m.answered.get(n, 0) for n in sorted(end)}) for m, end in pairs]
 
     def __str__(self) -> str:
         calls, versions = sum(self.answered.values()), len(self.answered) - 1
         about = f"{count_text(calls, 'call')}, {count_text(versions, 'version')}"
         lines = [f"timeline of {self.name}: {about}, {self.answered.get(0, 0)} in eager"]
-        for first, miss, answered in self.stretches:
-            lines.append(f"  call {first}: {miss}")
-            for failure in miss.failures:
-                why = str(failure).replace("\n", "\n    ")
-                lines.append(f"    version {failure.version}: {why}")
-            who = (f"{n} {f'by version {v}' if v else 'in eager'}" for v, n in answered.items())
-            lines.append(
-                f"    calls {first} to {first + sum(answered.values()) - 1}: {', '.join(who)}"
+        for miss, answered in self.stretches:
+            who = (
+                f"{n} {f'by version {v}' if v else 'in eager'}" for v, n in answered.items() if n
             )
+            last = miss.call + sum(answered.values()) - 1
+            told = [str(miss), *failure_lines(miss.failures)]
+            told.append(f"  calls {miss.call} to {last}: {', '.join(who)}")
+            lines.append(textwrap.indent("\n".join(told), "  "))
         return "\n".join(lines)
 
 
@@ -535,11 +526,14 @@ class Explanation(Shown):
     eager_calls: int = 0
     """Calls that ran the frame in eager."""
     compiled_calls: int = 0
-    failures: tuple[GuardFailure, ...] = ()
-    """Why cached captures were not reused, one for each entry that a call missed."""
     limit_reached: bool = False
     timelines: tuple[Timeline, ...] = ()
     """Of the function, what goes on after its breaks, and what eager code below it calls."""
+
+    @property
+    def failures(self) -> tuple[GuardFailure, ...]:
+        """Why cached captures were not reused, one for each entry that a call missed."""
+        return tuple(f for line in self.timelines for miss in line.misses for f in miss.failures)
 
     @property
     def graph_count(self) -> int:

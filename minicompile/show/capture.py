@@ -19,18 +19,7 @@ from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import call_text
 from minicompile.show.graphs import drawing, graph_code
-from minicompile.show.html import (
-    bar,
-    box,
-    code,
-    cut,
-    details,
-    facts,
-    heading,
-    shows,
-    table,
-    text,
-)
+from minicompile.show.html import bar, box, code, cut, details, facts, heading, shows, table, text
 from minicompile.show.listing import headline, listing, source_cell, stripe
 from minicompile.show.palette import BAD, FORWARD, GOOD, NEUTRAL, line_colour
 
@@ -164,44 +153,36 @@ def capture_view(capture: Capture) -> str:
 
 
 def timeline_picture(timeline: Timeline) -> str:
-    """A row for each version and a column from each miss to the next: a bar of the calls answered, a cross
-    where a guard failed, a dot where the version was made."""
-    stretches, versions = timeline.stretches, [n for n in timeline.answered if n]
-    most = max((max(answered.values(), default=0) for *_, answered in stretches), default=0)
-    head = ["", *(f"from call {first}" for first, *_ in stretches)]
-    rows = []
-    for number in (*versions, 0):
+    """A row for each version and a column from each miss to the next: a cross where a guard failed, a dot
+    where the version was made, a bar of the calls answered."""
+
+    def mark(sign: str, colour: str, title: object, said: object) -> str:
+        shown = f'<b style="color:{colour}">{sign}</b> <small>{text(cut(str(said), 40))}</small>'
+        return f'<span title="{text(title)}">{shown}</span>'
+
+    stretches, rows = timeline.stretches, []
+    most = max((count for _, answered in stretches for count in answered.values()), default=0)
+    for number in (*filter(None, timeline.answered), 0):
+        colours = (GOOD, FORWARD) if number else (BAD, NEUTRAL)
         row = [text(f"version {number}" if number else "in eager")]
-        for _, miss, answered in stretches:
-            failed = [f for f in miss.failures if f.version == number]
-            marks = [mark("✗", BAD, f, cut(f.guard.expression, 40)) for f in failed]
-            if miss.made == number and (number or miss.why is not None):
-                why = str(miss.why) if miss.why is not None else ", ".join(miss.symbolic)
-                said = cut(why, 40) if miss.why is not None else why and f"symbolic {why}"
-                marks.append(
-                    mark("●", GOOD if number else BAD, f"{miss.seconds:.2f} s; {why}", said)
-                )
-            if count := answered.get(number, 0):
-                colour = FORWARD if number else NEUTRAL
-                marks.append(f"{bar(count, most, colour, 12)} {count_text(count, 'call')}")
-            row.append("<br>".join(marks))
+        for miss, answered in stretches:
+            failed = (f for f in miss.failures if f.version == number)
+            cell = [mark("✗", BAD, f, f.guard.expression) for f in failed]
+            if miss.made == number:
+                said = miss.why or " ".join(["symbolic", *miss.symbolic] * bool(miss.symbolic))
+                cell.append(mark("●", colours[0], f"{miss.seconds:.2f} s {said}", said))
+            if count := answered.get(number):
+                cell.append(f"{bar(count, most, colours[1], 12)} {count_text(count, 'call')}")
+            row.append("<br>".join(cell))
         rows.append(row)
-    return table(head, rows)
-
-
-def mark(sign: str, colour: str, title: object, said: str) -> str:
-    return (
-        f'<span title="{text(title)}"><b style="color:{colour}">{sign}</b> '
-        f"<small>{text(said)}</small></span>"
-    )
+    return table(("", *(f"from call {miss.call}" for miss, _ in stretches)), rows)
 
 
 @shows(Timeline)
 def timeline_view(timeline: Timeline) -> str:
-    """The picture, and the guards that failed."""
     failures = [failure for miss in timeline.misses for failure in miss.failures]
-    table_of = failure_table(failures) if failures else ""
-    return box(*headline(timeline), timeline_picture(timeline), table_of)
+    guards = failure_table(failures) if failures else ""
+    return box(*headline(timeline), timeline_picture(timeline), guards)
 
 
 @shows(Explanation)

@@ -155,6 +155,7 @@ def test_wrapper_lines_belong_to_what_they_call_allocate_and_free():
         computed = {b.name: b for b in stages.loops.operations if b.name not in externs}
         made_by = {name: b.made_by for name, b in computed.items()}
         made_by |= {o.name: e.origins for e in externs.values() for o in e.outputs if o}
+        made_by |= {given.name: given.origins for given in stages.loops.given}
         kernels = {kernel.name: kernel for kernel in stages.kernels}
         seen = set()
         for line in stages.wrapper.lines:
