@@ -154,8 +154,7 @@ def explain(
 
 
 def timeline(target: Any) -> Several[Timeline]:
-    """The calls of what `compile` returned so far; then those of what goes on after its graph breaks, and of
-    functions that eager code below it calls."""
+    """The calls of what `compile` returned so far; of what goes on after its breaks; of nested frames."""
     found = dispatcher_of(target)
     if found is None:
         raise OptionError(f"{target!r} has no timeline: give what mc.compile returned")

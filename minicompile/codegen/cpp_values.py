@@ -107,7 +107,7 @@ class ValuePrinter(LinePrinter):
                 if value.check:
                     divisor = value.inputs[1]
                     bit = f"{self.ref(divisor)} == 0 ? {ZERO_DIVISION} : 0"
-                    self.line(f"error |= {bit};", divisor.origins | value.origins)
+                    self.line(f"error |= {bit};", value.origins)
                 self.declare(value, self._expression(value))
 
     def _expression(self, value: Value) -> str:

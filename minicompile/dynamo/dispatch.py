@@ -112,8 +112,7 @@ class Dispatcher:
         self.refused: set[Any] = set()
         """Fingerprints of calls whose capture was refused."""
         self.breaks: dict[GraphBreak, None] = {}
-        self.refusal: GraphBreak | None = None
-        """The latest."""
+        self.last_refusal: GraphBreak | None = None
         self.misses: list[Miss] = []
         self.varied: dict[Source, str] = {}
         """Sizes and numbers that differed between calls: they become symbolic, unless `dynamic=False`."""
@@ -216,18 +215,15 @@ class Dispatcher:
             entry = self.made(arguments, values, key, active, reasons, watch)
         finally:
             cut = entry.capture.stopped_by if entry is not None else None
-            for why in self.breaks:
-                if why not in known or why == cut:
-                    watch.tell("break", why)
+            for found in self.breaks:
+                if found not in known or found == cut:
+                    watch.tell("break", found)
             watch.tell("done", None if entry is None else entry.capture)
-        miss = Miss(answered, tuple(reasons), seconds=time.perf_counter() - watch.began)
-        if entry is None:
-            found = dataclasses.replace(miss, why=self.refusal)
-        else:
-            *before, now = (symbolic_sources(made.capture) for made in self.entries)
-            names = sorted(source.name for source in now.difference(*before))
-            found = dataclasses.replace(miss, made=len(self.entries), symbolic=tuple(names))
-        self.misses.append(found)
+        version, why = (0, self.last_refusal) if entry is None else (len(self.entries), None)
+        *before, now = [set[Source](), *(symbolic_sources(made.capture) for made in self.entries)]
+        names = tuple(sorted(source.name for source in now.difference(*before) if version))
+        seconds = time.perf_counter() - watch.began
+        self.misses.append(Miss(answered, tuple(reasons), version, names, why, seconds))
         return entry
 
     def made(
@@ -316,11 +312,8 @@ class Dispatcher:
         if self.fullgraph:
             raise error
         self.refused.add(key)
-        self.note(error)
-
-    def note(self, why: Unsupported) -> None:
-        self.refusal = graph_break(why)
-        self.breaks[self.refusal] = None
+        self.last_refusal = graph_break(error)
+        self.breaks[self.last_refusal] = None
 
     def stop(
         self,
@@ -332,7 +325,8 @@ class Dispatcher:
         if self.fullgraph:
             raise error or why
         self.stopped = True
-        self.note(why)
+        self.last_refusal = graph_break(why)
+        self.breaks[self.last_refusal] = None
         lines = [f"minicompile runs {self.name} in eager from here on: {why}"]
         warnings.warn("\n".join([*lines, *failure_lines(reasons)]), stacklevel=7)
 
@@ -342,7 +336,7 @@ class Dispatcher:
         self.entries.remove(entry)
         reason = f"the guards changed while capturing: {failure}"
         self.refuse(fingerprint(arguments), refusal("guards-changed", reason))
-        self.misses[-1] = dataclasses.replace(self.misses[-1], made=0, why=self.refusal)
+        self.misses[-1] = dataclasses.replace(self.misses[-1], made=0, why=self.last_refusal)
 
     def another(
         self,
