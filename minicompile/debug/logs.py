@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from minicompile.debug import stages
-from minicompile.dynamo.result import recompiles_text
+from minicompile.dynamo.result import failure_lines
 from minicompile.errors import OptionError
 from minicompile.ops.display import count_text
 from minicompile.ops.events import KINDS, Event, observer
@@ -217,7 +217,7 @@ for _name, _stage, _kind, _doc, _text in (
     ("bytecode", "dynamo", "capture", "instructions, and what they made",
      lambda e, _: e.subject.flow),
     ("recompiles", "dynamo", "start", "the guards that failed",
-     lambda e, _: "\n".join(recompiles_text(e.subject))),
+     lambda e, _: "\n".join(["no version fits", *failure_lines(e.subject)] if e.subject else [])),
     ("guards", "dynamo", "done", "what must hold for a version to be used",
      lambda e, _: "\n".join([*map(str, e.subject.guards), *e.subject.size_lines] if e.subject else [])),
     ("pre_grad_graphs", "dynamo", "aot", "before and after pre-grad passes",

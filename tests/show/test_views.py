@@ -298,18 +298,22 @@ def test_a_diff_marks_what_changed_and_folds_what_did_not() -> None:
 )
 def test_an_explanation_tells_breaks_and_recompiles() -> None:
     capture = example.capture()
+    first = dynamo_result.Miss({0: 0}, made=1)  # type: ignore[attr-defined]
+    failures = (GuardFailure(capture.guards[0], 7),)
+    second = dynamo_result.Miss({0: 2, 1: 2}, failures, 2)  # type: ignore[attr-defined]
     explanation = dynamo_result.Explanation(  # type: ignore[attr-defined]
         "f",
         (capture,),
         (GraphBreak("no rule", example.CALL, "rewrite"),),
         2,
         3,
-        (GuardFailure(capture.guards[0], 7),),
         True,
+        (dynamo_result.Timeline("f", (first, second), {0: 2, 1: 3, 2: 0}),),  # type: ignore[attr-defined]
     )
     page = to_html(explanation)
     parsed(page)
     assert "no rule" in page and "recompile limit" in page and "failed" in page
+    assert "from call 5" in page and "✗" in page
 
 
 def test_a_type_can_be_shown_by_its_full_name() -> None:
