@@ -91,6 +91,14 @@ def test_lines_that_compute_nothing_are_lit_weakly(show: Open) -> None:
     assert "hot" in line(page, "kernels", 1).get_attribute("class")
 
 
+def test_lines_that_only_call_are_lit_weakly(show: Open, trace: Trace) -> None:
+    page = show(trace.explore(["source", "wrapper"]))
+    line(page, "wrapper", 4).hover()
+    assert {("source", 1), ("source", 5)} <= lit(page)
+    assert "warm" in line(page, "source", 1).get_attribute("class"), "h = scores(x, w)"
+    assert "hot" in line(page, "source", 5).get_attribute("class"), "return x @ w"
+
+
 def test_two_copies_live_side_by_side(show: Open, trace: Trace) -> None:
     page = show(trace, trace)
     line(page, "source", 2, copy=1).hover()
