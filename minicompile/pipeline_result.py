@@ -232,8 +232,10 @@ class Trace(Shown):
             lines.append(f"  {title:<20} {room.count:<28} {path}".rstrip())
         if self.aot is not None and self.aot.partition is not None:
             lines.append("  " + saving(self.aot.partition))
-        hint = "print a stage to read it; trace.from_line(n) follows a line of source;"
-        return "\n".join([*lines, "", hint + " trace.save(folder) writes everything"])
+        hint = "print a stage to read it; trace.from_line(n) follows a line of source; trace.explore() shows"
+        return "\n".join(
+            [*lines, "", hint + " stages side by side; trace.save(folder) writes everything"]
+        )
 
     def save(self, folder: str | Path) -> Path:
         """Write `index.html` (the explorer, and links to the rest; no network needed), and for each stage a

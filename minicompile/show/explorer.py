@@ -187,7 +187,7 @@ def below(kernel: KernelSource, graph: str, level: str, assembly: Any) -> Sectio
         name = f"{kernel.name}:{number}"
         pieces.append(Piece(f"{graph}.{level}", name, content, line.origins, line, told))
         numbers.append(0 if at is None else at + 1)
-    return Section(f"{kernel.name} · {assembly.target}", pieces, 1, level, graph, of=numbers)
+    return Section(kernel.name, pieces, 1, level, graph, of=numbers)
 
 
 def assembly_panes(trace: Trace) -> Iterator[Pane]:
@@ -204,7 +204,8 @@ def assembly_panes(trace: Trace) -> Iterator[Pane]:
         raise MinicompileError(f"no kernel of {trace.name} is Triton's, which have PTX: {how}")
     for level, width in LEVELS.items():
         if sections := [below(k, g, level, a) for g, k, a in made if level in a.levels]:
-            yield Pane(level, level.upper(), "cross-compiled, no GPU", width, sections)
+            about = f"cross-compiled for {made[0][2].target}"
+            yield Pane(level, level.upper(), about, width, sections)
 
 
 @dataclass(eq=False)
