@@ -48,3 +48,10 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What `%load_ext minicompile` calls: registers %%stages, %%kernel and %%compile_diff."""
+    from minicompile.show.magics import Magics
+
+    Magics(shell)

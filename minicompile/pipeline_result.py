@@ -32,6 +32,7 @@ from minicompile.scheduling.roofline import Roofline, roofline_points
 from minicompile.scheduling.schedule import Explained
 
 if TYPE_CHECKING:
+    from minicompile.debug.diff import Diff, Steps
     from minicompile.show.explorer import Explorer
 
 COMPILED = ("loops", "schedule", "plans", "kernels", "wrapper")
@@ -182,6 +183,20 @@ class Trace(Shown):
     def fusion_steps(self, graph: str = "forward") -> FusionSteps:
         """Every fusion decision in order, refusals too, with the groups before and after it."""
         return self.graph(graph).schedule.steps()
+
+    def diff(self, before: str | Trace, after: str | None = None) -> Diff:
+        """Side by side: what a pass or step changed ("prims.cse"), two stages ("full", "core"), or this trace
+        and another, all stages or the one that `after` names. Raises ValueError that lists the names.
+        """
+        from minicompile.debug import diff
+
+        return diff.diff(self, before, after)
+
+    def steps(self) -> Steps:
+        """Every pass and stage in order, with what it changed."""
+        from minicompile.debug import diff
+
+        return diff.steps(self)
 
     def source_lines(self) -> list[SourceLine]:
         """The lines of user code that the trace came from, callers included, in order."""

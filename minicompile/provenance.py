@@ -35,7 +35,7 @@ from minicompile.lowering.ir import (
 )
 from minicompile.ops.display import Shown, bytes_text
 from minicompile.ops.dtypes import value_text
-from minicompile.ops.graph import Graph, call_text, origins_of
+from minicompile.ops.graph import Listing, call_text, origins_of
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, source_lines, union
 from minicompile.scheduling.nodes import FusionDecision, Schedule
 
@@ -88,15 +88,20 @@ def node_line(node: fx.Node) -> str:
     return f"{node.name} = {call_text(node)}"
 
 
-def node_detail(node: fx.Node) -> str:
-    """Type and bytes of a node's value."""
+def node_size(node: fx.Node) -> str:
+    """Bytes of a node's tensor; "" where they aren't known."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or not all(type(s) is int for s in value.shape):
-        return value_text(value)
-    return f"{value_text(value)}, {bytes_text(value.numel() * value.element_size())}"
+        return ""
+    return bytes_text(value.numel() * value.element_size())
 
 
-def of_graph(stage: str, graph: Graph, partition: Partition | None = None) -> Iterator[Piece]:
+def node_detail(node: fx.Node) -> str:
+    """Type and bytes of a node's value."""
+    return ", ".join(filter(None, (value_text(node.meta.get("val")), node_size(node))))
+
+
+def of_graph(stage: str, graph: Listing, partition: Partition | None = None) -> Iterator[Piece]:
     """The nodes of a graph; with a partition, why a value is saved or computed again."""
     reasons: dict[str, str] = {}
     if partition is not None:

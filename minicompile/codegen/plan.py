@@ -186,6 +186,7 @@ class CodeLine:
 class Code:
     """Generated code, line by line."""
 
+    name: str
     lines: list[CodeLine]
 
     @property

@@ -4,14 +4,13 @@
 same table: `@minicompile.ops.display.renderer(MyType)` on a function that gives HTML.
 """
 
-# ruff: noqa: F401 (imported for the renderers that they register)
-
 from __future__ import annotations
 
-from . import (
+from . import (  # noqa: F401
     accuracy,
     aot,
     capture,
+    diff,
     fusion,
     graphs,
     kernels,

@@ -10,22 +10,27 @@ from typing import Any
 
 from minicompile.api import backends
 from minicompile.codegen.generate import code_generator
-from minicompile.codegen.plan import KernelSource
-from minicompile.debug.experiment import Experiment, Outcome
+from minicompile.debug.experiment import Experiment, KernelChanges, Outcome
 from minicompile.ops.display import bytes_text, count_text, to_html
 from minicompile.options import CHOICES
 from minicompile.scheduling.nodes import FusionDecision, Pair, Schedule
 from minicompile.show.html import box, columns, details, heading, inside, shows, table, text
 
-DYNAMIC = (("automatic", None), ("yes", True), ("no", False))
+DYNAMIC = {"automatic": None, "yes": True, "no": False}
+"""By names: to a widget None would be that nothing is chosen."""
 MOST_KERNELS = 12
-"""Of a side's kernels that differ, so many are shown."""
+"""Of the kernels that differ, so many of each side are shown."""
 
 
-def changed_kernels(title: str, kernels: list[KernelSource], where: str) -> str:
-    more = f"<p>and {len(kernels) - MOST_KERNELS} more: {text(where)}</p>"
-    shown = "".join(inside(kernel) for kernel in kernels[:MOST_KERNELS])
-    return heading(title) + (shown or "<p>none</p>") + more * (len(kernels) > MOST_KERNELS)
+@shows(KernelChanges)
+def changes_view(changes: KernelChanges) -> str:
+    """Code side by side."""
+    sides = []
+    for title, kernels in (("before", changes.before), ("after", changes.after)):
+        more = len(kernels) - MOST_KERNELS
+        shown = "".join(inside(kernel) for kernel in kernels[:MOST_KERNELS]) or "<p>none</p>"
+        sides.append(heading(title) + shown + f"<p>and {more} more in .{title}</p>" * (more > 0))
+    return columns(*sides)
 
 
 @shows(Outcome)
@@ -34,16 +39,17 @@ def outcome_view(found: Outcome) -> str:
     parts = ["".join(f"<p><b>refused</b> {text(why)}</p>" for why in found.after.refused)]
     rows = ([text(cell) for cell in row] for row in found.rows)
     parts.append(table(("", "before", "after"), rows, numbers=(1, 2)))
-    for graph, costs in found.graphs.items():
-        sides = found.kernels(graph)
-        code = columns(
-            *(
-                changed_kernels(side, kernels, f"outcome.kernels({graph!r})[{i}]")
-                for i, (side, kernels) in enumerate(zip(("before", "after"), sides))
-            )
+    different = {
+        name for name, part in found.graphs.items() if part[1].kernels or any(part[0].decisions)
+    }
+    for graph, (costs, code) in found.graphs.items():
+        count = count_text(len(code.kernels), "kernel")
+        shown = inside(costs) + details("code that differs", count, inside(code))
+        about, opened = (
+            "" if graph in different else "nothing differs",
+            not different or graph in different,
         )
-        count = count_text(sum(map(len, sides)), "kernel")
-        parts += [heading(graph), inside(costs), details("code that differs", count, code)]
+        parts.append(details(graph, about, shown, opened))
     if not found.graphs:
         parts.append("<p>One of the sides has no kernels: its backend stops before them.</p>")
     return box("what if", found.title.removeprefix("what if of "), *parts)
@@ -67,9 +73,11 @@ class Panel:
         self.wishes: dict[Pair, str] = {}
         base, options = experiment.base, experiment.base.options
         self.knobs = {
-            "graph": choice("graph", ["forward", "backward"], base.graph),
+            "graph": choice("graph", list(first.before.graphs) or [base.graph], base.graph),
             "backend": choice("backend", list(backends), base.backend),
-            "dynamic": choice("dynamic", DYNAMIC, base.dynamic),
+            "dynamic": choice(
+                "dynamic", list(DYNAMIC), {v: k for k, v in DYNAMIC.items()}[base.dynamic]
+            ),
             "device_codegen": choice("language", ["auto", *code_generator], options.device_codegen),
             "inline": choice("inline", CHOICES["inline"], options.inline),
         }
@@ -99,8 +107,9 @@ class Panel:
     def changes(self) -> dict[str, Any]:
         """What the controls say, as `Experiment.run` takes it."""
         found = {name: control.value for name, control in self.knobs.items()}
-        found["forbid"] = [pair for pair, wish in self.wishes.items() if wish == "force apart"]
-        found["fuse"] = [pair for pair, wish in self.wishes.items() if wish == "force together"]
+        found["dynamic"] = DYNAMIC[found["dynamic"]]
+        for name, wanted in (("forbid", "force apart"), ("fuse", "force together")):
+            found[name] = tuple(pair for pair, wish in self.wishes.items() if wish == wanted)
         if self.axis.value != "as planned":
             found["tiles"] = {self.axis.value: self.size.value}
         return found

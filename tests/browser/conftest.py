@@ -6,6 +6,7 @@ What may be missing on a reader's machine is said in a skip; under MINICOMPILE_R
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -29,6 +30,11 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
 # Nothing but this machine has an address: a page that asks for more is seen, and gets nothing.
 FLAGS.append("--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1")
+
+SETTINGS = {
+    "apputils-extension/notification": {"fetchNews": "false"},
+}
+"""Of JupyterLab: no question about news above the notebook, and cells out of sight are in the page too."""
 
 
 def missing(what: str, remedy: str) -> None:
@@ -71,9 +77,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     environment: dict[str, Any] = {**os.environ, **folders, "PYTHONPATH": str(ROOT)}
     notebooks = home / "notebooks"
     notebooks.mkdir()
-    settings = home / "jupyter_config_dir/lab/user-settings/@jupyterlab/apputils-extension"
-    settings.mkdir(parents=True)
-    (settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')
+    for name, setting in SETTINGS.items():
+        file = home / "jupyter_config_dir/lab/user-settings/@jupyterlab" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.with_suffix(".jupyterlab-settings").write_text(json.dumps(setting))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

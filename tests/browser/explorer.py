@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 Lit = dict[str, set[int]]
@@ -100,12 +98,11 @@ class Oracle:
     panes: dict[str, list[tuple[str, str, set[int]]]]
 
     @classmethod
-    def read(cls, file: Path) -> Oracle:
-        found = json.loads(file.read_text(encoding="utf-8"))
+    def of(cls, told: dict[str, list[Any]]) -> Oracle:
         return cls(
             {
                 pane: [(graph, code, set(made)) for graph, code, made in lines]
-                for pane, lines in found.items()
+                for pane, lines in told.items()
             }
         )
 

@@ -6,11 +6,11 @@ import linecache
 from dataclasses import dataclass
 from typing import Any
 
+from minicompile.ops.display import bytes_text
 from minicompile.ops.origin import Origin
 from minicompile.pipeline_result import Trace
-
-LATER = ("loops", "schedule", "kernels", "wrapper")
-"""Panes that show the forward and, below it, the backward."""
+from minicompile.scheduling.cost import cost_of
+from minicompile.scheduling.nodes import Schedule
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,39 @@ def pane_lines(trace: Trace) -> dict[str, list[Line]]:
     return found
 
 
-def as_json(trace: Trace) -> dict[str, list[Any]]:
-    """The same with operations as numbers, to be read by another process."""
+def lines_as_numbers(trace: Trace) -> dict[str, list[Any]]:
+    """The same with operations as numbers."""
     lines = pane_lines(trace)
     every = {origin for pane in lines.values() for line in pane for origin in line.origins}
     number = {origin: i for i, origin in enumerate(sorted(every))}
     return {
         pane: [[line.graph, line.text, sorted(number[o] for o in line.origins)] for line in shown]
         for pane, shown in lines.items()
+    }
+
+
+def costs(found: Schedule) -> dict[str, str]:
+    """Kernels and memory traffic of a schedule, as the views write them."""
+    moved = (cost_of(node, found.graph, found.memory).bytes for node in found.nodes)
+    return {"kernels": str(len(found.kernels)), "bytes moved": bytes_text(sum(moved))}
+
+
+def expected(trace: Trace) -> dict[str, Any]:
+    """What the views of a trace should show, to be read by another process."""
+    steps, kernels, saved = [], len(trace.loops.operations) - len(trace.loops.externs), 0
+    for step in trace.schedule.decisions:
+        kernels, saved = kernels - step.fused, saved + step.fused * step.score
+        left = f"{kernels} kernel{'s' * (kernels != 1)} left, {bytes_text(saved)} saved so far"
+        steps.append([f"{step.producer} + {step.consumer}", step.reason, left])
+    first = next(d for d in trace.schedule.decisions if d.fused)
+    pair = (first.producers[-1].name, first.consumers[0].name)
+    return {
+        "lines": lines_as_numbers(trace),
+        "steps": steps,
+        "pair": " + ".join(pair),
+        "as decided": costs(trace.schedule),
+        "apart": costs(trace.schedule.what_if(forbid=[pair]).after),
+        "changes": [
+            [diff.title, [row.texts for row in diff.changes]] for diff in trace.steps().steps
+        ],
     }

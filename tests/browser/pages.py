@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,32 +63,39 @@ class Lab:
         page.wait_for_selector(f"{PANEL} .jp-Cell")
         return page
 
-    def get(self, path: str) -> Any:
-        """An answer of the server."""
-        with urllib.request.urlopen(f"{self.url}/{path}?token={self.token}") as answer:
-            return json.load(answer)
+    def kernel_answers(self) -> bool:
+        """Whether the kernel of a notebook is there; while it starts, the server may not know."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/api/kernels?token={self.token}") as answer:
+                return any(kernel["connections"] for kernel in json.load(answer))
+        except urllib.error.HTTPError:
+            return False
 
     def run_all(self, page: Any) -> None:
         """Run every cell, to the end. An exception in one shows as a failure here."""
         # Before its kernel answers a notebook looks idle too, and would ask which kernel to start.
         status = f"{PANEL} .jp-Notebook-ExecutionIndicator[data-status={{}}]"
         page.wait_for_selector(status.format("idle"))
-        while not any(kernel["connections"] for kernel in self.get("api/kernels")):
-            page.wait_for_timeout(50)
+        end = time.monotonic() + LONGEST_RUN
+        while not self.kernel_answers():
+            assert time.monotonic() < end, "the kernel did not start"
+            page.wait_for_timeout(100)
         page.wait_for_selector(status.format("idle"))
         for item in ("Run", "Run All Cells"):
             page.get_by_role("menuitem", name=item, exact=True).click()
         prompts = page.locator(f"{PANEL} .jp-CodeCell .jp-InputArea-prompt")
         errors = page.locator(f"{PANEL} [data-mime-type='application/vnd.jupyter.error']")
-        end = time.monotonic() + LONGEST_RUN
-        while not all(re.search(r"\d", prompt) for prompt in prompts.all_inner_texts()):
+        while not all(re.search(r"\d", prompt) for prompt in prompts.all_text_contents()):
             assert errors.count() == 0, errors.first.inner_text()
-            assert time.monotonic() < end, prompts.all_inner_texts()
-            page.wait_for_timeout(50)
+            assert time.monotonic() < end, prompts.all_text_contents()
+            page.wait_for_timeout(100)
         assert errors.count() == 0, errors.first.inner_text()
 
     def save(self, page: Any, name: str) -> None:
-        """Save as a user does, and wait until the outputs are in the file."""
-        page.keyboard.press("Control+s")
-        while not any(cell.get("outputs") for cell in nbformat.read(self.folder / name, 4).cells):
-            page.wait_for_timeout(50)
+        """Save as a user does, and wait until the file is written."""
+
+        def written(answer: Any) -> bool:
+            return answer.request.method == "PUT" and f"/api/contents/{name}" in answer.url
+
+        with page.expect_response(written):
+            page.keyboard.press("Control+s")

@@ -3,6 +3,7 @@ machine. One JupyterLab and one execution of one notebook serve all tests."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,10 +19,13 @@ CELLS = (
     "import json\nfrom pathlib import Path\n"
     "import minicompile as mc\n"
     "from tests.browser.model import block, example\n"
-    "from tests.browser.oracle import as_json",
+    "from tests.browser.oracle import expected",
     "trace = mc.trace(block, *example())\ntrace.explore()",
     "trace",
-    "_ = Path('lines.json').write_text(json.dumps(as_json(trace)))\n_ = trace.save('saved')",
+    "trace.fusion_steps()",
+    "trace.steps()",
+    "mc.what_if(block, *example())",
+    "Path('expected.json').write_text(json.dumps(expected(trace)))\n_ = trace.save('saved')",
 )
 PLACES = [
     ("source", "weights = torch.softmax(h, -1)", ""),
@@ -52,8 +56,14 @@ def live(lab: Lab, pages: Pages) -> Any:
 
 
 @pytest.fixture(scope="module")
-def oracle(live: Any, lab: Lab) -> Oracle:
-    found = Oracle.read(lab.folder / "lines.json")
+def told(live: Any, lab: Lab) -> dict[str, Any]:
+    """What Python told of the trace, in the kernel."""
+    return json.loads((lab.folder / "expected.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def oracle(live: Any, told: dict[str, Any]) -> Oracle:
+    found = Oracle.of(told["lines"])
     found.number_source(Explorer(live.locator(".mc.trace").first).lines("source"))
     return found
 
@@ -199,6 +209,85 @@ def test_arrow_keys_follow_lines_and_cross_panes(
     live.keyboard.press("ArrowLeft")
     other = min(oracle.shares("kernels", number)[beside])
     assert first.lit() == oracle.shares(beside, other)
+
+
+class Slides:
+    """A slide show of a page, driven from its first slide on."""
+
+    def __init__(self, page: Any, number: int) -> None:
+        self.root = page.locator(".mc .steps.live").nth(number)
+        self.slider = self.root.get_by_role("slider").first
+        self.slider.press("Home")
+
+    @property
+    def shown(self) -> str:
+        """The text of the one slide that can be seen."""
+        seen = self.root.locator(":scope > details").evaluate_all(
+            "(all) => all.filter((one) => one.open && one.checkVisibility()).map((one) => one.textContent)"
+        )
+        assert len(seen) == 1
+        return " ".join(seen[0].split())
+
+
+def test_the_fusion_stepper_shows_each_decision_in_order(
+    live: Any, told: dict[str, Any], pages: Pages
+) -> None:
+    slides = Slides(live, 0)
+    for number, (pair, reason, left) in enumerate(told["steps"]):
+        assert f"{number}: " in slides.shown and pair in slides.shown
+        assert reason in slides.shown and left in slides.shown
+        pages.shot(slides.root, f"fusion_step_{number}")
+        slides.slider.press("ArrowRight")
+    slides.root.get_by_role("button", name="‹").first.click()
+    assert told["steps"][-2][0] in slides.shown and told["steps"][-2][2] in slides.shown
+    slides.root.get_by_role("button", name="›").first.click()
+    assert told["steps"][-1][2] in slides.shown
+
+
+def test_the_steps_of_a_trace_show_what_each_pass_changed(
+    live: Any, told: dict[str, Any], pages: Pages
+) -> None:
+    slides = Slides(live, 1)
+    for number, (title, rows) in enumerate(told["changes"]):
+        if rows:
+            slides.slider.press("ArrowRight")
+            seen = slides.shown
+            assert f"{number} {title}" in seen
+            for side in (side for row in rows for side in row):
+                assert " ".join(side.split()) in seen, (title, side)
+            pages.shot(slides.root, f"pass_{number}")
+
+
+def test_the_what_if_panel_compiles_what_its_controls_say(
+    live: Any, told: dict[str, Any], pages: Pages
+) -> None:
+    panel = live.locator(".jp-OutputArea-output .widget-vbox").first
+
+    def shown(title: str) -> dict[str, str]:
+        """The last column of the forward's costs, when the panel's headline says that."""
+        panel.locator(".head small", has_text=title).first.wait_for()
+        assert panel.locator("select:disabled").count() == 0 or panel.page.wait_for_function(
+            "(box) => !box.querySelector('select:disabled')", arg=panel.element_handle()
+        )
+        rows = [row.inner_text().split("\t") for row in panel.locator("table.t tr").all()]
+        costs: dict[str, str] = {}
+        for row in rows:
+            costs.setdefault(row[0], row[-1])
+        return {name: costs[name] for name in told["apart"]}
+
+    assert told["apart"] != told["as decided"]
+    assert shown("nothing changed") == told["as decided"]
+    assert panel.get_by_label("dynamic").input_value() == "automatic"
+    decision = panel.locator("select option", has_text=told["pair"])
+    panel.locator(".widget-select select").select_option(decision.inner_text())
+    panel.get_by_role("button", name="force apart").click()
+    assert shown(f"keep apart {told['pair']}") == told["apart"]
+    pages.shot(panel, "what_if_apart")
+    panel.get_by_role("button", name="as decided").click()
+    assert shown("nothing changed") == told["as decided"]
+    panel.get_by_label("backend").select_option("aot_eager")
+    panel.get_by_text("its backend stops before them").wait_for()
+    pages.shot(panel, "what_if_backend")
 
 
 def test_a_notebook_received_from_somebody_shows_colours_and_titles_without_scripts(
