@@ -208,14 +208,14 @@ def assembly_panes(trace: Trace) -> Iterator[Pane]:
             yield Pane(level, level.upper(), about, width, sections)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Explorer(Shown):
     """The linked view of a trace. `open` names the panes it opens with, one to four; empty: the usual."""
 
     trace: Trace
     open: Sequence[str] = ()
     assembly: bool = False
-    panes: list[Pane] = field(init=False, repr=False)
+    panes: list[Pane] = field(init=False)
 
     def __post_init__(self) -> None:
         self.panes = list(trace_panes(self.trace))
@@ -223,7 +223,8 @@ class Explorer(Shown):
             self.panes += assembly_panes(self.trace)
         known = [pane.key for pane in self.panes]
         usual = OPEN_WITH_ASSEMBLY if self.assembly else OPEN_AT_FIRST
-        chosen = tuple(self.open) or tuple(key for key in usual if key in known)
+        asked = (self.open,) if isinstance(self.open, str) else tuple(self.open)
+        chosen = asked or tuple(key for key in usual if key in known)
         for key in chosen:
             if key not in known:
                 needs = ", which assembly=True adds," * (key in LEVELS and not self.assembly)
