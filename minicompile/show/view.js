@@ -35,7 +35,9 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
 
   // Below the kernels it is known which of their lines a line came from: others with its operations are weak.
   const apart = (a, b) => (a.below || b.below) && a.of && b.of && a.of !== b.of;
-  const isStrong = (row) => row === current || (!row.weak && !apart(row, current));
+  // A line that only calls the one that did it is weak as well.
+  const calls = (row) => row.key === "source" && current.key !== "source" && !setLines[current.set].includes(row.place);
+  const isStrong = (row) => row === current || !(row.weak || apart(row, current) || calls(row));
 
   function rowsOf(key) {
     const pane = panes.get(key);
