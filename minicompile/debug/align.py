@@ -40,19 +40,14 @@ class Item:
     @cached_property
     def call(self) -> str:
         """The form up to the first operand, or to an input's type; code without its numbers."""
-        return (
-            re.split("[(:]", self.form, maxsplit=1)[0]
-            if self.name
-            else re.sub(r"\d+", "", self.form)
-        )
+        return re.sub(r"[(:].*" if self.name else r"\d+", "", self.form)
 
 
 def items_of(pieces: Sequence[Piece]) -> list[Item]:
     """A listing with its names resolved. In code a name is what the last assignment above made it."""
-    names = {p.name for p in pieces if not isinstance(p.subject, CodeLine | str)}
-    for piece in pieces:
-        if isinstance(piece.subject, ComputedBuffer | ExternKernel):
-            names.update(buffer.name for buffer in written_by(piece.subject))
+    named = [piece for piece in pieces if not isinstance(piece.subject, CodeLine | str)]
+    made = [p.subject for p in named if isinstance(p.subject, ComputedBuffer | ExternKernel)]
+    names = {p.name for p in named} | {b.name for operation in made for b in written_by(operation)}
     defined: dict[tuple[str, str], tuple[int, int]] = {}
     items = []
     for place, piece in enumerate(pieces):
@@ -60,28 +55,37 @@ def items_of(pieces: Sequence[Piece]) -> list[Item]:
         function = piece.name.partition(":")[0] if code else ""
         form, end, uses = "", 0, list[tuple[int, int]]()
         for found in WORD.finditer(text):
-            word, numbered = found.group(), code and NUMBERED.fullmatch(found.group())
-            called = text.startswith("(", found.end())
-            if not (word == function if called else numbered or word in names):
+            word, follows = found.group(), text[found.end() :]
+            known = word in names or (code and NUMBERED.fullmatch(word))
+            if not (word == function if follows.startswith("(") else known):
                 continue
-            key = function, word
-            if key not in defined or (code and text.startswith(" = ", found.end())):
-                defined[key] = place, len(uses)
-            uses.append(defined[key])
+            if (function, word) not in defined or (code and follows.startswith(" = ")):
+                defined[function, word] = place, len(uses)
+            uses.append(defined[function, word])
             form, end = f"{form}{text[end : found.start()]}\0", found.end()
-        form, named = form + text[end:], not isinstance(piece.subject, CodeLine | str)
-        form += f"  {piece.detail}" * named
-        items.append(Item(piece, piece.name * named, form, tuple(uses)))
+        is_named = bool(names) and not code
+        form += text[end:] + f"  {piece.detail}" * is_named
+        items.append(Item(piece, piece.name * is_named, form, tuple(uses)))
     return items
 
 
 class Alignment:
-    """Two listings, and `found`: places before -> places after."""
+    """`found`: places before -> places after, searched for if not given; `free`: places after without one.
+    `key` says what of the origins counts."""
 
-    def __init__(self, before: list[Item], after: list[Item], found: dict[int, int]) -> None:
-        self.before, self.after, self.found = before, after, found
+    def __init__(
+        self,
+        before: list[Item],
+        after: list[Item],
+        key: Callable[[Origins], Hashable] = frozenset,
+        found: dict[int, int] | None = None,
+    ) -> None:
+        self.before, self.after, self.key, self.found = before, after, key, found or {}
         self.made = [(x.form, resolved(j, x, lambda d: d)) for j, x in enumerate(after)]
         """What each item after computes, and from what."""
+        self.free = dict.fromkeys(range(len(after)))
+        if found is None:
+            self.search()
 
     def meant(self, i: int) -> tuple[Any, ...]:
         """What item i before would be after."""
@@ -98,32 +102,21 @@ class Alignment:
         blocks = SequenceMatcher(None, places, sorted(places), False).get_matching_blocks()
         return {place for at, _, size in blocks for place in places[at : at + size]}
 
-
-def resolved(place: int, item: Item, of: Callable[[int], int]) -> tuple[Any, ...]:
-    return tuple((None if made == place else of(made), number) for made, number in item.uses)
-
-
-class Search(Alignment):
-    """Finds what is what; `key` says what of the origins counts."""
-
-    def __init__(
-        self, before: list[Item], after: list[Item], key: Callable[[Origins], Hashable]
-    ) -> None:
-        super().__init__(before, after, {})
-        self.key, self.free = key, dict.fromkeys(range(len(after)))
+    def search(self) -> None:
+        """What has the same name, then what stands in the same order, then anywhere; then what changed."""
         self.users, self.index = (
             defaultdict[int, list[int]](list),
             defaultdict[Any, list[int]](list),
         )
-        for i, item in enumerate(before):
+        for i, item in enumerate(self.before):
             for made in {made for made, _ in item.uses} - {i}:
                 self.users[made].append(i)
         for j, meant in enumerate(self.made):
             self.index[meant].append(j)
-        named = {item.name: j for j, item in enumerate(after) if item.name}
-        self.pair_same((i, named[x.name]) for i, x in enumerate(before) if x.name in named)
+        names = {item.name: j for j, item in enumerate(self.after) if item.name}
+        self.pair_same((i, names[x.name]) for i, x in enumerate(self.before) if x.name in names)
         old, new = self.rest, list(self.free)
-        forms = [before[i].form for i in old], [after[j].form for j in new]
+        forms = [self.before[i].form for i in old], [self.after[j].form for j in new]
         for i, j, size in SequenceMatcher(None, *forms).get_matching_blocks():
             self.pair_same(zip(old[i : i + size], new[j : j + size]))
         self.grow(self.rest)
@@ -175,16 +168,19 @@ class Search(Alignment):
                 alike[like(self.before[i], self.meant(i)[1])][0].append(i)
             for j in self.free:
                 alike[like(self.after[j], self.made[j][1])][1].append(j)
-            # of several the last ones: they are the results
-            last = (
-                zip(a[-len(b) :], b[-len(a) :])
-                for kind, (a, b) in alike.items()
-                if kind and a and b
-            )
-            for i, j in sorted(pair for pairs in last for pair in pairs):
+            pairs = list[tuple[int, int]]()
+            for kind, (old, new) in alike.items():
+                if kind:  # of several the last ones: they are the results
+                    pairs += zip(reversed(old), reversed(new))
+            for i, j in sorted(pairs):
                 if i not in self.found and j in self.free:
                     self.pair(i, j)
                     self.grow(list(self.users[i]))
+
+
+def resolved(place: int, item: Item, of: Callable[[int], int]) -> tuple[Any, ...]:
+    """The names of an item as places after, its own as None."""
+    return tuple((None if made == place else of(made), number) for made, number in item.uses)
 
 
 def verb(item: Item) -> str:

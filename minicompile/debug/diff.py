@@ -20,7 +20,7 @@ from typing import Any, Literal
 from minicompile import provenance
 from minicompile.aot.levels import LevelGraph
 from minicompile.codegen.plan import Code
-from minicompile.debug.align import Alignment, Item, Search, items_of
+from minicompile.debug.align import Alignment, Item, items_of
 from minicompile.dynamo.result import Guard
 from minicompile.lowering.ir import LoopGraph
 from minicompile.ops.display import Shown, aligned, count_text
@@ -101,14 +101,17 @@ class Point:
         return items_of(list(self.pieces(self.name, self.subject)))
 
     @cached_property
-    def alignment(self) -> Search:
+    def alignment(self) -> Alignment:
         """With the parent: another trace's where no step lies between."""
         before = self.parent.items if self.parent is not None else []
-        return Search(before, self.items, frozenset if self.step else by_text)
+        return Alignment(before, self.items, frozenset if self.step else by_text)
 
-    @property
-    def path(self) -> list[Point]:
-        return [*(self.parent.path if self.parent is not None else ()), self]
+    def path(self, since: Collection[Point] = ()) -> list[Point]:
+        """The points that lead here, from the last of some on, or from the first."""
+        way = [self]
+        while (at := way[0].parent) is not None and (way[0] is self or way[0] not in since):
+            way.insert(0, at)
+        return way
 
     @property
     def count(self) -> str:
@@ -242,7 +245,7 @@ def rows_along(path: Sequence[Point], part: str = "") -> list[Row]:
             gone[start[i]] = [*causes.get(i, ()), point.cause(step.before[i])]
         start = {step.found[i]: first for i, first in start.items() if i in step.found}
         causes = told
-    whole = Alignment(before, after, {i: j for j, i in start.items()})
+    whole = Alignment(before, after, found={i: j for j, i in start.items()})
     stays, last = whole.in_order(), -1
     rows: dict[tuple[int, int], Row] = {}
     """By the place after; what is gone comes after what stood before it."""
@@ -321,11 +324,11 @@ class Steps(Shown):
         return "\n".join(lines)
 
 
-def alone(point: Point) -> Diff:
-    """A step alone."""
-    parent = point.path[-2]
-    facts = (("", parent.count, point.count),)
-    return Diff(point.name, tuple(rows_along([parent, point], point.name)), facts)
+def alone(point: Point, since: Collection[Point] = (), part: str = "") -> Diff:
+    """What led to a point: the last step, or all since one of these."""
+    path = point.path(since) if since else point.path()[-2:]
+    facts = (("", path[0].count, point.count),)
+    return Diff(point.name, tuple(rows_along(path, part)), facts)
 
 
 def of_pass(record: PassRecord) -> Diff:
@@ -357,26 +360,27 @@ def diff(trace: Trace, before: str | Trace, after: str | None = None) -> Diff:
     if after is None:
         steps = [point for point in dict.fromkeys(found.values()) if point.step]
         chosen = [p for p in steps if f".{p.name}".endswith(f".{before}")]
-        chosen = chosen or [found[place(found, before)]]
-        return Diff(before, tuple(row for point in chosen for row in alone(point).rows))
+        if not chosen:
+            return alone(found[place(found, before)], stages_of(trace, found).values())
+        return Diff(before, tuple(row for p in chosen for row in alone(p, part=p.name).rows))
     start, end = (found[place(found, name)] for name in (before, after))
-    title, path = f"{before} → {after}", end.path
-    rows = rows_along(path[path.index(start) :]) if start in path else end.beside(start)
-    return Diff(title, tuple(rows))
+    path = end.path([start])
+    rows = rows_along(path) if path[0] is start else end.beside(start)
+    return Diff(f"{before} → {after}", tuple(rows))
 
 
-def stages_of(trace: Trace) -> dict[str, Point]:
+def stages_of(trace: Trace, found: dict[str, Point]) -> dict[str, Point]:
     """The points that every trace has, whatever its passes."""
     levels = trace.aot.levels if trace.aot is not None else ()
     after = ("loops", "schedule", "kernels", "wrapper")
     names = [f"{graph}.{stage}" for graph in ("forward", "backward") for stage in after]
-    found, first = points(trace), ["guards", "capture", *levels, "aot.forward", "aot.backward"]
+    first = ["guards", "capture", *levels, "aot.forward", "aot.backward"]
     return {name: found[name] for name in [*first, *names] if name in found}
 
 
 def across(first: Trace, second: Trace, only: str | None) -> Diff:
     """Two traces, stage by stage. A cause is a step that one of them took, or an earlier difference's."""
-    traces = stages_of(first), stages_of(second)
+    traces = [stages_of(trace, points(trace)) for trace in (first, second)]
     only = only and place({**traces[0], **traces[1]}, only)
     chosen = [asdict(trace.capture.watch.of.options) for trace in (first, second)]
     changed = [name for name, value in chosen[0].items() if value != chosen[1][name]]
@@ -401,8 +405,7 @@ def across(first: Trace, second: Trace, only: str | None) -> Diff:
 
 def history(end: Point, stages: Collection[Point]) -> tuple[dict[int, Row], dict[int, Row]]:
     """What the steps since the stage before did, by what came of it and by what it was."""
-    at = max((i for i, point in enumerate(end.path[:-1]) if point in stages), default=0)
-    rows = rows_along(end.path[at:])
+    rows = rows_along(end.path(stages))
     return {id(row.after): row for row in rows}, {id(row.before): row for row in rows}
 
 

@@ -160,6 +160,13 @@ def test_a_pass_names_what_it_took_away_and_switched_off_it_took_nothing(traced:
     ]
 
 
+def test_a_stage_alone_is_compared_with_the_stage_before_it(traced: Trace) -> None:
+    for stage, before in (("full", "capture"), ("prims", "core"), ("aot.backward", "prims")):
+        assert traced.diff(stage).rows == traced.diff(before, stage).rows
+    assert traced.diff("loops").rows == traced.diff("aot.forward", "loops").rows
+    assert {row.status for row in traced.diff("guards").rows} == {"added"}
+
+
 def test_both_graphs_that_a_pass_ran_on_are_shown(traced: Trace) -> None:
     parts = {row.part for row in traced.diff("post_grad.addmm").rows}
     assert parts == {"forward.post_grad.addmm", "backward.post_grad.addmm"}
@@ -356,7 +363,10 @@ def test_an_inference_trace_has_its_steps() -> None:
 
 
 def test_a_large_model_takes_seconds_at_most(gpt: Trace) -> None:
-    for ask in (gpt.steps, lambda: gpt.diff("full", "core"), lambda: gpt.diff(gpt)):
-        start = time.process_time()
-        ask()
-        assert time.process_time() - start < 4
+    for ask in (gpt.steps, lambda: gpt.diff("core", "prims"), lambda: gpt.diff(gpt)):
+        seconds = []
+        for _ in range(2):
+            start = time.process_time()
+            ask()
+            seconds.append(time.process_time() - start)
+        assert min(seconds) < 2
