@@ -23,12 +23,12 @@ from minicompile.codegen.plan import Code
 from minicompile.debug.align import Alignment, Item, items_of
 from minicompile.dynamo.result import Guard
 from minicompile.lowering.ir import LoopGraph
-from minicompile.ops.display import Shown, aligned, count_text
+from minicompile.ops.display import Shown, aligned, bytes_text, count_text
 from minicompile.ops.graph import Listing, PassRecord
 from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.pipeline_result import Trace
 from minicompile.provenance import Piece
-from minicompile.scheduling.explain import totals
+from minicompile.scheduling.cost import cost_of
 from minicompile.scheduling.nodes import Schedule
 
 
@@ -396,11 +396,20 @@ def across(first: Trace, second: Trace, only: str | None) -> Diff:
             made = [replace(row, cause=origin(row, own, beside)) for row in made]
         beside |= {id(p): row for row in made for p in (row.before, row.after) if p is not None}
         rows += made if name == only or (differ and not only) else []
-        if name.endswith(".schedule") and all(end.subject for end in ends):
-            costs = [totals(end.subject) for end in ends]
-            facts += [(f"{name}: {what}", costs[0][what], costs[1][what]) for what in costs[0]]
+        if name.endswith(".schedule"):
+            facts += [(f"{name}: {what}", a, b) for (what, a), (_, b) in zip(*map(costs_of, ends))]
     title = f"{first.name} → {second.name}" + f": {only}" * bool(only)
     return Diff(title, tuple(rows), tuple(facts))
+
+
+def costs_of(point: Point) -> list[tuple[str, str]]:
+    """What a schedule moves through memory and how much it needs."""
+    schedule = point.subject
+    if not isinstance(schedule, Schedule):
+        return [("bytes moved", ""), ("memory peak", "")]
+    moved = sum(cost_of(n, schedule.graph, schedule.memory).bytes for n in schedule.nodes)
+    peak = schedule.memory.peak_bytes
+    return [("bytes moved", bytes_text(moved)), ("memory peak", bytes_text(peak))]
 
 
 def history(end: Point, stages: Collection[Point]) -> tuple[dict[int, Row], dict[int, Row]]:
