@@ -22,6 +22,8 @@ from minicompile.options import moves_cursor
 DELAY, REFRESH = 1.0, 0.25
 """Seconds before the line appears, and between two of them."""
 
+THREAD = "minicompile progress"
+
 NEXT = {
     "start": "capturing", "capture": "autograd", "aot": "lowering", "loops": "scheduling",
     "schedule": "planning kernels", "plans": "generating code", "building": "building",
@@ -94,7 +96,9 @@ class Progress:
             elif self.thread is None:
                 self.stop = stop = threading.Event()
                 run = contextvars.copy_context().run  # the notebook's cell is found in it
-                self.thread = threading.Thread(target=run, args=(self.draw, stop), daemon=True)
+                self.thread = threading.Thread(
+                    target=run, args=(self.draw, stop), name=THREAD, daemon=True
+                )
                 self.thread.start()
         if thread is not None:
             thread.join()
