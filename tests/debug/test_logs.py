@@ -170,6 +170,15 @@ def test_blocks_nest_and_end_even_by_an_exception(capsys: pytest.CaptureFixture[
     assert len(steps) == 1  # though asked for twice
 
 
+def test_the_block_that_wants_more_gets_it() -> None:
+    out = io.StringIO()
+    for names in (("+fusion", "fusion"), ("fusion", "+fusion")):
+        with mc.logs(names[0], file=out), mc.logs(names[1], file=out):
+            mc.compile(relu_add_sum, options={"inline": "never"})(torch.ones(2, 3))
+        assert out.getvalue().count("  saves ") == 2 == out.getvalue().count("→")
+        out.truncate(out.seek(0))
+
+
 def test_lines_go_to_a_file_anew(tmp_path: Path) -> None:
     for path in (tmp_path / "a.log", str(tmp_path / "a.log")):
         with mc.logs("+fusion", file=path):
