@@ -164,13 +164,9 @@ class Comparison(Shown):
     """Timed calls of each."""
     notes: list[str]
 
-    @property
-    def ours(self) -> Cell:
-        return self.cells[0]
-
-    @property
-    def theirs(self) -> Cell:
-        return self.cells[-1]
+    ours = property(lambda self: self.cells[0])
+    theirs = property(lambda self: self.cells[-1])
+    conclusion = property(lambda self: pinned(self.cells))
 
     @property
     def stages(self) -> dict[str, Stage]:
@@ -190,10 +186,6 @@ class Comparison(Shown):
         eager = "" if self.eager is None else f"; eager: {self.eager * 1e6:.0f} us"
         return f"later: median of {count_text(self.runs, 'call')} in turns{eager}"
 
-    @property
-    def conclusion(self) -> str:
-        return pinned(self.cells)
-
     def __str__(self) -> str:
         lines = [f"{self.name} by minicompile and torch.compile: {self.conclusion}", ""]
         lines += aligned([Cell.HEAD, *(cell.cells() for cell in self.cells)], left=7)
@@ -205,11 +197,9 @@ def pinned(cells: Sequence[Cell]) -> str:
     """Which half alone explains what is wrong and what is right."""
     if not any(cell.bad for cell in cells):
         apart = [f"{c.capture} with {c.compiler}" for c in cells if c.bad is None]
-        return (
-            "all four ways agree with eager"
-            if not apart
-            else (f"what was compiled agrees with eager; not compiled: {', '.join(apart)}")
-        )
+        if not apart:
+            return "all four ways agree with eager"
+        return f"what was compiled agrees with eager; not compiled: {', '.join(apart)}"
     found = [
         (half, who)
         for half, of in (("capture", "capture"), ("compile", "compiler"))
@@ -273,7 +263,8 @@ def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
     for number, cell in enumerate(cells):
         cell.accuracy, cell.seconds = found[str(number)], times[-1 - number]
         if cell.bad is not False:
-            notes.append(f"{cell.capture} with {cell.compiler}: {cell.accuracy.note}")
+            why = cell.accuracy.note or "there was nothing to compile"
+            notes.append(f"{cell.capture} with {cell.compiler}: {why}")
     for cell in cells[0], cells[-1]:
         notes += [f"break by {cell.capture}: {why.splitlines()[0]}" for why in cell.breaks]
     return Comparison(accuracy.name_of(target), cells, times[0], count, notes)

@@ -6,15 +6,4 @@ same table: `@minicompile.ops.display.renderer(MyType)` on a function that gives
 
 from __future__ import annotations
 
-from . import (  # noqa: F401
-    accuracy,
-    aot,
-    capture,
-    graphs,
-    kernels,
-    loops,
-    roofline,
-    schedule,
-    torch_side,
-    trace,
-)
+from . import accuracy, aot, capture, graphs, kernels, loops, roofline, schedule, torch_side, trace  # noqa: F401
