@@ -88,12 +88,17 @@ def node_line(node: fx.Node) -> str:
     return f"{node.name} = {call_text(node)}"
 
 
-def node_detail(node: fx.Node) -> str:
-    """Type and bytes of a node's value."""
+def node_size(node: fx.Node) -> str:
+    """Bytes of a node's tensor; "" where they aren't known."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or not all(type(s) is int for s in value.shape):
-        return value_text(value)
-    return f"{value_text(value)}, {bytes_text(value.numel() * value.element_size())}"
+        return ""
+    return bytes_text(value.numel() * value.element_size())
+
+
+def node_detail(node: fx.Node) -> str:
+    """Type and bytes of a node's value."""
+    return ", ".join(filter(None, (value_text(node.meta.get("val")), node_size(node))))
 
 
 def of_graph(stage: str, graph: Listing, partition: Partition | None = None) -> Iterator[Piece]:

@@ -14,8 +14,9 @@ the k-th of function n.
 | output_code.py | kernels and wrappers | graph |
 | trace.jsonl | one line per event, below | all |
 
-Files without n and k hold one section after the other. The channels aot_joint_graph, ir_pre_fusion,
-ir_post_fusion and output_code of `MINICOMPILE_LOGS` write their files also without `options.trace`.
+Files without n and k hold one section after the other. Where `options.trace` is off, the log channels
+aot_joint_graph, aot_graphs, post_grad_graphs, ir_pre_fusion, ir_post_fusion and output_code write their files
+if `MINICOMPILE_LOGS` names them.
 
 A line of trace.jsonl is `{"compilation": "0/1", "function", "kind", "graph", "seconds", "took", "files"}` and
 what `facts` adds for the kind: counts, bytes, source lines, failed guards.
@@ -41,31 +42,28 @@ from minicompile.debug.logs import levels
 from minicompile.ops.events import Event, observer
 from minicompile.ops.origin import Origins, source_lines
 
-ALL = ""
-"""In place of a channel: files that only `options.trace` asks for."""
-
 SHARED = ("fx_graph_readable.py", "fx_graph_transformed.py", "output_code.py")
 """Files of all compilations."""
 
 
 def files(event: Event) -> Iterator[tuple[str, str, Callable[[Any], str], Any]]:
-    """(channel that asks for it as well, file name, what gives its text, of what) for each file."""
+    """(log channels that ask for it too, file name, what gives its text, of what) for each file."""
     made, of, whole = event.subject, event.of, event.graph
     name = f"model__{of.frame}__{{}}_{of.version}".format
     match event.kind:
         case "capture":
-            yield ALL, SHARED[0], str, made.graph
+            yield "", SHARED[0], str, made.graph
         case "aot":
-            yield ALL, SHARED[1], str, made.captured
+            yield "", SHARED[1], str, made.captured
             if made.joint is not None:
                 yield "aot_joint_graph", f"{name('joint')}.py", stages.fx_text, made.joint
             for graph in ("forward", "backward"):
                 if (split := stages.partitioned(made, graph)) is not None:
-                    after = name(f"{graph}_transformed")
-                    yield ALL, f"{name(graph)}.py", stages.fx_text, split
-                    yield ALL, f"{after}.py", stages.fx_text, getattr(made, graph)
+                    file, after = f"{name(graph)}.py", f"{name(f'{graph}_transformed')}.py"
+                    yield "aot_graphs post_grad_graphs", file, stages.fx_text, split
+                    yield "post_grad_graphs", after, stages.fx_text, getattr(made, graph)
         case "loops":
-            yield ALL, f"ir_{name(whole)}.txt", str, made
+            yield "", f"ir_{name(whole)}.txt", str, made
         case "schedule":
             before, after = (f"ir_{when}_fusion_{name(whole)}.txt" for when in ("pre", "post"))
             yield "ir_pre_fusion", before, stages.pre_fusion, made
@@ -153,8 +151,8 @@ class Dump:
         if not (options.trace or options.logs):
             return
         asked, wanted = levels(options.logs), dict[str, str]()
-        for channel, name, text, shown in files(event):
-            if options.trace or channel in asked:
+        for names, name, text, shown in files(event):
+            if options.trace or not asked.keys().isdisjoint(names.split()):
                 title = f"# {of} {of.name} {event.graph}".rstrip() + "\n"
                 wanted[name] = title * (name in SHARED) + text(shown)
         if not (wanted or options.trace):

@@ -42,7 +42,7 @@ from minicompile.ops.events import Event, observer
 from minicompile.ops.registry import ALL, scoped
 from minicompile.options import Options, make_options
 from minicompile.pipeline_result import CompiledStages, Trace
-from minicompile.scheduling.explain import WhatIf, parts
+from minicompile.scheduling.explain import WhatIf
 from minicompile.scheduling.fusion import FusionPolicy, Wishes, fusion_rule
 from minicompile.scheduling.nodes import Pair
 
@@ -63,9 +63,9 @@ class Knobs:
     `tiles` are sizes by axis ("x", "r", "square"), of all kernels that have it, or by "kernel.axis".
     """
 
-    fuse: tuple[Pair, ...] = ()
-    forbid: tuple[Pair, ...] = ()
-    tiles: tuple[tuple[str, int], ...] = ()
+    fuse: Sequence[Pair] = ()
+    forbid: Sequence[Pair] = ()
+    tiles: Mapping[str, int] = field(default_factory=dict)
     graph: str = "forward"
     backend: str = "inductor"
     dynamic: bool | None = None
@@ -73,33 +73,27 @@ class Knobs:
 
     def changed(self, changes: Mapping[str, Any]) -> Knobs:
         """With other values: knobs by their names, any option by its own. Raises OptionError."""
-        names = vars(self).keys() - {"options"}
-        options = {name: value for name, value in changes.items() if name not in names}
-        knobs = {name: changes[name] for name in names & changes.keys()}
-        for name in ("fuse", "forbid"):
-            knobs[name] = tuple(map(tuple, changes.get(name, ())))
-            if not all(len(pair) == 2 for pair in knobs[name]):
-                raise OptionError(f'{name} takes pairs of names: {name}=[("buf0", "buf1")]')
-        knobs["tiles"] = tuple(dict(changes.get("tiles", ())).items())
-        if not all(type(size) is int and size > 0 for _, size in knobs["tiles"]):
-            raise OptionError('tiles takes sizes from 1 by axis: tiles={"x": 64}')
-        chosen = make_options(options={**vars(self.options), **options})
-        return replace(self, **knobs, options=chosen)
+        knobs = {name: changes[name] for name in vars(self) if name in changes}
+        options = {name: value for name, value in changes.items() if name not in knobs}
+        options = {"options": make_options(options={**vars(self.options), **options})}
+        new = replace(self, **{**options, **knobs})
+        if not all(isinstance(pair, tuple | list) for pair in (*new.fuse, *new.forbid)):
+            raise OptionError('fuse and forbid take pairs of names: [("buf0", "buf1")]')
+        return new
 
     def told(self, other: Knobs) -> str:
         """What differs from the other ones."""
-        pairs = (("fuse", self.fuse), ("keep apart", self.forbid))
-        found = [f"{verb} {a} + {b}" for verb, wished in pairs for a, b in wished]
-        found += [f"tile {axis} = {size}" for axis, size in self.tiles]
         new, old = ({**vars(k), **vars(k.options)} for k in (self, other))
-        names = ("backend", "dynamic", *vars(self.options))
-        found += [f"{name} = {new[name]!r}" for name in names if new[name] != old[name]]
-        return ", ".join(found) or "nothing changed"
+        names = [
+            name for name in new if name not in ("options", "graph") and new[name] != old[name]
+        ]
+        return ", ".join(f"{name} = {new[name]!r}" for name in names) or "nothing changed"
 
 
 def tile_refusal(plan: KernelPlan, axis: str, size: int) -> str:
     """Why a kernel that has such a tile can't have one of that size; empty where it can."""
-    limits: list[tuple[bool, str]] = []
+    if type(size) is not int or size < 1:
+        return "a tile has at least one element"
     if plan.language == "triton":
         block, largest = math.prod({**plan.tiles, axis: size}.values()), triton_rules.LARGEST_BLOCK
         limits = [
@@ -119,7 +113,7 @@ def tile_refusal(plan: KernelPlan, axis: str, size: int) -> str:
             (axis == "r" and many, f"that makes {chunks} chunks, there is room for {most}"),
         ]
     else:
-        limits = [(True, f"what {plan.language} kernels can take is not known here")]
+        return f"what {plan.language} kernels can take is not known here"
     return next((why for wrong, why in limits if wrong), "")
 
 
@@ -129,7 +123,7 @@ class Side:
     def __init__(self, knobs: Knobs, target: Any, args: Any, kwargs: Any) -> None:
         self.knobs, self.traces, self.refused = knobs, list[Trace](), list[str]()
         self.graph = ""
-        self.unheard = {asked for asked, _ in knobs.tiles}
+        self.unheard = {*knobs.tiles}
         copier = Copier()
         self.args, self.kwargs = copier(args), copier(kwargs)
 
@@ -171,8 +165,8 @@ class Side:
             yield
 
     def wishes(self, graph: str) -> Wishes:
-        asked = self.knobs.graph == graph
-        return Wishes(self.knobs.fuse * asked, self.knobs.forbid * asked)
+        about = self.knobs.graph == graph
+        return Wishes(tuple(self.knobs.fuse) * about, tuple(self.knobs.forbid) * about)
 
     def policy(self, make: Callable[[], FusionPolicy]) -> FusionPolicy:
         """The registered policy, with the wishes in the graph that they are about."""
@@ -186,7 +180,7 @@ class Side:
         axes: dict[str, tuple[str, ...]] = {a: (a,) for a in plan.tiles if a != "chunks"}
         if plan.tiles and plan.language == "cpp" and not plan.reduction_ranges:
             axes = {"square": tuple(axes)}
-        for asked, size in self.knobs.tiles:
+        for asked, size in self.knobs.tiles.items():
             kernel, _, axis = asked.rpartition(".")
             if kernel not in ("", plan.name) or axis not in axes:
                 continue
@@ -292,7 +286,7 @@ class Experiment(Shown):
         self.name = getattr(target, "__qualname__", type(target).__qualname__)
         if found is not None:
             self.base = Knobs(dynamic=found.dynamic, options=found.options)
-        self.sides: dict[Knobs, Side] = {}
+        self.sides: dict[str, Side] = {}
         self.known: object = None
 
     def side(self, knobs: Knobs) -> Side:
@@ -300,9 +294,9 @@ class Experiment(Shown):
         known = {name: dict(registry.rules) for name, registry in ALL.items()}
         if known != self.known:
             self.sides, self.known = {}, known
-        if knobs not in self.sides:
-            self.sides[knobs] = Side(knobs, *self.call)
-        return self.sides[knobs]
+        if repr(knobs) not in self.sides:
+            self.sides[repr(knobs)] = Side(knobs, *self.call)
+        return self.sides[repr(knobs)]
 
     def plain(self, knobs: Knobs) -> Side:
         """With these knobs, but for the wishes."""
@@ -319,12 +313,8 @@ class Experiment(Shown):
             if stages is None:
                 told = f"with backend {knobs.backend!r} there is no {knobs.graph} graph of kernels"
                 raise OptionError(f"{told}: fuse and forbid have nothing to work on")
-
-            def nodes(pairs: Sequence[Pair]) -> tuple[Pair, ...]:
-                first = (tuple(parts(stages.schedule, name)[0].name for name in p) for p in pairs)
-                return tuple((a, b) for a, b in first)
-
-            knobs = replace(knobs, fuse=nodes(knobs.fuse), forbid=nodes(knobs.forbid))
+            wishes = stages.schedule.wishes(knobs.fuse, knobs.forbid)
+            knobs = replace(knobs, fuse=wishes.fuse, forbid=wishes.forbid)
         before, after = self.side(self.base), self.side(knobs)
         graphs = {}
         for name in filter(after.graphs.__contains__, before.graphs):

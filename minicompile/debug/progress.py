@@ -41,13 +41,13 @@ def notebook() -> Any:
 def screen() -> Screen:
     """The best there is: a notebook's output, `rich`, or a line that is written over."""
     if notebook() is not None:
-        from IPython.core.display import HTML
         from IPython.display import display
 
-        shown = display(HTML(""), display_id=True)
-        return (lambda line: shown.update(HTML(f"<pre>{line}</pre>"))), lambda: shown.update(
-            HTML("")
-        )
+        def put(line: str) -> None:
+            shown.update({"text/plain": line}, raw=True)
+
+        shown = display({"text/plain": ""}, raw=True, display_id=True)
+        return put, lambda: put("")
     with contextlib.suppress(ImportError):
         from rich.console import Console
         from rich.live import Live

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from minicompile.dynamo.result import GraphBreak
 from minicompile.errors import MinicompileError
-from minicompile.ops.display import aligned, count_text
+from minicompile.ops.display import count_text
 from minicompile.ops.events import Compilation, Event, observer
 from minicompile.pipeline_result import Trace, page
 
@@ -30,15 +30,6 @@ class Compiled:
     breaks: list[GraphBreak] = field(default_factory=list)
     seconds: float | None = None
     result: str = "did not finish"
-
-    @property
-    def cells(self) -> list[str]:
-        """What a table says of it."""
-        ops = self.trace.capture.graph.op_count if self.trace is not None else 0
-        kernels = [k for g in self.trace.graphs.values() for k in g.kernels] if self.trace else []
-        seconds = "" if self.seconds is None else f"{self.seconds:.2f} s"
-        counts = [count_text(ops, "op"), count_text(len(kernels), "kernel")]
-        return [str(self.of), self.of.name, *counts, seconds, self.result]
 
 
 class Recorder:
@@ -66,12 +57,17 @@ class Recorder:
         folder.mkdir(parents=True, exist_ok=True)
         rows = []
         for number, compiled in enumerate(self.made, 1):
-            cells = list(map(text, compiled.cells))
+            counts, name = ["", ""], text(compiled.of.name)
             if compiled.trace is not None:
                 inside = f"{number:02}_{re.sub(r'[^A-Za-z0-9]+', '_', compiled.of.name).strip('_')}"
                 compiled.trace.save(folder / inside)
-                cells[1] = f'<a href="{inside}/index.html">{cells[1]}</a>'
-            rows.append([*cells, "<br>".join(text(found) for found in compiled.breaks)])
+                name = f'<a href="{inside}/index.html">{name}</a>'
+                kernels = [k for graph in compiled.trace.graphs.values() for k in graph.kernels]
+                counts = [count_text(compiled.trace.capture.graph.op_count, "op")]
+                counts.append(count_text(len(kernels), "kernel"))
+            seconds = "" if compiled.seconds is None else f"{compiled.seconds:.2f} s"
+            breaks = "<br>".join(map(text, compiled.breaks))
+            rows.append([text(compiled.of), name, *counts, seconds, compiled.result, breaks])
         head = ("", "function", "graph", "kernels", "time", "", "graph breaks")
         about = f"{count_text(len(rows), 'compilation')}, in the order in which they began"
         content = table(head, rows, numbers=(2, 3, 4)) if rows else f"<p>{text(NOTHING)}</p>"
@@ -126,6 +122,6 @@ def run(chosen: argparse.Namespace) -> int:
         observer("trace of a script")(recorder)
         code = execute(script, [chosen.script, *rest])
     index = recorder.write(out, script.name)
-    told = aligned([c.cells for c in recorder.made], left=2) if recorder.made else [NOTHING]
-    print(*told, f"written: {index}", sep="\n", file=sys.stderr)
+    told = count_text(len(recorder.made), "compilation") if recorder.made else NOTHING
+    print(f"{told}; see {index}", file=sys.stderr)
     return code

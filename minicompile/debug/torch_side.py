@@ -116,8 +116,9 @@ class Cell(Shown):
         """A backend of ours, and this hears what it makes."""
 
         def watched(capture: Any) -> Any:
-            self.stages["graph"].append(capture.graph)
-            capture.watch.listeners.append(self.heard)
+            if not self.first:  # a later call may need another version
+                self.stages["graph"].append(capture.graph)
+                capture.watch.listeners.append(self.heard)
             return compile(capture)
 
         return watched
@@ -216,7 +217,7 @@ def operations(stage: str, cell: Cell) -> int | str:
 
 
 def pinned(cells: Sequence[Cell]) -> str:
-    """Which half is wrong, if one is: wrong with either other half, while without it all is right."""
+    """Which half alone explains what is wrong and what is right."""
     if not any(cell.bad for cell in cells):
         apart = [f"{c.capture} with {c.compiler}" for c in cells if c.bad is None]
         return (
@@ -224,13 +225,12 @@ def pinned(cells: Sequence[Cell]) -> str:
             if not apart
             else (f"what was compiled agrees with eager; not compiled: {', '.join(apart)}")
         )
-    found = []
-    for half, of in (("capture", "capture"), ("compile", "compiler")):
-        for who in dict.fromkeys(getattr(cell, of) for cell in cells):
-            inside = {cell.bad for cell in cells if getattr(cell, of) == who}
-            outside = {cell.bad for cell in cells if getattr(cell, of) != who}
-            if True in inside and False not in inside and True not in outside and False in outside:
-                found.append((half, who))
+    found = [
+        (half, who)
+        for half, of in (("capture", "capture"), ("compile", "compiler"))
+        for who in dict.fromkeys(getattr(cell, of) for cell in cells)
+        if all(cell.bad in (None, getattr(cell, of) == who) for cell in cells)
+    ]
     wrong = ", ".join(f"{c.capture} with {c.compiler}" for c in cells if c.bad)
     if len(found) != 1:
         return f"wrong: {wrong}; that is not pinned to one half"
@@ -269,26 +269,29 @@ def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
         name: Measured(accuracy_stage[name], target, args, kwargs, name)
         for name in (REFERENCE, EAGER)
     }
-    missing: list[str] = []
     with torch_compiler.torch_compile_as_found():
-        for number, cell in enumerate(cells):
+        # torch's capture first: its first use in a process changes nn.Module, which our captures rely on
+        for number, cell in reversed([*enumerate(cells)]):
             counters = torch_compiler.torch_counters()
             counters.clear()
-            with torch_compiler.inductor_told(cell.told, fallback_random=True) as missing:
+            with torch_compiler.inductor_told(cell.told, fallback_random=True) as notes:
                 run = runs[str(number)] = Measured(preparation(cell), target, args, kwargs, "")
+            cell.first = run.seconds
             if cell.capture == THEIRS:
                 left, cell.breaks = list(counters["minicompile"]), list(counters["graph_break"])
                 run.compiled = len(cell.stages["graph"]) > len(left)
                 run.note = "; ".join(left)
             else:
                 cell.breaks = list(run.breaks)
-        times, count = timed([run for name, run in runs.items() if name != REFERENCE])
-    found = judgements(runs)[2:]
-    for cell, run, accuracy, seconds in zip(cells, list(runs.values())[2:], found, times[1:]):
-        cell.accuracy, cell.first, cell.seconds = accuracy, run.seconds, seconds
-        reasons = dict.fromkeys([accuracy.note] if accuracy.note else cell.breaks)
-        missing += [f"{cell.capture} with {cell.compiler}: {reason}" for reason in reasons]
-    return Comparison(name_of(target), cells, times[0], count, missing)
+        runs = {name: runs[name] for name in (REFERENCE, EAGER, *map(str, range(len(cells))))}
+        times, count = timed([*runs.values()][1:])
+    for cell, accuracy, seconds in zip(cells, judgements(runs)[2:], times[1:]):
+        cell.accuracy, cell.seconds = accuracy, seconds
+        if cell.bad is not False:
+            notes.append(f"{cell.capture} with {cell.compiler}: {accuracy.note}")
+    for cell in cells[0], cells[-1]:
+        notes += [f"break by {cell.capture}: {why.splitlines()[0]}" for why in cell.breaks]
+    return Comparison(name_of(target), cells, times[0], count, notes)
 
 
 def by_torch(target: Any, backend: Any, dynamic: bool | None) -> Callable[..., Any]:

@@ -71,7 +71,8 @@ class Value:
     def key(self) -> object:
         """Equal for values that are computed alike, whatever symbol stands for an indirect index."""
         constant = repr(self.constant)  # tells 0.0 from -0.0 and 1 from True; NaN equals itself
-        what = (self.op, self.inputs, self.dtype, self.kind, constant, self.mask)
+        inputs = tuple(v.key if v.op == "constant" else v for v in self.inputs)
+        what = (self.op, inputs, self.dtype, self.kind, constant, self.mask)
         where = (self.buffer, self.index, self.size, self.check, self.wrap_negative, self.indirect)
         return what, where
 
@@ -176,12 +177,16 @@ class Recorder(Ops):
         return other
 
     def emit(self, op: str, inputs: tuple[Value, ...], dtype: torch.dtype, **fields: Any) -> Value:
-        """The value of an operation; the known one if it has been recorded before."""
-        return self.append(Value(op, inputs, dtype, self.origins, **fields))
+        """The value of an operation; the known one if it has been recorded before. A constant is written in
+        place, so its origins are those of its users, too."""
+        constants = (v.origins for v in inputs if v.op == "constant")
+        return self.append(Value(op, inputs, dtype, self.origins.union(*constants), **fields))
 
     def append(self, value: Value) -> Value:
-        """A value of the body from now on, unless one that is computed alike is there."""
-        known = self.known.setdefault(value.key, value)
+        """A value of the body from now on, unless one that is computed alike is there. Constants of several
+        origins stay apart."""
+        key = (value.key, value.origins) if value.op == "constant" else value.key
+        known = self.known.setdefault(key, value)
         if known is not value and value.op != "store":
             known.origins = known.origins | value.origins
             return known

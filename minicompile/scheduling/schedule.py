@@ -91,14 +91,17 @@ class Explained(Schedule):
         """Every decision in order, with the groups before and after it."""
         return FusionSteps(self)
 
-    def what_if(self, fuse: Sequence[Pair] = (), forbid: Sequence[Pair] = ()) -> WhatIf:
-        """Fusion once more with wishes; what would be wrong is refused. A kernel is its first node."""
-        old = self.fuser
+    def wishes(self, fuse: Sequence[Pair], forbid: Sequence[Pair]) -> Wishes:
+        """Pairs of names as pairs of nodes; a kernel is its first one. Raises ValueError, as `why` does."""
         pairs = (
             tuple((parts(self, a)[0].name, parts(self, b)[0].name) for a, b in wished)
             for wished in (fuse, forbid)
         )
-        wishes = Wishes(*pairs)
+        return Wishes(*pairs)
+
+    def what_if(self, fuse: Sequence[Pair] = (), forbid: Sequence[Pair] = ()) -> WhatIf:
+        """Fusion once more with wishes; what would be wrong is refused."""
+        old, wishes = self.fuser, self.wishes(fuse, forbid)
         options = replace(old.context.options, fusion=True)
         context = FusionContext(old.context.graph, options, old.nodes)
         again = Fuser(old.nodes, old.before, context, old.policy, wishes)

@@ -4,11 +4,9 @@
 same table: `@minicompile.ops.display.renderer(MyType)` on a function that gives HTML.
 """
 
-# ruff: noqa: F401 (imported for the renderers that they register)
-
 from __future__ import annotations
 
-from . import (
+from . import (  # noqa: F401
     accuracy,
     aot,
     capture,

@@ -11,7 +11,7 @@ from minicompile.ops.display import bytes_text
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.show.diff import pass_parts
-from minicompile.show.graphs import graph_parts
+from minicompile.show.graphs import graph_beside, graph_parts
 from minicompile.show.html import (
     bar,
     box,
@@ -96,11 +96,12 @@ def graph_details(name: str, graph: Graph) -> str:
     return details(name, f"{graph.op_count} operations", graph_parts(graph), name == "forward")
 
 
-def level_parts(graph: LevelGraph) -> str:
-    """The rules that led to the level, busiest first, then its graph."""
+def level_parts(graph: LevelGraph, told: Sequence[Graph] = ()) -> str:
+    """The rules that led to the level, busiest first, then its graph, less what is told of it already."""
     rows = ([code(op), str(count), text(at)] for op, count, at in graph.steps)
     head = ("replaced by its rule", "calls", "lines")
-    return (table(head, rows, numbers=(1,)) if graph.applied else "") + graph_parts(graph)
+    shown = graph_beside(graph, told) if told else graph_parts(graph)
+    return (table(head, rows, numbers=(1,)) if graph.applied else "") + shown
 
 
 shows(LevelGraph)(lambda g: box(f"level {g.level}", g.summary, level_parts(g)))
@@ -109,19 +110,24 @@ shows(LevelGraph)(lambda g: box(f"level {g.level}", g.summary, level_parts(g)))
 @shows(AotResult)
 def aot_view(aot: AotResult) -> str:
     headline = f"forward {aot.forward.op_count} operations"
+    told = [aot.forward]
     if aot.backward is None:
         parts = [graph_parts(aot.forward)]
     else:
         headline += f" · backward {aot.backward.op_count}"
+        told.append(aot.backward)
         parts = [graph_details("forward", aot.forward), graph_details("backward", aot.backward)]
     if aot.joint is not None:
         about = f"{aot.joint.op_count} operations: forward, backward and the cut between them"
-        parts.append(details("joint graph", about, graph_parts(aot.joint, aot.partition)))
+        shown = graph_beside(aot.joint, told, aot.partition)
+        parts.append(details("joint graph", about, shown))
+        told.append(aot.joint)
     if aot.partition is not None:
         parts.append(heading("saved or computed again"))
         parts.append(partition_parts(aot.partition))
     for level in aot.levels.values():
-        parts.append(details(f"level {level.level}", level.summary, level_parts(level)))
+        parts.append(details(f"level {level.level}", level.summary, level_parts(level, told)))
+        told.append(level)
     for record in aot.passes:
         title, changes, difference = pass_parts(record)
         parts.append(details(title, changes, difference or "no difference"))

@@ -19,7 +19,7 @@ from minicompile.dynamo.result import (
 from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import call_text
-from minicompile.show.graphs import drawing, graph_code
+from minicompile.show.graphs import graph_parts
 from minicompile.show.html import box, code, details, facts, heading, shows, shows_many, table, text
 from minicompile.show.listing import headline, listing, source_cell, stripe
 from minicompile.show.palette import BAD, NEUTRAL, line_colour
@@ -144,7 +144,7 @@ def capture_parts(capture: Capture) -> str:
     short = 0 < instructions <= LONG_FLOW
     flow = details("bytecode", f"{instructions} instructions", flow_table(capture), opened=short)
     operations = count_text(capture.graph.op_count, "operation")
-    graph = details("graph", operations, graph_code(capture.graph), opened=not short)
+    graph = details("graph", operations, graph_parts(capture.graph), opened=not short)
     checks = details("guards", f"{len(guards)} checks before reuse", grouped_guards(guards))
     return flow + graph + checks + symbol_table(capture)
 
@@ -157,7 +157,6 @@ def capture_view(capture: Capture) -> str:
     return box(
         *headline(capture),
         capture_parts(capture),
-        details("picture", "the graph, drawn", drawing(capture.graph)),
         details("inputs", f"{len(capture.inputs)} tensors and sizes", input_table(capture.inputs)),
         details("inlined calls", len(inlined), calls) if inlined else "",
         facts([("returns", capture.result), *effects]),

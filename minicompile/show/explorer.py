@@ -21,7 +21,7 @@ from minicompile.codegen.plan import CodeLine, KernelSource
 from minicompile.errors import MinicompileError
 from minicompile.ops.display import Shown, count_text
 from minicompile.ops.origin import Origin, SourceLine, short_file
-from minicompile.pipeline_result import CompiledStages, Trace
+from minicompile.pipeline_result import Trace
 from minicompile.provenance import Piece
 from minicompile.show.html import cut, few
 from minicompile.show.schedule import node_title, operations
@@ -45,7 +45,8 @@ SHORT = 12
 
 @dataclass
 class Section:
-    """Lines below one headline. `first` numbers them; `graph` is "forward", "backward" or ""."""
+    """Lines below one headline. `first` numbers them; `graph` is "forward", "backward" or ""; `of`: the
+    numbers of the kernel's lines that they came from, 0 for none."""
 
     title: str
     pieces: Sequence[Piece]
@@ -53,6 +54,7 @@ class Section:
     language: str = "python"
     graph: str = ""
     framed: bool = False
+    of: Sequence[int] = ()
 
 
 @dataclass
@@ -115,7 +117,7 @@ def source_sections(pieces: Iterable[Piece]) -> Iterator[Section]:
         yield Section(title, lines, first)
 
 
-def loop_sections(graph: str, compiled: CompiledStages, pieces: list[Piece]) -> Iterator[Section]:
+def loop_sections(graph: str, compiled: Any, pieces: list[Piece]) -> Iterator[Section]:
     """The loop IR in the frames of the kernels that compute it."""
     left = {piece.name: piece for piece in pieces}
     for node in compiled.schedule.nodes:
@@ -125,7 +127,7 @@ def loop_sections(graph: str, compiled: CompiledStages, pieces: list[Piece]) -> 
         yield Section("in no kernel", list(left.values()), graph=graph)
 
 
-def kernel_sections(graph: str, compiled: CompiledStages, pieces: list[Piece]) -> Iterator[Section]:
+def kernel_sections(graph: str, compiled: Any, pieces: list[Piece]) -> Iterator[Section]:
     """The kernels of one graph, numbered line by line."""
     left = iter(pieces)
     for kernel in compiled.kernels:
@@ -133,11 +135,15 @@ def kernel_sections(graph: str, compiled: CompiledStages, pieces: list[Piece]) -
         yield Section(title, lines, 1, kernel.language, graph)
 
 
-def plain(first: int) -> Callable[[str, CompiledStages, list[Piece]], list[Section]]:
-    return lambda graph, compiled, pieces: [Section(graph, pieces, first, graph=graph)]
+def plain(first: int | None) -> Callable[[str, Any, list[Piece]], Iterator[Section]]:
+    return lambda graph, compiled, pieces: iter([Section(graph, pieces, first, graph=graph)])
 
 
-AFTER_AOT = (
+PANES = (
+    ("bytecode", "Bytecode", "as interpreted", 0.9, plain(0)),
+    ("capture", "Graph", "captured", 1.1, plain(None)),
+    ("joint", "Joint graph", "forward and backward", 1.2, plain(None)),
+    ("aot", "ATen graph", "functional", 1.2, plain(None)),
     ("loops", "Loops, scheduled", "by kernel", 1.3, loop_sections),
     ("schedule", "Fusion decisions", "in order", 1.0, plain(0)),
     ("kernels", "Kernels", "generated code", 1.4, kernel_sections),
@@ -147,78 +153,58 @@ AFTER_AOT = (
 
 
 def trace_panes(trace: Trace) -> Iterator[Pane]:
-    """The panes of a trace, without assembly."""
-    by_stage: dict[str, list[Piece]] = {}
-    for piece in trace.pieces():
-        by_stage.setdefault(piece.stage, []).append(piece)
-    everything = [piece for pieces in by_stage.values() for piece in pieces]
-    bytecode, captured = by_stage.get("bytecode", []), by_stage.get("capture", [])
-    yield Pane("source", "Python", trace.name, 1.1, list(source_sections(everything)))
-    about = count_text(len(bytecode), "instruction")
-    yield Pane("bytecode", "Bytecode", about, 0.9, [Section("", bytecode, 0)])
-    yield Pane("capture", "Graph", "captured", 1.1, [Section("", captured)])
-    if trace.aot is not None:
-        if joint := by_stage.get("aot.joint"):
-            yield Pane("joint", "Joint graph", "forward and backward", 1.2, [Section("", joint)])
-        graphs = [Section("forward", by_stage.get("aot.forward", []), graph="forward")]
-        if backward := by_stage.get("aot.backward"):
-            graphs.append(Section("backward", backward, graph="backward"))
-        yield Pane("aot", "ATen graph", f"by {trace.aot.forward.made_by}", 1.2, graphs)
-    for key, title, about, width, view in AFTER_AOT if trace.graphs else ():
+    """The panes of a trace, without assembly. A stage that was reached has one, empty or not."""
+    reached = ["bytecode", *trace.stages, *(["aot.joint"] if trace.aot and trace.aot.joint else [])]
+    found: dict[str, dict[str, list[Piece]]] = {stage.split(".")[-1]: {} for stage in reached}
+    pieces = list(trace.pieces())
+    for piece in pieces:
+        graph, _, key = piece.stage.rpartition(".")
+        if graph == "aot":
+            graph, key = ("", key) if key == "joint" else (key, graph)
+        found.setdefault(key, {}).setdefault(graph, []).append(piece)
+    yield Pane("source", "Python", trace.name, 1.1, list(source_sections(pieces)))
+    for key, title, about, width, view in PANES:
         sections: list[Section] = []
-        for graph, compiled in trace.graphs.items():
-            parts = list(view(graph, compiled, by_stage.get(f"{graph}.{key}", [])))
-            if len(trace.graphs) > 1 and parts and parts[0].title != graph:
+        for graph, made in found.get(key, {}).items():
+            parts = list(view(graph, trace.graphs.get(graph), made))
+            if len(found[key]) > 1 and parts[0].title != graph:
                 sections.append(Section(graph, (), graph=graph))
             sections += parts
-        yield Pane(key, title, about, width, sections)
+        if key in found:
+            yield Pane(key, title, about, width, sections)
 
 
-def assembly_lines(stage: str, level: str, assembly: Any) -> Iterator[Piece]:
+def below(kernel: KernelSource, graph: str, level: str, assembly: Any) -> Section:
     """The lines of one level below a kernel, with the origins of the kernel lines they came from."""
-    kernel = assembly.source
+    pieces, numbers = [], []
     places = zip(assembly.levels[level].splitlines(), assembly.kernel_lines(level), strict=False)
     for number, (content, at) in enumerate(places, 1):
         line, told = CodeLine(content), ""
         if at is not None:
-            above = kernel.lines[at]
-            line = CodeLine(content, above.origins, above.scaffold)
+            above, mark = kernel.lines[at], content.lstrip().startswith((".loc", "//"))
+            line = CodeLine(content, above.origins, above.scaffold or mark)
             told = f"line {at + 1} of {kernel.name}: {above.text.strip()}"
         name = f"{kernel.name}:{number}"
-        yield Piece(f"{stage}.{level}", name, content, line.origins, line, told)
+        pieces.append(Piece(f"{graph}.{level}", name, content, line.origins, line, told))
+        numbers.append(0 if at is None else at + 1)
+    return Section(f"{kernel.name} · {assembly.target}", pieces, 1, level, graph, of=numbers)
 
 
-def assembly_panes(trace: Trace) -> list[Pane]:
+def assembly_panes(trace: Trace) -> Iterator[Pane]:
     """What the trace's Triton kernels become on their way to a GPU; none is needed.
 
     Raises MinicompileError where no kernel is Triton's, BackendError without Triton.
     """
     from minicompile.runtime.assembly import cross_compile
 
-    sections: dict[str, list[Section]] = {}
-    for graph, kernel in triton_kernels(trace):
-        assembly = cross_compile(kernel)
-        for level in (level for level in LEVELS if level in assembly.levels):
-            pieces = list(assembly_lines(graph, level, assembly))
-            title = f"{kernel.name} · {assembly.target}"
-            part = Section(title, pieces, 1, level, graph)
-            sections.setdefault(level, []).append(part)
-    if not sections:
+    every = [(graph, k) for graph, compiled in trace.graphs.items() for k in compiled.kernels]
+    made = [(graph, k, cross_compile(k)) for graph, k in every if k.language == "triton"]
+    if not made:
         how = "trace mc.compile(fn, options={'device_codegen': 'triton'}) and they are"
         raise MinicompileError(f"no kernel of {trace.name} is Triton's, which have PTX: {how}")
-    about = "cross-compiled, no GPU"
-    return [
-        Pane(level, level.upper(), about, width, sections[level])
-        for level, width in LEVELS.items()
-        if level in sections
-    ]
-
-
-def triton_kernels(trace: Trace) -> Iterator[tuple[str, KernelSource]]:
-    for graph, compiled in trace.graphs.items():
-        for kernel in compiled.kernels:
-            if kernel.language == "triton":
-                yield graph, kernel
+    for level, width in LEVELS.items():
+        if sections := [below(k, g, level, a) for g, k, a in made if level in a.levels]:
+            yield Pane(level, level.upper(), "cross-compiled, no GPU", width, sections)
 
 
 @dataclass(eq=False)

@@ -2,150 +2,156 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import fx
 
 from minicompile.aot.result import Partition
-from minicompile.ops.dtypes import value_text
-from minicompile.ops.graph import (
-    Graph,
-    origins_of,
-    placeholders,
-    statement,
-    target_name,
-)
+from minicompile.ops.display import bytes_text, count_text
+from minicompile.ops.graph import Graph, origins_of, placeholders, statement
 from minicompile.ops.origin import source_lines
-from minicompile.provenance import node_detail
-from minicompile.show.graphviz import EDGE, Diagram, Edge, Node, picture
-from minicompile.show.html import box, columns, details, few, shows, text
-from minicompile.show.listing import from_text, listing, plain_code, stripe
-from minicompile.show.palette import BACKWARD, FORWARD, GOOD, NEUTRAL, colour
+from minicompile.provenance import node_size
+from minicompile.show.graphviz import picture
+from minicompile.show.html import box, columns, details, few, heading, shows, text
+from minicompile.show.listing import listing, plain_code, stripe
+from minicompile.show.modules import (
+    AGAIN,
+    FULL_PICTURE,
+    MOST_BOXES,
+    Part,
+    diagram,
+    parts_of,
+    path_of,
+)
+from minicompile.show.palette import BACKWARD, FORWARD, GOOD, NEUTRAL, line_colour
 from minicompile.show.syntax import highlight
 
-FULL_PICTURE = 48
-"""Graphs with more nodes than this are drawn by block, one box for a module or user function."""
-
-FOLD_CODE = 80
-"""Listings with more nodes than this fold by block."""
-
-MOST_BLOCKS = 120
-"""Beyond this many blocks a picture would not be readable, and only the code is shown."""
+FEWEST_BOXES = 3
+"""With fewer boxes a picture tells nothing."""
 
 
-def phase_colour(node: fx.Node) -> str:
-    """Blue before the loss, orange after it, grey for what is neither."""
-    if not node.op.startswith("call"):
-        return NEUTRAL
-    return BACKWARD if node.meta.get("phase") == "backward" else FORWARD
-
-
-def short_target(node: fx.Node) -> str:
-    """`relu` for `torch.relu` and `aten.relu.default`."""
-    if not node.op.startswith("call"):
-        return node.op
-    parts = target_name(node.target).split(".")
-    return parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[-1]
-
-
-def block_of(node: fx.Node) -> str:
-    """The module a node belongs to, else the user's function."""
-    origin = min(origins_of(node), default=None)
-    if origin is None:
-        return ""
-    return origin.module or (origin.line.function if origin.line is not None else "")
-
-
-def blocks(nodes: Sequence[fx.Node]) -> list[tuple[str, list[fx.Node]]]:
-    """Runs of neighbours of one block: whatever order a graph has, runs never form a cycle."""
-    runs: list[tuple[str, list[fx.Node]]] = []
-    for node in nodes:
-        name = block_of(node) or (runs[-1][0] if runs else "")
-        if not runs or runs[-1][0] != name:
-            runs.append((name, []))
-        runs[-1][1].append(node)
-    return runs
-
-
-def diagram(graph: Graph, partition: Partition | None = None) -> Diagram | None:
-    """The graph as a drawing; with a partition, what crosses the cut is bold. None if too large to read."""
-    saved = {v.name for v in partition.saved} if partition is not None else set()
-    nodes = [n for n in graph.nodes if n.op != "output" and (n.users or n.op != "placeholder")]
-    if len(nodes) > FULL_PICTURE:
-        return block_diagram(graph.name, nodes)
-    boxes, edges = [], []
-    for node in nodes:
-        is_saved, target = node.name in saved, short_target(node)
-        label = node.name if target in (node.name, "placeholder") else f"{node.name} = {target}"
-        boxes.append(
-            Node(
-                node.name,
-                label,
-                value_text(node.meta.get("val")),
-                colour(origins_of(node)) or "",
-                GOOD if is_saved else phase_colour(node),
-                node.op != "placeholder",
-                is_saved,
-            )
-        )
-        for user in node.users:
-            crosses = is_saved and user.meta.get("phase") == "backward"
-            edges.append(Edge(node.name, user.name, GOOD if crosses else EDGE, crosses))
-    return Diagram(graph.name, tuple(boxes), tuple(edges))
-
-
-def block_diagram(title: str, nodes: Sequence[fx.Node]) -> Diagram | None:
-    """One box for each block, with how many operations it has."""
-    runs = blocks([n for n in nodes if n.op not in ("placeholder", "get_attr")])
-    if len(runs) > MOST_BLOCKS:
-        return None
-    place, boxes = {}, []
-    for i, (block, run) in enumerate(runs):
-        name = f"block{i}"
-        place.update(dict.fromkeys(run, name))
-        kinds = few((short_target(n) for n in run if n.op.startswith("call")), 4)
-        label, hue = f"{block or 'main'}: {len(run)} ops", colour(origins_of(run[0])) or ""
-        boxes.append(Node(name, label, kinds, hue, phase_colour(run[-1]), True))
-    edges = tuple(
-        Edge(start, place[user])
-        for node, start in place.items()
-        for user in node.users
-        if place.get(user, start) != start
-    )
-    return Diagram(title, tuple(boxes), edges)
-
-
-def node_lines(nodes: Sequence[fx.Node]) -> Iterator[str]:
-    """The graph's code, one stripe a node; the source line is a comment where it changes."""
-    shown: object = None
+def node_lines(nodes: Iterable[fx.Node], marks: Mapping[str, str]) -> Iterator[str]:
+    """The graph's code: a stripe for what came from one place, below the source lines as comments. `marks`
+    are remarks about nodes, as HTML."""
     phase = "forward"
-    for node in nodes:
-        if phase != (phase := node.meta.get("phase") or phase):
-            yield stripe(f'    <span class="com"># {phase} pass</span>')
-        at = source_lines(origins_of(node))
-        if at and at != shown:
-            for line in at:
-                yield stripe(f'    <span class="com"># {text(line)}</span>', at)
-            shown = at
-        detail = "" if node.op == "output" else node_detail(node)
-        told = "\n".join(filter(None, [detail, from_text(at)]))
-        yield stripe(highlight(f"    {statement(node)}", "python")[0], at, title=told)
+    for at, group in itertools.groupby(nodes, key=lambda node: source_lines(origins_of(node))):
+        lines = [f'    <span class="com"># {text(line)}</span>' for line in at]
+        for node in group:
+            if phase != (phase := node.meta.get("phase") or phase):
+                lines.append(f'    <span class="com"># {phase} pass</span>')
+            shown, size = highlight(f"    {statement(node)}", "python")[0], node_size(node)
+            told = f'<span title="{size}">{shown}</span>' if size else shown
+            lines.append(told + marks.get(node.name, ""))
+        yield stripe("\n".join(lines), tint=line_colour(at[-1]) if at else "")
 
 
-def graph_code(graph: Graph) -> str:
-    """The listing of a graph, folded by block when it is long."""
-    nodes = [n for n in graph.nodes if n.op != "placeholder"]
+def graph_beside(graph: Graph, told: Sequence[Graph], partition: Partition | None = None) -> str:
+    """A graph below others: the lines that those have are counted; with a partition, the cut is drawn."""
+    if len(list(graph.nodes)) <= FULL_PICTURE:
+        return graph_parts(graph, partition)
+    known = {statement(node) for other in told for node in other.nodes}
+    names = few((other.name for other in told), len(told))
+    out = ""
+    for same, run in itertools.groupby(list(graph.nodes), lambda node: statement(node) in known):
+        nodes = list(run)
+        count = f"… {count_text(len(nodes), 'line')} as in {names}"
+        out += stripe(text(count), tint=NEUTRAL) if same else "".join(node_lines(nodes, {}))
+    drawn = ModuleTree(partition).html(list(graph.nodes), code=False) if partition else ""
+    return legend(graph, partition) + drawn + listing([out])
+
+
+def marks_of(partition: Partition | None) -> dict[str, str]:
+    """What a partition decided about values, to stand behind their lines."""
+    if partition is None:
+        return {}
+    told = {v.name: (BACKWARD, f"{AGAIN} computed again in backward") for v in partition.recomputed}
+    for value in partition.saved:
+        size = "symbolic size" if value.bytes is None else bytes_text(value.bytes)
+        told[value.name] = GOOD, f"▬ saved for backward, {size}"
+    return {
+        name: f' <b style="color:{hue}">{text(words)}</b>' for name, (hue, words) in told.items()
+    }
+
+
+class ModuleTree:
+    """A graph as its modules, folded one inside the other: what each reads and gives, its drawing, its code.
+
+    Modules that are alike are drawn once.
+    """
+
+    def __init__(self, partition: Partition | None) -> None:
+        self.partition, self.marks = partition, marks_of(partition)
+        self.drawn: dict[str, str] = {}
+        """The path of what was drawn, by its drawing without names."""
+
+    def html(self, nodes: Sequence[fx.Node], code: bool = True) -> str:
+        out, parts = "", []
+        nodes = [node for node in nodes if node.op != "placeholder"]
+        for phase, run in itertools.groupby(nodes, lambda n: n.meta.get("phase")):
+            found = parts_of(list(run))
+            while len(found) == 1 and found[0].parts:
+                found = list(found[0].parts)
+            if code:
+                out += heading(f"{phase} pass") * (phase is not None) + self.parts(found, "")
+            parts += found
+        but = " but those that are saved" if self.partition is not None else ""
+        told = f"the graph's inputs are not drawn here{but}: each module names what it reads"
+        return self.picture("the whole", parts, whole=True) + f"<small>{told}</small>" + out
+
+    def parts(self, parts: Sequence[Part], path: str) -> str:
+        out = ""
+        for part in parts:
+            if not part.name:
+                out += listing(node_lines(part.nodes, self.marks))
+                continue
+            inside, here = part.parts or [Part("", part.nodes)], f"{path} › {part.name}".strip(" ›")
+            content = self.flow(part) + self.picture(here, inside) + self.parts(inside, here)
+            about = f"{count_text(part.calls, 'operation')}: {part.nodes[0]} … {part.nodes[-1]}"
+            out += details(part.name, about, content)
+        return out
+
+    def flow(self, part: Part) -> str:
+        """The edges in and out by name, and where they come from and go to."""
+        reads = (f"{v.name} ({'.'.join(path_of(v)) or v.op})" for v in part.reads())
+        gives = (
+            f"{v.name} ({', '.join(dict.fromkeys('.'.join(path_of(u)) or u.op for u in users))})"
+            for v, users in part.gives().items()
+        )
+        sides = (("in", reads), ("out", gives))
+        return "<br>".join(f"<small><b>{s}</b> {text(', '.join(v))}</small>" for s, v in sides)
+
+    def picture(self, path: str, parts: Sequence[Part], whole: bool = False) -> str:
+        """A drawing of these parts, or a word why there is none."""
+        boxes = sum(1 if part.name else part.calls for part in parts)
+        if boxes < FEWEST_BOXES:
+            return ""
+        if boxes > MOST_BOXES:
+            return f"<p><small>{boxes} boxes are too many to draw</small></p>"
+        cut = self.partition if whole else None
+        alike = diagram(path, parts, cut, named=False, outside=not whole).dot()
+        if alike in self.drawn:
+            return f"<p><small>drawn like {text(self.drawn[alike])}</small></p>"
+        shown = diagram(path, parts, cut, outside=not whole)
+        drawn = picture(shown, f"{path}: {count_text(boxes, 'part')}")
+        if drawn:
+            self.drawn[alike] = path
+        return drawn
+
+
+def graph_parts(graph: Graph, partition: Partition | None = None) -> str:
+    """Code beside picture; a large graph by module."""
+    nodes = list(graph.nodes)
     inputs = len(placeholders(graph.gm.graph))
-    top = plain_code(graph.signature, numbered=False)
+    code = plain_code(graph.signature, numbered=False)
     if inputs > 13:
-        top = details("inputs", f"{inputs} tensors and sizes", top)
-    if len(nodes) <= FOLD_CODE:
-        return top + listing(node_lines(nodes))
-    for number, (name, run) in enumerate(blocks(nodes)):
-        count = sum(1 for n in run if n.op.startswith("call"))
-        about = f"{count} operations: {run[0].name} … {run[-1].name}"
-        top += details(name or "main", about, listing(node_lines(run)), opened=number == 0)
-    return top
+        code = details("inputs", f"{inputs} tensors and sizes", code)
+    if len(nodes) > FULL_PICTURE:
+        return legend(graph, partition) + code + ModuleTree(partition).html(nodes)
+    code += listing(node_lines(nodes[inputs:], marks_of(partition)))
+    alt = f"graph {graph.name}: {graph.op_count} operations"
+    drawn = picture(diagram(graph.name, [Part("", nodes)], partition), alt)
+    return legend(graph, partition) + columns(code, drawn)
 
 
 def legend(graph: Graph, partition: Partition | None) -> str:
@@ -153,21 +159,9 @@ def legend(graph: Graph, partition: Partition | None) -> str:
         return ""
     marks = [(FORWARD, "■ forward"), (BACKWARD, "■ backward")]
     if partition is not None:
-        marks.append((GOOD, "▬ saved across the cut"))
+        marks += [(GOOD, "▬ saved across the cut"), (BACKWARD, f"{AGAIN} computed again")]
     shown = " · ".join(f'<span style="color:{hue}">{mark}</span>' for hue, mark in marks)
     return f"<small>{shown}</small>"
-
-
-def drawing(graph: Graph, partition: Partition | None = None) -> str:
-    """The graph's picture; "" where it would be too large, or nothing can draw it."""
-    drawn = diagram(graph, partition)
-    alt = f"graph {graph.name}: {graph.op_count} operations"
-    return picture(drawn, alt) if drawn is not None else ""
-
-
-def graph_parts(graph: Graph, partition: Partition | None = None) -> str:
-    """Code beside picture."""
-    return legend(graph, partition) + columns(graph_code(graph), drawing(graph, partition))
 
 
 @shows(Graph)

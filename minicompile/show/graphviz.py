@@ -19,6 +19,12 @@ from minicompile.show.palette import tint
 TIMEOUT_SECONDS = 20
 EDGE, INK, PLAIN = "#8a94a3", "#1c2024", "#f2f4f7"
 LONGEST_LABEL = 44
+TEXT = (
+    *(' text-anchor="middle"', ' font-family="DejaVu Sans Mono"', ' font-size="9.00"'),
+    f' fill="{INK}"',
+)
+"""What graphviz repeats at each text; said once, it holds for all that have nothing else."""
+NOISE = "|".join([r"<!--.*?-->\s*", r"<title>.*?</title>\s*", r' (?:id|class)="\w+"', *TEXT])
 HEAD = f"""digraph G {{
   graph [bgcolor="transparent" rankdir="TB" nodesep="0.18" ranksep="0.28" margin="0.05" \
 fontname="DejaVu Sans" fontsize="10" fontcolor="{EDGE}"];
@@ -54,6 +60,7 @@ class Cluster:
 
     label: str
     nodes: tuple[str, ...]
+    colour: str = EDGE
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ class Diagram:
             inside = " ".join(f"{names[n]};" for n in cluster.nodes if n in names)
             lines.append(
                 f"  subgraph cluster_{i} {{ label={_quoted(cluster.label)} "
-                f'color="{EDGE}" style="rounded,dashed" margin="12" {inside} }}'
+                f'color="{cluster.colour}" style="rounded,dashed" margin="12" {inside} }}'
             )
         for edge in dict.fromkeys(self.edges):
             if edge.start in names and edge.end in names:
@@ -116,7 +123,8 @@ def _rendered(dot: str, program: str | None) -> str | None:
     drawn = (_by_program(dot, program) if program is not None else None) or _by_wasm(dot)
     if drawn is None or "<svg" not in drawn:
         return None
-    return re.sub(r"<!--.*?-->\s*", "", drawn[drawn.index("<svg") :], flags=re.DOTALL).strip()
+    drawn = re.sub(NOISE, "", drawn[drawn.index("<svg") :], flags=re.DOTALL).strip()
+    return drawn.replace("<svg", f"<svg{''.join(TEXT)}", 1)
 
 
 def _by_program(dot: str, program: str) -> str | None:

@@ -20,6 +20,9 @@ from minicompile.ops.display import Several
 from minicompile.pipeline_result import COMPILED, Trace
 
 STAGES = ("capture", "aot", *COMPILED)
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Function and arguments; keyword arguments."""
+
 CUT = re.compile(r"^# ---\s*$", re.M)
 
 
@@ -59,7 +62,7 @@ class Magics:
         for name in names:
             if name not in STAGES:
                 raise UsageError(f"there is no stage {name!r}; known: {', '.join(STAGES)}")
-        traced = self.trace(self.call(cell), options)
+        traced = self.trace(self.call(*self.parse(cell)), options)
         graph = "backward" if backward else "forward"
         if backward and "backward" not in traced.graphs:
             raise UsageError("there is no backward graph: nothing in the call requires grad")
@@ -90,11 +93,11 @@ class Magics:
             raise UsageError(
                 "give two versions with a line '# ---' between them, or --option=value"
             )
-        calls = [self.call(version) for version in versions]
-        first, second = self.trace(calls[0], {}), self.trace(calls[-1], options)
-        return first.diff(second)
+        cells = [self.parse(version) for version in versions]
+        calls = [self.call(*cell) for cell in cells]
+        return self.trace(calls[0], {}).diff(self.trace(calls[-1], options))
 
-    def trace(self, call: tuple[tuple[Any, ...], dict[str, Any]], options: dict[str, Any]) -> Trace:
+    def trace(self, call: Call, options: dict[str, Any]) -> Trace:
         """The trace of an evaluated call."""
         (target, *args), kwargs = call
         dynamic = options.pop("dynamic", None)
@@ -105,22 +108,21 @@ class Magics:
         except MinicompileError as error:
             raise UsageError(str(error)) from error
 
-    def call(self, cell: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Run a cell up to its last line; function and arguments of the call there."""
-        shell = self.shell
-        code = shell.transform_cell(cell)
+    def parse(self, cell: str) -> tuple[ast.Module, ast.Call, str]:
+        """A cell but for its last line, the call there, and the cell's file name."""
+        code = self.shell.transform_cell(cell)
         module = ast.parse(code)
-        last = (
-            module.body[-1].value if module.body and isinstance(module.body[-1], ast.Expr) else None
-        )
-        if not isinstance(last, ast.Call):
+        last = module.body.pop() if module.body else None
+        if not isinstance(last, ast.Expr) or not isinstance(last.value, ast.Call):
             raise UsageError("the cell must end with a call, f(x): what is traced")
-        name = shell.compile.cache(code, shell.execution_count)
-        exec(shell.compile(ast.Module(module.body[:-1], []), name, "exec"), shell.user_ns)
+        return module, last.value, self.shell.compile.cache(code, self.shell.execution_count)
+
+    def call(self, module: ast.Module, last: ast.Call, name: str) -> Call:
+        """Run a cell; function and arguments of the call at its end."""
+        shell = self.shell
+        exec(shell.compile(module, name, "exec"), shell.user_ns)
         gather = ast.parse("lambda *args, **kwargs: (args, kwargs)", mode="eval").body
-        call = ast.Call(gather, [last.func, *last.args], last.keywords)
-        whole = ast.fix_missing_locations(ast.Expression(ast.copy_location(call, last)))
-        found: tuple[tuple[Any, ...], dict[str, Any]] = eval(
-            shell.compile(whole, name, "eval"), shell.user_ns
-        )
+        whole = ast.copy_location(ast.Call(gather, [last.func, *last.args], last.keywords), last)
+        evaluate = shell.compile(ast.fix_missing_locations(ast.Expression(whole)), name, "eval")
+        found: Call = eval(evaluate, shell.user_ns)
         return found

@@ -46,7 +46,7 @@ def pattern(language: str) -> re.Pattern[str]:
     keywords = "|".join(KEYWORDS[language].split())
     parts = [
         *TOKENS[language],
-        ("num", NUMBER),
+        ("num", rf"{NUMBER}(?:, {NUMBER})*"),
         ("kw", rf"\b(?:{keywords})\b"),
         ("fn", r"\b[A-Za-z_]\w*(?=\()"),
     ]
@@ -67,12 +67,12 @@ def highlight(source: str, language: str) -> list[str]:
         return html.escape(source).split("\n")
     out, position = "", 0
     for match in pattern(language).finditer(source):
-        out += html.escape(source[position : match.start()])
+        out += html.escape(source[position : match.start()], quote=False)
         position = match.end()
-        token = html.escape(match.group())
+        token = html.escape(match.group(), quote=False)
         if match.lastgroup:
             mark = f'<span class="{match.lastgroup.rstrip("0123456789")}">'
             parts = (part and f"{mark}{part}</span>" for part in token.split("\n"))
             token = "\n".join(parts)
         out += token
-    return (out + html.escape(source[position:])).split("\n")
+    return (out + html.escape(source[position:], quote=False)).split("\n")

@@ -9,7 +9,6 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
   const box = root.querySelector(".panes");
   const what = root.querySelector(".what"), why = root.querySelector(".why");
   const still = { what: what.innerHTML, why: why.innerHTML, colour: why.style.borderLeftColor };
-  const rooms = [...root.querySelectorAll(".room")];
   const litSets = new Uint8Array(data.sets.length);
   const slots = new Map(); // pane name -> what shows it, kept while it is closed
   let open = [], history = []; // names of open panes from left to right; the same, the latest last
@@ -27,11 +26,16 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
   // ---- the data: panes of rows; a row is a line or a headline
 
   const panes = new Map(data.panes.map((pane) => [pane.key, pane]));
+  const rooms = [...root.querySelectorAll(".room")].filter((room) => panes.has(room.dataset.p));
   const setLines = data.sets.map((ids) =>
     [...new Set(ids.map((id) => data.operations[id]))].filter(Boolean).sort((a, b) => a - b));
   const linesOf = (row) => (row.place ? [row.place] : setLines[row.set]);
   const colourOf = (row) => data.lines[linesOf(row).at(-1) || 0][1] || "transparent";
   const isLit = (row) => row === current || litSets[row.set] === 1;
+
+  // Below the kernels it is known which of their lines a line came from: others with its operations are weak.
+  const apart = (a, b) => (a.below || b.below) && a.of && b.of && a.of !== b.of;
+  const isStrong = (row) => row === current || (!row.weak && !apart(row, current));
 
   function rowsOf(key) {
     const pane = panes.get(key);
@@ -43,13 +47,14 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
       const column = (name, i) => (part.rows[name] ? part.rows[name][i] : 0);
       const weak = new Set(part.weak);
       for (let i = 0; i < part.count; i++) {
-        const row = {
+        const of = part.of.length ? part.of[i] : key === "kernels" ? i + 1 : 0;
+        pane.all.push({
           key, part, n: pane.lines.length, number: part.first === null ? "" : part.first + i,
           text: data.strings[column("text", i)], set: column("set", i), detail: column("detail", i),
           why: column("why", i), place: data.places[column("place", i)], weak: weak.has(i), last: i === part.count - 1,
-        };
-        pane.lines.push(row);
-        pane.all.push(row);
+          of: of && `${part.graph} ${part.title.split(" ")[0]} ${of}`, below: part.of.length > 0,
+        });
+        pane.lines.push(pane.all.at(-1));
       }
     }
     pane.digits = Math.max(0, ...pane.lines.map((row) => String(row.number).length));
@@ -106,8 +111,8 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
   function mark(row, line) {
     if (row.head) return;
     const lit = isLit(row);
-    line.classList.toggle("hot", lit && (!row.weak || row === current));
-    line.classList.toggle("warm", lit && row.weak && row !== current);
+    line.classList.toggle("hot", lit && isStrong(row));
+    line.classList.toggle("warm", lit && !isStrong(row));
     line.classList.toggle("pinned", row === pinned);
     line.classList.toggle("found", match >= 0 && matches[match] === row);
   }
@@ -159,7 +164,7 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
     const brush = ticks.getContext("2d");
     if (!brush || all <= height) return;
     for (const row of lit) {
-      brush.globalAlpha = row.weak ? 0.35 : 1;
+      brush.globalAlpha = isStrong(row) ? 1 : 0.3;
       brush.fillStyle = colourOf(row);
       brush.fillRect(0, Math.min((row.at / pane.shown.length) * height, height - 2), 6, 2);
     }
@@ -177,7 +182,6 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
     for (const other of panes.values()) make("option", "", other.title, menu).value = other.key;
     menu.value = key;
     body.style.width = `calc(${pane.longest + pane.digits}ch + 34px)`;
-    slot.rowOf = (line) => pane.lines[line.dataset.n];
     view.addEventListener("scroll", () => {
       slot.top = view.scrollTop;
       draw(slot);
@@ -210,16 +214,12 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
 
   const shown = () => open.map((name) => slots.get(name));
   const slotOf = (row) => slots.get(row.key);
-
   function toggle(key) {
-    if (open.includes(key)) {
-      if (open.length > 1) show(open.filter((name) => name !== key));
-      return;
-    }
+    if (open.includes(key)) return open.length > 1 && show(open.filter((name) => name !== key));
     const oldest = open.length < MOST_OPEN ? null : history[0], order = [...panes.keys()];
     const kept = open.filter((name) => name !== oldest);
     const at = kept.findIndex((name) => order.indexOf(name) > order.indexOf(key));
-    show(kept.toSpliced(at < 0 ? kept.length : at, 0, key));
+    return show(kept.toSpliced(at < 0 ? kept.length : at, 0, key));
   }
 
   // ---- lighting
@@ -250,14 +250,10 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
 
   // The foot: what the line is, where it is from, and the reasons of the decisions about it.
   function tell(row) {
-    if (!row) {
-      what.innerHTML = still.what;
-      why.innerHTML = still.why;
-      why.style.borderLeftColor = still.colour;
-      return;
-    }
-    what.textContent = why.textContent = "";
-    why.style.borderLeftColor = colourOf(row);
+    what.innerHTML = row ? "" : still.what;
+    why.innerHTML = row ? "" : still.why;
+    why.style.borderLeftColor = row ? colourOf(row) : still.colour;
+    if (!row) return;
     make("b", "", row.text.trim(), what);
     const from = linesOf(row).map((line) => data.lines[line][0]);
     if (row.detail) make("small", "", data.strings[row.detail], what);
@@ -284,8 +280,8 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
   function ends(slot, origin) {
     const frame = slot.view.getBoundingClientRect(), left = frame.left - origin.left, top = frame.top - origin.top;
     const lit = [...slot.drawn].filter(([row]) => !row.head && isLit(row));
-    const strong = lit.some(([row]) => !row.weak) ? lit.filter(([row]) => !row.weak || row === current) : lit;
-    return strong.flatMap(([row, line]) => {
+    const strong = lit.filter(([row]) => isStrong(row));
+    return (strong.length ? strong : lit).flatMap(([row, line]) => {
       const y = (row.at + 0.5) * ROW - slot.view.scrollTop;
       if (y < 4 || y > frame.height - 4) return [];
       const range = document.createRange();
@@ -305,7 +301,7 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
       const ids = new Set(data.sets[a.row.set].filter((id) => asked.has(id)));
       places[i + 1].forEach((b) => {
         const [one, other] = [a.row.part.graph, b.row.part.graph], middle = (a.from + b.to) / 2;
-        if ((one && other && one !== other) || !data.sets[b.row.set].some((id) => ids.has(id))) return;
+        if ((one && other && one !== other) || apart(a.row, b.row) || !data.sets[b.row.set].some((id) => ids.has(id))) return;
         count += 1;
         const curve = `M${a.from},${a.y} C${middle},${a.y} ${middle},${b.y} ${b.to},${b.y}`;
         paths.set(colourOf(b.row), (paths.get(colourOf(b.row)) || "") + curve);
@@ -330,7 +326,7 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
   }
 
   const linked = (slot) => slot.pane.shown.filter((row) => !row.head && row.set);
-  const firstLit = (rows) => rows.find((row) => isLit(row) && !row.weak) || rows.find(isLit);
+  const firstLit = (rows) => rows.find((row) => isLit(row) && isStrong(row)) || rows.find(isLit);
 
   // Scrolls every pane to its first lit line that computes; the line's own pane to the line.
   function bring(row) {
@@ -339,12 +335,6 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
       if (first) reveal(first);
     });
     drawWires();
-  }
-
-  function focus(row) {
-    reveal(row);
-    const slot = slotOf(row), line = slot.drawn.get(row);
-    if (line) line.focus({ preventScroll: true });
   }
 
   function move(row, key) {
@@ -358,13 +348,20 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
     }
     if (!next) return;
     pinned = null;
-    focus(next);
+    reveal(next);
+    slotOf(next).drawn.get(next).focus({ preventScroll: true });
     if (current !== next) light(next);
   }
 
+  function taken(event, act) {
+    event.preventDefault();
+    event.stopPropagation();
+    act();
+  }
+
   function rowAt(event) {
-    const line = event.target.closest(".ln"), pane = line && line.closest(".pane");
-    return pane ? slots.get(pane.dataset.p).rowOf(line) : null;
+    const line = event.target.closest(".ln");
+    return line && rowsOf(line.closest(".pane").dataset.p).lines[line.dataset.n];
   }
 
   box.addEventListener("mouseover", (event) => {
@@ -383,13 +380,10 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
     if (row) pin(pinned === row ? null : row);
   });
   root.addEventListener("keydown", (event) => {
-    const row = rowAt(event), arrow = event.key.startsWith("Arrow");
-    if (event.key === "Escape") pin(null);
-    else if (row && event.key === "Enter") pin(pinned === row ? null : row);
-    else if (row && arrow) move(row, event.key);
-    else return;
-    event.preventDefault();
-    event.stopPropagation();
+    const row = rowAt(event), { key } = event;
+    if (key === "Escape") taken(event, () => pin(null));
+    else if (row && key === "Enter") taken(event, () => pin(pinned === row ? null : row));
+    else if (row && key.startsWith("Arrow")) taken(event, () => move(row, key));
   });
 
   // ---- the bar above the panes: search jumps, the filter hides
@@ -437,13 +431,9 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
     room.classList.remove("on");
     room.setAttribute("role", "button");
     room.tabIndex = 0;
-    room.addEventListener("click", () => toggle(room.dataset.p));
-    room.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" && event.key !== " ") return;
-      event.preventDefault();
-      event.stopPropagation();
-      toggle(room.dataset.p);
-    });
+    const act = () => toggle(room.dataset.p);
+    room.addEventListener("click", act);
+    room.addEventListener("keydown", (event) => [" ", "Enter"].includes(event.key) && taken(event, act));
   });
 
   // A notebook may lay its outputs out late, or again.

@@ -100,8 +100,8 @@ class Panel:
         """What the controls say, as `Experiment.run` takes it."""
         found = {name: control.value for name, control in self.knobs.items()}
         found["dynamic"] = DYNAMIC[found["dynamic"]]
-        found["forbid"] = [pair for pair, wish in self.wishes.items() if wish == "force apart"]
-        found["fuse"] = [pair for pair, wish in self.wishes.items() if wish == "force together"]
+        for name, wanted in (("forbid", "force apart"), ("fuse", "force together")):
+            found[name] = tuple(pair for pair, wish in self.wishes.items() if wish == wanted)
         if self.axis.value != "as planned":
             found["tiles"] = {self.axis.value: self.size.value}
         return found

@@ -143,8 +143,8 @@ def long_row(x: torch.Tensor) -> torch.Tensor:
     return x.sum()
 
 
-TILED: list[tuple[Any, tuple[torch.Tensor, ...], str, tuple[int, ...], tuple[int, ...]]] = [
-    (columns, (torch.randn(70, 301),), "x", (1, 3, 17, 64, 2048), (2049,)),
+TILED: list[tuple[Any, tuple[torch.Tensor, ...], str, tuple[int, ...], tuple[Any, ...]]] = [
+    (columns, (torch.randn(70, 301),), "x", (1, 3, 17, 64, 2048), (2049, 0, 1.5)),
     (transposed, (torch.randn(100, 90), torch.randn(90, 100)), "square", (16, 48, 128), (20, 144)),
     (long_row, (torch.randint(9, (1 << 18,)).float(),), "r", (1024, 5000, 1 << 20), (1, 1000)),
 ]
@@ -234,9 +234,7 @@ def test_it_starts_from_the_options_of_a_compiled_function() -> None:
     ("changes", "error", "told"),
     [
         ({"forbid": [("buf0", "nowhere")]}, ValueError, "nowhere is not known; known: buf0"),
-        ({"forbid": ("buf0", "buf1")}, OptionError, "forbid takes pairs of names"),
-        ({"tiles": {"x": 0}}, OptionError, "tiles takes sizes from 1"),
-        ({"tiles": {"x": 1.5}}, OptionError, "tiles takes sizes from 1"),
+        ({"forbid": ("buf0", "buf1")}, OptionError, "fuse and forbid take pairs of names"),
         ({"nothing": 1}, OptionError, "no option 'nothing'"),
         ({"inline": "sometimes"}, OptionError, "option inline can't be 'sometimes'"),
         ({"backend": "mine"}, OptionError, "no backend 'mine'"),
@@ -302,7 +300,7 @@ def test_neither_the_target_nor_the_arguments_change() -> None:
 def test_text_and_picture_show_both_sides() -> None:
     outcome = mc.what_if(scores, X).run(forbid=[("buf0", "buf1")], tiles={"q": 2})
     told, page = str(outcome), to_html(outcome)
-    assert told.startswith("what if of scores: keep apart buf0 + buf1, tile q = 2\n")
+    assert told.startswith("what if of scores: forbid = (('buf0', 'buf1'),), tiles = {'q': 2}\n")
     assert "time, median of 2 calls" in told and "refused: tile q: no kernel has one" in told
     for name, before, after in outcome.graphs["forward"][0].rows:
         assert f"<td>{name}</td>" in page and before in page and after in page

@@ -50,14 +50,16 @@ def test_each_compilation_gets_a_folder_and_a_row(
     assert main(["trace", "program.py", "--out", "seen", "--steps", "3", "--out=mine"]) == 0
     told = capsys.readouterr()
     assert told.out == "between\nimported __main__ ['--steps', '3', '--out=mine']\n"
-    assert re.search(r"^\[\d+/0\]  f +2 ops +1 kernel +\d+\.\d\d s  compiled$", told.err, re.M)
     out = script.parent / "seen"
+    assert told.err == f"3 compilations; see {out / 'index.html'}\n"
     assert folders(out) == ["01_f", "02_f_resumed", "03_lambda"]
     index = (out / "index.html").read_text()
     parsed(index)
     for folder in folders(out):
         assert f'<a href="{folder}/index.html">' in index
         assert (out / folder / "index.html").is_file()
+    cells = re.sub("<[^>]*>", "|", index)
+    assert re.search(r"\|\[\d+/0\]\|+f\|+2 ops\|+1 kernel\|+\d+\.\d\d s\|+compiled\|", cells)
     assert "print" in index and "program.py:9" in index, "the break, and its line"
     assert "y.cos() * 2" in (out / "02_f_resumed" / "index.html").read_text()
     assert dict(observer) == observers and (sys.argv, sys.path) == before

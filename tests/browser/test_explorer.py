@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,8 @@ from minicompile.ops.display import Shown, to_html
 from minicompile.pipeline_result import Trace
 from minicompile.show.explorer import Explorer
 from minicompile.show.syntax import highlight
+from tests.browser.pages import Pages
 from tests.show import example
-
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-sync_api = pytest.importorskip("playwright.sync_api", reason="no playwright to open the page with")
-if CHROMIUM is None:
-    pytest.skip("no Chromium to open the page with", allow_module_level=True)
-
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 
 Open = Callable[..., Any]
 
@@ -33,32 +24,23 @@ def trace() -> Trace:
     return example.trace()
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture
-def show(browser: Any, tmp_path: Path) -> Iterator[Open]:
-    """Open objects, one below the other, in a page that may fetch nothing and must raise nothing."""
-    problems: list[str] = []
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("request", lambda r: r.url.startswith("file:") or problems.append(r.url))
+def show(pages: Pages, tmp_path: Path) -> Iterator[Open]:
+    """Open objects, one below the other, in a page that asks for nothing else and raises nothing."""
+    page, asked, complained = None, len(pages.requests), len(pages.complaints)
 
-    def open_page(*objects: Shown, at: str = "") -> Any:
+    def open_page(*objects: Shown) -> Any:
+        nonlocal page
         file = tmp_path / "page.html"
         views = "".join(map(to_html, objects))
         file.write_text(f"<!doctype html><meta charset='utf-8'><body>{views}", encoding="utf-8")
-        page.goto(file.as_uri() + at)
+        page = pages.open(file.as_uri())
         return page
 
     yield open_page
-    page.close()
-    assert problems == []
+    if page is not None:
+        page.close()
+    assert len(pages.requests) <= asked + 1 and pages.complaints[complained:] == []
 
 
 def lit(page: Any, number: int = 0) -> set[tuple[str, int]]:
@@ -249,12 +231,12 @@ def test_colours_in_the_browser_are_those_of_python(show: Open, trace: Trace) ->
             assert drawn.partition("</i>")[2] == plain
 
 
-def test_without_scripts_colours_and_titles_stay(browser: Any, long: Trace, tmp_path: Path) -> None:
+def test_without_scripts_colours_and_titles_stay(pages: Pages, long: Trace, tmp_path: Path) -> None:
     file = tmp_path / "still.html"
     file.write_text(
         f"<!doctype html><meta charset='utf-8'>{to_html(long.explore(['source', 'wrapper']))}"
     )
-    page = browser.new_page(java_script_enabled=False)
+    page = pages.context.browser.new_page(java_script_enabled=False)
     page.goto(file.as_uri())
     assert page.locator(".pane[data-p=wrapper] .ln").count() == 40
     assert page.get_by_text("and 2968 more lines").is_visible()
