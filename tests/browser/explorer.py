@@ -86,9 +86,11 @@ class Explorer:
 
     def reset(self) -> None:
         """Nothing lit, pinned or filtered."""
-        self.filter.fill("")
-        self.filter.press("Escape")
-        self.leave()
+        if self.filter.input_value():
+            self.filter.fill("")
+        if self.lit():
+            self.filter.press("Escape")
+            self.leave()
 
 
 @dataclass
