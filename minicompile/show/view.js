@@ -425,9 +425,9 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
     slots.forEach(redraw);
     find();
   });
-  // Or the notebook takes the keys.
-  bar.addEventListener("keydown", (event) => event.key === "Escape" || event.stopPropagation());
-  root.setAttribute("data-lm-suppress-shortcuts", "true");
+  // Or the notebook takes the keys: D, D deletes a cell. What is pressed with Ctrl stays its own: saving.
+  bar.setAttribute("data-lm-suppress-shortcuts", "true");
+  root.addEventListener("keydown", (event) => event.ctrlKey || event.metaKey || event.stopPropagation());
 
   rooms.forEach((room) => {
     room.classList.remove("on");
