@@ -18,6 +18,7 @@ PUBLIC = {
     "explain": "api",
     "trace": "api",
     "accuracy": "debug.accuracy",
+    "launches": "debug.launches",
     "reset": "api",
     "mark_dynamic": "api",
     "disable": "api",

@@ -6,4 +6,15 @@ same table: `@minicompile.ops.display.renderer(MyType)` on a function that gives
 
 from __future__ import annotations
 
-from . import accuracy, aot, capture, graphs, kernels, loops, roofline, schedule, trace  # noqa: F401
+from . import (  # noqa: F401
+    accuracy,
+    aot,
+    capture,
+    graphs,
+    kernels,
+    launches,
+    loops,
+    roofline,
+    schedule,
+    trace,
+)
