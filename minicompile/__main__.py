@@ -35,6 +35,10 @@ def demo() -> Any:
     return importlib.import_module("minicompile.bench.demo")
 
 
+def script() -> Any:
+    return importlib.import_module("minicompile.debug.script")
+
+
 def option_docs() -> dict[str, str]:
     """Each option's docstring: the string that follows its field in the source of `Options`."""
     body = ast.parse(inspect.getsource(Options)).body[0]
@@ -77,7 +81,7 @@ def show_rules(chosen: argparse.Namespace) -> int:
 
 def run_cache(chosen: argparse.Namespace) -> int:
     """Where compiled code is kept, how much there is; `--clear` empties it."""
-    folder = Path(Options().cache_dir)
+    folder = Options().cache_folder
     files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     size = sum(path.stat().st_size for path in files)
     print(f"{folder}: {len(files)} files, {size / 2**20:.1f} MiB")
@@ -106,6 +110,11 @@ COMMANDS = {
         "show or clear the folder of compiled code",
         run_cache,
         lambda to: to.add_argument("--clear", action="store_true", help="delete all in the folder"),
+    ),
+    "trace": Command(
+        "run a script and write down all that it compiles",
+        lambda chosen: int(script().run(chosen)),
+        lambda to: script().add_arguments(to),
     ),
 }
 

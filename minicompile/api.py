@@ -5,22 +5,26 @@ The real compiler: torch/__init__.py (torch.compile), torch/_dynamo/__init__.py.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import tempfile
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from minicompile.debug import dump, logs, progress  # noqa: F401 (they observe compilations)
 from minicompile.dynamo.dispatch import Backend, Dispatcher, all_dispatchers, plain_backend
 from minicompile.dynamo.module import allow_in_graph, behind, disable, is_disabled, original_of
 from minicompile.dynamo.result import Capture, Explanation
 from minicompile.dynamo.sizes import mark_dynamic
 from minicompile.errors import OptionError, Unsupported
 from minicompile.ops.registry import Registry
-from minicompile.options import Options, make_options
+from minicompile.options import Options, environment, make_options
 from minicompile.pipeline_result import Trace
 
 __all__ = [
-    "allow_in_graph", "backends", "compile", "disable", "explain", "mark_dynamic", "reset", "trace",
+    "allow_in_graph", "backends", "compile", "disable", "explain", "fresh_cache", "mark_dynamic", "reset",
+    "trace",
 ]  # fmt: skip
 
 BackendMaker = Callable[[Options], Backend]
@@ -50,6 +54,14 @@ def inductor_backend(options: Options) -> Backend:
     from minicompile import pipeline
 
     return functools.partial(pipeline.compile_capture, options=options)
+
+
+@backends("torch_inductor")
+def torch_inductor_backend(options: Options) -> Backend:
+    """The captured graph, compiled by torch's AOT autograd and Inductor."""
+    from minicompile.debug import torch_bridge
+
+    return torch_bridge.to_inductor
 
 
 def callable_backend(function: Callable[[Any, list[Any]], Callable[..., Any]]) -> Backend:
@@ -90,12 +102,13 @@ def compile(
     fullgraph  raise `Unsupported` where the frame would run in eager
     dynamic    None: sizes and numbers that differ between two calls become symbolic, and those given to
                `mark_dynamic`; True: all that can, from the first call; False: none
-    backend    "inductor", "aot_eager", "eager", or `(gm, example_inputs) -> callable`
+    backend    "inductor", "aot_eager", "eager", "torch_inductor", or `(gm, example_inputs) -> callable`
     mode       a preset of options; `options` are fields of `Options`
 
     Raises OptionError for arguments that do not exist.
     """
     chosen = make_options(mode, options)
+    logs.levels(chosen.logs)  # raises where there is no such channel
     for name, value, kinds in (
         ("fullgraph", fullgraph, (True, False)),
         ("dynamic", dynamic, (True, False, None)),
@@ -162,6 +175,7 @@ def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
 
     found = dispatcher_of(target)
     options = found.options if found is not None else make_options()
+    logs.levels(options.logs)
     dynamic = found.dynamic if found is not None else None
 
     def compile_and_stop(capture: Capture) -> Any:
@@ -189,3 +203,18 @@ def reset() -> None:
     """Forget every compiled version and all counts, of all compiled functions."""
     for dispatcher in all_dispatchers():
         dispatcher.clear()
+
+
+@contextlib.contextmanager
+def fresh_cache() -> Iterator[None]:
+    """Inside the block everything is compiled anew, into a folder that is deleted after it.
+
+    Compiled versions made before are forgotten (`reset`), those made inside stay usable. What runs in other
+    threads is affected too. The real compiler: torch/_inductor/utils.py (fresh_cache).
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="minicompile_", ignore_cleanup_errors=True) as folder,
+        environment(MINICOMPILE_FRESH_CACHE_DIR=folder, TRITON_CACHE_DIR=f"{folder}/triton"),
+    ):
+        reset()
+        yield

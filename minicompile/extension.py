@@ -17,6 +17,7 @@
 | `kernel_loader(language)` | how its kernels are compiled and called | runtime |
 | `backends(name)` | what `mc.compile(backend=name)` does | api |
 | `observer(name)` | what hears of each stage as it is made | all |
+| `log_channel(name, doc, kinds)` | a channel of `MINICOMPILE_LOGS`: what it prints of an event | debug |
 
 `scoped()` forgets the rules registered inside its block; `without("lowering:aten.erf")` takes rules away for
 a while. Importing this page imports every built-in rule.
@@ -30,6 +31,7 @@ from minicompile.api import backends
 from minicompile.codegen.generate import code_generator
 from minicompile.codegen.plan import plan_rule
 from minicompile.codegen.triton_ops import triton_op
+from minicompile.debug.logs import log_channel
 from minicompile.dynamo.calls import call_rules
 from minicompile.dynamo.guards import guard_rules
 from minicompile.dynamo.interpreter import bytecode

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import getpass
 import os
 import tempfile
 from collections.abc import Mapping
@@ -24,6 +25,33 @@ def default_cache_dir() -> str:
     except RuntimeError:  # no home folder
         base = Path(tempfile.gettempdir())
     return str(base / "minicompile")
+
+
+def default_debug_dir() -> str:
+    """`MINICOMPILE_COMPILE_DEBUG_DIR`, else `minicompile_$USER` in the folder for temporary files."""
+    if chosen := os.environ.get("MINICOMPILE_COMPILE_DEBUG_DIR"):
+        return chosen
+    try:
+        user = os.environ.get("USER") or getpass.getuser()
+    except (KeyError, OSError):  # a user without a name
+        user = str(os.getuid())
+    return str(Path(tempfile.gettempdir()) / f"minicompile_{user}")
+
+
+def switched_on(name: str, default: str) -> bool:
+    """Is an environment variable set to something that means yes?"""
+    return os.environ.get(name, default).lower() not in ("", "0", "false", "no", "off")
+
+
+def moves_cursor(stream: Any) -> bool:
+    """Is a stream a terminal that can move its cursor?"""
+    isatty = getattr(stream, "isatty", None)
+    return isatty is not None and isatty() and os.environ.get("TERM") != "dumb"
+
+
+def in_colour(stream: Any) -> bool:
+    """Whether to write to a stream in colour (https://no-color.org)."""
+    return moves_cursor(stream) and not os.environ.get("NO_COLOR")
 
 
 def environment(**values: str) -> contextlib.AbstractContextManager[Any]:
@@ -82,6 +110,22 @@ class Options:
     """Extra flags, after the built-in ones."""
     disk_cache: bool = True
     cache_dir: str = field(default_factory=default_cache_dir)
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
+        "default"
+    )
+    """What `mc.compile(mode=...)` was given. They all mean the same: no CUDA graphs are made, for one."""
+    logs: str = field(default_factory=lambda: os.environ.get("MINICOMPILE_LOGS", ""))
+    """`MINICOMPILE_LOGS`: channels to print, "graph_breaks,+dynamo" (debug/logs.py has the list)."""
+    trace: bool = field(default_factory=lambda: switched_on("MINICOMPILE_COMPILE_DEBUG", "0"))
+    """`MINICOMPILE_COMPILE_DEBUG=1`: write every stage into `debug_dir` (debug/dump.py lists the files)."""
+    debug_dir: str = field(default_factory=default_debug_dir)
+    progress: bool = field(default_factory=lambda: switched_on("MINICOMPILE_PROGRESS", "1"))
+    """On a terminal or in a notebook, say what a compilation of over a second is doing."""
+
+    @property
+    def cache_folder(self) -> Path:
+        """`cache_dir`, but inside of `mc.fresh_cache()` its temporary folder."""
+        return Path(os.environ.get("MINICOMPILE_FRESH_CACHE_DIR") or self.cache_dir)
 
     def __post_init__(self) -> None:
         budget = self.memory_budget
@@ -91,9 +135,6 @@ class Options:
         if not isinstance(names, tuple | list | set | frozenset):
             raise OptionError(f"option disable_passes can't be {names!r}: a tuple of names")
 
-
-MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-"""Names that torch.compile knows; here they all mean the same."""
 
 CHOICES: dict[str, tuple[str, ...]] = {
     name: get_args(kind)
@@ -109,13 +150,14 @@ def make_options(
     """Options from what `mc.compile` was given. Raises OptionError that lists what exists."""
     if isinstance(options, Options):
         return options
-    if mode not in MODES:
-        raise OptionError(f"no mode {mode!r}; known: {', '.join(repr(m) for m in MODES if m)}")
+    if mode not in (None, *CHOICES["mode"]):
+        raise OptionError(f"no mode {mode!r}; known: {', '.join(map(repr, CHOICES['mode']))}")
+    options = {"mode": mode or "default", **(options or {})}
     known = [field.name for field in dataclasses.fields(Options)]
-    for name, value in (options or {}).items():
+    for name, value in options.items():
         if name not in known:
             raise OptionError(f"no option {name!r}; known: {', '.join(sorted(known))}")
         if value not in CHOICES.get(name, (value,)):
             allowed = ", ".join(map(repr, CHOICES[name]))
             raise OptionError(f"option {name} can't be {value!r}; one of {allowed}")
-    return Options(**(options or {}))
+    return Options(**options)

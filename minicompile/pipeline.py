@@ -23,6 +23,7 @@ from minicompile.aot.autograd import ahead_of_time
 from minicompile.aot.result import AotResult, BoxedCallable
 from minicompile.aot.runtime import interpret, make_callable
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
+from minicompile.codegen.plan import KernelModule
 from minicompile.codegen.wrapper import generate_wrapper
 from minicompile.dynamo.result import Capture
 from minicompile.lowering.lower import lower
@@ -42,6 +43,8 @@ def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
     if aot.backward is not None:
         tell = partial(capture.watch.tell, graph="backward")
         backward = compile_graph(aot.backward, options, None, tell)
+    graphs = [forward] if backward is None else [forward, backward]
+    capture.watch.tell("building", [module for graph in graphs for module in graph.modules])
     finished = forward.finish(), backward.finish() if backward is not None else None
     return make_callable(aot, *finished, capture.name)
 
@@ -71,6 +74,7 @@ class CompiledGraph:
     """One ATen graph's stages, and its kernels on their way through the system's compilers."""
 
     stages: CompiledStages
+    modules: list[KernelModule]
     finish: Callable[[], BoxedCallable]
     """Waits for the compilers. Raises BackendError where one is missing or fails."""
 
@@ -98,4 +102,4 @@ def compile_graph(
     finish = start_loading(modules, wrapper, loops.constants, options)
     stages = CompiledStages(loops, scheduled, list(plans.values()), list(kernels.values()), wrapper)
     tell("graph", stages)
-    return CompiledGraph(stages, finish)
+    return CompiledGraph(stages, modules, finish)

@@ -10,11 +10,12 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from minicompile import provenance
 from minicompile.aot.result import AotResult, Partition
@@ -26,8 +27,13 @@ from minicompile.ops.display import Several, Shown, bytes_text, count_text, to_h
 from minicompile.ops.events import Event
 from minicompile.ops.origin import SourceLine, short_file, union
 from minicompile.provenance import Piece
-from minicompile.scheduling.nodes import Schedule
+from minicompile.scheduling.explain import FusionSteps
 from minicompile.scheduling.roofline import Roofline, roofline_points
+from minicompile.scheduling.schedule import Explained
+
+if TYPE_CHECKING:
+    from minicompile.debug.diff import Diff, Steps
+    from minicompile.show.explorer import Explorer
 
 COMPILED = ("loops", "schedule", "plans", "kernels", "wrapper")
 """The stages after AOT."""
@@ -56,7 +62,7 @@ class CompiledStages(Shown):
     """What one graph (the forward, or the backward) became after AOT."""
 
     loops: LoopGraph
-    schedule: Schedule
+    schedule: Explained
     plans: list[KernelPlan]
     kernels: list[KernelSource]
     wrapper: WrapperSource
@@ -151,6 +157,17 @@ class Trace(Shown):
         for name, compiled in self.graphs.items():
             yield from compiled.pieces(name)
 
+    def explore(self, panes: Sequence[str] = (), assembly: bool = False) -> Explorer:
+        """The stages side by side: pointing at a line lights all that shares an operation with it.
+
+        `panes`, one to four, are open first (default: source, aot, loops, kernels); the view has all others.
+        `assembly` adds what Triton kernels become (ttir, ttgir, llir, ptx, sass), without a GPU. Raises
+        ValueError for a pane that isn't there, MinicompileError where no kernel is Triton's.
+        """
+        from minicompile.show.explorer import Explorer
+
+        return Explorer(self, panes, assembly)
+
     def roofline(self, spec: DeviceSpec | None = None) -> Roofline:
         """What each kernel moves and computes, and its least time on `spec` (default: this device)."""
         points = []
@@ -162,6 +179,24 @@ class Trace(Shown):
         if spec is None:
             raise ValueError(f"the trace of {self.name} stops before there are kernels")
         return Roofline(self.name, spec, points)
+
+    def fusion_steps(self, graph: str = "forward") -> FusionSteps:
+        """Every fusion decision in order, refusals too, with the groups before and after it."""
+        return self.graph(graph).schedule.steps()
+
+    def diff(self, before: str | Trace, after: str | None = None) -> Diff:
+        """Side by side: what a pass or step changed ("prims.cse"), two stages ("full", "core"), or this trace
+        and another, all stages or the one that `after` names. Raises ValueError that lists the names.
+        """
+        from minicompile.debug import diff
+
+        return diff.diff(self, before, after)
+
+    def steps(self) -> Steps:
+        """Every pass and stage in order, with what it changed."""
+        from minicompile.debug import diff
+
+        return diff.steps(self)
 
     def source_lines(self) -> list[SourceLine]:
         """The lines of user code that the trace came from, callers included, in order."""
@@ -216,35 +251,40 @@ class Trace(Shown):
         return "\n".join([*lines, "", hint + " trace.save(folder) writes everything"])
 
     def save(self, folder: str | Path) -> Path:
-        """Write `index.html` (every stage on one page, no network needed) and a text file per stage.
+        """Write `index.html` (the explorer, and links to the rest; no network needed), and for each stage a
+        picture as a page of its own and a text file.
 
-        Returns the path of the page.
+        Returns the path of the first page.
         """
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        texts = {"index.html": self.page()}
+        texts, links = {}, []
         for number, (name, stage) in enumerate(self.stages.items(), 1):
             file = f"{number:02}_{name.replace('.', '_')}"
+            texts[f"{file}.html"] = page(f"{name} of {self.name}", to_html(stage))
+            made = [f"{file}.html"]
             if name.endswith(".kernels"):
                 for kernel in stage:
                     suffix = "cpp" if kernel.language == "cpp" else "py"
-                    texts[f"{file}_{kernel.name}.{suffix}"] = kernel.text
+                    made.append(f"{file}_{kernel.name}.{suffix}")
+                    texts[made[-1]] = kernel.text
             else:
-                texts[f"{file}.{'py' if name.endswith('.wrapper') else 'txt'}"] = str(stage)
+                made.append(f"{file}.{'py' if name.endswith('.wrapper') else 'txt'}")
+                texts[made[-1]] = str(stage)
+            found = ", ".join(f'<a href="{quote(to)}">{html.escape(to)}</a>' for to in made)
+            links.append(f"<li>{html.escape(name)}: {found}</li>\n")
+        below = f"<h2>Stages</h2>\n<ul>\n{''.join(links)}</ul>\n"
+        texts["index.html"] = page(f"{self.name} through minicompile", to_html(self) + below)
         for name, text in texts.items():
             (target / name).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
         return target / "index.html"
 
-    def page(self) -> str:
-        """A whole HTML document: the linked view, then each stage."""
-        title = html.escape(f"{self.name} through minicompile")
-        stages = "".join(
-            f"<details><summary>{html.escape(name)}</summary>{to_html(stage)}</details>\n"
-            for name, stage in self.stages.items()
-        )
-        return (
-            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
-            "<style>:root{color-scheme:light dark}body{margin:16px;font-family:system-ui,sans-serif}"
-            "body>details{margin:10px 0}body>details>summary{cursor:pointer;font-weight:600}</style>"
-            f"</head><body>\n{to_html(self)}\n{stages}</body></html>\n"
-        )
+
+def page(title: str, content: str) -> str:
+    """A whole HTML document."""
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
+        "<style>:root{color-scheme:light dark}body{margin:16px;font-family:system-ui,sans-serif;"
+        "--tall:max(320px,calc(100vh - 290px))}h2{font-size:15px}li{margin:3px 0}</style>"
+        f"</head><body>\n{content}</body></html>\n"
+    )

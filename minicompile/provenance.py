@@ -35,7 +35,7 @@ from minicompile.lowering.ir import (
 )
 from minicompile.ops.display import Shown, bytes_text
 from minicompile.ops.dtypes import value_text
-from minicompile.ops.graph import Graph, call_text, origins_of
+from minicompile.ops.graph import Listing, call_text, origins_of
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, source_lines, union
 from minicompile.scheduling.nodes import FusionDecision, Schedule
 
@@ -56,12 +56,12 @@ class Piece(Shown):
     detail: str = ""
     why: tuple[str, ...] = ()
     line: SourceLine | None = None
-    """A source line known without origins (an instruction's)."""
+    """Its own source line, where it has one: an instruction's, that of the user's code itself."""
 
     @property
     def lines(self) -> tuple[SourceLine, ...]:
-        """The user lines it came from, innermost."""
-        return source_lines(self.origins) or ((self.line,) if self.line is not None else ())
+        """The user lines it came from: its own, or the innermost of its origins."""
+        return (self.line,) if self.line is not None else source_lines(self.origins)
 
     def __str__(self) -> str:
         return f"{self.stage:<18} {self.text.strip()}"
@@ -101,7 +101,7 @@ def node_detail(node: fx.Node) -> str:
     return ", ".join(filter(None, (value_text(node.meta.get("val")), node_size(node))))
 
 
-def of_graph(stage: str, graph: Graph, partition: Partition | None = None) -> Iterator[Piece]:
+def of_graph(stage: str, graph: Listing, partition: Partition | None = None) -> Iterator[Piece]:
     """The nodes of a graph; with a partition, why a value is saved or computed again."""
     reasons: dict[str, str] = {}
     if partition is not None:

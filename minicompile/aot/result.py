@@ -211,6 +211,8 @@ class AotResult(Shown):
     metadata: RuntimeMetadata
     levels: dict[Level, LevelGraph] = field(default_factory=dict)
     passes: list[PassRecord] = field(default_factory=list)
+    captured: Graph | None = None
+    """What was differentiated: the captured graph after its own passes."""
 
     def __post_init__(self) -> None:
         listed(self, "passes")

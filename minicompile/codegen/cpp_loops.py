@@ -474,7 +474,8 @@ class LoopPrinter(ValuePrinter):
         place = value.kind in POSITIONS
         search = place or (value.op == "scan" and value.kind in ("max", "min"))
         if search and not self.tile:  # it seldom moves on, so a branch costs nothing
-            with self.braces(f"if ({self.better(value, source, best if place else total)})"):
+            better = self.better(value, source, best if place else total)
+            with self.braces(f"if ({better})", value.origins):
                 if place:
                     self.line(f"{best} = {source};", value.origins)
                 self.line(f"{total} = {position if place else source};", value.origins)

@@ -20,6 +20,7 @@ from minicompile.codegen.cpp_ops import (
 )
 from minicompile.codegen.plan import INDEX_ERROR, ZERO_DIVISION, KernelPlan
 from minicompile.codegen.printing import LinePrinter
+from minicompile.ops.origin import Origins
 from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import Value
 from minicompile.shapes.expr import Size
@@ -56,8 +57,10 @@ class ValuePrinter(LinePrinter):
         if text:
             self.line(f"#pragma omp {text}")
 
-    def braces(self, head: str) -> contextlib.AbstractContextManager[None]:
-        return self.block(f"{head} {{", "}")
+    def braces(
+        self, head: str, origins: Origins | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        return self.block(f"{head} {{", "}", origins)
 
     @contextlib.contextmanager
     def loop(self, loop: Loop, pragma: str = "") -> Iterator[None]:

@@ -169,10 +169,15 @@ plan_rule: Registry[Callable[[KernelPlan, Options], None]] = Registry(
 
 @dataclass(frozen=True)
 class CodeLine:
-    """A line of generated code and the operations it came from."""
+    """A line of generated code and the operations it came from.
+
+    `scaffold`: it computes, loads and stores nothing, and only holds lines that do (heads of functions and
+    loops, braces, pragmas, where a block begins): a kernel's belong to everything the kernel does.
+    """
 
     text: str
     origins: Origins = NO_ORIGINS
+    scaffold: bool = False
 
     def __str__(self) -> str:
         return self.text
@@ -181,6 +186,7 @@ class CodeLine:
 class Code:
     """Generated code, line by line."""
 
+    name: str
     lines: list[CodeLine]
 
     @property
@@ -216,6 +222,8 @@ class KernelModule(Shown):
     kernels: list[KernelSource]
     units: tuple[str, ...] = ()
     """The text in files that can be compiled side by side."""
+    cached: int | None = None
+    """How many of these files the disk cache had; None where it is not known."""
 
     def __str__(self) -> str:
         return self.text

@@ -35,14 +35,15 @@ class LinePrinter:
         self.order = {value: i for i, value in enumerate(plan.body.values)}
         self.arguments = {a.buffer: a for a in plan.arguments}
 
-    def line(self, text: str, origins: Origins | None = None) -> None:
-        """A line; without origins of its own it belongs to everything the kernel does."""
-        self.lines.append(CodeLine("    " * self.depth + text, origins or self.whole))
+    def line(self, text: str, origins: Origins | None = None, scaffold: bool = False) -> None:
+        """A line with the origins of what it computes; without any it is scaffold, of the whole kernel."""
+        known = (self.whole, True) if origins is None else (origins, scaffold)
+        self.lines.append(CodeLine("    " * self.depth + text, *known))
 
     @contextlib.contextmanager
-    def block(self, first: str, last: str = "") -> Iterator[None]:
-        """A head, indented lines, and perhaps an end."""
-        self.line(first)
+    def block(self, first: str, last: str = "", origins: Origins | None = None) -> Iterator[None]:
+        """A head, indented lines, and perhaps an end. A head that computes has `origins`."""
+        self.line(first, origins)
         self.depth += 1
         yield
         self.depth -= 1

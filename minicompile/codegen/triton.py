@@ -37,8 +37,9 @@ from minicompile.codegen.triton_ops import (
     typed_constant,
 )
 from minicompile.errors import Unsupported
+from minicompile.ops.origin import Origins, union
 from minicompile.ops.table import POSITIONS, reduction_identity
-from minicompile.scheduling.body import Value, iterate_indices
+from minicompile.scheduling.body import Value
 from minicompile.shapes.expr import Size, product
 
 Axes = frozenset[str]
@@ -152,20 +153,21 @@ class _Printer(LinePrinter):
 
     def _digits(self, ranges: dict[sympy.Symbol, Size], linear: str) -> None:
         """Each loop variable that an index mentions, as a digit of the flattened index."""
-        used = set().union(*(index.free_symbols for index in iterate_indices(self.plan.body)))
+        values = self.plan.body.values
+        placed = [(v.index.free_symbols, v.origins) for v in values if v.index is not None]
         below: Size = 1
-        digits = []
+        digits: list[tuple[str, Origins]] = []
         for position, (var, size) in reversed(list(enumerate(ranges.items()))):
-            if var in used:
+            if users := [origins for symbols, origins in placed if var in symbols]:
                 text = linear
                 if below != 1:
                     text = f"{text} // {self.sizes.within(below)}"
                 if position != 0:
                     text = f"{f'({text})' if below != 1 else text} % {self.sizes.within(size)}"
-                digits.append(f"{var} = {text}")
+                digits.append((f"{var} = {text}", union(users)))
             below = below * size
-        for line in reversed(digits):
-            self.line(line)
+        for line, origins in reversed(digits):
+            self.line(line, origins, scaffold=True)
 
     def _loop(self, phase: Phase) -> None:
         """One sweep over the row: accumulators before, their reduction to one value after."""
@@ -201,7 +203,7 @@ class _Printer(LinePrinter):
         """The lines of one value."""
         if value.op == "store":
             if value.buffer in self.plan.in_place:  # other warps may still have to load an element
-                self.line("tl.debug_barrier()", value.origins)
+                self.line("tl.debug_barrier()", value.origins, scaffold=True)
             self.line(self._store(value, level), value.origins)
         elif value.op == "indirect":
             self._indirect(value)

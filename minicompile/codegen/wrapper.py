@@ -31,8 +31,15 @@ import torch
 
 from minicompile.codegen.plan import CodeLine, KernelSource, WrapperSource
 from minicompile.errors import Unsupported
-from minicompile.lowering.ir import ComputedBuffer, ExternKernel, InputBuffer, Layout, View
-from minicompile.ops.origin import NO_ORIGINS, Origins
+from minicompile.lowering.ir import (
+    ComputedBuffer,
+    ExternKernel,
+    InputBuffer,
+    Layout,
+    View,
+    written_by,
+)
+from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.options import Options
 from minicompile.scheduling.nodes import (
     Allocation,
@@ -77,6 +84,12 @@ class _Writer:
                 raise Unsupported(f"a constant can't be called {constant.name!r}")
         self.layouts = variable_layouts(schedule)
         self.handed_on = {a.reuses for new in self.memory.allocate for a in new}
+        self.made_by = {
+            b.name: b.made_by if isinstance(b, ComputedBuffer) else b.origins
+            for operation in self.graph.operations
+            for b in written_by(operation)
+        }
+        """The operations whose results the buffers are."""
         self.lines: list[CodeLine] = []
         self.bound = {b.name for b in self.inputs}
         """Buffers that are Python variables right now."""
@@ -89,7 +102,7 @@ class _Writer:
         self._line(f"return {self._argument(outputs)}")
         body, self.lines = self.lines, []
         self._start(inputs)
-        lines = [CodeLine(text) for text in self._head()] + self.lines + body
+        lines = [CodeLine(text, scaffold=True) for text in self._head()] + self.lines + body
         kernels = [kernel for _, kernel in sorted(self.kernels.items())]
         return WrapperSource(self.graph.name, lines, kernels)
 
@@ -187,9 +200,9 @@ class _Writer:
         for device, pool in pools.items():
             if pool.born == step:
                 flat = Layout(device, torch.uint8, (pool.bytes,), (1,))
-                self._line(f"{_pool(device)} = {self._empty(flat)}", node.origins)
+                self._line(f"{_pool(device)} = {self._empty(flat)}")
         for allocation in self.memory.allocate[step]:
-            self._allocate(allocation, node.origins)
+            self._allocate(allocation)
         if isinstance(node, FusedSchedulerNode):
             self._kernel(step, node)
         else:
@@ -198,10 +211,15 @@ class _Writer:
         self.bound.difference_update(dead)
         names = [*map(self._name, dead), *(_pool(d) for d, p in pools.items() if p.dies == step)]
         if names:
-            self._line(f"del {', '.join(names)}", node.origins)
+            self._line(f"del {', '.join(names)}", self._made_by(dead))
 
-    def _allocate(self, allocation: Allocation, origins: Origins) -> None:
-        layout = self.layouts[allocation.buffer]
+    def _made_by(self, buffers: Iterable[str]) -> Origins | None:
+        """The operations whose results buffers are; None for inputs and constants alone."""
+        made = [self.made_by[name] for name in buffers if name in self.made_by]
+        return union(made) if made else None
+
+    def _allocate(self, allocation: Allocation) -> None:
+        layout, origins = self.layouts[allocation.buffer], self.made_by[allocation.buffer]
         name, old = self._name(allocation.buffer), allocation.reuses
         self.bound.add(allocation.buffer)
         if old is None:
@@ -228,7 +246,7 @@ class _Writer:
             if target is not None:
                 self.bound.add(member.name)
                 text = f"{self._name(member.name)} = {self._name(target)}  # updated in place"
-                self._line(text, node.origins)
+                self._line(text, member.buffer.made_by)
         if 0 in node.ranges.values():
             self._line(f"# {node.name}: no elements", node.origins)
             return
@@ -274,8 +292,9 @@ class _Writer:
 
     # -- text
 
-    def _line(self, text: str, origins: Origins = NO_ORIGINS) -> None:
-        self.lines.append(CodeLine(f"    {text}", origins))
+    def _line(self, text: str, origins: Origins | None = None) -> None:
+        """A line with the origins of what it makes, calls or frees; without any it is scaffold."""
+        self.lines.append(CodeLine(f"    {text}", origins or NO_ORIGINS, origins is None))
 
     def _operator(self, op: torch._ops.OpOverload) -> str:
         name = str(op)

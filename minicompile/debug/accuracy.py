@@ -14,8 +14,9 @@ import contextlib
 import copy
 import random
 import sys
+import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +109,15 @@ def accuracy(target: Any, /, *args: Any, **kwargs: Any) -> Accuracy:
         name: Measured(prepare, target, args, kwargs, name)
         for name, prepare in accuracy_stage.items()
     }
+    return Accuracy(name_of(target), tuple(judgements(runs)))
+
+
+def name_of(target: Any) -> str:
+    return str(getattr(target, "__qualname__", type(target).__qualname__))
+
+
+def judgements(runs: dict[str, Measured]) -> list[StageAccuracy]:
+    """Each run beside float64's and eager's, which are among them. Raises what eager raised."""
     eager = runs[EAGER]
     if eager.error is not None:
         raise eager.error
@@ -119,13 +129,12 @@ def accuracy(target: Any, /, *args: Any, **kwargs: Any) -> Accuracy:
     elif any(a.keys() != b.keys() for a, b in zip(reference.groups, eager.groups)):
         why = "not used, eager is the reference: in float64 it gives something else"
     against = eager if why else reference
-    rows = [
+    return [
         StageAccuracy(name, verdict="unusable" if why else "reference", note=why)
         if name == REFERENCE
         else judged(name, run, eager, against)
         for name, run in runs.items()
     ]
-    return Accuracy(getattr(target, "__qualname__", type(target).__qualname__), tuple(rows))
 
 
 # -- running
@@ -138,6 +147,10 @@ class Measured:
     note = ""
     compiled = True
     """Whether any of it ran compiled."""
+    breaks: Sequence[str] = ()
+    """Why not all of it did."""
+    seconds = 0.0
+    """What the first call took, with its backward pass."""
 
     def __init__(
         self, prepare: Preparation, target: Any, args: Any, kwargs: Any, name: str
@@ -151,12 +164,23 @@ class Measured:
                 tensor.data = tensor.data.double()
         run, default = prepare(target), torch.get_default_dtype()
         outputs: dict[str, Any] = {}
+
+        def call() -> dict[str, Any]:
+            for tensor in tensors:
+                tensor.grad = None
+            found = leaves(run(*args, **kwargs))
+            differentiate(found)
+            return found
+
+        self.again = call
+        """Calls it once more, on the copies as they are by now."""
         with same_random_state() as drew:
             try:
                 if name == REFERENCE:
                     torch.set_default_dtype(torch.float64)
-                outputs = leaves(run(*args, **kwargs))
-                differentiate(outputs)
+                begun = time.perf_counter()
+                outputs = call()
+                self.seconds = time.perf_counter() - begun
             except Exception as error:
                 self.error = error
             finally:
@@ -174,8 +198,9 @@ class Measured:
         if dispatcher is not None:
             told = dispatcher.explanation()
             self.compiled = told.op_count > 0 and told.compiled_calls > 0
-            reasons = dict.fromkeys(f"{b.reason} [{b.id}]" for b in told.breaks)
-            self.note = "; ".join([f"{told.graph_count} graphs", *reasons] if reasons else [])
+            self.breaks = list(dict.fromkeys(f"{b.reason} [{b.id}]" for b in told.breaks))
+            if self.breaks:
+                self.note = "; ".join([f"{told.graph_count} graphs", *self.breaks])
 
 
 @contextlib.contextmanager
@@ -234,13 +259,14 @@ class Copier:
         self.kept.append(value)
 
     def function(self, function: types.FunctionType, depth: int) -> types.FunctionType:
-        """The same function over copies of the tensors, modules and functions that it reads."""
+        """The same function over copies of the tensors, modules and functions that it reads. Its code is a
+        copy too, since torch.compile keeps what it made with the code."""
         if function.__module__.partition(".")[0] in ("torch", "minicompile"):
             return function
         names = {**function.__globals__}
         cells = tuple(types.CellType() for _ in function.__closure__ or ())
         made = types.FunctionType(
-            *(function.__code__, names, function.__name__, function.__defaults__, cells)
+            *(function.__code__.replace(), names, function.__name__, function.__defaults__, cells)
         )
         made.__kwdefaults__ = function.__kwdefaults__
         made.__dict__.update(function.__dict__)
@@ -373,4 +399,5 @@ def verdict_of(run: Measured, ratio: float, same: bool, measured: bool) -> str:
 
 
 def described(error: Exception) -> str:
+    error = getattr(error, "inner_exception", error)  # in torch.compile's
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"

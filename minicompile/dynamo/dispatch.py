@@ -115,6 +115,7 @@ class Dispatcher:
         self.recompiles = 0
         self.eager_calls = 0
         self.frame: int | None = None
+        self.attempts = itertools.count()
         self.stopped = self.limit_reached = False
         """Stopped: everything new runs in eager."""
 
@@ -204,10 +205,10 @@ class Dispatcher:
         reasons = self.reasons(values)
         if self.frame is None:
             self.frame = next(_frames)
-        watch = Watch(Compilation(self.frame, len(self.entries), self.name, self.options))
-        watch.tell("start", reasons)
+        watch = Watch(Compilation(self.frame, next(self.attempts), self.name, self.options))
         entry, known = None, dict(self.breaks)
         try:
+            watch.tell("start", reasons)
             entry = self.made(arguments, values, key, active, reasons, watch)
         finally:
             cut = entry.capture.stopped_by if entry is not None else None

@@ -234,7 +234,8 @@ class LoweringContext:
         reads, inlined = cost.reached()
         target = [loops.target] if isinstance(loops, Scatter) else []
         names = frozenset([*reads, *target])
-        buffer = ComputedBuffer(self.new_name(), layout, inlined | origins, loops, why, names)
+        every = inlined | origins
+        buffer = ComputedBuffer(self.new_name(), layout, every, loops, why, names, origins)
         self.operations.append(buffer)
         return buffer
 

@@ -37,6 +37,7 @@ from minicompile.shapes.expr import (
     Ranges,
     Size,
     contiguous_strides,
+    index_text,
     linear_index,
     loop_symbol,
     product,
@@ -178,6 +179,11 @@ class ComputedBuffer(Buffer):
     """Why the value was realized: written to memory instead of inlined into its users."""
     reads: frozenset[str] = frozenset()
     """The buffers that it loads from, and the target that it updates."""
+    made_by: Origins = NO_ORIGINS
+    """The operations whose result it is; `origins` has those that its loops inline, too."""
+
+    def __post_init__(self) -> None:
+        self.made_by = self.made_by or self.origins
 
     def __str__(self) -> str:
         why = f"  # {self.why}" if self.why else ""
@@ -383,7 +389,7 @@ class FormulaOps(Ops):
 
     def load(self, buffer: str, index: Index) -> str:
         self.loaded.append(buffer)
-        return f"{buffer}[{simplify_index(index, self.ranges)}]"
+        return f"{buffer}[{index_text(simplify_index(index, self.ranges))}]"
 
     def constant(self, value: float | int | bool, dtype: torch.dtype) -> str:
         return repr(value)

@@ -176,7 +176,7 @@ class _Job:
         self.compiler = compiler = find_compiler(options)
         facts = (source, *compiler.command, compiler.version, *compiler.flags, processor_features())
         self.key = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
-        self.folder = _usable(Path(options.cache_dir) / "cpp") if options.disk_cache else None
+        self.folder = _usable(options.cache_folder / "cpp") if options.disk_cache else None
         self.process: subprocess.Popen[str] | None = None
         self.work = Path()
         if self._cached() is None:

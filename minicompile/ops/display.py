@@ -70,6 +70,10 @@ class Several(list[T], Shown):
     def __str__(self) -> str:
         return "\n".join(map(str, self)) or "none"
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's own printer of lists would come before ours."""
+        printer.text(str(self))
+
 
 def listed(obj: object, *names: str) -> None:
     """Make these fields, which are sequences of stage objects, show themselves as well."""

@@ -1,6 +1,6 @@
 """What a compilation makes, told as it is made: logs, the dump folder, progress and traces listen here.
 
-    Event       := kind, subject, of: Compilation, graph ("forward", "backward" or ""), seconds
+    Event       := kind, subject, of: Compilation, graph ("forward", "backward" or ""), seconds, took
     Compilation := frame, version, name, options: one function compiled once, `[0/1]`
 
 | kind | subject |
@@ -11,6 +11,7 @@
 | aot | AotResult |
 | loops, schedule, plans, kernels, wrapper | of one graph: LoopGraph, Schedule, [KernelPlan], ... |
 | graph | CompiledStages: all of these |
+| building | [KernelModule]: their compilers run; told before waiting for them |
 | done | the Capture, its code loaded; None where there is none: the frame runs in eager, or raised |
 
 `@observer("mine")` registers a function that is called with each Event; if it raises, a warning says so and
@@ -31,13 +32,14 @@ from minicompile.options import Options
 
 KINDS = (
     *("start", "capture", "break", "aot", "loops", "schedule", "plans", "kernels", "wrapper"),
-    *("graph", "done"),
+    *("graph", "building", "done"),
 )
 
 
 @dataclass(frozen=True)
 class Compilation:
-    """One function compiled once: the number of the function (frame), which of its versions, its name."""
+    """One function compiled once: the number of the function (frame), how many compilations of it came before
+    (version), its name."""
 
     frame: int
     version: int
@@ -50,13 +52,14 @@ class Compilation:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that was made, `seconds` after the compilation began."""
+    """Something that was made, `seconds` after the compilation began, `took` after the event before."""
 
     kind: str
     subject: Any
     of: Compilation
     graph: str = ""
     seconds: float = 0.0
+    took: float = 0.0
 
 
 Observer = Callable[[Event], None]
@@ -69,12 +72,15 @@ class Watch:
 
     def __init__(self, of: Compilation) -> None:
         self.of, self.began = of, time.perf_counter()
+        self.told = 0.0
         self.listeners: list[Observer] = []
 
     def tell(self, kind: str, subject: Any, graph: str = "") -> None:
         if not self.listeners and not observer:
             return
-        event = Event(kind, subject, self.of, graph, time.perf_counter() - self.began)
+        seconds = time.perf_counter() - self.began
+        event = Event(kind, subject, self.of, graph, seconds, seconds - self.told)
+        self.told = seconds
         for listen in (*observer.values(), *self.listeners):
             try:
                 listen(event)

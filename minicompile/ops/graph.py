@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -131,18 +132,23 @@ class Snapshot(Listing):
         return iter(self.kept)
 
 
-def _argument(value: object) -> str:
+def argument_text(value: object, named: Callable[[fx.Node], str] = attrgetter("name")) -> str:
+    """An argument of a call as Python; `named` writes the nodes in it."""
+
+    def inner(value: object) -> str:
+        return argument_text(value, named)
+
     if isinstance(value, fx.Node):
-        return value.name
+        return named(value)
     if isinstance(value, tuple | list):
-        items = ", ".join(map(_argument, value))
+        items = ", ".join(map(inner, value))
         if isinstance(value, list):
             return f"[{items}]"
         return f"({items},)" if len(value) == 1 else f"({items})"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{k!r}: {_argument(v)}" for k, v in value.items()) + "}"
+        return "{" + ", ".join(f"{k!r}: {inner(v)}" for k, v in value.items()) + "}"
     if isinstance(value, slice):
-        return f"slice({_argument(value.start)}, {_argument(value.stop)}, {_argument(value.step)})"
+        return f"slice({inner(value.start)}, {inner(value.stop)}, {inner(value.step)})"
     if isinstance(value, float) and not math.isfinite(value):
         return f"float('{value}')"
     return f"torch.device('{value}')" if isinstance(value, torch.device) else repr(value)
@@ -155,14 +161,14 @@ def typed_name(node: fx.Node) -> str:
 def statement(node: fx.Node) -> str:
     """A node as a line of Python: `relu: 'f32[4]' = torch.relu(x)`."""
     if node.op == "output":
-        return f"return {_argument(node.args[0])}"
+        return f"return {argument_text(node.args[0])}"
     return f"{typed_name(node)} = {call_text(node)}"
 
 
 def call_text(node: fx.Node) -> str:
     """The right-hand side of a node's line: `aten.add.Tensor(x, y)`."""
-    arguments = [_argument(a) for a in node.args]
-    arguments += [f"{k}={_argument(v)}" for k, v in node.kwargs.items()]
+    arguments = [argument_text(a) for a in node.args]
+    arguments += [f"{k}={argument_text(v)}" for k, v in node.kwargs.items()]
     if node.op == "get_attr":
         return f"self.{node.target}"
     if node.target is operator.getitem and len(node.args) == 2:

@@ -34,6 +34,7 @@ kernel_loader: Registry[KernelLoader] = Registry(
 @kernel_loader("cpp")
 def load_cpp(module: KernelModule, options: Options) -> Callable[[], Kernels]:
     pending = start_build(module.units or module.text, options)
+    module.cached = sum(job.process is None for job in pending.jobs)
 
     def finish() -> Kernels:
         library = pending.result()

@@ -34,7 +34,7 @@ from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.handler import Index, Ops, StoreMode
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.ops.table import POINTWISE, POSITIONS, ReductionKind, ScanKind, result_dtype
-from minicompile.shapes.expr import Ranges, Size, is_float, loop_symbol, simplify_index
+from minicompile.shapes.expr import Ranges, Size, index_text, is_float, loop_symbol, simplify_index
 
 
 @dataclass(eq=False, slots=True)
@@ -71,7 +71,8 @@ class Value:
     def key(self) -> object:
         """Equal for values that are computed alike, whatever symbol stands for an indirect index."""
         constant = repr(self.constant)  # tells 0.0 from -0.0 and 1 from True; NaN equals itself
-        what = (self.op, self.inputs, self.dtype, self.kind, constant, self.mask)
+        inputs = tuple(v.key if v.op == "constant" else v for v in self.inputs)
+        what = (self.op, inputs, self.dtype, self.kind, constant, self.mask)
         where = (self.buffer, self.index, self.size, self.check, self.wrap_negative, self.indirect)
         return what, where
 
@@ -143,7 +144,7 @@ class LoopBody(Shown):
         lines.append(f"    var_ranges = {ranges_text(self.ranges)}")
         if self.reduction_ranges:
             lines.append(f"    reduction_ranges = {ranges_text(self.reduction_ranges)}")
-        lines += [f"    {name} = {index}" for index, name in indices.items()]
+        lines += [f"    {name} = {index_text(index)}" for index, name in indices.items()]
         lines.append("    def body(self, ops):")
         for value in self.values:
             if value.op != "constant":
@@ -176,12 +177,16 @@ class Recorder(Ops):
         return other
 
     def emit(self, op: str, inputs: tuple[Value, ...], dtype: torch.dtype, **fields: Any) -> Value:
-        """The value of an operation; the known one if it has been recorded before."""
-        return self.append(Value(op, inputs, dtype, self.origins, **fields))
+        """The value of an operation; the known one if it has been recorded before. A constant is written in
+        place, so its origins are those of its users, too."""
+        constants = (v.origins for v in inputs if v.op == "constant")
+        return self.append(Value(op, inputs, dtype, self.origins.union(*constants), **fields))
 
     def append(self, value: Value) -> Value:
-        """A value of the body from now on, unless one that is computed alike is there."""
-        known = self.known.setdefault(value.key, value)
+        """A value of the body from now on, unless one that is computed alike is there. Constants of several
+        origins stay apart."""
+        key = (value.key, value.origins) if value.op == "constant" else value.key
+        known = self.known.setdefault(key, value)
         if known is not value and value.op != "store":
             known.origins = known.origins | value.origins
             return known
@@ -284,7 +289,7 @@ class Rewriter:
 def record(buffer: ComputedBuffer, dtypes: Mapping[str, torch.dtype]) -> LoopBody:
     """Run a buffer's loop functions once and keep what they did."""
     body = LoopBody(buffer.name, *loop_ranges(buffer.loops))
-    run_loops(buffer, Recorder(body, dtypes).at(buffer.origins))
+    run_loops(buffer, Recorder(body, dtypes).at(buffer.made_by))
     drop_dead(body)
     return body
 

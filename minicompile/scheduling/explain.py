@@ -1,7 +1,8 @@
 """Questions to a finished schedule: why two nodes are one kernel or not, and what if they were.
 
     Answer     := a, b, what they have in common, the decisions about them in order, the one that counts
-    FusionStep := the groups of nodes after so many fusions
+    FusionSteps := schedule, [FusionStep]: every question in order
+    FusionStep := its decision, the groups of nodes before and after it, what is left and saved by then
     WhatIf     := the schedule before and after with wishes: kernels, bytes, time, peak, decisions
 
 Nothing is lowered again: fusion starts from the recorded nodes, or is asked about the groups it ended with.
@@ -10,14 +11,20 @@ Nothing is lowered again: fusion starts from the recorded nodes, or is asked abo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from minicompile.ops.device import device_spec
-from minicompile.ops.display import Shown, bytes_text
+from minicompile.ops.display import Several, Shown, bytes_text, count_text
 from minicompile.ops.origin import source_lines
 from minicompile.scheduling.cost import cost_of
 from minicompile.scheduling.fusion import Wishes
-from minicompile.scheduling.nodes import FusedSchedulerNode, FusionDecision, Schedule, SingleNode
+from minicompile.scheduling.nodes import (
+    FusedSchedulerNode,
+    FusionDecision,
+    Schedule,
+    SchedulerNode,
+    SingleNode,
+)
 
 if TYPE_CHECKING:
     from minicompile.scheduling.schedule import Explained
@@ -37,7 +44,7 @@ class Answer(Shown):
     decision: FusionDecision
     """The answer that counts: the fusion that joined them, or why their finished kernels stay apart."""
     step: int | None = None
-    """The number of that fusion in `schedule.steps()`."""
+    """The place of that fusion in `schedule.decisions` and `schedule.steps()`."""
 
     @property
     def headline(self) -> str:
@@ -76,18 +83,89 @@ def parts(schedule: Schedule, name: str) -> list[SingleNode]:
     raise ValueError(f"{name} {told}; known: {known}, and kernels by their names")
 
 
+Groups: TypeAlias = tuple[tuple[str, ...], ...]
+"""Nodes by name; each group is a kernel or a call."""
+
+
 @dataclass(frozen=True)
 class FusionStep(Shown):
-    """The groups of nodes after `number` fusions. `decision` made the last of them."""
+    """A question and its answer; `number` is its place in `schedule.decisions`."""
 
     number: int
-    decision: FusionDecision | None
-    groups: tuple[tuple[str, ...], ...]
+    decision: FusionDecision
+    before: Groups
+    after: Groups
+    kernels: int
+    """Kernels left after it."""
+    saved: int
+    """Bytes of memory traffic that all fusions so far save."""
+
+    @property
+    def asked(self) -> Groups:
+        """The two groups that it is about."""
+        sides = (self.decision.producers, self.decision.consumers)
+        names = ({node.name for node in side} for side in sides)
+        return tuple(group for side in names for group in self.before if side >= {*group})
+
+    @property
+    def joined(self) -> Groups:
+        """The group that it made, if it made one."""
+        return tuple(group for group in self.after if group not in self.before)
+
+    @property
+    def totals(self) -> str:
+        return f"{count_text(self.kernels, 'kernel')} left, {bytes_text(self.saved)} saved so far"
+
+    @property
+    def headline(self) -> str:
+        return f"{self.number:>4}  {self.decision}\n      {self.decision.numbers}; {self.totals}"
 
     def __str__(self) -> str:
-        made = "before fusion" if self.decision is None else str(self.decision)
-        groups = " | ".join(" + ".join(group) for group in self.groups)
-        return f"step {self.number}: {made}\n  {groups}"
+        marked = {*self.asked, *self.joined}
+        lines = [self.headline]
+        for title, groups in (("before", self.before), ("after", self.after)):
+            told = (f"[{' + '.join(g)}]" if g in marked else " + ".join(g) for g in groups)
+            lines.append(f"      {title + ':':<8}{' | '.join(told)}")
+        return "\n".join(lines)
+
+
+class FusionSteps(Several[FusionStep]):
+    """Every question of the scheduler in order, refusals too; `steps[i]` is one of them."""
+
+    def __init__(self, schedule: Explained) -> None:
+        super().__init__()
+        self.schedule, place = schedule, {node.name: i for i, node in enumerate(schedule.before)}
+        self.loops = kernels = sum(isinstance(node, SchedulerNode) for node in schedule.before)
+        groups: Groups = tuple((name,) for name in place)
+        saved = 0
+        for number, decision in enumerate(schedule.decisions):
+            before = groups
+            if decision.fused:
+                joined = tuple(sorted((n.name for n in decision.nodes), key=place.__getitem__))
+                others = (group for group in before if not {*group} <= {*joined})
+                groups = tuple(sorted([joined, *others], key=lambda group: place[group[0]]))
+                kernels, saved = kernels - 1, saved + decision.score
+            self.append(FusionStep(number, decision, before, groups, kernels, saved))
+
+    @property
+    def title(self) -> str:
+        return f"fusion of {self.schedule.graph.name}"
+
+    @property
+    def counts(self) -> str:
+        """The whole run in one line."""
+        if not self:
+            on = self.schedule.fuser.context.options.fusion
+            return f"no question was asked{'' if on else ': options.fusion is False'}"
+        fused, last = sum(step.decision.fused for step in self), self[-1]
+        return (
+            f"{count_text(len(self), 'question')}, {fused} fused, {len(self) - fused} kept apart: "
+            f"{self.loops} → {count_text(last.kernels, 'kernel')}, "
+            f"{bytes_text(last.saved)} less memory traffic"
+        )
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.title}: {self.counts}", *(step.headline for step in self)])
 
 
 def totals(schedule: Schedule) -> dict[str, str]:

@@ -166,6 +166,9 @@ NO_WISHES = Wishes()
 class FusionPolicy:
     """The built-in policy: fuse whatever saves memory traffic, the most first, within limits on a kernel."""
 
+    wishes = NO_WISHES
+    """Pairs that are fused or kept apart whatever it says, unless that would be wrong."""
+
     def can_fuse(
         self, producer: LoopNest, consumer: LoopNest, context: FusionContext
     ) -> Verdict | tuple[bool, str]:
@@ -219,10 +222,11 @@ class Fuser:
         before: Mapping[int, set[int]],
         context: FusionContext,
         policy: FusionPolicy | None = None,
-        wishes: Wishes = NO_WISHES,
+        wishes: Wishes | None = None,
     ) -> None:
-        self.context, self.nodes, self.before, self.wishes = context, nodes, before, wishes
+        self.context, self.nodes, self.before = context, nodes, before
         self.policy = policy or fusion_rule.get("policy", NoPolicy)()
+        self.wishes = self.policy.wishes if wishes is None else wishes
         self.place = {node.name: i for i, node in enumerate(nodes)}
         self.decisions: list[FusionDecision] = []
         self.nests: dict[int, LoopNest] = {

@@ -28,7 +28,7 @@ from minicompile.ops.display import Several, Shown, bytes_text, count_text, list
 from minicompile.ops.handler import Index
 from minicompile.ops.origin import Origins, union
 from minicompile.scheduling.body import LoopBody, ranges_text
-from minicompile.shapes.expr import Size
+from minicompile.shapes.expr import Size, index_text
 
 Pair: TypeAlias = tuple[str, str]
 """Names of two nodes."""
@@ -72,7 +72,7 @@ class Dependency(Shown):
     def __str__(self) -> str:
         if self.index is None:
             return f"{self.buffer}[*]"
-        return f"{self.buffer}[{self.index}] for {ranges_text(dict(self.ranges))}"
+        return f"{self.buffer}[{index_text(self.index)}] for {ranges_text(dict(self.ranges))}"
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ The real compiler: Scheduler in torch/_inductor/scheduler.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from minicompile.errors import Unsupported, VerifyError
@@ -19,7 +19,7 @@ from minicompile.lowering.ir import ExternKernel, LoopGraph, Scatter, written_by
 from minicompile.options import Options
 from minicompile.scheduling.body import record
 from minicompile.scheduling.body import verify as verify_body
-from minicompile.scheduling.explain import Answer, FusionStep, WhatIf, parts
+from minicompile.scheduling.explain import Answer, FusionSteps, WhatIf, parts
 from minicompile.scheduling.fusion import MAX_NEIGHBOURS, Fuser, FusionContext, Wishes
 from minicompile.scheduling.in_place import refusal
 from minicompile.scheduling.memory import plan_memory
@@ -60,9 +60,7 @@ class Explained(Schedule):
         step = None
         groups = {fuser.group(name) for name in (*first, *second)}
         if len(groups) == 1:
-            place, joined = next(((i, d) for i, d in asked if d.fused), (0, None))
-            if joined is not None:
-                step = sum(1 for d in self.decisions[: place + 1] if d.fused)
+            step, joined = next(((i, d) for i, d in asked if d.fused), (None, None))
             decision = joined or FusionDecision(
                 tuple(one), tuple(other), "vertical", True, "handed_over", "they are the same node"
             )
@@ -89,28 +87,21 @@ class Explained(Schedule):
             groups.reverse()
         return fuser.boundary(*groups)
 
-    def steps(self) -> Iterator[FusionStep]:
-        """The groups before the first fusion and after each, in the order of the graph."""
-        groups: list[tuple[str, ...]] = [(node.name,) for node in self.before]
-        place = {node.name: i for i, node in enumerate(self.before)}
-        yield FusionStep(0, None, tuple(groups))
-        for number, decision in enumerate((d for d in self.decisions if d.fused), 1):
-            members = {node.name for node in decision.nodes}
-            joined = tuple(sorted(members, key=place.__getitem__))
-            groups = sorted(
-                [joined, *(group for group in groups if members.isdisjoint(group))],
-                key=lambda group: place[group[0]],
-            )
-            yield FusionStep(number, decision, tuple(groups))
+    def steps(self) -> FusionSteps:
+        """Every decision in order, with the groups before and after it."""
+        return FusionSteps(self)
 
-    def what_if(self, fuse: Sequence[Pair] = (), forbid: Sequence[Pair] = ()) -> WhatIf:
-        """Fusion once more with wishes; what would be wrong is refused. A kernel is its first node."""
-        old = self.fuser
+    def wishes(self, fuse: Sequence[Pair], forbid: Sequence[Pair]) -> Wishes:
+        """Pairs of names as pairs of nodes; a kernel is its first one. Raises ValueError, as `why` does."""
         pairs = (
             tuple((parts(self, a)[0].name, parts(self, b)[0].name) for a, b in wished)
             for wished in (fuse, forbid)
         )
-        wishes = Wishes(*pairs)
+        return Wishes(*pairs)
+
+    def what_if(self, fuse: Sequence[Pair] = (), forbid: Sequence[Pair] = ()) -> WhatIf:
+        """Fusion once more with wishes; what would be wrong is refused."""
+        old, wishes = self.fuser, self.wishes(fuse, forbid)
         options = replace(old.context.options, fusion=True)
         context = FusionContext(old.context.graph, options, old.nodes)
         again = Fuser(old.nodes, old.before, context, old.policy, wishes)

@@ -439,6 +439,12 @@ def coefficient_of(expr: Expr, var: sympy.Symbol) -> Expr | None:
 PRINTER = PythonCodePrinter()
 
 
+@functools.lru_cache(maxsize=4096)
+def index_text(index: Expr | int) -> str:
+    """`str`, remembered: sympy sorts terms each time, and the same few indices are printed everywhere."""
+    return str(index)
+
+
 def python_text(expr: sympy.Basic, values: Sequence[str]) -> str:
     """An expression or condition as Python; `values`: names of its symbols, these ordered by name."""
     symbols = sorted(expr.free_symbols, key=str)

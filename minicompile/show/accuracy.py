@@ -19,13 +19,17 @@ COLOURS = {
 }
 
 
+def judgement(verdict: str) -> str:
+    return f'<b style="color:{COLOURS.get(verdict, NEUTRAL)}">{text(verdict)}</b>'
+
+
 def stage_table(*stages: StageAccuracy) -> str:
     rows = []
     for stage in stages:
         name, *errors, verdict, note = stage.cells()
-        colour = COLOURS.get(verdict, NEUTRAL)
-        judged = f'<b style="color:{colour}">{text(verdict)}</b>'
-        rows.append([text(name), *map(code, errors), judged, f"<small>{text(note)}</small>"])
+        rows.append(
+            [text(name), *map(code, errors), judgement(verdict), f"<small>{text(note)}</small>"]
+        )
     return table(Accuracy.HEAD, rows, numbers=(1, 2, 3, 4))
 
 

@@ -10,7 +10,8 @@ from minicompile.aot.result import AotResult, ForwardValue, OutputSpec, Partitio
 from minicompile.ops.display import bytes_text
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import NO_ORIGINS, Origins
-from minicompile.show.graphs import graph_beside, graph_parts, pass_parts
+from minicompile.show.diff import pass_parts
+from minicompile.show.graphs import graph_beside, graph_parts
 from minicompile.show.html import (
     bar,
     box,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -10,7 +9,7 @@ from torch import fx
 
 from minicompile.aot.result import Partition
 from minicompile.ops.display import bytes_text, count_text
-from minicompile.ops.graph import Graph, PassRecord, origins_of, placeholders, statement
+from minicompile.ops.graph import Graph, origins_of, placeholders, statement
 from minicompile.ops.origin import source_lines
 from minicompile.provenance import node_size
 from minicompile.show.graphviz import picture
@@ -25,7 +24,7 @@ from minicompile.show.modules import (
     parts_of,
     path_of,
 )
-from minicompile.show.palette import BACKWARD, BAD, FORWARD, GOOD, NEUTRAL, line_colour
+from minicompile.show.palette import BACKWARD, FORWARD, GOOD, NEUTRAL, line_colour
 from minicompile.show.syntax import highlight
 
 FEWEST_BOXES = 3
@@ -170,48 +169,3 @@ def graph_view(graph: Graph) -> str:
     inputs = len(placeholders(graph.gm.graph))
     about = f"by {graph.made_by} · {graph.op_count} operations, {inputs} inputs"
     return box(graph.name, about, graph_parts(graph))
-
-
-SAME_RUN = 3
-"""Equal lines kept around a difference."""
-
-
-def diff_view(before: str, after: str) -> str:
-    """Two texts side by side; what went is red, what came is green."""
-    old, new = before.split("\n"), after.split("\n")
-    pairs: list[tuple[tuple[str, str], bool]] = []
-    shown = 0
-    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-    for group in [*matcher.get_grouped_opcodes(SAME_RUN), [("equal", len(old), len(old), 0, 0)]]:
-        equal = old[shown : group[0][1]]
-        if len(equal) > 1:
-            equal = [f"… {len(equal)} equal lines"]
-        pairs += [((line, line), False) for line in equal]
-        for kind, i1, i2, j1, j2 in group:
-            rows = itertools.zip_longest(old[i1:i2], new[j1:j2], fillvalue="")
-            pairs += [(row, kind != "equal") for row in rows]
-        shown = group[-1][2]
-    out = ""
-    for side, title, sign, tint in ((0, "before", "−", BAD), (1, "after", "+", GOOD)):
-        lines = []
-        for pair, changed in pairs:
-            content = highlight(pair[side], "python")[0]
-            marked = changed and pair[side] != ""
-            lines.append(
-                stripe(content, number=sign if marked else " ", tint=tint if marked else "")
-            )
-        out += f"<div>{heading(title)}{listing(lines)}</div>"
-    return f'<div class="diff">{out}</div>'
-
-
-def pass_parts(record: PassRecord) -> tuple[str, str, str]:
-    """Title, summary and difference of a pass."""
-    changes = f"{record.changed} changes" if record.changed else "no change"
-    before, after = str(record.before), str(record.after)
-    parts = [heading(done.title) + diff_view(done.before, done.after) for done in record.rewrites]
-    if before != after:
-        parts.append(heading("the whole graph") * bool(parts) + diff_view(before, after))
-    return f"pass {record.name}", changes, "".join(parts)
-
-
-shows(PassRecord)(lambda record: box(*pass_parts(record)))

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 from minicompile.codegen.plan import CodeLine
 from minicompile.ops.origin import Origins, SourceLine, source_lines
-from minicompile.provenance import Piece
 from minicompile.show.html import cut, text
 from minicompile.show.palette import line_colour
 from minicompile.show.syntax import highlight
-
-Line = CodeLine | Piece
-"""A line of code and the operations it came from."""
 
 
 def from_text(lines: Iterable[SourceLine]) -> str:
@@ -61,25 +56,17 @@ def listing(lines: Iterable[str], tall: bool = True) -> str:
 
 
 def code_lines(
-    lines: Iterable[Line],
-    language: str = "python",
-    first: int | None = None,
-    data: Callable[[Any], str] = lambda line: "",
+    lines: Iterable[CodeLine], language: str = "python", first: int | None = None
 ) -> Iterator[str]:
-    """Syntax-coloured lines, numbered from `first`; `data` gives attributes for the script.
-
-    The title of a piece has its type, its source lines, and the decisions about it.
-    """
+    """Syntax-coloured lines, numbered from `first`."""
     for number, line in enumerate(lines, first or 0):
-        at, told = source_lines(line.origins), ""
-        if isinstance(line, Piece):
-            at = line.lines
-            told = "\n".join([line.detail, from_text(at), *line.why]).rstrip()
         content = highlight(line.text, language)[0]
-        yield stripe(content, at, None if first is None else number, told, data(line))
+        yield stripe(content, source_lines(line.origins), None if first is None else number)
 
 
-def code_listing(lines: Iterable[Line], language: str = "python", first: int | None = None) -> str:
+def code_listing(
+    lines: Iterable[CodeLine], language: str = "python", first: int | None = None
+) -> str:
     return listing(code_lines(lines, language, first))
 
 

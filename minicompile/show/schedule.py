@@ -8,7 +8,7 @@ from minicompile.codegen.plan import CodeLine
 from minicompile.lowering.ir import Operation
 from minicompile.ops.display import bytes_text, count_text
 from minicompile.provenance import operation_line
-from minicompile.scheduling.explain import Answer, FusionStep, WhatIf
+from minicompile.scheduling.explain import Answer, WhatIf
 from minicompile.scheduling.nodes import (
     ExternKernelSchedulerNode,
     FusedSchedulerNode,
@@ -139,19 +139,6 @@ def answer_view(answer: Answer) -> str:
     )
 
 
-@shows(FusionStep)
-def step_view(step: FusionStep) -> str:
-    about = "before fusion" if step.decision is None else step.decision.reason
-    new = {node.name for node in step.decision.nodes} if step.decision is not None else set()
-    frame = "border:1px solid {};border-radius:4px;padding:0px 4px;margin:2px;display:inline-block"
-    groups = "".join(
-        f'<span style="{frame.format(GOOD if not new.isdisjoint(group) else FORWARD)}">'
-        f"{code(' + '.join(group))}</span>"
-        for group in step.groups
-    )
-    return box(f"step {step.number}", about, groups)
-
-
 @shows(WhatIf)
 def what_if_view(found: WhatIf) -> str:
     """Before and after side by side: costs, kernels and decisions that differ, wishes that were refused."""
@@ -270,14 +257,21 @@ def operation_lines(nodes: Iterable[AnyNode]) -> str:
     return code_listing([CodeLine(operation_line(o), o.origins) for o in found])
 
 
+def node_title(node: ScheduledNode) -> str:
+    """What a scheduled node is, in one line."""
+    if isinstance(node, ExternKernelSchedulerNode):
+        return f"extern · {caption(node)} · {node.kernel.reason}"
+    count = len(node.nodes)
+    return f"kernel · {caption(node)}" + (f" · {count} fused" if count > 1 else "")
+
+
+def frame(title: str, lines: str) -> str:
+    return f'<div class="grp"><em>{text(title)}</em>{lines}</div>'
+
+
 def group(node: ScheduledNode, lines: str) -> str:
     """A scheduled node as a frame around the lines of what it computes."""
-    if isinstance(node, ExternKernelSchedulerNode):
-        head = f"extern · {caption(node)} · {node.kernel.reason}"
-    else:
-        count = len(node.nodes)
-        head = f"kernel · {caption(node)}" + (f" · {count} fused" if count > 1 else "")
-    return f'<div class="grp"><em>{text(head)}</em>{lines}</div>'
+    return frame(node_title(node), lines)
 
 
 def diagram(schedule: Schedule) -> Diagram:

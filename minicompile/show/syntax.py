@@ -33,7 +33,7 @@ TOKENS = {
     ],
     "cpp": [
         ("com", r"//[^\n]*|/\*[\s\S]*?\*/"),
-        ("kw", r"(?m:^[ \t]*#[^\n]*)"),
+        ("kw", r"^[ \t]*#[^\n]*"),
         ("str", r"\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'"),
     ],
 }
@@ -51,7 +51,13 @@ def pattern(language: str) -> re.Pattern[str]:
         ("fn", r"\b[A-Za-z_]\w*(?=\()"),
     ]
     marked = (f"(?P<{kind}{i}>{regex})" for i, (kind, regex) in enumerate(parts))
-    return re.compile("|".join([*marked, r"\b[A-Za-z_]\w*"]))
+    return re.compile("|".join([*marked, r"\b[A-Za-z_]\w*"]), re.MULTILINE)
+
+
+def script_patterns() -> dict[str, str]:
+    """The same expressions for a browser (flags "gm"), by language."""
+    found = {name: pattern(name).pattern.replace("(?P<", "(?<") for name in TOKENS}
+    return {**found, "triton": found["python"]}
 
 
 def highlight(source: str, language: str) -> list[str]:

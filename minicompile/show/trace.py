@@ -1,31 +1,27 @@
 """A trace as one linked view: the corridor as a strip, the stages side by side, the reason at the foot.
 
-Each pane lists the `Piece`s of one stage. A piece knows the operations of the captured graph it came from
-(`data-o`), and its title holds what it is, where it is from and why, so that the view reads without scripts;
-with them, pointing at a line lights all that shares an operation with it, in every pane.
+The view is written twice. `data` is all of it, as JSON in which nothing is said twice: `view.js` draws
+from it the lines that are in sight. Before it stands a static form of the panes that are open, short, with
+colours and titles inline, for notebooks that aren't trusted and run no scripts.
 """
 
 from __future__ import annotations
 
-import linecache
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from torch import fx
-
-from minicompile import provenance
-from minicompile.codegen.plan import CodeLine
 from minicompile.ops.display import Several, bytes_text, count_text, renderer
-from minicompile.ops.origin import Origin, SourceLine, short_file
+from minicompile.ops.origin import NO_ORIGINS
 from minicompile.pipeline_result import CompiledStages, Trace, saving
 from minicompile.provenance import Piece
+from minicompile.show.explorer import Explorer, Pane, Section, is_weak
 from minicompile.show.html import (
     STYLE,
     box,
     code,
     details,
-    few,
     inside,
     several_of,
     shows,
@@ -33,178 +29,113 @@ from minicompile.show.html import (
     table,
     text,
 )
-from minicompile.show.listing import code_lines, headline, listing, stripe
-from minicompile.show.palette import GOOD, NEUTRAL, colour
-from minicompile.show.schedule import group, operations
-from minicompile.show.syntax import highlight
-
-OPEN_AT_FIRST = ("source", "aot", "loops", "kernels")
-"""The panes a trace opens with; the strip shows and hides them."""
+from minicompile.show.listing import from_text, headline, listing, stripe
+from minicompile.show.palette import GOOD, NEUTRAL, colour, line_colour
+from minicompile.show.schedule import frame
+from minicompile.show.syntax import script_patterns
 
 SEPARATOR = ' <span class="sep">›</span> '
 
-DEF_SEARCH = 60
-"""How far above a function's first used line its `def` is looked for."""
+STATIC_LINES = 40
+"""Lines of a pane in the static form."""
 
 
-def pane(key: str, title: str, about: str, width: float, content: str) -> str:
-    """A column; `key` says which room of the corridor opens it."""
+class Numbers(dict[Any, int]):
+    """A number for each different thing, in the order in which they were first asked for."""
+
+    def __missing__(self, thing: Any) -> int:
+        self[thing] = len(self)
+        return self[thing]
+
+
+def data(explorer: Explorer) -> dict[str, Any]:
+    """The view as plain data.
+
+    A section's `rows` are columns: numbers of a line's text, origins, detail, reasons and, where it has one
+    of its own, source line. Number 0 is "none" in each; a column without any other number is left out.
+    """
+    strings, sets, whys, places = (Numbers({none: 0}) for none in ("", NO_ORIGINS, (), None))
+
+    def section_data(section: Section) -> dict[str, Any]:
+        columns: dict[str, list[int]] = {
+            "text": [strings[piece.text] for piece in section.pieces],
+            "set": [sets[piece.origins] for piece in section.pieces],
+            "detail": [strings[piece.detail] for piece in section.pieces],
+            "why": [whys[piece.why] for piece in section.pieces],
+            "place": [places[piece.line] for piece in section.pieces],
+        }
+        return {
+            **{name: value for name, value in vars(section).items() if name != "pieces"},
+            "count": len(section.pieces),
+            "weak": [i for i, piece in enumerate(section.pieces) if is_weak(piece)],
+            "rows": {name: column for name, column in columns.items() if any(column)},
+        }
+
+    panes = [{**vars(p), "sections": list(map(section_data, p.sections))} for p in explorer.panes]
+    operations = sorted({origin for origins in sets for origin in origins})
+    numbers = {origin: i for i, origin in enumerate(operations)}
+    lines = sorted({*(o.line for o in operations), *places} - {None})
+    line_numbers = {line: i for i, line in enumerate(lines, 1)}
+    languages = {section.language for pane in explorer.panes for section in pane.sections}
+    return {
+        "open": list(explorer.open),
+        "panes": panes,
+        "operations": [line_numbers.get(o.line, 0) for o in operations],
+        "sets": [sorted(numbers[o] for o in origins) for origins in sets],
+        "lines": [["", ""], *([str(line), line_colour(line)] for line in lines)],
+        "places": [line_numbers.get(line, 0) for line in places],
+        "whys": [[strings[reason] for reason in why] for why in whys],
+        "strings": list(strings),
+        "syntax": {k: v for k, v in script_patterns().items() if k in languages},
+    }
+
+
+def static_pane(pane: Pane) -> str:
+    """The first lines of a pane, readable without scripts; the last one says what is left out."""
+    content, left = "", STATIC_LINES
+    for section in pane.sections:
+        if left <= 0:
+            break
+        lines = []
+        for number, piece in enumerate(section.pieces[:left], section.first or 0):
+            told = "\n".join([piece.detail, from_text(piece.lines), *piece.why]).rstrip()
+            shown = None if section.first is None else number
+            lines.append(stripe(text(piece.text), piece.lines, shown, told))
+        left -= len(lines)
+        body = listing(lines, tall=False) if lines else ""
+        if section.framed:
+            content += frame(section.title, body)
+        else:
+            content += sub(section.title) * bool(section.title) + body
+    if pane.lines > STATIC_LINES:
+        more = f"and {count_text(pane.lines - STATIC_LINES, 'more line')}: where scripts run (a trusted "
+        content += sub(more + "notebook, trace.save(folder)) all are here")
     return (
-        f'<div class="pane" data-p="{key}" data-w="{width}"><h4>{text(title)} '
-        f"<span>{text(about)}</span></h4>{content}</div>"
+        f'<div class="pane" data-p="{pane.key}"><h4>{text(pane.title)} '
+        f"<span>{text(pane.about)}</span></h4>{content}</div>"
     )
-
-
-class Links:
-    """The pieces of a trace by stage, and numbers for the captured operations: what joins the panes."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.by_stage: dict[str, list[Piece]] = {}
-        pieces = list(trace.pieces())
-        for piece in pieces:
-            self.by_stage.setdefault(piece.stage, []).append(piece)
-        # Functions come in the order in which the captured graph first needed them.
-        pieces = [*self.stage("capture"), *pieces]
-        origins = [origin for piece in pieces for origin in sorted(piece.origins)]
-        self.numbers = {origin: i for i, origin in enumerate(sorted(set(origins)))}
-        self.functions: dict[tuple[str, str], dict[int, set[Origin]]] = {}
-        """What each used line of source did, calls included: by file and function, then by line."""
-        for origin in dict.fromkeys(origins):
-            for line in origin.stack:
-                used = self.functions.setdefault((line.file, line.function), {})
-                used.setdefault(line.line, set()).add(origin)
-
-    def stage(self, name: str) -> list[Piece]:
-        return self.by_stage.get(name, [])
-
-    def operations(self, origins: Iterable[Origin]) -> str:
-        """The operations' numbers, for the script."""
-        ids = " ".join(str(i) for i in sorted(self.numbers[o] for o in origins))
-        return f' data-o="{ids}"' if ids else ""
-
-    def data(self, piece: Piece) -> str:
-        """What the script reads: operations, graph, a name if not the text, and whether it is an input."""
-        graphs = {"forward", "backward"}.intersection(piece.stage.split("."))
-        data = self.operations(piece.origins) + "".join(f' data-g="{graph}"' for graph in graphs)
-        if not isinstance(piece.subject, CodeLine):
-            data += f' data-t="{text(piece.name)}"'
-        if isinstance(piece.subject, fx.Node) and piece.subject.op == "placeholder":
-            data += ' data-i="1"'
-        return data
-
-    def listing(
-        self, pieces: Iterable[Piece], first: int | None = None, language: str = "python"
-    ) -> str:
-        return listing(code_lines(pieces, language, first, self.data), tall=False)
 
 
 def sub(title: object) -> str:
     return f'<div class="sub">{text(title)}</div>'
 
 
-def function_start(file: str, function: str, first: int) -> int:
-    """The line of the `def` above a used line, or that line itself."""
-    name = function.rsplit(".", 1)[-1]
-    heads = (f"def {name}(", f"async def {name}(")
-    for number in range(first, max(first - DEF_SEARCH, 0), -1):
-        if linecache.getline(file, number).lstrip().startswith(heads):
-            return number
-    return first
-
-
-def source_code(links: Links) -> str:
-    """The user's functions; a line has the operations of everything it did, calls included."""
-    out = ""
-    for (file, function), used in links.functions.items():
-        first = function_start(file, function, min(used))
-        code = [linecache.getline(file, n).rstrip("\n") for n in range(first, max(used) + 1)]
-        margin = min((len(c) - len(c.lstrip()) for c in code if c.strip()), default=0)
-        coloured = highlight("\n".join(c[margin:] for c in code), "python")
-        lines = []
-        for number, content in enumerate(coloured, first):
-            if number not in used:
-                lines.append(stripe(content, number=number))
-                continue
-            at, origins = SourceLine(file, number, function), used[number]
-            calls = few(sorted(o.target for o in origins), 6)
-            told = f"{count_text(len(origins), 'operation')}: {calls}\n{at.place} in {function}"
-            lines.append(stripe(content, [at], number, told, links.operations(origins)))
-        out += sub(f"{function} · {short_file(file)}") + listing(lines, tall=False)
-    return out
-
-
-def kernel_groups(name: str, compiled: CompiledStages, links: Links) -> str:
-    """The loop IR in the frames of the kernels that compute it."""
-    pieces = {piece.name: piece for piece in links.stage(f"{name}.loops")}
-    out = ""
-    for node in compiled.schedule.nodes:
-        inside = [pieces.pop(o.name) for o in operations(node) if o.name in pieces]
-        out += group(node, links.listing(inside))
-    return out + (links.listing(pieces.values()) if pieces else "")
-
-
-def kernels_code(name: str, compiled: CompiledStages, links: Links) -> str:
-    """The kernels of one graph, numbered line by line."""
-    out = ""
-    for kernel in compiled.kernels:
-        pieces = provenance.of_kernel(f"{name}.kernels", kernel)
-        out += sub(f"{kernel.name} · {kernel.language}")
-        out += links.listing(pieces, 1, kernel.language)
-    return out
-
-
-def plain_stage(stage: str, first: int) -> Callable[[str, CompiledStages, Links], str]:
-    return lambda name, compiled, links: links.listing(links.stage(f"{name}.{stage}"), first)
-
-
-AFTER_AOT = (
-    ("loops", "Loops, scheduled", "by kernel", 1.3, kernel_groups),
-    ("schedule", "Fusion decisions", "in order", 1.0, plain_stage("schedule", 0)),
-    ("kernels", "Kernels", "generated code", 1.4, kernels_code),
-    ("wrapper", "Wrapper", "Python", 1.2, plain_stage("wrapper", 1)),
-)
-"""Panes with the forward above the backward: key, title, remark, width, content of one graph."""
-
-
-def panes(trace: Trace) -> list[str]:
-    """All panes, in the order of the corridor."""
-    links, aot = Links(trace), trace.aot
-    bytecode = links.stage("bytecode")
-    count = f"{len(bytecode)} instructions"
-    found = [
-        pane("source", "Python", trace.name, 1.1, source_code(links)),
-        pane("bytecode", "Bytecode", count, 0.9, links.listing(bytecode, first=0)),
-        pane("capture", "Graph", "captured", 1.1, links.listing(links.stage("capture"))),
-    ]
-    if aot is not None:
-        if aot.joint is not None:
-            joint = links.listing(links.stage("aot.joint"))
-            found.append(pane("joint", "Joint graph", "forward and backward", 1.2, joint))
-        content = links.listing(links.stage("aot.forward"))
-        if aot.backward is not None:
-            backward = links.listing(links.stage("aot.backward"))
-            content = sub("forward") + content + sub("backward") + backward
-        found.append(pane("aot", "ATen graph", f"by {aot.forward.made_by}", 1.2, content))
-    for key, title, about, width, view in AFTER_AOT if trace.graphs else ():
-        content = ""
-        for name, compiled in trace.graphs.items():
-            content += sub(name) if len(trace.graphs) > 1 else ""
-            content += view(name, compiled, links)
-        found.append(pane(key, title, about, width, content))
-    return found
-
-
-def strip(trace: Trace) -> str:
-    """The corridor: one button a room, which opens and closes its pane."""
-    rooms: dict[str, tuple[str, list[str]]] = {}
-    for room in trace.rooms():
+def strip(explorer: Explorer) -> str:
+    """The corridor: one button a room, which opens and closes its pane; ↩ marks the backward's count."""
+    counts: dict[str, list[str]] = {}
+    titles: dict[str, str] = {}
+    for room in explorer.trace.rooms():
         graph, _, key = room.stage.rpartition(".")
-        count = f"backward {room.count}" if graph == "backward" else room.count
-        rooms.setdefault(key, (room.title, []))[1].append(text(count))
+        count = f"↩ {room.count}" if graph == "backward" else room.count
+        titles.setdefault(key, room.title)
+        counts.setdefault(key, []).append(text(count))
+    for pane in explorer.panes:
+        titles.setdefault(pane.key, pane.title)
+        counts.setdefault(pane.key, [count_text(pane.lines, "line")])
     buttons = (
-        f'<span class="room{" on" if key in OPEN_AT_FIRST else ""}" data-p="{key}">'
-        f"<b>{text(title)}</b> <small>{'<br>'.join(counts)}</small></span>"
-        for key, (title, counts) in rooms.items()
+        f'<span class="room{" on" if key in explorer.open else ""}" data-p="{key}">'
+        f"<b>{text(title)}</b> <small>{'<br>'.join(counts[key])}</small></span>"
+        for key, title in titles.items()
     )
     return f'<div class="corridor">{SEPARATOR.join(buttons)}</div>'
 
@@ -235,14 +166,23 @@ def foot(trace: Trace) -> str:
     )
 
 
-@shows(Trace, script=True)
-def trace_view(trace: Trace) -> str:
-    shown = "".join(panes(trace))
-    wires = '<svg class="wires" aria-hidden="true"></svg>'
+@shows(Explorer, script=True)
+def explorer_view(explorer: Explorer) -> str:
+    trace = explorer.trace
+    shown = "".join(static_pane(explorer.pane(key)) for key in explorer.open)
+    # In a script only "</script" and "<!--" could do harm, and both begin with the same character.
+    model = json.dumps(data(explorer), ensure_ascii=False, separators=(",", ":"))
+    model = model.replace("<", "\\u003c")
     return (
         f'<div class="mc trace" role="group" aria-label="{text(trace.name)} through the compiler">'
-        f'{strip(trace)}<div class="panes">{shown}{wires}</div>{foot(trace)}</div>'
+        f'{strip(explorer)}<div class="panes">{shown}</div>{foot(trace)}'
+        f'<script type="application/json">{model}</script></div>'
     )
+
+
+@shows(Trace, script=True)
+def trace_view(trace: Trace) -> str:
+    return explorer_view(trace.explore())
 
 
 @shows(CompiledStages)

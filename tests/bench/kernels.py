@@ -28,12 +28,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch._inductor import config, dependencies, graph, scheduler
+from torch._inductor import dependencies, scheduler
 
 import minicompile
 from minicompile.bench.demo import check_device
 from minicompile.bench.patterns import PATTERNS
 from minicompile.bench.screen import Screen
+from minicompile.compat.torch_compiler import inductor_kernels, inductor_told
 from minicompile.errors import MinicompileError
 from minicompile.ops.display import bytes_text
 from minicompile.ops.handler import Index
@@ -184,24 +185,15 @@ def count_theirs(graphs: Sequence[RivalGraph], on_gpu: bool) -> Counts:
 def inductor_graphs() -> Iterator[list[RivalGraph]]:
     """What torch.compile makes inside: of each graph the text, what each kernel touches, and how many library
     calls there are."""
-    lowering: Any = graph.GraphLowering
-    original, saved = lowering.compile_to_module, lowering.save_output_code
-    texts: list[str] = []
     found: list[RivalGraph] = []
 
-    def compile_to_module(self: Any) -> Any:
-        made = original(self)
-        nodes = self.scheduler.nodes
-        calls = [n for n in nodes if n.is_extern() and type(n.node).__name__ != "MultiOutput"]
-        found.append((texts.pop(), [their_touches(self, node) for node in nodes], len(calls)))
-        return made
+    def tell(kind: str, graph: Any, text: str) -> None:
+        if kind == "lowered":
+            touches = [their_touches(graph, node) for node in graph.scheduler.nodes]
+            found.append((text, touches, inductor_kernels(graph)[1]))
 
-    lowering.compile_to_module, lowering.save_output_code = compile_to_module, texts.append
-    try:
-        with config.patch(force_disable_caches=True):
-            yield found
-    finally:
-        lowering.compile_to_module, lowering.save_output_code = original, saved
+    with inductor_told(tell):
+        yield found
 
 
 def their_touches(graph: Any, node: Any) -> list[Touch]:

@@ -84,12 +84,12 @@ def check_answer(schedule: Schedule, answer: Answer) -> None:
         assert schedule.decisions[number] is asked
     if answer.same_kernel:
         check_fused(schedule, decision)
-        steps = list(schedule.steps())
+        steps = schedule.steps()
         assert answer.step is not None
         together = [
             step.number
             for step in steps
-            if any({answer.a[0], answer.b[0]} <= set(group) for group in step.groups)
+            if any({answer.a[0], answer.b[0]} <= set(group) for group in step.after)
         ]
         assert answer.step == together[0] and steps[answer.step].decision is decision
     else:

@@ -220,12 +220,14 @@ def test_steps_go_from_single_nodes_to_the_kernels() -> None:
     x, w = b.input((4, 32)), b.input((32,))
     hat, rstd = normalised(b, x, 32)
     found = schedule(b.finish(mul(b, hat, w), rstd), OPTIONS)
-    steps = list(found.steps())
-    assert steps[0].groups == tuple((n.name,) for n in found.before) and steps[0].decision is None
+    steps = found.steps()
+    assert steps[0].before == tuple((n.name,) for n in found.before)
+    for step, decision in zip(steps, found.decisions, strict=True):
+        assert step.decision is decision
+        assert len(step.after) == len(step.before) - decision.fused
     for earlier, later in itertools.pairwise(steps):
-        assert len(later.groups) == len(earlier.groups) - 1
-        assert later.decision is not None and later.decision.fused
-    assert {"_".join(g) for g in steps[-1].groups} == {k.name for k in found.kernels}
+        assert later.before == earlier.after
+    assert {"_".join(g) for g in steps[-1].after} == {k.name for k in found.kernels}
 
 
 def test_answers_steps_and_what_ifs_have_pictures() -> None:

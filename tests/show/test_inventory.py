@@ -87,6 +87,8 @@ ONE: dict[str, Find] = {
     "loop body": lambda: traced().schedule.before[0].body,
     "fusion decision": lambda: traced().schedule.decisions[0],
     "fusion step": lambda: next(iter(traced().schedule.steps())),
+    "fusion steps": lambda: traced().schedule.steps(),
+    "explorer": lambda: traced().explore(),
     "why": lambda: traced().schedule.why(*two_kernels()),
     "what if": lambda: traced().schedule.what_if(forbid=[two_kernels()]),
     "memory plan": lambda: traced().schedule.memory,

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import html
+import json
 import re
-import shutil
-import subprocess
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+import minicompile as mc
+from minicompile.errors import MinicompileError
 from minicompile.ops.display import to_html
 from minicompile.ops.origin import SourceLine, short_file
 from minicompile.pipeline_result import Trace
 from tests.show import example
+from tests.show.model import block
 from tests.show.test_views import parsed
 
 
@@ -77,32 +82,128 @@ def test_the_summary_counts_each_room_and_says_where_to_look(trace: Trace) -> No
     assert re.search(r"Loops \(backward\) +5 buffers, 1 extern +trace\.backward\.loops", text)
 
 
-def test_saving_writes_a_page_and_a_text_file_per_stage(trace: Trace, tmp_path: Path) -> None:
+def test_saving_writes_the_explorer_and_two_files_per_stage(trace: Trace, tmp_path: Path) -> None:
     page = trace.save(tmp_path / "deep" / "out")
-    names = sorted(p.name for p in page.parent.iterdir())
-    assert names[0] == "01_capture.txt" and "index.html" in names
-    assert "06_forward_kernels_softmax_relu_0.py" in names and "07_forward_wrapper.py" in names
-    assert (page.parent / "06_forward_kernels_softmax_relu_0.py").read_text() == trace.kernels[
-        0
-    ].text
-    content = page.read_text()
-    parsed(content.removeprefix("<!doctype html>"))
-    assert all(f"<summary>{name}</summary>" in content for name in trace.stages)
-    assert example.trace().page() == content, "the page is not deterministic"
+    folder, content = page.parent, page.read_text()
+    names = {p.name for p in folder.iterdir()}
+    assert {"01_capture.txt", "01_capture.html", "07_forward_wrapper.py"} < names
+    kernel = folder / "06_forward_kernels_softmax_relu_0.py"
+    assert kernel.read_text() == trace.kernels[0].text
+    assert set(re.findall(r'<a href="([^"]*)"', content)) == names - {"index.html"}
+    assert to_html(trace) in content
+    for file in folder.glob("*.html"):
+        parsed(file.read_text().removeprefix("<!doctype html>"))
+    again = example.trace().save(tmp_path / "again").parent
+    for name in names:
+        assert (again / name).read_text() == (folder / name).read_text(), "not deterministic"
+
+
+def model_of(view: str) -> Any:
+    """The data that a view's script reads."""
+    (found,) = re.findall(r'<script type="application/json">(.*?)</script>', view, re.DOTALL)
+    return json.loads(found)
+
+
+def texts(model: Any, section: Any, column: str) -> list[str]:
+    numbers = section["rows"].get(column, [0] * section["count"])
+    return [model["strings"][number] for number in numbers]
 
 
 def test_data_behind_the_links_is_the_origins(trace: Trace) -> None:
-    page = to_html(trace)
+    """All pieces of all stages are there, whole, each with exactly its operations."""
+    model = model_of(to_html(trace))
     origins = sorted({o for p in trace.pieces() for o in p.origins})
-    lines = re.findall(
-        r'<span class="ln"[^>]*?data-o="([\d ]+)"[^>]*>(.*?)\n</span>', page, re.DOTALL
+    shown: Counter[tuple[str, tuple[int, ...]]] = Counter()
+    for pane in model["panes"]:
+        for section in pane["sections"] if pane["key"] != "source" else ():
+            sets = section["rows"].get("set", [0] * section["count"])
+            operations = (tuple(model["sets"][number]) for number in sets)
+            shown.update(zip(texts(model, section, "text"), operations, strict=True))
+    wanted = Counter(
+        (p.text, tuple(origins.index(o) for o in sorted(p.origins))) for p in trace.pieces()
     )
-    shown = {html.unescape(re.sub("<.*?>", "", content)).strip(): ids for ids, content in lines}
-    for piece in trace.pieces():
-        if piece.stage.startswith("aot.") and piece.origins:
-            assert shown[piece.text] == " ".join(
-                str(origins.index(o)) for o in sorted(piece.origins)
-            )
+    assert shown == wanted
+
+
+def test_data_names_the_lines_that_compute_nothing(trace: Trace) -> None:
+    model = model_of(to_html(trace))
+    weak = {
+        (pane["key"], texts(model, section, "text")[i])
+        for pane in model["panes"]
+        for section in pane["sections"]
+        for i in section["weak"]
+    }
+    inputs = {("capture", "x: f32[512, 64]"), ("capture", "w: f32[64, 128]")}
+    assert {found for found in weak if found[0] == "capture"} == inputs
+    assert not {found for found in weak if found[0] == "kernels"}, "the example has no scaffold"
+
+
+def test_the_explorer_as_text_says_what_it_leaves_out(trace: Trace) -> None:
+    text = str(trace.explore(["source", "kernels"]))
+    assert "not open: bytecode, capture, joint, aot, loops, schedule, wrapper" in text
+    assert re.search(r"h = torch\.relu\(h\) +tests/show/model\.py:12\n", text)
+    assert 'and 10 more: trace.explore(["kernels"])' in text
+
+
+@pytest.mark.parametrize(
+    ("panes", "told"),
+    [
+        (
+            ["sauce"],
+            "no pane 'sauce' in the trace of block; it has: source, bytecode, capture, joint",
+        ),
+        (["ptx"], "no pane 'ptx', which assembly=True adds, in the trace of block"),
+        (["source", "source"], "open one to 4 different panes, not source, source"),
+        (["source", "aot", "loops", "kernels", "joint"], "open one to 4 different panes"),
+    ],
+)
+def test_panes_that_can_not_be_opened_are_told(trace: Trace, panes: list[str], told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        trace.explore(panes)
+
+
+def test_a_trace_that_stops_early_opens_what_it_has() -> None:
+    stopped = Trace("block", example.capture())
+    assert list(stopped.explore().open) == ["source"]
+    parsed(to_html(stopped))
+
+
+def test_assembly_lines_have_the_origins_of_their_kernel_lines() -> None:
+    pytest.importorskip("triton", reason="no Triton to cross-compile with")
+    options = {"device_codegen": "triton"}
+    made = mc.trace(mc.compile(block, options=options), torch.ones(8, 16), torch.ones(16, 4))
+    explorer = made.explore(assembly=True)
+    kernels = {kernel.name: kernel for kernel in made.kernels}
+    assert explorer.open[:3] == ("source", "kernels", "ptx")
+    (section,) = explorer.pane("ptx").sections
+    found = [p for p in section.pieces if p.origins]
+    assert any("ex2.approx" in p.text for p in found), "the exponential of softmax"
+    for piece in found:
+        kernel, number = piece.name.split(":")[0], int(piece.detail.split()[1])
+        assert piece.origins == kernels[kernel].lines[number - 1].origins
+    parsed(to_html(explorer))
+
+
+def test_assembly_of_other_kernels_says_how_to_get_it() -> None:
+    trace = example.trace()
+    for graph in trace.graphs.values():
+        graph.kernels[0].language = "cpp"
+    with pytest.raises(MinicompileError, match="'device_codegen': 'triton'"):
+        trace.explore(assembly=True)
+
+
+def test_source_far_from_what_was_used_is_left_out_and_counted(tmp_path: Path) -> None:
+    file = tmp_path / "far.py"
+    code = ["def far(x):", *("    # nothing" for _ in range(30)), "    return torch.relu(x)"]
+    file.write_text("\n".join(code))
+    origin = example.Origin("relu", "torch.relu", (SourceLine(str(file), 32, "far"),))
+    trace = Trace("far", example.capture())
+    trace.capture.graph.gm.graph.output_node().meta["origins"] = frozenset({origin})
+    sections = [s for s in trace.explore().pane("source").sections if "block" not in s.title]
+    far = next(i for i, s in enumerate(sections) if s.title.startswith("far"))
+    assert [p.text for p in sections[far].pieces] == ["def far(x):"]
+    assert sections[far + 1].title == "⋯ 26 lines without operations"
+    assert [p.name for p in sections[far + 1].pieces] == [f"far.py:{n}" for n in range(28, 33)]
 
 
 def test_titles_tell_without_scripts(trace: Trace) -> None:
@@ -123,46 +224,3 @@ def test_places_are_the_same_on_every_machine(
     assert short_file(str(tmp_path / "nowhere" / "m.py")) == "m.py"
     monkeypatch.syspath_prepend(str(tmp_path))
     assert short_file(str(tmp_path / "package" / "m.py")) == "package/m.py"
-
-
-CHROMIUM = (
-    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-)
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to open the page with")
-def test_in_a_browser_pointing_lights_exactly_what_shares_an_origin(
-    trace: Trace, tmp_path: Path
-) -> None:
-    page = tmp_path / "two.html"
-    view = to_html(trace)
-    page.write_text(f"<!doctype html><meta charset='utf-8'><body>{view}{view}", encoding="utf-8")
-    done = subprocess.run(
-        [
-            str(CHROMIUM),
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--no-first-run",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            "--disable-background-networking",
-            "--window-size=1400,900",
-            "--dump-dom",
-            f"{page.as_uri()}#hover=aten.exp",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    body = done.stdout[done.stdout.index("<body") :]
-    first, second = body.split('<div class="mc trace')[1:]
-    for copy in (first, second):
-        assert copy.startswith(" live lit")
-        hot = re.findall(r'<span class="ln hot"[^>]*>(.*?)\n</span>', copy, re.DOTALL)
-        softmax = {o for p in trace.pieces() for o in p.origins if o.target == "torch.softmax"}
-        wanted = [p for p in trace.pieces() if p.origins & softmax]
-        assert len(hot) == len(wanted) + 1, "every piece of softmax, and its line of source"
-        assert any("return torch.softmax(h, -1)" in re.sub("<.*?>", "", h) for h in hot)
-        assert "<path" in copy and "<input" in copy
-        assert "256 KiB" in copy[copy.index('class="foot"') :]

@@ -1,7 +1,8 @@
 """No-ops, chains of views, constants, common subexpressions and dead code on functional graphs.
 
 No pass merges or removes random operators' draws, merges two results that the user may write to
-separately, or touches an operator kept for its effect. A merged node keeps the origins of all it stands for.
+separately, or touches an operator kept for its effect. A merged node keeps the origins of all that it
+computes; a call that changes nothing leaves no trace.
 
 The real compiler: torch/_inductor/fx_passes/{post_grad,joint_graph}.py, torch/_functorch/compile_utils.py.
 """
@@ -28,6 +29,7 @@ from minicompile.aot.views import (
     returned_nodes,
 )
 from minicompile.ops.graph import origins_of
+from minicompile.ops.origin import Origins
 from minicompile.passes.manager import graph_pass
 
 aten = torch.ops.aten
@@ -35,8 +37,7 @@ prims = torch.ops.prims
 
 
 def replace(node: fx.Node, by: fx.Node) -> None:
-    """Use `by` instead of `node`, and remember where `node` came from."""
-    by.meta["origins"] = origins_of(by) | origins_of(node)
+    """Use `by` instead of `node`."""
     node.replace_all_uses_with(by)
     node.graph.erase_node(node)
 
@@ -138,6 +139,7 @@ def uniform_value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Te
 def fold_constants(gm: fx.GraphModule, mode: Any) -> int:
     """What is one number everywhere becomes `full`; a binary operator takes such an operand as a number."""
     known: dict[fx.Node, torch.Tensor] = {}
+    made_by: dict[fx.Node, Origins] = {}
     changed, returned = 0, returned_nodes(gm.graph)
     for node in gm.graph.nodes:
         if node.op != "call_function":
@@ -145,12 +147,16 @@ def fold_constants(gm: fx.GraphModule, mode: Any) -> int:
         found, result = uniform_value(node, known), node.meta["val"]
         if found is not None:
             known[node] = found
+            operands = (made_by[used] for used in node.all_input_nodes if used in made_by)
+            made_by[node] = origins_of(node).union(*operands)
             fixed = result.is_contiguous() and not is_symbolic(node) and node not in returned
             if fixed and node.target is not aten.full.default:
+                node.meta["origins"] = made_by[node]
                 node.target, node.args = aten.full.default, (list(result.shape), found.item())
                 node.kwargs = {"dtype": result.dtype, "device": result.device}
                 changed += 1
         elif node.target in SCALAR_OPERANDS and node.args[1] in known and same_dtype(node):
+            node.meta["origins"] = origins_of(node) | made_by[node.args[1]]
             node.update_arg(1, known[node.args[1]].item())
             changed += 1
     gm.graph.eliminate_dead_code(has_effect)
@@ -182,6 +188,7 @@ def merge_equal_calls(gm: fx.GraphModule, mode: Any) -> int:
         key = (node.target, frozen(node.args), frozen(node.kwargs), node.meta.get("region"))
         first = seen.setdefault(key, node)
         if first is not node and alias_root(node) not in returned:
+            first.meta["origins"] = origins_of(first) | origins_of(node)
             replace(node, first)
             changed += 1
     return changed

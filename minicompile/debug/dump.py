@@ -1,0 +1,175 @@
+"""The debug folder: every stage of each compilation in a file, as it is made.
+
+`options.trace` (`MINICOMPILE_COMPILE_DEBUG=1`) writes into `options.debug_dir`. `[n/k]` is the compilation:
+the k-th of function n.
+
+| file | what | from |
+| --- | --- | --- |
+| fx_graph_readable.py, fx_graph_transformed.py | captured graph; after pre-grad passes | capture, aot |
+| model__n__joint_k.py | forward and backward before partitioning, as FX prints graphs | aot |
+| model__n__forward_k.py, model__n__backward_k.py | after partitioning, before post-grad passes | aot |
+| model__n__forward_transformed_k.py, model__n__backward_transformed_k.py | after these | aot |
+| ir_model__n__forward_k.txt, .. | the loop IR | loops |
+| ir_pre_fusion_model__n__forward_k.txt, ir_post_fusion_.. | loop bodies before and after | schedule |
+| output_code.py | kernels and wrappers | graph |
+| trace.jsonl | one line per event, below | all |
+
+Files without n and k hold one section after the other. Where `options.trace` is off, the log channels
+aot_joint_graph, aot_graphs, post_grad_graphs, ir_pre_fusion, ir_post_fusion and output_code write their files
+if `MINICOMPILE_LOGS` names them.
+
+A line of trace.jsonl is `{"compilation": "0/1", "function", "kind", "graph", "seconds", "took", "files"}` and
+what `facts` adds for the kind: counts, bytes, source lines, failed guards.
+
+A folder is one process's: what an earlier process left, by its trace.jsonl, is deleted first, so that the
+files fit together. While another one is still at work there, files go to `run_<process>` below.
+The real compiler: torch/_inductor/debug.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from minicompile.debug import stages
+from minicompile.debug.logs import levels
+from minicompile.ops.events import Event, observer
+from minicompile.ops.origin import Origins, source_lines
+
+SHARED = ("fx_graph_readable.py", "fx_graph_transformed.py", "output_code.py")
+"""Files of all compilations."""
+
+
+def files(event: Event) -> Iterator[tuple[str, str, Callable[[Any], str], Any]]:
+    """(log channels that ask for it too, file name, what gives its text, of what) for each file."""
+    made, of, whole = event.subject, event.of, event.graph
+    name = f"model__{of.frame}__{{}}_{of.version}".format
+    match event.kind:
+        case "capture":
+            yield "", SHARED[0], str, made.graph
+        case "aot":
+            yield "", SHARED[1], str, made.captured
+            if made.joint is not None:
+                yield "aot_joint_graph", f"{name('joint')}.py", stages.fx_text, made.joint
+            for graph in ("forward", "backward"):
+                if (split := stages.partitioned(made, graph)) is not None:
+                    file, after = f"{name(graph)}.py", f"{name(f'{graph}_transformed')}.py"
+                    yield "aot_graphs post_grad_graphs", file, stages.fx_text, split
+                    yield "post_grad_graphs", after, stages.fx_text, getattr(made, graph)
+        case "loops":
+            yield "", f"ir_{name(whole)}.txt", str, made
+        case "schedule":
+            before, after = (f"ir_{when}_fusion_{name(whole)}.txt" for when in ("pre", "post"))
+            yield "ir_pre_fusion", before, stages.pre_fusion, made
+            yield "ir_post_fusion", after, stages.post_fusion, made
+        case "graph":
+            yield "output_code", SHARED[2], stages.output_code, made
+
+
+def places(origins: Origins) -> list[str]:
+    return [line.place for line in source_lines(origins)]
+
+
+def facts(event: Event) -> dict[str, Any]:
+    """What trace.jsonl has of an event, besides when and of what."""
+    made = event.subject
+    match event.kind:
+        case "start":
+            told = [{"guard": f.guard.expression, "failed": str(f)} for f in made]
+            return {"failures": told}
+        case "break":
+            line = str(made.user_line) if made.user_line else None
+            return {"break": made.kind, "id": made.id, "reason": made.reason, "line": line}
+        case "capture":
+            lines = places(stages.graph_origins(made.graph))
+            counts = {"ops": made.graph.op_count, "inputs": len(made.inputs)}
+            return {**counts, "guards": len(made.guards), "lines": lines}
+        case "aot":
+            graphs = {name: getattr(made, name) for name in ("joint", "forward", "backward")}
+            saved = made.partition.saved_bytes if made.partition is not None else None
+            ops = {name: graph.op_count for name, graph in graphs.items() if graph is not None}
+            return {"ops": ops, "saved_bytes": saved}
+        case "loops":
+            return {"buffers": len(made.operations), "externs": len(made.externs)}
+        case "schedule":
+            fused = [d for d in made.decisions if d.fused]
+            counts = {"nodes": len(made.before), "kernels": len(made.kernels), "fused": len(fused)}
+            saved = sum(d.score for d in fused)
+            return {**counts, "saved_bytes": saved, "peak_bytes": made.memory.peak_bytes}
+        case "kernels":
+            return {"kernels": [{"name": k.name, "lines": places(k.origins)} for k in made]}
+        case "building":
+            return {"modules": len(made), "cached": [module.cached for module in made]}
+        case "done":
+            return {"compiled": made is not None}
+    return {}
+
+
+class Folder:
+    """Where one process writes. Raises OSError if it can't."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        self.path, self.known = path, set[str]()
+        self.lock = (path / ".lock").open("a")
+        try:
+            import fcntl
+
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the process ends
+        except (ImportError, BlockingIOError):
+            self.path = path / f"run_{os.getpid()}"
+            self.path.mkdir(exist_ok=True)
+            warnings.warn(f"{path} is in use: this process writes to {self.path}", stacklevel=2)
+        journal = self.path / "trace.jsonl"
+        for line in journal.read_text("utf-8").splitlines() if journal.exists() else ():
+            with contextlib.suppress(ValueError):  # a process was killed while it wrote
+                for name in json.loads(line)["files"]:
+                    (self.path / Path(name).name).unlink(missing_ok=True)
+        journal.unlink(missing_ok=True)
+
+    def write(self, name: str, text: str) -> None:
+        with (self.path / name).open("a" if name in self.known else "w", encoding="utf-8") as file:
+            file.write(text.rstrip("\n") + "\n")
+        self.known.add(name)
+
+
+class Dump:
+    """The observer that writes."""
+
+    def __init__(self) -> None:
+        self.folders: dict[tuple[int, str], Folder | None] = {}
+        self.lock = threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        of, options = event.of, event.of.options
+        if not (options.trace or options.logs):
+            return
+        asked, wanted = levels(options.logs), dict[str, str]()
+        for names, name, text, shown in files(event):
+            if options.trace or not asked.keys().isdisjoint(names.split()):
+                title = f"# {of} {of.name} {event.graph}".rstrip() + "\n"
+                wanted[name] = title * (name in SHARED) + text(shown)
+        if not (wanted or options.trace):
+            return
+        key = os.getpid(), options.debug_dir  # a forked process has a folder of its own
+        with self.lock:
+            if key not in self.folders:
+                self.folders[key] = None
+                self.folders[key] = Folder(Path(options.debug_dir))
+            if (folder := self.folders[key]) is None:
+                return
+            for name, told in wanted.items():
+                folder.write(name, told)
+            line = {"compilation": str(of)[1:-1], "function": of.name, "kind": event.kind}
+            times = {"graph": event.graph, "seconds": event.seconds, "took": event.took}
+            line_text = json.dumps({**line, **times, "files": [*wanted], **facts(event)})
+            folder.write("trace.jsonl", line_text)
+
+
+observer("dump")(Dump())

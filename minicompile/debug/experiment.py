@@ -1,0 +1,355 @@
+"""`mc.what_if(fn, *args).run(...)`: compiled for real with something changed, beside the unchanged one.
+
+    Experiment := target, arguments, the unchanged Knobs
+    Knobs      := fuse, forbid, tiles, backend, dynamic, options
+    Side       := Knobs -> traces, accuracy against eager, a call to time, refusals
+    Outcome    := before, after: Sides; seconds of calls; of each graph a WhatIf and KernelChanges
+
+Wishes enter through the fusion policy that is registered, tiles through a plan rule that runs after all
+others. What can't be done is refused with the reason; every answer is compared with eager's.
+"""
+
+from __future__ import annotations
+
+import copy
+import html
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from minicompile import api
+from minicompile.codegen import cpp_rules, triton_rules
+from minicompile.codegen.plan import KernelPlan, KernelSource, plan_rule, power_of_two
+from minicompile.debug.accuracy import (
+    EAGER,
+    REFERENCE,
+    Copier,
+    accuracy,
+    accuracy_stage,
+    leaves,
+    same_random_state,
+)
+from minicompile.dynamo.module import original_of
+from minicompile.errors import OptionError
+from minicompile.ops.display import Shown, aligned, to_html
+from minicompile.ops.events import Event, observer
+from minicompile.ops.registry import ALL, scoped
+from minicompile.options import Options, make_options
+from minicompile.pipeline_result import CompiledStages, Trace
+from minicompile.scheduling.explain import WhatIf
+from minicompile.scheduling.fusion import FusionPolicy, Wishes, fusion_rule
+from minicompile.scheduling.nodes import Pair
+
+FEWEST_CALLS, MOST_CALLS, SECONDS = 5, 200, 0.2
+"""How often each side is called for its median: until the time is up, within these limits."""
+
+LARGEST_SQUARE = 128
+"""Side of a square of a transposition: its elements lie on the stack."""
+
+HINT = """Change something: .run(forbid=[("buf0", "buf1")], fuse=[...], tiles={"x": 64}, backend="aot_eager",
+dynamic=True, inline="never"), or any other option. The stages are in .run(...).after.traces."""
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What a compilation can be told. Pairs are names as in `schedule.why`, of `graph` of the first capture.
+
+    `tiles` are sizes by axis ("x", "r", "square"), of all kernels that have it, or by "kernel.axis".
+    """
+
+    fuse: Sequence[Pair] = ()
+    forbid: Sequence[Pair] = ()
+    tiles: Mapping[str, int] = field(default_factory=dict)
+    graph: str = "forward"
+    backend: str = "inductor"
+    dynamic: bool | None = None
+    options: Options = field(default_factory=Options)
+
+    def changed(self, changes: Mapping[str, Any]) -> Knobs:
+        """With other values: knobs by their names, any option by its own. Raises OptionError."""
+        knobs = {name: changes[name] for name in vars(self) if name in changes}
+        options = {name: value for name, value in changes.items() if name not in knobs}
+        options = {"options": make_options(options={**vars(self.options), **options})}
+        new = replace(self, **{**options, **knobs})
+        if not all(isinstance(pair, tuple | list) for pair in (*new.fuse, *new.forbid)):
+            raise OptionError('fuse and forbid take pairs of names: [("buf0", "buf1")]')
+        return new
+
+    def told(self, other: Knobs) -> str:
+        """What differs from the other ones."""
+        new, old = ({**vars(k), **vars(k.options)} for k in (self, other))
+        names = [
+            name for name in new if name not in ("options", "graph") and new[name] != old[name]
+        ]
+        return ", ".join(f"{name} = {new[name]!r}" for name in names) or "nothing changed"
+
+
+def tile_refusal(plan: KernelPlan, axis: str, size: int) -> str:
+    """Why a kernel that has such a tile can't have one of that size; empty where it can."""
+    if type(size) is not int or size < 1:
+        return "a tile has at least one element"
+    if plan.language == "triton":
+        block, largest = math.prod({**plan.tiles, axis: size}.values()), triton_rules.LARGEST_BLOCK
+        limits = [
+            (plan.device.type == "cpu", "the Triton interpreter takes tiles of its own"),
+            (size != power_of_two(size), "Triton's tiles are powers of two"),
+            (axis == "r" and plan.reduction == "persistent", "the kernel holds whole rows"),
+            (block > largest, f"Triton's blocks have at most {largest} elements"),
+        ]
+    elif plan.language == "cpp":
+        widest, squares = cpp_rules.WIDEST_TILE, f"multiples of 16, up to {LARGEST_SQUARE}"
+        length = next((n for n in plan.reduction_ranges.values() if n != 1), 1)
+        chunks, most = -(-length // size), plan.tiles.get("chunks", 0)
+        many = isinstance(length, int) and chunks > most
+        limits = [
+            (axis == "square" and size not in range(16, LARGEST_SQUARE + 1, 16), squares),
+            (axis == "x" and size > widest, f"columns lie on the stack, {widest} at most"),
+            (axis == "r" and many, f"that makes {chunks} chunks, there is room for {most}"),
+        ]
+    else:
+        return f"what {plan.language} kernels can take is not known here"
+    return next((why for wrong, why in limits if wrong), "")
+
+
+class Side:
+    """The target compiled once with these knobs, in a scope with their rules, and compared with eager."""
+
+    def __init__(self, knobs: Knobs, target: Any, args: Any, kwargs: Any) -> None:
+        self.knobs, self.traces, self.refused = knobs, list[Trace](), list[str]()
+        self.graph = ""
+        self.unheard = {*knobs.tiles}
+        copier = Copier()
+        self.args, self.kwargs = copier(args), copier(kwargs)
+
+        def prepare(copied: Any) -> Any:
+            options, dynamic = knobs.options, knobs.dynamic
+            self.compiled = api.compile(
+                copied, backend=knobs.backend, dynamic=dynamic, options=options
+            )
+            return self.compiled
+
+        with self.rules():
+            observer("what if")(self.listen)
+            accuracy_stage.rules = {name: accuracy_stage[name] for name in (REFERENCE, EAGER)}
+            accuracy_stage("what if")(prepare)
+            self.accuracy = accuracy(target, *args, **kwargs)["what if"]
+        self.refused += [f"tile {asked}: no kernel has one" for asked in sorted(self.unheard)]
+
+    @property
+    def graphs(self) -> dict[str, CompiledStages]:
+        """The stages of the first capture, by the graph's name."""
+        return self.traces[0].graphs if self.traces else {}
+
+    def listen(self, event: Event) -> None:
+        if event.kind == "capture":
+            self.traces.append(Trace(event.subject.name, event.subject))
+        elif self.traces:
+            self.graph = event.graph
+            self.traces[-1].keep(event)
+
+    @contextmanager
+    def rules(self) -> Iterator[None]:
+        """The registries as the knobs want them."""
+        with scoped():
+            make = fusion_rule.get("policy")
+            if make is not None and (self.knobs.fuse or self.knobs.forbid):
+                fusion_rule("policy")(lambda: self.policy(make))
+            if self.knobs.tiles:
+                plan_rule("any:what if")(self.set_tiles)
+            yield
+
+    def wishes(self, graph: str) -> Wishes:
+        about = self.knobs.graph == graph
+        return Wishes(tuple(self.knobs.fuse) * about, tuple(self.knobs.forbid) * about)
+
+    def policy(self, make: Callable[[], FusionPolicy]) -> FusionPolicy:
+        """The registered policy, with the wishes in the graph that they are about."""
+        found = copy.copy(make())
+        if len(self.traces) == 1:
+            found.wishes = self.wishes(self.graph)
+        return found
+
+    def set_tiles(self, plan: KernelPlan, options: Options) -> None:
+        """The plan rule. What is asked of all kernels goes to those that have such a tile."""
+        axes: dict[str, tuple[str, ...]] = {a: (a,) for a in plan.tiles if a != "chunks"}
+        if plan.tiles and plan.language == "cpp" and not plan.reduction_ranges:
+            axes = {"square": tuple(axes)}
+        for asked, size in self.knobs.tiles.items():
+            kernel, _, axis = asked.rpartition(".")
+            if kernel not in ("", plan.name) or axis not in axes:
+                continue
+            self.unheard.discard(asked)
+            if why := tile_refusal(plan, axis, size):
+                self.refused.append(f"{plan.name}: tile {axis} = {size}: {why}")
+            else:
+                plan.tiles = {**plan.tiles, **dict.fromkeys(axes[axis], size)}
+
+    def seconds(self) -> float:
+        """Of one call, and of its backward."""
+        with self.rules():
+            began = time.perf_counter()
+            found = leaves(self.compiled(*self.args, **self.kwargs)).values()
+            outputs = [v for v in found if isinstance(v, torch.Tensor)]
+            differentiable = [v for v in outputs if v.requires_grad]
+            torch.autograd.backward(differentiable, [torch.ones_like(v) for v in differentiable])
+            if any(v.is_cuda for v in outputs):
+                torch.cuda.synchronize()
+            return time.perf_counter() - began
+
+
+def in_turns(sides: Sequence[Side]) -> list[list[float]]:
+    """Seconds of calls of each side; who begins alternates. None of a side that raised."""
+    seconds: list[list[float]] = [[] for _ in sides]
+    ready = [(s, times) for s, times in zip(sides, seconds) if s.accuracy.verdict != "raised"]
+    end = time.perf_counter() + SECONDS
+    for turn in range(MOST_CALLS + 1):
+        if turn > FEWEST_CALLS and time.perf_counter() > end:
+            break
+        for side, times in ready[:: 1 if turn % 2 else -1]:
+            times.append(side.seconds())
+    return [times[1:] for times in seconds]  # the first warms up
+
+
+@dataclass(frozen=True)
+class KernelChanges(Shown):
+    """Kernels that only one of two graphs has, whatever their names and places."""
+
+    before: tuple[KernelSource, ...]
+    after: tuple[KernelSource, ...]
+
+    @classmethod
+    def of(cls, before: CompiledStages, after: CompiledStages) -> KernelChanges:
+        def same(kernel: KernelSource) -> tuple[object, ...]:
+            tiles = kernel.plan.tiles.items()
+            return kernel.text.replace(kernel.name, ""), *tiles, kernel.plan.num_warps
+
+        both = (before.kernels, after.kernels)
+        known = [{same(kernel) for kernel in kernels} for kernels in both]
+        one, other = (tuple(k for k in both[i] if same(k) not in known[1 - i]) for i in (0, 1))
+        return cls(one, other)
+
+    def __str__(self) -> str:
+        sides = (", ".join(k.name for k in side) or "none" for side in (self.before, self.after))
+        return "code that differs: before {}; after {}".format(*sides)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome(Shown):
+    """Both sides of an experiment, and what was measured."""
+
+    name: str
+    before: Side
+    after: Side
+    times: list[list[float]]
+    """Seconds of the calls of both."""
+    graphs: dict[str, tuple[WhatIf, KernelChanges]]
+    """Of each graph that both have: costs, decisions, refused wishes; the code."""
+
+    @property
+    def title(self) -> str:
+        return f"what if of {self.name}: {self.after.knobs.told(self.before.knobs)}"
+
+    @property
+    def refused(self) -> list[str]:
+        """What was asked for and not done, and why."""
+        wishes = [answer.headline for found, _ in self.graphs.values() for answer in found.refused]
+        return [*wishes, *self.after.refused]
+
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """Name, before, after."""
+        sides, calls = (self.before, self.after), f"time, median of {len(self.times[1])} calls"
+        answers = (f"{side.accuracy.verdict} {side.accuracy.note}".strip() for side in sides)
+        times = (f"{statistics.median(s) * 1e6:,.1f} us" if s else "none" for s in self.times)
+        return [("answer", *answers), (calls, *times)]
+
+    def __str__(self) -> str:
+        lines = [self.title, *aligned([("", "before", "after"), *self.rows])]
+        lines += [f"refused: {why}" for why in self.after.refused]
+        for graph, (costs, code) in self.graphs.items():
+            lines += [f"{graph}: {code}", *str(costs).splitlines()[1:]]
+        return "\n".join(lines)
+
+
+class Experiment(Shown):
+    """A function with arguments, to be compiled with changes: `experiment.run(forbid=[("buf0", "buf1")])`."""
+
+    def __init__(self, target: Any, args: Any, kwargs: Any) -> None:
+        found, target = api.dispatcher_of(target), original_of(target)
+        self.call, self.base = (target, args, kwargs), Knobs()
+        self.name = getattr(target, "__qualname__", type(target).__qualname__)
+        if found is not None:
+            self.base = Knobs(dynamic=found.dynamic, options=found.options)
+        self.sides: dict[str, Side] = {}
+        self.known: object = None
+
+    def side(self, knobs: Knobs) -> Side:
+        """The target with these knobs; compiled again when a rule has been registered since."""
+        known = {name: dict(registry.rules) for name, registry in ALL.items()}
+        if known != self.known:
+            self.sides, self.known = {}, known
+        if repr(knobs) not in self.sides:
+            self.sides[repr(knobs)] = Side(knobs, *self.call)
+        return self.sides[repr(knobs)]
+
+    def plain(self, knobs: Knobs) -> Side:
+        """With these knobs, but for the wishes."""
+        return self.side(replace(knobs, fuse=(), forbid=()))
+
+    def run(self, **changes: Any) -> Outcome:
+        """Compile with changes: `Knobs` by name, any option by its own. Without, it is measured twice.
+
+        Raises ValueError for a name that no node has, OptionError for an option that doesn't exist.
+        """
+        knobs = self.base.changed(changes)
+        if knobs.fuse or knobs.forbid:
+            stages = self.plain(knobs).graphs.get(knobs.graph)
+            if stages is None:
+                told = f"with backend {knobs.backend!r} there is no {knobs.graph} graph of kernels"
+                raise OptionError(f"{told}: fuse and forbid have nothing to work on")
+            wishes = stages.schedule.wishes(knobs.fuse, knobs.forbid)
+            knobs = replace(knobs, fuse=wishes.fuse, forbid=wishes.forbid)
+        before, after = self.side(self.base), self.side(knobs)
+        graphs = {}
+        for name in filter(after.graphs.__contains__, before.graphs):
+            one, other = before.graphs[name], after.graphs[name]
+            costs = WhatIf(after.wishes(name), one.schedule, other.schedule)
+            graphs[name] = costs, KernelChanges.of(one, other)
+        with same_random_state():
+            times = in_turns((before, after))
+        return Outcome(self.name, before, after, times, graphs)
+
+    def panel(self) -> Any:
+        """The knobs as widgets. Raises ImportError where ipywidgets is missing."""
+        from minicompile.show.widgets import Panel
+
+        return Panel(self, self.run()).box
+
+    def __str__(self) -> str:
+        return f"{self.run()}\n\n{HINT}"
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        """The panel where ipywidgets is there; elsewhere, and when it is opened again, its first state."""
+        from minicompile.show.widgets import Panel
+
+        first, hint, bundle = self.run(), HINT, dict[str, Any]()
+        try:
+            bundle = Panel(self, first).box._repr_mimebundle_()
+        except ImportError:
+            hint += "\nThere is no panel: ipywidgets is not installed (pip install ipywidgets)."
+        note = f"<pre>{html.escape(hint)}</pre>"
+        return {**bundle, "text/plain": f"{first}\n\n{hint}", "text/html": to_html(first) + note}
+
+
+def what_if(target: Any, *args: Any, **kwargs: Any) -> Experiment:
+    """An experiment with one call of a function or module: in a notebook a panel, else `.run(...)`.
+
+    What `mc.compile` returned is compared with its own options. Neither the target nor the arguments change.
+    """
+    return Experiment(target, args, kwargs)

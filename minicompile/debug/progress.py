@@ -1,0 +1,124 @@
+"""What a compilation of over a second is doing: a line on a terminal or in a notebook, gone at the end.
+
+Silent where stderr is a pipe or a file, and with `MINICOMPILE_PROGRESS=0`. A thread draws, since the
+compiler waits for others; it ends with the compilation, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from minicompile.ops.display import count_text
+from minicompile.ops.events import Compilation, Event, observer
+from minicompile.options import moves_cursor
+
+DELAY, REFRESH = 1.0, 0.25
+"""Seconds before the line appears, and between two of them."""
+
+NEXT = {
+    "start": "capturing", "capture": "autograd", "aot": "lowering", "loops": "scheduling",
+    "schedule": "planning kernels", "plans": "generating code", "building": "building",
+}  # fmt: skip
+"""What begins after an event."""
+
+Screen = tuple[Callable[[str], None], Callable[[], None]]
+"""show(line), and what removes the line."""
+
+
+def notebook() -> Any:
+    """The notebook that the program runs in, if any."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell if hasattr(shell, "kernel") else None
+
+
+def screen() -> Screen:
+    """The best there is: a notebook's output, `rich`, or a line that is written over."""
+    if notebook() is not None:
+        from IPython.display import display
+
+        def put(line: str) -> None:
+            shown.update({"text/plain": line}, raw=True)
+
+        shown = display({"text/plain": ""}, raw=True, display_id=True)
+        return put, lambda: put("")
+    with contextlib.suppress(ImportError):
+        from rich.console import Console
+        from rich.live import Live
+        from rich.spinner import Spinner
+
+        spinner = Spinner("dots")
+        live = Live(spinner, console=Console(stderr=True), transient=True, redirect_stdout=False,
+                    redirect_stderr=False)  # fmt: skip
+        live.start()
+        return (lambda line: spinner.update(text=line)), live.stop
+    width = shutil.get_terminal_size().columns - 1
+
+    def show(line: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{line[:width]}")
+        sys.stderr.flush()
+
+    return show, lambda: show("")
+
+
+class Progress:
+    """The observer: `running` has what each compilation at work is doing, `stop` ends the thread."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, tuple[Compilation, float, str, int]] = {}
+        self.lock, self.stop = threading.Lock(), threading.Event()
+        self.thread: threading.Thread | None = None
+
+    def __call__(self, event: Event) -> None:
+        of, thread = event.of, None
+        if event.kind == "start":
+            if not of.options.progress or not (moves_cursor(sys.stderr) or notebook()):
+                return
+        elif id(of) not in self.running:
+            return
+        with self.lock:
+            _, began, stage, kernels = self.running.get(id(of), (of, time.monotonic(), "", 0))
+            kernels += len(event.subject) if event.kind == "kernels" else 0
+            self.running[id(of)] = of, began, NEXT.get(event.kind, stage), kernels
+            if event.kind == "done":
+                del self.running[id(of)]
+                if not self.running:
+                    self.stop.set()
+                    thread, self.thread = self.thread, None
+            elif self.thread is None:
+                self.stop = stop = threading.Event()
+                run = contextvars.copy_context().run  # the notebook's cell is found in it
+                self.thread = threading.Thread(target=run, args=(self.draw, stop), daemon=True)
+                self.thread.start()
+        if thread is not None:
+            thread.join()
+
+    def line(self) -> str | None:
+        """About the newest compilation that takes its time."""
+        now = time.monotonic()
+        late = [found for found in list(self.running.values()) if now - found[1] >= DELAY]
+        if not late:
+            return None
+        of, began, stage, kernels = late[-1]
+        made = f", {count_text(kernels, 'kernel')}" if kernels else ""
+        return f"minicompile {of} {of.name}: {stage}{made}, {now - began:.0f} s"
+
+    def draw(self, stop: threading.Event) -> None:
+        if stop.wait(DELAY):
+            return
+        show, clear = screen()
+        try:
+            while not stop.wait(REFRESH):
+                if (line := self.line()) is not None:
+                    show(line)
+        finally:
+            clear()
+
+
+observer("progress")(Progress())

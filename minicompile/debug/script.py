@@ -1,0 +1,127 @@
+"""`minicompile trace SCRIPT --out FOLDER ...`: run a script and write down all that it compiles.
+
+FOLDER/index.html       what was compiled and in how many seconds, what ran in eager and why
+FOLDER/01_name/         a folder for each compilation that reached a graph, as `Trace.save` writes it
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import runpy
+import sys
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minicompile.dynamo.result import GraphBreak
+from minicompile.errors import MinicompileError
+from minicompile.ops.display import count_text
+from minicompile.ops.events import Compilation, Event, observer
+from minicompile.pipeline_result import Trace, page
+
+
+@dataclass
+class Compiled:
+    """One compilation as it was heard of; `seconds` is None where it never ended."""
+
+    of: Compilation
+    trace: Trace | None = None
+    breaks: list[GraphBreak] = field(default_factory=list)
+    seconds: float | None = None
+    result: str = "did not finish"
+
+
+class Recorder:
+    """An observer that keeps a trace of every compilation."""
+
+    def __init__(self) -> None:
+        self.made: list[Compiled] = []
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "start":
+            self.made.append(Compiled(event.of))
+        now = next(c for c in reversed(self.made) if c.of == event.of)
+        if event.kind == "capture":
+            now.trace = Trace.watching(event.subject)
+        elif event.kind == "break":
+            now.breaks.append(event.subject)
+        elif event.kind == "done":
+            now.seconds = event.seconds
+            now.result = "compiled" if event.subject is not None else "runs in eager"
+
+    def write(self, folder: Path, script: str) -> Path:
+        """All traces and the page over them; gives that page's path."""
+        from minicompile.show.html import STYLE, box, table, text
+
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = []
+        for number, compiled in enumerate(self.made, 1):
+            counts, name = ["", ""], text(compiled.of.name)
+            if compiled.trace is not None:
+                inside = f"{number:02}_{re.sub(r'[^A-Za-z0-9]+', '_', compiled.of.name).strip('_')}"
+                compiled.trace.save(folder / inside)
+                name = f'<a href="{inside}/index.html">{name}</a>'
+                kernels = [k for graph in compiled.trace.graphs.values() for k in graph.kernels]
+                counts = [count_text(compiled.trace.capture.graph.op_count, "op")]
+                counts.append(count_text(len(kernels), "kernel"))
+            seconds = "" if compiled.seconds is None else f"{compiled.seconds:.2f} s"
+            breaks = "<br>".join(map(text, compiled.breaks))
+            rows.append([text(compiled.of), name, *counts, seconds, compiled.result, breaks])
+        head = ("", "function", "graph", "kernels", "time", "", "graph breaks")
+        about = f"{count_text(len(rows), 'compilation')}, in the order in which they began"
+        content = table(head, rows, numbers=(2, 3, 4)) if rows else f"<p>{text(NOTHING)}</p>"
+        index = folder / "index.html"
+        document = page(f"{script} through minicompile", STYLE + box(script, about, content))
+        index.write_text(document, encoding="utf-8")
+        return index
+
+
+NOTHING = "nothing was compiled: no function that mc.compile returned was called"
+
+
+def add_arguments(to: argparse.ArgumentParser) -> None:
+    to.add_argument("--out", metavar="FOLDER", type=Path, default=Path("minicompile_trace"))
+    to.add_argument("script", help="the Python file to run")
+    rest = "--out FOLDER may stand here too, first; all else is the script's own"
+    to.add_argument("arguments", nargs=argparse.REMAINDER, help=rest)
+
+
+def execute(script: Path, argv: list[str]) -> int:
+    """Run a script as Python would; gives the exit code."""
+    before = sys.argv, sys.path
+    sys.argv, sys.path = argv, [str(script.parent), *sys.path[1:]]
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except SystemExit as stop:
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except (Exception, KeyboardInterrupt) as error:
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename != str(script):
+            frames = frames.tb_next
+        traceback.print_exception(type(error), error, frames)
+        return 1
+    finally:
+        sys.argv, sys.path = before
+    return 0
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """The command. The script's exit code, 1 if it raised; its traces are written all the same."""
+    script, rest = Path(chosen.script).absolute(), chosen.arguments
+    if rest[:1] == ["--out"] and len(rest) > 1:
+        chosen.out, rest = Path(rest[1]), rest[2:]
+    elif rest and rest[0].startswith("--out="):
+        chosen.out, rest = Path(rest[0].removeprefix("--out=")), rest[1:]
+    if not script.is_file():
+        raise MinicompileError(f"there is no script {chosen.script}")
+    recorder, out = Recorder(), chosen.out.absolute()  # the script may change folders
+    with observer.scoped():
+        observer("trace of a script")(recorder)
+        code = execute(script, [chosen.script, *rest])
+    index = recorder.write(out, script.name)
+    told = count_text(len(recorder.made), "compilation") if recorder.made else NOTHING
+    print(f"{told}; see {index}", file=sys.stderr)
+    return code

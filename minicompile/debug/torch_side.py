@@ -1,0 +1,332 @@
+"""`compare_with_torch(fn, *args)`: one call through minicompile and through torch.compile, stage by stage,
+and each one's capture with the other's compiler.
+
+    Comparison := name, stages: {name: Stage}, cells: [Cell], notes
+    Stage      := what both made there: graphs, or code; several after a graph break
+    Cell       := capture, compiler, StageAccuracy, graphs, kernels, library calls, seconds
+
+If only one row or column of the 2 x 2 is wrong, the fault is pinned to one half: before the captured graph or
+after it. Kernels are fused groups of loops on both sides, library calls what runs an operator of PyTorch.
+The real compiler: torch/_inductor/compiler_bisector.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from minicompile import api, compat
+from minicompile.compat import torch_compiler
+from minicompile.debug import torch_bridge
+from minicompile.debug.accuracy import (
+    EAGER,
+    REFERENCE,
+    Accuracy,
+    Measured,
+    StageAccuracy,
+    accuracy_stage,
+    judgements,
+    name_of,
+    same_random_state,
+)
+from minicompile.dynamo.dispatch import Backend, Dispatcher
+from minicompile.dynamo.module import behind, calling, original_of
+from minicompile.dynamo.sizes import MARK
+from minicompile.ops.display import Shown, aligned, count_text
+from minicompile.ops.events import Event
+from minicompile.ops.graph import placeholders
+from minicompile.options import make_options
+
+OURS, THEIRS, INDUCTOR = "minicompile", "torch", "Inductor"
+GRAPHS = ("graph", "aot.joint", "aot.forward", "aot.backward")
+FEWEST, MOST, ENOUGH = 3, 21, 1.0
+"""Timed calls of each, between which `ENOUGH` seconds decide."""
+BAD = ("wrong", "far from eager", "raised")
+
+
+@dataclass(frozen=True)
+class Code(Shown):
+    """The module that Inductor wrote for a graph."""
+
+    name: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"# {self.name}, by Inductor\n{self.text.rstrip()}"
+
+
+@dataclass
+class Stage(Shown):
+    """What both compilers have at one stage; nothing where one did not come so far."""
+
+    name: str
+    ours: list[Any]
+    theirs: list[Any]
+
+    def __str__(self) -> str:
+        sides = ((OURS, self.ours), (THEIRS, self.theirs))
+        parts = (f"{self.name}, {who}\n\n" + "\n\n".join(map(str, made)) for who, made in sides)
+        return "\n\n".join(parts)
+
+
+@dataclass
+class Cell(Shown):
+    """One way to run the function: who captured, who compiled, and how it went."""
+
+    capture: str
+    compiler: str
+    stages: dict[str, list[Any]] = field(default_factory=lambda: {s: [] for s in (*GRAPHS, "code")})
+    breaks: list[str] = field(default_factory=list)
+    kernels: int = 0
+    calls: int = 0
+    """Of library functions."""
+    accuracy: StageAccuracy = field(default_factory=lambda: StageAccuracy(""))
+    first: float = 0.0
+    """Seconds of the first call, which captures and compiles."""
+    seconds: float | None = None
+    """Median of later calls."""
+
+    HEAD = ("capture", "compiler", *Accuracy.HEAD[1:-1], "kernels", "calls", "first", "later")
+
+    @property
+    def bad(self) -> bool | None:
+        """None: it ran in eager, which says nothing."""
+        verdict = self.accuracy.verdict
+        return None if verdict == "not compiled" else verdict in BAD
+
+    def cells(self) -> tuple[str, ...]:
+        later = "" if self.seconds is None else f"{self.seconds * 1e6:.0f} us"
+        numbers = str(self.kernels), str(self.calls), f"{self.first:.2f} s", later
+        return self.capture, self.compiler, *self.accuracy.cells()[1:-1], *numbers
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, self.cells()))
+
+    # -- listening
+
+    def listening(self, compile: Backend) -> Backend:
+        """A backend of ours, and this hears what it makes."""
+
+        def watched(capture: Any) -> Any:
+            if not self.first:  # a later call may need another version
+                self.stages["graph"].append(capture.graph)
+                capture.watch.listeners.append(self.heard)
+            return compile(capture)
+
+        return watched
+
+    def heard(self, event: Event) -> None:
+        if event.kind == "aot":
+            for name in ("joint", "forward", "backward"):
+                if (graph := getattr(event.subject, name)) is not None:
+                    self.stages[f"aot.{name}"].append(graph)
+        elif event.kind == "graph":
+            self.kernels += len(event.subject.kernels)
+            self.calls += len(event.subject.loops.externs)
+            self.stages["code"] += [*event.subject.kernels, event.subject.wrapper]
+
+    def told(self, kind: str, made: Any, text: str) -> None:
+        """What torch's Inductor makes."""
+        if kind == "joint":
+            if any("tangents" in node.name for node in placeholders(made.graph)):
+                graph = torch_bridge.graph_of(made, "joint", "AOT autograd")
+                self.stages["aot.joint"].append(graph)
+            return
+        name = "backward" if made.is_backward else "forward"
+        graph = torch_bridge.graph_of(made.orig_gm, name, "AOT autograd and Inductor's passes")
+        self.stages[f"aot.{name}"].append(graph)
+        self.stages["code"].append(Code(name, text))
+        kernels, calls = torch_compiler.inductor_kernels(made)
+        self.kernels, self.calls = self.kernels + kernels, self.calls + calls
+
+    def dynamo(self, gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """torch.compile's backend for both halves of torch."""
+        self.stages["graph"].append(torch_bridge.graph_of(gm, "graph", "Dynamo"))
+        return torch_compiler.inductor(gm, inputs)
+
+
+@dataclass
+class Comparison(Shown):
+    """Both compilers, stage by stage, and the four ways to join their halves."""
+
+    name: str
+    cells: list[Cell]
+    """Our capture with our compiler and Inductor, torch's with the same."""
+    eager: float | None
+    """Median seconds of a call."""
+    runs: int
+    """Timed calls of each."""
+    notes: list[str]
+
+    @property
+    def ours(self) -> Cell:
+        return self.cells[0]
+
+    @property
+    def theirs(self) -> Cell:
+        return self.cells[-1]
+
+    @property
+    def stages(self) -> dict[str, Stage]:
+        made = self.ours.stages, self.theirs.stages
+        return {name: Stage(name, *(side[name] for side in made)) for name in (*GRAPHS, "code")}
+
+    def __getitem__(self, stage: str) -> Stage:
+        return self.stages[stage]
+
+    def counts(self) -> list[tuple[str, str, str]]:
+        """(what, ours, theirs)"""
+        rows: list[tuple[str, Callable[[Cell], Any]]] = [
+            ("graphs", lambda cell: len(cell.stages["graph"])),
+            ("graph breaks", lambda cell: len(cell.breaks)),
+        ]
+        for name in GRAPHS:
+            rows.append((f"operations in {name}", functools.partial(operations, name)))
+        rows += [("kernels", lambda cell: cell.kernels), ("library calls", lambda cell: cell.calls)]
+        rows.append(("seconds of the first call", lambda cell: f"{cell.first:.2f}"))
+        return [(what, str(read(self.ours)), str(read(self.theirs))) for what, read in rows]
+
+    @property
+    def timing(self) -> str:
+        eager = "" if self.eager is None else f"; eager: {self.eager * 1e6:.0f} us"
+        return f"later: median of {count_text(self.runs, 'call')} in turns{eager}"
+
+    @property
+    def conclusion(self) -> str:
+        return pinned(self.cells)
+
+    def __str__(self) -> str:
+        lines = [f"{self.name} by minicompile and torch.compile: {self.conclusion}", ""]
+        lines += aligned([Cell.HEAD, *(cell.cells() for cell in self.cells)], left=7)
+        lines += [self.timing, "", *aligned([("", OURS, THEIRS), *self.counts()]), *self.notes]
+        return "\n".join([*lines, "", f"to read one: comparison[{' | '.join(self.stages)}]"])
+
+
+def operations(stage: str, cell: Cell) -> int | str:
+    """How many calls the graphs of a stage have."""
+    graphs = cell.stages[stage]
+    return sum(graph.op_count for graph in graphs) if graphs else "-"
+
+
+def pinned(cells: Sequence[Cell]) -> str:
+    """Which half alone explains what is wrong and what is right."""
+    if not any(cell.bad for cell in cells):
+        apart = [f"{c.capture} with {c.compiler}" for c in cells if c.bad is None]
+        return (
+            "all four ways agree with eager"
+            if not apart
+            else (f"what was compiled agrees with eager; not compiled: {', '.join(apart)}")
+        )
+    found = [
+        (half, who)
+        for half, of in (("capture", "capture"), ("compile", "compiler"))
+        for who in dict.fromkeys(getattr(cell, of) for cell in cells)
+        if all(cell.bad in (None, getattr(cell, of) == who) for cell in cells)
+    ]
+    wrong = ", ".join(f"{c.capture} with {c.compiler}" for c in cells if c.bad)
+    if len(found) != 1:
+        return f"wrong: {wrong}; that is not pinned to one half"
+    [(half, who)] = found
+    done = "captures" if half == "capture" else "compiles"
+    return f"the {half} half of {who} is wrong: what it {done} differs from eager, whoever does the rest"
+
+
+def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
+    """Run a function or module through both compilers, and through each one's capture with the other's rest.
+
+    What `mc.compile` returned is compared with its options. The function is called once by float64, by eager
+    and by each of the four ways, on copies, with its backward pass where outputs require grad, and once more
+    for each timed call of the latter five; what it prints is printed each time. Target, arguments and random
+    state stay as they are. So does what torch.compile keeps: what it compiles here is forgotten, except in
+    code of classes that it had compiled before. Random numbers are eager's on both sides (`fallback_random`).
+    Raises what eager raises.
+    """
+    known = api.dispatcher_of(target)
+    options = known.options if known is not None else make_options()
+    dynamic = known.dynamic if known is not None else None
+    target = torch_compiler.torch_original(original_of(target))
+    ours = api.find_backend("inductor", options)
+    cells = [Cell(capture, rest) for capture in (OURS, THEIRS) for rest in (OURS, INDUCTOR)]
+
+    def preparation(cell: Cell) -> Callable[[Any], Callable[..., Any]]:
+        by = cell.listening(ours if cell.compiler == OURS else torch_bridge.to_inductor)
+        make = functools.partial(Dispatcher, backend=by, options=options, dynamic=dynamic)
+        if cell.capture == OURS:
+            return lambda target: behind(target, make, api.compile)
+        backend = functools.partial(torch_bridge.backend, options=options, compile=by)
+        chosen = backend if cell.compiler == OURS else cell.dynamo
+        return lambda target: by_torch(target, chosen, dynamic)
+
+    runs = {
+        name: Measured(accuracy_stage[name], target, args, kwargs, name)
+        for name in (REFERENCE, EAGER)
+    }
+    with torch_compiler.torch_compile_as_found():
+        # torch's capture first: its first use in a process changes nn.Module, which our captures rely on
+        for number, cell in reversed([*enumerate(cells)]):
+            counters = torch_compiler.torch_counters()
+            counters.clear()
+            with torch_compiler.inductor_told(cell.told, fallback_random=True) as notes:
+                run = runs[str(number)] = Measured(preparation(cell), target, args, kwargs, "")
+            cell.first = run.seconds
+            if cell.capture == THEIRS:
+                left, cell.breaks = list(counters["minicompile"]), list(counters["graph_break"])
+                run.compiled = len(cell.stages["graph"]) > len(left)
+                run.note = "; ".join(left)
+            else:
+                cell.breaks = list(run.breaks)
+        runs = {name: runs[name] for name in (REFERENCE, EAGER, *map(str, range(len(cells))))}
+        times, count = timed([*runs.values()][1:])
+    for cell, accuracy, seconds in zip(cells, judgements(runs)[2:], times[1:]):
+        cell.accuracy, cell.seconds = accuracy, seconds
+        if cell.bad is not False:
+            notes.append(f"{cell.capture} with {cell.compiler}: {accuracy.note}")
+    for cell in cells[0], cells[-1]:
+        notes += [f"break by {cell.capture}: {why.splitlines()[0]}" for why in cell.breaks]
+    return Comparison(name_of(target), cells, times[0], count, notes)
+
+
+def by_torch(target: Any, backend: Any, dynamic: bool | None) -> Callable[..., Any]:
+    """The target under torch.compile, as code of its own; what is marked dynamic for us is so for torch."""
+    if not isinstance(target, types.FunctionType):
+        target = calling(target)
+        target.__code__ = target.__code__.replace()
+    compiled = torch.compile(target, backend=backend, dynamic=dynamic)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        for value in compat.tree_leaves((args, kwargs)):
+            for dim in getattr(value, MARK, ()):
+                torch_compiler.mark_for_torch(value, dim)
+        return compiled(*args, **kwargs)
+
+    return run
+
+
+def timed(runs: Sequence[Measured]) -> tuple[list[float | None], int]:
+    """Median seconds of a call of each, made in turns, and how many; None where a call raises."""
+    samples: list[list[float]] = [[] for _ in runs]
+    failed = {number for number, run in enumerate(runs) if run.error is not None}
+    begun, count = time.perf_counter(), 0
+    with same_random_state():
+        while count < FEWEST or (count < MOST and time.perf_counter() - begun < ENOUGH):
+            count += 1
+            for number, run in enumerate(runs):
+                start = time.perf_counter()
+                try:
+                    if number not in failed:
+                        run.again()
+                    if torch.cuda.is_initialized():
+                        torch.cuda.synchronize()
+                except Exception:  # of what the first call left behind
+                    failed.add(number)
+                samples[number].append(time.perf_counter() - start)
+    medians = map(statistics.median, samples)
+    return [None if i in failed else found for i, found in enumerate(medians)], count

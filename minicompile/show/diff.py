@@ -1,0 +1,113 @@
+"""Differences: two columns, row by row, with the cause of each change; the steps of a trace as slides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from difflib import SequenceMatcher
+from itertools import groupby
+
+from minicompile.debug.diff import Diff, Row, Steps, of_pass, of_texts
+from minicompile.ops.graph import PassRecord
+from minicompile.provenance import Piece
+from minicompile.show.html import box, details, heading, shows, steps, table, text
+from minicompile.show.listing import from_text
+from minicompile.show.palette import BAD, GOOD, line_colour
+from minicompile.show.syntax import highlight
+
+FAINT, STRONG = "1f", "66"
+"""How much of a colour lies over the theme's own ground: in a line, and in its words that changed."""
+
+
+def marked(old: str, new: str) -> list[str]:
+    """Both lines, the words in which they differ on a coloured ground."""
+    words: list[list[str]] = [re.findall(r"\w+|\s+|[^\w\s]", side) for side in (old, new)]
+    sides = ["", ""]
+    for kind, *bounds in SequenceMatcher(None, words[0], words[1], autojunk=False).get_opcodes():
+        for side, hue in enumerate((BAD, GOOD)):
+            part = "".join(words[side][slice(*bounds[2 * side : 2 * side + 2])])
+            shown = highlight(part, "python")[0]
+            if kind != "equal" and part:
+                shown = f'<span style="background-color:{hue}{STRONG}">{shown}</span>'
+            sides[side] += shown
+    return sides
+
+
+def side_html(piece: Piece | None, content: str, hue: str, note: str = "") -> str:
+    """One side of a row, striped with the colour of its source line."""
+    if piece is None:
+        return '<td style="width:39%"></td>'
+    stripe = line_colour(piece.lines[-1]) if piece.lines else "transparent"
+    ground = f";background-color:{hue}{FAINT}" * bool(hue)
+    told = "\n".join(filter(None, [piece.detail, from_text(piece.lines), *piece.why]))
+    style = f"width:39%;border-left:4px solid {stripe};white-space:pre-wrap{ground}"
+    remark = f"  <small>{text(note)}</small>" * bool(note)
+    return f'<td style="{style}" title="{text(told)}"><code>{content}</code>{remark}</td>'
+
+
+def row_html(row: Row) -> str:
+    """Before and after."""
+    old, new = row.texts
+    changed, hues = row.status == "changed", ("", "") if row.status == "same" else (BAD, GOOD)
+    shown = marked(old, new) if changed else [highlight(side, "python")[0] for side in (old, new)]
+    before = side_html(row.before, shown[0], hues[0])
+    return before + side_html(row.after, shown[1], hues[1], row.note)
+
+
+def rows_html(rows: Sequence[Row]) -> str:
+    """A table; rows with one cause share its chip."""
+    body = ""
+    for cause, group in groupby(rows, lambda row: row.cause):
+        cells = list(map(row_html, group))
+        chip = f'<small class="chip" style="color:#d97706">{text(cause)}</small>' if cause else ""
+        cells[0] += f'<td rowspan="{len(cells)}" style="vertical-align:top">{chip}</td>'
+        body += "".join(f"<tr>{cell}</tr>" for cell in cells)
+    style = "width:100%;table-layout:fixed"
+    return f'<table class="t diff" style="{style}"><tbody>{body}</tbody></table>'
+
+
+def diff_html(diff: Diff) -> str:
+    """All rows; what is equal is folded."""
+    out, shown = "", ""
+    if diff.facts:
+        marks = ("{}", "<b>{}</b>")
+        cells = (
+            [text(n), *(marks[a != b].format(text(v)) for v in (a, b))] for n, a, b in diff.facts
+        )
+        out = table(("", "before", "after"), cells)
+    for part, rows, headline in diff.runs:
+        out += heading(part) * (part != shown)
+        shown = part
+        content = rows_html(rows)
+        out += details(headline, "", content) if headline else content
+    return out
+
+
+shows(Diff)(lambda diff: box(diff.title, diff.summary, diff_html(diff)))
+
+
+@shows(Steps)
+def steps_view(made: Steps) -> str:
+    """A table of all steps, and a slide for each that changed something."""
+    rows = ([str(i), *map(text, row)] for i, row in enumerate(made.overview))
+    frames = [("overview", made.title, table(("", "step", "holds", "changes"), rows, numbers=(0,)))]
+    for i, (diff, (name, holds, changes)) in enumerate(zip(made.steps, made.overview)):
+        if diff.changes:
+            content = diff_html(replace(diff, facts=()))
+            frames.append((f"{i} {name}", f"{holds} · {changes}", content))
+    idle = len(made.steps) - len(frames) + 1
+    return box(made.title, f"{idle} of them changed nothing: they have no slide", steps(frames))
+
+
+def pass_parts(record: PassRecord) -> tuple[str, str, str]:
+    """Title, summary and difference of a pass."""
+    changes = f"{record.changed} changes" if record.changed else "no change"
+    parts = [heading(r.title) + diff_html(of_texts(r.before, r.after)) for r in record.rewrites]
+    whole = of_pass(record)
+    if whole.changes:
+        parts.append(heading("the whole graph") * bool(parts) + diff_html(whole))
+    return whole.title, changes, "".join(parts)
+
+
+shows(PassRecord)(lambda record: box(*pass_parts(record)))

@@ -1,0 +1,251 @@
+"""The stages of a trace side by side, as lines that know the operations they came from.
+
+    Explorer := trace, open: names of panes, panes: [Pane], in the order of the corridor
+    Pane     := key, title, about, width, [Section]
+    Section  := title, [Piece], first number, language, graph, framed
+
+What `trace.explore()` returns. `show/trace.py` makes a linked page of it; a terminal gets its first lines.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from torch import fx
+
+from minicompile.codegen.plan import CodeLine, KernelSource
+from minicompile.errors import MinicompileError
+from minicompile.ops.display import Shown, count_text
+from minicompile.ops.origin import Origin, SourceLine, short_file
+from minicompile.pipeline_result import Trace
+from minicompile.provenance import Piece
+from minicompile.show.html import cut, few
+from minicompile.show.schedule import node_title, operations
+
+OPEN_AT_FIRST = ("source", "aot", "loops", "kernels")
+OPEN_WITH_ASSEMBLY = ("source", "kernels", "ptx", "sass")
+MOST_OPEN = 4
+
+LEVELS = {"ttir": 1.4, "ttgir": 1.4, "llir": 1.4, "ptx": 1.2, "sass": 1.4}
+"""Panes below a Triton kernel, and their widths."""
+
+DEF_SEARCH = 60
+"""How far above a function's first used line its `def` is looked for."""
+
+AROUND = 4
+"""Lines shown on either side of one that did something."""
+
+SHORT = 12
+"""Lines of a pane in the text form."""
+
+
+@dataclass
+class Section:
+    """Lines below one headline. `first` numbers them; `graph` is "forward", "backward" or ""; `of`: the
+    numbers of the kernel's lines that they came from, 0 for none."""
+
+    title: str
+    pieces: Sequence[Piece]
+    first: int | None = None
+    language: str = "python"
+    graph: str = ""
+    framed: bool = False
+    of: Sequence[int] = ()
+
+
+@dataclass
+class Pane:
+    """One stage as lines; `width` is relative to the other panes."""
+
+    key: str
+    title: str
+    about: str
+    width: float
+    sections: list[Section]
+
+    @property
+    def lines(self) -> int:
+        return sum(len(section.pieces) for section in self.sections)
+
+
+def is_weak(piece: Piece) -> bool:
+    """Whether it computes nothing itself: a loop's head, a brace, an input."""
+    if isinstance(piece.subject, fx.Node):
+        return piece.subject.op == "placeholder"
+    return isinstance(piece.subject, CodeLine) and piece.subject.scaffold
+
+
+def function_start(file: str, function: str, first: int) -> int:
+    """The line of the `def` above a used line, or that line itself."""
+    name = function.rsplit(".", 1)[-1]
+    heads = (f"def {name}(", f"async def {name}(")
+    for number in range(first, max(first - DEF_SEARCH, 0), -1):
+        if linecache.getline(file, number).lstrip().startswith(heads):
+            return number
+    return first
+
+
+def source_sections(pieces: Iterable[Piece]) -> Iterator[Section]:
+    """The user's functions, in the order in which the captured graph first needed them; a line has the
+    operations of everything it did, calls included."""
+    functions: dict[tuple[str, str], dict[int, set[Origin]]] = {}
+    captured_first = sorted(pieces, key=lambda piece: piece.stage != "capture")
+    for origin in dict.fromkeys(o for piece in captured_first for o in sorted(piece.origins)):
+        for line in origin.stack:
+            used = functions.setdefault((line.file, line.function), {})
+            used.setdefault(line.line, set()).add(origin)
+    for (file, function), used in functions.items():
+        first, last = function_start(file, function, min(used)), max(used)
+        code = {n: linecache.getline(file, n).rstrip("\n") for n in range(first, last + 1)}
+        margin = min((len(c) - len(c.lstrip()) for c in code.values() if c.strip()), default=0)
+        near = {n for line in used for n in range(line - AROUND, line + AROUND + 1)} & {*code}
+        title, lines = f"{function} · {short_file(file)}", list[Piece]()
+        for number in sorted(near | {first}):
+            at, made = SourceLine(file, number, function), frozenset(used.get(number, ()))
+            if lines and number > first + len(lines):
+                yield Section(title, lines, first)
+                left_out = number - first - len(lines)
+                title, lines, first = f"⋯ {left_out} lines without operations", [], number
+            calls = few(sorted(o.target for o in made), 6)
+            told = f"{count_text(len(made), 'operation')}: {calls}" if made else ""
+            text, own = code[number][margin:], at if made else None
+            lines.append(Piece("source", at.place, text, made, at, told, line=own))
+        yield Section(title, lines, first)
+
+
+def loop_sections(graph: str, compiled: Any, pieces: list[Piece]) -> Iterator[Section]:
+    """The loop IR in the frames of the kernels that compute it."""
+    left = {piece.name: piece for piece in pieces}
+    for node in compiled.schedule.nodes:
+        inside = [left.pop(o.name) for o in operations(node) if o.name in left]
+        yield Section(node_title(node), inside, graph=graph, framed=True)
+    if left:
+        yield Section("in no kernel", list(left.values()), graph=graph)
+
+
+def kernel_sections(graph: str, compiled: Any, pieces: list[Piece]) -> Iterator[Section]:
+    """The kernels of one graph, numbered line by line."""
+    left = iter(pieces)
+    for kernel in compiled.kernels:
+        title, lines = f"{kernel.name} · {kernel.language}", list(islice(left, len(kernel.lines)))
+        yield Section(title, lines, 1, kernel.language, graph)
+
+
+def plain(first: int | None) -> Callable[[str, Any, list[Piece]], Iterator[Section]]:
+    return lambda graph, compiled, pieces: iter([Section(graph, pieces, first, graph=graph)])
+
+
+PANES = (
+    ("bytecode", "Bytecode", "as interpreted", 0.9, plain(0)),
+    ("capture", "Graph", "captured", 1.1, plain(None)),
+    ("joint", "Joint graph", "forward and backward", 1.2, plain(None)),
+    ("aot", "ATen graph", "functional", 1.2, plain(None)),
+    ("loops", "Loops, scheduled", "by kernel", 1.3, loop_sections),
+    ("schedule", "Fusion decisions", "in order", 1.0, plain(0)),
+    ("kernels", "Kernels", "generated code", 1.4, kernel_sections),
+    ("wrapper", "Wrapper", "Python", 1.2, plain(1)),
+)
+"""Panes with the forward above the backward: key, title, remark, width, sections of one graph."""
+
+
+def trace_panes(trace: Trace) -> Iterator[Pane]:
+    """The panes of a trace, without assembly. A stage that was reached has one, empty or not."""
+    reached = ["bytecode", *trace.stages, *(["aot.joint"] if trace.aot and trace.aot.joint else [])]
+    found: dict[str, dict[str, list[Piece]]] = {stage.split(".")[-1]: {} for stage in reached}
+    pieces = list(trace.pieces())
+    for piece in pieces:
+        graph, _, key = piece.stage.rpartition(".")
+        if graph == "aot":
+            graph, key = ("", key) if key == "joint" else (key, graph)
+        found.setdefault(key, {}).setdefault(graph, []).append(piece)
+    yield Pane("source", "Python", trace.name, 1.1, list(source_sections(pieces)))
+    for key, title, about, width, view in PANES:
+        sections: list[Section] = []
+        for graph, made in found.get(key, {}).items():
+            parts = list(view(graph, trace.graphs.get(graph), made))
+            if len(found[key]) > 1 and parts[0].title != graph:
+                sections.append(Section(graph, (), graph=graph))
+            sections += parts
+        if key in found:
+            yield Pane(key, title, about, width, sections)
+
+
+def below(kernel: KernelSource, graph: str, level: str, assembly: Any) -> Section:
+    """The lines of one level below a kernel, with the origins of the kernel lines they came from."""
+    pieces, numbers = [], []
+    places = zip(assembly.levels[level].splitlines(), assembly.kernel_lines(level), strict=False)
+    for number, (content, at) in enumerate(places, 1):
+        line, told = CodeLine(content), ""
+        if at is not None:
+            above, mark = kernel.lines[at], content.lstrip().startswith((".loc", "//"))
+            line = CodeLine(content, above.origins, above.scaffold or mark)
+            told = f"line {at + 1} of {kernel.name}: {above.text.strip()}"
+        name = f"{kernel.name}:{number}"
+        pieces.append(Piece(f"{graph}.{level}", name, content, line.origins, line, told))
+        numbers.append(0 if at is None else at + 1)
+    return Section(f"{kernel.name} · {assembly.target}", pieces, 1, level, graph, of=numbers)
+
+
+def assembly_panes(trace: Trace) -> Iterator[Pane]:
+    """What the trace's Triton kernels become on their way to a GPU; none is needed.
+
+    Raises MinicompileError where no kernel is Triton's, BackendError without Triton.
+    """
+    from minicompile.runtime.assembly import cross_compile
+
+    every = [(graph, k) for graph, compiled in trace.graphs.items() for k in compiled.kernels]
+    made = [(graph, k, cross_compile(k)) for graph, k in every if k.language == "triton"]
+    if not made:
+        how = "trace mc.compile(fn, options={'device_codegen': 'triton'}) and they are"
+        raise MinicompileError(f"no kernel of {trace.name} is Triton's, which have PTX: {how}")
+    for level, width in LEVELS.items():
+        if sections := [below(k, g, level, a) for g, k, a in made if level in a.levels]:
+            yield Pane(level, level.upper(), "cross-compiled, no GPU", width, sections)
+
+
+@dataclass(eq=False)
+class Explorer(Shown):
+    """The linked view of a trace. `open` names the panes it opens with, one to four; empty: the usual."""
+
+    trace: Trace
+    open: Sequence[str] = ()
+    assembly: bool = False
+    panes: list[Pane] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.panes = list(trace_panes(self.trace))
+        if self.assembly:
+            self.panes += assembly_panes(self.trace)
+        known = [pane.key for pane in self.panes]
+        usual = OPEN_WITH_ASSEMBLY if self.assembly else OPEN_AT_FIRST
+        chosen = tuple(self.open) or tuple(key for key in usual if key in known)
+        for key in chosen:
+            if key not in known:
+                needs = ", which assembly=True adds," * (key in LEVELS and not self.assembly)
+                told = f"no pane {key!r}{needs} in the trace of {self.trace.name}"
+                raise ValueError(f"{told}; it has: {', '.join(known)}")
+        if len(set(chosen)) != len(chosen) or len(chosen) > MOST_OPEN:
+            raise ValueError(f"open one to {MOST_OPEN} different panes, not {', '.join(chosen)}")
+        self.open = chosen
+
+    def pane(self, key: str) -> Pane:
+        return next(pane for pane in self.panes if pane.key == key)
+
+    def __str__(self) -> str:
+        others = [pane.key for pane in self.panes if pane.key not in self.open]
+        lines = [f"explorer of {self.trace.name}: {', '.join(self.open)}"]
+        lines += [f"not open: {', '.join(others)}"] if others else []
+        for pane in map(self.pane, self.open):
+            lines += ["", f"{pane.title} ({count_text(pane.lines, 'line')})"]
+            pieces = [piece for section in pane.sections for piece in section.pieces]
+            for piece in pieces[:SHORT]:
+                places = few((line.place for line in piece.lines), 3)
+                lines.append(f"  {cut(piece.text, 64):<64}  {places}".rstrip())
+            if len(pieces) > SHORT:
+                stages = f'trace.explore(["{pane.key}"]) in a notebook or trace.save(folder)'
+                lines.append(f"  and {len(pieces) - SHORT} more: {stages} shows all")
+        return "\n".join(lines)

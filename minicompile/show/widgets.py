@@ -1,0 +1,167 @@
+"""What if: an experiment's outcome as a picture, and its knobs as a panel of ipywidgets.
+
+A change of a control compiles at once; while that runs, the controls are off. What goes wrong is told in
+the panel. The pictures are plain HTML, which stays when a notebook is opened without its widgets.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from minicompile.api import backends
+from minicompile.codegen.generate import code_generator
+from minicompile.debug.experiment import Experiment, KernelChanges, Outcome
+from minicompile.ops.display import bytes_text, count_text, to_html
+from minicompile.options import CHOICES
+from minicompile.scheduling.nodes import FusionDecision, Pair, Schedule
+from minicompile.show.html import box, columns, details, heading, inside, shows, table, text
+
+DYNAMIC = {"automatic": None, "yes": True, "no": False}
+"""By names: to a widget None would be that nothing is chosen."""
+MOST_KERNELS = 12
+"""Of the kernels that differ, so many of each side are shown."""
+
+
+@shows(KernelChanges)
+def changes_view(changes: KernelChanges) -> str:
+    """Code side by side."""
+    sides = []
+    for title, kernels in (("before", changes.before), ("after", changes.after)):
+        more = len(kernels) - MOST_KERNELS
+        shown = "".join(inside(kernel) for kernel in kernels[:MOST_KERNELS]) or "<p>none</p>"
+        sides.append(heading(title) + shown + f"<p>and {more} more in .{title}</p>" * (more > 0))
+    return columns(*sides)
+
+
+@shows(Outcome)
+def outcome_view(found: Outcome) -> str:
+    """Before and after: answer, time, costs, kernels as loops and as code, decisions, refusals."""
+    parts = ["".join(f"<p><b>refused</b> {text(why)}</p>" for why in found.after.refused)]
+    rows = ([text(cell) for cell in row] for row in found.rows)
+    parts.append(table(("", "before", "after"), rows, numbers=(1, 2)))
+    for graph, (costs, code) in found.graphs.items():
+        count = count_text(len(code.before) + len(code.after), "kernel")
+        parts += [heading(graph), inside(costs), details("code that differs", count, inside(code))]
+    if not found.graphs:
+        parts.append("<p>One of the sides has no kernels: its backend stops before them.</p>")
+    return box("what if", found.title.removeprefix("what if of "), *parts)
+
+
+shows(Experiment)(lambda experiment: outcome_view(experiment.run()))
+
+
+class Panel:
+    """The controls of an experiment; `box` is the widget. Raises ImportError where ipywidgets is missing."""
+
+    AS_DECIDED = "as decided"
+
+    def __init__(self, experiment: Experiment, first: Outcome) -> None:
+        import ipywidgets
+
+        def choice(name: str, options: Any, value: Any) -> Any:
+            return ipywidgets.Dropdown(description=name, options=options, value=value)
+
+        self.experiment = experiment
+        self.wishes: dict[Pair, str] = {}
+        base, options = experiment.base, experiment.base.options
+        self.knobs = {
+            "graph": choice("graph", list(first.before.graphs) or [base.graph], base.graph),
+            "backend": choice("backend", list(backends), base.backend),
+            "dynamic": choice(
+                "dynamic", list(DYNAMIC), {v: k for k, v in DYNAMIC.items()}[base.dynamic]
+            ),
+            "device_codegen": choice("language", ["auto", *code_generator], options.device_codegen),
+            "inline": choice("inline", CHOICES["inline"], options.inline),
+        }
+        wide = {"layout": ipywidgets.Layout(width="98%")}
+        self.decision = ipywidgets.Select(rows=8, description="fusion", **wide)
+        self.wish = ipywidgets.ToggleButtons(
+            options=[self.AS_DECIDED, "force apart", "force together"]
+        )
+        self.axis = choice("tile", ["as planned", "x", "r", "square"], "as planned")
+        sizes = [1 << i for i in range(15)]
+        self.size = ipywidgets.SelectionSlider(options=sizes, value=64, continuous_update=False)
+        self.status, self.result = ipywidgets.HTML(), ipywidgets.HTML()
+        self.controls = [*self.knobs.values(), self.decision, self.wish, self.axis, self.size]
+        rows = ([*self.knobs.values()], [self.decision], [self.wish, self.axis, self.size])
+        lines = (
+            ipywidgets.HBox(row, layout=ipywidgets.Layout(flex_flow="row wrap")) for row in rows
+        )
+        self.box = ipywidgets.VBox([*lines, self.status, self.result])
+        self.busy = True
+        self.show(first)
+        self.busy = False
+        self.decision.observe(self.chosen, "value")
+        for control in self.controls:
+            if control is not self.decision:
+                control.observe(self.update, "value")
+
+    def changes(self) -> dict[str, Any]:
+        """What the controls say, as `Experiment.run` takes it."""
+        found = {name: control.value for name, control in self.knobs.items()}
+        found["dynamic"] = DYNAMIC[found["dynamic"]]
+        for name, wanted in (("forbid", "force apart"), ("fuse", "force together")):
+            found[name] = tuple(pair for pair, wish in self.wishes.items() if wish == wanted)
+        if self.axis.value != "as planned":
+            found["tiles"] = {self.axis.value: self.size.value}
+        return found
+
+    def chosen(self, change: object) -> None:
+        """Another decision is selected: the buttons show what is wished for it."""
+        if not self.busy:
+            self.busy = True
+            self.wish.value = self.wishes.get(self.decision.value, self.AS_DECIDED)
+            self.busy = False
+
+    def update(self, change: dict[str, Any]) -> None:
+        """A control was changed: compile and show."""
+        if self.busy:
+            return
+        if change["owner"] is self.wish and self.decision.value is not None:
+            self.wishes[self.decision.value] = self.wish.value
+        self.busy, self.status.value = True, "<p>compiling …</p>"
+        self.enable(False)
+        try:
+            self.show(self.experiment.run(**self.changes()))
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}\nBelow is what was compiled last."
+            self.status.value = f"<pre>{text(told)}</pre>"
+        finally:
+            self.enable(True)
+            self.busy = False
+
+    def enable(self, on: bool) -> None:
+        for control in self.controls:
+            control.disabled = not on
+
+    def show(self, outcome: Outcome) -> None:
+        """The outcome, and the decisions that can be overruled."""
+        self.result.value, self.status.value = to_html(outcome), ""
+        knobs, kept = outcome.after.knobs, self.decision.value
+        stages = self.experiment.plain(knobs).graphs.get(knobs.graph)
+        decisions = asked_of(stages.schedule) if stages is not None else {}
+        self.wishes = {pair: wish for pair, wish in self.wishes.items() if pair in decisions}
+        labels = []
+        for pair, decision in decisions.items():
+            verdict = self.wishes.get(pair) or ("fused" if decision.fused else "kept apart")
+            told = f"{' + '.join(pair)}: {verdict}, {bytes_text(decision.score)}. {decision.reason}"
+            labels.append((told, pair))
+        self.decision.options = labels
+        if kept in decisions:
+            self.decision.value = kept
+        self.wish.value = self.wishes.get(self.decision.value, self.AS_DECIDED)
+
+
+def asked_of(schedule: Schedule) -> dict[Pair, FusionDecision]:
+    """Two nodes for each decision about loops: of either side the first that touches what it is about."""
+    found = {}
+    for decision in schedule.decisions:
+        about = {buffer for buffer, _ in decision.saved[:1]}
+        if decision.cause != "extern":
+            sides = (decision.producers, decision.consumers)
+            a, b = (
+                next((n for n in s if about & {d.buffer for d in (*n.reads, *n.writes)}), s[0])
+                for s in sides
+            )
+            found[a.name, b.name] = decision
+    return found

@@ -1,0 +1,245 @@
+"""The explorer in Chromium: what is lit is what shares an operation, in every pane, drawn or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minicompile.codegen.plan import CodeLine
+from minicompile.ops.display import Shown, to_html
+from minicompile.pipeline_result import Trace
+from minicompile.show.explorer import Explorer
+from minicompile.show.syntax import highlight
+from tests.browser.pages import Pages
+from tests.show import example
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    return example.trace()
+
+
+@pytest.fixture
+def show(pages: Pages, tmp_path: Path) -> Iterator[Open]:
+    """Open objects, one below the other, in a page that asks for nothing else and raises nothing."""
+    page, asked, complained = None, len(pages.requests), len(pages.complaints)
+
+    def open_page(*objects: Shown) -> Any:
+        nonlocal page
+        file = tmp_path / "page.html"
+        views = "".join(map(to_html, objects))
+        file.write_text(f"<!doctype html><meta charset='utf-8'><body>{views}", encoding="utf-8")
+        page = pages.open(file.as_uri())
+        return page
+
+    yield open_page
+    if page is not None:
+        page.close()
+    assert len(pages.requests) <= asked + 1 and pages.complaints[complained:] == []
+
+
+def lit(page: Any, number: int = 0) -> set[tuple[str, int]]:
+    roots = "[...document.querySelectorAll('.mc.trace')]"
+    return {tuple(found) for found in page.evaluate(f"{roots}[{number}].explorer.lit()")}
+
+
+def line(page: Any, pane: str, number: int, copy: int = 0) -> Any:
+    root = page.locator(".mc.trace").nth(copy)
+    return root.locator(f'.pane[data-p="{pane}"] .ln[data-n="{number}"]')
+
+
+def sharing(explorer: Explorer, pane: str, number: int) -> set[tuple[str, int]]:
+    """Which lines share an operation with a line: by the origins, without any of the view's data."""
+    lines = {
+        (shown.key, n): piece
+        for shown in explorer.panes
+        for n, piece in enumerate(p for section in shown.sections for p in section.pieces)
+    }
+    asked = lines[pane, number].origins
+    return {at for at, piece in lines.items() if piece.origins & asked} | {(pane, number)}
+
+
+def test_pointing_lights_exactly_what_shares_an_operation(show: Open, trace: Trace) -> None:
+    explorer, page = trace.explore(), show(trace)
+    for pane in explorer.open:
+        for number in range(explorer.pane(pane).lines):
+            line(page, pane, number).hover()
+            assert lit(page) == sharing(explorer, pane, number), (pane, number)
+    drawn = {
+        (found.evaluate("e => e.closest('.pane').dataset.p"), int(found.get_attribute("data-n")))
+        for found in page.locator(".ln.hot, .ln.warm").all()
+    }
+    assert drawn == {at for at in lit(page) if at[0] in explorer.open}
+
+
+def test_lines_that_compute_nothing_are_lit_weakly(show: Open) -> None:
+    trace = example.trace()
+    kernel = trace.kernels[0]
+    for number in (1, 2):
+        kernel.lines[number] = CodeLine(kernel.lines[number].text, example.of(example.RELU), True)
+    page = show(trace)
+    line(page, "source", 2).hover()
+    weak = page.locator(".pane[data-p=kernels] .ln.warm")
+    assert [int(found.get_attribute("data-n")) for found in weak.all()] == [1, 2]
+    assert {("kernels", 1), ("kernels", 4)} <= lit(page)
+    line(page, "kernels", 1).hover()
+    assert "hot" in line(page, "kernels", 1).get_attribute("class")
+
+
+def test_two_copies_live_side_by_side(show: Open, trace: Trace) -> None:
+    page = show(trace, trace)
+    line(page, "source", 2, copy=1).hover()
+    assert lit(page, 0) == set() and ("kernels", 4) in lit(page, 1)
+    line(page, "source", 3, copy=0).click()
+    line(page, "source", 2, copy=1).hover()
+    assert ("kernels", 10) in lit(page, 0) and ("kernels", 10) not in lit(page, 1)
+
+
+@pytest.fixture
+def long() -> Trace:
+    """A trace whose wrapper has 3,000 lines, the last of which has the operation of source line 13."""
+    trace = example.trace()
+    trace.forward.wrapper.lines[:] = [CodeLine(f"    pass  # {n}") for n in range(2999)]
+    trace.forward.wrapper.lines.append(CodeLine("    last = 1", example.of(example.SOFTMAX)))
+    return trace
+
+
+MIDDLE_IS_A_LINE = """() => {
+    const view = document.querySelector(".pane[data-p=wrapper] .view").getBoundingClientRect();
+    const at = document.elementFromPoint(view.left + 60, view.top + view.height / 2);
+    return at && at.closest(".ln");
+}"""
+
+
+def test_only_lines_in_sight_are_drawn_and_none_is_missing(show: Open, long: Trace) -> None:
+    page = show(long.explore(["source", "wrapper"]))
+    assert page.locator(".ln").count() < 120
+    texts = page.evaluate("document.querySelector('.mc.trace').explorer.lines('wrapper')")
+    wrapped = [code.text for graph in long.graphs.values() for code in graph.wrapper.lines]
+    assert texts == wrapped
+    view = page.locator(".pane[data-p=wrapper] .view")
+    for part in (0.25, 0.5, 1.0, 0.1):
+        view.evaluate("(view, part) => { view.scrollTop = part * view.scrollHeight; }", part)
+        page.wait_for_function(MIDDLE_IS_A_LINE)
+        assert page.locator(".ln").count() < 160
+    assert page.locator(".pane[data-p=wrapper] h4").inner_text().endswith("forward")
+
+
+def test_a_click_pins_and_brings_the_lines_into_sight(show: Open, long: Trace) -> None:
+    page = show(long.explore(["source", "wrapper"]))
+    line(page, "source", 3).click()
+    assert line(page, "wrapper", 2999).is_visible()
+    assert "pinned" in line(page, "source", 3).get_attribute("class")
+    before = lit(page)
+    line(page, "source", 2).hover()
+    assert lit(page) == before
+    assert page.locator("path").count() > 0
+    page.keyboard.press("Escape")
+    assert lit(page) == set() and page.locator(".pinned, .hot, path").count() == 0
+
+
+def focused(page: Any) -> tuple[str, int]:
+    found = page.evaluate(
+        "[document.activeElement.closest('.pane')?.dataset.p, document.activeElement.dataset.n]"
+    )
+    return found[0], int(found[1])
+
+
+def test_arrow_keys_move_within_and_across_panes(show: Open, trace: Trace) -> None:
+    page = show(trace)
+    line(page, "source", 1).focus()
+    for key, at in (
+        ("ArrowDown", ("source", 2)),
+        ("ArrowRight", ("aot", 3)),
+        ("ArrowRight", ("loops", 1)),
+        ("ArrowRight", ("kernels", 4)),
+        ("ArrowDown", ("kernels", 5)),
+        ("ArrowLeft", ("loops", 1)),
+        ("ArrowUp", ("loops", 0)),
+    ):
+        page.keyboard.press(key)
+        assert focused(page) == at, key
+        assert lit(page) == sharing(trace.explore(), *at)
+    style = "getComputedStyle(document.activeElement).outlineStyle"
+    assert page.evaluate(style) == "solid", "where the focus is can be seen"
+    page.keyboard.press("Enter")
+    assert "pinned" in line(page, "loops", 0).get_attribute("class")
+
+
+def test_search_jumps_from_match_to_match(show: Open, long: Trace) -> None:
+    page = show(long.explore(["source", "wrapper"]))
+    page.locator("input[aria-label=search]").fill("2 softmax")
+    assert "0 found" in page.locator(".bar").inner_text()
+    page.locator("input[aria-label=search]").fill("# 199")
+    assert "11 found" in page.locator(".bar").inner_text()
+    for key, at in (("Enter", 199), ("Enter", 1990), ("Enter", 1991), ("Shift+Enter", 1990)):
+        page.keyboard.press(key)
+        assert line(page, "wrapper", at).is_visible()
+        assert "found" in line(page, "wrapper", at).get_attribute("class")
+
+
+def test_the_filter_hides_what_does_not_match(show: Open, long: Trace) -> None:
+    page = show(long.explore(["source", "wrapper"]))
+    page.locator("input[aria-label=filter]").fill("RELU")
+    shown = [found.inner_text() for found in page.locator(".ln").all()]
+    assert shown and all("relu" in found.lower() for found in shown)
+    assert page.locator(".pane[data-p=wrapper] h4").inner_text().endswith("1 of 3008 lines")
+    page.locator("input[aria-label=filter]").fill("")
+    assert line(page, "source", 3).is_visible() and line(page, "wrapper", 3).is_visible()
+
+
+def opened(page: Any) -> list[str]:
+    return page.locator(".pane").evaluate_all("(panes) => panes.map((pane) => pane.dataset.p)")
+
+
+def test_rooms_and_menus_choose_up_to_four_panes(show: Open, trace: Trace) -> None:
+    page = show(trace.explore(["source", "kernels"]))
+    assert opened(page) == ["source", "kernels"]
+    for room in ("loops", "bytecode"):
+        page.locator(f".room[data-p={room}]").click()
+    assert opened(page) == ["source", "bytecode", "loops", "kernels"]
+    page.locator(".room[data-p=aot]").click()  # the one open longest makes room
+    assert opened(page) == ["bytecode", "aot", "loops", "kernels"]
+    page.locator(".pane[data-p=aot] select").select_option("wrapper")
+    assert opened(page) == ["bytecode", "wrapper", "loops", "kernels"]
+    page.locator(".pane[data-p=wrapper] select").select_option("kernels")  # they change places
+    assert opened(page) == ["bytecode", "kernels", "loops", "wrapper"]
+    page.locator(".room[data-p=loops]").press("Enter")
+    assert opened(page) == ["bytecode", "kernels", "wrapper"]
+    pressed = page.locator(".room[aria-pressed=true]").evaluate_all(
+        "(r) => r.map((x) => x.dataset.p)"
+    )
+    assert pressed == ["bytecode", "kernels", "wrapper"]
+
+
+def test_colours_in_the_browser_are_those_of_python(show: Open, trace: Trace) -> None:
+    trace = example.trace()
+    code = 'for (float x0 = 1e-5f; x0 < 8; ++x0) y[x0] = f("a<b>"); // end', "#pragma omp simd"
+    trace.kernels[0].lines[:] = [CodeLine(text) for text in code]
+    trace.kernels[0].language = "cpp"
+    page = show(trace.explore(["source", "kernels"]))
+    for pane in trace.explore(["source", "kernels"]).panes:
+        shown = [(p.text, s.language) for s in pane.sections for p in s.pieces]
+        for number, (text, language) in enumerate(shown if pane.key in opened(page) else ()):
+            drawn = line(page, pane.key, number).evaluate("(line) => line.innerHTML")
+            plain = highlight(text, language)[0].replace("&#x27;", "'").replace("&quot;", '"')
+            assert drawn.partition("</i>")[2] == plain
+
+
+def test_without_scripts_colours_and_titles_stay(pages: Pages, long: Trace, tmp_path: Path) -> None:
+    file = tmp_path / "still.html"
+    file.write_text(
+        f"<!doctype html><meta charset='utf-8'>{to_html(long.explore(['source', 'wrapper']))}"
+    )
+    page = pages.context.browser.new_page(java_script_enabled=False)
+    page.goto(file.as_uri())
+    assert page.locator(".pane[data-p=wrapper] .ln").count() == 40
+    assert page.get_by_text("and 2968 more lines").is_visible()
+    softmax = page.locator(".pane[data-p=source] .ln").nth(3)
+    assert "1 operation: torch.softmax" in softmax.get_attribute("title")
+    page.close()

@@ -1,0 +1,318 @@
+"""`mc.what_if(fn, *args).run(...)`: variants that are really compiled, with answers that are checked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import minicompile as mc
+from minicompile.codegen.plan import KernelPlan
+from minicompile.debug import experiment
+from minicompile.debug.experiment import Experiment, Outcome, tile_refusal
+from minicompile.errors import OptionError
+from minicompile.extension import FusionPolicy, fusion_rule, lowering, plan_rule
+from minicompile.lowering.rules.common import elementwise
+from minicompile.ops.display import to_html
+from minicompile.options import Options
+from minicompile.scheduling.explain import totals
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two calls of each side are enough to see that they are timed."""
+    monkeypatch.setattr(experiment, "FEWEST_CALLS", 2)
+    monkeypatch.setattr(experiment, "SECONDS", 0.0)
+
+
+def scores(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(torch.relu(x) * 2, -1).sum(0)
+
+
+def through_a_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = torch.relu(x)
+    return y @ w + y
+
+
+X, W = torch.randn(64, 128), torch.randn(128, 128)
+
+
+def kernels(outcome: Outcome, graph: str = "forward") -> tuple[int, int]:
+    return tuple(len(side.graphs[graph].kernels) for side in (outcome.before, outcome.after))  # type: ignore[return-value]
+
+
+def good(outcome: Outcome) -> bool:
+    return all(
+        side.accuracy.verdict in ("same as eager", "as accurate as eager")
+        for side in (outcome.before, outcome.after)
+    )
+
+
+def test_a_pair_kept_apart_is_two_kernels_that_run_and_cost_what_the_schedule_foretold() -> None:
+    wished: dict[str, Any] = {"forbid": [("buf0", "buf1")]}
+    outcome = mc.what_if(scores, X).run(**wished)
+    assert kernels(outcome) == (2, 3) and good(outcome) and not outcome.refused
+    foretold = mc.trace(scores, X).schedule.what_if(**wished)
+    costs, code = outcome.graphs["forward"]
+    assert costs.rows == foretold.rows
+    assert [str(k) for k in costs.kernels[1]] == [str(k) for k in foretold.kernels[1]]
+    assert [str(d) for d in costs.decisions[1]] == [str(d) for d in foretold.decisions[1]]
+    assert len(code.before) == 1 and len(code.after) == 2
+    assert [len(seconds) for seconds in outcome.times] == [2, 2]
+    assert all(second > 0 for seconds in outcome.times for second in seconds)
+
+
+def test_what_would_be_wrong_is_refused_with_the_reason_of_the_schedule() -> None:
+    wished: dict[str, Any] = {"fuse": [("buf0", "buf2")], "inline": "never"}
+    outcome = mc.what_if(through_a_product, X, W).run(**wished)
+    traced = mc.trace(mc.compile(through_a_product, options={"inline": "never"}), X, W)
+    (refused,) = traced.schedule.what_if(fuse=wished["fuse"]).refused
+    assert "cycle: aten.mm" in refused.headline
+    assert outcome.refused == [refused.headline] and good(outcome)
+    assert refused.headline in str(outcome) and "cycle: aten.mm" in to_html(outcome)
+
+
+def test_what_the_policy_would_not_fuse_is_fused_on_demand() -> None:
+    tight = mc.compile(scores, options={"max_kernel_operations": 1})
+    found = mc.what_if(tight, X)
+    assert kernels(found.run()) == (4, 4)
+    outcome = found.run(fuse=[("buf0", "buf1")])
+    assert kernels(outcome) == (4, 3) and good(outcome) and not outcome.refused
+
+
+def two_results(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x + 1, x * 2
+
+
+def test_a_policy_of_the_users_own_changes_the_result_and_wishes_overrule_it() -> None:
+    found = mc.what_if(two_results, X)
+    assert kernels(found.run()) == (1, 1)
+    with mc.scoped():
+
+        @fusion_rule("policy")
+        class OneAtATime(FusionPolicy):
+            def can_fuse(self, *_: Any) -> tuple[bool, str]:
+                return False, "this house fuses nothing"
+
+        assert kernels(found.run()) == (2, 2), "compiled anew with the new rule"
+        assert kernels(found.run(fuse=[("buf0", "buf1")])) == (2, 1)
+    assert kernels(found.run()) == (1, 1)
+    assert FusionPolicy().wishes.fuse == ()
+
+
+def test_wishes_are_about_one_graph() -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(torch.relu(x), -1).square().mean()
+
+    x = X.clone().requires_grad_()
+    found = mc.what_if(loss, x)
+    plain = found.run()
+    decision = next(d for d in plain.before.graphs["backward"].schedule.decisions if d.fused)
+    pair = (decision.producers[0].name, decision.consumers[0].name)
+    outcome = found.run(forbid=[pair], graph="backward")
+    assert kernels(outcome, "forward") == kernels(plain, "forward") and good(outcome)
+    apart = outcome.after.graphs["backward"].schedule
+    assert apart.why(*pair).decision.cause == "wish"
+    assert all(d.cause != "wish" for d in outcome.after.graphs["forward"].schedule.decisions)
+    assert x.grad is None
+
+
+def test_wishes_are_about_the_first_of_several_captures() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = torch.softmax(x, -1)
+        print("between")
+        return torch.softmax(y, -1)
+
+    outcome = mc.what_if(broken, X).run(forbid=[("buf0", "buf1")])
+    first, second = outcome.after.traces
+    assert len(first.kernels) == len(second.kernels) + 1 and good(outcome)
+    assert "2 graphs; print writes to the terminal" in str(outcome)
+
+
+def transposed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.t() + y
+
+
+def columns(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, 0)
+
+
+def long_row(x: torch.Tensor) -> torch.Tensor:
+    return x.sum()
+
+
+TILED: list[tuple[Any, tuple[torch.Tensor, ...], str, tuple[int, ...], tuple[Any, ...]]] = [
+    (columns, (torch.randn(70, 301),), "x", (1, 3, 17, 64, 2048), (2049, 0, 1.5)),
+    (transposed, (torch.randn(100, 90), torch.randn(90, 100)), "square", (16, 48, 128), (20, 144)),
+    (long_row, (torch.randint(9, (1 << 18,)).float(),), "r", (1024, 5000, 1 << 20), (1, 1000)),
+]
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "axis", "fit", "not_fit"), TILED, ids=lambda v: getattr(v, "__name__", None)
+)
+def test_tiles_that_a_kernel_can_take_are_taken_and_others_refused(
+    fn: Any, args: Any, axis: str, fit: tuple[int, ...], not_fit: tuple[int, ...]
+) -> None:
+    found = mc.what_if(fn, *args)
+    before = [plan.tiles for plan in found.run().before.graphs["forward"].plans]
+    for size in fit:
+        outcome = found.run(tiles={axis: size})
+        changed = [
+            {a: n for a, n in new.tiles.items() if old[a] != n}
+            for new, old in zip(outcome.after.graphs["forward"].plans, before)
+        ]
+        sizes = {n for tiles in changed for n in tiles.values()}
+        assert sizes <= {size} and good(outcome) and not outcome.refused, size
+        assert sizes or size in {n for tiles in before for n in tiles.values()}
+        assert bool(outcome.graphs["forward"][1].after) == bool(sizes)
+    for size in not_fit:
+        outcome = found.run(tiles={axis: size})
+        assert [plan.tiles for plan in outcome.after.graphs["forward"].plans] == before
+        (refused,) = outcome.refused
+        assert f"tile {axis} = {size}: " in refused and good(outcome)
+
+
+def test_a_tile_of_one_kernel_and_one_that_nobody_has() -> None:
+    found = mc.what_if(lambda x: (x.softmax(0), x.exp().softmax(0).sum(1)), torch.randn(70, 301))
+    tiled = [p for p in found.run().before.graphs["forward"].plans if "x" in p.tiles]
+    outcome = found.run(tiles={f"{tiled[0].name}.x": 33, "q": 4, "nobody.x": 8})
+    new = {plan.name: plan.tiles for plan in outcome.after.graphs["forward"].plans}
+    assert new[tiled[0].name]["x"] == 33 and all(new[p.name] == p.tiles for p in tiled[1:])
+    assert outcome.refused == ["tile nobody.x: no kernel has one", "tile q: no kernel has one"]
+
+
+def triton_plan(fn: Any, x: torch.Tensor) -> KernelPlan:
+    """As for a GPU: the plan alone, which nobody runs."""
+    plan: KernelPlan = mc.trace(mc.compile(fn, options={"device_codegen": "triton"}), x).plans[0]
+    return replace(plan, device=torch.device("cuda"))
+
+
+def test_tiles_of_triton_kernels_have_limits_of_their_own() -> None:
+    pointwise = triton_plan(lambda x: x + 1, X)
+    assert tile_refusal(pointwise, "x", 256) == ""
+    assert "powers of two" in tile_refusal(pointwise, "x", 96)
+    assert "1048576 elements" in tile_refusal(pointwise, "x", 1 << 21)
+    row = triton_plan(lambda x: x.softmax(-1), X)
+    assert row.reduction == "persistent" and tile_refusal(row, "x", 4) == ""
+    assert "holds whole rows" in tile_refusal(row, "r", 64)
+    (refused,) = (
+        mc.what_if(lambda x: x + 1, X).run(tiles={"x": 64}, device_codegen="triton").refused
+    )
+    assert "interpreter takes tiles of its own" in refused
+
+
+def test_a_language_of_the_users_own_keeps_its_tiles() -> None:
+    plan: KernelPlan = mc.trace(columns, torch.randn(70, 301)).plans[0]
+    told = tile_refusal(replace(plan, language="mine"), "x", 8)
+    assert told == "what mine kernels can take is not known here"
+
+
+def test_backends_and_sizes_can_be_chosen() -> None:
+    found = mc.what_if(scores, X)
+    for backend, stages in (("eager", ["capture"]), ("aot_eager", ["capture", "aot"])):
+        outcome = found.run(backend=backend)
+        (traced,) = outcome.after.traces
+        assert list(traced.stages) == stages and good(outcome) and not outcome.graphs
+        assert f"backend = '{backend}'" in str(outcome)
+        with pytest.raises(OptionError, match=f"backend '{backend}' there is no forward graph"):
+            found.run(backend=backend, forbid=[("buf0", "buf1")])
+    outcome = found.run(dynamic=True, inline="never")
+    assert outcome.after.graphs["forward"].loops.size_hints and good(outcome)
+    assert not outcome.before.graphs["forward"].loops.size_hints
+    assert "dynamic = True, inline = 'never'" in outcome.title
+
+
+def test_it_starts_from_the_options_of_a_compiled_function() -> None:
+    outcome = mc.what_if(mc.compile(scores, options={"fusion": False}), X).run(fusion=True)
+    assert kernels(outcome) == (4, 2) and "fusion = True" in outcome.title
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "told"),
+    [
+        ({"forbid": [("buf0", "nowhere")]}, ValueError, "nowhere is not known; known: buf0"),
+        ({"forbid": ("buf0", "buf1")}, OptionError, "fuse and forbid take pairs of names"),
+        ({"nothing": 1}, OptionError, "no option 'nothing'"),
+        ({"inline": "sometimes"}, OptionError, "option inline can't be 'sometimes'"),
+        ({"backend": "mine"}, OptionError, "no backend 'mine'"),
+        ({"device_codegen": "cobol"}, OptionError, "no code generator 'cobol'"),
+        ({"forbid": [("buf0", "buf1")], "graph": "backward"}, OptionError, "no backward graph"),
+    ],
+    ids=str,
+)
+def test_what_does_not_exist_is_refused(
+    changes: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    found = mc.what_if(scores, X)
+    try:
+        outcome = found.run(**changes)
+    except error as raised:
+        assert told in str(raised)
+    else:
+        assert outcome.after.accuracy.verdict == "raised" and told in outcome.rows[0][2]
+        assert outcome.rows[1][2] == "none" and not outcome.times[1] and outcome.times[0]
+
+
+def test_a_wrong_answer_is_called_wrong() -> None:
+    with mc.scoped():
+
+        @plan_rule("any:planted")
+        def all_to_one_element(plan: KernelPlan, options: Options) -> None:
+            if options.inline == "never":
+                (store,) = (v for v in plan.body.values if v.op == "store")
+                store.index = store.index * 0
+
+        outcome = mc.what_if(columns, torch.randn(70, 301)).run(inline="never")
+    assert outcome.before.accuracy.verdict != "wrong" and outcome.after.accuracy.verdict == "wrong"
+    assert "wrong" in outcome.rows[0][2]
+
+
+def test_a_planted_lowering_is_wrong_on_both_sides() -> None:
+    with mc.scoped():
+
+        @lowering(torch.ops.aten.relu.default)
+        def planted(ctx: Any, x: Any) -> Any:
+            return elementwise(ctx, lambda ops, v: ops.neg(v), x)
+
+        outcome = mc.what_if(scores, X).run()
+    assert [s.accuracy.verdict for s in (outcome.before, outcome.after)] == ["wrong", "wrong"]
+
+
+def test_neither_the_target_nor_the_arguments_change() -> None:
+    layer = torch.nn.BatchNorm1d(8)
+    state = {name: value.clone() for name, value in layer.state_dict().items()}
+    x = torch.randn(4, 8)
+    kept, random = x.clone(), torch.get_rng_state()
+
+    def update(x: torch.Tensor) -> torch.Tensor:
+        return layer(x.add_(1)) + torch.rand(8)
+
+    mc.what_if(update, x).run(fusion=False)
+    assert torch.equal(x, kept) and torch.equal(torch.get_rng_state(), random)
+    for name, value in layer.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    assert all(p.grad is None for p in layer.parameters())
+
+
+def test_text_and_picture_show_both_sides() -> None:
+    outcome = mc.what_if(scores, X).run(forbid=[("buf0", "buf1")], tiles={"q": 2})
+    told, page = str(outcome), to_html(outcome)
+    assert told.startswith("what if of scores: forbid = (('buf0', 'buf1'),), tiles = {'q': 2}\n")
+    assert "time, median of 2 calls" in told and "refused: tile q: no kernel has one" in told
+    for name, before, after in outcome.graphs["forward"][0].rows:
+        assert f"<td>{name}</td>" in page and before in page and after in page
+    assert [before for _, before, _ in outcome.graphs["forward"][0].rows] == [
+        *totals(outcome.before.graphs["forward"].schedule).values()
+    ]
+    for kernel in (*outcome.graphs["forward"][1].before, *outcome.graphs["forward"][1].after):
+        assert kernel.name in told and kernel.name in page
+    assert "0x" not in told and "<script" not in page
+
+
+def test_an_experiment_as_text_is_its_first_state_and_what_can_be_changed() -> None:
+    found = mc.what_if(scores, X)
+    assert isinstance(found, Experiment)
+    assert "what if of scores: nothing changed" in str(found) and ".run(forbid=" in str(found)

@@ -1,0 +1,332 @@
+"""`mc.compare_with_torch`: both compilers stage by stage, and which half a difference is pinned to."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+import torch._inductor.config
+from torch import nn
+
+import minicompile as mc
+from minicompile.compat import torch_compiler
+from minicompile.debug import torch_side
+from minicompile.debug.accuracy import StageAccuracy
+from minicompile.debug.torch_side import INDUCTOR, OURS, THEIRS, Cell, Stage, pinned
+from minicompile.dynamo.interpreter import bytecode
+from minicompile.extension import lowering
+from minicompile.lessons.model import GPT, GPTConfig
+from minicompile.lowering.rules.common import elementwise
+from minicompile.ops.display import to_html
+
+counters = torch._dynamo.utils.counters
+AGREE = "all four ways agree with eager"
+PAIRS = [(capture, rest) for capture in (OURS, THEIRS) for rest in (OURS, INDUCTOR)]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def graph_by_graph(gm: Any, inputs: Any) -> Any:
+    """torch's AOT autograd alone, in place of Inductor, which takes seconds for each graph."""
+    from torch._dynamo.backends.debugging import aot_eager
+
+    return aot_eager(gm, inputs)
+
+
+@pytest.fixture
+def without_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_compiler, "inductor", graph_by_graph)
+
+
+def subtract(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x - w)
+
+
+def arguments() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(3, 4), torch.randn(4, requires_grad=True)
+
+
+# -- what both made
+
+
+def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    h = torch.relu(x @ w)
+    return torch.softmax(h, -1)
+
+
+def test_every_stage_of_both_and_inductors_code() -> None:
+    x, w = torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)
+    found = mc.compare_with_torch(layer, x, w)
+    assert found.conclusion == AGREE and not found.notes, str(found)
+    assert [(cell.capture, cell.compiler) for cell in found.cells] == PAIRS
+    for cell in found.cells:
+        assert cell.accuracy.verdict in ("same as eager", "as accurate as eager"), str(cell)
+        assert cell.accuracy.gradient_error is not None
+        assert cell.seconds and cell.first > cell.seconds and cell.kernels and cell.calls == 2
+    trace = mc.trace(layer, x, w)
+    assert found.ours.kernels == sum(len(graph.kernels) for graph in trace.graphs.values())
+    [mine], [other] = found["graph"].ours, found["graph"].theirs
+    assert str(mine) == str(trace.capture.graph) and mine.op_count == other.op_count == 3
+    for name in ("aot.joint", "aot.forward", "aot.backward"):
+        assert isinstance(found[name], Stage)
+        for [graph] in (found[name].ours, found[name].theirs):
+            assert f"test_torch_side.py:{layer.__code__.co_firstlineno + 1} in layer" in str(graph)
+            assert "aten.mm.default" in str(graph)
+            assert name != "aot.joint" or "# backward pass" in str(graph)
+    code = found["code"]
+    assert [made.name for made in code.theirs] == ["forward", "backward"]
+    assert all("async_compile.cpp" in made.text for made in code.theirs)
+    counts = {what: (ours, theirs) for what, ours, theirs in found.counts()}
+    assert counts["graphs"] == ("1", "1") and counts["graph breaks"] == ("0", "0")
+    assert counts["kernels"] == (str(found.ours.kernels), str(found.theirs.kernels))
+    html = to_html(found)
+    assert html.count("<details") >= 5 and "at::vec::" in html and "by Dynamo" in html
+    assert "<script src" not in html and html == to_html(found)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_lesson_model(training: bool, without_cpp: None) -> None:
+    config = GPTConfig(n_layer=1, n_head=2, n_embd=8, block_size=4)
+    model, tokens = GPT(config).train(training), torch.randint(config.vocab_size, (2, 4))
+    if not training:
+        model.requires_grad_(False)
+    found = mc.compare_with_torch(model, tokens, *[tokens] * training)
+    assert found.conclusion == AGREE and not found.notes, str(found)
+    for cell in found.cells:
+        assert cell.accuracy.verdict in ("same as eager", "as accurate as eager"), str(cell)
+        assert (cell.accuracy.gradient_error is not None) is training
+    assert bool(found["aot.backward"].ours) is training
+
+
+def test_several_graphs_on_either_side(without_cpp: None) -> None:
+    def broken(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(x - w)
+        print(end="")
+        return y * 2
+
+    found = mc.compare_with_torch(broken, *arguments())
+    assert found.conclusion == AGREE
+    assert [len(graphs) for graphs in (found["graph"].ours, found["graph"].theirs)] == [2, 2]
+    rows = {what: rest for what, *rest in found.counts()}
+    assert rows["graph breaks"] == ["1", "1"]
+    assert [note.split(":")[0] for note in found.notes] == [
+        "break by minicompile",
+        "break by torch",
+    ]
+
+
+def test_buffers_inputs_and_sizes_that_change(without_cpp: None) -> None:
+    cnn = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten())
+    images = torch.randn(2, 2, 5, 5)
+    before, pixels = copy.deepcopy(cnn.state_dict()), images.clone()
+    found = mc.compare_with_torch(cnn, images)
+    assert found.conclusion == AGREE, str(found)
+    assert all(cell.accuracy.state_error is not None for cell in found.cells)
+    torch.testing.assert_close(dict(cnn.state_dict()), dict(before), rtol=0, atol=0)
+    assert torch.equal(images, pixels) and cnn[0].weight.grad is None
+
+    def grown(x: torch.Tensor) -> torch.Tensor:
+        return (x.mul_(2) + 1).view(-1, 2).sum(0) * x.shape[0]
+
+    x = torch.randn(6, 4)
+    mc.mark_dynamic(x, 0)
+    for target in (grown, mc.compile(grown, dynamic=True)):
+        found = mc.compare_with_torch(target, x)
+        assert found.conclusion == AGREE, str(found)
+        [mine], [other] = found["graph"].ours, found["graph"].theirs
+        assert "s0" in mine.signature and "Sym(s" in other.signature
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_embedding_and_dropout(training: bool, without_cpp: None) -> None:
+    layers = nn.Embedding(10, 8), nn.Dropout(0.5), nn.Linear(8, 4)
+    model = nn.Sequential(*layers).train(training)
+    found = mc.compare_with_torch(model, torch.randint(10, (3, 5)))
+    assert found.conclusion == AGREE, str(found)
+    close = {"same as eager", "close to eager" if training else "as accurate as eager"}
+    assert {cell.accuracy.verdict for cell in found.cells} <= close
+
+
+# -- which half
+
+
+def wrong_lowering() -> None:
+    @lowering(torch.ops.aten.relu.default)
+    def off_by_a_tenth(ctx: Any, x: Any) -> Any:
+        def formula(ops: Any, v: Any) -> Any:
+            return ops.add(v, ops.constant(0.1, torch.float32))
+
+        return elementwise(ctx, formula, x)
+
+
+def wrong_capture() -> None:
+    plain = bytecode["BINARY_OP"]
+
+    @bytecode("BINARY_OP")
+    def turned_round(frame: Any, instruction: Any) -> Any:
+        frame.stack[-2:] = frame.stack[-1], frame.stack[-2]
+        return plain(frame, instruction)
+
+
+def test_a_wrong_lowering_is_pinned_to_our_compile_half(without_cpp: None) -> None:
+    with mc.scoped():
+        wrong_lowering()
+        found = mc.compare_with_torch(subtract, *arguments())
+    assert [cell.bad for cell in found.cells] == [True, False, True, False], str(found)
+    assert "the compile half of minicompile is wrong" in found.conclusion
+    assert mc.compare_with_torch(subtract, *arguments()).conclusion == AGREE
+
+
+def test_a_wrong_capture_rule_is_pinned_to_our_capture_half(without_cpp: None) -> None:
+    with mc.scoped():
+        wrong_capture()
+        found = mc.compare_with_torch(subtract, *arguments())
+    assert [cell.bad for cell in found.cells] == [True, True, False, False], str(found)
+    assert "the capture half of minicompile is wrong" in found.conclusion
+
+
+def test_a_wrong_gradient_is_pinned_too(without_cpp: None) -> None:
+    with mc.scoped():
+
+        @mc.register_vjp(torch.ops.aten.relu.default)
+        def doubled(grad: Any, result: Any, x: Any) -> Any:
+            return grad * 2
+
+        found = mc.compare_with_torch(subtract, *arguments())
+    assert "the compile half of minicompile is wrong" in found.conclusion
+    assert found.ours.accuracy.output_error is not None and found.ours.accuracy.output_error < 1e-6
+
+
+def test_a_wrong_half_of_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def off(gm: Any, inputs: Any) -> Any:
+        run = graph_by_graph(gm, inputs)
+        return lambda *args: [result + 0.1 for result in run(*args)]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_compiler, "inductor", off)
+        found = mc.compare_with_torch(subtract, *arguments())
+    assert "the compile half of Inductor is wrong" in found.conclusion
+
+    def otherwise(target: Any, backend: Any, dynamic: Any) -> Any:
+        return by_torch(lambda x, w: target(w, x), backend, dynamic)
+
+    by_torch = torch_side.by_torch
+    monkeypatch.setattr(torch_compiler, "inductor", graph_by_graph)
+    monkeypatch.setattr(torch_side, "by_torch", otherwise)
+    found = mc.compare_with_torch(subtract, *arguments())
+    assert "the capture half of torch is wrong" in found.conclusion
+
+
+def test_every_pattern_of_right_wrong_and_unknown() -> None:
+    """Against an enumeration of single faults: a half is named if it alone explains what was seen."""
+    verdicts = {False: "same as eager", True: "wrong", None: "not compiled"}
+    for seen in itertools.product(verdicts, repeat=4):
+        made = [StageAccuracy("", verdict=verdicts[bad]) for bad in seen]
+        cells = [Cell(*pair, accuracy=one) for pair, one in zip(PAIRS, made)]
+        explained = set()
+        for index, half in ((0, "capture"), (1, "compile")):
+            for who in (OURS, (THEIRS, INDUCTOR)[index]):
+                fault = [pair[index] == who for pair in PAIRS]
+                if all(bad in (None, at) for bad, at in zip(seen, fault)):
+                    explained.add(f"the {half} half of {who} is wrong")
+        told = pinned(cells)
+        if True not in seen:
+            assert told.startswith(AGREE if None not in seen else "what was compiled agrees")
+        elif len(explained) == 1:
+            assert told.startswith(explained.pop()), (seen, told)
+        else:
+            assert "not pinned to one half" in told, (seen, told)
+
+
+# -- what can go wrong
+
+
+def test_a_failure_of_torch_stands_in_its_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(gm: Any, inputs: Any) -> Any:
+        raise RuntimeError("no kernel for that")
+
+    monkeypatch.setattr(torch_compiler, "inductor", refuses)
+    found = mc.compare_with_torch(subtract, *arguments())
+    ours, ours_by_torch, _, theirs = found.cells
+    assert theirs.accuracy.verdict == "raised" and ours_by_torch.accuracy.verdict == "not compiled"
+    assert "RuntimeError: no kernel for that" in "".join(found.notes) and theirs.seconds is None
+    assert not ours.bad and found["graph"].theirs and not found["code"].theirs
+    assert "compile half of Inductor" in found.conclusion and to_html(found)
+
+
+def test_without_a_compiler_for_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    function = mc.compile(subtract, options={"cpp_compiler": "no-such-compiler"})
+    with (
+        torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}),
+        pytest.warns(UserWarning),
+    ):
+        found = mc.compare_with_torch(function, *arguments())
+    assert [cell.bad for cell in found.cells] == [None, None, None, True]
+    assert "needs a C++ compiler" in found.notes[0] and "no-such-compiler" in found.notes[-1]
+
+
+def test_what_a_version_of_torch_does_not_tell_is_said(
+    monkeypatch: pytest.MonkeyPatch, without_cpp: None
+) -> None:
+    from torch._inductor.graph import GraphLowering
+
+    monkeypatch.delattr(GraphLowering, "save_output_code")
+    found = mc.compare_with_torch(subtract, *arguments())
+    assert found.conclusion == AGREE and "does not show Inductor's graphs and code" in str(found)
+
+
+def test_what_eager_raises_is_raised(without_cpp: None) -> None:
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        mc.compare_with_torch(subtract, torch.randn(3), torch.randn(4))
+
+
+def test_nothing_is_left_behind(without_cpp: None) -> None:
+    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list as entries
+    from torch._dynamo import convert_frame, pgo
+
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        return log.append(1) or linear(x) + torch.rand(4)
+
+    linear, log = nn.Linear(4, 4), list[int]()
+    x, w = torch.randn(3, 4), torch.randn(3, 4)
+    theirs = torch.compile(subtract, backend="eager")
+    theirs(x, w)
+    known, codes = len(entries(subtract.__code__)), list(convert_frame.input_codes.seen)
+    counted, sizes = copy.deepcopy(dict(counters)), pgo._CODE_STATE
+    config, state = torch._dynamo.config.get_config_copy(), torch.get_rng_state()
+    inductor = torch._inductor.config.get_config_copy()
+    mc.compare_with_torch(shifted, x)
+    mc.compare_with_torch(theirs, x, w)
+    assert log == [] and linear.weight.grad is None and torch.equal(state, torch.get_rng_state())
+    assert len(entries(subtract.__code__)) == known == 1
+    assert not entries(shifted.__code__) and not entries(nn.Linear.forward.__code__)
+    assert convert_frame.input_codes.seen == codes and pgo._CODE_STATE is sizes
+    assert dict(counters) == counted and torch._dynamo.config.get_config_copy() == config
+    assert torch._inductor.config.get_config_copy() == inductor
+
+
+def test_how_often_the_function_is_called(without_cpp: None, capsys: Any) -> None:
+    def told(x: torch.Tensor) -> torch.Tensor:
+        print("called")
+        return x + 1
+
+    found = mc.compare_with_torch(told, torch.randn(3))
+    assert capsys.readouterr().out.count("called") == 6 + 5 * found.runs
+
+
+def test_marks_of_ours_are_put_on_copies(without_cpp: None) -> None:
+    x = torch.randn(6, 4)
+    mc.mark_dynamic(x, 0)
+    before = set(vars(x))
+    found = mc.compare_with_torch(torch.nn.ReLU(), x)
+    assert "Sym(s" in found["graph"].theirs[0].signature and set(vars(x)) == before
