@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import copy
 import html
+import io
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from minicompile import api
+from minicompile import extension as _extension  # noqa: F401  registers every built-in rule
 from minicompile.codegen import cpp_rules, triton_rules
 from minicompile.codegen.plan import KernelPlan, KernelSource, plan_rule, power_of_two
 from minicompile.debug.accuracy import (
@@ -77,7 +79,7 @@ class Knobs:
         options = {name: value for name, value in changes.items() if name not in knobs}
         options = {"options": make_options(options={**vars(self.options), **options})}
         new = replace(self, **{**options, **knobs})
-        if not all(isinstance(pair, tuple | list) for pair in (*new.fuse, *new.forbid)):
+        if any(isinstance(pair, str) or len(pair) != 2 for pair in (*new.fuse, *new.forbid)):
             raise OptionError('fuse and forbid take pairs of names: [("buf0", "buf1")]')
         return new
 
@@ -223,6 +225,10 @@ class KernelChanges(Shown):
     before: tuple[KernelSource, ...]
     after: tuple[KernelSource, ...]
 
+    @property
+    def kernels(self) -> tuple[KernelSource, ...]:
+        return *self.before, *self.after
+
     @classmethod
     def of(cls, before: CompiledStages, after: CompiledStages) -> KernelChanges:
         def same(kernel: KernelSource) -> tuple[object, ...]:
@@ -291,7 +297,7 @@ class Experiment(Shown):
 
     def side(self, knobs: Knobs) -> Side:
         """The target with these knobs; compiled again when a rule has been registered since."""
-        known = {name: dict(registry.rules) for name, registry in ALL.items()}
+        known = {name: dict(registry) for name, registry in list(ALL.items())}
         if known != self.known:
             self.sides, self.known = {}, known
         if repr(knobs) not in self.sides:
@@ -305,6 +311,7 @@ class Experiment(Shown):
     def run(self, **changes: Any) -> Outcome:
         """Compile with changes: `Knobs` by name, any option by its own. Without, it is measured twice.
 
+        What the target prints is printed where answers are compared, not by the calls that are timed.
         Raises ValueError for a name that no node has, OptionError for an option that doesn't exist.
         """
         knobs = self.base.changed(changes)
@@ -321,7 +328,7 @@ class Experiment(Shown):
             one, other = before.graphs[name], after.graphs[name]
             costs = WhatIf(after.wishes(name), one.schedule, other.schedule)
             graphs[name] = costs, KernelChanges.of(one, other)
-        with same_random_state():
+        with same_random_state(), redirect_stdout(io.StringIO()):
             times = in_turns((before, after))
         return Outcome(self.name, before, after, times, graphs)
 

@@ -119,7 +119,7 @@ def test_wishes_are_about_one_graph() -> None:
     assert x.grad is None
 
 
-def test_wishes_are_about_the_first_of_several_captures() -> None:
+def test_wishes_are_about_the_first_of_several_captures(capsys: pytest.CaptureFixture[str]) -> None:
     def broken(x: torch.Tensor) -> torch.Tensor:
         y = torch.softmax(x, -1)
         print("between")
@@ -129,6 +129,8 @@ def test_wishes_are_about_the_first_of_several_captures() -> None:
     first, second = outcome.after.traces
     assert len(first.kernels) == len(second.kernels) + 1 and good(outcome)
     assert "2 graphs; print writes to the terminal" in str(outcome)
+    ways = 2 * 3  # unchanged and with the wish; each in float64, eager and compiled
+    assert capsys.readouterr().out == "between\n" * ways, "timed calls print nothing"
 
 
 def transposed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -235,6 +237,7 @@ def test_it_starts_from_the_options_of_a_compiled_function() -> None:
     [
         ({"forbid": [("buf0", "nowhere")]}, ValueError, "nowhere is not known; known: buf0"),
         ({"forbid": ("buf0", "buf1")}, OptionError, "fuse and forbid take pairs of names"),
+        ({"fuse": [("buf0",)]}, OptionError, "fuse and forbid take pairs of names"),
         ({"nothing": 1}, OptionError, "no option 'nothing'"),
         ({"inline": "sometimes"}, OptionError, "option inline can't be 'sometimes'"),
         ({"backend": "mine"}, OptionError, "no backend 'mine'"),

@@ -110,7 +110,7 @@ def test_controls_are_off_while_it_compiles(panel: Panel, monkeypatch: pytest.Mo
         return run(self, **changes)
 
     monkeypatch.setattr(Experiment, "run", watched)
-    panel.knobs["dynamic"].value = True
+    panel.knobs["dynamic"].value = "yes"
     assert seen == [[True] * len(panel.controls)]
     assert not any(control.disabled for control in panel.controls)
 
