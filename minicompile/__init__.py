@@ -20,6 +20,7 @@ PUBLIC = {
     "trace": "api",
     "what_if": "debug.experiment",
     "accuracy": "debug.accuracy",
+    "launches": "debug.launches",
     "logs": "debug.logs",
     "fresh_cache": "api",
     "compare_with_torch": "debug.torch_side",

@@ -540,6 +540,11 @@ def nvidia_tool(name: str) -> str | None:
         return None
 
 
+def gpu_pause(seconds: float) -> None:
+    """Keep the GPU waiting about this long, while the host goes on queueing work."""
+    torch.cuda._sleep(int(seconds * 2e9))  # cycles
+
+
 def cuda_launch_state() -> tuple[Callable[[], int], Callable[[int], int]]:
     """(current device index, a device's current stream), each a C function of under 0.1 microseconds."""
     return torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream

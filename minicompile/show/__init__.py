@@ -14,6 +14,7 @@ from . import (  # noqa: F401
     fusion,
     graphs,
     kernels,
+    launches,
     loops,
     roofline,
     schedule,

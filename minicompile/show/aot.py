@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from minicompile.aot.levels import LevelGraph
 from minicompile.aot.result import AotResult, ForwardValue, OutputSpec, Partition, RuntimeMetadata
-from minicompile.ops.display import bytes_text
-from minicompile.ops.graph import Graph
+from minicompile.debug.diff import of_pass
+from minicompile.ops.display import bytes_text, count_text
+from minicompile.ops.graph import Graph, PassRecord
 from minicompile.ops.origin import NO_ORIGINS, Origins
-from minicompile.show.diff import pass_parts
+from minicompile.show.diff import diff_html
 from minicompile.show.graphs import graph_beside, graph_parts
 from minicompile.show.html import (
     bar,
@@ -107,6 +108,17 @@ def level_parts(graph: LevelGraph, told: Sequence[Graph] = ()) -> str:
 shows(LevelGraph)(lambda g: box(f"level {g.level}", g.summary, level_parts(g)))
 
 
+def pass_parts(record: PassRecord, number: int) -> tuple[str, str]:
+    """What a pass changed, without the lines around it."""
+    if str(record.before) == str(record.after):
+        return "no change", "no difference"
+    difference = of_pass(record)
+    rows = tuple(row for row in difference.rows if row.status != "same")
+    same = count_text(len(difference.rows) - len(rows), "equal line")
+    about = f"{count_text(record.changed, 'change')}; {same} more in aot.passes[{number}]"
+    return about, diff_html(replace(difference, rows=rows))
+
+
 @shows(AotResult)
 def aot_view(aot: AotResult) -> str:
     headline = f"forward {aot.forward.op_count} operations"
@@ -128,9 +140,8 @@ def aot_view(aot: AotResult) -> str:
     for level in aot.levels.values():
         parts.append(details(f"level {level.level}", level.summary, level_parts(level, told)))
         told.append(level)
-    for record in aot.passes:
-        title, changes, difference = pass_parts(record)
-        parts.append(details(title, changes, difference or "no difference"))
+    for number, record in enumerate(aot.passes):
+        parts.append(details(f"pass {record.name}", *pass_parts(record, number)))
     metadata = metadata_parts(aot.metadata)
     parts.append(details("runtime metadata", "what the wrapper does around the graphs", metadata))
     levels = ", ".join(f"{name} {graph.op_count}" for name, graph in aot.levels.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from torch import fx
@@ -24,7 +25,7 @@ from minicompile.show.modules import (
     parts_of,
     path_of,
 )
-from minicompile.show.palette import BACKWARD, FORWARD, GOOD, NEUTRAL, line_colour
+from minicompile.show.palette import BACKWARD, FORWARD, GOOD, line_colour
 from minicompile.show.syntax import highlight
 
 FEWEST_BOXES = 3
@@ -47,18 +48,41 @@ def node_lines(nodes: Iterable[fx.Node], marks: Mapping[str, str]) -> Iterator[s
 
 
 def graph_beside(graph: Graph, told: Sequence[Graph], partition: Partition | None = None) -> str:
-    """A graph below others: the lines that those have are counted; with a partition, the cut is drawn."""
+    """A graph below others: lines that those have are counted, and so are those of modules that do the same as
+    one before; with a partition, the cut is drawn."""
     if len(list(graph.nodes)) <= FULL_PICTURE:
         return graph_parts(graph, partition)
     known = {statement(node) for other in told for node in other.nodes}
     names = few((other.name for other in told), len(told))
-    out = ""
-    for same, run in itertools.groupby(list(graph.nodes), lambda node: statement(node) in known):
-        nodes = list(run)
-        count = f"… {count_text(len(nodes), 'line')} as in {names}"
-        out += stripe(text(count), tint=NEUTRAL) if same else "".join(node_lines(nodes, {}))
-    drawn = ModuleTree(partition).html(list(graph.nodes), code=False) if partition else ""
-    return legend(graph, partition) + drawn + listing([out])
+    seen: dict[str, str] = {}
+
+    def lines(parts: Iterable[Part]) -> Iterator[str]:
+        for part in parts:
+            key, count = nameless(part), count_text(len(part.nodes), "line")
+            if all(statement(node) in known for node in part.nodes):
+                yield stripe(text(f"… {part.name}: {count} as in {names}"))
+            elif part.name and key in seen:
+                yield stripe(text(f"… {part.name}: {count} like {seen[key]}'s, under other names"))
+            elif part.parts:
+                seen[key] = part.name
+                yield from lines(part.parts)
+            else:
+                seen[key] = part.name
+                for same, run in itertools.groupby(part.nodes, lambda n: statement(n) in known):
+                    nodes = list(run)
+                    count = f"… {count_text(len(nodes), 'line')} as in {names}"
+                    yield from [stripe(text(count))] if same else node_lines(nodes, {})
+
+    nodes = [node for node in graph.nodes if node.op != "placeholder"]
+    drawn = ModuleTree(partition).html(nodes, code=False) if partition else ""
+    return legend(graph, partition) + drawn + listing(lines(parts_of(nodes)))
+
+
+def nameless(part: Part) -> str:
+    """A part's code with numbers for names: equal for parts that do the same."""
+    numbers = {node.name: f"%{i}" for i, node in enumerate([*part.reads(), *part.nodes])}
+    code = "\n".join(map(statement, part.nodes))
+    return re.sub(r"(?<![\w.])\w+", lambda word: numbers.get(word[0], word[0]), code)
 
 
 def marks_of(partition: Partition | None) -> dict[str, str]:

@@ -18,7 +18,7 @@ from minicompile.aot.result import Partition
 from minicompile.ops.display import bytes_text, count_text
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import origins_of, target_name
-from minicompile.show.graphviz import EDGE, Cluster, Diagram, Edge, Node
+from minicompile.show.graphviz import Cluster, Diagram, Edge, Node
 from minicompile.show.html import few
 from minicompile.show.palette import BACKWARD, FORWARD, GOOD, NEUTRAL, colour
 
@@ -113,6 +113,17 @@ def in_backward(node: fx.Node) -> bool:
     return node.meta.get("phase") == "backward"
 
 
+def made_from(value: fx.Node, saved: set[str]) -> Iterator[fx.Node]:
+    """The saved values that the backward has or computes a forward's value from."""
+    todo, seen = [value], {value}
+    for node in todo:
+        if node.name in saved:
+            yield node
+            continue
+        todo += [one for one in node.all_input_nodes if one not in seen]
+        seen.update(node.all_input_nodes)
+
+
 def diagram(
     title: str,
     parts: Sequence[Part],
@@ -145,14 +156,16 @@ def diagram(
     cut: dict[str, dict[fx.Node, None]] = {}
     for user, end in place.items():
         for value in user.all_input_nodes:
-            start, later = place.get(value, f"in {value.name}"), in_backward(user)
-            if later and value.name in saved:
-                start = place.get(value, "inputs")
-                cut.setdefault(start, {})[value] = None
-                edges.append(Edge(start, f"cut {start}", GOOD, True))
-                edges.append(Edge(f"cut {start}", end, GOOD, True))
-            elif start != end and (outside or value in place):
-                edges.append(Edge(start, end, BACKWARD if later and value.name in again else EDGE))
+            if partition is not None and in_backward(user) and not in_backward(value):
+                for kept in made_from(value, set(saved)):
+                    start = place.get(kept, "inputs")
+                    cut.setdefault(start, {})[kept] = None
+                    edges.append(Edge(start, f"cut {start}", GOOD, True))
+                    edges.append(Edge(f"cut {start}", end, GOOD, True))
+                continue
+            start = place.get(value, f"in {value.name}")
+            if start != end and (outside or value in place):
+                edges.append(Edge(start, end))
                 if value not in place:
                     label = value.name if named else ""
                     boxes[start] = Node(start, label, value_text(value.meta.get("val")))
@@ -166,10 +179,10 @@ def diagram(
         sides: dict[bool, list[str]] = {False: [], True: []}
         for node, name in place.items():
             sides[in_backward(node)].append(name)
-        kept = f"saved for backward: {bytes_text(partition.saved_bytes)}, and inputs"
+        crossing = f"saved for backward: {bytes_text(partition.saved_bytes)}, and inputs"
         clusters = (
             Cluster("forward", tuple(dict.fromkeys(sides[False])), FORWARD),
-            Cluster(kept, tuple(f"cut {start}" for start in cut), GOOD),
+            Cluster(crossing, tuple(f"cut {start}" for start in cut), GOOD),
             Cluster("backward", tuple(dict.fromkeys(sides[True])), BACKWARD),
         )
     return Diagram(title, tuple(boxes.values()), tuple(edges), clusters)

@@ -134,6 +134,12 @@ def test_every_saved_value_crosses_the_cut_with_its_bytes() -> None:
     assert set(kept.nodes) == {f"cut {value.name}" for value in aot.partition.saved}
 
 
+def test_all_that_is_saved_crosses_and_nothing_else(aot: Any) -> None:
+    nodes = [node for node in aot.joint.nodes if node.op != "output"]
+    (_, kept, _) = diagram("joint", [Part("", nodes)], aot.partition).clusters
+    assert set(kept.nodes) == {f"cut {value.name}" for value in aot.partition.saved}
+
+
 def test_what_the_backward_computes_again_is_marked(aot: Any) -> None:
     model = example.aot()
     again = model.partition.recomputed[0].name  # type: ignore[union-attr]
@@ -144,7 +150,7 @@ def test_what_the_backward_computes_again_is_marked(aot: Any) -> None:
 
 
 def test_no_arrow_of_a_cut_large_graph_is_lost(aot: Any) -> None:
-    """Whatever flows between two boxes is an arrow between them or goes through the cut."""
+    """What flows between two boxes is an arrow between them or, from forward to backward, crosses the cut."""
     nodes = [n for n in aot.joint.nodes if n.op not in ("placeholder", "output")]
     parts = [
         p
@@ -158,10 +164,36 @@ def test_no_arrow_of_a_cut_large_graph_is_lost(aot: Any) -> None:
     for user, end in place.items():
         for value in user.all_input_nodes:
             start = place.get(value, "inputs")
-            crosses = value.name in saved and in_backward(user)
-            through = {(start, f"cut {start}"), (f"cut {start}", end)}
-            if value in place or crosses:
-                assert through <= arrows if crosses else start == end or (start, end) in arrows
+            if in_backward(user) and value.name in saved:
+                assert {(start, f"cut {start}"), (f"cut {start}", end)} <= arrows
+            elif value in place and in_backward(user) == in_backward(value):
+                assert start == end or (start, end) in arrows
+            else:  # the backward computes it again
+                assert (start, end) not in arrows
+
+
+def test_only_modules_that_do_the_same_are_told_as_alike() -> None:
+    def layer(target: Any, name: str, offset: int) -> Part:
+        made = example.GraphMaker()
+        x = made.input("x", 4)
+        one = made.call(name, target, (x, offset), (4,), frozenset())
+        return Part("m", [one, made.call("exp", torch.exp, (one,), (4,), frozenset())])
+
+    add, sub = torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor
+    assert graphs.nameless(layer(add, "add", 1)) == graphs.nameless(layer(add, "add_7", 1))
+    assert graphs.nameless(layer(add, "add", 1)) != graphs.nameless(layer(sub, "sub", 1))
+    assert graphs.nameless(layer(add, "add", 1)) != graphs.nameless(layer(add, "add", 2))
+
+
+def test_a_graph_below_others_accounts_for_every_line(aot: Any) -> None:
+    """Its own lines, those counted as known, and those counted as alike are all."""
+    for graph in (aot.joint, *aot.levels.values()):
+        shown = plain(graphs.graph_beside(graph, [aot.forward, aot.backward])).split("\n")
+        counted = sum(
+            int(found[1]) for line in shown if (found := re.search(r"….*?(\d+) line", line))
+        )
+        own = sum(line.strip() in set(map(statement, graph.nodes)) for line in shown)
+        assert counted + own == sum(node.op != "placeholder" for node in graph.nodes)
 
 
 def test_long_functions_without_modules_fold_by_line() -> None:

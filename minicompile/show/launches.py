@@ -1,0 +1,88 @@
+"""A call's time, line by line of the generated Python: bars by the clock, and a table."""
+
+from __future__ import annotations
+
+from minicompile.debug.launches import Launch, Launches, Timeline
+from minicompile.ops.origin import source_lines
+from minicompile.show.html import bar, box, code, heading, shows, shows_many, table, text
+from minicompile.show.listing import from_text, headline, source_cell
+from minicompile.show.palette import NEUTRAL, colour
+
+LEFT, WIDTH, LANE = 64, 1100, 30
+LANES = {
+    "kernels": ("kernel",),
+    "library": ("extern",),
+    "Python": ("allocate", "view", "free", "python"),
+}
+
+
+def picture(timeline: Timeline) -> str:
+    """A bar for each line, at its time: kernels, library calls and what Python does between them. On a GPU a
+    lane more, of the times that it measured itself, one after the other."""
+    on_gpu = [(step, step.device) for step in timeline.launches if step.device is not None]
+    whole = max(timeline.seconds, sum(seconds for _, seconds in on_gpu)) or 1.0
+    scale = (WIDTH - LEFT) / whole
+    names = [*LANES, *["GPU"] * bool(on_gpu)]
+    out = "".join(
+        f'<text x="0" y="{LANE * i + 19}">{name}</text><path d="M{LEFT} {LANE * i + 29.5}H{WIDTH}"'
+        ' stroke="currentColor" stroke-opacity="0.2"/>'
+        for i, name in enumerate(names)
+    )
+
+    def rectangle(step: Launch, lane: int, start: float, seconds: float) -> str:
+        told = "\n".join(filter(None, [str(step), from_text(source_lines(step.origins))]))
+        return (
+            f'<rect x="{LEFT + start * scale:.1f}" y="{LANE * lane + 4}" height="{LANE - 6}" '
+            f'width="{max(seconds * scale, 0.8):.1f}" fill="{colour(step.origins) or NEUTRAL}">'
+            f"<title>{text(told)}</title></rect>"
+        )
+
+    for step in timeline.launches:
+        lane = next(i for i, kinds in enumerate(LANES.values()) if step.kind in kinds)
+        out += rectangle(step, lane, step.start, step.seconds)
+    done = 0.0
+    for step, seconds in on_gpu:
+        out += rectangle(step, len(LANES), done, seconds)
+        done += seconds
+    ground = LANE * len(names)
+    for i in range(5):
+        x, anchor = LEFT + (WIDTH - LEFT) * i / 4, ("start", "middle", "middle", "middle", "end")[i]
+        out += f'<text x="{x}" y="{ground + 14}" text-anchor="{anchor}">{whole * i * 2.5e5:,.0f} us</text>'
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {ground + 20}" width="{WIDTH}" style="max-width:100%" role="img" '
+        f'font-size="11" fill="currentColor"><title>{text(timeline.graph)}</title>{out}</svg>'
+    )
+
+
+def launch_table(launches: list[Launch]) -> str:
+    """One row a line: when it began, how long it took, on which lines of the user's it works."""
+    longest = max((step.seconds for step in launches), default=0.0)
+    gpu = any(step.device is not None for step in launches)
+    rows = []
+    for step in launches:
+        times = [step.start, step.seconds, step.median, *[step.device or 0.0] * gpu]
+        length = bar(
+            round(step.seconds * 1e9), round(longest * 1e9), colour(step.origins) or NEUTRAL, 24
+        )
+        work = code("\n".join(line.strip() for line in step.text.split("\n")), wrap=True)
+        cells = [f"{seconds * 1e6:,.1f}" for seconds in times]
+        rows.append([str(step.number), *cells, length, step.kind, work, source_cell(step.origins)])
+    head = ("line", "starts", "us", "median", *["GPU us"] * gpu, "", "kind", "wrapper", "from")
+    return table(head, rows, numbers=range(4 + gpu))
+
+
+def timeline_parts(timeline: Timeline) -> str:
+    return picture(timeline) + launch_table(timeline.launches)
+
+
+shows(Launch)(lambda step: box(f"line {step.number}", step.kind, launch_table([step])))
+shows_many(launch_table, "line", Launch)
+shows(Timeline)(lambda t: box(f"{t.graph} of {t.name}", t.summary, timeline_parts(t)))
+
+
+@shows(Launches)
+def launches_view(found: Launches) -> str:
+    parts = (
+        heading(f"{t.graph} of {t.name}: {t.summary}") + timeline_parts(t) for t in found.timelines
+    )
+    return box(*headline(found), *parts)

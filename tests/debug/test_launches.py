@@ -1,0 +1,143 @@
+"""`mc.launches`: every step of the generated Python has its time, and the answer is the compiled one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch import nn
+
+import minicompile as mc
+from minicompile.debug.launches import Instrumented, Launches, steps_of
+from minicompile.ops.display import to_html
+from minicompile.scheduling.nodes import ExternKernelSchedulerNode
+from tests.show.test_views import parsed
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.two(torch.tanh(self.one(x))), -1).square().sum()
+
+
+@pytest.fixture(scope="module")
+def found() -> Launches:
+    return mc.launches(mc.compile(Small()), torch.ones(3, 8), repeats=3)
+
+
+def test_every_kernel_and_library_call_of_the_schedule_occurs_once_and_in_order(
+    found: Launches,
+) -> None:
+    trace = mc.trace(Small(), torch.ones(3, 8))
+    assert [t.graph for t in found.timelines] == ["forward", "backward"]
+    for timeline, stages in zip(found.timelines, trace.graphs.values()):
+        kernels = iter(stages.kernels)
+        wanted = [
+            ("extern", str(node.kernel.op).split(".")[1])
+            if isinstance(node, ExternKernelSchedulerNode)
+            else ("kernel", next(kernels).name)
+            for node in stages.schedule.nodes
+        ]
+        steps = [s for s in timeline.launches if s.kind in ("kernel", "extern")]
+        assert len(steps) == len(wanted) > 0
+        for step, (kind, name) in zip(steps, wanted):
+            assert step.kind == kind and name in step.text
+
+
+def test_steps_are_the_lines_of_the_wrapper_each_once(found: Launches) -> None:
+    wrapper = mc.trace(Small(), torch.ones(3, 8)).wrapper
+    start = next(i for i, line in enumerate(wrapper.lines) if line.text == "def call(args):")
+    told = "\n".join(step.text for step in found.timelines[0].launches)
+    assert told == "\n".join(line.text for line in wrapper.lines[start + 1 :])
+
+
+def test_times_are_positive_and_the_parts_are_at_most_the_whole(found: Launches) -> None:
+    assert found.seconds > 0 and found.runs == 3
+    for timeline in found.timelines:
+        assert all(step.seconds >= 0 and step.median >= 0 for step in timeline.launches)
+        assert sum(s.seconds for s in timeline.launches) <= timeline.seconds * (1 + 1e-9)
+        assert sum(timeline.shares.values()) <= timeline.seconds * (1 + 1e-9)
+        ends = [step.start + step.seconds for step in timeline.launches]
+        starts = [step.start for step in timeline.launches]
+        assert starts[1:] == pytest.approx(ends[:-1], abs=1e-9)
+        assert all(step.device is None for step in timeline.launches), "no GPU in this test"
+
+
+def test_the_answer_is_that_of_the_compiled_call() -> None:
+    measured, compiled = Instrumented(Small()), mc.compile(Small())
+    model = Small()
+    run, x = measured.compile(model), torch.randn(3, 8)
+    ours, theirs = run(x), compiled(x)
+    ours.backward()
+    theirs.backward()
+    assert torch.equal(ours, theirs)
+    pairs = zip(model.parameters(), compiled.parameters(), strict=True)
+    assert all(torch.equal(a.grad, b.grad) for a, b in pairs)
+    assert [graph.graph for graph in measured.graphs] == ["forward", "backward"]
+    assert [len(graph.runs) for graph in measured.graphs] == [1, 1]
+
+
+def test_nothing_of_the_callers_changes() -> None:
+    calls = Counter[str]()
+
+    def step(x: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        calls["run"] += 1
+        seen.add_(1)
+        return torch.nn.functional.dropout(x * 2, 0.5)
+
+    compiled = mc.compile(step)
+    x, seen = torch.ones(4, requires_grad=True), torch.zeros(2)
+    state = torch.get_rng_state()
+    mc.launches(compiled, x, seen, repeats=2)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(seen, torch.zeros(2)) and x.grad is None
+    assert mc.explain(compiled)(x, seen).compiled_calls == 1, "only the call of explain itself"
+
+
+def test_graphs_on_both_sides_of_a_break_are_measured() -> None:
+    def stops(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        print("a break")
+        return y.cos() + 1
+
+    found = mc.launches(stops, torch.ones(4), repeats=2)
+    assert len(found.timelines) == 2
+    assert all("kernel" in t.shares for t in found.timelines)
+
+
+def test_what_is_not_compiled_says_so() -> None:
+    def generator(x: torch.Tensor) -> Any:
+        yield x + 1
+
+    with pytest.raises(mc.Unsupported, match=r"mc\.explain"):
+        mc.launches(generator, torch.ones(2), repeats=1)
+
+
+def test_it_shows_itself_with_a_bar_for_each_step(found: Launches) -> None:
+    page = to_html(found)
+    parsed(page + page)
+    pictures = [part.split("</svg>")[0] + "</svg>" for part in page.split("<svg")[1:]]
+    for timeline, picture in zip(found.timelines, pictures, strict=True):
+        drawn: Any = ElementTree.fromstring("<svg" + picture)
+        titles = [rect.find("title").text for rect in drawn.findall("rect")]
+        assert len(titles) == len(timeline.launches)
+        assert all(title.startswith(str(step)) for title, step in zip(titles, timeline.launches))
+    assert str(found).count("kernel    cpp_fused") == sum(
+        step.kind == "kernel" for t in found.timelines for step in t.launches
+    )
+
+
+def test_lines_of_more_than_one_row_are_one_step() -> None:
+    def wants_layout(x: torch.Tensor) -> torch.Tensor:
+        return torch.sort(x).values + 1
+
+    wrapper = mc.trace(wants_layout, torch.ones(4, 4)).wrapper
+    steps = steps_of(wrapper)
+    assert any("to_layout" in step.text and step.text.count("\n") == 1 for step in steps)
