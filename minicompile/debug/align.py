@@ -27,6 +27,9 @@ NUMBERED = re.compile(r"(?!u?int\d|b?float\d|complex\d)\w*[A-Za-z_]\d+(_[a-z]+)?
 """Names that generated code numbers: `tmp3`, `in_ptr0`, `tmp4_row`."""
 
 
+Key = Callable[[Origins], Hashable]
+
+
 @dataclass(frozen=True)
 class Item:
     """A line of a listing. `uses`: for each name in it, the item that has it first, as the how-manieth."""
@@ -73,13 +76,7 @@ class Alignment:
     """`found`: places before -> places after, searched for if not given; `free`: places after without one.
     `key` says what of the origins counts."""
 
-    def __init__(
-        self,
-        before: list[Item],
-        after: list[Item],
-        key: Callable[[Origins], Hashable] = frozenset,
-        found: dict[int, int] | None = None,
-    ) -> None:
+    def __init__(self, before: list[Item], after: list[Item], key: Key, found: Any = None) -> None:
         self.before, self.after, self.key, self.found = before, after, key, found or {}
         self.made = [(x.form, resolved(j, x, lambda d: d)) for j, x in enumerate(after)]
         """What each item after computes, and from what."""

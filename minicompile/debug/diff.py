@@ -195,13 +195,14 @@ def points(trace: Trace) -> dict[str, Point]:
         if (compiled := trace.graphs.get(name)) is None:
             continue
         about = {room.stage: room.count for room in compiled.rooms()}
+        about["plans"] = count_text(len(compiled.plans), "plan")
         how = {"about": about["loops"], "gone": "no buffer of its own"}
         buffers = partial(of_loops, schedule=compiled.schedule)
         here = add(f"{name}.loops", compiled.loops, "lowering", here, buffers, **how)
         buffers, how = partial(of_schedule, loops=here), {"about": about["schedule"]}
         here = add(f"{name}.schedule", compiled.schedule, "scheduling", here, buffers, **how)
         for key in ("plans", "kernels", "wrapper"):
-            how = {"about": about.get(key, "")}
+            how = {"about": about[key]}
             add(f"{name}.{key}", getattr(compiled, key), "code generation", nothing, **how)
     return found
 
@@ -245,7 +246,7 @@ def rows_along(path: Sequence[Point], part: str = "") -> list[Row]:
             gone[start[i]] = [*causes.get(i, ()), point.cause(step.before[i])]
         start = {step.found[i]: first for i, first in start.items() if i in step.found}
         causes = told
-    whole = Alignment(before, after, found={i: j for j, i in start.items()})
+    whole = Alignment(before, after, frozenset, {i: j for j, i in start.items()})
     stays, last = whole.in_order(), -1
     rows: dict[tuple[int, int], Row] = {}
     """By the place after; what is gone comes after what stood before it."""
