@@ -1,1 +1,1 @@
-"""Looking for what went wrong: which stage loses accuracy."""
+"""Looking into compilations: logs, dump folder, progress, and which stage loses accuracy."""

@@ -1,6 +1,6 @@
 """What it costs to watch: compile time of the lesson model with logs, dump folder and traces, off and on.
 
-    python tests/bench/tracing.py [--rounds 15]
+    python -m tests.bench.tracing [--rounds 15] [--layers 2]
 
 off    as everybody compiles: all observers there, none asked for; against a table without observers
 on     every log channel verbose into a file, and the dump folder
