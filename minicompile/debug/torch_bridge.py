@@ -28,6 +28,7 @@ from minicompile.aot.autograd import copied
 from minicompile.aot.result import BoxedCallable
 from minicompile.compat import torch_compiler
 from minicompile.dynamo import dispatch, guards
+from minicompile.dynamo.modes import restored_modes
 from minicompile.dynamo.result import Capture, GraphBreak, GraphInput, Source
 from minicompile.dynamo.sizes import LARGEST_INT, STATIC, Sizes
 from minicompile.errors import MinicompileError, OptionError, Unsupported
@@ -121,6 +122,9 @@ class Handover:
         if symbolic and len(set(storages)) < len(storages):
             raise Unsupported("inputs with symbolic sizes share memory")
         nodes = placeholders(self.graph.gm.graph)
+        for node in self.graph.nodes if not storages else ():
+            if node not in nodes:  # rooms take their mode from the values, and Dynamo's is another
+                node.meta["val"] = None
         given = [GraphInput(n.name, Source("local", n.name), f) for n, f in zip(nodes, fakes)]
         stacks = [origin.stack for node in self.graph.nodes for origin in origins_of(node)]
         name = stacks[0][0].function if stacks else "graph"
@@ -191,7 +195,13 @@ class Handover:
         watch = self.capture.watch
         watch.listeners.append(self.heard)
         watch.tell("capture", self.capture)
-        boxed = compile(self.capture)
+        with restored_modes():
+            try:
+                boxed = compile(self.capture)
+            except Unsupported:
+                if self.sizes is None or not self.sizes.env.guards:
+                    raise
+                boxed = compile(self.capture)  # with what is known of the sizes by now
         self.guard()
         expected = self.places(self.capture.fakes)
 

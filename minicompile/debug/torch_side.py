@@ -114,7 +114,8 @@ class Cell(Shown):
         """A backend of ours, and this hears what it makes."""
 
         def watched(capture: Any) -> Any:
-            if not self.first:  # a later call may need another version
+            known = any(graph is capture.graph for graph in self.stages["graph"])
+            if not self.first and not known:  # a later call may need another version
                 self.stages["graph"].append(capture.graph)
                 capture.watch.listeners.append(self.heard)
             return compile(capture)

@@ -173,6 +173,30 @@ def test_one_compilation_serves_many_sizes() -> None:
     assert counters["stats"]["unique_graphs"] == 1 and not counters["minicompile"]
 
 
+def test_graphs_that_take_sizes_alone() -> None:
+    def made(x: torch.Tensor) -> torch.Tensor:
+        return torch.ones(x.shape[0], 3, x.shape[1]).sum(1) / x.size(1)
+
+    for dynamic in (True, False):
+        compiled = by_dynamo(made, dynamic=dynamic)
+        for size in (6, 5):
+            torch.testing.assert_close(compiled(torch.randn(size, 4)), made(torch.randn(size, 4)))
+    assert not counters["minicompile"]
+
+
+def test_a_size_that_turns_out_to_be_a_multiple() -> None:
+    """Half of a size has a symbol of its own, which a second attempt finds among the inputs."""
+
+    def halves(x: torch.Tensor) -> torch.Tensor:
+        return x.view(x.shape[0], 2, x.shape[1] // 2).sum(1)
+
+    compiled = by_dynamo(halves, dynamic=True)
+    for shape in ((6, 4), (5, 8), (4, 6)):
+        x = torch.randn(*shape[::-1]).t()
+        torch.testing.assert_close(compiled(x), halves(x))
+    assert not counters["minicompile"]
+
+
 def test_dynamo_guards_what_our_rooms_assume_of_sizes() -> None:
     """Nothing that torch does needs the size to be a multiple of four: only this backend of ours."""
 
