@@ -221,3 +221,17 @@ def test_a_no_op_leaves_no_trace_in_kernels():
     traced = mc.trace(f, torch.randn(8, 16))
     named = {o.node for _, line in kernel_lines(traced) for o in line.origins}
     assert named == {"sin", "cos"}
+
+
+@pytest.mark.parametrize("language", ["cpp", "triton"])
+def test_in_a_chain_every_line_that_computes_loads_or_stores_belongs_to_one_operation(language):
+    def f(x):
+        return torch.softmax(torch.relu(x * 2.0), -1)
+
+    compiled = mc.compile(f, options={"device_codegen": language})
+    traced = mc.trace(compiled, torch.randn(8, 32, requires_grad=True))
+    lines = [line for _, line in kernel_lines(traced) if not line.scaffold]
+    assert all(len(line.origins) == 1 for line in lines)
+    for words in ("row_max", "max_combine", "row_sum", "tl.sum"):
+        for line in (line for line in lines if words in line.text):
+            assert {origin.node for origin in line.origins} == {"softmax"}
