@@ -16,6 +16,7 @@ renderer.modules.append("minicompile.show")
 PUBLIC = {
     "compile": "api",
     "explain": "api",
+    "timeline": "api",
     "trace": "api",
     "what_if": "debug.experiment",
     "accuracy": "debug.accuracy",

@@ -15,9 +15,10 @@ from typing import Any
 from minicompile.debug import dump, logs, progress  # noqa: F401 (they observe compilations)
 from minicompile.dynamo.dispatch import Backend, Dispatcher, all_dispatchers, plain_backend
 from minicompile.dynamo.module import allow_in_graph, behind, disable, is_disabled, original_of
-from minicompile.dynamo.result import Capture, Explanation
+from minicompile.dynamo.result import Capture, Explanation, Timeline
 from minicompile.dynamo.sizes import mark_dynamic
 from minicompile.errors import OptionError, Unsupported
+from minicompile.ops.display import Several
 from minicompile.ops.registry import Registry
 from minicompile.options import Options, environment, make_options
 from minicompile.pipeline_result import Trace
@@ -163,6 +164,14 @@ def explain(
         return found.explanation()
 
     return run
+
+
+def timeline(target: Any) -> Several[Timeline]:
+    """The calls of what `compile` returned so far; of what goes on after its breaks; of nested frames."""
+    found = dispatcher_of(target)
+    if found is None:
+        raise OptionError(f"{target!r} has no timeline: give what mc.compile returned")
+    return Several(found.explanation().timelines)
 
 
 def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:

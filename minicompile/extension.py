@@ -26,6 +26,7 @@ a while. Importing this page imports every built-in rule.
 # ruff: noqa: F401 (names to import from here)
 
 from minicompile.aot.decompositions.registry import decompose
+from minicompile.aot.passes import known_passes
 from minicompile.aot.vjps import register_vjp
 from minicompile.api import backends
 from minicompile.codegen.generate import code_generator

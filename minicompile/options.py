@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import getpass
 import os
 import tempfile
 from collections.abc import Mapping
@@ -31,10 +30,7 @@ def default_debug_dir() -> str:
     """`MINICOMPILE_COMPILE_DEBUG_DIR`, else `minicompile_$USER` in the folder for temporary files."""
     if chosen := os.environ.get("MINICOMPILE_COMPILE_DEBUG_DIR"):
         return chosen
-    try:
-        user = os.environ.get("USER") or getpass.getuser()
-    except (KeyError, OSError):  # a user without a name
-        user = str(os.getuid())
+    user = os.environ.get("USER") or os.environ.get("USERNAME", "")
     return str(Path(tempfile.gettempdir()) / f"minicompile_{user}")
 
 

@@ -263,8 +263,10 @@ class Trace(Shown):
             lines.append(f"  {title:<20} {room.count:<28} {path}".rstrip())
         if self.aot is not None and self.aot.partition is not None:
             lines.append("  " + saving(self.aot.partition))
-        hint = "print a stage to read it; trace.from_line(n) follows a line of source;"
-        return "\n".join([*lines, "", hint + " trace.save(folder) writes everything"])
+        hint = "print a stage to read it; trace.from_line(n) follows a line of source; trace.explore() shows"
+        return "\n".join(
+            [*lines, "", hint + " stages side by side; trace.save(folder) writes everything"]
+        )
 
     def save(self, folder: str | Path) -> Path:
         """Write `index.html` (the explorer, and links to the rest; no network needed), and for each stage a
@@ -301,6 +303,6 @@ def page(title: str, content: str) -> str:
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
         "<style>:root{color-scheme:light dark}body{margin:16px;font-family:system-ui,sans-serif;"
-        "--tall:max(320px,calc(100vh - 290px))}h2{font-size:15px}li{margin:3px 0}</style>"
+        "--tall:max(320px,calc(100vh - 290px))}h2{font-size:15px}ul{font-size:13px}li{margin:3px 0}</style>"
         f"</head><body>\n{content}</body></html>\n"
     )

@@ -3,7 +3,7 @@
     Piece := stage, name, text, origins, subject, detail, why
 
 A `Piece` is one graph node, instruction, buffer, fusion decision or line of generated code. The linked
-views (`show/trace.py`) and `Trace.from_line` read nothing else. The real compiler answers these questions
+views (`show/explorer.py`) and `Trace.from_line` read nothing else. The real compiler answers these questions
 with torch/_inductor/debug.py (node mappings) and the tlparse tool.
 """
 

@@ -87,9 +87,9 @@ class JointTracer(Tracer):
     def adding(self, operands: list[Any]) -> Origins:
         """Origins of a sum of gradients: the readers whose gradients are in it, not who made these first."""
         edges = [edge for sent, edge in self.sent if any(sent is x for x in operands)]
-        known = filter(self.knows, operands)
-        found = union(self.readers[edge] for edge in edges)
-        return found or union(origins_of(self.argument(x)) for x in known)
+        if edges:
+            return union(self.readers[edge] for edge in edges)
+        return union(origins_of(self.argument(x)) for x in filter(self.knows, operands))
 
     def has_written(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor) and compat.storage_id(value) in self.written

@@ -475,7 +475,7 @@ class LoopPrinter(ValuePrinter):
         search = place or (value.op == "scan" and value.kind in ("max", "min"))
         if search and not self.tile:  # it seldom moves on, so a branch costs nothing
             better = self.better(value, source, best if place else total)
-            with self.braces(f"if ({better})", value.origins):
+            with self.block(f"if ({better}) {{", "}", value.origins):
                 if place:
                     self.line(f"{best} = {source};", value.origins)
                 self.line(f"{total} = {position if place else source};", value.origins)

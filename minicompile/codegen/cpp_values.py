@@ -20,7 +20,6 @@ from minicompile.codegen.cpp_ops import (
 )
 from minicompile.codegen.plan import INDEX_ERROR, ZERO_DIVISION, KernelPlan
 from minicompile.codegen.printing import LinePrinter
-from minicompile.ops.origin import Origins
 from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import Value
 from minicompile.shapes.expr import Size
@@ -57,10 +56,8 @@ class ValuePrinter(LinePrinter):
         if text:
             self.line(f"#pragma omp {text}")
 
-    def braces(
-        self, head: str, origins: Origins | None = None
-    ) -> contextlib.AbstractContextManager[None]:
-        return self.block(f"{head} {{", "}", origins)
+    def braces(self, head: str) -> contextlib.AbstractContextManager[None]:
+        return self.block(f"{head} {{", "}")
 
     @contextlib.contextmanager
     def loop(self, loop: Loop, pragma: str = "") -> Iterator[None]:
@@ -110,7 +107,7 @@ class ValuePrinter(LinePrinter):
                 if value.check:
                     divisor = value.inputs[1]
                     bit = f"{self.ref(divisor)} == 0 ? {ZERO_DIVISION} : 0"
-                    self.line(f"error |= {bit};", divisor.origins | value.origins)
+                    self.line(f"error |= {bit};", value.origins)
                 self.declare(value, self._expression(value))
 
     def _expression(self, value: Value) -> str:

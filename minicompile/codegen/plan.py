@@ -169,15 +169,12 @@ plan_rule: Registry[Callable[[KernelPlan, Options], None]] = Registry(
 
 @dataclass(frozen=True)
 class CodeLine:
-    """A line of generated code and the operations it came from.
-
-    `scaffold`: it computes, loads and stores nothing, and only holds lines that do (heads of functions and
-    loops, braces, pragmas, where a block begins): a kernel's belong to everything the kernel does.
-    """
+    """A line of generated code and the operations it came from."""
 
     text: str
     origins: Origins = NO_ORIGINS
     scaffold: bool = False
+    """It only holds lines that compute, load or store: the head of a loop, a brace, where a block begins."""
 
     def __str__(self) -> str:
         return self.text

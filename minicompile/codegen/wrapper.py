@@ -31,14 +31,7 @@ import torch
 
 from minicompile.codegen.plan import CodeLine, KernelSource, WrapperSource
 from minicompile.errors import Unsupported
-from minicompile.lowering.ir import (
-    ComputedBuffer,
-    ExternKernel,
-    InputBuffer,
-    Layout,
-    View,
-    written_by,
-)
+from minicompile.lowering.ir import ComputedBuffer, ExternKernel, InputBuffer, Layout, View
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.options import Options
 from minicompile.scheduling.nodes import (
@@ -84,11 +77,8 @@ class _Writer:
                 raise Unsupported(f"a constant can't be called {constant.name!r}")
         self.layouts = variable_layouts(schedule)
         self.handed_on = {a.reuses for new in self.memory.allocate for a in new}
-        self.made_by = {
-            b.name: b.made_by if isinstance(b, ComputedBuffer) else b.origins
-            for operation in self.graph.operations
-            for b in written_by(operation)
-        }
+        buffers = self.graph.buffers.items()
+        self.made_by = {name: getattr(b, "made_by", b.origins) for name, b in buffers}
         """The operations whose results the buffers are."""
         self.lines: list[CodeLine] = []
         self.bound = {b.name for b in self.inputs}
@@ -211,12 +201,7 @@ class _Writer:
         self.bound.difference_update(dead)
         names = [*map(self._name, dead), *(_pool(d) for d, p in pools.items() if p.dies == step)]
         if names:
-            self._line(f"del {', '.join(names)}", self._made_by(dead))
-
-    def _made_by(self, buffers: Iterable[str]) -> Origins | None:
-        """The operations whose results buffers are; None for inputs and constants alone."""
-        made = [self.made_by[name] for name in buffers if name in self.made_by]
-        return union(made) if made else None
+            self._line(f"del {', '.join(names)}", union(self.made_by[n] for n in dead) or None)
 
     def _allocate(self, allocation: Allocation) -> None:
         layout, origins = self.layouts[allocation.buffer], self.made_by[allocation.buffer]

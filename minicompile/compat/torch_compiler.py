@@ -88,10 +88,10 @@ def inductor_told(tell: Tell, **settings: Any) -> Iterator[list[str]]:
 
 def inductor_kernels(lowering: Any) -> tuple[int, int]:
     """(fused groups of loops, library calls) of a GraphLowering that is compiled."""
-    nodes = [node for node in lowering.scheduler.nodes if not node.is_extern()]
-    calls = [node for node in lowering.scheduler.nodes if node.is_extern()]
-    loops = [node for node in nodes if type(node).__name__ != "NopKernelSchedulerNode"]
-    return len(loops), sum(type(call.node).__name__ != "MultiOutput" for call in calls)
+    calls = [node.node for node in lowering.scheduler.nodes if node.is_extern()]
+    loops = [node for node in lowering.scheduler.nodes if not node.is_extern()]
+    nothing = sum(type(node).__name__ == "NopKernelSchedulerNode" for node in loops)
+    return len(loops) - nothing, sum(type(call).__name__ != "MultiOutput" for call in calls)
 
 
 def torch_counters() -> Any:

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import cached_property
 from typing import Any
 
 from minicompile.codegen.plan import CodeLine
@@ -36,58 +37,64 @@ class Item:
     form: str
     uses: tuple[tuple[int, int], ...]
 
-    @property
+    @cached_property
     def call(self) -> str:
         """The form up to the first operand, or to an input's type; code without its numbers."""
-        return (
-            re.split("[(:]", self.form, maxsplit=1)[0]
-            if self.name
-            else re.sub(r"\d+", "", self.form)
-        )
+        return re.sub(r"[(:].*" if self.name else r"\d+", "", self.form)
 
 
 def items_of(pieces: Sequence[Piece]) -> list[Item]:
-    """A listing with its names resolved."""
-    names = {p.name for p in pieces if not isinstance(p.subject, CodeLine | str)}
-    for piece in pieces:
-        if isinstance(piece.subject, ComputedBuffer | ExternKernel):
-            names.update(buffer.name for buffer in written_by(piece.subject))
-    functions = [p.name.partition(":")[0] for p in pieces]
+    """A listing with its names resolved. In code a name is what the last assignment above made it."""
+    named = [piece for piece in pieces if not isinstance(piece.subject, CodeLine | str)]
+    made = [p.subject for p in named if isinstance(p.subject, ComputedBuffer | ExternKernel)]
+    names = {p.name for p in named} | {b.name for operation in made for b in written_by(operation)}
     defined: dict[tuple[str, str], tuple[int, int]] = {}
     items = []
     for place, piece in enumerate(pieces):
-        uses: list[tuple[int, int]] = []
-
-        def resolve(found: re.Match[str], place: int = place, uses: list[Any] = uses) -> str:
-            word, called = found.group(), found.string.startswith("(", found.end())
-            known = word in names or (not names and NUMBERED.fullmatch(word))
-            if not (word in functions if called else known):
-                return word
-            key, here = ("" if names else functions[place], word), (place, len(uses))
-            again = not names and found.string.startswith(" = ", found.end())
-            defined[key] = here if again else defined.get(key, here)
-            uses.append(defined[key])
-            return "\0"
-
-        form, named = WORD.sub(resolve, piece.text), not isinstance(piece.subject, CodeLine | str)
-        form += f"  {piece.detail}" * named
-        items.append(Item(piece, piece.name * named, form, tuple(uses)))
+        code, text = isinstance(piece.subject, CodeLine), piece.text
+        function = piece.name.partition(":")[0] if code else ""
+        form, end, uses = "", 0, list[tuple[int, int]]()
+        for found in WORD.finditer(text):
+            word, follows = found.group(), text[found.end() :]
+            known = word in names or (code and NUMBERED.fullmatch(word))
+            if not (word == function if follows.startswith("(") else known):
+                continue
+            if (function, word) not in defined or (code and follows.startswith(" = ")):
+                defined[function, word] = place, len(uses)
+            uses.append(defined[function, word])
+            form, end = f"{form}{text[end : found.start()]}\0", found.end()
+        is_named = bool(names) and not code
+        form += text[end:] + f"  {piece.detail}" * is_named
+        items.append(Item(piece, piece.name * is_named, form, tuple(uses)))
     return items
 
 
 class Alignment:
-    """Two listings, and `found`: places before -> places after."""
+    """`found`: places before -> places after, searched for if not given; `free`: places after without one.
+    `key` says what of the origins counts."""
 
-    def __init__(self, before: list[Item], after: list[Item], found: dict[int, int]) -> None:
-        self.before, self.after, self.found = before, after, found
+    def __init__(
+        self,
+        before: list[Item],
+        after: list[Item],
+        key: Callable[[Origins], Hashable] = frozenset,
+        found: dict[int, int] | None = None,
+    ) -> None:
+        self.before, self.after, self.key, self.found = before, after, key, found or {}
+        self.made = [(x.form, resolved(j, x, lambda d: d)) for j, x in enumerate(after)]
+        """What each item after computes, and from what."""
+        self.free = dict.fromkeys(range(len(after)))
+        if found is None:
+            self.search()
+
+    def meant(self, i: int) -> tuple[Any, ...]:
+        """What item i before would be after."""
+        item = self.before[i]
+        return item.form, resolved(i, item, lambda d: self.found.get(d, -1))
 
     def is_same(self, i: int, j: int) -> bool:
         """Do they compute the same from the same?"""
-        old, new = self.before[i], self.after[j]
-        return old.form == new.form and all(
-            m == n and e == (j if d == i else self.found.get(d))
-            for (d, m), (e, n) in zip(old.uses, new.uses, strict=True)
-        )
+        return self.meant(i) == self.made[j]
 
     def in_order(self) -> set[int]:
         """Places after of most of what stands in the same order; the rest has moved."""
@@ -95,30 +102,23 @@ class Alignment:
         blocks = SequenceMatcher(None, places, sorted(places), False).get_matching_blocks()
         return {place for at, _, size in blocks for place in places[at : at + size]}
 
-
-class Search(Alignment):
-    """Finds what is what; `key` says what of the origins counts."""
-
-    def __init__(
-        self, before: list[Item], after: list[Item], key: Callable[[Origins], Hashable]
-    ) -> None:
-        super().__init__(before, after, {})
-        self.key, self.free = key, dict.fromkeys(range(len(after)))
-        self.users, self.by_form = (
+    def search(self) -> None:
+        """What has the same name, then what stands in the same order, then anywhere; then what changed."""
+        self.users, self.index = (
             defaultdict[int, list[int]](list),
-            defaultdict[str, list[int]](list),
+            defaultdict[Any, list[int]](list),
         )
-        for i, item in enumerate(before):
+        for i, item in enumerate(self.before):
             for made in {made for made, _ in item.uses} - {i}:
                 self.users[made].append(i)
-        for j, item in enumerate(after):
-            self.by_form[item.form].append(j)
-        by_name = {item.name: j for j, item in enumerate(after) if item.name}
-        self.try_pairs((i, by_name[x.name]) for i, x in enumerate(before) if x.name in by_name)
+        for j, meant in enumerate(self.made):
+            self.index[meant].append(j)
+        names = {item.name: j for j, item in enumerate(self.after) if item.name}
+        self.pair_same((i, names[x.name]) for i, x in enumerate(self.before) if x.name in names)
         old, new = self.rest, list(self.free)
-        forms = [before[i].form for i in old], [after[j].form for j in new]
+        forms = [self.before[i].form for i in old], [self.after[j].form for j in new]
         for i, j, size in SequenceMatcher(None, *forms).get_matching_blocks():
-            self.try_pairs(zip(old[i : i + size], new[j : j + size]))
+            self.pair_same(zip(old[i : i + size], new[j : j + size]))
         self.grow(self.rest)
         self.pair_changed()
 
@@ -130,7 +130,7 @@ class Search(Alignment):
         self.found[i] = j
         del self.free[j]
 
-    def try_pairs(self, pairs: Iterable[tuple[int, int]]) -> None:
+    def pair_same(self, pairs: Iterable[tuple[int, int]]) -> None:
         for i, j in pairs:
             if self.is_same(i, j):
                 self.pair(i, j)
@@ -138,8 +138,8 @@ class Search(Alignment):
     def grow(self, waiting: list[int]) -> None:
         """Pair what is the same wherever it stands, from the operands to the users."""
         for i in waiting:  # which grows
-            alike = self.by_form[self.before[i].form] if i not in self.found else ()
-            j = next((j for j in alike if j in self.free and self.is_same(i, j)), None)
+            same = () if i in self.found else self.index.get(self.meant(i), ())
+            j = next((j for j in same if j in self.free), None)
             if j is not None:
                 self.pair(i, j)
                 waiting += self.users[i]
@@ -151,29 +151,36 @@ class Search(Alignment):
         def source(x: Item) -> Hashable:
             return self.key(x.piece.origins), joint and is_gradient(x)
 
-        likeness: tuple[Callable[[Item], Hashable], ...] = (
-            lambda x: x.name and (x.name, x.call, source(x)),
-            lambda x: (x.call, x.piece.detail * bool(x.name), source(x)),
-            lambda x: x.name and (x.piece.detail, source(x)),
-            lambda x: x.name and (x.name, x.call),
-            lambda x: (x.call, source(x)),
-            lambda x: x.name and (verb(x), x.piece.detail, x.piece.lines[-1:]),
-            lambda x: x.name and (x.piece.detail, x.piece.lines[-1:], joint and is_gradient(x)),
-            lambda x: not x.name and x.piece.origins and source(x),
+        likeness: tuple[Callable[[Item, Any], Hashable], ...] = (
+            lambda x, of: x.name and (x.name, x.call, source(x)),
+            lambda x, of: (x.call, x.piece.detail * bool(x.name), source(x)),
+            lambda x, of: x.name and (x.piece.detail, source(x)),
+            lambda x, of: x.name and (x.name, x.call),
+            lambda x, of: (x.call, source(x)),
+            lambda x, of: len(of) > 1 and (x.piece.detail * bool(x.name), of),
+            lambda x, of: x.name and (verb(x), x.piece.detail, x.piece.lines[-1:]),
+            lambda x, of: x.name and (x.piece.detail, x.piece.lines[-1:], joint and is_gradient(x)),
+            lambda x, of: not x.name and x.piece.origins and source(x),
         )
         for like in likeness:
-            alike = defaultdict[Hashable, tuple[list[int], list[int]]](lambda: ([], []))
+            alike = defaultdict[Any, tuple[list[int], list[int]]](lambda: ([], []))
             for i in self.rest:
-                alike[like(self.before[i])][0].append(i)
+                alike[like(self.before[i], self.meant(i)[1])][0].append(i)
             for j in self.free:
-                alike[like(self.after[j])][1].append(j)
-            for i in self.rest:
-                kind = like(self.before[i])
-                left = [k for k in alike[kind][0] if k >= i and k not in self.found]
-                free = [j for j in alike[kind][1] if j in self.free]
-                if kind and left[:1] == [i] and len(left) <= len(free):
-                    self.pair(i, free[-len(left)])  # of several the last: it is the result
+                alike[like(self.after[j], self.made[j][1])][1].append(j)
+            pairs = list[tuple[int, int]]()
+            for kind, (old, new) in alike.items():
+                if kind:  # of several the last ones: they are the results
+                    pairs += zip(reversed(old), reversed(new))
+            for i, j in sorted(pairs):
+                if i not in self.found and j in self.free:
+                    self.pair(i, j)
                     self.grow(list(self.users[i]))
+
+
+def resolved(place: int, item: Item, of: Callable[[int], int]) -> tuple[Any, ...]:
+    """The names of an item as places after, its own as None."""
+    return tuple((None if made == place else of(made), number) for made, number in item.uses)
 
 
 def verb(item: Item) -> str:

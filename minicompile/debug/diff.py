@@ -19,15 +19,17 @@ from typing import Any, Literal
 
 from minicompile import provenance
 from minicompile.aot.levels import LevelGraph
-from minicompile.codegen.plan import Code, CodeLine
-from minicompile.debug.align import Alignment, Item, Search, items_of
-from minicompile.ops.display import Shown, aligned, count_text
+from minicompile.codegen.plan import Code
+from minicompile.debug.align import Alignment, Item, items_of
+from minicompile.dynamo.result import Guard
+from minicompile.lowering.ir import LoopGraph
+from minicompile.ops.display import Shown, aligned, bytes_text, count_text
 from minicompile.ops.graph import Listing, PassRecord
 from minicompile.ops.origin import NO_ORIGINS, Origins
-from minicompile.pipeline_result import COMPILED, CompiledStages, Trace
+from minicompile.pipeline_result import Trace
 from minicompile.provenance import Piece
-from minicompile.scheduling.explain import totals
-from minicompile.scheduling.nodes import FusedSchedulerNode
+from minicompile.scheduling.cost import cost_of
+from minicompile.scheduling.nodes import Schedule
 
 
 def pieces_of(stage: str, subject: Any) -> Iterator[Piece]:
@@ -36,40 +38,45 @@ def pieces_of(stage: str, subject: Any) -> Iterator[Piece]:
         yield from provenance.of_graph(stage, subject)
     elif isinstance(subject, Code):
         yield from provenance.of_code(stage, subject.name, subject.lines)
-    elif isinstance(subject, list | tuple):
+    elif isinstance(subject, list):
         for one in subject:
             yield from pieces_of(stage, one)
+    elif isinstance(subject, Guard):
+        told, at = subject.expression, subject.user_line
+        yield Piece(stage, stage, told, NO_ORIGINS, told, subject.reason, line=at)
     else:
         for number, line in enumerate(str(subject).split("\n"), 1):
             yield Piece(stage, f"{stage}:{number}", line, NO_ORIGINS, line)
 
 
-def of_buffers(compiled: CompiledStages, fused: bool, stage: str) -> Iterator[Piece]:
-    """The buffers of a graph as lowering made them, or in the kernels that compute them, with the reason."""
-    loops, schedule = compiled.loops, compiled.schedule
+def of_loops(stage: str, loops: LoopGraph, schedule: Schedule) -> Iterator[Piece]:
+    """What is given, the buffers with the reasons why they are some, what is returned."""
     for given in loops.given:
         detail = provenance.layout_text(given.layout)
         yield Piece(stage, given.name, f"{given.name}: {given.layout}", NO_ORIGINS, given, detail)
-    pieces = {piece.name: piece for piece in provenance.of_loops(stage, loops, schedule)}
-    kernels = [node.nodes for node in schedule.nodes if isinstance(node, FusedSchedulerNode)]
-    first = {part.name: nodes[0].name for nodes in kernels for part in nodes[1:]}
-    order = [part.name for node in schedule.nodes for part in getattr(node, "nodes", [node])]
-    for name in order if fused else pieces:
-        piece = pieces[name]
+    for piece in provenance.of_loops(stage, loops, schedule):
         why = tuple(w for w in piece.why if w.startswith(("extern: ", "realized: ")))
-        text, detail = piece.text, piece.detail.partition(", ")[2]
-        if fused and name in first:
-            made = [d for d in schedule.decisions if d.fused and d.asks([name], [first[name]])]
-            text, why = f"{text}  # in the kernel of {first[name]}", tuple(map(str, made))
-        yield replace(piece, text=text, detail=detail, why=why)
+        yield replace(piece, detail=piece.detail.partition(", ")[2], why=why)
     outputs = ", ".join(map(str, loops.outputs))
     yield Piece(stage, "output", f"return {outputs}", NO_ORIGINS, loops)
 
 
-# The corridor as steps --------------------------------------------------------------------------
+def of_schedule(stage: str, schedule: Schedule, loops: Point) -> Iterator[Piece]:
+    """The same in running order: in which kernel, and the decision that brought it there."""
+    pieces = {item.name: replace(item.piece, stage=stage) for item in loops.items}
+    kernels = [getattr(node, "nodes", [node]) for node in schedule.nodes]
+    first = {part.name: parts[0].name for parts in kernels for part in parts[1:]}
+    given = [buffer.name for buffer in schedule.graph.given]
+    for name in [*given, *(part.name for parts in kernels for part in parts), "output"]:
+        piece = pieces[name]
+        if name in first:
+            made = [d for d in schedule.decisions if d.fused and d.asks([name], [first[name]])]
+            text = f"{piece.text}  # in the kernel of {first[name]}"
+            piece = replace(piece, text=text, why=tuple(map(str, made)))
+        yield piece
 
-Explain = Callable[[Item, str], str]
-"""(what changed, the step) -> what the step did to it."""
+
+# The corridor as steps --------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -80,29 +87,46 @@ class Point:
     subject: Any
     step: str = ""
     parent: Point | None = None
-    explain: Explain | None = None
+    pieces: Callable[[str, Any], Iterable[Piece]] = pieces_of
+    rule: Callable[[Item], str] = lambda item: ""
+    """What of the step it was, of an item that it changed."""
     gone: str = ""
-    """What to say of what the step took away."""
-    count: str = ""
-    pieces: Callable[[str], Iterable[Piece]] | None = None
-    """The lines, where the subject alone doesn't give them."""
+    """What it means that the step took something away."""
+    about: str = ""
 
     @cached_property
     def items(self) -> list[Item]:
         if self.parent is not None and self.subject is self.parent.subject:
             return self.parent.items
-        made = self.pieces(self.name) if self.pieces else pieces_of(self.name, self.subject)
-        return items_of(list(made))
+        return items_of(list(self.pieces(self.name, self.subject)))
 
     @cached_property
     def alignment(self) -> Alignment:
-        """With the parent; where no step lies between them, with another trace's."""
+        """With the parent: another trace's where no step lies between."""
         before = self.parent.items if self.parent is not None else []
-        return Search(before, self.items, frozenset if self.step else by_text)
+        return Alignment(before, self.items, frozenset if self.step else by_text)
+
+    def path(self, since: Collection[Point] = ()) -> list[Point]:
+        """The points that lead here, from the last of some on, or from the first."""
+        way = [self]
+        while (at := way[0].parent) is not None and (way[0] is self or way[0] not in since):
+            way.insert(0, at)
+        return way
 
     @property
-    def path(self) -> list[Point]:
-        return [*(self.parent.path if self.parent is not None else ()), self]
+    def count(self) -> str:
+        """How much it is."""
+        if isinstance(self.subject, Listing):
+            return count_text(self.subject.op_count, "op")
+        return self.about
+
+    def cause(self, item: Item) -> str:
+        """What the step did, or the stage's own reason, and the lines it is about."""
+        here, reasons = item.piece.stage == self.name, item.piece.why
+        own = next((why for why in reasons if not why.startswith("backward:")), "")
+        told = ": ".join(filter(None, [self.step, self.rule(item) or (own if here else self.gone)]))
+        places = ", ".join(dict.fromkeys(line.place for line in item.piece.lines))
+        return f"{told} at {places}" if told and places else told
 
     def beside(self, other: Point, part: str = "") -> list[Row]:
         """The other's items beside these, with no step in between."""
@@ -110,53 +134,26 @@ class Point:
         copy.items = self.items
         return rows_along([other, copy], part)
 
-    def cause(self, item: Item) -> str:
-        """What the step did, or the stage's own reason, and the lines it is about."""
-        told, piece = self.step, item.piece
-        reasons = [w for w in piece.why if not w.startswith("backward:")]
-        if self.explain is not None:
-            told = self.explain(item, self.step)
-        elif found := self.gone if piece.stage != self.name else "".join(reasons[:1]):
-            told += f": {found}"
-        places = ", ".join(dict.fromkeys(line.place for line in piece.lines))
-        return f"{told} at {places}" if told and places else told
-
 
 def by_text(origins: Origins) -> Hashable:
     """What stays of origins when lines move."""
     return frozenset((o.module, o.target, o.line.text if o.line else "") for o in origins)
 
 
-def by_pass(record: PassRecord) -> Explain:
-    """The pass and, where it says so, which of its rewrites."""
-
-    def explain(item: Item, step: str) -> str:
-        start, origins = f"{item.name}: ", item.piece.origins
-        for done in record.rewrites:
-            lines = f"{done.before}\n{done.after}".split("\n")
-            if any(line.startswith(start) for line in lines) or (
-                origins and origins <= done.origins
-            ):
-                return step if done.pattern in step else f"{step} {done.pattern}"
-        return step
-
-    return explain
-
-
-def by_rule(graph: LevelGraph, before: Any) -> Explain:
-    """The operator that its rule replaced."""
+def rule_of(graph: LevelGraph, before: Any) -> Callable[[Item], str]:
+    """Tells the operator whose rule made an item, or took it away."""
     rules: dict[Hashable, dict[str, None]] = {}
     for node in before.nodes:
         if node.target in graph.applied:
             key = node.meta.get("origins"), node.meta.get("phase")
             rules.setdefault(key, {})[str(node.target)] = None
 
-    def explain(item: Item, step: str) -> str:
+    def rule(item: Item) -> str:
         meta = item.piece.subject.meta
         names = rules.get((meta.get("origins"), meta.get("phase")), ())
-        return f"{step}: rule of {' or '.join(names)}" if names else step
+        return f"rule of {' or '.join(names)}" * bool(names)
 
-    return explain
+    return rule
 
 
 def points(trace: Trace) -> dict[str, Point]:
@@ -164,51 +161,48 @@ def points(trace: Trace) -> dict[str, Point]:
     found: dict[str, Point] = {}
     aot, nothing = trace.aot, Point("", [])
 
-    def add(name: str, subject: Any, *made: Any, **how: Any) -> Point:
-        if isinstance(subject, Listing):
-            how["count"] = count_text(subject.op_count, "op")
-        return found.setdefault(name, Point(name, subject, *made, **how))
+    def add(name: str, *made: Any, **how: Any) -> Point:
+        return found.setdefault(name, Point(name, *made, **how))
 
     def stage(step: str, graph: Any, at: Any, passes: str, of: str = "", **how: Any) -> Point:
         """A step that gives a graph, and the passes over it."""
         ran = [r for r in aot.passes if r.name.startswith(passes)] if aot is not None else []
-        ran = [r for r in ran if not of or getattr(r.before, "name", "") == of.rstrip(".")]
+        ran = [r for r in ran if not of or f"{getattr(r.before, 'name', '')}." == of]
         at = add(of + step, ran[0].before if ran else graph, step, at, **how)
         for r in ran:
-            at = add(of + r.name, r.after, r.name, at, by_pass(r))
-        rewrote = passes != "pre_grad." and any(r.changed for r in ran)
-        if rewrote and [p.text for p in pieces_of("", graph)] != [i.piece.text for i in at.items]:
+            at = add(of + r.name, r.after, r.name, at)
+        last, final = ([(n.name, n.target) for n in g.nodes] for g in (at.subject, graph))
+        if passes != "pre_grad." and last != final:
             at = add(f"{of}rewrites expanded", graph, "rewrites expanded", at)
         return at
 
-    guards = [str(guard) for guard in trace.capture.guards]
-    add("guards", guards, "", nothing, count=count_text(len(guards), "guard"))
+    guards = list(trace.capture.guards)
+    add("guards", guards, "", nothing, about=count_text(len(guards), "guard"))
     at = stage("capture", trace.capture.graph, nothing, "pre_grad.")
     if aot is None:
         return found
     for level, graph in aot.levels.items():
         step = "functionalization" if level == "full" else f"decomposition to {level}"
         passes = {"full": "joint.", "prims": "prims."}.get(level, "no pass")
-        at = stage(step, graph, at, passes, explain=by_rule(graph, at.subject))
-        found[level] = at
+        at = found[level] = stage(step, graph, at, passes, rule=rule_of(graph, at.subject))
     for name in ("forward", "backward"):
         if (final := getattr(aot, name)) is None:
             continue
         step = "partition" if aot.partition is not None else "forward alone"
-        of_graph = partial(provenance.of_graph, graph=final, partition=aot.partition)
-        gone = f"not in the {name}"
-        here = stage(step, final, at, "post_grad.", f"{name}.", pieces=of_graph, gone=gone)
+        pieces, gone = partial(provenance.of_graph, partition=aot.partition), f"not in the {name}"
+        here = stage(step, final, at, "post_grad.", f"{name}.", pieces=pieces, gone=gone)
         found[f"aot.{name}"] = here
         if (compiled := trace.graphs.get(name)) is None:
             continue
-        counts = {room.stage: room.count for room in compiled.rooms()}
-        for key, step in (("loops", "lowering"), ("schedule", "scheduling")):
-            buffers, made = partial(of_buffers, compiled, key == "schedule"), getattr(compiled, key)
-            how = {"count": counts[key], "pieces": buffers, "gone": "no buffer of its own"}
-            here = add(f"{name}.{key}", made, step, here, **how)
+        about = {room.stage: room.count for room in compiled.rooms()}
+        how = {"about": about["loops"], "gone": "no buffer of its own"}
+        buffers = partial(of_loops, schedule=compiled.schedule)
+        here = add(f"{name}.loops", compiled.loops, "lowering", here, buffers, **how)
+        buffers, how = partial(of_schedule, loops=here), {"about": about["schedule"]}
+        here = add(f"{name}.schedule", compiled.schedule, "scheduling", here, buffers, **how)
         for key in ("plans", "kernels", "wrapper"):
-            step, made = "code generation" * (key != "plans"), getattr(compiled, key)
-            add(f"{name}.{key}", made, step, nothing, count=counts.get(key, ""))
+            how = {"about": about.get(key, "")}
+            add(f"{name}.{key}", getattr(compiled, key), "code generation", nothing, **how)
     return found
 
 
@@ -226,23 +220,10 @@ class Row:
     cause: str = ""
     note: str = ""
 
-    @property
-    def texts(self) -> tuple[str, str]:
-        """Both sides, "" for none; with their types if these differ."""
-        old, new = self.before, self.after
-        if (
-            old is None
-            or new is None
-            or isinstance(new.subject, CodeLine)
-            or old.detail == new.detail
-        ):
-            return old.text if old is not None else "", new.text if new is not None else ""
-        return f"{old.text}  ({old.detail})", f"{new.text}  ({new.detail})"
-
     def __str__(self) -> str:
-        sides = zip("-+", self.texts, (self.before, self.after))
-        lines = [f"  {sign} {text}" for sign, text, piece in sides if piece is not None]
-        return "\n".join(lines) + f"  # {self.cause}" * bool(self.cause)
+        sides = [f"  {sign} {p.text}" for sign, p in zip("-+", (self.before, self.after)) if p]
+        told = "; ".join(filter(None, [self.cause, self.note]))
+        return "\n".join(sides) + f"  # {told}" * bool(told)
 
 
 def rows_along(path: Sequence[Point], part: str = "") -> list[Row]:
@@ -253,32 +234,34 @@ def rows_along(path: Sequence[Point], part: str = "") -> list[Row]:
     causes: dict[int, list[str]] = {}
     gone: dict[int, list[str]] = {}
     for point in path[1:]:
-        step = point.alignment
-        told = {j: [point.cause(item)] for j, item in enumerate(step.after)}
+        step, told = point.alignment, dict[int, list[str]]()
         for i, j in step.found.items():
-            told[j] = causes.get(i, []) + told[j] * (not step.is_same(i, j))
+            told[j] = list(causes.get(i, ()))
+            if not step.is_same(i, j):
+                told[j].append(point.cause(step.after[j]))
+        for j in step.free:
+            told[j] = [point.cause(step.after[j])]
         for i in start.keys() - step.found.keys():
-            gone[start[i]] = [*causes.get(i, []), point.cause(step.before[i])]
+            gone[start[i]] = [*causes.get(i, ()), point.cause(step.before[i])]
         start = {step.found[i]: first for i, first in start.items() if i in step.found}
         causes = told
-    whole = Alignment(before, after, {i: j for j, i in start.items()})
+    whole = Alignment(before, after, found={i: j for j, i in start.items()})
     stays, last = whole.in_order(), -1
     rows: dict[tuple[int, int], Row] = {}
     """By the place after; what is gone comes after what stood before it."""
     for i, item in enumerate(before):
-        j = whole.found.get(i, -1)
-        last = j if j in stays else last
+        last = whole.found[i] if whole.found.get(i) in stays else last
         if i in gone:
             rows[last, i + 1] = Row(part, "removed", item.piece, None, "; ".join(gone[i]))
     for j, item in enumerate(after):
-        cause = "; ".join(dict.fromkeys(filter(None, causes.get(j, []))))
+        cause = "; ".join(dict.fromkeys(filter(None, causes.get(j, ()))))
         if j not in start:
             rows[j, 0] = Row(part, "added", None, item.piece, cause)
             continue
         old, same = before[start[j]], whole.is_same(start[j], j)
-        notes = [f"was {old.name}"] * (old.name != item.name) + ["moved"] * (j not in stays)
-        notes += ["of other values"] * (not same and old.piece.text == item.piece.text)
-        row = Row(part, "changed", old.piece, item.piece, cause, ", ".join(notes))
+        note = [f"was {old.name}"] * (old.name != item.name) + ["moved"] * (j not in stays)
+        note += ["of other values"] * (not same and old.piece.text == item.piece.text)
+        row = Row(part, "changed", old.piece, item.piece, cause, ", ".join(note))
         rows[j, 0] = replace(row, status="same", cause="") if same else row
     return [row for _, row in sorted(rows.items())]
 
@@ -303,13 +286,11 @@ class Diff(Shown):
 
     @property
     def runs(self) -> Iterator[tuple[str, list[Row], str]]:
-        """Rows in a row of one part: those that differ with "", those that are the same with a headline."""
+        """Neighbours of one part: its name, rows, and a headline if they are all equal."""
         for (part, same), group in groupby(self.rows, lambda r: (r.part, r.status == "same")):
             rows = list(group)
-            notes = Counter(
-                note.split()[0] for row in rows for note in row.note.split(", ") if note
-            )
-            told = [f"{n} {'renamed' if note == 'was' else note}" for note, n in notes.items()]
+            notes = [note.split()[0] for row in rows for note in row.note.split(", ") if note]
+            told = [f"{n} {note}".replace("was", "renamed") for note, n in Counter(notes).items()]
             yield part, rows, " · ".join([f"… {len(rows)} equal", *told]) * same
 
     def __str__(self) -> str:
@@ -333,7 +314,7 @@ class Steps(Shown):
     @property
     def overview(self) -> list[tuple[str, str, str]]:
         """Step, what it takes and gives, what it changed."""
-        return [(d.title, " → ".join(d.facts[0][1:]).lstrip(" →"), d.summary) for d in self.steps]
+        return [(d.title, " → ".join(filter(None, d.facts[0])), d.summary) for d in self.steps]
 
     def __str__(self) -> str:
         lines = [self.title, *(f"  {line}" for line in aligned(self.overview, left=3))]
@@ -343,36 +324,29 @@ class Steps(Shown):
         return "\n".join(lines)
 
 
-def steps(trace: Trace) -> Steps:
-    """All passes and stages of a trace as steps."""
-    made = [point for point in dict.fromkeys(points(trace).values()) if point.step]
-    return Steps(f"{trace.name}: {len(made)} steps", tuple(map(step_of, made)))
-
-
-def step_of(point: Point) -> Diff:
-    assert point.parent is not None
-    fact = ("", point.parent.count, point.count)
-    return Diff(point.name, tuple(rows_along([point.parent, point])), (fact,))
+def alone(point: Point, since: Collection[Point] = (), part: str = "") -> Diff:
+    """What led to a point: the last step, or all since one of these."""
+    path = point.path(since) if since else point.path()[-2:]
+    facts = (("", path[0].count, point.count),)
+    return Diff(point.name, tuple(rows_along(path, part)), facts)
 
 
 def of_pass(record: PassRecord) -> Diff:
-    """A pass alone, before and after."""
-    start = Point("before", record.before)
-    end = Point(record.name, record.after, record.name, start, by_pass(record))
-    return Diff(f"pass {record.name}", tuple(rows_along([start, end])))
+    """A pass alone, of whatever graph."""
+    return alone(Point(record.name, record.after, record.name, Point("before", record.before)))
 
 
-def of_texts(before: str, after: str) -> Diff:
-    start = Point("before", before)
-    return Diff("", tuple(rows_along([start, Point("after", after, "", start)])))
+def steps(trace: Trace) -> Steps:
+    """All passes and stages of a trace as steps."""
+    made = [alone(point) for point in dict.fromkeys(points(trace).values()) if point.step]
+    return Steps(f"{trace.name}: {count_text(len(made), 'step')}", tuple(made))
 
 
 def place(found: dict[str, Point], name: str) -> str:
     """The whole name of a stage or step. Raises ValueError that lists what there is."""
-    alias = {"joint": "prims", "pre_fusion": "loops", "aot": "aot.forward"}
     stem, dot, last = name.rpartition(".")
-    given = alias.get(name, stem + dot + alias.get(last, last))
-    for full in (given, f"forward.{given}", f"aot.{given}", f"aot.{stem}"):
+    last = {"joint": "prims", "pre_fusion": "loops", "aot": "aot.forward"}.get(last, last)
+    for full in (stem + dot + last, f"forward.{last}", f"aot.{last}"):
         if full in found:
             return full
     raise ValueError(f"nothing is called {name!r} in this trace; it has {', '.join(found)}")
@@ -380,34 +354,33 @@ def place(found: dict[str, Point], name: str) -> str:
 
 def diff(trace: Trace, before: str | Trace, after: str | None = None) -> Diff:
     """See `Trace.diff`."""
-    found = points(trace)
     if isinstance(before, Trace):
         return across(trace, before, after)
+    found = points(trace)
     if after is None:
         steps = [point for point in dict.fromkeys(found.values()) if point.step]
-        chosen = [p for p in steps if f".{p.name}".endswith(f".{before}")] or [
-            found[place(found, before)]
-        ]
-        return Diff(before, tuple(row for p in chosen for row in rows_along(p.path[-2:], p.name)))
+        chosen = [p for p in steps if f".{p.name}".endswith(f".{before}")]
+        if not chosen:
+            return alone(found[place(found, before)], stages_of(trace, found).values())
+        return Diff(before, tuple(row for p in chosen for row in alone(p, part=p.name).rows))
     start, end = (found[place(found, name)] for name in (before, after))
-    title, path = f"{before} → {after}", end.path
-    if start in path:
-        return Diff(title, tuple(rows_along(path[path.index(start) :])))
-    return Diff(title, tuple(end.beside(start)))
+    path = end.path([start])
+    rows = rows_along(path) if path[0] is start else end.beside(start)
+    return Diff(f"{before} → {after}", tuple(rows))
 
 
-def stages_of(trace: Trace) -> dict[str, Point]:
+def stages_of(trace: Trace, found: dict[str, Point]) -> dict[str, Point]:
     """The points that every trace has, whatever its passes."""
     levels = trace.aot.levels if trace.aot is not None else ()
-    after = [stage for stage in COMPILED if stage != "plans"]
-    graphs = [f"{name}.{stage}" for name in ("forward", "backward") for stage in after]
-    found, names = points(trace), ["guards", "capture", *levels, "aot.forward", "aot.backward"]
-    return {name: found[name] for name in [*names, *graphs] if name in found}
+    after = ("loops", "schedule", "kernels", "wrapper")
+    names = [f"{graph}.{stage}" for graph in ("forward", "backward") for stage in after]
+    first = ["guards", "capture", *levels, "aot.forward", "aot.backward"]
+    return {name: found[name] for name in [*first, *names] if name in found}
 
 
 def across(first: Trace, second: Trace, only: str | None) -> Diff:
     """Two traces, stage by stage. A cause is a step that one of them took, or an earlier difference's."""
-    traces = stages_of(first), stages_of(second)
+    traces = [stages_of(trace, points(trace)) for trace in (first, second)]
     only = only and place({**traces[0], **traces[1]}, only)
     chosen = [asdict(trace.capture.watch.of.options) for trace in (first, second)]
     changed = [name for name, value in chosen[0].items() if value != chosen[1][name]]
@@ -416,39 +389,46 @@ def across(first: Trace, second: Trace, only: str | None) -> Diff:
     for name in dict.fromkeys([*traces[0], *traces[1]]):
         ends = [stages.get(name, Point(name, [])) for stages in traces]
         facts.append((name, ends[0].count, ends[1].count))
-        own = [history(end, stages.values()) for end, stages in zip(ends, traces)]
         made = ends[1].beside(ends[0], name)
-        made = [replace(r, cause=told(r, own, beside)) if r.status != "same" else r for r in made]
-        beside.update(
-            {id(p): row for row in made for p in (row.before, row.after) if p is not None}
-        )
-        if only == name or (not only and any(row.status != "same" for row in made)):
-            rows += made
-        if name.endswith(".schedule") and all(end.subject for end in ends):
-            costs = [totals(end.subject) for end in ends]
-            facts += [(f"{name}: {what}", costs[0][what], costs[1][what]) for what in costs[0]]
-    title = f"{first.name} → {second.name}" + (f": {only}" if only else "")
+        differ = any(row.status != "same" for row in made)
+        if differ:
+            own = [history(end, stages.values()) for end, stages in zip(ends, traces)]
+            made = [replace(row, cause=origin(row, own, beside)) for row in made]
+        beside |= {id(p): row for row in made for p in (row.before, row.after) if p is not None}
+        rows += made if name == only or (differ and not only) else []
+        if name.endswith(".schedule"):
+            facts += [(f"{name}: {what}", a, b) for (what, a), (_, b) in zip(*map(costs_of, ends))]
+    title = f"{first.name} → {second.name}" + f": {only}" * bool(only)
     return Diff(title, tuple(rows), tuple(facts))
+
+
+def costs_of(point: Point) -> list[tuple[str, str]]:
+    """What a schedule moves through memory and how much it needs."""
+    schedule = point.subject
+    if not isinstance(schedule, Schedule):
+        return [("bytes moved", ""), ("memory peak", "")]
+    moved = sum(cost_of(n, schedule.graph, schedule.memory).bytes for n in schedule.nodes)
+    peak = schedule.memory.peak_bytes
+    return [("bytes moved", bytes_text(moved)), ("memory peak", bytes_text(peak))]
 
 
 def history(end: Point, stages: Collection[Point]) -> tuple[dict[int, Row], dict[int, Row]]:
     """What the steps since the stage before did, by what came of it and by what it was."""
-    at = max((i for i, point in enumerate(end.path[:-1]) if point in stages), default=0)
-    rows = rows_along(end.path[at:])
+    rows = rows_along(end.path(stages))
     return {id(row.after): row for row in rows}, {id(row.before): row for row in rows}
 
 
-def told(row: Row, own: Sequence[Any], beside: dict[int, Row]) -> str:
+def origin(row: Row, own: Sequence[Any], beside: dict[int, Row]) -> str:
     """Why two traces differ here. `beside`: the rows of the stages before, by the pieces on both sides."""
-    causes = []
+    causes = list[str]()
     for side, piece in enumerate((row.before, row.after)):
-        made = own[side][0].get(id(piece)) if piece is not None else None
+        made = own[side][0].get(id(piece)) if piece is not None and row.status != "same" else None
         earlier = beside.get(id(made.before)) if made is not None else None
-        if made is not None and (earlier is None or earlier.status == "same"):
-            causes.append(made.cause)
         if earlier is not None and earlier.status != "same":
             causes.append(earlier.cause)
-        elif earlier is not None:
-            other = (earlier.after, earlier.before)[side]
-            causes.append(own[1 - side][1][id(other)].cause)
+        elif made is not None:
+            causes.append(made.cause)
+        if earlier is not None and earlier.status == "same":
+            other = own[1 - side][1].get(id((earlier.after, earlier.before)[side]))
+            causes.append(other.cause if other is not None else "")
     return "; ".join(dict.fromkeys(filter(None, causes)))

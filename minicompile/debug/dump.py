@@ -3,23 +3,21 @@
 `options.trace` (`MINICOMPILE_COMPILE_DEBUG=1`) writes into `options.debug_dir`. `[n/k]` is the compilation:
 the k-th of function n.
 
-| file | what | from |
-| --- | --- | --- |
-| fx_graph_readable.py, fx_graph_transformed.py | captured graph; after pre-grad passes | capture, aot |
-| model__n__joint_k.py | forward and backward before partitioning, as FX prints graphs | aot |
-| model__n__forward_k.py, model__n__backward_k.py | after partitioning, before post-grad passes | aot |
-| model__n__forward_transformed_k.py, model__n__backward_transformed_k.py | after these | aot |
-| ir_model__n__forward_k.txt, .. | the loop IR | loops |
-| ir_pre_fusion_model__n__forward_k.txt, ir_post_fusion_.. | loop bodies before and after | schedule |
-| output_code.py | kernels and wrappers | graph |
-| trace.jsonl | one line per event, below | all |
+| file | what |
+| --- | --- |
+| fx_graph_readable.py, fx_graph_transformed.py | the captured graph, and after pre-grad passes |
+| model__n__joint_k.py | forward and backward in one, as FX prints graphs |
+| model__n__forward_k.py, model__n__forward_transformed_k.py | the forward before and after post-grad passes |
+| ir_model__n__forward_k.txt, ir_pre_fusion_.., ir_post_fusion_.. | loops, and their bodies around fusion |
+| output_code.py | kernels and wrappers |
+| trace.jsonl | one line per event, below |
 
-Files without n and k hold one section after the other. Where `options.trace` is off, the log channels
-aot_joint_graph, aot_graphs, post_grad_graphs, ir_pre_fusion, ir_post_fusion and output_code write their files
-if `MINICOMPILE_LOGS` names them.
+The same for the backward. Files without n and k hold one section after the other. Where `options.trace` is
+off, the channels aot_joint_graph, aot_graphs, post_grad_graphs, ir_pre_fusion, ir_post_fusion and output_code
+of `MINICOMPILE_LOGS` still write their files.
 
-A line of trace.jsonl is `{"compilation": "0/1", "function", "kind", "graph", "seconds", "took", "files"}` and
-what `facts` adds for the kind: counts, bytes, source lines, failed guards.
+A line of trace.jsonl is `{"compilation": "0/1", "function", "kind", "graph", "files", "seconds", "took"}` and
+what `FACTS` adds for the kind: counts, bytes, source lines, failed guards.
 
 A folder is one process's: what an earlier process left, by its trace.jsonl, is deleted first, so that the
 files fit together. While another one is still at work there, files go to `run_<process>` below.
@@ -76,39 +74,26 @@ def places(origins: Origins) -> list[str]:
     return [line.place for line in source_lines(origins)]
 
 
-def facts(event: Event) -> dict[str, Any]:
-    """What trace.jsonl has of an event, besides when and of what."""
-    made = event.subject
-    match event.kind:
-        case "start":
-            told = [{"guard": f.guard.expression, "failed": str(f)} for f in made]
-            return {"failures": told}
-        case "break":
-            line = str(made.user_line) if made.user_line else None
-            return {"break": made.kind, "id": made.id, "reason": made.reason, "line": line}
-        case "capture":
-            lines = places(stages.graph_origins(made.graph))
-            counts = {"ops": made.graph.op_count, "inputs": len(made.inputs)}
-            return {**counts, "guards": len(made.guards), "lines": lines}
-        case "aot":
-            graphs = {name: getattr(made, name) for name in ("joint", "forward", "backward")}
-            saved = made.partition.saved_bytes if made.partition is not None else None
-            ops = {name: graph.op_count for name, graph in graphs.items() if graph is not None}
-            return {"ops": ops, "saved_bytes": saved}
-        case "loops":
-            return {"buffers": len(made.operations), "externs": len(made.externs)}
-        case "schedule":
-            fused = [d for d in made.decisions if d.fused]
-            counts = {"nodes": len(made.before), "kernels": len(made.kernels), "fused": len(fused)}
-            saved = sum(d.score for d in fused)
-            return {**counts, "saved_bytes": saved, "peak_bytes": made.memory.peak_bytes}
-        case "kernels":
-            return {"kernels": [{"name": k.name, "lines": places(k.origins)} for k in made]}
-        case "building":
-            return {"modules": len(made), "cached": [module.cached for module in made]}
-        case "done":
-            return {"compiled": made is not None}
-    return {}
+FACTS: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "start": lambda failures: {
+        "failures": [{"guard": f.guard.expression, "failed": str(f)} for f in failures]},
+    "break": lambda made: {
+        "break": made.kind, "id": made.id, "reason": made.reason, "line": str(made.user_line or "")},
+    "capture": lambda made: {
+        "ops": made.graph.op_count, "inputs": len(made.inputs), "guards": len(made.guards),
+        "lines": places(stages.graph_origins(made.graph))},
+    "aot": lambda made: {
+        "ops": {graph.name: graph.op_count for graph in (made.joint, made.forward, made.backward) if graph},
+        "saved_bytes": made.partition and made.partition.saved_bytes},
+    "loops": lambda made: {"buffers": len(made.operations), "externs": len(made.externs)},
+    "schedule": lambda made: {
+        "nodes": len(made.before), "kernels": len(made.kernels), "peak_bytes": made.memory.peak_bytes,
+        "saved_bytes": sum(decision.score for decision in made.decisions if decision.fused)},
+    "kernels": lambda made: {"kernels": [{"name": k.name, "lines": places(k.origins)} for k in made]},
+    "building": lambda made: {"modules": len(made), "cached": [module.cached for module in made]},
+    "done": lambda made: {"compiled": made is not None},
+}  # fmt: skip
+"""What trace.jsonl has of a kind of event, besides when and of what."""
 
 
 class Folder:
@@ -151,25 +136,29 @@ class Dump:
         if not (options.trace or options.logs):
             return
         asked, wanted = levels(options.logs), dict[str, str]()
-        for names, name, text, shown in files(event):
+        for names, name, written, shown in files(event):
             if options.trace or not asked.keys().isdisjoint(names.split()):
                 title = f"# {of} {of.name} {event.graph}".rstrip() + "\n"
-                wanted[name] = title * (name in SHARED) + text(shown)
+                wanted[name] = title * (name in SHARED) + written(shown)
         if not (wanted or options.trace):
             return
         key = os.getpid(), options.debug_dir  # a forked process has a folder of its own
+        line: dict[str, Any] = {
+            "compilation": str(of)[1:-1],
+            "function": of.name,
+            "kind": event.kind,
+        }
+        line |= {"graph": event.graph, "files": [*wanted]}
+        line |= {"seconds": event.seconds, "took": event.took}
+        if event.kind in FACTS:
+            line |= FACTS[event.kind](event.subject)
         with self.lock:
             if key not in self.folders:
-                self.folders[key] = None
+                self.folders[key] = None  # if it can't be made, that is told once
                 self.folders[key] = Folder(Path(options.debug_dir))
-            if (folder := self.folders[key]) is None:
-                return
-            for name, told in wanted.items():
-                folder.write(name, told)
-            line = {"compilation": str(of)[1:-1], "function": of.name, "kind": event.kind}
-            times = {"graph": event.graph, "seconds": event.seconds, "took": event.took}
-            line_text = json.dumps({**line, **times, "files": [*wanted], **facts(event)})
-            folder.write("trace.jsonl", line_text)
+            if (folder := self.folders[key]) is not None:
+                for name, text in {"trace.jsonl": json.dumps(line), **wanted}.items():
+                    folder.write(name, text)
 
 
 observer("dump")(Dump())

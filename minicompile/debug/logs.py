@@ -18,14 +18,16 @@ import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from minicompile.debug import stages
-from minicompile.dynamo.result import recompiles_text
+from minicompile.dynamo.result import failure_lines
 from minicompile.errors import OptionError
 from minicompile.ops.display import count_text
 from minicompile.ops.events import KINDS, Event, observer
+from minicompile.ops.graph import Listing
 from minicompile.ops.registry import Registry
 from minicompile.options import in_colour, moves_cursor
 from minicompile.pipeline_result import saving
@@ -80,9 +82,8 @@ class Log:
     open: tuple[tuple[dict[str, bool], TextIO | None], ...] = ()
 
     def __call__(self, event: Event) -> None:
-        asked = event.of.options.logs
         streams: dict[Any, dict[str, bool]] = {}
-        for on, file in (*self.open, *([(levels(asked), None)] if asked else [])):
+        for on, file in ((levels(event.of.options.logs), None), *self.open):
             told = streams.setdefault(file or sys.stderr, {})  # a stream has each line once
             told.update({name: more or told.get(name, False) for name, more in on.items()})
         for stream, on in streams.items():
@@ -133,20 +134,6 @@ def logs(*names: str, file: str | Path | TextIO | None = None) -> Iterator[None]
 # -- the channels
 
 
-def graph_passes(event: Event, stage: str, verbose: bool) -> str:
-    """What passes made of graphs: both versions where they differ; verbose: every pass."""
-    parts, records = [], [r for r in event.subject.passes if r.name.startswith(f"{stage}.")]
-    for graph in dict.fromkeys(getattr(record.before, "name", "") for record in records):
-        mine = [r for r in records if getattr(r.before, "name", "") == graph]
-        changed = [r for r in mine if r.changed]
-        parts.append(f"{graph}: {len(changed)} of {len(mine)} passes changed something")
-        parts += map(str, mine if verbose else changed)
-        if changed:
-            parts += ["before:", str(mine[0].before), "after:", str(mine[-1].after)]
-    return "\n".join(parts) or f"no {stage} pass ran"
-
-
-@log_channel("dynamo", "what is captured", "start", "capture", "done", stage="dynamo")
 def dynamo(event: Event, verbose: bool) -> str:
     name, made = event.of.name, event.subject
     if event.kind == "start":
@@ -155,25 +142,38 @@ def dynamo(event: Event, verbose: bool) -> str:
         return f"{name} gets no version: it runs in eager, was only traced, or raised"
     if event.kind == "done":
         return f"{name} is compiled, {count_text(len(made.guards), 'guard')}"
-    told = f"captured {count_text(made.graph.op_count, 'operation')}, {len(made.inputs)} inputs"
-    told += stages.places(stages.graph_origins(made.graph))
+    told = f"captured {operations(made.graph)}, {len(made.inputs)} inputs"
     return "\n".join([told, *(f"  inlined {function}" for function in made.inlined if verbose)])
 
 
-@log_channel("aot", "which graphs are compiled", "aot", stage="aot")
+def operations(graph: Listing) -> str:
+    """How many, and from which lines of the user's."""
+    origins = stages.graph_origins(graph)
+    return f"{count_text(graph.op_count, 'operation')}{stages.places(origins)}"
+
+
 def aot(event: Event, verbose: bool) -> str:
     made, told = event.subject, []
-    for name in ("forward", "backward"):
-        if (graph := getattr(made, name)) is not None:
-            title = f"model__{event.of.frame}_{name}_{event.of.version}"
-            told.append(f"[AOT] Compiling {name} graph: {title}")
-            lines = stages.places(stages.graph_origins(graph))
-            told.append(f"  {count_text(graph.op_count, 'operation')}{lines}")
+    for graph in filter(None, (made.forward, made.backward)):
+        title = f"model__{event.of.frame}_{graph.name}_{event.of.version}"
+        told += [f"[AOT] Compiling {graph.name} graph: {title}", f"  {operations(graph)}"]
     told += [f"  {saving(made.partition)}"] if made.partition is not None else []
     return "\n".join([*told, str(made.metadata)] if verbose else told)
 
 
-@log_channel("inductor", "buffers, kernels, bytes", "graph", stage="inductor")
+def graph_passes(event: Event, stage: str, verbose: bool) -> str:
+    """What passes made of graphs: both versions where they differ; verbose: every pass."""
+    told, records = [], [r for r in event.subject.passes if r.name.startswith(f"{stage}.")]
+    for graph, group in groupby(records, lambda record: getattr(record.before, "name", "")):
+        mine = list(group)
+        changed = [record for record in mine if record.changed]
+        told.append(f"{graph}: {len(changed)} of {len(mine)} passes changed something")
+        told += map(str, mine if verbose else changed)
+        if changed:
+            told += ["before:", str(mine[0].before), "after:", str(mine[-1].after)]
+    return "\n".join(told) or f"no {stage} pass ran"
+
+
 def inductor(event: Event, verbose: bool) -> str:
     made = event.subject
     told = [f"{event.graph}: {line}" for line in str(made).splitlines()]
@@ -183,15 +183,12 @@ def inductor(event: Event, verbose: bool) -> str:
     return "\n".join([*told, *map(str, made.plans)] if verbose else told)
 
 
-@log_channel("schedule", "kernels in order, memory", "schedule", stage="inductor")
 def schedule(event: Event, verbose: bool) -> str:
-    memory, told = event.subject.memory, [f"{event.graph}:"]
-    for step, node in enumerate(event.subject.nodes):
-        told.append(f"step {step}: {node}{stages.places(node.origins)}")
-    return "\n".join([*told, str(memory)] if verbose else [*told, *filter(None, memory.facts())])
+    memory, nodes = event.subject.memory, enumerate(event.subject.nodes)
+    steps = [f"step {step}: {node}{stages.places(node.origins)}" for step, node in nodes]
+    return "\n".join([f"{event.graph}:", *steps, *([str(memory)] if verbose else memory.facts())])
 
 
-@log_channel("perf", "what each step took", *KINDS[1:], stage="inductor")
 def perf(event: Event, verbose: bool) -> str:
     what = f"{event.seconds:8.3f} s  +{event.took:.3f} s  {event.graph} {event.kind}"
     if event.kind != "building":
@@ -201,7 +198,6 @@ def perf(event: Event, verbose: bool) -> str:
     return f"{what}: {count_text(files, 'file')}, {cached} of them in the cache"
 
 
-@log_channel("cudagraphs", "CUDA graphs that are asked for", "aot", stage="inductor")
 def cudagraphs(event: Event, verbose: bool) -> str:
     if (mode := event.of.options.mode) not in ("reduce-overhead", "max-autotune"):
         return ""
@@ -210,31 +206,33 @@ def cudagraphs(event: Event, verbose: bool) -> str:
     )
 
 
-for _name, _stage, _kind, _doc, _text in (
-    ("graph_breaks", "dynamo", "break", "where and why Python runs itself",
+for _stage, _name, _kinds, _doc, _text in (
+    ("dynamo", "dynamo", "start capture done", "what is captured", dynamo),
+    ("dynamo", "graph_breaks", "break", "where and why Python runs itself",
      lambda e, more: f"{e.subject}\n  {e.subject.explanation if more else ''}".rstrip()),
-    ("graph_code", "dynamo", "capture", "the captured graph", lambda e, _: str(e.subject.graph)),
-    ("bytecode", "dynamo", "capture", "instructions, and what they made",
-     lambda e, _: e.subject.flow),
-    ("recompiles", "dynamo", "start", "the guards that failed",
-     lambda e, _: "\n".join(recompiles_text(e.subject))),
-    ("guards", "dynamo", "done", "what must hold for a version to be used",
-     lambda e, _: "\n".join([*map(str, e.subject.guards), *e.subject.size_lines] if e.subject else [])),
-    ("pre_grad_graphs", "dynamo", "aot", "before and after pre-grad passes",
+    ("dynamo", "graph_code", "capture", "the captured graph", lambda e, _: str(e.subject.graph)),
+    ("dynamo", "bytecode", "capture", "instructions, and what they made", lambda e, _: e.subject.flow),
+    ("dynamo", "recompiles", "start", "the guards that failed",
+     lambda e, _: "\n".join(["no version fits", *failure_lines(e.subject)] if e.subject else [])),
+    ("dynamo", "guards", "done", "what must hold for a version to be used",
+     lambda e, _: "\n".join(map(str, (*e.subject.guards, *e.subject.size_lines) if e.subject else ()))),
+    ("dynamo", "pre_grad_graphs", "aot", "before and after pre-grad passes",
      lambda e, more: graph_passes(e, "pre_grad", more)),
-    ("aot_graphs", "aot", "aot", "forward and backward after partitioning",
-     lambda e, _: "\n".join(
-         str(stages.partitioned(e.subject, name) or "") for name in ("forward", "backward"))),
-    ("aot_joint_graph", "aot", "aot", "forward and backward in one",
+    ("aot", "aot", "aot", "which graphs are compiled", aot),
+    ("aot", "aot_graphs", "aot", "forward and backward after partitioning", lambda e, _: "\n".join(
+        str(stages.partitioned(e.subject, name) or "") for name in ("forward", "backward"))),
+    ("aot", "aot_joint_graph", "aot", "forward and backward in one",
      lambda e, _: str(e.subject.joint or "no joint graph: nothing requires grad")),
-    ("post_grad_graphs", "aot", "aot", "before and after post-grad passes",
+    ("aot", "post_grad_graphs", "aot", "before and after post-grad passes",
      lambda e, more: graph_passes(e, "post_grad", more)),
-    ("ir_pre_fusion", "inductor", "schedule", "each loop nest", lambda e, _: stages.pre_fusion(e.subject)),
-    ("fusion", "inductor", "schedule", "each question of the scheduler, and why",
+    ("inductor", "inductor", "graph", "buffers, kernels, bytes", inductor),
+    ("inductor", "ir_pre_fusion", "schedule", "loops", lambda e, _: stages.pre_fusion(e.subject)),
+    ("inductor", "fusion", "schedule", "each question of the scheduler, and why",
      lambda e, more: "\n".join(stages.decision_text(d, more) for d in e.subject.decisions)),
-    ("ir_post_fusion", "inductor", "schedule", "the loop bodies of each kernel",
-     lambda e, _: stages.post_fusion(e.subject)),
-    ("output_code", "inductor", "graph", "kernels and wrapper",
-     lambda e, _: stages.output_code(e.subject)),
+    ("inductor", "schedule", "schedule", "kernels in order, memory", schedule),
+    ("inductor", "ir_post_fusion", "schedule", "kernels", lambda e, _: stages.post_fusion(e.subject)),
+    ("inductor", "output_code", "graph", "all code", lambda e, _: stages.output_code(e.subject)),
+    ("inductor", "perf", " ".join(KINDS[1:]), "what each step took", perf),
+    ("inductor", "cudagraphs", "aot", "CUDA graphs that are asked for", cudagraphs),
 ):  # fmt: skip
-    log_channel(_name, _doc, _kind, stage=_stage)(_text)
+    log_channel(_name, _doc, *_kinds.split(), stage=_stage)(_text)

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from minicompile.ops.display import count_text
@@ -21,15 +22,13 @@ from minicompile.options import moves_cursor
 
 DELAY, REFRESH = 1.0, 0.25
 """Seconds before the line appears, and between two of them."""
+THREAD = "minicompile progress"
 
 NEXT = {
     "start": "capturing", "capture": "autograd", "aot": "lowering", "loops": "scheduling",
     "schedule": "planning kernels", "plans": "generating code", "building": "building",
 }  # fmt: skip
 """What begins after an event."""
-
-Screen = tuple[Callable[[str], None], Callable[[], None]]
-"""show(line), and what removes the line."""
 
 
 def notebook() -> Any:
@@ -38,32 +37,29 @@ def notebook() -> Any:
     return shell if hasattr(shell, "kernel") else None
 
 
-def screen() -> Screen:
-    """The best there is: a notebook's output, `rich`, or a line that is written over."""
+def screen() -> tuple[Callable[[str], object], Callable[[], object]]:
+    """What shows a line and what removes it: in a notebook's output, with `rich`, or written over."""
     if notebook() is not None:
         from IPython.display import display
 
-        def put(line: str) -> None:
-            shown.update({"text/plain": line}, raw=True)
-
         shown = display({"text/plain": ""}, raw=True, display_id=True)
-        return put, lambda: put("")
+        put = partial(shown.update, raw=True)
+        return lambda line: put({"text/plain": line}), lambda: put({"text/plain": ""})
     with contextlib.suppress(ImportError):
         from rich.console import Console
         from rich.live import Live
         from rich.spinner import Spinner
 
+        off: dict[str, Any] = {"redirect_stdout": False, "redirect_stderr": False}
         spinner = Spinner("dots")
-        live = Live(spinner, console=Console(stderr=True), transient=True, redirect_stdout=False,
-                    redirect_stderr=False)  # fmt: skip
+        live = Live(spinner, console=Console(stderr=True), transient=True, **off)
         live.start()
-        return (lambda line: spinner.update(text=line)), live.stop
-    width = shutil.get_terminal_size().columns - 1
+        return lambda line: spinner.update(text=line), live.stop
 
     def show(line: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{line[:width]}")
-        sys.stderr.flush()
+        print(f"\r\x1b[K{line[: width - 1]}", end="", file=sys.stderr, flush=True)
 
+    width = shutil.get_terminal_size().columns
     return show, lambda: show("")
 
 
@@ -94,7 +90,9 @@ class Progress:
             elif self.thread is None:
                 self.stop = stop = threading.Event()
                 run = contextvars.copy_context().run  # the notebook's cell is found in it
-                self.thread = threading.Thread(target=run, args=(self.draw, stop), daemon=True)
+                self.thread = threading.Thread(
+                    target=run, args=(self.draw, stop), name=THREAD, daemon=True
+                )
                 self.thread.start()
         if thread is not None:
             thread.join()

@@ -48,7 +48,9 @@ class Recorder:
             now.breaks.append(event.subject)
         elif event.kind == "done":
             now.seconds = event.seconds
-            now.result = "compiled" if event.subject is not None else "runs in eager"
+            eager = now.breaks or now.trace is None or not now.trace.graphs
+            made = "runs in eager" if eager else "only traced"
+            now.result = "compiled" if event.subject is not None else made
 
     def write(self, folder: Path, script: str) -> Path:
         """All traces and the page over them; gives that page's path."""

@@ -114,12 +114,9 @@ class Handover:
         self.written: tuple[int, ...] = ()
         """Inputs that the graph changes, the numbers of those that the capture has."""
         fakes = list(map(self.fake, inputs))
-        self.kept = [i for i, fake in enumerate(fakes) if not isinstance(fake, int | float)]
         for node, fake in zip(nodes, fakes, strict=True):
             node.meta["val"] = fake
-            if isinstance(fake, int | float):
-                put_number(node, fake)
-        fakes = [fakes[i] for i in self.kept] + self.lifted()
+        fakes += self.lifted()
         storages = [compat.storage_id(x) for x in fakes if isinstance(x, torch.Tensor)]
         if symbolic and len(set(storages)) < len(storages):
             raise Unsupported("inputs with symbolic sizes share memory")
@@ -191,7 +188,7 @@ class Handover:
 
     def compiled(self, compile: dispatch.Backend) -> Callable[..., Any]:
         """What Dynamo calls."""
-        watch, kept, attributes = self.capture.watch, self.kept, self.attributes
+        watch = self.capture.watch
         watch.listeners.append(self.heard)
         watch.tell("capture", self.capture)
         boxed = compile(self.capture)
@@ -199,7 +196,7 @@ class Handover:
         expected = self.places(self.capture.fakes)
 
         def run(*given: Any) -> Any:
-            inputs = [*(given[i] for i in kept), *attributes]
+            inputs = [*given, *self.attributes]
             if self.written and self.places(inputs) != expected:
                 reason = "inputs that the graph changes share memory in another way than before"
                 return in_eager(self.gm, reason)(*given)
@@ -209,8 +206,11 @@ class Handover:
 
     def heard(self, event: Event) -> None:
         if event.kind == "aot":
-            data = event.subject.metadata
-            self.written = (*data.mutated_inputs, *(spec.base for spec in data.relaid))
+            data, count = event.subject.metadata, len(self.capture.inputs)
+            changed = {*data.mutated_inputs, *(spec.base for spec in data.relaid)}
+            shared = [memory for i, memory in enumerate(data.memories, count) if i in changed]
+            held = {i for memory in shared for i in (memory.of, *memory.members)}
+            self.written = tuple(sorted(held.union(i for i in changed if i < count)))
 
     def places(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Which inputs share memory with those that the graph changes, and where."""
@@ -221,7 +221,7 @@ class Handover:
     def guard(self) -> None:
         """Let Dynamo guard what our rooms assumed of the sizes."""
         values = {str(ours): theirs for ours, theirs in self.symbols.values()}
-        known = {"max": torch.sym_max, "min": torch.sym_min, **values}
+        known = {"max": torch.sym_max, "min": torch.sym_min, "float": torch.sym_float, **values}
         holds = all(SMALLEST_SIZE <= value <= LARGEST_INT for value in values.values())
         for fact in self.sizes.env.guards if self.sizes is not None else ():
             condition = python_text(fact.condition, [*map(str, ordered(fact.condition))])
@@ -234,15 +234,6 @@ def is_symbolic(value: Any) -> bool:
     """Whether a number, or a size or stride of a tensor, is symbolic."""
     layout = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (value,)
     return any(isinstance(number, torch.SymInt) for number in layout)
-
-
-def put_number(node: fx.Node, value: float) -> None:
-    """Write a number where the node was read."""
-    for user in list(node.users):
-        user.args, user.kwargs = compat.map_aggregate(
-            (user.args, user.kwargs), lambda argument: value if argument is node else argument
-        )
-    node.graph.erase_node(node)
 
 
 def to_inductor(capture: Capture) -> BoxedCallable:

@@ -16,6 +16,7 @@ import functools
 import statistics
 import time
 import types
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,18 +26,8 @@ from torch import fx
 
 from minicompile import api, compat
 from minicompile.compat import torch_compiler
-from minicompile.debug import torch_bridge
-from minicompile.debug.accuracy import (
-    EAGER,
-    REFERENCE,
-    Accuracy,
-    Measured,
-    StageAccuracy,
-    accuracy_stage,
-    judgements,
-    name_of,
-    same_random_state,
-)
+from minicompile.debug import accuracy, torch_bridge
+from minicompile.debug.accuracy import Accuracy, Measured, StageAccuracy
 from minicompile.dynamo.dispatch import Backend, Dispatcher
 from minicompile.dynamo.module import behind, calling, original_of
 from minicompile.dynamo.sizes import MARK
@@ -83,12 +74,12 @@ class Cell(Shown):
 
     capture: str
     compiler: str
-    stages: dict[str, list[Any]] = field(default_factory=lambda: {s: [] for s in (*GRAPHS, "code")})
+    accuracy: StageAccuracy = field(default_factory=lambda: StageAccuracy(""))
+    stages: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
     breaks: list[str] = field(default_factory=list)
     kernels: int = 0
     calls: int = 0
     """Of library functions."""
-    accuracy: StageAccuracy = field(default_factory=lambda: StageAccuracy(""))
     first: float = 0.0
     """Seconds of the first call, which captures and compiles."""
     seconds: float | None = None
@@ -109,6 +100,13 @@ class Cell(Shown):
 
     def __str__(self) -> str:
         return " ".join(filter(None, self.cells()))
+
+    def counts(self) -> dict[str, Any]:
+        found = {"graphs": len(self.stages["graph"]), "graph breaks": len(self.breaks)}
+        for name in GRAPHS:
+            found[f"operations in {name}"] = sum(graph.op_count for graph in self.stages[name])
+        found |= {"kernels": self.kernels, "library calls": self.calls}
+        return {**found, "seconds of the first call": round(self.first, 2)}
 
     # -- listening
 
@@ -166,13 +164,9 @@ class Comparison(Shown):
     """Timed calls of each."""
     notes: list[str]
 
-    @property
-    def ours(self) -> Cell:
-        return self.cells[0]
-
-    @property
-    def theirs(self) -> Cell:
-        return self.cells[-1]
+    ours = property(lambda self: self.cells[0])
+    theirs = property(lambda self: self.cells[-1])
+    conclusion = property(lambda self: pinned(self.cells))
 
     @property
     def stages(self) -> dict[str, Stage]:
@@ -184,24 +178,13 @@ class Comparison(Shown):
 
     def counts(self) -> list[tuple[str, str, str]]:
         """(what, ours, theirs)"""
-        rows: list[tuple[str, Callable[[Cell], Any]]] = [
-            ("graphs", lambda cell: len(cell.stages["graph"])),
-            ("graph breaks", lambda cell: len(cell.breaks)),
-        ]
-        for name in GRAPHS:
-            rows.append((f"operations in {name}", functools.partial(operations, name)))
-        rows += [("kernels", lambda cell: cell.kernels), ("library calls", lambda cell: cell.calls)]
-        rows.append(("seconds of the first call", lambda cell: f"{cell.first:.2f}"))
-        return [(what, str(read(self.ours)), str(read(self.theirs))) for what, read in rows]
+        theirs = self.theirs.counts()
+        return [(what, str(n), str(theirs[what])) for what, n in self.ours.counts().items()]
 
     @property
     def timing(self) -> str:
         eager = "" if self.eager is None else f"; eager: {self.eager * 1e6:.0f} us"
         return f"later: median of {count_text(self.runs, 'call')} in turns{eager}"
-
-    @property
-    def conclusion(self) -> str:
-        return pinned(self.cells)
 
     def __str__(self) -> str:
         lines = [f"{self.name} by minicompile and torch.compile: {self.conclusion}", ""]
@@ -210,21 +193,13 @@ class Comparison(Shown):
         return "\n".join([*lines, "", f"to read one: comparison[{' | '.join(self.stages)}]"])
 
 
-def operations(stage: str, cell: Cell) -> int | str:
-    """How many calls the graphs of a stage have."""
-    graphs = cell.stages[stage]
-    return sum(graph.op_count for graph in graphs) if graphs else "-"
-
-
 def pinned(cells: Sequence[Cell]) -> str:
     """Which half alone explains what is wrong and what is right."""
     if not any(cell.bad for cell in cells):
         apart = [f"{c.capture} with {c.compiler}" for c in cells if c.bad is None]
-        return (
-            "all four ways agree with eager"
-            if not apart
-            else (f"what was compiled agrees with eager; not compiled: {', '.join(apart)}")
-        )
+        if not apart:
+            return "all four ways agree with eager"
+        return f"what was compiled agrees with eager; not compiled: {', '.join(apart)}"
     found = [
         (half, who)
         for half, of in (("capture", "capture"), ("compile", "compiler"))
@@ -266,8 +241,8 @@ def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
         return lambda target: by_torch(target, chosen, dynamic)
 
     runs = {
-        name: Measured(accuracy_stage[name], target, args, kwargs, name)
-        for name in (REFERENCE, EAGER)
+        name: Measured(accuracy.accuracy_stage[name], target, args, kwargs, name)
+        for name in (accuracy.REFERENCE, accuracy.EAGER)
     }
     with torch_compiler.torch_compile_as_found():
         # torch's capture first: its first use in a process changes nn.Module, which our captures rely on
@@ -283,15 +258,16 @@ def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
                 run.note = "; ".join(left)
             else:
                 cell.breaks = list(run.breaks)
-        runs = {name: runs[name] for name in (REFERENCE, EAGER, *map(str, range(len(cells))))}
         times, count = timed([*runs.values()][1:])
-    for cell, accuracy, seconds in zip(cells, judgements(runs)[2:], times[1:]):
-        cell.accuracy, cell.seconds = accuracy, seconds
+    found = {row.stage: row for row in accuracy.judgements(runs)}
+    for number, cell in enumerate(cells):
+        cell.accuracy, cell.seconds = found[str(number)], times[-1 - number]
         if cell.bad is not False:
-            notes.append(f"{cell.capture} with {cell.compiler}: {accuracy.note}")
+            why = cell.accuracy.note or "there was nothing to compile"
+            notes.append(f"{cell.capture} with {cell.compiler}: {why}")
     for cell in cells[0], cells[-1]:
         notes += [f"break by {cell.capture}: {why.splitlines()[0]}" for why in cell.breaks]
-    return Comparison(name_of(target), cells, times[0], count, notes)
+    return Comparison(accuracy.name_of(target), cells, times[0], count, notes)
 
 
 def by_torch(target: Any, backend: Any, dynamic: bool | None) -> Callable[..., Any]:
@@ -315,7 +291,7 @@ def timed(runs: Sequence[Measured]) -> tuple[list[float | None], int]:
     samples: list[list[float]] = [[] for _ in runs]
     failed = {number for number, run in enumerate(runs) if run.error is not None}
     begun, count = time.perf_counter(), 0
-    with same_random_state():
+    with accuracy.same_random_state():
         while count < FEWEST or (count < MOST and time.perf_counter() - begun < ENOUGH):
             count += 1
             for number, run in enumerate(runs):

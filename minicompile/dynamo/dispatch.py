@@ -14,6 +14,7 @@ import functools
 import inspect
 import itertools
 import threading
+import time
 import types
 import warnings
 import weakref
@@ -38,8 +39,10 @@ from minicompile.dynamo.result import (
     Explanation,
     GraphBreak,
     GuardFailure,
+    Miss,
     Source,
-    recompiles_text,
+    Timeline,
+    failure_lines,
 )
 from minicompile.dynamo.sizes import Dynamic, shape_guards
 from minicompile.dynamo.variables import UserError, is_constant
@@ -109,7 +112,8 @@ class Dispatcher:
         self.refused: set[Any] = set()
         """Fingerprints of calls whose capture was refused."""
         self.breaks: dict[GraphBreak, None] = {}
-        self.failures: list[GuardFailure] = []
+        self.last_refusal: GraphBreak | None = None
+        self.misses: list[Miss] = []
         self.varied: dict[Source, str] = {}
         """Sizes and numbers that differed between calls: they become symbolic, unless `dynamic=False`."""
         self.recompiles = 0
@@ -206,7 +210,7 @@ class Dispatcher:
         if self.frame is None:
             self.frame = next(_frames)
         watch = Watch(Compilation(self.frame, next(self.attempts), self.name, self.options))
-        entry, known = None, dict(self.breaks)
+        entry, known, answered = None, dict(self.breaks), self.answered()
         try:
             watch.tell("start", reasons)
             entry = self.made(arguments, values, key, active, reasons, watch)
@@ -216,6 +220,11 @@ class Dispatcher:
                 if found not in known or found == cut:
                     watch.tell("break", found)
             watch.tell("done", None if entry is None else entry.capture)
+        version, why = (0, self.last_refusal) if entry is None else (len(self.entries), None)
+        *before, now = [set[Source](), *(symbolic_sources(made.capture) for made in self.entries)]
+        names = tuple(sorted(source.name for source in now.difference(*before) if version))
+        seconds = time.perf_counter() - watch.began
+        self.misses.append(Miss(answered, tuple(reasons), version, names, why, seconds))
         return entry
 
     def made(
@@ -287,7 +296,7 @@ class Dispatcher:
         return entry
 
     def reasons(self, values: dict[str, Any]) -> list[GuardFailure]:
-        """Why no version fits a call: for each, the guard that failed. Kept for `explanation`."""
+        """Why no version fits a call: for each, the guard that failed."""
         self.recompiles += bool(self.entries)
         found: list[GuardFailure] = []
         for version, entry in enumerate(self.entries, 1):
@@ -296,8 +305,6 @@ class Dispatcher:
             if failure is not None:
                 failure = dataclasses.replace(failure, version=version, recompile=self.recompiles)
                 found.append(failure)
-        self.failures += found
-        del self.failures[:-MAX_FAILURES]
         return found
 
     def refuse(self, key: Any, error: Unsupported) -> None:
@@ -306,7 +313,8 @@ class Dispatcher:
         if self.fullgraph:
             raise error
         self.refused.add(key)
-        self.breaks[graph_break(error)] = None
+        self.last_refusal = graph_break(error)
+        self.breaks[self.last_refusal] = None
 
     def stop(
         self,
@@ -318,9 +326,10 @@ class Dispatcher:
         if self.fullgraph:
             raise error or why
         self.stopped = True
-        self.breaks[graph_break(why)] = None
+        self.last_refusal = graph_break(why)
+        self.breaks[self.last_refusal] = None
         lines = [f"minicompile runs {self.name} in eager from here on: {why}"]
-        warnings.warn("\n".join([*lines, *recompiles_text(reasons)]), stacklevel=7)
+        warnings.warn("\n".join([*lines, *failure_lines(reasons)]), stacklevel=7)
 
     def disown(self, entry: Entry, arguments: tuple[Any, ...]) -> None:
         """An entry whose guards do not even hold for the call it was made for: never use it."""
@@ -328,6 +337,7 @@ class Dispatcher:
         self.entries.remove(entry)
         reason = f"the guards changed while capturing: {failure}"
         self.refuse(fingerprint(arguments), refusal("guards-changed", reason))
+        self.misses[-1] = dataclasses.replace(self.misses[-1], made=0, why=self.last_refusal)
 
     def another(
         self,
@@ -341,9 +351,14 @@ class Dispatcher:
 
     # -- what happened
 
+    def answered(self) -> dict[int, int]:
+        """How many calls each version has answered, by its number; 0: how many ran in eager."""
+        return {0: self.eager_calls, **{n: e.hits for n, e in enumerate(self.entries, 1)}}
+
     def explanation(self) -> Explanation:
         """Calls are those of the function; the rest includes resume functions and nested frames."""
         below = self.nested.dispatchers if self.nested is not None else []
+        own = Timeline(self.name, tuple(self.misses), self.answered())
         rest = [dispatcher.explanation() for dispatcher in (*self.resumed.values(), *below)]
         return Explanation(
             name=self.name,
@@ -351,9 +366,13 @@ class Dispatcher:
             breaks=list(dict.fromkeys(sum((r.breaks for r in rest), list(self.breaks)))),
             eager_calls=self.eager_calls,
             compiled_calls=sum(entry.hits for entry in self.entries),
-            failures=sum((r.failures for r in rest), list(self.failures)),
             limit_reached=self.limit_reached or any(r.limit_reached for r in rest),
+            timelines=sum((r.timelines for r in rest), (own,)),
         )
+
+
+def symbolic_sources(capture: Capture) -> set[Source]:
+    return set() if capture.shape_env is None else set(capture.shape_env.symbols.values())
 
 
 def graph_break(why: Unsupported, kind: str = "frame") -> GraphBreak:
@@ -367,7 +386,6 @@ def all_dispatchers() -> list[Dispatcher]:
         return list(_all)
 
 
-MAX_FAILURES = 64
 MAX_REFUSED = 64
 
 

@@ -296,16 +296,9 @@ class Description(str):
         return str(self)
 
 
-def recompiles_text(failures: Iterable[GuardFailure]) -> list[str]:
-    """Lines that say, for each recompile, which guard of each version failed."""
-    lines: list[str] = []
-    number = 0
-    for failure in failures:
-        if failure.recompile != number:
-            number = failure.recompile
-            lines.append(f"recompile {number}: no version fits")
-        lines.append(f"  version {failure.version}: " + str(failure).replace("\n", "\n  "))
-    return lines
+def failure_lines(failures: Iterable[GuardFailure]) -> list[str]:
+    """Lines that say which guard of each version failed."""
+    return [f"  version {f.version}: " + str(f).replace("\n", "\n  ") for f in failures]
 
 
 @dataclass(frozen=True)
@@ -474,6 +467,67 @@ class Capture(Shown):
         return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Miss:
+    """A call that no version answered, and what was made of it."""
+
+    answered: dict[int, int]
+    """How many calls before it each version had answered, by its number; 0: how many ran in eager."""
+    failures: tuple[GuardFailure, ...] = ()
+    """The guard that failed, of each version."""
+    made: int = 0
+    """The number of the version made for it; 0: the call ran in eager."""
+    symbolic: tuple[str, ...] = ()
+    """The sizes and numbers that are symbolic for the first time."""
+    why: GraphBreak | None = None
+    """Why no version was made."""
+    seconds: float = 0.0
+
+    @property
+    def call(self) -> int:
+        """Which call it was; the first is 1."""
+        return sum(self.answered.values()) + 1
+
+    def __str__(self) -> str:
+        tried = "no version fits" if self.failures else "there is no version"
+        made = f"made version {self.made}" if self.made else f"in eager: {self.why}"
+        symbolic = f", symbolic: {', '.join(self.symbolic)}" if self.symbolic else ""
+        return f"call {self.call}: {tried}; {made}{symbolic}"
+
+
+@dataclass(frozen=True)
+class Timeline(Shown):
+    """A compiled function's calls in order, as far as that is known: from one miss to the next, how many
+    calls each version answered. A call whose graph raised counts for its version and in eager.
+    """
+
+    name: str
+    misses: tuple[Miss, ...]
+    answered: dict[int, int]
+    """The counts by now, as in a `Miss`."""
+
+    @property
+    def stretches(self) -> list[tuple[Miss, dict[int, int]]]:
+        """Each miss, and who answered that call and those up to the next miss."""
+        ends = [*(miss.answered for miss in self.misses[1:]), self.answered]
+        pairs = zip(self.misses, ends)
+        return [(m, {n: end[n] - m.answered.get(n, 0) for n in sorted(end)}) for m, end in pairs]
+
+    def __str__(self) -> str:
+        calls, versions = sum(self.answered.values()), len(self.answered) - 1
+        about = f"{count_text(calls, 'call')}, {count_text(versions, 'version')}"
+        lines = [f"timeline of {self.name}: {about}, {self.answered.get(0, 0)} in eager"]
+        for miss, answered in self.stretches:
+            who = (
+                f"{n} {f'by version {v}' if v else 'in eager'}" for v, n in answered.items() if n
+            )
+            last = miss.call + sum(answered.values()) - 1
+            told = [str(miss), *failure_lines(miss.failures)]
+            told.append(f"  calls {miss.call} to {last}: {', '.join(who)}")
+            lines.append(textwrap.indent("\n".join(told), "  "))
+        return "\n".join(lines)
+
+
 @dataclass
 class Explanation(Shown):
     """What became of a compiled function's calls: `mc.explain(fn)(*args)`."""
@@ -485,12 +539,17 @@ class Explanation(Shown):
     eager_calls: int = 0
     """Calls that ran the frame in eager."""
     compiled_calls: int = 0
-    failures: list[GuardFailure] = field(default_factory=list)
-    """Why cached captures were not reused, one for each entry that a call missed."""
     limit_reached: bool = False
+    timelines: tuple[Timeline, ...] = ()
+    """Of the function, what goes on after its breaks, and what eager code below it calls."""
+
+    @property
+    def failures(self) -> Several[GuardFailure]:
+        """Why cached captures were not reused, one for each entry that a call missed."""
+        return Several(f for line in self.timelines for miss in line.misses for f in miss.failures)
 
     def __post_init__(self) -> None:
-        listed(self, "captures", "breaks", "failures")
+        listed(self, "captures", "breaks")
 
     @property
     def graph_count(self) -> int:
@@ -530,7 +589,7 @@ class Explanation(Shown):
             + (" (recompile limit reached)" if self.limit_reached else ""),
         ]
         lines += [f"break {number}: {found}" for number, found in enumerate(self.breaks, 1)]
-        lines += recompiles_text(self.failures)
+        lines += [str(timeline) for timeline in self.timelines if len(timeline.misses) > 1]
         if self.operators:
             counts = (f"{name} {count}" for name, count in self.operators.most_common())
             lines += textwrap.wrap(f"operators: {', '.join(counts)}", 100, subsequent_indent="  ")

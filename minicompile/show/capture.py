@@ -15,14 +15,27 @@ from minicompile.dynamo.result import (
     Guard,
     GuardFailure,
     InstructionRecord,
+    Timeline,
 )
 from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import call_text
 from minicompile.show.graphs import graph_parts
-from minicompile.show.html import box, code, details, facts, heading, shows, shows_many, table, text
+from minicompile.show.html import (
+    bar,
+    box,
+    code,
+    cut,
+    details,
+    facts,
+    heading,
+    shows,
+    shows_many,
+    table,
+    text,
+)
 from minicompile.show.listing import headline, listing, source_cell, stripe
-from minicompile.show.palette import BAD, NEUTRAL, line_colour
+from minicompile.show.palette import BAD, FORWARD, GOOD, NEUTRAL, line_colour
 
 
 def guard_table(guards: Sequence[Guard]) -> str:
@@ -163,6 +176,39 @@ def capture_view(capture: Capture) -> str:
     )
 
 
+def timeline_picture(timeline: Timeline) -> str:
+    """A row for each version and a column from each miss to the next: a cross where a guard failed, a dot
+    where the version was made, a bar of the calls answered."""
+
+    def mark(sign: str, colour: str, title: object, said: object) -> str:
+        shown = f'<b style="color:{colour}">{sign}</b> <small>{text(cut(str(said), 40))}</small>'
+        return f'<span title="{text(title)}">{shown}</span>'
+
+    stretches, rows = timeline.stretches, []
+    most = max((count for _, answered in stretches for count in answered.values()), default=0)
+    for number in (*filter(None, timeline.answered), 0):
+        colours = (GOOD, FORWARD) if number else (BAD, NEUTRAL)
+        row = [text(f"version {number}" if number else "in eager")]
+        for miss, answered in stretches:
+            failed = (f for f in miss.failures if f.version == number)
+            cell = [mark("✗", BAD, f, f.guard.expression) for f in failed]
+            if miss.made == number:
+                said = miss.why or " ".join(["symbolic", *miss.symbolic] * bool(miss.symbolic))
+                cell.append(mark("●", colours[0], f"{miss.seconds:.2f} s {said}", said))
+            if count := answered.get(number):
+                cell.append(f"{bar(count, most, colours[1], 12)} {count_text(count, 'call')}")
+            row.append("<br>".join(cell))
+        rows.append(row)
+    return table(("", *(f"from call {miss.call}" for miss, _ in stretches)), rows)
+
+
+@shows(Timeline)
+def timeline_view(timeline: Timeline) -> str:
+    failures = [failure for miss in timeline.misses for failure in miss.failures]
+    guards = failure_table(failures) if failures else ""
+    return box(*headline(timeline), timeline_picture(timeline), guards)
+
+
 @shows(Explanation)
 def explanation_view(explanation: Explanation) -> str:
     """What ran compiled and what in eager, why, and each graph."""
@@ -173,6 +219,9 @@ def explanation_view(explanation: Explanation) -> str:
         parts.append("<p>The recompile limit is reached: new inputs run in eager.</p>")
     if breaks:
         parts += [heading("what ran in eager"), break_table(breaks)]
+    for timeline in explanation.timelines:
+        if len(timeline.misses) > 1:
+            parts += [heading(f"the calls of {timeline.name}"), timeline_picture(timeline)]
     if explanation.failures:
         parts += [heading("why it was captured again"), failure_table(explanation.failures)]
     if explanation.operators:

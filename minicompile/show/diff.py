@@ -8,7 +8,7 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import groupby
 
-from minicompile.debug.diff import Diff, Row, Steps, of_pass, of_texts
+from minicompile.debug.diff import Diff, Row, Steps, of_pass
 from minicompile.ops.graph import PassRecord
 from minicompile.provenance import Piece
 from minicompile.show.html import box, details, heading, shows, steps, table, text
@@ -34,25 +34,28 @@ def marked(old: str, new: str) -> list[str]:
     return sides
 
 
-def side_html(piece: Piece | None, content: str, hue: str, note: str = "") -> str:
+def side_html(piece: Piece | None, content: str, hue: str = "", wide: int = 1) -> str:
     """One side of a row, striped with the colour of its source line."""
     if piece is None:
-        return '<td style="width:39%"></td>'
+        return "<td></td>"
     stripe = line_colour(piece.lines[-1]) if piece.lines else "transparent"
     ground = f";background-color:{hue}{FAINT}" * bool(hue)
     told = "\n".join(filter(None, [piece.detail, from_text(piece.lines), *piece.why]))
-    style = f"width:39%;border-left:4px solid {stripe};white-space:pre-wrap{ground}"
-    remark = f"  <small>{text(note)}</small>" * bool(note)
-    return f'<td style="{style}" title="{text(told)}"><code>{content}</code>{remark}</td>'
+    style = f"border-left:4px solid {stripe};white-space:pre-wrap{ground}"
+    span = f' colspan="{wide}"' if wide > 1 else ""
+    return f'<td{span} style="{style}" title="{text(told)}"><code>{content}</code></td>'
 
 
 def row_html(row: Row) -> str:
-    """Before and after."""
-    old, new = row.texts
-    changed, hues = row.status == "changed", ("", "") if row.status == "same" else (BAD, GOOD)
-    shown = marked(old, new) if changed else [highlight(side, "python")[0] for side in (old, new)]
-    before = side_html(row.before, shown[0], hues[0])
-    return before + side_html(row.after, shown[1], hues[1], row.note)
+    """Before and after; what is the same once, as it is after."""
+    texts = [piece.text if piece is not None else "" for piece in (row.before, row.after)]
+    shown = [highlight(side, "python")[0] for side in texts]
+    if row.status == "changed":
+        shown = marked(*texts)
+    shown[1] += f"  <small>{text(row.note)}</small>" * bool(row.note)
+    if row.status == "same":
+        return side_html(row.after, shown[1], wide=2)
+    return side_html(row.before, shown[0], BAD) + side_html(row.after, shown[1], GOOD)
 
 
 def rows_html(rows: Sequence[Row]) -> str:
@@ -60,11 +63,13 @@ def rows_html(rows: Sequence[Row]) -> str:
     body = ""
     for cause, group in groupby(rows, lambda row: row.cause):
         cells = list(map(row_html, group))
-        chip = f'<small class="chip" style="color:#d97706">{text(cause)}</small>' if cause else ""
-        cells[0] += f'<td rowspan="{len(cells)}" style="vertical-align:top">{chip}</td>'
+        chip = f'<small class="chip" style="color:#d97706">{text(cause)}</small>'
+        cells[0] += f'<td rowspan="{len(cells)}" style="vertical-align:top">{chip}</td>' * bool(
+            cause
+        )
         body += "".join(f"<tr>{cell}</tr>" for cell in cells)
-    style = "width:100%;table-layout:fixed"
-    return f'<table class="t diff" style="{style}"><tbody>{body}</tbody></table>'
+    style, side = "width:100%;table-layout:fixed", '<col style="width:39%">'
+    return f'<table class="t diff" style="{style}"><colgroup>{side}{side}<col></colgroup>{body}</table>'
 
 
 def diff_html(diff: Diff) -> str:
@@ -103,11 +108,7 @@ def steps_view(made: Steps) -> str:
 def pass_parts(record: PassRecord) -> tuple[str, str, str]:
     """Title, summary and difference of a pass."""
     changes = f"{record.changed} changes" if record.changed else "no change"
-    parts = [heading(r.title) + diff_html(of_texts(r.before, r.after)) for r in record.rewrites]
-    whole = of_pass(record)
-    if whole.changes:
-        parts.append(heading("the whole graph") * bool(parts) + diff_html(whole))
-    return whole.title, changes, "".join(parts)
+    return f"pass {record.name}", changes, diff_html(of_pass(record))
 
 
 shows(PassRecord)(lambda record: box(*pass_parts(record)))

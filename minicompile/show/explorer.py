@@ -186,7 +186,7 @@ def below(kernel: KernelSource, graph: str, level: str, assembly: Any) -> Sectio
         name = f"{kernel.name}:{number}"
         pieces.append(Piece(f"{graph}.{level}", name, content, line.origins, line, told))
         numbers.append(0 if at is None else at + 1)
-    return Section(f"{kernel.name} · {assembly.target}", pieces, 1, level, graph, of=numbers)
+    return Section(kernel.name, pieces, 1, level, graph, of=numbers)
 
 
 def assembly_panes(trace: Trace) -> Iterator[Pane]:
@@ -198,17 +198,18 @@ def assembly_panes(trace: Trace) -> Iterator[Pane]:
     made = [(graphs[id(a.source)], a.source, a) for a in trace.assembly()]
     for level, width in LEVELS.items():
         if sections := [below(k, g, level, a) for g, k, a in made if level in a.levels]:
-            yield Pane(level, level.upper(), "cross-compiled, no GPU", width, sections)
+            about = f"cross-compiled for {made[0][2].target}"
+            yield Pane(level, level.upper(), about, width, sections)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Explorer(Shown):
     """The linked view of a trace. `open` names the panes it opens with, one to four; empty: the usual."""
 
     trace: Trace
     open: Sequence[str] = ()
     assembly: bool = False
-    panes: list[Pane] = field(init=False, repr=False)
+    panes: list[Pane] = field(init=False)
 
     def __post_init__(self) -> None:
         self.panes = list(trace_panes(self.trace))
@@ -216,7 +217,8 @@ class Explorer(Shown):
             self.panes += assembly_panes(self.trace)
         known = [pane.key for pane in self.panes]
         usual = OPEN_WITH_ASSEMBLY if self.assembly else OPEN_AT_FIRST
-        chosen = tuple(self.open) or tuple(key for key in usual if key in known)
+        asked = (self.open,) if isinstance(self.open, str) else tuple(self.open)
+        chosen = asked or tuple(key for key in usual if key in known)
         for key in chosen:
             if key not in known:
                 needs = ", which assembly=True adds," * (key in LEVELS and not self.assembly)

@@ -48,8 +48,8 @@ def node_lines(nodes: Iterable[fx.Node], marks: Mapping[str, str]) -> Iterator[s
 
 
 def graph_beside(graph: Graph, told: Sequence[Graph], partition: Partition | None = None) -> str:
-    """A graph below others: lines that those have are counted, and those of modules that do the same as one
-    before; with a partition, the cut is drawn."""
+    """A graph below others: lines that those have are counted, and so are those of modules that do the same
+    as one before; with a partition, the cut is drawn."""
     if len(list(graph.nodes)) <= FULL_PICTURE:
         return graph_parts(graph, partition)
     known = {statement(node) for other in told for node in other.nodes}

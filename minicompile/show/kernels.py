@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from minicompile.codegen.plan import CodeLine, KernelModule, KernelPlan, KernelSource, WrapperSource
+from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, WrapperSource
 from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import short
-from minicompile.ops.origin import NO_ORIGINS
+from minicompile.show.explorer import below
 from minicompile.show.html import box, code, columns, details, facts, heading, shows, table, text
 from minicompile.show.listing import code_listing, headline, plain_code, source_cell
 from minicompile.show.loops import body_listing
@@ -53,11 +53,8 @@ def assembly_view(assembly: Any) -> str:
     source: KernelSource = assembly.source
     kernel = code_listing(source.lines, source.language, first=1)
     parts = [details("kernel", f"{len(source.lines)} lines", kernel)]
-    for level, content in assembly.levels.items():
-        lines = [
-            CodeLine(line, source.lines[at].origins if at is not None else NO_ORIGINS)
-            for line, at in zip(content.splitlines(), assembly.kernel_lines(level))
-        ]
+    for level in assembly.levels:
+        lines = [piece.subject for piece in below(source, "", level, assembly).pieces]
         known = sum(1 for line in lines if line.origins)
         about = f"{count_text(len(lines), 'line')}, {known} of them from a source line"
         parts.append(details(level.upper(), about, code_listing(lines, level, first=1)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from minicompile.codegen.plan import CodeLine
 from minicompile.ops.origin import Origins, SourceLine, source_lines
@@ -55,19 +55,18 @@ def listing(lines: Iterable[str], tall: bool = True) -> str:
     return f'<pre class="code{" tall" if tall else ""}">{"".join(lines)}</pre>'
 
 
-def code_lines(
-    lines: Iterable[CodeLine], language: str = "python", first: int | None = None
-) -> Iterator[str]:
-    """Syntax-coloured lines, numbered from `first`."""
-    for number, line in enumerate(lines, first or 0):
-        content = highlight(line.text, language)[0]
-        yield stripe(content, source_lines(line.origins), None if first is None else number)
-
-
 def code_listing(
     lines: Iterable[CodeLine], language: str = "python", first: int | None = None
 ) -> str:
-    return listing(code_lines(lines, language, first))
+    """Syntax-coloured lines, numbered from `first`."""
+    return listing(
+        stripe(
+            highlight(line.text, language)[0],
+            source_lines(line.origins),
+            None if first is None else number,
+        )
+        for number, line in enumerate(lines, first or 0)
+    )
 
 
 def plain_code(source: str, language: str = "python", numbered: bool = True) -> str:

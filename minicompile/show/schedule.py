@@ -149,7 +149,9 @@ def what_if_view(found: WhatIf) -> str:
         frames = "".join(group(kernel, operation_lines([kernel])) for kernel in kernels)
         count = count_text(len(decisions), "decision") + f" of this side alone ({title})"
         folded = details("decisions", count, decision_table(decisions), len(decisions) <= 6)
-        sides.append((heading(f"{title}: the kernels that differ") + frames, folded))
+        frames = frames or "<p>none</p>"
+        differ = heading(f"{title}: the kernels that differ") + frames
+        sides.append((differ * any(found.kernels), folded * bool(decisions)))
     return box(
         "what if",
         found.title.removeprefix("what if: "),

@@ -22,7 +22,8 @@ document.querySelectorAll(".mc .steps:not(.live)").forEach((root) => {
     show();
   }
   slider.addEventListener("input", show);
-  slider.addEventListener("keydown", (event) => event.stopPropagation()); // or the notebook takes the keys
+  // Or the notebook takes the keys; those with Ctrl stay its own.
+  slider.addEventListener("keydown", (event) => event.ctrlKey || event.metaKey || event.stopPropagation());
   back.addEventListener("click", () => go(-1));
   on.addEventListener("click", () => go(1));
   bar.append(back, slider, on, count);

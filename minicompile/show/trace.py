@@ -171,7 +171,7 @@ def explorer_view(explorer: Explorer) -> str:
     trace = explorer.trace
     shown = "".join(static_pane(explorer.pane(key)) for key in explorer.open)
     # In a script only "</script" and "<!--" could do harm, and both begin with the same character.
-    model = json.dumps(data(explorer), ensure_ascii=False, separators=(",", ":"))
+    model = json.dumps(data(explorer), separators=(",", ":"))
     model = model.replace("<", "\\u003c")
     return (
         f'<div class="mc trace" role="group" aria-label="{text(trace.name)} through the compiler">'

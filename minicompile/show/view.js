@@ -35,7 +35,9 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
 
   // Below the kernels it is known which of their lines a line came from: others with its operations are weak.
   const apart = (a, b) => (a.below || b.below) && a.of && b.of && a.of !== b.of;
-  const isStrong = (row) => row === current || (!row.weak && !apart(row, current));
+  // A line that only calls the one that did it is weak as well.
+  const calls = (row) => row.key === "source" && current.key !== "source" && !setLines[current.set].includes(row.place);
+  const isStrong = (row) => row === current || !(row.weak || apart(row, current) || calls(row));
 
   function rowsOf(key) {
     const pane = panes.get(key);
@@ -423,9 +425,9 @@ document.querySelectorAll(".mc.trace:not(.live)").forEach((root) => {
     slots.forEach(redraw);
     find();
   });
-  // Or the notebook takes the keys.
-  bar.addEventListener("keydown", (event) => event.key === "Escape" || event.stopPropagation());
-  root.setAttribute("data-lm-suppress-shortcuts", "true");
+  // Or the notebook takes the keys: D, D deletes a cell. What is pressed with Ctrl stays its own: saving.
+  bar.setAttribute("data-lm-suppress-shortcuts", "true");
+  root.addEventListener("keydown", (event) => event.ctrlKey || event.metaKey || event.stopPropagation());
 
   rooms.forEach((room) => {
     room.classList.remove("on");

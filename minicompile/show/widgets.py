@@ -39,17 +39,12 @@ def outcome_view(found: Outcome) -> str:
     parts = ["".join(f"<p><b>refused</b> {text(why)}</p>" for why in found.after.refused)]
     rows = ([text(cell) for cell in row] for row in found.rows)
     parts.append(table(("", "before", "after"), rows, numbers=(1, 2)))
-    different = {
-        name for name, part in found.graphs.items() if part[1].kernels or any(part[0].decisions)
-    }
     for graph, (costs, code) in found.graphs.items():
+        same = not code.kernels and not any(costs.decisions)
         count = count_text(len(code.kernels), "kernel")
         shown = inside(costs) + details("code that differs", count, inside(code))
-        about, opened = (
-            "" if graph in different else "nothing differs",
-            not different or graph in different,
-        )
-        parts.append(details(graph, about, shown, opened))
+        opened = not same or costs.before is costs.after
+        parts.append(details(graph, "nothing differs" * same, shown, opened))
     if not found.graphs:
         parts.append("<p>One of the sides has no kernels: its backend stops before them.</p>")
     return box("what if", found.title.removeprefix("what if of "), *parts)

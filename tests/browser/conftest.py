@@ -16,7 +16,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ def missing(what: str, remedy: str) -> None:
     told = f"the views were not tried in a browser: {what} is missing; to try them, {remedy}"
     if os.environ.get("MINICOMPILE_REQUIRE_BROWSER"):
         pytest.fail(told)
+    warnings.warn(told, stacklevel=2)  # a skip's reason is not printed, a warning is
     pytest.skip(told)
 
 
@@ -68,7 +71,8 @@ def pages() -> Iterator[Pages]:
 @pytest.fixture(scope="package")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A JupyterLab on loopback that knows nothing of the user's settings, kernels and trusted notebooks."""
-    pytest.importorskip("jupyterlab", reason="the views were not tried in JupyterLab: none here")
+    if find_spec("jupyterlab") is None:
+        missing("JupyterLab", "pip install jupyterlab")
     home = tmp_path_factory.mktemp("lab")
     folders = {
         name: str(home / name.lower())

@@ -67,14 +67,17 @@ class Explorer:
     def bring(self, pane: str, number: int) -> Any:
         """Scroll to a line, which is drawn only where it can be seen."""
         self.open(pane)
-        line = self.line(pane, number)
-        self.pane(pane).locator(".view").evaluate("(view) => view.scrollTo(0, 0)")
+        line, view = self.line(pane, number), self.pane(pane).locator(".view")
+        drawn = """async (view, by) => {
+            const before = view.scrollTop;
+            view.scrollBy(0, by * view.clientHeight);
+            await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+            return view.scrollTop !== before;
+        }"""
+        if line.count() == 0:
+            view.evaluate(drawn, -1000)
         while line.count() == 0:
-            view = self.pane(pane).locator(".view")
-            before = view.evaluate("(view) => view.scrollTop")
-            view.evaluate("(view) => view.scrollBy(0, view.clientHeight)")
-            self.root.page.wait_for_timeout(20)
-            assert view.evaluate("(view) => view.scrollTop") > before, f"no line {number} in {pane}"
+            assert view.evaluate(drawn, 1), f"no line {number} in {pane}"
         return line
 
     def point(self, pane: str, number: int) -> None:
@@ -86,9 +89,11 @@ class Explorer:
 
     def reset(self) -> None:
         """Nothing lit, pinned or filtered."""
-        self.filter.fill("")
-        self.filter.press("Escape")
-        self.leave()
+        if self.filter.input_value():
+            self.filter.fill("")
+        if self.lit():
+            self.filter.press("Escape")
+            self.leave()
 
 
 @dataclass

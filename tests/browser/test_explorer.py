@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from minicompile.codegen.plan import CodeLine
 from minicompile.ops.display import Shown, to_html
+from minicompile.ops.origin import Origin
 from minicompile.pipeline_result import Trace
 from minicompile.show.explorer import Explorer
 from minicompile.show.syntax import highlight
@@ -89,6 +91,14 @@ def test_lines_that_compute_nothing_are_lit_weakly(show: Open) -> None:
     assert {("kernels", 1), ("kernels", 4)} <= lit(page)
     line(page, "kernels", 1).hover()
     assert "hot" in line(page, "kernels", 1).get_attribute("class")
+
+
+def test_lines_that_only_call_are_lit_weakly(show: Open, trace: Trace) -> None:
+    page = show(trace.explore(["source", "wrapper"]))
+    line(page, "wrapper", 4).hover()
+    assert {("source", 1), ("source", 5)} <= lit(page)
+    assert "warm" in line(page, "source", 1).get_attribute("class"), "h = scores(x, w)"
+    assert "hot" in line(page, "source", 5).get_attribute("class"), "return x @ w"
 
 
 def test_two_copies_live_side_by_side(show: Open, trace: Trace) -> None:
@@ -229,6 +239,30 @@ def test_colours_in_the_browser_are_those_of_python(show: Open, trace: Trace) ->
             drawn = line(page, pane.key, number).evaluate("(line) => line.innerHTML")
             plain = highlight(text, language)[0].replace("&#x27;", "'").replace("&quot;", '"')
             assert drawn.partition("</i>")[2] == plain
+
+
+def test_a_trace_of_36000_lines_opens_in_three_seconds(pages: Pages, tmp_path: Path) -> None:
+    """As many as a training step of a 12-layer GPT-2 has (tests/bench/explorer.py), all different."""
+    trace = example.trace()
+    origins = [Origin(f"op{n}", "torch.relu", example.RELU.stack) for n in range(600)]
+    for graph in trace.graphs.values():
+        graph.kernels[0].lines[:] = [
+            CodeLine(
+                f"    float tmp{n} = in_ptr{n % 7}[{n} * x0 + x1] * {n}.5f;",
+                frozenset({origins[n % 600]}),
+            )
+            for n in range(18_000)
+        ]
+    page = trace.save(tmp_path)
+    assert page.stat().st_size < 15_000_000
+    start = time.perf_counter()
+    window = pages.open(page.as_uri())
+    line(window, "kernels", 5).hover()
+    window.wait_for_selector(".ln.hot")
+    seconds = time.perf_counter() - start
+    assert len([at for at in lit(window) if at[0] == "kernels"]) == 60
+    window.close()
+    assert seconds < 3
 
 
 def test_without_scripts_colours_and_titles_stay(pages: Pages, long: Trace, tmp_path: Path) -> None:

@@ -138,3 +138,86 @@ def test_changing_a_constant_changes_only_kernel_lines_that_list_its_line(
     assert changed
     for line in changed:
         assert number in {s.line for s in source_lines(line.origins)}, line
+
+
+def test_wrapper_lines_belong_to_what_they_call_allocate_and_free():
+    def f(x, w, b):
+        h = torch.relu(x * 2.0) @ w
+        h = torch.sigmoid(h)
+        values, _ = torch.sort(h @ w.t(), -1)
+        return values.sum(0) + b
+
+    x, w = torch.randn(8, 16, requires_grad=True), torch.randn(16, 16)
+    compiled = mc.compile(f, options={"fusion": False})
+    traced = mc.trace(compiled, x, w, torch.randn(16))
+    for stages in traced.graphs.values():
+        externs = {kernel.name: kernel for kernel in stages.loops.externs}
+        computed = {b.name: b for b in stages.loops.operations if b.name not in externs}
+        made_by = {name: b.made_by for name, b in computed.items()}
+        made_by |= {o.name: e.origins for e in externs.values() for o in e.outputs if o}
+        made_by |= {given.name: given.origins for given in stages.loops.given}
+        kernels = {kernel.name: kernel for kernel in stages.kernels}
+        seen = set()
+        for line in stages.wrapper.lines:
+            text = line.text.strip()
+            if match := re.match(
+                r"(buf\d+) = empty_strided|(buf\d+) = .*# (?:reuse|in place)", text
+            ):
+                seen.add("allocation")
+                assert line.origins == made_by[match.group(1) or match.group(2)], text
+            elif (match := re.match(r"del (.*)", text)) and "results" not in text:
+                names = made_by.keys() & set(match.group(1).split(", "))
+                assert line.scaffold == (not names), text
+                assert line.origins == frozenset().union(*(made_by[n] for n in names)), text
+                seen.add("free")
+            elif match := re.match(r"(?:torch|aten)\w*[._].*out=(buf\d+)", text):
+                assert line.origins == externs[match.group(1)].origins, text
+                seen.add("call with memory")
+            elif match := re.match(r"(results|buf\d+) = aten\w*\(", text):
+                assert line.origins in [kernel.origins for kernel in externs.values()], text
+                seen.add("call")
+            elif (name := text.partition("(")[0]) in kernels:
+                lines = [part for part in kernels[name].lines if not part.scaffold]
+                assert line.origins == frozenset().union(*(part.origins for part in lines)), text
+                seen.add("kernel")
+        assert seen >= {"allocation", "free", "kernel", "call with memory"}
+    assert "call" in seen or traced.forward.loops.externs
+
+
+def test_a_sum_of_gradients_belongs_to_the_readers_whose_gradients_it_adds():
+    def f(x):
+        h = torch.sin(x)
+        for _ in range(3):
+            h = h + torch.tanh(h)
+        return h.sum()
+
+    traced = mc.trace(f, torch.randn(8, 16, requires_grad=True))
+    adds = [n for n in traced.aot.backward.nodes if str(n.target) == "aten.add.Tensor"]
+    sums = [node for node in adds if node.meta["phase"] == "backward"]
+    named = [sorted(origin.node for origin in origins_of(node)) for node in sums]
+    found = [names for names in named if len(names) > 1]  # tanh's own gradient adds, too
+    assert found == [["add_2", "tanh_2"], ["add_1", "tanh_1"], ["add", "tanh"]]
+
+
+def test_a_line_with_a_constant_belongs_to_the_line_that_made_the_constant():
+    def f(x):
+        half = torch.full((), 0.5)
+        far = torch.full((8, 16), 7.25)
+        return torch.where(x > 0, x * half, far) * torch.sin(far * 1)
+
+    for language in ("cpp", "triton"):
+        traced = mc.trace(mc.compile(f, options={"device_codegen": language}), torch.randn(8, 16))
+        lines = [line for _, line in kernel_lines(traced) if not line.scaffold]
+        for constant, maker in (("0.5", "full"), ("7.25", "full_1")):
+            [line] = [line for line in lines if constant in line.text]
+            assert maker in {origin.node for origin in line.origins}, line
+
+
+def test_a_no_op_leaves_no_trace_in_kernels():
+    def f(x):
+        h = torch.sin(x).view(8, 16)
+        return torch.cos(h * 1)
+
+    traced = mc.trace(f, torch.randn(8, 16))
+    named = {o.node for _, line in kernel_lines(traced) for o in line.origins}
+    assert named == {"sin", "cos"}

@@ -36,7 +36,8 @@ def through_a_product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return y @ w + y
 
 
-X, W = torch.randn(64, 128), torch.randn(128, 128)
+SEEDED = torch.Generator().manual_seed(0)
+X, W = torch.randn(64, 128, generator=SEEDED), torch.randn(128, 128, generator=SEEDED)
 
 
 def kernels(outcome: Outcome, graph: str = "forward") -> tuple[int, int]:
@@ -44,10 +45,9 @@ def kernels(outcome: Outcome, graph: str = "forward") -> tuple[int, int]:
 
 
 def good(outcome: Outcome) -> bool:
-    return all(
-        side.accuracy.verdict in ("same as eager", "as accurate as eager")
-        for side in (outcome.before, outcome.after)
-    )
+    """Both sides ran compiled, with eager's answer but for rounding."""
+    bad = ("wrong", "raised", "far from eager", "not compiled")
+    return all(side.accuracy.verdict not in bad for side in (outcome.before, outcome.after))
 
 
 def test_a_pair_kept_apart_is_two_kernels_that_run_and_cost_what_the_schedule_foretold() -> None:
@@ -146,8 +146,14 @@ def long_row(x: torch.Tensor) -> torch.Tensor:
 
 
 TILED: list[tuple[Any, tuple[torch.Tensor, ...], str, tuple[int, ...], tuple[Any, ...]]] = [
-    (columns, (torch.randn(70, 301),), "x", (1, 3, 17, 64, 2048), (2049, 0, 1.5)),
-    (transposed, (torch.randn(100, 90), torch.randn(90, 100)), "square", (16, 48, 128), (20, 144)),
+    (columns, (torch.randn(70, 301, generator=SEEDED),), "x", (1, 3, 17, 64, 2048), (2049, 0, 1.5)),
+    (
+        transposed,
+        (torch.randn(100, 90, generator=SEEDED), torch.randn(90, 100, generator=SEEDED)),
+        "square",
+        (16, 48, 128),
+        (20, 144),
+    ),
     (long_row, (torch.randint(9, (1 << 18,)).float(),), "r", (1024, 5000, 1 << 20), (1, 1000)),
 ]
 

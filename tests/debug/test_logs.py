@@ -54,25 +54,23 @@ def test_the_channels_are_those_of_the_specification() -> None:
     assert all(channel.doc and channel.kinds for channel in channels.values())
 
 
-def test_every_channel_says_something_and_nothing_of_others() -> None:
-    model = torch.nn.Linear(4, 4)
+def test_every_channel_says_something_and_where_it_comes_from() -> None:
+    model, out = torch.nn.Linear(4, 4), io.StringIO()
 
     def broken(x: torch.Tensor) -> torch.Tensor:
         y = model(x).relu()
         print(end="")
         return y * 2
 
-    for name in SPEC.split():
-        out = io.StringIO()
-        compiled = mc.compile(broken, mode="max-autotune")
-        with mc.logs(name, file=out):
-            compiled(torch.ones(3, 4))
-            compiled(torch.ones(5, 4))
-        assert channels_of(out.getvalue()) == {name}
-        if name not in ("cudagraphs", "perf"):
-            assert "test_logs.py:" in out.getvalue() or name in (
-                *("pre_grad_graphs", "post_grad_graphs", "ir_pre_fusion", "ir_post_fusion"),
-            )
+    compiled = mc.compile(broken, mode="max-autotune")
+    with mc.logs("all", file=out):
+        compiled(torch.ones(3, 4))
+        compiled(torch.ones(5, 4))
+    text = out.getvalue()
+    assert channels_of(text) == set(SPEC.split())
+    placed = {line.split()[1][:-1] for line in text.splitlines() if "test_logs.py:" in line}
+    silent = {"pre_grad_graphs", "post_grad_graphs", "ir_pre_fusion", "ir_post_fusion"}
+    assert placed == set(SPEC.split()) - silent - {"cudagraphs", "perf"}
 
 
 def test_fusion_reads_as_in_the_document() -> None:
@@ -170,6 +168,15 @@ def test_blocks_nest_and_end_even_by_an_exception(capsys: pytest.CaptureFixture[
     assert channels_of(first) == {"schedule", "fusion"} and channels_of(inner.getvalue()) == {"aot"}
     steps = [line for line in first.splitlines() if " schedule: step 0" in line]
     assert len(steps) == 1  # though asked for twice
+
+
+def test_the_block_that_wants_more_gets_it() -> None:
+    out = io.StringIO()
+    for names in (("+fusion", "fusion"), ("fusion", "+fusion")):
+        with mc.logs(names[0], file=out), mc.logs(names[1], file=out):
+            mc.compile(relu_add_sum, options={"inline": "never"})(torch.ones(2, 3))
+        assert out.getvalue().count("  saves ") == 2 == out.getvalue().count("→")
+        out.truncate(out.seek(0))
 
 
 def test_lines_go_to_a_file_anew(tmp_path: Path) -> None:

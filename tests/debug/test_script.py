@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import minicompile as mc
 from minicompile.__main__ import main
 from minicompile.ops.events import observer
 from tests.show.test_views import parsed
@@ -117,6 +119,8 @@ def test_a_script_that_is_not_there_is_one_sentence(
 
 def test_it_is_a_program_of_its_own(script: Path) -> None:
     command = [sys.executable, "-m", "minicompile", "trace", "program.py", "--out", "seen"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    root = str(Path(mc.__file__).parents[1])
+    found = {**os.environ, "PYTHONPATH": root}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=found)
     assert done.returncode == 0, done.stderr
     assert len(folders(script.parent / "seen")) == 3

@@ -338,7 +338,7 @@ def test_every_version_says_why_it_does_not_fit() -> None:
         *((1, 1, "k", 3), (2, 1, "k", 3), (2, 2, "m", 4)),
     ]
     text = str(explained(run))
-    assert "recompile 2: no version fits" in text
+    assert "call 3: no version fits; made version 3" in text
     assert "version 1: k == 2 failed: found 3" in text and "version 2: m == 2 failed" in text
 
 

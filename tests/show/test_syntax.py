@@ -37,5 +37,9 @@ def test_kinds_are_told_apart() -> None:
     (line,) = highlight("for (int64_t i = 0; i < 8; ++i) y[i] = f(x[i]); // <b>", "cpp")
     assert '<span class="kw">for</span>' in line and '<span class="num">8</span>' in line
     assert '<span class="fn">f</span>' in line and '<span class="com">// &lt;b&gt;</span>' in line
+    assert (
+        highlight("x;\n  #pragma omp simd", "cpp")[1]
+        == '<span class="kw">  #pragma omp simd</span>'
+    )
     (line,) = highlight("@triton.jit  # 'x'", "triton")
     assert '<span class="fn">@triton.jit</span>' in line

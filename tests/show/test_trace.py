@@ -145,6 +145,10 @@ def test_the_explorer_as_text_says_what_it_leaves_out(trace: Trace) -> None:
     assert 'and 10 more: trace.explore(["kernels"])' in text
 
 
+def test_one_pane_needs_no_list(trace: Trace) -> None:
+    assert trace.explore("kernels").open == ("kernels",)
+
+
 @pytest.mark.parametrize(
     ("panes", "told"),
     [

@@ -1,0 +1,147 @@
+"""`mc.timeline`: who answered a compiled function's calls, in order, and why others were captured."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+import torch
+
+import minicompile as mc
+from minicompile.dynamo.result import Timeline
+from minicompile.errors import OptionError
+from minicompile.ops.display import to_html
+from tests.dynamo.test_hook import eager_loop, in_eager, needs_hook
+
+
+def grow(x: torch.Tensor, k: float) -> torch.Tensor:
+    if k > 2:
+        return torch.relu(x) * k
+    return x + k
+
+
+SCRIPT = [
+    *((3, 1.0), (3, 1.0), (5, 1.0), (7, 1.0), (3, 1.0)),  # a new size: it becomes symbolic
+    *((3, 3.0), (4, 3.0), (4, 4.0)),  # a new number: that, too
+    (3, -1.0),  # the other way through the `if`
+    (3, 1.0),
+]
+WRITTEN = """\
+timeline of grow: 10 calls, 4 versions, 0 in eager
+  call 1: there is no version; made version 1
+    calls 1 to 2: 2 by version 1
+  call 3: no version fits; made version 2, symbolic: x.size(0)
+    version 1: x is f32[3] failed: found shape (5,) (was (3,))
+      needed at LINE in grow: return x + k
+    calls 3 to 5: 1 by version 1, 2 by version 2
+  call 6: no version fits; made version 3, symbolic: k
+    version 1: k == 1.0 failed: found 3.0
+      needed at LINE in grow: if k > 2:
+    version 2: k == 1.0 failed: found 3.0
+      needed at LINE in grow: if k > 2:
+    calls 6 to 8: 3 by version 3
+  call 9: no version fits; made version 4
+    version 1: k == 1.0 failed: found -1.0
+      needed at LINE in grow: if k > 2:
+    version 2: k == 1.0 failed: found -1.0
+      needed at LINE in grow: if k > 2:
+    version 3: (k > 2) == True failed: found False
+      needed at LINE in grow: if k > 2:
+    calls 9 to 10: 1 by version 1, 1 by version 4"""
+
+
+def without_lines(timeline: Timeline) -> str:
+    return re.sub(r"\S+\.py:\d+", "LINE", str(timeline))
+
+
+def test_a_script_of_calls_gives_the_timeline_written_by_hand() -> None:
+    run = mc.compile(grow, backend="eager")
+    for size, k in SCRIPT:
+        run(torch.ones(size), k)
+    [timeline] = mc.timeline(run)
+    assert without_lines(timeline) == WRITTEN
+    assert all(0 < miss.seconds < 60 for miss in timeline.misses)
+    assert "\ntimeline of grow: 11 calls" in str(mc.explain(run)(torch.ones(3), 1.0))
+    page = to_html(timeline)
+    for words in ("from call 6", "version 4", "symbolic x.size(0)", "3 calls"):
+        assert words in page
+    assert page.count("✗") == 6 and page.count("●") == 4 and "<script" not in page
+    mc.reset()
+    assert str(mc.timeline(run)[0]) == "timeline of grow: 0 calls, 0 versions, 0 in eager"
+
+
+def test_calls_in_eager_say_why_and_the_limit_is_told() -> None:
+    run = mc.compile(grow, backend="eager", dynamic=False, options={"recompile_limit": 2})
+    with pytest.warns(UserWarning, match="in eager from here on"):
+        for size in (1, 2, 3, 4, 1):
+            run(torch.ones(size), 1.0)
+    [timeline] = mc.timeline(run)
+    assert [(miss.call, miss.made) for miss in timeline.misses] == [(1, 1), (2, 2), (3, 0)]
+    last, answered = timeline.stretches[-1]
+    assert last.why is not None and last.why.id == "recompile-limit"
+    assert [failure.version for failure in last.failures] == [1, 2]
+    assert answered == {0: 2, 1: 1, 2: 0}
+    assert "calls 3 to 5: 2 in eager, 1 by version 1" in str(timeline)
+
+
+def test_resumed_frames_have_timelines_by_name() -> None:
+    def cut(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        print(end="")
+        return y.relu()
+
+    run = mc.compile(cut, backend="eager")
+    for size in (3, 4, 5):
+        run(torch.ones(size))
+    own, rest = mc.timeline(run)
+    assert (own.name, rest.name) == (cut.__qualname__, f"{cut.__qualname__}, resumed")
+    assert [miss.symbolic for miss in rest.misses] == [(), ("y.size(0)",)]
+    assert rest.answered == {0: 0, 1: 1, 2: 2}
+
+
+@needs_hook
+def test_nested_frames_have_timelines_by_name() -> None:
+    run = in_eager(eager_loop)
+    for _ in range(3):
+        run(torch.ones(3))
+    own, inner = mc.timeline(run)
+    assert own.answered == {0: 3} and [miss.made for miss in own.misses] == [0]
+    assert own.misses[0].why is not None and "in eager: " in str(own)
+    assert inner.name == "helper" and [miss.made for miss in inner.misses] == [1, 2]
+    assert sum(inner.answered.values()) == 6
+
+
+def test_what_was_not_compiled_has_no_timeline() -> None:
+    with pytest.raises(OptionError, match=r"give what mc\.compile returned"):
+        mc.timeline(grow)
+
+
+@pytest.mark.filterwarnings("ignore:minicompile runs grow in eager")
+@pytest.mark.parametrize("seed", range(6))
+def test_random_calls_agree_with_who_was_seen_to_answer(seed: int) -> None:
+    """The oracle looks after each call which version's count has gone up."""
+    rng, run = (
+        random.Random(seed),
+        mc.compile(grow, backend="eager", options={"recompile_limit": 5}),
+    )
+    entries = run._minicompile.entries
+    seen: list[tuple[int, bool]] = []
+    for _ in range(40):
+        before, made = [entry.hits for entry in entries], len(entries)
+        dtype = rng.choice([torch.float32, torch.float64])
+        run(torch.ones(rng.choice([1, 2, 3]), dtype=dtype), rng.choice([-1, 1.0, 3, 4.0]))
+        after = [entry.hits for entry in entries]
+        before += [0] * (len(after) - len(before))
+        who = [n for n, (a, b) in enumerate(zip(before, after), 1) if b > a]
+        seen.append((who[0] if who else 0, len(entries) > made))
+    [timeline] = mc.timeline(run)
+    assert sum(timeline.answered.values()) == len(seen)
+    assert [m.call for m in timeline.misses if m.made] == [
+        call for call, (_, made) in enumerate(seen, 1) if made
+    ]
+    for miss, answered in timeline.stretches:
+        part = [who for who, _ in seen[miss.call - 1 : miss.call - 1 + sum(answered.values())]]
+        assert {n: part.count(n) for n in answered} == answered
+    ends = [m.call for m in timeline.misses[1:]] + [len(seen) + 1]
+    assert [m.call + sum(a.values()) for m, a in timeline.stretches] == ends
