@@ -21,6 +21,7 @@ from minicompile import provenance
 from minicompile.aot.result import AotResult, Partition
 from minicompile.codegen.plan import KernelPlan, KernelSource, WrapperSource
 from minicompile.dynamo.result import Capture
+from minicompile.errors import MinicompileError
 from minicompile.lowering.ir import LoopGraph
 from minicompile.ops.device import DeviceSpec, device_spec
 from minicompile.ops.display import Several, Shown, bytes_text, count_text, to_html
@@ -33,6 +34,7 @@ from minicompile.scheduling.schedule import Explained
 
 if TYPE_CHECKING:
     from minicompile.debug.diff import Diff, Steps
+    from minicompile.runtime.assembly import Assembly
     from minicompile.show.explorer import Explorer
 
 COMPILED = ("loops", "schedule", "plans", "kernels", "wrapper")
@@ -167,6 +169,20 @@ class Trace(Shown):
         from minicompile.show.explorer import Explorer
 
         return Explorer(self, panes, assembly)
+
+    def assembly(self, target: tuple[str, int | str] = ("cuda", 90)) -> Several[Assembly]:
+        """What each Triton kernel becomes on a GPU that needn't be here: TTIR, TTGIR, LLVM IR, PTX, SASS.
+
+        Raises MinicompileError where no kernel is Triton's, BackendError without Triton.
+        """
+        from minicompile.runtime.assembly import cross_compile
+
+        every = [kernel for compiled in self.graphs.values() for kernel in compiled.kernels]
+        ours = [kernel for kernel in every if kernel.language == "triton"]
+        if not ours:
+            how = "trace mc.compile(fn, options={'device_codegen': 'triton'}) and they are"
+            raise MinicompileError(f"no kernel of {self.name} is Triton's, which have PTX: {how}")
+        return Several(cross_compile(kernel, target) for kernel in ours)
 
     def roofline(self, spec: DeviceSpec | None = None) -> Roofline:
         """What each kernel moves and computes, and its least time on `spec` (default: this device)."""

@@ -18,7 +18,6 @@ from typing import Any
 from torch import fx
 
 from minicompile.codegen.plan import CodeLine, KernelSource
-from minicompile.errors import MinicompileError
 from minicompile.ops.display import Shown, count_text
 from minicompile.ops.origin import Origin, SourceLine, short_file
 from minicompile.pipeline_result import Trace
@@ -195,13 +194,8 @@ def assembly_panes(trace: Trace) -> Iterator[Pane]:
 
     Raises MinicompileError where no kernel is Triton's, BackendError without Triton.
     """
-    from minicompile.runtime.assembly import cross_compile
-
-    every = [(graph, k) for graph, compiled in trace.graphs.items() for k in compiled.kernels]
-    made = [(graph, k, cross_compile(k)) for graph, k in every if k.language == "triton"]
-    if not made:
-        how = "trace mc.compile(fn, options={'device_codegen': 'triton'}) and they are"
-        raise MinicompileError(f"no kernel of {trace.name} is Triton's, which have PTX: {how}")
+    graphs = {id(k): graph for graph, compiled in trace.graphs.items() for k in compiled.kernels}
+    made = [(graphs[id(a.source)], a.source, a) for a in trace.assembly()]
     for level, width in LEVELS.items():
         if sections := [below(k, g, level, a) for g, k, a in made if level in a.levels]:
             about = f"cross-compiled for {made[0][2].target}"

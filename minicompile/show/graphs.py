@@ -32,6 +32,10 @@ FEWEST_BOXES = 3
 """With fewer boxes a picture tells nothing."""
 
 
+OVERLOAD = re.compile(r'(aten\.\w+\.)<span class="fn">(\w+)</span>')
+"""An overload's name is no function's, and has no colour."""
+
+
 def node_lines(nodes: Iterable[fx.Node], marks: Mapping[str, str]) -> Iterator[str]:
     """The graph's code: a stripe for what came from one place, below the source lines as comments. `marks`
     are remarks about nodes, as HTML."""
@@ -42,6 +46,7 @@ def node_lines(nodes: Iterable[fx.Node], marks: Mapping[str, str]) -> Iterator[s
             if phase != (phase := node.meta.get("phase") or phase):
                 lines.append(f'    <span class="com"># {phase} pass</span>')
             shown, size = highlight(f"    {statement(node)}", "python")[0], node_size(node)
+            shown = OVERLOAD.sub(r"\1\2", shown)
             told = f'<span title="{size}">{shown}</span>' if size else shown
             lines.append(told + marks.get(node.name, ""))
         yield stripe("\n".join(lines), tint=line_colour(at[-1]) if at else "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import fx
@@ -113,7 +113,16 @@ def in_backward(node: fx.Node) -> bool:
     return node.meta.get("phase") == "backward"
 
 
-def made_from(value: fx.Node, saved: set[str]) -> Iterator[fx.Node]:
+def computed_early(nodes: Iterable[fx.Node], saved: Container[str]) -> dict[fx.Node, None]:
+    """Operations of the backward that the forward does: saved ones (a mask is smaller than what it is of) and
+    what they are made of."""
+    todo = [node for node in nodes if node.name in saved and in_backward(node)]
+    for node in todo:
+        todo += [v for v in node.all_input_nodes if in_backward(v) and v not in todo]
+    return dict.fromkeys(reversed(todo))
+
+
+def made_from(value: fx.Node, saved: Container[str]) -> Iterator[fx.Node]:
     """The saved values that the backward has or computes a forward's value from."""
     todo, seen = [value], {value}
     for node in todo:
@@ -152,12 +161,17 @@ def diagram(
             label, kinds = f"{part.name}: " * named + about, few(map(short_target, nodes), 4)
             hue, made = colour(origins_of(nodes[0])) or "", place[nodes[0]]
             boxes[made] = Node(made, label, kinds, hue, phase_colour(nodes[-1]), True)
+    early = computed_early(place, saved)
+    for node in early:
+        if place[node] != node.name:  # drawn in the module whose values it takes
+            place[node] = next((place[v] for v in node.all_input_nodes if v in place), place[node])
+    later = {node for node in place if in_backward(node) and node not in early}
     edges: list[Edge] = []
     cut: dict[str, dict[fx.Node, None]] = {}
     for user, end in place.items():
         for value in user.all_input_nodes:
-            if partition is not None and in_backward(user) and not in_backward(value):
-                for kept in made_from(value, set(saved)):
+            if partition is not None and user in later and value not in later:
+                for kept in made_from(value, saved):
                     start = place.get(kept, "inputs")
                     cut.setdefault(start, {})[kept] = None
                     edges.append(Edge(start, f"cut {start}", GOOD, True))
@@ -178,7 +192,7 @@ def diagram(
     if partition is not None:
         sides: dict[bool, list[str]] = {False: [], True: []}
         for node, name in place.items():
-            sides[in_backward(node)].append(name)
+            sides[node in later].append(name)
         crossing = f"saved for backward: {bytes_text(partition.saved_bytes)}, and inputs"
         clusters = (
             Cluster("forward", tuple(dict.fromkeys(sides[False])), FORWARD),

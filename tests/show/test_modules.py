@@ -140,6 +140,20 @@ def test_all_that_is_saved_crosses_and_nothing_else(aot: Any) -> None:
     assert set(kept.nodes) == {f"cut {value.name}" for value in aot.partition.saved}
 
 
+def test_a_mask_of_the_backward_that_the_forward_saves_is_drawn_before_the_cut() -> None:
+    x, y = (torch.randn(8, 8, requires_grad=True) for _ in range(2))
+    aot = mc.trace(lambda a, b: torch.softmax(torch.relu(a @ b), -1), x, y).aot
+    mask = next(node for node in aot.joint.nodes if "le.Scalar" in str(node.target))
+    saved = {value.name for value in aot.partition.saved}
+    assert mask.meta["phase"] == "backward" and mask.name in saved
+    drawn = diagram("joint", [Part("", list(aot.joint.nodes))], aot.partition)
+    forward, kept, backward = drawn.clusters
+    assert mask.name in forward.nodes and mask.name not in backward.nodes
+    assert set(kept.nodes) == {f"cut {name}" for name in saved}
+    users = {user.name for user in mask.users}
+    assert {e.end for e in drawn.edges if e.start == f"cut {mask.name}"} == users
+
+
 def test_what_the_backward_computes_again_is_marked(aot: Any) -> None:
     model = example.aot()
     again = model.partition.recomputed[0].name  # type: ignore[union-attr]
@@ -164,6 +178,7 @@ def test_no_arrow_of_a_cut_large_graph_is_lost(aot: Any) -> None:
     for user, end in place.items():
         for value in user.all_input_nodes:
             start = place.get(value, "inputs")
+            assert not (in_backward(value) and value.name in saved), "another test is about those"
             if in_backward(user) and value.name in saved:
                 assert {(start, f"cut {start}"), (f"cut {start}", end)} <= arrows
             elif value in place and in_backward(user) == in_backward(value):
