@@ -65,6 +65,7 @@ ONE: dict[str, Find] = {
     "source": lambda: traced().capture.guards[0].sources[0],
     "bytecode": lambda: traced().capture.bytecode,
     "explanation": explained,
+    "timeline": lambda: explained().timelines[0],
     "graph break": lambda: explained().breaks[0],
     "guard failure": lambda: explained().failures[0],
     "symbols": lambda: next(c.shape_env for c in explained().captures if c.shape_env),
