@@ -74,6 +74,7 @@ def expected(trace: Trace) -> dict[str, Any]:
         "as decided": costs(trace.schedule),
         "apart": costs(trace.schedule.what_if(forbid=[pair]).after),
         "changes": [
-            [diff.title, [row.texts for row in diff.changes]] for diff in trace.steps().steps
+            [diff.title, [p.text for row in diff.changes for p in (row.before, row.after) if p]]
+            for diff in trace.steps().steps
         ],
     }

@@ -48,9 +48,8 @@ def live(lab: Lab, pages: Pages) -> Any:
     """The notebook with two copies of a trace, executed in JupyterLab and saved."""
     lab.write("live.ipynb", *CELLS)
     page = lab.open(pages, "live.ipynb")
-    lab.run_all(page)
+    lab.run_all(page, "live.ipynb")
     page.wait_for_function("() => document.querySelectorAll('.mc.trace.live').length === 2")
-    lab.save(page, "live.ipynb")
     pages.shot(page, "live")
     return page
 
@@ -257,7 +256,7 @@ def test_the_steps_of_a_trace_show_what_each_pass_changed(
             slides.slider.press("ArrowRight")
             seen = slides.shown
             assert f"{number} {title}" in seen
-            for side in (side for row in rows for side in row):
+            for side in rows:
                 assert " ".join(side.split()) in seen, (title, side)
             pages.shot(slides.root, f"pass_{number}")
 
