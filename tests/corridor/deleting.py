@@ -11,8 +11,8 @@ and their neighbours those that gave D operands or read its results (also by way
 1. what computes and lists no operation of D is in both programs, as often and with the same origins. A
    neighbour's may be there more or less often: it is inlined in its readers, and these are others now;
 2. what computes and lists D alone is gone;
-3. what lists D and others (a sum of the gradients of several readers, what two operations have in common) is
-   gone, or lists the others, and perhaps neighbours in the place of D;
+3. what lists D and others is gone. What they have in common (a sum of the gradients of several readers) lists
+   the others, and perhaps neighbours in the place of D;
 4. what moves a value and lists neither D nor a neighbour is in both programs, as in 1. At the joint the
    neighbours meet, and hand values over in other ways than they did to D; so a load there may also become one
    with a neighbour's.
@@ -56,6 +56,9 @@ MOVES = {
     "index": r"int\d+_t tmp = [^t]*;|tmp = \([^t]*\)\.to\(.*\)",
 }
 """Lines that compute nothing."""
+SHARED = r"tmp \+ (tmp|0)\b"
+"""Computing lines that stay though an operation of theirs is deleted: sums of gradients, and the positions
+that GPT-2 computes for embeddings and mask alike."""
 
 
 class Line(NamedTuple):
@@ -175,6 +178,7 @@ class Deletion:
             for old in shared:
                 rest = old.operations - self.deleted
                 fits = rest <= line.operations <= rest | self.neighbours
+                fits &= line.moves or bool(re.search(SHARED, line.text))
                 taken = min(count, shared[old]) if old.text == line.text and fits else 0
                 shared[old] -= taken
                 count -= taken
