@@ -1,0 +1,83 @@
+"""What is seen of compiled CUDA code is about CUDA: launches, what-if, both compilers, the two bridges."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import minicompile as mc
+from minicompile.codegen.plan import KernelSource
+from minicompile.debug.torch_bridge import backend
+from minicompile.ops.events import observer
+
+pytestmark = pytest.mark.gpu
+
+
+def scores(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(torch.relu(x @ w) * 2, -1).sum(0)
+
+
+def inputs() -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.Generator().manual_seed(0)
+    x, w = torch.randn(512, 256, generator=made), torch.randn(256, 384, generator=made)
+    return x.cuda().requires_grad_(), w.cuda().requires_grad_()
+
+
+def same(found: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> bool:
+    """Values and gradients are eager's."""
+    wanted = scores(*inputs)
+    weights = torch.linspace(0, 1, len(wanted), device=wanted.device)
+    ours, theirs = (torch.autograd.grad(y @ weights, inputs) for y in (found, wanted))
+    pairs = [(found, wanted), *zip(ours, theirs)]
+    return all(torch.allclose(a, b, rtol=1e-3, atol=1e-3) for a, b in pairs)
+
+
+def test_each_launch_has_a_time_on_the_device() -> None:
+    compiled, given = mc.compile(scores), inputs()
+    assert same(compiled(*given), given)
+    found = mc.launches(compiled, *given)
+    kinds = [launch.kind for graph in found.timelines for launch in graph.launches]
+    assert {"kernel", "extern"} <= set(kinds)
+    for graph in found.timelines:
+        for launch in graph.launches:
+            if launch.kind in ("kernel", "extern"):
+                assert launch.device is not None and 0 < launch.device < 0.1, str(launch)
+    assert same(compiled(*given), given)
+
+
+@pytest.mark.parametrize("tiles", [{"x": 4}, {"x": 256}, {"x": 8, "r": 128}])
+def test_tiles_of_triton_kernels_can_be_chosen_or_are_refused(tiles: dict[str, int]) -> None:
+    outcome = mc.what_if(scores, *inputs()).run(tiles=tiles)
+    assert outcome.after.accuracy.verdict in (
+        "same as eager",
+        "as accurate as eager",
+        "close to eager",
+    )
+    kernels: list[KernelSource] = outcome.after.graphs["forward"].kernels
+    for axis, size in tiles.items():
+        has = [k for k in kernels if k.plan.tiles.get(axis) == size]
+        assert has or any(f"tile {axis} = {size}" in why for why in outcome.refused)
+
+
+def test_both_compilers_and_both_bridges_agree() -> None:
+    given = inputs()
+    assert same(torch.compile(scores, backend=backend)(*given), given)
+    assert same(mc.compile(scores, backend="torch_inductor")(*given), given)
+    found = mc.compare_with_torch(scores, *given)
+    assert all(cell.accuracy.verdict not in ("wrong", "raised") for cell in found.cells), str(found)
+    assert all(cell.kernels for cell in found.cells), str(found)
+
+
+def test_a_fresh_cache_compiles_triton_kernels_again() -> None:
+    built = []
+    with mc.scoped():
+
+        @observer("building")
+        def listen(event: object) -> None:
+            if getattr(event, "kind", "") == "building":
+                built.append(event)
+
+        given = inputs()
+        with mc.fresh_cache():
+            assert same(mc.compile(scores)(*given), given)
+    assert built
