@@ -51,6 +51,9 @@ from minicompile.scheduling.nodes import Pair
 FEWEST_CALLS, MOST_CALLS, SECONDS = 5, 200, 0.2
 """How often each side is called for its median: until the time is up, within these limits."""
 
+MOST_OF_A_THREAD = 256
+"""Elements of a Triton block that a thread may hold."""
+
 LARGEST_SQUARE = 128
 """Side of a square of a transposition: its elements lie on the stack."""
 
@@ -103,6 +106,11 @@ def tile_refusal(plan: KernelPlan, axis: str, size: int) -> str:
             (size != power_of_two(size), "Triton's tiles are powers of two"),
             (axis == "r" and plan.reduction == "persistent", "the kernel holds whole rows"),
             (block > largest, f"Triton's blocks have at most {largest} elements"),
+            (
+                block > MOST_OF_A_THREAD * 32 * plan.num_warps,
+                f"{block} elements are too many for "
+                f"{plan.num_warps} warps: registers would overflow, and compiling takes minutes",
+            ),
         ]
     elif plan.language == "cpp":
         widest, squares = cpp_rules.WIDEST_TILE, f"multiples of 16, up to {LARGEST_SQUARE}"
