@@ -155,6 +155,21 @@ for reason in sorted({d.reason for d in decisions if not d.fused}):
 block_trace.schedule
 
 # %% [markdown]
+# Here is how it came to that, one question a slide. Move the slider: the two loops that are asked
+# about are framed, and below stand the reason and the bytes saved so far.
+
+# %% name="fusion-steps"
+trace.fusion_steps()
+
+# %% [markdown]
+# Do you know better? Overrule it: `mc.what_if` compiles the function again, for real, checks the
+# answer and times both. (Times differ from machine to machine, so nothing is kept here: run the
+# cell. In JupyterLab it is a panel with switches.)
+
+# %% name="what-if" tags=["varies"]
+mc.what_if(f, x, w)
+
+# %% [markdown]
 # ### Room 5, code generation: a plan, then text
 #
 # A plan settles what a kernel will look like before a line of it is written: the order of the
@@ -198,6 +213,7 @@ print(len(found), "pieces, in", ", ".join(dict.fromkeys(piece.stage for piece in
 # > AOTAutograd differentiates, TorchInductor lowers, schedules and prints. Here it is, live, on the
 # > function we began with. Does it fuse the same loops? To read on: `torch/_inductor/graph.py`,
 # > `scheduler.py` and `codegen/cpp.py`. We left out much of the breadth, nothing of the way.
+# > `mc.compare_with_torch(f, x, w)` sets all of its stages beside ours.
 
 # %% name="torch-compile"
 import re
