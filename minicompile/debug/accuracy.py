@@ -261,7 +261,7 @@ class Copier:
     def function(self, function: types.FunctionType, depth: int) -> types.FunctionType:
         """The same function over copies of the tensors, modules and functions that it reads. Its code is a
         copy too, since torch.compile keeps what it made with the code."""
-        if function.__module__.partition(".")[0] in ("torch", "minicompile"):
+        if str(function.__module__).partition(".")[0] in ("torch", "minicompile"):
             return function
         names = {**function.__globals__}
         cells = tuple(types.CellType() for _ in function.__closure__ or ())
