@@ -273,7 +273,9 @@ class Outcome(Shown):
         sides, calls = (self.before, self.after), f"time, median of {len(self.times[1])} calls"
         answers = (f"{side.accuracy.verdict} {side.accuracy.note}".strip() for side in sides)
         times = (f"{statistics.median(s) * 1e6:,.1f} us" if s else "none" for s in self.times)
-        return [("answer", *answers), (calls, *times)]
+        counts = [len(side.traces) for side in sides]
+        shown = [("compared below", *(f"capture 1 of {count}" for count in counts))]
+        return [("answer", *answers), (calls, *times), *shown * (max(counts) > 1)]
 
     def __str__(self) -> str:
         lines = [self.title, *aligned([("", "before", "after"), *self.rows])]

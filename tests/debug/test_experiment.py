@@ -129,6 +129,8 @@ def test_wishes_are_about_the_first_of_several_captures(capsys: pytest.CaptureFi
     first, second = outcome.after.traces
     assert len(first.kernels) == len(second.kernels) + 1 and good(outcome)
     assert "2 graphs; print writes to the terminal" in str(outcome)
+    assert ("compared below", "capture 1 of 2", "capture 1 of 2") in outcome.rows
+    assert "capture 1 of" not in str(mc.what_if(scores, X).run())
     ways = 2 * 3  # unchanged and with the wish; each in float64, eager and compiled
     assert capsys.readouterr().out == "between\n" * ways, "timed calls print nothing"
 
