@@ -197,7 +197,9 @@ class Trace(Shown):
             points += roofline_points(compiled.schedule, names, spec)
         if spec is None:
             raise ValueError(f"the trace of {self.name} stops before there are kernels")
-        return Roofline(self.name, spec, points)
+        hints = {s: v for g in self.graphs.values() for s, v in g.loops.size_hints.items()}
+        at = f" at {', '.join(f'{s} = {v}' for s, v in hints.items())}" if hints else ""
+        return Roofline(self.name + at, spec, points)
 
     def fusion_steps(self, graph: str = "forward") -> FusionSteps:
         """Every fusion decision in order, refusals too, with the groups before and after it."""

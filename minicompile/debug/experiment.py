@@ -16,6 +16,7 @@ import html
 import io
 import math
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -125,7 +126,7 @@ class Side:
     def __init__(self, knobs: Knobs, target: Any, args: Any, kwargs: Any) -> None:
         self.knobs, self.traces, self.refused = knobs, list[Trace](), list[str]()
         self.graph = ""
-        self.unheard = {*knobs.tiles}
+        self.unheard, self.thread = {*knobs.tiles}, threading.get_ident()
         copier = Copier()
         self.args, self.kwargs = copier(args), copier(kwargs)
 
@@ -149,6 +150,8 @@ class Side:
         return self.traces[0].graphs if self.traces else {}
 
     def listen(self, event: Event) -> None:
+        if threading.get_ident() != self.thread:
+            return  # another compilation, which other threads may begin meanwhile
         if event.kind == "capture":
             self.traces.append(Trace(event.subject.name, event.subject))
         elif self.traces:

@@ -254,3 +254,12 @@ def test_a_function_without_source_is_shown_by_its_line_numbers() -> None:
     [section] = mc.trace(scope["f"], torch.ones(2)).explore().pane("source").sections
     assert [piece.text for piece in section.pieces] == ["line 2, whose source is not there"]
     assert str(mc.launches(scope["f"], torch.ones(2))).startswith("launches of f")
+
+
+def test_bytes_of_symbolic_sizes_name_the_sizes_that_they_are_of() -> None:
+    x = torch.ones(5, 4)
+    mc.mark_dynamic(x, 0)
+    symbolic, fixed = (mc.trace(lambda x: (x * 2).sum(0), v) for v in (x, torch.ones(5, 4)))
+    assert "bytes below are those at s0 = 5" in str(symbolic.schedule)
+    assert " at s0 = 5: " in str(symbolic.roofline())
+    assert "s0" not in str(fixed.schedule) + str(fixed.roofline())
