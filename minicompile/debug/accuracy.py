@@ -102,7 +102,9 @@ def accuracy(target: Any, /, *args: Any, **kwargs: Any) -> Accuracy:
     """Run a function or module on these arguments in each stage and compare.
 
     Neither the target, nor the arguments, nor the random state change; what the function prints is printed
-    by each stage. Raises what eager raises.
+    by each stage. Other threads see the default dtype float64 while that stage runs.
+
+    Raises what eager raises.
     """
     target = original_of(target)
     runs = {
