@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+import torch
+
 from minicompile import provenance
 from minicompile.aot.result import AotResult, Partition
 from minicompile.codegen.plan import KernelPlan, KernelSource, WrapperSource
@@ -87,13 +89,13 @@ class CompiledStages(Shown):
     def rooms(self) -> list[Room]:
         schedule, externs = self.schedule, len(self.loops.externs)
         buffers = count_text(len(self.loops.operations) - externs, "buffer")
-        saved = bytes_text(sum(d.score for d in schedule.decisions if d.fused))
-        nodes = f"{len(schedule.before)} → {len(schedule.nodes)} nodes"
+        saved = sum(d.score for d in schedule.decisions if d.fused)
+        nodes = f"{len(schedule.before)} → {count_text(len(schedule.nodes), 'node')}"
         kernels = count_text(len(self.kernels), "kernel")
         lines = count_text(sum(len(kernel.lines) for kernel in self.kernels), "line")
         return [
             Room("loops", "Loops", f"{buffers}, {externs} extern"),
-            Room("schedule", "Schedule", f"{nodes}, −{saved}"),
+            Room("schedule", "Schedule", nodes + (f", −{bytes_text(saved)}" if saved else "")),
             Room("kernels", "Kernels", f"{kernels}, {lines}"),
             Room("wrapper", "Wrapper", count_text(len(self.wrapper.lines), "line")),
         ]
@@ -188,13 +190,16 @@ class Trace(Shown):
         """What each kernel moves and computes, and its least time on `spec` (default: this device)."""
         points = []
         for name, compiled in self.graphs.items():
-            spec = spec or device_spec(next(iter(compiled.loops.buffers.values())).layout.device)
+            first = next(iter(compiled.loops.buffers.values()), None)
+            spec = spec or device_spec(first.layout.device if first else torch.device("cpu"))
             prefix = "backward " * (name == "backward")
             names = (prefix + kernel.name for kernel in compiled.kernels)
             points += roofline_points(compiled.schedule, names, spec)
         if spec is None:
             raise ValueError(f"the trace of {self.name} stops before there are kernels")
-        return Roofline(self.name, spec, points)
+        hints = {s: v for g in self.graphs.values() for s, v in g.loops.size_hints.items()}
+        at = f" at {', '.join(f'{s} = {v}' for s, v in hints.items())}" if hints else ""
+        return Roofline(self.name + at, spec, points)
 
     def fusion_steps(self, graph: str = "forward") -> FusionSteps:
         """Every fusion decision in order, refusals too, with the groups before and after it."""

@@ -32,6 +32,7 @@ import torch
 from minicompile.codegen.plan import CodeLine, KernelSource, WrapperSource
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, InputBuffer, Layout, View
+from minicompile.ops.display import count_text
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.options import Options
 from minicompile.scheduling.nodes import (
@@ -99,7 +100,8 @@ class _Writer:
     def _head(self) -> list[str]:
         kernels = len(self.schedule.kernels)
         externs = len(self.schedule.nodes) - kernels
-        lines = [f"# {self.graph.name}: {kernels} kernels, {externs} library calls"]
+        counts = count_text(kernels, "kernel"), count_text(externs, "library call")
+        lines = [f"# {self.graph.name}: {', '.join(counts)}"]
         lines += ["import torch", ""]
         lines += [f"{name} = {text}" for text, name in self.objects.items()]
         return [*lines, "", "", "def call(args):"]

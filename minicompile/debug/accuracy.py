@@ -102,7 +102,9 @@ def accuracy(target: Any, /, *args: Any, **kwargs: Any) -> Accuracy:
     """Run a function or module on these arguments in each stage and compare.
 
     Neither the target, nor the arguments, nor the random state change; what the function prints is printed
-    by each stage. Raises what eager raises.
+    by each stage. Other threads see the default dtype float64 while that stage runs.
+
+    Raises what eager raises.
     """
     target = original_of(target)
     runs = {
@@ -261,7 +263,7 @@ class Copier:
     def function(self, function: types.FunctionType, depth: int) -> types.FunctionType:
         """The same function over copies of the tensors, modules and functions that it reads. Its code is a
         copy too, since torch.compile keeps what it made with the code."""
-        if function.__module__.partition(".")[0] in ("torch", "minicompile"):
+        if str(function.__module__).partition(".")[0] in ("torch", "minicompile"):
             return function
         names = {**function.__globals__}
         cells = tuple(types.CellType() for _ in function.__closure__ or ())

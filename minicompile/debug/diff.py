@@ -420,16 +420,20 @@ def history(end: Point, stages: Collection[Point]) -> tuple[dict[int, Row], dict
 
 
 def origin(row: Row, own: Sequence[Any], beside: dict[int, Row]) -> str:
-    """Why two traces differ here. `beside`: the rows of the stages before, by the pieces on both sides."""
-    causes = list[str]()
+    """Why two traces differ here, and which of them a cause is of. `beside`: the rows of the stages before,
+    by the pieces on both sides."""
+    causes = dict[str, set[int]]()
     for side, piece in enumerate((row.before, row.after)):
         made = own[side][0].get(id(piece)) if piece is not None and row.status != "same" else None
         earlier = beside.get(id(made.before)) if made is not None else None
         if earlier is not None and earlier.status != "same":
-            causes.append(earlier.cause)
+            causes.setdefault(earlier.cause, set()).update((0, 1))
         elif made is not None:
-            causes.append(made.cause)
+            causes.setdefault(made.cause, set()).add(side)
         if earlier is not None and earlier.status == "same":
             other = own[1 - side][1].get(id((earlier.after, earlier.before)[side]))
-            causes.append(other.cause if other is not None else "")
-    return "; ".join(dict.fromkeys(filter(None, causes)))
+            causes.setdefault(other.cause if other is not None else "", set()).add(1 - side)
+    here = {side for side, piece in enumerate((row.before, row.after)) if piece is not None}
+    names = ("before: ", "after: ")
+    marks = (names[min(s)] * (len(s) == 1 and s != here) for s in causes.values())
+    return "; ".join(mark + cause for mark, cause in zip(marks, causes) if cause)

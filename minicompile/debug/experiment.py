@@ -16,6 +16,7 @@ import html
 import io
 import math
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -133,7 +134,7 @@ class Side:
     def __init__(self, knobs: Knobs, target: Any, args: Any, kwargs: Any) -> None:
         self.knobs, self.traces, self.refused = knobs, list[Trace](), list[str]()
         self.graph = ""
-        self.unheard = {*knobs.tiles}
+        self.unheard, self.thread = {*knobs.tiles}, threading.get_ident()
         copier = Copier()
         self.args, self.kwargs = copier(args), copier(kwargs)
 
@@ -157,6 +158,8 @@ class Side:
         return self.traces[0].graphs if self.traces else {}
 
     def listen(self, event: Event) -> None:
+        if threading.get_ident() != self.thread:
+            return  # another compilation, which other threads may begin meanwhile
         if event.kind == "capture":
             self.traces.append(Trace(event.subject.name, event.subject))
         elif self.traces:
@@ -281,7 +284,9 @@ class Outcome(Shown):
         sides, calls = (self.before, self.after), f"time, median of {len(self.times[1])} calls"
         answers = (f"{side.accuracy.verdict} {side.accuracy.note}".strip() for side in sides)
         times = (f"{statistics.median(s) * 1e6:,.1f} us" if s else "none" for s in self.times)
-        return [("answer", *answers), (calls, *times)]
+        counts = [len(side.traces) for side in sides]
+        shown = [("compared below", *(f"capture 1 of {count}" for count in counts))]
+        return [("answer", *answers), (calls, *times), *shown * (max(counts) > 1)]
 
     def __str__(self) -> str:
         lines = [self.title, *aligned([("", "before", "after"), *self.rows])]

@@ -71,6 +71,8 @@ class Timeline(Shown):
     graph: str
     seconds: float
     launches: list[Launch]
+    per_call: float = 1.0
+    """Runs in one call: more where a call reaches the graph again, fewer where other versions served."""
 
     def __post_init__(self) -> None:
         listed(self, "launches")
@@ -86,7 +88,8 @@ class Timeline(Shown):
         parts = (f"{kind} {s / self.seconds:.0%}" for kind, s in self.shares.items())
         gpu = [step.device for step in self.launches if step.device is not None]
         busy = f"; GPU busy {sum(gpu) * 1e6:,.1f} us" if gpu else ""
-        return f"{self.seconds * 1e6:,.1f} us: {', '.join(parts)}{busy}"
+        often = f", {self.per_call:.2g} runs a call" if self.per_call != 1 else ""
+        return f"{self.seconds * 1e6:,.1f} us{often}: {', '.join(parts)}{busy}"
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("line", "starts", "us", "median", "GPU us")]
@@ -115,7 +118,8 @@ class Launches(Shown):
     @property
     def around(self) -> float:
         """Seconds of the call outside of its forward graphs."""
-        return self.seconds - sum(t.seconds for t in self.timelines if t.graph == "forward")
+        inside = (t.seconds * t.per_call for t in self.timelines if t.graph == "forward")
+        return self.seconds - sum(inside)
 
     def __str__(self) -> str:
         about = (
@@ -153,7 +157,7 @@ def launches(target: Any, /, *args: Any, repeats: int = 20, **kwargs: Any) -> La
             graph.pause = 2 * seconds + 0.001
         for _ in range(repeats):
             once()
-    timelines = [graph.timeline() for graph in measured.graphs if graph.runs]
+    timelines = [graph.timeline(repeats + 1) for graph in measured.graphs if graph.runs]
     if not timelines:
         raise Unsupported("nothing of this call was compiled: mc.explain says why")
     return Launches(timelines[0].name, seconds, repeats, timelines)
@@ -226,8 +230,8 @@ class TimedGraph:
             self.gpu_runs.append([marks[0].elapsed_time(at) / 1000 for at in marks])
         return results
 
-    def timeline(self) -> Timeline:
-        """The run of median length, and the median of each step over all runs but the first."""
+    def timeline(self, calls: int) -> Timeline:
+        """The run of median length of so many calls, and the median of each step over all but the first."""
         runs = self.runs[1:] or self.runs
         chosen = sorted(runs, key=lambda run: run[-1])[len(runs) // 2]
         every, gpu = list(map(lengths, runs)), list(map(lengths, self.gpu_runs))
@@ -241,7 +245,7 @@ class TimedGraph:
             )
             for i, step in enumerate(self.steps)
         ]
-        return Timeline(self.name, self.graph, chosen[-1], launches)
+        return Timeline(self.name, self.graph, chosen[-1], launches, len(self.runs) / calls)
 
 
 def lengths(marks: Sequence[float]) -> list[float]:

@@ -212,7 +212,8 @@ def pinned(cells: Sequence[Cell]) -> str:
         return f"wrong: {wrong}; that is not pinned to one half"
     [(half, who)] = found
     done = "captures" if half == "capture" else "compiles"
-    return f"the {half} half of {who} is wrong: what it {done} differs from eager, whoever does the rest"
+    told = f"what it {done} raises or differs from eager, whoever does the rest"
+    return f"the {half} half of {who} is wrong: {told}"
 
 
 def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import enum
 import functools
 import itertools
-import operator
 import textwrap
 import types
 from collections import Counter
@@ -28,7 +27,7 @@ from minicompile.errors import refusal_text
 from minicompile.ops.display import Several, Shown, count_text, listed
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.events import Compilation, Watch
-from minicompile.ops.graph import Graph, call_text, target_name
+from minicompile.ops.graph import Graph, call_text, target_name, unpacks
 from minicompile.ops.origin import SourceLine
 from minicompile.options import Options
 from minicompile.shapes.expr import python_text
@@ -573,7 +572,7 @@ class Explanation(Shown):
     def operators(self) -> Counter[str]:
         """How often each operator occurs in the graphs."""
         calls = (n for c in self.captures for n in c.graph.nodes if n.op.startswith("call"))
-        return Counter(target_name(n.target) for n in calls if n.target is not operator.getitem)
+        return Counter(target_name(n.target) for n in calls if not unpacks(n))
 
     @property
     def code(self) -> tuple[str, ...]:

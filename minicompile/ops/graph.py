@@ -45,6 +45,14 @@ def user_line(node: fx.Node) -> SourceLine | None:
     return next(iter(source_lines(origins_of(node))), None)
 
 
+def unpacks(node: fx.Node) -> bool:
+    """Does a node only take a part of several results? `x[1:]` of a tensor is an operation."""
+    if node.target is not operator.getitem:
+        return False
+    whole = node.args[0]
+    return not isinstance(getattr(whole, "meta", {}).get("val"), torch.Tensor)
+
+
 def target_name(target: object) -> str:
     """`aten.mul.Tensor`, `torch.relu`, `operator.getitem`: how a call target is printed."""
     if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
@@ -72,8 +80,7 @@ class Listing:
     @property
     def op_count(self) -> int:
         """Calls, without the tuple accesses that only unpack results."""
-        calls = [n.target for n in self.nodes if n.op.startswith("call")]
-        return sum(target is not operator.getitem for target in calls)
+        return sum(n.op.startswith("call") and not unpacks(n) for n in self.nodes)
 
     @property
     def signature(self) -> str:

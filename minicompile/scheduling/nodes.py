@@ -366,9 +366,11 @@ class Schedule(Shown):
     def __str__(self) -> str:
         externs = len(self.nodes) - len(self.kernels)
         lines = [
-            f"# schedule of {self.graph.name}: {len(self.before)} nodes "
+            f"# schedule of {self.graph.name}: {count_text(len(self.before), 'node')} "
             f"-> {count_text(len(self.kernels), 'kernel')} and {count_text(externs, 'extern call')}"
         ]
+        if hints := [f"{s} = {v}" for s, v in self.graph.size_hints.items()]:
+            lines.append(f"bytes below are those at {', '.join(hints)}")
         lines += [str(node) for node in self.nodes]
         lines += ["fusion:"] + [f"  {decision}" for decision in self.decisions]
         lines.append(str(self.memory))

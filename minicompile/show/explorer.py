@@ -111,7 +111,8 @@ def source_sections(pieces: Iterable[Piece]) -> Iterator[Section]:
                 title, lines, first = f"⋯ {left_out} lines without operations", [], number
             calls = few(sorted(o.target for o in made), 6)
             told = f"{count_text(len(made), 'operation')}: {calls}" if made else ""
-            text, own = code[number][margin:], at if made else None
+            known = code[number][margin:] or (made and f"line {number}, whose source is not there")
+            text, own = known or "", at if made else None
             lines.append(Piece("source", at.place, text, made, at, told, line=own))
         yield Section(title, lines, first)
 
@@ -151,10 +152,20 @@ PANES = (
 """Panes with the forward above the backward: key, title, remark, width, sections of one graph."""
 
 
+EMPTY = {
+    "loops": "no loops and no calls: what is returned are inputs, views of them, or constants",
+    "schedule": "no questions were asked: options.fusion is off, or no two loops share data",
+    "kernels": "no kernels: there are no loops",
+}
+"""What a pane says of a graph that has nothing for it."""
+
+
 def trace_panes(trace: Trace) -> Iterator[Pane]:
     """The panes of a trace, without assembly. A stage that was reached has one, empty or not."""
     reached = ["bytecode", *trace.stages, *(["aot.joint"] if trace.aot and trace.aot.joint else [])]
     found: dict[str, dict[str, list[Piece]]] = {stage.split(".")[-1]: {} for stage in reached}
+    for key in EMPTY if trace.graphs else ():
+        found[key] = {graph: [] for graph in trace.graphs}
     pieces = list(trace.pieces())
     for piece in pieces:
         graph, _, key = piece.stage.rpartition(".")
@@ -165,7 +176,8 @@ def trace_panes(trace: Trace) -> Iterator[Pane]:
     for key, title, about, width, view in PANES:
         sections: list[Section] = []
         for graph, made in found.get(key, {}).items():
-            parts = list(view(graph, trace.graphs.get(graph), made))
+            parts = list(view(graph, trace.graphs.get(graph), made)) if made else []
+            parts = parts or [Section(EMPTY[key], (), graph=graph)]
             if len(found[key]) > 1 and parts[0].title != graph:
                 sections.append(Section(graph, (), graph=graph))
             sections += parts

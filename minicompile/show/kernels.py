@@ -43,7 +43,9 @@ def kernel_view(kernel: KernelSource) -> str:
 
 @shows(WrapperSource)
 def wrapper_view(wrapper: WrapperSource) -> str:
-    about = f"Python · {len(wrapper.lines)} lines · calls {len(wrapper.kernels)} kernels"
+    about = (
+        f"Python · {len(wrapper.lines)} lines · calls {count_text(len(wrapper.kernels), 'kernel')}"
+    )
     return box(wrapper.name, about, code_listing(wrapper.lines, "python", first=1))
 
 

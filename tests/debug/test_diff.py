@@ -155,9 +155,9 @@ def test_a_pass_names_what_it_took_away_and_switched_off_it_took_nothing(traced:
     with pytest.raises(ValueError, match=r"nothing is called 'prims.cse'.*prims\.dead_code"):
         off.diff("prims.cse")
     between = traced.diff(off, "aot.forward")
-    assert [(r.status, r.cause.split()[0]) for r in between.changes] == [
-        ("added", "prims.cse"),
-        ("changed", "prims.cse"),
+    assert [(r.status, r.cause.partition(" at ")[0]) for r in between.changes] == [
+        ("added", "before: prims.cse"),
+        ("changed", "before: prims.cse"),
     ]
 
 
@@ -280,7 +280,10 @@ def test_one_changed_line_changes_what_came_from_it() -> None:
             assert row.part.endswith((".wrapper", ".kernels")), str(row)
     [row] = [row for row in diff.changes if row.part == "capture"]
     assert (
-        row.cause.startswith("capture at") and "cos" in row.before.text and "tanh" in row.after.text
+        row.cause.startswith("before: capture at")
+        and "; after: capture at" in row.cause
+        and "cos" in row.before.text
+        and "tanh" in row.after.text
     )
 
 

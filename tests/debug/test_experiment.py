@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -129,8 +130,23 @@ def test_wishes_are_about_the_first_of_several_captures(capsys: pytest.CaptureFi
     first, second = outcome.after.traces
     assert len(first.kernels) == len(second.kernels) + 1 and good(outcome)
     assert "2 graphs; print writes to the terminal" in str(outcome)
+    assert ("compared below", "capture 1 of 2", "capture 1 of 2") in outcome.rows
+    assert "capture 1 of" not in str(mc.what_if(scores, X).run())
     ways = 2 * 3  # unchanged and with the wish; each in float64, eager and compiled
     assert capsys.readouterr().out == "between\n" * ways, "timed calls print nothing"
+
+
+def test_what_other_threads_compile_meanwhile_is_not_part_of_it() -> None:
+    def with_a_thread(x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=mc.compile(lambda y: y * 3), args=(x,))
+        thread.start()
+        thread.join()
+        return x + 1
+
+    outcome = mc.what_if(with_a_thread, X).run()
+    assert outcome.before.traces and good(outcome)
+    for trace in outcome.before.traces:
+        assert "lambda" not in trace.name
 
 
 def transposed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -112,6 +112,32 @@ def test_graphs_on_both_sides_of_a_break_are_measured() -> None:
     assert all("kernel" in t.shares for t in found.timelines)
 
 
+def test_what_is_around_the_graphs_counts_each_of_their_runs() -> None:
+    def part(x: torch.Tensor) -> torch.Tensor:
+        return torch.sort(x).values * 2
+
+    def again(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = calling(part, x)
+        return x
+
+    @mc.disable
+    def calling(function: Any, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = function(x)
+        return result
+
+    calls: list[int] = []
+
+    def other_each_time(x: torch.Tensor) -> torch.Tensor:
+        calls.append(0)
+        return torch.sort(x).values + len(calls)
+
+    for target, runs in ((again, 3.0), (other_each_time, 1 / 4)):
+        found = mc.launches(target, torch.ones(64, 64), repeats=3)
+        assert runs in {timeline.per_call for timeline in found.timelines}
+        assert 0 < found.around < found.seconds
+
+
 def test_what_is_not_compiled_says_so() -> None:
     def generator(x: torch.Tensor) -> Any:
         yield x + 1

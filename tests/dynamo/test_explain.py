@@ -38,6 +38,12 @@ def test_counts_and_operators() -> None:
     assert text.count("guards:") == 2
 
 
+def test_a_part_of_a_tensor_is_an_operation_one_of_several_results_is_not() -> None:
+    told = mc.explain(lambda x: x[1:] + x.sort().values[0])(torch.ones(3))
+    assert told.operators == {"operator.getitem": 2, "sort": 1, "operator.add": 1}
+    assert told.captures[0].graph.op_count == 4
+
+
 def test_instructions_stand_beside_the_nodes_that_they_made() -> None:
     first, second = mc.explain(cut_in_two)(x).captures
     passages = [(p.line.text, p.depth, p.nodes) for p in first.passages if p.line is not None]

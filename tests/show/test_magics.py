@@ -89,7 +89,7 @@ def test_named_stages_are_shown_in_that_order(shell: InteractiveShell) -> None:
     both = value(shell, "%%stages wrapper kernels\nf(x)")
     text, page = displayed(shell, both)
     assert text.index("def call(") < text.index("int64_t cpp_fused") and "<table" not in text
-    assert page.index("calls 1 kernels") < page.index("helpers")
+    assert page.index("calls 1 kernel") < page.index("helpers")
     assert [type(stage).__name__ for stage in both] == ["WrapperSource", "Several"]
 
 

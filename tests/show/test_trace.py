@@ -228,3 +228,38 @@ def test_places_are_the_same_on_every_machine(
     assert short_file(str(tmp_path / "nowhere" / "m.py")) == "m.py"
     monkeypatch.syspath_prepend(str(tmp_path))
     assert short_file(str(tmp_path / "package" / "m.py")) == "package/m.py"
+
+
+def test_an_empty_pane_says_why() -> None:
+    [nothing, *_] = panes = [
+        {pane.key: pane.sections for pane in mc.trace(fn, torch.ones(2)).explore().panes}
+        for fn in (lambda x: x, lambda x: x + 1)
+    ]
+    for key in ("loops", "schedule", "kernels"):
+        assert [section.title[:3] for section in nothing[key]] == ["no "]
+    assert not any(section.title.startswith("no ") for section in panes[1]["kernels"])
+
+
+def test_counts_are_in_words_and_nothing_is_not_subtracted() -> None:
+    nothing, one = mc.trace(lambda x: x, torch.ones(2)), mc.trace(lambda x: x + 1, torch.ones(2))
+    assert str(nothing.wrapper).startswith("# forward: 0 kernels, 0 library calls\n")
+    assert str(one.wrapper).startswith("# forward: 1 kernel, 0 library calls\n")
+    assert [r.count for r in one.forward.rooms() if r.stage == "schedule"] == ["1 → 1 node"]
+    assert "at least 0.0 us" in str(mc.trace(lambda x: None, torch.ones(2)).roofline())
+
+
+def test_a_function_without_source_is_shown_by_its_line_numbers() -> None:
+    scope: dict[str, Any] = {}
+    exec("def f(x):\n    return x + 1", scope)
+    [section] = mc.trace(scope["f"], torch.ones(2)).explore().pane("source").sections
+    assert [piece.text for piece in section.pieces] == ["line 2, whose source is not there"]
+    assert str(mc.launches(scope["f"], torch.ones(2))).startswith("launches of f")
+
+
+def test_bytes_of_symbolic_sizes_name_the_sizes_that_they_are_of() -> None:
+    x = torch.ones(5, 4)
+    mc.mark_dynamic(x, 0)
+    symbolic, fixed = (mc.trace(lambda x: (x * 2).sum(0), v) for v in (x, torch.ones(5, 4)))
+    assert "bytes below are those at s0 = 5" in str(symbolic.schedule)
+    assert " at s0 = 5: " in str(symbolic.roofline())
+    assert "s0" not in str(fixed.schedule) + str(fixed.roofline())
