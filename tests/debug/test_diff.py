@@ -362,6 +362,15 @@ def test_a_trace_that_stops_early_is_compared_as_far_as_it_goes(traced: Trace) -
     assert {row.part.split(".")[0] for row in missing.rows} == {"forward", "backward"}
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_another_backend_is_compared_as_far_as_both_go(backend: str) -> None:
+    outcome = mc.what_if(network, *arguments()).run(backend=backend)
+    whole, early = outcome.before.traces[0], outcome.after.traces[0]
+    for diff, status in ((whole.diff(early), "removed"), (early.diff(whole), "added")):
+        assert {row.status for row in diff.changes} == {status}
+        assert {row.part for row in diff.rows} >= {"forward.loops", "backward.wrapper"}
+
+
 def test_an_inference_trace_has_its_steps() -> None:
     with torch.no_grad():
         shown = trace()
