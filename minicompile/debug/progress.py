@@ -6,7 +6,6 @@ compiler waits for others; it ends with the compilation, however that ends.
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import shutil
 import sys
@@ -37,30 +36,16 @@ def notebook() -> Any:
     return shell if hasattr(shell, "kernel") else None
 
 
-def screen() -> tuple[Callable[[str], object], Callable[[], object]]:
-    """What shows a line and what removes it: in a notebook's output, with `rich`, or written over."""
+def screen() -> Callable[[str], object]:
+    """What shows a line over the one before: in a notebook's output, or on the terminal."""
     if notebook() is not None:
         from IPython.display import display
 
         shown = display({"text/plain": ""}, raw=True, display_id=True)
-        put = partial(shown.update, raw=True)
-        return lambda line: put({"text/plain": line}), lambda: put({"text/plain": ""})
-    with contextlib.suppress(ImportError):
-        from rich.console import Console
-        from rich.live import Live
-        from rich.spinner import Spinner
-
-        off: dict[str, Any] = {"redirect_stdout": False, "redirect_stderr": False}
-        spinner = Spinner("dots")
-        live = Live(spinner, console=Console(stderr=True), transient=True, **off)
-        live.start()
-        return lambda line: spinner.update(text=line), live.stop
-
-    def show(line: str) -> None:
-        print(f"\r\x1b[K{line[: width - 1]}", end="", file=sys.stderr, flush=True)
-
-    width = shutil.get_terminal_size().columns
-    return show, lambda: show("")
+        return lambda line: shown.update({"text/plain": line}, raw=True)
+    longest = shutil.get_terminal_size().columns - 1
+    write = partial(print, end="", file=sys.stderr, flush=True)
+    return lambda line: write(f"\r\x1b[K{line[:longest]}")
 
 
 class Progress:
@@ -110,13 +95,13 @@ class Progress:
     def draw(self, stop: threading.Event) -> None:
         if stop.wait(DELAY):
             return
-        show, clear = screen()
+        show = screen()
         try:
             while not stop.wait(REFRESH):
                 if (line := self.line()) is not None:
                     show(line)
         finally:
-            clear()
+            show("")
 
 
 observer("progress")(Progress())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,12 +27,11 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Stands for stderr inside of `here()`; a second is 0.05 s there, and rich is missing."""
+    """Stands for stderr inside of `here()`; a second is 0.05 s there."""
     out = Terminal()
     monkeypatch.setattr(progress, "DELAY", 0.05)
     monkeypatch.setattr(progress, "REFRESH", 0.01)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setitem(sys.modules, "rich.console", None)
     return out
 
 
@@ -159,20 +156,6 @@ def test_a_compilation_inside_another_is_told_first_then_the_outer_one(terminal:
         mc.compile(act, backend=backend)(torch.ones(3))
     names = [line.split()[2] for line in shown(terminal) if line]
     assert names and names[0] == names[-1] == "act:"
-
-
-def test_rich_draws_where_it_is_installed(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, "rich.console")
-    pytest.importorskip("rich")
-    with scoped(), terminal.here():
-        slow(0.5)
-        mc.compile(act)(torch.ones(3))
-    text = terminal.getvalue()
-    assert re.search("act: (autograd|loops|schedule|plans|kernels|wrapper|building)", text)
-    assert text.index("\x1b[?25l") < text.rindex("\x1b[?25h")
-    assert text.endswith("\x1b[2K")  # the line is gone, the cursor is back
 
 
 def test_in_a_notebook_it_is_an_output_that_ends_empty(
