@@ -143,15 +143,10 @@ class Dump:
         if not (wanted or options.trace):
             return
         key = os.getpid(), options.debug_dir  # a forked process has a folder of its own
-        line: dict[str, Any] = {
-            "compilation": str(of)[1:-1],
-            "function": of.name,
-            "kind": event.kind,
-        }
-        line |= {"graph": event.graph, "files": [*wanted]}
+        line: dict[str, Any] = {"compilation": str(of)[1:-1], "function": of.name}
+        line |= {"kind": event.kind, "graph": event.graph, "files": [*wanted]}
         line |= {"seconds": event.seconds, "took": event.took}
-        if event.kind in FACTS:
-            line |= FACTS[event.kind](event.subject)
+        line |= FACTS.get(event.kind, lambda made: {})(event.subject)
         with self.lock:
             if key not in self.folders:
                 self.folders[key] = None  # if it can't be made, that is told once
