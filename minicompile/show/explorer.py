@@ -229,16 +229,14 @@ class Explorer(Shown):
             self.panes += assembly_panes(self.trace)
         known = [pane.key for pane in self.panes]
         usual = OPEN_WITH_ASSEMBLY if self.assembly else OPEN_AT_FIRST
-        asked = (self.open,) if isinstance(self.open, str) else tuple(self.open)
-        chosen = asked or tuple(key for key in usual if key in known)
-        for key in chosen:
-            if key not in known:
-                needs = ", which assembly=True adds," * (key in LEVELS and not self.assembly)
-                told = f"no pane {key!r}{needs} in the trace of {self.trace.name}"
-                raise ValueError(f"{told}; it has: {', '.join(known)}")
-        if len(set(chosen)) != len(chosen) or len(chosen) > MOST_OPEN:
-            raise ValueError(f"open one to {MOST_OPEN} different panes, not {', '.join(chosen)}")
-        self.open = chosen
+        asked = [self.open] if isinstance(self.open, str) else self.open
+        self.open = tuple(asked or (key for key in usual if key in known))
+        if missing := set(self.open) - set(known):
+            told = f"no pane {min(missing)!r} in the trace of {self.trace.name}"
+            more = "" if self.assembly else f"; assembly=True adds {', '.join(LEVELS)}"
+            raise ValueError(f"{told}; it has: {', '.join(known)}{more}")
+        if len(set(self.open)) != len(self.open) or len(self.open) > MOST_OPEN:
+            raise ValueError(f"open one to {MOST_OPEN} different panes, not {', '.join(self.open)}")
 
     def pane(self, key: str) -> Pane:
         return next(pane for pane in self.panes if pane.key == key)
