@@ -123,9 +123,8 @@ class NumberRange:
 
     def text(self, name: str) -> str:
         """The same for a reader."""
-        return (
-            f"{name} is a float within ±{self.high}" if self.kind is float else self.condition(name)
-        )
+        within = f"{name} is a float within ±{self.high}"
+        return within if self.kind is float else self.condition(name)
 
 
 def describe(value: Any) -> str:
@@ -249,9 +248,8 @@ class Guard(Shown):
         return form.format(*names, e=expected, all=", ".join(names))
 
     def __str__(self) -> str:
-        return f"{self.expression}  # {self.reason}" + (
-            f" ({self.user_line})" if self.user_line else ""
-        )
+        at = f" ({self.user_line})" if self.user_line else ""
+        return f"{self.expression}  # {self.reason}{at}"
 
 
 @dataclass(frozen=True)
@@ -517,9 +515,8 @@ class Timeline(Shown):
         about = f"{count_text(calls, 'call')}, {count_text(versions, 'version')}"
         lines = [f"timeline of {self.name}: {about}, {self.answered.get(0, 0)} in eager"]
         for miss, answered in self.stretches:
-            who = (
-                f"{n} {f'by version {v}' if v else 'in eager'}" for v, n in answered.items() if n
-            )
+            names = ((f"by version {v}" if v else "in eager", n) for v, n in answered.items())
+            who = (f"{n} {name}" for name, n in names if n)
             last = miss.call + sum(answered.values()) - 1
             told = [str(miss), *failure_lines(miss.failures)]
             told.append(f"  calls {miss.call} to {last}: {', '.join(who)}")
@@ -564,9 +561,7 @@ class Explanation(Shown):
 
     @property
     def shape_guard_count(self) -> int:
-        return sum(
-            guard.kind in SHAPE_KINDS for capture in self.captures for guard in capture.guards
-        )
+        return sum(g.kind in SHAPE_KINDS for capture in self.captures for g in capture.guards)
 
     @property
     def operators(self) -> Counter[str]:
