@@ -194,16 +194,15 @@ def points(trace: Trace) -> dict[str, Point]:
         found[f"aot.{name}"] = here
         if (compiled := trace.graphs.get(name)) is None:
             continue
-        about = {room.stage: room.count for room in compiled.rooms()}
-        about["plans"] = count_text(len(compiled.plans), "plan")
-        how = {"about": about["loops"], "gone": "no buffer of its own"}
         buffers = partial(of_loops, schedule=compiled.schedule)
-        here = add(f"{name}.loops", compiled.loops, "lowering", here, buffers, **how)
-        buffers, how = partial(of_schedule, loops=here), {"about": about["schedule"]}
-        here = add(f"{name}.schedule", compiled.schedule, "scheduling", here, buffers, **how)
+        here = add(f"{name}.loops", compiled.loops, "lowering", here, buffers)
+        here.gone, buffers = "no buffer of its own", partial(of_schedule, loops=here)
+        add(f"{name}.schedule", compiled.schedule, "scheduling", here, buffers)
         for key in ("plans", "kernels", "wrapper"):
-            how = {"about": about[key]}
-            add(f"{name}.{key}", getattr(compiled, key), "code generation", nothing, **how)
+            add(f"{name}.{key}", getattr(compiled, key), "code generation", nothing)
+        found[f"{name}.plans"].about = count_text(len(compiled.plans), "plan")
+        for room in compiled.rooms():
+            found[f"{name}.{room.stage}"].about = room.count
     return found
 
 
