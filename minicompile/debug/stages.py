@@ -65,10 +65,8 @@ def partitioned(aot: AotResult, name: str) -> Listing | None:
 def decision_text(decision: FusionDecision, numbers: bool) -> str:
     """One question of the scheduler: the two sides, what speaks for or against, what became of it."""
     lines = []
-    for nodes, name, role in (
-        (decision.producers, decision.producer, "producer"),
-        (decision.consumers, decision.consumer, "consumer"),
-    ):
+    for role in ("producer", "consumer"):
+        nodes, name = getattr(decision, f"{role}s"), getattr(decision, role)
         kinds = ", ".join(sorted({getattr(node, "kind", "extern").title() for node in nodes}))
         lines.append(f"FusionDecision: {name} ({'Fused ' * (len(nodes) > 1)}{kinds}) <- {role}")
     bodies = [node.body for node in decision.nodes if isinstance(node, SchedulerNode)]
