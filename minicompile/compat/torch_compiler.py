@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 HigherOrderOperator = torch._ops.HigherOrderOperator
 
@@ -26,18 +26,16 @@ def torch_fake_mode() -> Any:
     return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 
 
-def backend_fakes(inputs: Sequence[Any]) -> list[Any]:
-    """For what Dynamo gives a backend (real tensors) fakes with its symbols, as before its graph ran;
-    outside of Dynamo what is given.
-    """
+def fix_sizes(inputs: Sequence[Any]) -> None:
+    """Let Dynamo guard every symbolic size of the real tensors that it gives a backend."""
     context = torch._guards.TracingContext.try_get()
     if context is None or context.fake_mode is None:
-        return list(inputs)
-    convert, known = context.fake_mode.from_tensor, context.tensor_to_context
-    tensors = (isinstance(x, torch.Tensor) and not isinstance(x, FakeTensor) for x in inputs)
-    return [
-        convert(x, static_shapes=x not in known) if real else x for x, real in zip(inputs, tensors)
-    ]
+        return
+    for value in inputs:
+        if value in context.tensor_to_context:
+            fake = context.fake_mode.from_tensor(value)
+            for size in (*fake.shape, *fake.stride()):
+                int(size)
 
 
 def inductor(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:

@@ -4,9 +4,9 @@
     mc.compile(fn, backend="torch_inductor")   our Capture -> torch's AOT and Inductor (`to_inductor`)
 
 The first is an entry point of the installed package; in a bare checkout give `torch.compile` the function
-itself. Dynamo's symbols become ours where they are sizes and sums and products of sizes; others are fixed,
-and what our rooms assume of them is guarded by Dynamo. A graph that they can't compile runs as it is: a
-warning says why, and `torch._dynamo.utils.counters["minicompile"]` counts it. The other way sizes are fixed.
+itself. A graph that our rooms can't compile runs as it is: a warning says why, and
+`torch._dynamo.utils.counters["minicompile"]` counts it. Both ways symbols are fixed to their values, which
+the guards of the half that captured check.
 The real compiler: torch/_dynamo/backends/registry.py, torch/_inductor/compile_fx.py.
 """
 
@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import sympy
 import torch
 from torch import fx
 
@@ -30,14 +29,12 @@ from minicompile.compat import torch_compiler
 from minicompile.dynamo import dispatch, guards
 from minicompile.dynamo.modes import restored_modes
 from minicompile.dynamo.result import Capture, GraphBreak, GraphInput, Source
-from minicompile.dynamo.sizes import LARGEST_INT, STATIC, Sizes
+from minicompile.dynamo.sizes import STATIC, Sizes
 from minicompile.errors import MinicompileError, OptionError, Unsupported
 from minicompile.ops.events import Compilation, Event, Watch
 from minicompile.ops.graph import Graph, origins_of, placeholders, target_name
 from minicompile.ops.origin import NO_ORIGINS, Origin, SourceLine
 from minicompile.options import Options, make_options
-from minicompile.shapes.env import SMALLEST_SIZE, ordered
-from minicompile.shapes.expr import python_text
 
 FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
 NOT_USERS = tuple(str(Path(file).parent) for file in (torch.__file__, dispatch.__file__))
@@ -103,13 +100,8 @@ class Handover:
     def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], watch: Watch) -> None:
         self.gm, self.graph = gm, graph_of(gm, "captured", "torch.compile")
         nodes = placeholders(self.graph.gm.graph)
-        inputs = torch_compiler.backend_fakes(inputs)
-        symbolic = any(map(is_symbolic, inputs))
-        self.mode = compat.fake_mode(symbolic)
-        self.sizes = Sizes(self.mode, STATIC) if symbolic else None
-        self.convert = compat.fakes_again(self.mode)
-        self.symbols: dict[sympy.Symbol, tuple[sympy.Expr, torch.SymInt]] = {}
-        """Dynamo's symbols: ours, and Dynamo's size that is nothing but the symbol."""
+        torch_compiler.fix_sizes(inputs)
+        self.convert = compat.fakes_again(compat.fake_mode())
         self.attributes: list[torch.Tensor] = []
         """Parameters and constants that Dynamo left in the module: inputs to us."""
         self.written: tuple[int, ...] = ()
@@ -118,56 +110,26 @@ class Handover:
         for node, fake in zip(nodes, fakes, strict=True):
             node.meta["val"] = fake
         fakes += self.lifted()
-        storages = [compat.storage_id(x) for x in fakes if isinstance(x, torch.Tensor)]
-        if symbolic and len(set(storages)) < len(storages):
-            raise Unsupported("inputs with symbolic sizes share memory")
         nodes = placeholders(self.graph.gm.graph)
-        for node in self.graph.nodes if not storages else ():
+        for node in self.graph.nodes if not any(map(torch.is_tensor, fakes)) else ():
             if node not in nodes:  # rooms take their mode from the values, and Dynamo's is another
                 node.meta["val"] = None
         given = [GraphInput(n.name, Source("local", n.name), f) for n, f in zip(nodes, fakes)]
         stacks = [origin.stack for node in self.graph.nodes for origin in origins_of(node)]
         name = stacks[0][0].function if stacks else "graph"
-        env = self.sizes.env if self.sizes is not None else None
         grad = torch.is_grad_enabled()
-        self.capture = Capture(
-            name, self.graph, given, [], grad_enabled=grad, shape_env=env, watch=watch
-        )
+        self.capture = Capture(name, self.graph, given, [], grad_enabled=grad, watch=watch)
 
     def fake(self, value: Any) -> Any:
-        """A fake of our mode for one of Dynamo's inputs; a number where that is fixed."""
-        if isinstance(value, torch.SymInt):
-            return self.size(value)
-        if isinstance(value, int | float | torch.SymFloat):
-            return float(value) if isinstance(value, torch.SymFloat) else value
-        plain = () if self.sizes is not None else (torch.Tensor, torch.nn.Parameter)
-        if type(value) not in (compat.FakeTensor, *plain):
+        """A fake of our mode for one of Dynamo's inputs; a number as it is."""
+        if isinstance(value, int | float):
+            return value
+        if isinstance(value, torch.SymInt | torch.SymFloat):
+            return int(value) if isinstance(value, torch.SymInt) else float(value)
+        known = type(value) in (compat.FakeTensor, torch.Tensor, torch.nn.Parameter)
+        if not known or is_symbolic(value):
             raise Unsupported(f"an input of torch.compile's graph is a {type(value).__name__}")
-        if not is_symbolic(value):
-            return self.convert(value)
-        assert self.sizes is not None
-        layout = [*map(self.size, value.shape)], [*map(self.size, value.stride())]
-        return self.sizes.like(value, *layout)
-
-    def size(self, size: Any) -> Any:
-        """One of Dynamo's sizes in our symbols; fixed by a guard of Dynamo's where there is no such."""
-        if not isinstance(size, torch.SymInt):
-            return size
-        assert self.sizes is not None
-        expr, hint = size.node.expr, size.node.hint
-        if (
-            expr.is_Symbol
-            and expr not in self.symbols
-            and hint is not None
-            and hint >= SMALLEST_SIZE
-        ):
-            why = "symbolic in torch.compile's graph"
-            made = self.sizes.env.create_symbol(hint, Source("local", str(expr)), why)
-            self.symbols[expr] = made.node.expr, size
-        if expr.free_symbols <= self.symbols.keys() and expr.is_polynomial():
-            ours = {theirs: mine for theirs, (mine, _) in self.symbols.items()}
-            return self.sizes.env.sym_int(expr.xreplace(ours))
-        return int(size)
+        return self.convert(value)
 
     def lifted(self) -> list[Any]:
         """Makes inputs of the module's tensors that the graph reads, and gives their fakes."""
@@ -196,13 +158,7 @@ class Handover:
         watch.listeners.append(self.heard)
         watch.tell("capture", self.capture)
         with restored_modes():
-            try:
-                boxed = compile(self.capture)
-            except Unsupported:
-                if self.sizes is None or not self.sizes.env.guards:
-                    raise
-                boxed = compile(self.capture)  # with what is known of the sizes by now
-        self.guard()
+            boxed = compile(self.capture)
         expected = self.places(self.capture.fakes)
 
         def run(*given: Any) -> Any:
@@ -227,17 +183,6 @@ class Handover:
         changed = [inputs[i] for i in self.written]
         rest = [x for i, x in enumerate(inputs) if i not in self.written and torch.is_tensor(x)]
         return guards.memory_places(len(changed), *changed, *rest)
-
-    def guard(self) -> None:
-        """Let Dynamo guard what our rooms assumed of the sizes."""
-        values = {str(ours): theirs for ours, theirs in self.symbols.values()}
-        known = {"max": torch.sym_max, "min": torch.sym_min, "float": torch.sym_float, **values}
-        holds = all(SMALLEST_SIZE <= value <= LARGEST_INT for value in values.values())
-        for fact in self.sizes.env.guards if self.sizes is not None else ():
-            condition = python_text(fact.condition, [*map(str, ordered(fact.condition))])
-            holds = holds and bool(eval(condition, {"__builtins__": {}}, known))
-        if not holds:
-            raise Unsupported("torch.compile's sizes are not what our rooms assumed of them")
 
 
 def is_symbolic(value: Any) -> bool:
