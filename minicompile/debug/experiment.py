@@ -16,13 +16,11 @@ import html
 import io
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
-
-import torch
 
 from minicompile import api
 from minicompile import extension as _extension  # noqa: F401  registers every built-in rule
@@ -31,11 +29,11 @@ from minicompile.codegen.plan import KernelPlan, KernelSource, plan_rule, power_
 from minicompile.debug.accuracy import (
     EAGER,
     REFERENCE,
-    Copier,
-    accuracy,
+    Measured,
     accuracy_stage,
-    leaves,
-    same_random_state,
+    judgements,
+    name_of,
+    timed,
 )
 from minicompile.dynamo.module import original_of
 from minicompile.errors import OptionError
@@ -47,9 +45,6 @@ from minicompile.pipeline_result import CompiledStages, Trace
 from minicompile.scheduling.explain import WhatIf
 from minicompile.scheduling.fusion import FusionPolicy, Wishes, fusion_rule
 from minicompile.scheduling.nodes import Pair
-
-FEWEST_CALLS, MOST_CALLS, SECONDS = 5, 200, 0.2
-"""How often each side is called for its median: until the time is up, within these limits."""
 
 LARGEST_SQUARE = 128
 """Side of a square of a transposition: its elements lie on the stack."""
@@ -126,21 +121,23 @@ class Side:
         self.knobs, self.traces, self.refused = knobs, list[Trace](), list[str]()
         self.graph = ""
         self.unheard = {*knobs.tiles}
-        copier = Copier()
-        self.args, self.kwargs = copier(args), copier(kwargs)
-
-        def prepare(copied: Any) -> Any:
-            options, dynamic = knobs.options, knobs.dynamic
-            self.compiled = api.compile(
-                copied, backend=knobs.backend, dynamic=dynamic, options=options
-            )
-            return self.compiled
-
+        stages = {name: accuracy_stage[name] for name in (REFERENCE, EAGER)}
+        stages["what if"] = partial(
+            api.compile, backend=knobs.backend, dynamic=knobs.dynamic, options=knobs.options
+        )
         with self.rules():
             observer("what if")(self.listen)
-            accuracy_stage.rules = {name: accuracy_stage[name] for name in (REFERENCE, EAGER)}
-            accuracy_stage("what if")(prepare)
-            self.accuracy = accuracy(target, *args, **kwargs)["what if"]
+            runs = {n: Measured(stages[n], target, args, kwargs, n) for n in stages}
+            [*_, self.accuracy] = judgements(runs)
+        self.run = runs["what if"]
+        again = self.run.again
+
+        def with_rules() -> Any:
+            """A later call may compile too."""
+            with self.rules():
+                return again()
+
+        self.run.again = with_rules
         self.refused += [f"tile {asked}: no kernel has one" for asked in sorted(self.unheard)]
 
     @property
@@ -191,31 +188,6 @@ class Side:
                 self.refused.append(f"{plan.name}: tile {axis} = {size}: {why}")
             else:
                 plan.tiles = {**plan.tiles, **dict.fromkeys(axes[axis], size)}
-
-    def seconds(self) -> float:
-        """Of one call, and of its backward."""
-        with self.rules():
-            began = time.perf_counter()
-            found = leaves(self.compiled(*self.args, **self.kwargs)).values()
-            outputs = [v for v in found if isinstance(v, torch.Tensor)]
-            differentiable = [v for v in outputs if v.requires_grad]
-            torch.autograd.backward(differentiable, [torch.ones_like(v) for v in differentiable])
-            if any(v.is_cuda for v in outputs):
-                torch.cuda.synchronize()
-            return time.perf_counter() - began
-
-
-def in_turns(sides: Sequence[Side]) -> list[list[float]]:
-    """Seconds of calls of each side; who begins alternates. None of a side that raised."""
-    seconds: list[list[float]] = [[] for _ in sides]
-    ready = [(s, times) for s, times in zip(sides, seconds) if s.accuracy.verdict != "raised"]
-    end = time.perf_counter() + SECONDS
-    for turn in range(MOST_CALLS + 1):
-        if turn > FEWEST_CALLS and time.perf_counter() > end:
-            break
-        for side, times in ready[:: 1 if turn % 2 else -1]:
-            times.append(side.seconds())
-    return [times[1:] for times in seconds]  # the first warms up
 
 
 @dataclass(frozen=True)
@@ -289,7 +261,7 @@ class Experiment(Shown):
     def __init__(self, target: Any, args: Any, kwargs: Any) -> None:
         found, target = api.dispatcher_of(target), original_of(target)
         self.call, self.base = (target, args, kwargs), Knobs()
-        self.name = getattr(target, "__qualname__", type(target).__qualname__)
+        self.name = name_of(target)
         if found is not None:
             self.base = Knobs(dynamic=found.dynamic, options=found.options)
         self.sides: dict[str, Side] = {}
@@ -328,8 +300,8 @@ class Experiment(Shown):
             one, other = before.graphs[name], after.graphs[name]
             costs = WhatIf(after.wishes(name), one.schedule, other.schedule)
             graphs[name] = costs, KernelChanges.of(one, other)
-        with same_random_state(), redirect_stdout(io.StringIO()):
-            times = in_turns((before, after))
+        with redirect_stdout(io.StringIO()):
+            times = timed([before.run, after.run])
         return Outcome(self.name, before, after, times, graphs)
 
     def panel(self) -> Any:

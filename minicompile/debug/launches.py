@@ -28,7 +28,7 @@ from minicompile.aot.result import BoxedCallable
 from minicompile.aot.runtime import make_callable
 from minicompile.codegen.generate import generate_kernels
 from minicompile.codegen.plan import CodeLine, WrapperSource
-from minicompile.debug.accuracy import Copier, differentiate, leaves, same_random_state
+from minicompile.debug.accuracy import Copier, differentiate, leaves, now, same_random_state
 from minicompile.dynamo.dispatch import Dispatcher
 from minicompile.dynamo.module import behind, original_of
 from minicompile.dynamo.result import Capture
@@ -157,13 +157,6 @@ def launches(target: Any, /, *args: Any, repeats: int = 20, **kwargs: Any) -> La
     if not timelines:
         raise Unsupported("nothing of this call was compiled: mc.explain says why")
     return Launches(timelines[0].name, seconds, repeats, timelines)
-
-
-def now() -> float:
-    """The clock, after everything queued on a GPU has finished."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 class Instrumented:

@@ -10,7 +10,7 @@ import torch
 
 import minicompile as mc
 from minicompile.codegen.plan import KernelPlan
-from minicompile.debug import experiment
+from minicompile.debug import accuracy
 from minicompile.debug.experiment import Experiment, Outcome, tile_refusal
 from minicompile.errors import OptionError
 from minicompile.extension import FusionPolicy, fusion_rule, lowering, plan_rule
@@ -23,8 +23,8 @@ from minicompile.scheduling.explain import totals
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two calls of each side are enough to see that they are timed."""
-    monkeypatch.setattr(experiment, "FEWEST_CALLS", 2)
-    monkeypatch.setattr(experiment, "SECONDS", 0.0)
+    monkeypatch.setattr(accuracy, "FEWEST_CALLS", 2)
+    monkeypatch.setattr(accuracy, "SECONDS", 0.0)
 
 
 def scores(x: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import minicompile as mc
-from minicompile.debug import experiment
+from minicompile.debug import accuracy
 from minicompile.debug.experiment import Experiment
 from minicompile.ops.display import to_html
 from minicompile.show.widgets import MOST_KERNELS, Panel
@@ -26,8 +26,8 @@ def scores(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiment, "FEWEST_CALLS", 1)
-    monkeypatch.setattr(experiment, "SECONDS", 0.0)
+    monkeypatch.setattr(accuracy, "FEWEST_CALLS", 1)
+    monkeypatch.setattr(accuracy, "SECONDS", 0.0)
 
 
 @pytest.fixture
