@@ -12,7 +12,6 @@ others. What can't be done is refused with the reason; every answer is compared 
 from __future__ import annotations
 
 import copy
-import html
 import io
 import math
 import statistics
@@ -37,7 +36,7 @@ from minicompile.debug.accuracy import (
 )
 from minicompile.dynamo.module import original_of
 from minicompile.errors import OptionError
-from minicompile.ops.display import Shown, aligned, to_html
+from minicompile.ops.display import Shown, aligned
 from minicompile.ops.events import Event, observer
 from minicompile.ops.registry import ALL, scoped
 from minicompile.options import Options, make_options
@@ -197,10 +196,6 @@ class KernelChanges(Shown):
     before: tuple[KernelSource, ...]
     after: tuple[KernelSource, ...]
 
-    @property
-    def kernels(self) -> tuple[KernelSource, ...]:
-        return *self.before, *self.after
-
     @classmethod
     def of(cls, before: CompiledStages, after: CompiledStages) -> KernelChanges:
         def same(kernel: KernelSource) -> tuple[object, ...]:
@@ -304,26 +299,21 @@ class Experiment(Shown):
             times = timed([before.run, after.run])
         return Outcome(self.name, before, after, times, graphs)
 
-    def panel(self) -> Any:
-        """The knobs as widgets. Raises ImportError where ipywidgets is missing."""
-        from minicompile.show.widgets import Panel
-
-        return Panel(self, self.run()).box
-
     def __str__(self) -> str:
         return f"{self.run()}\n\n{HINT}"
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        """The panel where ipywidgets is there; elsewhere, and when it is opened again, its first state."""
+    def _ipython_display_(self) -> None:
+        """The unchanged state as an output of its own, which stays without a kernel; below it the panel."""
+        from IPython.display import display
+
         from minicompile.show.widgets import Panel
 
-        first, hint, bundle = self.run(), HINT, dict[str, Any]()
+        first = self.run()
+        display(first)
         try:
-            bundle = Panel(self, first).box._repr_mimebundle_()
+            display(Panel(self, first).box)
         except ImportError:
-            hint += "\nThere is no panel: ipywidgets is not installed (pip install ipywidgets)."
-        note = f"<pre>{html.escape(hint)}</pre>"
-        return {**bundle, "text/plain": f"{first}\n\n{hint}", "text/html": to_html(first) + note}
+            print("There is no panel: ipywidgets is not installed (pip install ipywidgets).", HINT)
 
 
 def what_if(target: Any, *args: Any, **kwargs: Any) -> Experiment:
