@@ -23,7 +23,6 @@ from minicompile.show.modules import (
     Part,
     diagram,
     parts_of,
-    path_of,
 )
 from minicompile.show.palette import BACKWARD, FORWARD, GOOD, line_colour
 from minicompile.show.syntax import highlight
@@ -75,7 +74,7 @@ def marks_of(partition: Partition | None) -> dict[str, str]:
 
 
 class ModuleTree:
-    """A graph as its modules, folded one inside the other: what each reads and gives, its drawing, its code.
+    """A graph as its modules, folded one inside the other: the drawing of each, and its code.
 
     Modules that are alike are drawn once.
     """
@@ -96,7 +95,9 @@ class ModuleTree:
                 out += heading(f"{phase} pass") * (phase is not None) + self.parts(found, "")
             parts += found
         but = " but those that are saved" if self.partition is not None else ""
-        told = f"the graph's inputs are not drawn here{but}: each module names what it reads"
+        told = (
+            f"the graph's inputs are not drawn here{but}: each module's picture has those it reads"
+        )
         return self.picture("the whole", parts, whole=True) + f"<small>{told}</small>" + out
 
     def parts(self, parts: Sequence[Part], path: str) -> str:
@@ -106,20 +107,10 @@ class ModuleTree:
                 out += listing(node_lines(part.nodes, self.marks))
                 continue
             inside, here = part.parts or [Part("", part.nodes)], f"{path} › {part.name}".strip(" ›")
-            content = self.flow(part) + self.picture(here, inside) + self.parts(inside, here)
+            content = self.picture(here, inside) + self.parts(inside, here)
             about = f"{count_text(part.calls, 'operation')}: {part.nodes[0]} … {part.nodes[-1]}"
             out += details(part.name, about, content)
         return out
-
-    def flow(self, part: Part) -> str:
-        """The edges in and out by name, and where they come from and go to."""
-        reads = (f"{v.name} ({'.'.join(path_of(v)) or v.op})" for v in part.reads())
-        gives = (
-            f"{v.name} ({', '.join(dict.fromkeys('.'.join(path_of(u)) or u.op for u in users))})"
-            for v, users in part.gives().items()
-        )
-        sides = (("in", reads), ("out", gives))
-        return "<br>".join(f"<small><b>{s}</b> {text(', '.join(v))}</small>" for s, v in sides)
 
     def picture(self, path: str, parts: Sequence[Part], whole: bool = False) -> str:
         """A drawing of these parts, or a word why there is none."""

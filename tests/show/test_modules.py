@@ -88,16 +88,6 @@ def test_modules_that_are_alike_are_drawn_once_and_said_to_be(aot: Any) -> None:
     assert page.count("<img") < 3 * 5
 
 
-def test_what_a_module_reads_and_gives_is_named(aot: Any) -> None:
-    nodes = [node for node in aot.forward.nodes if node.op != "placeholder"]
-    layer = next(part for part in parts_of(nodes) if part.name == "1")
-    page = plain(to_html(aot.forward))
-    (before,) = [v for v in layer.reads() if v.op != "placeholder"]
-    assert f"{before.name} (0)" in page
-    for value, users in layer.gives().items():
-        assert value in layer.nodes and not set(users) & set(layer.nodes)
-
-
 def test_boxes_and_arrows_of_a_drawing_are_those_of_the_graph(aot: Any) -> None:
     """By an independent walk over all edges of the graph."""
     parts = parts_of([n for n in aot.forward.nodes if n.op not in ("placeholder", "output")])
