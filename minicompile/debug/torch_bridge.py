@@ -12,7 +12,6 @@ The real compiler: torch/_dynamo/backends/registry.py, torch/_inductor/compile_f
 
 from __future__ import annotations
 
-import operator
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -72,8 +71,8 @@ def backend(
     watch = Watch(Compilation(0, 0, "torch.compile", chosen))
     watch.tell("start", [])
     try:
-        handed = Handover(gm, example_inputs, watch)
-        run = handed.compiled(compile or api.find_backend("inductor", chosen))
+        capture = capture_of(gm, example_inputs, watch)
+        run = guarded(gm, capture, compile or api.find_backend("inductor", chosen))
     except OptionError:
         raise
     except Exception as error:
@@ -83,7 +82,7 @@ def backend(
         watch.tell("break", GraphBreak(reason, None, kind="graph", id="later-stage"))
         watch.tell("done", None)
         return in_eager(gm, reason)
-    watch.tell("done", handed.capture)
+    watch.tell("done", capture)
     return run
 
 
@@ -94,95 +93,74 @@ def in_eager(gm: fx.GraphModule, reason: str) -> Callable[..., Any]:
     return gm.forward
 
 
-class Handover:
-    """A graph of Dynamo's on its way through our rooms. Raises Unsupported for what they don't know."""
+def capture_of(gm: fx.GraphModule, inputs: Sequence[Any], watch: Watch) -> Capture:
+    """Dynamo's graph as a capture, its symbols fixed. Raises Unsupported for what our rooms don't know."""
+    graph = graph_of(gm, "captured", "torch.compile")
+    torch_compiler.fix_sizes(inputs)
+    convert = compat.fakes_again(compat.fake_mode())
+    fakes = [fake(value, convert) for value in inputs]
+    for node in graph.nodes:
+        module = str(getattr(node.target, "__module__", ""))
+        inner = isinstance(node.target, torch_compiler.HigherOrderOperator)
+        if node.op in ("call_module", "get_attr") or inner or "functorch" in module:
+            raise Unsupported(f"torch.compile's graph calls {target_name(node.target)}")
+        if not any(map(torch.is_tensor, fakes)):
+            node.meta["val"] = (
+                None  # rooms take their mode from the values, and Dynamo's is another
+            )
+    given = []
+    for node, value in zip(placeholders(graph.gm.graph), fakes, strict=True):
+        node.meta["val"] = value
+        given.append(GraphInput(node.name, Source("local", node.name), value))
+    stacks = [origin.stack for node in graph.nodes for origin in origins_of(node)]
+    name = stacks[0][0].function if stacks else "graph"
+    return Capture(name, graph, given, [], grad_enabled=torch.is_grad_enabled(), watch=watch)
 
-    def __init__(self, gm: fx.GraphModule, inputs: Sequence[Any], watch: Watch) -> None:
-        self.gm, self.graph = gm, graph_of(gm, "captured", "torch.compile")
-        nodes = placeholders(self.graph.gm.graph)
-        torch_compiler.fix_sizes(inputs)
-        self.convert = compat.fakes_again(compat.fake_mode())
-        self.attributes: list[torch.Tensor] = []
-        """Parameters and constants that Dynamo left in the module: inputs to us."""
-        self.written: tuple[int, ...] = ()
-        """Inputs that the graph changes, the numbers of those that the capture has."""
-        fakes = list(map(self.fake, inputs))
-        for node, fake in zip(nodes, fakes, strict=True):
-            node.meta["val"] = fake
-        fakes += self.lifted()
-        nodes = placeholders(self.graph.gm.graph)
-        for node in self.graph.nodes if not any(map(torch.is_tensor, fakes)) else ():
-            if node not in nodes:  # rooms take their mode from the values, and Dynamo's is another
-                node.meta["val"] = None
-        given = [GraphInput(n.name, Source("local", n.name), f) for n, f in zip(nodes, fakes)]
-        stacks = [origin.stack for node in self.graph.nodes for origin in origins_of(node)]
-        name = stacks[0][0].function if stacks else "graph"
-        grad = torch.is_grad_enabled()
-        self.capture = Capture(name, self.graph, given, [], grad_enabled=grad, watch=watch)
 
-    def fake(self, value: Any) -> Any:
-        """A fake of our mode for one of Dynamo's inputs; a number as it is."""
-        if isinstance(value, int | float):
-            return value
-        if isinstance(value, torch.SymInt | torch.SymFloat):
-            return int(value) if isinstance(value, torch.SymInt) else float(value)
-        known = type(value) in (compat.FakeTensor, torch.Tensor, torch.nn.Parameter)
-        if not known or is_symbolic(value):
-            raise Unsupported(f"an input of torch.compile's graph is a {type(value).__name__}")
-        return self.convert(value)
+def fake(value: Any, convert: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """A fake of our mode for one of Dynamo's inputs; a plain number for a number."""
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, torch.SymInt | torch.SymFloat):
+        return int(value) if isinstance(value, torch.SymInt) else float(value)
+    known = type(value) in (compat.FakeTensor, torch.Tensor, torch.nn.Parameter)
+    if not known or is_symbolic(value):
+        raise Unsupported(f"an input of torch.compile's graph is a {type(value).__name__}")
+    return convert(value)
 
-    def lifted(self) -> list[Any]:
-        """Makes inputs of the module's tensors that the graph reads, and gives their fakes."""
-        graph, fakes = self.graph.gm.graph, []
-        for node in graph.nodes:
-            module = str(getattr(node.target, "__module__", ""))
-            inner = isinstance(node.target, torch_compiler.HigherOrderOperator)
-            if node.op == "call_module" or inner or "functorch" in module:
-                raise Unsupported(f"torch.compile's graph calls {target_name(node.target)}")
-            if node.op == "get_attr":
-                value = operator.attrgetter(str(node.target))(self.gm)
-                with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
-                    placeholder = graph.placeholder(node.name)
-                if not isinstance(value, torch.Tensor):
-                    raise Unsupported(f"torch.compile's graph reads a {type(value).__name__}")
-                self.attributes.append(value)
-                fakes.append(self.convert(value))
-                placeholder.meta = {**node.meta, "val": fakes[-1]}
-                node.replace_all_uses_with(placeholder)
-                graph.erase_node(node)
-        return fakes
 
-    def compiled(self, compile: dispatch.Backend) -> Callable[..., Any]:
-        """What Dynamo calls."""
-        watch = self.capture.watch
-        watch.listeners.append(self.heard)
-        watch.tell("capture", self.capture)
-        with restored_modes():
-            boxed = compile(self.capture)
-        expected = self.places(self.capture.fakes)
+def guarded(gm: fx.GraphModule, capture: Capture, compile: dispatch.Backend) -> Callable[..., Any]:
+    """What Dynamo calls: the graph in eager where memory that it writes to is shared in another way."""
+    written: set[int] = set()
 
-        def run(*given: Any) -> Any:
-            inputs = [*given, *self.attributes]
-            if self.written and self.places(inputs) != expected:
-                reason = "inputs that the graph changes share memory in another way than before"
-                return in_eager(self.gm, reason)(*given)
-            return boxed(inputs)
-
-        return run
-
-    def heard(self, event: Event) -> None:
+    def heard(event: Event) -> None:
         if event.kind == "aot":
-            data, count = event.subject.metadata, len(self.capture.inputs)
+            data, count = event.subject.metadata, len(capture.inputs)
             changed = {*data.mutated_inputs, *(spec.base for spec in data.relaid)}
-            shared = [memory for i, memory in enumerate(data.memories, count) if i in changed]
-            held = {i for memory in shared for i in (memory.of, *memory.members)}
-            self.written = tuple(sorted(held.union(i for i in changed if i < count)))
+            written.update(i for i in changed if i < count)
+            for i, memory in enumerate(data.memories, count):
+                if i in changed:
+                    written.update((memory.of, *memory.members))
 
-    def places(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    def places(inputs: Sequence[Any]) -> tuple[Any, ...]:
         """Which inputs share memory with those that the graph changes, and where."""
-        changed = [inputs[i] for i in self.written]
-        rest = [x for i, x in enumerate(inputs) if i not in self.written and torch.is_tensor(x)]
+        changed = [inputs[i] for i in sorted(written)]
+        rest = [x for i, x in enumerate(inputs) if i not in written and torch.is_tensor(x)]
         return guards.memory_places(len(changed), *changed, *rest)
+
+    capture.watch.listeners.append(heard)
+    capture.watch.tell("capture", capture)
+    with restored_modes():
+        boxed = compile(capture)
+    expected = places(capture.fakes)
+
+    def run(*given: Any) -> Any:
+        if written and places(given) != expected:
+            reason = "inputs that the graph changes share memory in another way than before"
+            return in_eager(gm, reason)(*given)
+        return boxed([*given])
+
+    return run
 
 
 def is_symbolic(value: Any) -> bool:

@@ -253,26 +253,21 @@ def test_memory_that_inputs_share_from_the_first_call_on() -> None:
         assert bool(counters["minicompile"]) is (start == 2)
 
 
-def test_tensors_that_dynamo_left_in_the_module_are_inputs() -> None:
+def test_a_graph_that_reads_tensors_of_its_module_runs_in_eager() -> None:
+    """Dynamo makes inputs of parameters and buffers; a graph from elsewhere may hold them."""
+
     class Root(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.w, self.scale = nn.Parameter(torch.randn(4)), torch.arange(4.0)
+            self.w = nn.Parameter(torch.randn(4))
 
         def forward(self, x: torch.Tensor) -> Any:
-            return (x * self.w + self.scale,)
+            return (x * self.w,)
 
-    root = Root()
-    gm = fx.symbolic_trace(root)
-    assert [n.op for n in gm.graph.nodes].count("get_attr") == 2
-    x = torch.randn(3, 4)
-    compiled = torch_bridge.backend(gm, [x])
-    with torch.no_grad():
-        root.w.mul_(2)
-    compiled(x)[0].sum().backward()
+    root, x = Root(), torch.randn(3, 4)
+    with pytest.warns(UserWarning, match=r"in eager: torch\.compile's graph calls w"):
+        compiled = torch_bridge.backend(fx.symbolic_trace(root), [x])
     torch.testing.assert_close(compiled(x), root(x))
-    torch.testing.assert_close(root.w.grad, x.sum(0))
-    assert not counters["minicompile"]
 
 
 def test_options_are_ours() -> None:
