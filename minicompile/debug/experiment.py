@@ -41,7 +41,7 @@ from minicompile.ops.events import Event, observer
 from minicompile.ops.registry import ALL, scoped
 from minicompile.options import Options, make_options
 from minicompile.pipeline_result import CompiledStages, Trace
-from minicompile.scheduling.explain import WhatIf
+from minicompile.scheduling.explain import WhatIf, only
 from minicompile.scheduling.fusion import FusionPolicy, Wishes, fusion_rule
 from minicompile.scheduling.nodes import Pair
 
@@ -193,8 +193,8 @@ class Side:
 class KernelChanges(Shown):
     """Kernels that only one of two graphs has, whatever their names and places."""
 
-    before: tuple[KernelSource, ...]
-    after: tuple[KernelSource, ...]
+    before: list[KernelSource]
+    after: list[KernelSource]
 
     @classmethod
     def of(cls, before: CompiledStages, after: CompiledStages) -> KernelChanges:
@@ -202,10 +202,7 @@ class KernelChanges(Shown):
             tiles = kernel.plan.tiles.items()
             return kernel.text.replace(kernel.name, ""), *tiles, kernel.plan.num_warps
 
-        both = (before.kernels, after.kernels)
-        known = [{same(kernel) for kernel in kernels} for kernels in both]
-        one, other = (tuple(k for k in both[i] if same(k) not in known[1 - i]) for i in (0, 1))
-        return cls(one, other)
+        return cls(*only(before.kernels, after.kernels, same))
 
     def __str__(self) -> str:
         sides = (", ".join(k.name for k in side) or "none" for side in (self.before, self.after))
@@ -254,11 +251,10 @@ class Experiment(Shown):
     """A function with arguments, to be compiled with changes: `experiment.run(forbid=[("buf0", "buf1")])`."""
 
     def __init__(self, target: Any, args: Any, kwargs: Any) -> None:
-        found, target = api.dispatcher_of(target), original_of(target)
-        self.call, self.base = (target, args, kwargs), Knobs()
-        self.name = name_of(target)
-        if found is not None:
-            self.base = Knobs(dynamic=found.dynamic, options=found.options)
+        options, dynamic = api.settings_of(target)
+        self.base = Knobs(dynamic=dynamic, options=options)
+        self.call = original_of(target), args, kwargs
+        self.name = name_of(self.call[0])
         self.sides: dict[str, Side] = {}
         self.known: object = None
 

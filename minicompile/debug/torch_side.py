@@ -23,17 +23,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from minicompile import api, compat
+from minicompile import api
 from minicompile.compat import torch_compiler
 from minicompile.debug import accuracy, torch_bridge
 from minicompile.debug.accuracy import Accuracy, Measured, StageAccuracy
 from minicompile.dynamo.dispatch import Backend, Dispatcher
 from minicompile.dynamo.module import behind, calling, original_of
-from minicompile.dynamo.sizes import MARK
 from minicompile.ops.display import Shown, aligned, count_text
 from minicompile.ops.events import Event
 from minicompile.ops.graph import placeholders
-from minicompile.options import make_options
 
 OURS, THEIRS, INDUCTOR = "minicompile", "torch", "Inductor"
 GRAPHS = ("graph", "aot.joint", "aot.forward", "aot.backward")
@@ -222,9 +220,7 @@ def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
     code of classes that it had compiled before. Random numbers are eager's on both sides (`fallback_random`).
     Raises what eager raises.
     """
-    known = api.dispatcher_of(target)
-    options = known.options if known is not None else make_options()
-    dynamic = known.dynamic if known is not None else None
+    options, dynamic = api.settings_of(target)
     target = torch_compiler.torch_original(original_of(target))
     ours = api.find_backend("inductor", options)
     cells = [Cell(capture, rest) for capture in (OURS, THEIRS) for rest in (OURS, INDUCTOR)]
@@ -270,16 +266,9 @@ def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
 
 
 def by_torch(target: Any, backend: Any, dynamic: bool | None) -> Callable[..., Any]:
-    """The target under torch.compile, as code of its own; what is marked dynamic for us is so for torch."""
+    """The target under torch.compile, as code of its own."""
     if not isinstance(target, types.FunctionType):
         target = calling(target)
         target.__code__ = target.__code__.replace()
-    compiled = torch.compile(target, backend=backend, dynamic=dynamic)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        for value in compat.tree_leaves((args, kwargs)):
-            for dim in getattr(value, MARK, ()):
-                torch_compiler.mark_for_torch(value, dim)
-        return compiled(*args, **kwargs)
-
-    return run
+    compiled: Callable[..., Any] = torch.compile(target, backend=backend, dynamic=dynamic)
+    return compiled
