@@ -36,11 +36,10 @@ from minicompile.errors import Unsupported
 from minicompile.ops.display import Shown, aligned, listed
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import Origins, union
-from minicompile.options import make_options
 from minicompile.runtime.load import start_loading
 
-KINDS = ("kernel", "extern", "allocate", "view", "free", "python")
-"""What a line does: the first that fits."""
+KINDS = ("kernel", "extern", "python")
+"""What a line does: the first that fits. The last is all that isn't computing: memory, views, checks."""
 
 
 @dataclass(frozen=True)
@@ -163,9 +162,7 @@ class Instrumented:
     """Compiles with the options of `target`, with clocks in the wrappers; `graphs` are those compiled."""
 
     def __init__(self, target: Any) -> None:
-        found = api.dispatcher_of(target)
-        self.options = found.options if found is not None else make_options()
-        self.dynamic = found.dynamic if found is not None else None
+        self.options, self.dynamic = api.settings_of(target)
         self.graphs: list[TimedGraph] = []
 
     def compile(self, target: Any) -> Any:
@@ -272,23 +269,18 @@ def steps_of(wrapper: WrapperSource) -> list[Launch]:
             for node in ast.walk(part)
             if isinstance(node, ast.Call)
         ]
-        kind = kind_of(called, kernels, objects, isinstance(statements[0], ast.Delete))
+        kind = kind_of(called, kernels, objects)
         text = "\n".join(line.text for line in lines)
         found.append(Launch(number, text, kind, union(line.origins for line in lines)))
     return found
 
 
-def kind_of(called: Sequence[str], kernels: set[str], objects: set[str], deletes: bool) -> str:
+def kind_of(called: Sequence[str], kernels: set[str], objects: set[str]) -> str:
     """The first of KINDS that fits the functions which a statement calls."""
     if not kernels.isdisjoint(called):
         return "kernel"
-    if any(name in objects or name.startswith("torch.") for name in called):
-        return "extern"
-    if any(name.startswith("empty_strided") for name in called):
-        return "allocate"
-    if not {"pooled", "reinterpret", "to_layout"}.isdisjoint(called):
-        return "view"
-    return "free" if deletes else "python"
+    extern = any(name in objects or name.startswith("torch.") for name in called)
+    return "extern" if extern else "python"
 
 
 def with_clock(wrapper: WrapperSource, steps: Sequence[Launch]) -> WrapperSource:
