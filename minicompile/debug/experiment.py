@@ -56,7 +56,7 @@ dynamic=True, inline="never"), or any other option. The stages are in .run(...).
 class Knobs:
     """What a compilation can be told. Pairs are names as in `schedule.why`, of `graph` of the first capture.
 
-    `tiles` are sizes by axis ("x", "r", "square"), of all kernels that have it, or by "kernel.axis".
+    `tiles` are sizes by axis ("x", "r", "square"), of all kernels that have it.
     """
 
     fuse: Sequence[Pair] = ()
@@ -174,15 +174,14 @@ class Side:
         return found
 
     def set_tiles(self, plan: KernelPlan, options: Options) -> None:
-        """The plan rule. What is asked of all kernels goes to those that have such a tile."""
+        """The plan rule: a size goes to all kernels that have such a tile."""
         axes: dict[str, tuple[str, ...]] = {a: (a,) for a in plan.tiles if a != "chunks"}
         if plan.tiles and plan.language == "cpp" and not plan.reduction_ranges:
             axes = {"square": tuple(axes)}
-        for asked, size in self.knobs.tiles.items():
-            kernel, _, axis = asked.rpartition(".")
-            if kernel not in ("", plan.name) or axis not in axes:
+        for axis, size in self.knobs.tiles.items():
+            if axis not in axes:
                 continue
-            self.unheard.discard(asked)
+            self.unheard.discard(axis)
             if why := tile_refusal(plan, axis, size):
                 self.refused.append(f"{plan.name}: tile {axis} = {size}: {why}")
             else:
