@@ -52,8 +52,6 @@ class Launch(Shown):
     origins: Origins
     start: float = 0.0
     seconds: float = 0.0
-    median: float = 0.0
-    """Of all runs."""
     device: float | None = None
     """On a GPU: between the events before and after the line, the median of all runs."""
 
@@ -88,9 +86,9 @@ class Timeline(Shown):
         return f"{self.seconds * 1e6:,.1f} us: {', '.join(parts)}{busy}"
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("line", "starts", "us", "median", "GPU us")]
+        rows: list[tuple[str, ...]] = [("line", "starts", "us", "GPU us")]
         for step in self.launches:
-            times = (step.start, step.seconds, step.median, step.device)
+            times = (step.start, step.seconds, step.device)
             cells = ("" if t is None else f"{t * 1e6:,.1f}" for t in times)
             rows.append((str(step.number), *cells))
         work = ["", *(f"{step.kind:<9} {step.text.strip()}" for step in self.launches)]
@@ -217,25 +215,16 @@ class TimedGraph:
         return results
 
     def timeline(self) -> Timeline:
-        """The run of median length, and the median of each step over all runs but the first."""
+        """The run of median length among all but the first; on a GPU the median of each step there."""
         runs = self.runs[1:] or self.runs
         chosen = sorted(runs, key=lambda run: run[-1])[len(runs) // 2]
-        every, gpu = list(map(lengths, runs)), list(map(lengths, self.gpu_runs))
-        launches = [
-            replace(
-                step,
-                start=chosen[i],
-                seconds=chosen[i + 1] - chosen[i],
-                median=statistics.median(run[i] for run in every),
-                device=statistics.median(run[i] for run in gpu) if gpu else None,
-            )
-            for i, step in enumerate(self.steps)
-        ]
+        launches = []
+        for i, step in enumerate(self.steps):
+            gpu = [run[i + 1] - run[i] for run in self.gpu_runs]
+            device = statistics.median(gpu) if gpu else None
+            seconds = chosen[i + 1] - chosen[i]
+            launches.append(replace(step, start=chosen[i], seconds=seconds, device=device))
         return Timeline(self.name, self.graph, chosen[-1], launches)
-
-
-def lengths(marks: Sequence[float]) -> list[float]:
-    return [end - start for start, end in itertools.pairwise(marks)]
 
 
 def gpu_event() -> Any:

@@ -55,15 +55,15 @@ def launch_table(launches: list[Launch]) -> str:
     gpu = any(step.device is not None for step in launches)
     rows = []
     for step in launches:
-        times = [step.start, step.seconds, step.median, *[step.device or 0.0] * gpu]
+        times = [step.start, step.seconds, *[step.device or 0.0] * gpu]
         length = bar(
             round(step.seconds * 1e9), round(longest * 1e9), colour(step.origins) or NEUTRAL, 24
         )
         work = code("\n".join(line.strip() for line in step.text.split("\n")), wrap=True)
         cells = [f"{seconds * 1e6:,.1f}" for seconds in times]
         rows.append([str(step.number), *cells, length, step.kind, work, source_cell(step.origins)])
-    head = ("line", "starts", "us", "median", *["GPU us"] * gpu, "", "kind", "wrapper", "from")
-    return table(head, rows, numbers=range(4 + gpu))
+    head = ("line", "starts", "us", *["GPU us"] * gpu, "", "kind", "wrapper", "from")
+    return table(head, rows, numbers=range(3 + gpu))
 
 
 def timeline_parts(timeline: Timeline) -> str:
