@@ -270,6 +270,7 @@ def test_the_what_if_panel_compiles_what_its_controls_say(
     def shown(title: str, where: Any = panel) -> dict[str, str]:
         """The last column of the forward's costs, when the panel's headline says that."""
         where.locator(".head small", has_text=title).first.wait_for()
+        where.scroll_into_view_if_needed()
         assert panel.locator("select:disabled").count() == 0 or panel.page.wait_for_function(
             "(box) => !box.querySelector('select:disabled')", arg=panel.element_handle()
         )
