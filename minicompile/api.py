@@ -143,6 +143,12 @@ def dispatcher_of(target: Any) -> Dispatcher | None:
     return found if isinstance(found, Dispatcher) else None
 
 
+def settings_of(target: Any) -> tuple[Options, bool | None]:
+    """Options and `dynamic` of what was compiled; the defaults for another target."""
+    found = dispatcher_of(target)
+    return (make_options(), None) if found is None else (found.options, found.dynamic)
+
+
 def explain(
     target: Any, *, dynamic: bool | None = None, options: Mapping[str, Any] | None = None
 ) -> Callable[..., Explanation]:
@@ -182,10 +188,8 @@ def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
     """
     from minicompile import pipeline
 
-    found = dispatcher_of(target)
-    options = found.options if found is not None else make_options()
+    options, dynamic = settings_of(target)
     logs.levels(options.logs)
-    dynamic = found.dynamic if found is not None else None
 
     def compile_and_stop(capture: Capture) -> Any:
         traced = Trace.watching(capture)

@@ -132,13 +132,6 @@ def torch_compile_as_found() -> Iterator[None]:
                 reset_code(code)
 
 
-def mark_for_torch(tensor: torch.Tensor, dim: int) -> None:
-    """Let torch.compile make a dimension symbolic if it can."""
-    from torch._dynamo import maybe_mark_dynamic
-
-    maybe_mark_dynamic(tensor, dim)
-
-
 def torch_original(target: Any) -> Any:
     """What was given to torch.compile, if the target is what that returned."""
     target = getattr(target, "_orig_mod", target)

@@ -37,6 +37,8 @@ CLOSE, FAR = 2.0, 10.0
 """As accurate as eager up to this multiple of its error; wrong beyond that one."""
 UNKNOWN = 100.0
 """Where eager itself is the reference: this many roundings of the largest value are still close."""
+FEWEST_CALLS, MOST_CALLS, SECONDS = 3, 200, 0.5
+"""How often each run is timed: until the time is up, within these limits."""
 
 
 def preparation(backend: str) -> Preparation:
@@ -152,7 +154,7 @@ class Measured:
     breaks: Sequence[str] = ()
     """Why not all of it did."""
     seconds = 0.0
-    """What the first call took, with its backward pass."""
+    """What the last call took, with its backward pass."""
 
     def __init__(
         self, prepare: Preparation, target: Any, args: Any, kwargs: Any, name: str
@@ -170,8 +172,10 @@ class Measured:
         def call() -> dict[str, Any]:
             for tensor in tensors:
                 tensor.grad = None
+            begun = now()
             found = leaves(run(*args, **kwargs))
-            differentiate(found)
+            forward = now() - begun
+            self.seconds = forward + differentiate(found)
             return found
 
         self.again = call
@@ -180,9 +184,7 @@ class Measured:
             try:
                 if name == REFERENCE:
                     torch.set_default_dtype(torch.float64)
-                begun = time.perf_counter()
                 outputs = call()
-                self.seconds = time.perf_counter() - begun
             except Exception as error:
                 self.error = error
             finally:
@@ -314,15 +316,45 @@ def leaves(value: Any, place: str = "") -> dict[str, Any]:
     return found
 
 
-def differentiate(outputs: dict[str, Any]) -> None:
-    """Backward from all outputs, each element weighted differently: a plain sum hides errors."""
+def differentiate(outputs: dict[str, Any]) -> float:
+    """Seconds of backward from all outputs, each element weighted differently: a plain sum hides errors."""
     tensors = [v for v in outputs.values() if isinstance(v, torch.Tensor) and v.requires_grad]
     weights = []
     for tensor in tensors:
         count = torch.arange(tensor.numel(), dtype=torch.float64, device=tensor.device)
         weights.append(torch.cos(count).reshape(tensor.shape).to(tensor.dtype))
+    begun = now()
     if tensors:
         torch.autograd.backward(tensors, weights)
+    return now() - begun
+
+
+def now() -> float:
+    """The clock, after everything queued on a GPU has finished."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def timed(runs: Sequence[Measured]) -> list[list[float]]:
+    """Seconds of later calls of each, made in turns; none where one raises."""
+    samples: list[list[float]] = [[] for _ in runs]
+    failed = {number for number, run in enumerate(runs) if run.error is not None}
+    end = time.perf_counter() + SECONDS
+    with same_random_state():
+        for turn in range(MOST_CALLS):
+            if turn >= FEWEST_CALLS and time.perf_counter() > end:
+                break
+            for number, run in enumerate(runs):
+                if number in failed:
+                    continue
+                try:
+                    run.again()
+                    samples[number].append(run.seconds)
+                except Exception:  # of what the calls before left behind
+                    failed.add(number)
+                    samples[number].clear()
+    return samples
 
 
 # -- comparing

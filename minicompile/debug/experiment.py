@@ -12,18 +12,15 @@ others. What can't be done is refused with the reason; every answer is compared 
 from __future__ import annotations
 
 import copy
-import html
 import io
 import math
 import statistics
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
-
-import torch
 
 from minicompile import api
 from minicompile import extension as _extension  # noqa: F401  registers every built-in rule
@@ -32,25 +29,22 @@ from minicompile.codegen.plan import KernelPlan, KernelSource, plan_rule, power_
 from minicompile.debug.accuracy import (
     EAGER,
     REFERENCE,
-    Copier,
-    accuracy,
+    Measured,
     accuracy_stage,
-    leaves,
-    same_random_state,
+    judgements,
+    name_of,
+    timed,
 )
 from minicompile.dynamo.module import original_of
 from minicompile.errors import OptionError
-from minicompile.ops.display import Shown, aligned, to_html
+from minicompile.ops.display import Shown, aligned
 from minicompile.ops.events import Event, observer
 from minicompile.ops.registry import ALL, scoped
 from minicompile.options import Options, make_options
 from minicompile.pipeline_result import CompiledStages, Trace
-from minicompile.scheduling.explain import WhatIf
+from minicompile.scheduling.explain import WhatIf, only
 from minicompile.scheduling.fusion import FusionPolicy, Wishes, fusion_rule
 from minicompile.scheduling.nodes import Pair
-
-FEWEST_CALLS, MOST_CALLS, SECONDS = 5, 200, 0.2
-"""How often each side is called for its median: until the time is up, within these limits."""
 
 MOST_OF_A_THREAD = 256
 """Elements of a Triton block that a thread may hold."""
@@ -66,7 +60,7 @@ dynamic=True, inline="never"), or any other option. The stages are in .run(...).
 class Knobs:
     """What a compilation can be told. Pairs are names as in `schedule.why`, of `graph` of the first capture.
 
-    `tiles` are sizes by axis ("x", "r", "square"), of all kernels that have it, or by "kernel.axis".
+    `tiles` are sizes by axis ("x", "r", "square"), of all kernels that have it.
     """
 
     fuse: Sequence[Pair] = ()
@@ -135,21 +129,23 @@ class Side:
         self.knobs, self.traces, self.refused = knobs, list[Trace](), list[str]()
         self.graph = ""
         self.unheard, self.thread = {*knobs.tiles}, threading.get_ident()
-        copier = Copier()
-        self.args, self.kwargs = copier(args), copier(kwargs)
-
-        def prepare(copied: Any) -> Any:
-            options, dynamic = knobs.options, knobs.dynamic
-            self.compiled = api.compile(
-                copied, backend=knobs.backend, dynamic=dynamic, options=options
-            )
-            return self.compiled
-
+        stages = {name: accuracy_stage[name] for name in (REFERENCE, EAGER)}
+        stages["what if"] = partial(
+            api.compile, backend=knobs.backend, dynamic=knobs.dynamic, options=knobs.options
+        )
         with self.rules():
             observer("what if")(self.listen)
-            accuracy_stage.rules = {name: accuracy_stage[name] for name in (REFERENCE, EAGER)}
-            accuracy_stage("what if")(prepare)
-            self.accuracy = accuracy(target, *args, **kwargs)["what if"]
+            runs = {n: Measured(stages[n], target, args, kwargs, n) for n in stages}
+            [*_, self.accuracy] = judgements(runs)
+        self.run = runs["what if"]
+        again = self.run.again
+
+        def with_rules() -> Any:
+            """A later call may compile too."""
+            with self.rules():
+                return again()
+
+        self.run.again = with_rules
         self.refused += [f"tile {asked}: no kernel has one" for asked in sorted(self.unheard)]
 
     @property
@@ -189,56 +185,26 @@ class Side:
         return found
 
     def set_tiles(self, plan: KernelPlan, options: Options) -> None:
-        """The plan rule. What is asked of all kernels goes to those that have such a tile."""
+        """The plan rule: a size goes to all kernels that have such a tile."""
         axes: dict[str, tuple[str, ...]] = {a: (a,) for a in plan.tiles if a != "chunks"}
         if plan.tiles and plan.language == "cpp" and not plan.reduction_ranges:
             axes = {"square": tuple(axes)}
-        for asked, size in self.knobs.tiles.items():
-            kernel, _, axis = asked.rpartition(".")
-            if kernel not in ("", plan.name) or axis not in axes:
+        for axis, size in self.knobs.tiles.items():
+            if axis not in axes:
                 continue
-            self.unheard.discard(asked)
+            self.unheard.discard(axis)
             if why := tile_refusal(plan, axis, size):
                 self.refused.append(f"{plan.name}: tile {axis} = {size}: {why}")
             else:
                 plan.tiles = {**plan.tiles, **dict.fromkeys(axes[axis], size)}
-
-    def seconds(self) -> float:
-        """Of one call, and of its backward."""
-        with self.rules():
-            began = time.perf_counter()
-            found = leaves(self.compiled(*self.args, **self.kwargs)).values()
-            outputs = [v for v in found if isinstance(v, torch.Tensor)]
-            differentiable = [v for v in outputs if v.requires_grad]
-            torch.autograd.backward(differentiable, [torch.ones_like(v) for v in differentiable])
-            if any(v.is_cuda for v in outputs):
-                torch.cuda.synchronize()
-            return time.perf_counter() - began
-
-
-def in_turns(sides: Sequence[Side]) -> list[list[float]]:
-    """Seconds of calls of each side; who begins alternates. None of a side that raised."""
-    seconds: list[list[float]] = [[] for _ in sides]
-    ready = [(s, times) for s, times in zip(sides, seconds) if s.accuracy.verdict != "raised"]
-    end = time.perf_counter() + SECONDS
-    for turn in range(MOST_CALLS + 1):
-        if turn > FEWEST_CALLS and time.perf_counter() > end:
-            break
-        for side, times in ready[:: 1 if turn % 2 else -1]:
-            times.append(side.seconds())
-    return [times[1:] for times in seconds]  # the first warms up
 
 
 @dataclass(frozen=True)
 class KernelChanges(Shown):
     """Kernels that only one of two graphs has, whatever their names and places."""
 
-    before: tuple[KernelSource, ...]
-    after: tuple[KernelSource, ...]
-
-    @property
-    def kernels(self) -> tuple[KernelSource, ...]:
-        return *self.before, *self.after
+    before: list[KernelSource]
+    after: list[KernelSource]
 
     @classmethod
     def of(cls, before: CompiledStages, after: CompiledStages) -> KernelChanges:
@@ -246,10 +212,7 @@ class KernelChanges(Shown):
             tiles = kernel.plan.tiles.items()
             return kernel.text.replace(kernel.name, ""), *tiles, kernel.plan.num_warps
 
-        both = (before.kernels, after.kernels)
-        known = [{same(kernel) for kernel in kernels} for kernels in both]
-        one, other = (tuple(k for k in both[i] if same(k) not in known[1 - i]) for i in (0, 1))
-        return cls(one, other)
+        return cls(*only(before.kernels, after.kernels, same))
 
     def __str__(self) -> str:
         sides = (", ".join(k.name for k in side) or "none" for side in (self.before, self.after))
@@ -300,11 +263,10 @@ class Experiment(Shown):
     """A function with arguments, to be compiled with changes: `experiment.run(forbid=[("buf0", "buf1")])`."""
 
     def __init__(self, target: Any, args: Any, kwargs: Any) -> None:
-        found, target = api.dispatcher_of(target), original_of(target)
-        self.call, self.base = (target, args, kwargs), Knobs()
-        self.name = getattr(target, "__qualname__", type(target).__qualname__)
-        if found is not None:
-            self.base = Knobs(dynamic=found.dynamic, options=found.options)
+        options, dynamic = api.settings_of(target)
+        self.base = Knobs(dynamic=dynamic, options=options)
+        self.call = original_of(target), args, kwargs
+        self.name = name_of(self.call[0])
         self.sides: dict[str, Side] = {}
         self.known: object = None
 
@@ -341,30 +303,25 @@ class Experiment(Shown):
             one, other = before.graphs[name], after.graphs[name]
             costs = WhatIf(after.wishes(name), one.schedule, other.schedule)
             graphs[name] = costs, KernelChanges.of(one, other)
-        with same_random_state(), redirect_stdout(io.StringIO()):
-            times = in_turns((before, after))
+        with redirect_stdout(io.StringIO()):
+            times = timed([before.run, after.run])
         return Outcome(self.name, before, after, times, graphs)
-
-    def panel(self) -> Any:
-        """The knobs as widgets. Raises ImportError where ipywidgets is missing."""
-        from minicompile.show.widgets import Panel
-
-        return Panel(self, self.run()).box
 
     def __str__(self) -> str:
         return f"{self.run()}\n\n{HINT}"
 
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        """The panel where ipywidgets is there; elsewhere, and when it is opened again, its first state."""
+    def _ipython_display_(self) -> None:
+        """The unchanged state as an output of its own, which stays without a kernel; below it the panel."""
+        from IPython.display import display
+
         from minicompile.show.widgets import Panel
 
-        first, hint, bundle = self.run(), HINT, dict[str, Any]()
+        first = self.run()
+        display(first)
         try:
-            bundle = Panel(self, first).box._repr_mimebundle_()
+            display(Panel(self, first).box)
         except ImportError:
-            hint += "\nThere is no panel: ipywidgets is not installed (pip install ipywidgets)."
-        note = f"<pre>{html.escape(hint)}</pre>"
-        return {**bundle, "text/plain": f"{first}\n\n{hint}", "text/html": to_html(first) + note}
+            print("There is no panel: ipywidgets is not installed (pip install ipywidgets).", HINT)
 
 
 def what_if(target: Any, *args: Any, **kwargs: Any) -> Experiment:

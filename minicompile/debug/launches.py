@@ -28,7 +28,7 @@ from minicompile.aot.result import BoxedCallable
 from minicompile.aot.runtime import make_callable
 from minicompile.codegen.generate import generate_kernels
 from minicompile.codegen.plan import CodeLine, WrapperSource
-from minicompile.debug.accuracy import Copier, differentiate, leaves, same_random_state
+from minicompile.debug.accuracy import Copier, differentiate, leaves, now, same_random_state
 from minicompile.dynamo.dispatch import Dispatcher
 from minicompile.dynamo.module import behind, original_of
 from minicompile.dynamo.result import Capture
@@ -36,11 +36,10 @@ from minicompile.errors import Unsupported
 from minicompile.ops.display import Shown, aligned, listed
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import Origins, union
-from minicompile.options import make_options
 from minicompile.runtime.load import start_loading
 
-KINDS = ("kernel", "extern", "allocate", "view", "free", "python")
-"""What a line does: the first that fits."""
+KINDS = ("kernel", "extern", "python")
+"""What a line does: the first that fits. The last is all that isn't computing: memory, views, checks."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +52,6 @@ class Launch(Shown):
     origins: Origins
     start: float = 0.0
     seconds: float = 0.0
-    median: float = 0.0
-    """Of all runs."""
     device: float | None = None
     """On a GPU: between the events before and after the line, the median of all runs."""
 
@@ -92,9 +89,9 @@ class Timeline(Shown):
         return f"{self.seconds * 1e6:,.1f} us{often}: {', '.join(parts)}{busy}"
 
     def __str__(self) -> str:
-        rows: list[tuple[str, ...]] = [("line", "starts", "us", "median", "GPU us")]
+        rows: list[tuple[str, ...]] = [("line", "starts", "us", "GPU us")]
         for step in self.launches:
-            times = (step.start, step.seconds, step.median, step.device)
+            times = (step.start, step.seconds, step.device)
             cells = ("" if t is None else f"{t * 1e6:,.1f}" for t in times)
             rows.append((str(step.number), *cells))
         work = ["", *(f"{step.kind:<9} {step.text.strip()}" for step in self.launches)]
@@ -163,20 +160,11 @@ def launches(target: Any, /, *args: Any, repeats: int = 20, **kwargs: Any) -> La
     return Launches(timelines[0].name, seconds, repeats, timelines)
 
 
-def now() -> float:
-    """The clock, after everything queued on a GPU has finished."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
 class Instrumented:
     """Compiles with the options of `target`, with clocks in the wrappers; `graphs` are those compiled."""
 
     def __init__(self, target: Any) -> None:
-        found = api.dispatcher_of(target)
-        self.options = found.options if found is not None else make_options()
-        self.dynamic = found.dynamic if found is not None else None
+        self.options, self.dynamic = api.settings_of(target)
         self.graphs: list[TimedGraph] = []
 
     def compile(self, target: Any) -> Any:
@@ -231,25 +219,16 @@ class TimedGraph:
         return results
 
     def timeline(self, calls: int) -> Timeline:
-        """The run of median length of so many calls, and the median of each step over all but the first."""
+        """The run of median length of so many calls, without the first; on a GPU the median of each step."""
         runs = self.runs[1:] or self.runs
         chosen = sorted(runs, key=lambda run: run[-1])[len(runs) // 2]
-        every, gpu = list(map(lengths, runs)), list(map(lengths, self.gpu_runs))
-        launches = [
-            replace(
-                step,
-                start=chosen[i],
-                seconds=chosen[i + 1] - chosen[i],
-                median=statistics.median(run[i] for run in every),
-                device=statistics.median(run[i] for run in gpu) if gpu else None,
-            )
-            for i, step in enumerate(self.steps)
-        ]
+        launches = []
+        for i, step in enumerate(self.steps):
+            gpu = [run[i + 1] - run[i] for run in self.gpu_runs]
+            device = statistics.median(gpu) if gpu else None
+            seconds = chosen[i + 1] - chosen[i]
+            launches.append(replace(step, start=chosen[i], seconds=seconds, device=device))
         return Timeline(self.name, self.graph, chosen[-1], launches, len(self.runs) / calls)
-
-
-def lengths(marks: Sequence[float]) -> list[float]:
-    return [end - start for start, end in itertools.pairwise(marks)]
 
 
 def gpu_event() -> Any:
@@ -283,23 +262,18 @@ def steps_of(wrapper: WrapperSource) -> list[Launch]:
             for node in ast.walk(part)
             if isinstance(node, ast.Call)
         ]
-        kind = kind_of(called, kernels, objects, isinstance(statements[0], ast.Delete))
+        kind = kind_of(called, kernels, objects)
         text = "\n".join(line.text for line in lines)
         found.append(Launch(number, text, kind, union(line.origins for line in lines)))
     return found
 
 
-def kind_of(called: Sequence[str], kernels: set[str], objects: set[str], deletes: bool) -> str:
+def kind_of(called: Sequence[str], kernels: set[str], objects: set[str]) -> str:
     """The first of KINDS that fits the functions which a statement calls."""
     if not kernels.isdisjoint(called):
         return "kernel"
-    if any(name in objects or name.startswith("torch.") for name in called):
-        return "extern"
-    if any(name.startswith("empty_strided") for name in called):
-        return "allocate"
-    if not {"pooled", "reinterpret", "to_layout"}.isdisjoint(called):
-        return "view"
-    return "free" if deletes else "python"
+    extern = any(name in objects or name.startswith("torch.") for name in called)
+    return "extern" if extern else "python"
 
 
 def with_clock(wrapper: WrapperSource, steps: Sequence[Launch]) -> WrapperSource:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import statistics
-import time
 import types
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -24,22 +23,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from minicompile import api, compat
+from minicompile import api
 from minicompile.compat import torch_compiler
 from minicompile.debug import accuracy, torch_bridge
 from minicompile.debug.accuracy import Accuracy, Measured, StageAccuracy
 from minicompile.dynamo.dispatch import Backend, Dispatcher
 from minicompile.dynamo.module import behind, calling, original_of
-from minicompile.dynamo.sizes import MARK
 from minicompile.ops.display import Shown, aligned, count_text
 from minicompile.ops.events import Event
 from minicompile.ops.graph import placeholders
-from minicompile.options import make_options
 
 OURS, THEIRS, INDUCTOR = "minicompile", "torch", "Inductor"
 GRAPHS = ("graph", "aot.joint", "aot.forward", "aot.backward")
-FEWEST, MOST, ENOUGH = 3, 21, 1.0
-"""Timed calls of each, between which `ENOUGH` seconds decide."""
 BAD = ("wrong", "far from eager", "raised")
 
 
@@ -226,9 +221,7 @@ def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
     code of classes that it had compiled before. Random numbers are eager's on both sides (`fallback_random`).
     Raises what eager raises.
     """
-    known = api.dispatcher_of(target)
-    options = known.options if known is not None else make_options()
-    dynamic = known.dynamic if known is not None else None
+    options, dynamic = api.settings_of(target)
     target = torch_compiler.torch_original(original_of(target))
     ours = api.find_backend("inductor", options)
     cells = [Cell(capture, rest) for capture in (OURS, THEIRS) for rest in (OURS, INDUCTOR)]
@@ -260,7 +253,8 @@ def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
                 run.note = "; ".join(left)
             else:
                 cell.breaks = list(run.breaks)
-        times, count = timed([*runs.values()][1:])
+        samples = accuracy.timed([*runs.values()][1:])
+    times = [statistics.median(sample) if sample else None for sample in samples]
     found = {row.stage: row for row in accuracy.judgements(runs)}
     for number, cell in enumerate(cells):
         cell.accuracy, cell.seconds = found[str(number)], times[-1 - number]
@@ -269,42 +263,13 @@ def compare_with_torch(target: Any, /, *args: Any, **kwargs: Any) -> Comparison:
             notes.append(f"{cell.capture} with {cell.compiler}: {why}")
     for cell in cells[0], cells[-1]:
         notes += [f"break by {cell.capture}: {why.splitlines()[0]}" for why in cell.breaks]
-    return Comparison(accuracy.name_of(target), cells, times[0], count, notes)
+    return Comparison(accuracy.name_of(target), cells, times[0], len(samples[0]), notes)
 
 
 def by_torch(target: Any, backend: Any, dynamic: bool | None) -> Callable[..., Any]:
-    """The target under torch.compile, as code of its own; what is marked dynamic for us is so for torch."""
+    """The target under torch.compile, as code of its own."""
     if not isinstance(target, types.FunctionType):
         target = calling(target)
         target.__code__ = target.__code__.replace()
-    compiled = torch.compile(target, backend=backend, dynamic=dynamic)
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        for value in compat.tree_leaves((args, kwargs)):
-            for dim in getattr(value, MARK, ()):
-                torch_compiler.mark_for_torch(value, dim)
-        return compiled(*args, **kwargs)
-
-    return run
-
-
-def timed(runs: Sequence[Measured]) -> tuple[list[float | None], int]:
-    """Median seconds of a call of each, made in turns, and how many; None where a call raises."""
-    samples: list[list[float]] = [[] for _ in runs]
-    failed = {number for number, run in enumerate(runs) if run.error is not None}
-    begun, count = time.perf_counter(), 0
-    with accuracy.same_random_state():
-        while count < FEWEST or (count < MOST and time.perf_counter() - begun < ENOUGH):
-            count += 1
-            for number, run in enumerate(runs):
-                start = time.perf_counter()
-                try:
-                    if number not in failed:
-                        run.again()
-                    if torch.cuda.is_initialized():
-                        torch.cuda.synchronize()
-                except Exception:  # of what the first call left behind
-                    failed.add(number)
-                samples[number].append(time.perf_counter() - start)
-    medians = map(statistics.median, samples)
-    return [None if i in failed else found for i, found in enumerate(medians)], count
+    compiled: Callable[..., Any] = torch.compile(target, backend=backend, dynamic=dynamic)
+    return compiled

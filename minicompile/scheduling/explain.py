@@ -10,8 +10,9 @@ Nothing is lowered again: fusion starts from the recorded nodes, or is asked abo
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from minicompile.ops.device import device_spec
 from minicompile.ops.display import Several, Shown, bytes_text, count_text
@@ -28,6 +29,8 @@ from minicompile.scheduling.nodes import (
 
 if TYPE_CHECKING:
     from minicompile.scheduling.schedule import Explained
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -185,6 +188,14 @@ def totals(schedule: Schedule) -> dict[str, str]:
     }
 
 
+def only(
+    first: Sequence[T], second: Sequence[T], key: Callable[[T], object]
+) -> tuple[list[T], list[T]]:
+    """What only the first have, and what only the second have."""
+    one, other = ({key(item) for item in items} for items in (first, second))
+    return [i for i in first if key(i) not in other], [i for i in second if key(i) not in one]
+
+
 @dataclass(frozen=True)
 class WhatIf(Shown):
     """Two schedules of the same nodes: as it was, and with wishes."""
@@ -202,18 +213,12 @@ class WhatIf(Shown):
     @property
     def kernels(self) -> tuple[list[FusedSchedulerNode], list[FusedSchedulerNode]]:
         """Kernels that only the first schedule has, and those that only the second has."""
-        names = [{kernel.name for kernel in s.kernels} for s in (self.before, self.after)]
-        gone = [kernel for kernel in self.before.kernels if kernel.name not in names[1]]
-        return gone, [kernel for kernel in self.after.kernels if kernel.name not in names[0]]
+        return only(self.before.kernels, self.after.kernels, lambda kernel: kernel.name)
 
     @property
     def decisions(self) -> tuple[list[FusionDecision], list[FusionDecision]]:
         """Decisions that only the first schedule made, and those that only the second made."""
-        made = [{str(d): d for d in s.decisions} for s in (self.before, self.after)]
-        first, second = (
-            [d for text, d in made[i].items() if text not in made[1 - i]] for i in (0, 1)
-        )
-        return first, second
+        return only(self.before.decisions, self.after.decisions, str)
 
     @property
     def rows(self) -> list[tuple[str, str, str]]:

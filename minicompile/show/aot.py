@@ -97,15 +97,14 @@ def graph_details(name: str, graph: Graph) -> str:
     return details(name, f"{graph.op_count} operations", graph_parts(graph), name == "forward")
 
 
-def level_parts(graph: LevelGraph, told: Sequence[Graph] = ()) -> str:
-    """The rules that led to the level, busiest first, then its graph, less what is told of it already."""
+def level_parts(graph: LevelGraph, shown: str) -> str:
+    """The rules that led to the level, busiest first, then its graph."""
     rows = ([code(op), str(count), text(at)] for op, count, at in graph.steps)
     head = ("replaced by its rule", "calls", "lines")
-    shown = graph_beside(graph, told) if told else graph_parts(graph)
     return (table(head, rows, numbers=(1,)) if graph.applied else "") + shown
 
 
-shows(LevelGraph)(lambda g: box(f"level {g.level}", g.summary, level_parts(g)))
+shows(LevelGraph)(lambda g: box(f"level {g.level}", g.summary, level_parts(g, graph_parts(g))))
 
 
 def pass_parts(record: PassRecord, number: int) -> tuple[str, str]:
@@ -122,24 +121,21 @@ def pass_parts(record: PassRecord, number: int) -> tuple[str, str]:
 @shows(AotResult)
 def aot_view(aot: AotResult) -> str:
     headline = f"forward {aot.forward.op_count} operations"
-    told = [aot.forward]
     if aot.backward is None:
         parts = [graph_parts(aot.forward)]
     else:
         headline += f" · backward {aot.backward.op_count}"
-        told.append(aot.backward)
         parts = [graph_details("forward", aot.forward), graph_details("backward", aot.backward)]
     if aot.joint is not None:
         about = f"{aot.joint.op_count} operations: forward, backward and the cut between them"
-        shown = graph_beside(aot.joint, told, aot.partition)
+        shown = graph_beside(aot.joint, "aot.joint", aot.partition)
         parts.append(details("joint graph", about, shown))
-        told.append(aot.joint)
     if aot.partition is not None:
         parts.append(heading("saved or computed again"))
         parts.append(partition_parts(aot.partition))
-    for level in aot.levels.values():
-        parts.append(details(f"level {level.level}", level.summary, level_parts(level, told)))
-        told.append(level)
+    for name, level in aot.levels.items():
+        shown = graph_beside(level, f"aot.levels[{name!r}]")
+        parts.append(details(f"level {level.level}", level.summary, level_parts(level, shown)))
     for number, record in enumerate(aot.passes):
         parts.append(details(f"pass {record.name}", *pass_parts(record, number)))
     metadata = metadata_parts(aot.metadata)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from itertools import groupby
 
 from minicompile.ops.display import count_text
 from minicompile.scheduling.explain import FusionStep, FusionSteps, Groups
-from minicompile.show.html import box, code, columns, details, heading, shows, steps, text
+from minicompile.show.html import box, code, columns, heading, shows, steps, text
 from minicompile.show.palette import BAD, FORWARD, GOOD
-from minicompile.show.schedule import decision_table, operation_lines
+from minicompile.show.schedule import operation_lines
 
-MOST_FRAMES = 150
-"""With more steps, a slide stands for a fusion; the refusals before it are in a table that folds."""
+MOST_LOOPS = 150
+"""With more steps, a slide leaves out the loops that it is about."""
 
 NEAR = 3
 """Groups shown on either side of a marked one, where there are many."""
@@ -64,36 +64,11 @@ def title(step: FusionStep) -> str:
 shows(FusionStep)(lambda step: box(title(step), step.totals, step_view(step)))
 
 
-def slides(run: FusionSteps) -> Iterator[tuple[object, object, str]]:
-    """A slide for each step; in a long run for each fusion, with the refusals since the last one."""
-    if len(run) <= MOST_FRAMES:
-        yield from ((title(step), step.totals, step_view(step)) for step in run)
-        return
-    refused: list[FusionStep] = []
-    for step in run:
-        if not step.decision.fused:
-            refused.append(step)
-            if step is not run[-1]:
-                continue
-        told = ""
-        if refused:
-            numbers = [q.number for q in refused]
-            told = decision_table([q.decision for q in refused], numbers)
-            told = details("kept apart before it", count_text(len(refused), "step"), told)
-        yield title(step), step.totals, step_view(step, loops=False) + told
-        refused = []
-
-
 @shows(FusionSteps)
 def run_view(run: FusionSteps) -> str:
-    shown, step, notes = (
-        steps(slides(run)),
-        f'trace.fusion_steps("{run.schedule.graph.name}")[i]',
-        [],
-    )
-    if len(run) > MOST_FRAMES:
-        notes.append("A slide for each fusion, with the refusals before it in a table that folds.")
-        notes.append(f"{step} shows step i and the loops it is about.")
+    short, step = len(run) <= MOST_LOOPS, f'trace.fusion_steps("{run.schedule.graph.name}")[i]'
+    shown = steps((title(step), step.totals, step_view(step, loops=short)) for step in run)
+    notes = "" if short else f"{step} shows step i and the loops it is about. "
     if " groups … |" in shown:
-        notes.append(f"Groups far from those asked about are counted: print({step}) names all.")
-    return box(run.title, run.counts, shown, f"<small>{text(' '.join(notes))}</small>")
+        notes += f"Groups far from those asked about are counted: print({step}) names all."
+    return box(run.title, run.counts, shown, f"<small>{text(notes)}</small>")

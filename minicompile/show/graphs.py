@@ -14,7 +14,7 @@ from minicompile.ops.graph import Graph, origins_of, placeholders, statement
 from minicompile.ops.origin import source_lines
 from minicompile.provenance import node_size
 from minicompile.show.graphviz import picture
-from minicompile.show.html import box, columns, details, few, heading, shows, text
+from minicompile.show.html import box, columns, details, heading, shows, text
 from minicompile.show.listing import listing, plain_code, stripe
 from minicompile.show.modules import (
     AGAIN,
@@ -23,7 +23,6 @@ from minicompile.show.modules import (
     Part,
     diagram,
     parts_of,
-    path_of,
 )
 from minicompile.show.palette import BACKWARD, FORWARD, GOOD, line_colour
 from minicompile.show.syntax import highlight
@@ -52,42 +51,13 @@ def node_lines(nodes: Iterable[fx.Node], marks: Mapping[str, str]) -> Iterator[s
         yield stripe("\n".join(lines), tint=line_colour(at[-1]) if at else "")
 
 
-def graph_beside(graph: Graph, told: Sequence[Graph], partition: Partition | None = None) -> str:
-    """A graph below others: lines that those have are counted, and so are those of modules that do the same
-    as one before; with a partition, the cut is drawn."""
-    if len(list(graph.nodes)) <= FULL_PICTURE:
+def graph_beside(graph: Graph, name: str, partition: Partition | None = None) -> str:
+    """A graph below those that it is made of: of a large one its cut alone, and where its lines are."""
+    nodes = list(graph.nodes)
+    if len(nodes) <= FULL_PICTURE:
         return graph_parts(graph, partition)
-    known = {statement(node) for other in told for node in other.nodes}
-    names = few((other.name for other in told), len(told))
-    seen: dict[str, str] = {}
-
-    def lines(parts: Iterable[Part]) -> Iterator[str]:
-        for part in parts:
-            key, count = nameless(part), count_text(len(part.nodes), "line")
-            if all(statement(node) in known for node in part.nodes):
-                yield stripe(text(f"… {part.name}: {count} as in {names}"))
-            elif part.name and key in seen:
-                yield stripe(text(f"… {part.name}: {count} like {seen[key]}'s, under other names"))
-            elif part.parts:
-                seen[key] = part.name
-                yield from lines(part.parts)
-            else:
-                seen[key] = part.name
-                for same, run in itertools.groupby(part.nodes, lambda n: statement(n) in known):
-                    nodes = list(run)
-                    count = f"… {count_text(len(nodes), 'line')} as in {names}"
-                    yield from [stripe(text(count))] if same else node_lines(nodes, {})
-
-    nodes = [node for node in graph.nodes if node.op != "placeholder"]
     drawn = ModuleTree(partition).html(nodes, code=False) if partition else ""
-    return legend(graph, partition) + drawn + listing(lines(parts_of(nodes)))
-
-
-def nameless(part: Part) -> str:
-    """A part's code with numbers for names: equal for parts that do the same."""
-    numbers = {node.name: f"%{i}" for i, node in enumerate([*part.reads(), *part.nodes])}
-    code = "\n".join(map(statement, part.nodes))
-    return re.sub(r"(?<![\w.])\w+", lambda word: numbers.get(word[0], word[0]), code)
+    return f"{legend(graph, partition)}{drawn}<p><small>{text(name)} shows its lines</small></p>"
 
 
 def marks_of(partition: Partition | None) -> dict[str, str]:
@@ -104,7 +74,7 @@ def marks_of(partition: Partition | None) -> dict[str, str]:
 
 
 class ModuleTree:
-    """A graph as its modules, folded one inside the other: what each reads and gives, its drawing, its code.
+    """A graph as its modules, folded one inside the other: the drawing of each, and its code.
 
     Modules that are alike are drawn once.
     """
@@ -125,7 +95,9 @@ class ModuleTree:
                 out += heading(f"{phase} pass") * (phase is not None) + self.parts(found, "")
             parts += found
         but = " but those that are saved" if self.partition is not None else ""
-        told = f"the graph's inputs are not drawn here{but}: each module names what it reads"
+        told = (
+            f"the graph's inputs are not drawn here{but}: each module's picture has those it reads"
+        )
         return self.picture("the whole", parts, whole=True) + f"<small>{told}</small>" + out
 
     def parts(self, parts: Sequence[Part], path: str) -> str:
@@ -135,20 +107,10 @@ class ModuleTree:
                 out += listing(node_lines(part.nodes, self.marks))
                 continue
             inside, here = part.parts or [Part("", part.nodes)], f"{path} › {part.name}".strip(" ›")
-            content = self.flow(part) + self.picture(here, inside) + self.parts(inside, here)
+            content = self.picture(here, inside) + self.parts(inside, here)
             about = f"{count_text(part.calls, 'operation')}: {part.nodes[0]} … {part.nodes[-1]}"
             out += details(part.name, about, content)
         return out
-
-    def flow(self, part: Part) -> str:
-        """The edges in and out by name, and where they come from and go to."""
-        reads = (f"{v.name} ({'.'.join(path_of(v)) or v.op})" for v in part.reads())
-        gives = (
-            f"{v.name} ({', '.join(dict.fromkeys('.'.join(path_of(u)) or u.op for u in users))})"
-            for v, users in part.gives().items()
-        )
-        sides = (("in", reads), ("out", gives))
-        return "<br>".join(f"<small><b>{s}</b> {text(', '.join(v))}</small>" for s, v in sides)
 
     def picture(self, path: str, parts: Sequence[Part], whole: bool = False) -> str:
         """A drawing of these parts, or a word why there is none."""

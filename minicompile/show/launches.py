@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from minicompile.debug.launches import Launch, Launches, Timeline
+from minicompile.debug.launches import KINDS, Launch, Launches, Timeline
 from minicompile.ops.origin import source_lines
 from minicompile.show.html import bar, box, code, heading, shows, shows_many, table, text
 from minicompile.show.listing import from_text, headline, source_cell
 from minicompile.show.palette import NEUTRAL, colour
 
 LEFT, WIDTH, LANE = 64, 1100, 30
-LANES = {
-    "kernels": ("kernel",),
-    "library": ("extern",),
-    "Python": ("allocate", "view", "free", "python"),
-}
+LANES = ("kernels", "library", "Python")
 
 
 def picture(timeline: Timeline) -> str:
@@ -38,8 +34,7 @@ def picture(timeline: Timeline) -> str:
         )
 
     for step in timeline.launches:
-        lane = next(i for i, kinds in enumerate(LANES.values()) if step.kind in kinds)
-        out += rectangle(step, lane, step.start, step.seconds)
+        out += rectangle(step, KINDS.index(step.kind), step.start, step.seconds)
     done = 0.0
     for step, seconds in on_gpu:
         out += rectangle(step, len(LANES), done, seconds)
@@ -60,15 +55,15 @@ def launch_table(launches: list[Launch]) -> str:
     gpu = any(step.device is not None for step in launches)
     rows = []
     for step in launches:
-        times = [step.start, step.seconds, step.median, *[step.device or 0.0] * gpu]
+        times = [step.start, step.seconds, *[step.device or 0.0] * gpu]
         length = bar(
             round(step.seconds * 1e9), round(longest * 1e9), colour(step.origins) or NEUTRAL, 24
         )
         work = code("\n".join(line.strip() for line in step.text.split("\n")), wrap=True)
         cells = [f"{seconds * 1e6:,.1f}" for seconds in times]
         rows.append([str(step.number), *cells, length, step.kind, work, source_cell(step.origins)])
-    head = ("line", "starts", "us", "median", *["GPU us"] * gpu, "", "kind", "wrapper", "from")
-    return table(head, rows, numbers=range(4 + gpu))
+    head = ("line", "starts", "us", *["GPU us"] * gpu, "", "kind", "wrapper", "from")
+    return table(head, rows, numbers=range(3 + gpu))
 
 
 def timeline_parts(timeline: Timeline) -> str:

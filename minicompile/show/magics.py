@@ -26,20 +26,19 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 CUT = re.compile(r"^# ---\s*$", re.M)
 
 
-def parsed(line: str) -> tuple[list[str], bool, dict[str, Any]]:
-    """Words, whether it is about the backward, and options: `kernels --backward --inline=never`."""
+def parsed(line: str) -> tuple[list[str], dict[str, Any]]:
+    """Words and options, which are true where no value is given: `kernels --backward --inline=never`."""
     words, options = [], {}
     for word in shlex.split(line):
-        name, given, value = word.removeprefix("--").partition("=")
-        if given:
-            try:
-                options[name] = ast.literal_eval(value)
-            except (ValueError, SyntaxError):  # a plain word
-                options[name] = value
-        else:
+        name, _, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--"):
             words.append(word)
-    backward = "--backward" in words
-    return [word for word in words if word != "--backward"], backward, options
+            continue
+        try:
+            options[name] = ast.literal_eval(value or "True")
+        except (ValueError, SyntaxError):  # a plain word
+            options[name] = value
+    return words, options
 
 
 class Magics:
@@ -58,13 +57,13 @@ class Magics:
         The cell runs once, but for its last line, a call f(x): that is traced, not run. --backward shows the
         stages of the backward graph; options are those of mc.compile: --inline=never --dynamic=True
         """
-        names, backward, options = parsed(line)
+        names, options = parsed(line)
+        graph = "backward" if options.pop("backward", False) else "forward"
         for name in names:
             if name not in STAGES:
                 raise UsageError(f"there is no stage {name!r}; known: {', '.join(STAGES)}")
         traced = self.trace(self.call(*self.parse(cell)), options)
-        graph = "backward" if backward else "forward"
-        if backward and "backward" not in traced.graphs:
+        if graph == "backward" and graph not in traced.graphs:
             raise UsageError("there is no backward graph: nothing in the call requires grad")
         found = [traced.stages.get(name) or getattr(traced.graph(graph), name) for name in names]
         return found[0] if len(found) == 1 else Several(found) if found else traced
@@ -87,7 +86,7 @@ class Magics:
         which is traced, not run. Options (--fusion=False) are those of the second version; a cell
         without `# ---` runs once, and its call is traced without and with them.
         """
-        words, _, options = parsed(line)
+        words, options = parsed(line)
         versions = CUT.split(cell)
         if words or len(versions) > 2 or (len(versions) < 2 and not options):
             raise UsageError(

@@ -56,19 +56,6 @@ class Part:
     def calls(self) -> int:
         return sum(node.op.startswith("call") for node in self.nodes)
 
-    def reads(self) -> list[fx.Node]:
-        """Values from outside, in the order in which they are needed."""
-        inside = set(self.nodes)
-        return list(
-            dict.fromkeys(v for n in self.nodes for v in n.all_input_nodes if v not in inside)
-        )
-
-    def gives(self) -> dict[fx.Node, list[fx.Node]]:
-        """Its values that others read, and who does."""
-        inside = set(self.nodes)
-        users = {node: [u for u in node.users if u not in inside] for node in self.nodes}
-        return {node: others for node, others in users.items() if others}
-
 
 def path_of(node: fx.Node) -> tuple[str, ...]:
     """`("blocks.0", "attention", "qkv")`: the module a node belongs to, else the user's function."""

@@ -101,18 +101,8 @@ def decision_table(decisions: Sequence[FusionDecision], numbers: Sequence[object
         ]
         for number, d in zip(numbers or range(len(decisions)), decisions)
     )
-    head = (
-        "",
-        "verdict",
-        "producer",
-        "consumer",
-        "kind",
-        "saves",
-        "distance",
-        "ops / alive",
-        "why",
-    )
-    return table(head, rows, numbers=(0, 5, 6, 7))
+    asked = ("verdict", "producer", "consumer", "kind")
+    return table(("", *asked, "saves", "distance", "ops / alive", "why"), rows, (0, 5, 6, 7))
 
 
 ONE_KERNEL = "may these two run as one kernel?"
@@ -146,7 +136,7 @@ def what_if_view(found: WhatIf) -> str:
     refused = "".join(f"<p><b>refused</b> {text(answer.headline)}</p>" for answer in found.refused)
     sides = []
     for title, kernels, decisions in zip(("before", "after"), found.kernels, found.decisions):
-        frames = "".join(group(kernel, operation_lines([kernel])) for kernel in kernels)
+        frames = "".join(map(group, kernels))
         count = count_text(len(decisions), "decision") + f" of this side alone ({title})"
         folded = details("decisions", count, decision_table(decisions), len(decisions) <= 6)
         frames = frames or "<p>none</p>"
@@ -271,9 +261,9 @@ def frame(title: str, lines: str) -> str:
     return f'<div class="grp"><em>{text(title)}</em>{lines}</div>'
 
 
-def group(node: ScheduledNode, lines: str) -> str:
+def group(node: ScheduledNode) -> str:
     """A scheduled node as a frame around the lines of what it computes."""
-    return frame(node_title(node), lines)
+    return frame(node_title(node), operation_lines([node]))
 
 
 def diagram(schedule: Schedule) -> Diagram:
@@ -321,7 +311,7 @@ def schedule_view(schedule: Schedule) -> str:
         columns(
             heading("before: one node for each buffer") + operation_lines(schedule.before),
             heading("after: one frame for each kernel or call")
-            + "".join(group(node, operation_lines([node])) for node in schedule.nodes),
+            + "".join(map(group, schedule.nodes)),
         ),
         details("picture", "what flows between the nodes", drawn) if drawn else "",
         details("fusion decisions", asked, decision_table(decisions), len(decisions) <= 40),

@@ -1,7 +1,7 @@
 """What if: an experiment's outcome as a picture, and its knobs as a panel of ipywidgets.
 
 A change of a control compiles at once; while that runs, the controls are off. What goes wrong is told in
-the panel. The pictures are plain HTML, which stays when a notebook is opened without its widgets.
+the panel.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from minicompile.api import backends
-from minicompile.codegen.generate import code_generator
 from minicompile.debug.experiment import Experiment, KernelChanges, Outcome
 from minicompile.ops.display import bytes_text, count_text, to_html
 from minicompile.options import CHOICES
@@ -18,19 +17,13 @@ from minicompile.show.html import box, columns, details, heading, inside, shows,
 
 DYNAMIC = {"automatic": None, "yes": True, "no": False}
 """By names: to a widget None would be that nothing is chosen."""
-MOST_KERNELS = 12
-"""Of the kernels that differ, so many of each side are shown."""
 
 
 @shows(KernelChanges)
 def changes_view(changes: KernelChanges) -> str:
     """Code side by side."""
-    sides = []
-    for title, kernels in (("before", changes.before), ("after", changes.after)):
-        more = len(kernels) - MOST_KERNELS
-        shown = "".join(inside(kernel) for kernel in kernels[:MOST_KERNELS]) or "<p>none</p>"
-        sides.append(heading(title) + shown + f"<p>and {more} more in .{title}</p>" * (more > 0))
-    return columns(*sides)
+    sides = (("before", changes.before), ("after", changes.after))
+    return columns(*(heading(title) + "".join(map(inside, made)) for title, made in sides))
 
 
 @shows(Outcome)
@@ -40,9 +33,10 @@ def outcome_view(found: Outcome) -> str:
     rows = ([text(cell) for cell in row] for row in found.rows)
     parts.append(table(("", "before", "after"), rows, numbers=(1, 2)))
     for graph, (costs, code) in found.graphs.items():
-        same = not code.kernels and not any(costs.decisions)
-        count = count_text(len(code.kernels), "kernel")
-        shown = inside(costs) + details("code that differs", count, inside(code))
+        shown, count = inside(costs), len(code.before) + len(code.after)
+        if count:
+            shown += details("code that differs", count_text(count, "kernel"), inside(code))
+        same = not count and not any(costs.decisions)
         opened = not same or costs.before is costs.after
         parts.append(details(graph, "nothing differs" * same, shown, opened))
     if not found.graphs:
@@ -66,15 +60,14 @@ class Panel:
 
         self.experiment = experiment
         self.wishes: dict[Pair, str] = {}
-        base, options = experiment.base, experiment.base.options
+        base = experiment.base
         self.knobs = {
             "graph": choice("graph", list(first.before.graphs) or [base.graph], base.graph),
             "backend": choice("backend", list(backends), base.backend),
             "dynamic": choice(
                 "dynamic", list(DYNAMIC), {v: k for k, v in DYNAMIC.items()}[base.dynamic]
             ),
-            "device_codegen": choice("language", ["auto", *code_generator], options.device_codegen),
-            "inline": choice("inline", CHOICES["inline"], options.inline),
+            "inline": choice("inline", CHOICES["inline"], base.options.inline),
         }
         wide = {"layout": ipywidgets.Layout(width="98%")}
         self.decision = ipywidgets.Select(rows=8, description="fusion", **wide)
@@ -83,7 +76,9 @@ class Panel:
         )
         self.axis = choice("tile", ["as planned", "x", "r", "square"], "as planned")
         sizes = [1 << i for i in range(15)]
-        self.size = ipywidgets.SelectionSlider(options=sizes, value=64, continuous_update=False)
+        self.size = ipywidgets.SelectionSlider(
+            description="its size", options=sizes, value=64, continuous_update=False
+        )
         self.status, self.result = ipywidgets.HTML(), ipywidgets.HTML()
         self.controls = [*self.knobs.values(), self.decision, self.wish, self.axis, self.size]
         rows = ([*self.knobs.values()], [self.decision], [self.wish, self.axis, self.size])
@@ -92,7 +87,7 @@ class Panel:
         )
         self.box = ipywidgets.VBox([*lines, self.status, self.result])
         self.busy = True
-        self.show(first)
+        self.list_decisions(first)
         self.busy = False
         self.decision.observe(self.chosen, "value")
         for control in self.controls:
@@ -121,25 +116,26 @@ class Panel:
         if self.busy:
             return
         if change["owner"] is self.wish and self.decision.value is not None:
-            self.wishes[self.decision.value] = self.wish.value
+            self.wishes.pop(self.decision.value, None)
+            if self.wish.value != self.AS_DECIDED:
+                self.wishes[self.decision.value] = self.wish.value
         self.busy, self.status.value = True, "<p>compiling …</p>"
-        self.enable(False)
+        for control in self.controls:
+            control.disabled = True
         try:
-            self.show(self.experiment.run(**self.changes()))
+            outcome = self.experiment.run(**self.changes())
+            self.result.value, self.status.value = to_html(outcome), ""
+            self.list_decisions(outcome)
         except Exception as error:
             told = f"{type(error).__name__}: {error}\nBelow is what was compiled last."
             self.status.value = f"<pre>{text(told)}</pre>"
         finally:
-            self.enable(True)
+            for control in self.controls:
+                control.disabled = False
             self.busy = False
 
-    def enable(self, on: bool) -> None:
-        for control in self.controls:
-            control.disabled = not on
-
-    def show(self, outcome: Outcome) -> None:
-        """The outcome, and the decisions that can be overruled."""
-        self.result.value, self.status.value = to_html(outcome), ""
+    def list_decisions(self, outcome: Outcome) -> None:
+        """The decisions that can be overruled."""
         knobs, kept = outcome.after.knobs, self.decision.value
         stages = self.experiment.plain(knobs).graphs.get(knobs.graph)
         decisions = asked_of(stages.schedule) if stages is not None else {}

@@ -61,7 +61,7 @@ def test_steps_are_the_lines_of_the_wrapper_each_once(found: Launches) -> None:
 def test_times_are_positive_and_the_parts_are_at_most_the_whole(found: Launches) -> None:
     assert found.seconds > 0 and found.runs == 3
     for timeline in found.timelines:
-        assert all(step.seconds >= 0 and step.median >= 0 for step in timeline.launches)
+        assert all(step.seconds >= 0 for step in timeline.launches)
         assert sum(s.seconds for s in timeline.launches) <= timeline.seconds * (1 + 1e-9)
         assert sum(timeline.shares.values()) <= timeline.seconds * (1 + 1e-9)
         ends = [step.start + step.seconds for step in timeline.launches]

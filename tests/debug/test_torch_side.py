@@ -138,13 +138,10 @@ def test_buffers_inputs_and_sizes_that_change(without_cpp: None) -> None:
     def grown(x: torch.Tensor) -> torch.Tensor:
         return (x.mul_(2) + 1).view(-1, 2).sum(0) * x.shape[0]
 
-    x = torch.randn(6, 4)
-    mc.mark_dynamic(x, 0)
-    for target in (grown, mc.compile(grown, dynamic=True)):
-        found = mc.compare_with_torch(target, x)
-        assert found.conclusion == AGREE, str(found)
-        [mine], [other] = found["graph"].ours, found["graph"].theirs
-        assert "s0" in mine.signature and "Sym(s" in other.signature
+    found = mc.compare_with_torch(mc.compile(grown, dynamic=True), torch.randn(6, 4))
+    assert found.conclusion == AGREE, str(found)
+    [mine], [other] = found["graph"].ours, found["graph"].theirs
+    assert "s0" in mine.signature and "Sym(s" in other.signature
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -322,11 +319,3 @@ def test_how_often_the_function_is_called(without_cpp: None, capsys: Any) -> Non
 
     found = mc.compare_with_torch(told, torch.randn(3))
     assert capsys.readouterr().out.count("called") == 6 + 5 * found.runs
-
-
-def test_marks_of_ours_are_put_on_copies(without_cpp: None) -> None:
-    x = torch.randn(6, 4)
-    mc.mark_dynamic(x, 0)
-    before = set(vars(x))
-    found = mc.compare_with_torch(torch.nn.ReLU(), x)
-    assert "Sym(s" in found["graph"].theirs[0].signature and set(vars(x)) == before

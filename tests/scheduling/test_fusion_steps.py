@@ -76,7 +76,7 @@ def test_a_small_run_leads_from_single_nodes_to_the_kernels(inline: str) -> None
 @pytest.mark.parametrize("graph", ["forward", "backward"])
 def test_so_do_both_graphs_of_a_training_step(lesson: Trace, graph: str) -> None:
     run = lesson.fusion_steps(graph)
-    assert len(run) > fusion.MOST_FRAMES
+    assert len(run) > fusion.MOST_LOOPS
     check(run)
 
 
@@ -106,14 +106,11 @@ def test_as_slides_each_question_has_one_and_marks_the_groups_it_is_about() -> N
     assert page == to_html(small(inline="never").fusion_steps()), "not deterministic"
 
 
-def test_a_long_run_has_a_slide_for_each_fusion_and_leaves_no_refusal_out(lesson: Trace) -> None:
+def test_a_long_run_has_a_slide_for_each_question_too(lesson: Trace) -> None:
     run = lesson.fusion_steps("backward")
     page = to_html(run)
     told = html.unescape(page)
-    fused = sum(q.decision.fused for q in run)
-    assert fused <= len(slides_of(page)) <= fused + 1
-    refused = [q for q in run if not q.decision.fused]
-    assert page.count(">kept apart</b>") + page.count(": kept apart ") >= len(refused)
+    assert len(slides_of(page)) == len(run)
     assert all(q.decision.reason in told for q in run)
     assert 'print(trace.fusion_steps("backward")[i]) names all' in told
     assert len(page) < 2_000_000

@@ -88,16 +88,6 @@ def test_modules_that_are_alike_are_drawn_once_and_said_to_be(aot: Any) -> None:
     assert page.count("<img") < 3 * 5
 
 
-def test_what_a_module_reads_and_gives_is_named(aot: Any) -> None:
-    nodes = [node for node in aot.forward.nodes if node.op != "placeholder"]
-    layer = next(part for part in parts_of(nodes) if part.name == "1")
-    page = plain(to_html(aot.forward))
-    (before,) = [v for v in layer.reads() if v.op != "placeholder"]
-    assert f"{before.name} (0)" in page
-    for value, users in layer.gives().items():
-        assert value in layer.nodes and not set(users) & set(layer.nodes)
-
-
 def test_boxes_and_arrows_of_a_drawing_are_those_of_the_graph(aot: Any) -> None:
     """By an independent walk over all edges of the graph."""
     parts = parts_of([n for n in aot.forward.nodes if n.op not in ("placeholder", "output")])
@@ -187,28 +177,9 @@ def test_no_arrow_of_a_cut_large_graph_is_lost(aot: Any) -> None:
                 assert (start, end) not in arrows
 
 
-def test_only_modules_that_do_the_same_are_told_as_alike() -> None:
-    def layer(target: Any, name: str, offset: int) -> Part:
-        made = example.GraphMaker()
-        x = made.input("x", 4)
-        one = made.call(name, target, (x, offset), (4,), frozenset())
-        return Part("m", [one, made.call("exp", torch.exp, (one,), (4,), frozenset())])
-
-    add, sub = torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor
-    assert graphs.nameless(layer(add, "add", 1)) == graphs.nameless(layer(add, "add_7", 1))
-    assert graphs.nameless(layer(add, "add", 1)) != graphs.nameless(layer(sub, "sub", 1))
-    assert graphs.nameless(layer(add, "add", 1)) != graphs.nameless(layer(add, "add", 2))
-
-
-def test_a_graph_below_others_accounts_for_every_line(aot: Any) -> None:
-    """Its own lines, those counted as known, and those counted as alike are all."""
-    for graph in (aot.joint, *aot.levels.values()):
-        shown = plain(graphs.graph_beside(graph, [aot.forward, aot.backward])).split("\n")
-        counted = sum(
-            int(found[1]) for line in shown if (found := re.search(r"….*?(\d+) line", line))
-        )
-        own = sum(line.strip() in set(map(statement, graph.nodes)) for line in shown)
-        assert counted + own == sum(node.op != "placeholder" for node in graph.nodes)
+def test_large_graphs_below_others_say_where_their_lines_are(aot: Any) -> None:
+    page = plain(to_html(aot))
+    assert all(f"{at} shows its lines" in page for at in ("aot.joint", "aot.levels['core']"))
 
 
 def test_long_functions_without_modules_fold_by_line() -> None:

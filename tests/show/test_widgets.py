@@ -7,15 +7,16 @@ import re
 import sys
 from typing import Any
 
+import IPython.display
 import ipywidgets
 import pytest
 import torch
 
 import minicompile as mc
-from minicompile.debug import experiment
+from minicompile.debug import accuracy
 from minicompile.debug.experiment import Experiment
 from minicompile.ops.display import to_html
-from minicompile.show.widgets import MOST_KERNELS, Panel
+from minicompile.show.widgets import Panel
 
 X = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
 
@@ -26,8 +27,8 @@ def scores(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiment, "FEWEST_CALLS", 1)
-    monkeypatch.setattr(experiment, "SECONDS", 0.0)
+    monkeypatch.setattr(accuracy, "FEWEST_CALLS", 1)
+    monkeypatch.setattr(accuracy, "SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_it_opens_with_the_decisions_of_the_schedule(panel: Panel) -> None:
     for label, decision in zip(labels, decisions):
         assert label.endswith(decision.reason)
         assert (": fused, " in label) == decision.fused
-    assert "nothing changed" in shown(panel) and panel.wish.value == "as decided"
+    assert panel.result.value == "" and panel.wish.value == "as decided"
 
 
 def test_forcing_two_apart_and_back_compiles_each_time(panel: Panel) -> None:
@@ -62,6 +63,7 @@ def test_forcing_two_apart_and_back_compiles_each_time(panel: Panel) -> None:
     assert panel.wish.value == "force apart"
     panel.wish.value = "as decided"
     assert "nothing changed" in shown(panel)
+    assert any("buf0 + buf1: fused, " in label for label, _ in panel.decision.options)
 
 
 def test_what_is_forced_together_though_it_would_be_wrong_is_refused_in_the_panel(
@@ -115,35 +117,31 @@ def test_controls_are_off_while_it_compiles(panel: Panel, monkeypatch: pytest.Mo
     assert not any(control.disabled for control in panel.controls)
 
 
-def test_the_mime_bundle_has_the_widget_and_what_stays_without_it() -> None:
-    bundle = mc.what_if(scores, X)._repr_mimebundle_()
-    assert {"application/vnd.jupyter.widget-view+json", "text/plain", "text/html"} <= bundle.keys()
-    for kind in ("text/plain", "text/html"):
-        assert "time, median of 1 calls" in bundle[kind] and "memory peak" in bundle[kind]
+def displayed(found: Experiment, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a notebook's cell with an experiment shows, one output after the other."""
+    outputs: list[Any] = []
+    monkeypatch.setattr(IPython.display, "display", outputs.append)
+    found._ipython_display_()
+    return outputs
+
+
+def test_the_first_state_is_an_output_beside_the_panel_and_stays_without_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, panel = displayed(mc.what_if(scores, X), monkeypatch)
+    assert isinstance(panel, ipywidgets.VBox)
+    bundle = first._repr_mimebundle_()
+    assert bundle.keys() == {"text/plain", "text/html"}
+    for told in bundle.values():
+        assert "time, median of 1 calls" in told and "memory peak" in told
     assert "<script" not in bundle["text/html"]
-    assert isinstance(mc.what_if(scores, X).panel(), ipywidgets.VBox)
+    assert "code that differs</" not in bundle["text/html"] and "0 kernels" not in str(bundle)
 
 
 def test_without_ipywidgets_there_is_a_sentence_and_the_first_state(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    found = mc.what_if(scores, X)
-    bundle = found._repr_mimebundle_()
-    assert bundle.keys() == {"text/plain", "text/html"}
-    for kind in ("text/plain", "text/html"):
-        assert "ipywidgets is not installed (pip install ipywidgets)" in bundle[kind]
-        assert "memory peak" in bundle[kind]
-    with pytest.raises(ImportError):
-        found.panel()
-
-
-def test_kernels_that_are_not_shown_are_counted() -> None:
-    def many(x: torch.Tensor) -> list[torch.Tensor]:
-        return [x.roll(i).cumsum(0) for i in range(MOST_KERNELS + 3)]
-
-    code = mc.what_if(many, X).run(tiles={"x": 48}).graphs["forward"][1]
-    page = to_html(code)
-    names = [kernel.name for kernel in code.after if kernel.name in page]
-    assert len(code.after) - len(names) > 0
-    assert f"and {len(code.after) - len(names)} more in .after" in page
+    [first] = displayed(mc.what_if(scores, X), monkeypatch)
+    assert "memory peak" in to_html(first) and "memory peak" in str(first)
+    assert "ipywidgets is not installed (pip install ipywidgets)" in capsys.readouterr().out
