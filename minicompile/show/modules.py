@@ -41,7 +41,7 @@ def short_target(node: fx.Node) -> str:
     if not node.op.startswith("call"):
         return node.op
     parts = target_name(node.target).split(".")
-    return parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[-1]
+    return parts[1] if parts[0] in ("aten", "prims") and len(parts) > 1 else parts[-1]
 
 
 @dataclass(frozen=True)
