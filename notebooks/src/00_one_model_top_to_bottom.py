@@ -155,8 +155,8 @@ for reason in sorted({d.reason for d in decisions if not d.fused}):
 block_trace.schedule
 
 # %% [markdown]
-# Here is how it came to that, one question a slide. Move the slider: the two loops that are asked
-# about are framed, and below stand the reason and the bytes saved so far.
+# How does it come to that? For our small `f`, one question a slide: move the slider. The two that
+# are asked about are framed; the answer has its reason and the bytes saved so far.
 
 # %% name="fusion-steps"
 trace.fusion_steps()
