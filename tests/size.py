@@ -18,7 +18,7 @@ ROOMS = ("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")
 ROOM_BUDGET = 20_000
 PACKAGE_BUDGET = 26_000
 ROOM_DEBT = 7_013
-PACKAGE_DEBT = 13_249
+PACKAGE_DEBT = 13_266
 """Lines over budget that are owed."""
 LONG_FILE = 600
 

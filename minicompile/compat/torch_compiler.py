@@ -6,6 +6,7 @@ Each function imports what it needs: torch._dynamo and torch._inductor together 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -101,6 +102,19 @@ def torch_counters() -> Any:
     return counters
 
 
+def frame_evaluator() -> tuple[Callable[[], int], Callable[[int], None]]:
+    """What evaluates the interpreter's frames (PEP 523): how to read it, how to put it back. torch.compile
+    leaves its own in place when it raises (2.11 to 2.13), and then no other, such as ours, can be used.
+    """
+    api = ctypes.pythonapi
+    current = api.PyInterpreterState_Get
+    current.restype = ctypes.c_void_p
+    get, put = api._PyInterpreterState_GetEvalFrameFunc, api._PyInterpreterState_SetEvalFrameFunc
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    put.restype, put.argtypes = None, [ctypes.c_void_p, ctypes.c_void_p]
+    return lambda: int(get(current())), lambda evaluator: put(current(), evaluator)
+
+
 @contextlib.contextmanager
 def torch_compile_as_found() -> Iterator[None]:
     """What torch.compile keeps for the process is as before, afterwards: its counters, the sizes it has seen,
@@ -110,6 +124,8 @@ def torch_compile_as_found() -> Iterator[None]:
     from torch._C._dynamo.eval_frame import reset_code
     from torch._dynamo import config, convert_frame, pgo
 
+    read, put = frame_evaluator()
+    evaluator = read()
     counters, state = torch_counters(), ("_CODE_STATE", "_INIT_CODE_STATE")
     counted = {kind: found.copy() for kind, found in counters.items()}
     sizes = {name: getattr(pgo, name) for name in state if hasattr(pgo, name)}
@@ -121,6 +137,7 @@ def torch_compile_as_found() -> Iterator[None]:
         with config.patch(suppress_errors=False):
             yield
     finally:
+        put(evaluator)
         vars(pgo).update(sizes)
         counters.clear()
         counters.update(counted)

@@ -287,6 +287,16 @@ def test_what_eager_raises_is_raised(without_cpp: None) -> None:
         mc.compare_with_torch(subtract, torch.randn(3), torch.randn(4))
 
 
+def test_what_evaluates_frames_is_as_before_also_if_torch_compile_raised(
+    without_cpp: None,
+) -> None:
+    read, _ = torch_compiler.frame_evaluator()
+    before = read()
+    with torch_compiler.torch_compile_as_found(), pytest.raises(RuntimeError):
+        torch.compile(subtract, backend="eager")(torch.randn(3), torch.randn(4))
+    assert read() == before
+
+
 def test_nothing_is_left_behind(without_cpp: None) -> None:
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list as entries
     from torch._dynamo import convert_frame, pgo
