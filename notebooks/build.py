@@ -1,25 +1,38 @@
-"""`python -m notebooks.build`: notebooks from their text sources, executed.
+"""`python -m notebooks.build`: lessons from their text sources, executed.
 
-    notebooks/src/NAME.py (jupytext's percent format) -> notebooks/NAME.ipynb
+    notebooks/src/NAME.py (jupytext's percent format)
+        -> notebooks/solutions/NAME.ipynb   executed, with the reference answers
+        -> notebooks/NAME.ipynb             what a learner opens: without answers, and without outputs
+                                            but those of check cells: what a right answer prints
+
+Tags of cells: "setup" (what exercises need), "answer" (its part between `### BEGIN SOLUTION` and `### END
+SOLUTION` is taken out), "nbval-check-output" (a check), "wrong" (an answer that must be rejected: only in
+the source, for `python -m notebooks.mutants`), "varies" (its output has times in it and is not kept).
 
 The same source gives the same bytes: cells are called by name or by place, execution times are left out, the
-hash seed is fixed. A cell tagged "varies" (its output has times in it) is executed and keeps no output. The
-notebook records what it was made with; `--check` builds again and compares: bytes on the same versions and
-kind of processor, otherwise sources only.
+hash seed is fixed. A notebook records what it was made with. `--check` compares the sources with what is
+saved; `--validate` also executes every solution under nbval and compares its outputs: all of them on the
+same versions and kind of processor, otherwise those of check cells.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import hashlib
 import importlib
 import itertools
 import json
+import multiprocessing
 import platform
 import re
+import resource
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +49,19 @@ TIMEOUT_SECONDS = 900
 """Longest time a cell may take."""
 
 LANGUAGE = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python"}
+
+SOLUTION = re.compile(
+    r"^(?P<indent>[ \t]*)### BEGIN SOLUTION\n.*?^[ \t]*### END SOLUTION[^\n]*\n", re.S | re.M
+)
+MARKERS = re.compile(r"^[ \t]*### (BEGIN|END) SOLUTION[^\n]*(\n|\Z)", re.M)
+ANSI = re.compile(r"\x1b\[\d*m")
+
+KERNEL_ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",
+    "PYTHONPATH": str(Path(__file__).parent.parent),
+    "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+    "MINICOMPILE_PROGRESS": "0",
+}
 
 STAMP = "minicompile"
 """Where a notebook's metadata says what it was made with."""
@@ -81,6 +107,12 @@ def read_source(source: Path) -> Any:
     return notebook
 
 
+def tags(cell: Any) -> list[str]:
+    """The tags of a cell."""
+    found: list[str] = cell.metadata.get("tags", [])
+    return found
+
+
 def need(module: str) -> Any:
     """Import something the extra `lessons` brings. Raises MinicompileError that says so."""
     try:
@@ -92,13 +124,7 @@ def need(module: str) -> Any:
 def execute(notebook: Any, source: Path) -> None:
     """Run every cell in a fresh kernel. Raises MinicompileError with the cell that failed."""
     client = need("nbclient")
-    package = str(Path(__file__).parent.parent)
-    with environment(
-        PYTHONHASHSEED="0",
-        PYTHONPATH=package,
-        PYDEVD_DISABLE_FILE_VALIDATION="1",
-        MINICOMPILE_PROGRESS="0",
-    ):
+    with environment(**KERNEL_ENVIRONMENT):
         where = {"metadata": {"path": str(source.parent.parent)}}
         runner = client.NotebookClient(
             notebook, timeout=TIMEOUT_SECONDS, kernel_name="python3", resources=where
@@ -117,7 +143,9 @@ def tidy(notebook: Any) -> None:
         cell.metadata.pop("execution", None)
         if cell.cell_type != "code":
             continue
-        cell.outputs = [] if VARIES in cell.metadata.get("tags", []) else joined(cell.outputs)
+        cell.outputs = [] if VARIES in tags(cell) else joined(cell.outputs)
+        if VARIES in tags(cell):
+            cell.execution_count = None
         for output in cell.outputs:
             output.get("metadata", {}).pop("execution", None)
 
@@ -133,35 +161,111 @@ def joined(outputs: Sequence[Any]) -> list[Any]:
     return out
 
 
-def build(source: Path) -> str:
-    """The notebook's text, executed. Raises MinicompileError if a cell fails or the notebook is too large."""
+@dataclass(frozen=True)
+class Built:
+    """Both notebooks of a lesson as text, the seconds of each code cell, and the kernel's peak MiB."""
+
+    solution: str
+    release: str
+    seconds: tuple[float, ...]
+    peak: float
+
+    def __str__(self) -> str:
+        fast = sum(s < 2 for s in self.seconds) / max(1, len(self.seconds))
+        slowest = max(self.seconds, default=0.0)
+        return (
+            f"{len(self.solution.encode()):>9,} bytes, {len(self.seconds)} cells in "
+            f"{sum(self.seconds):.1f} s, {fast:.0%} below 2 s, slowest {slowest:.1f} s, {self.peak:.0f} MiB"
+        )
+
+
+def build(source: Path) -> Built:
+    """A lesson, executed. Raises MinicompileError if a cell fails or the notebook is too large."""
     nbformat = need("nbformat")
     notebook = read_source(source)
+    notebook.cells = [cell for cell in notebook.cells if "wrong" not in tags(cell)]
+    for cell in notebook.cells:
+        cell.source = MARKERS.sub("", cell.source)
     execute(notebook, source)
+    seconds = tuple(map(duration, notebook.cells))
     tidy(notebook)
     nbformat.validate(notebook)
     text: str = nbformat.writes(notebook) + "\n"
-    size = len(text.encode())
-    if size > LARGEST:
-        raise MinicompileError(
-            f"{source.stem}.ipynb would have {size:,} bytes, allowed {LARGEST:,}"
-        )
+    if len(text.encode()) > LARGEST:
+        size = f"{len(text.encode()):,} bytes, allowed {LARGEST:,}"
+        raise MinicompileError(f"{source.stem}.ipynb would have {size}")
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    return Built(text, release(source, text), tuple(filter(None, seconds)), peak)
+
+
+def duration(cell: Any) -> float:
+    """Seconds that a cell took, 0 for text."""
+    times = cell.metadata.get("execution", {})
+    if "iopub.execute_input" not in times:
+        return 0.0
+    begin, end = times["iopub.execute_input"], times["shell.execute_reply"]
+    return (datetime.fromisoformat(end) - datetime.fromisoformat(begin)).total_seconds()
+
+
+def release(source: Path, solution: str) -> str:
+    """The learner's notebook: the solution without answers and outputs, checks with what a pass prints."""
+    nbformat = need("nbformat")
+    notebook = nbformat.reads(solution, as_version=4)
+    answers = {cell["id"]: cell.source for cell in read_source(source).cells}
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        if "nbval-check-output" in tags(cell):
+            for output in cell.outputs:
+                output["text"] = ANSI.sub("", output.get("text", ""))
+            continue
+        cell.outputs, cell.execution_count = [], None
+        if "answer" in tags(cell):
+            cell.source = without_answer(answers[cell["id"]])
+    text: str = nbformat.writes(notebook) + "\n"
     return text
 
 
-def why_stale(source: Path, target: Path) -> str:
-    """One sentence if the saved notebook is not what its source gives, else ""."""
-    if not target.exists():
-        return f"{target.name} has not been built"
-    saved_text = target.read_text(encoding="utf-8")
-    saved = json.loads(saved_text)["metadata"].get(STAMP, {})
+def without_answer(text: str) -> str:
+    """An answer cell as a learner finds it."""
+
+    def stub(found: re.Match[str]) -> str:
+        indent = found["indent"]
+        refusal = f"{indent}raise NotImplementedError\n" if indent else ""
+        return f"{indent}# YOUR CODE HERE\n{refusal}"
+
+    return SOLUTION.sub(stub, text + "\n").rstrip("\n")
+
+
+def why_stale(source: Path, folder: Path) -> str:
+    """One sentence if the saved notebooks are not made from this source, else ""."""
+    solution, released = (
+        folder / "solutions" / f"{source.stem}.ipynb",
+        folder / f"{source.stem}.ipynb",
+    )
+    for target in (solution, released):
+        if not target.exists():
+            return f"{target.relative_to(folder.parent)} has not been built"
+    text = solution.read_text(encoding="utf-8")
     here = stamp(source.read_text(encoding="utf-8"))
-    if saved.get("source") != here["source"]:
-        return f"{target.name} was built from another version of {source.name}"
-    rebuilt = build(source)
-    if saved == here and rebuilt != saved_text:
-        return f"{target.name} is not what {source.name} gives: {difference(saved_text, rebuilt)}"
+    if json.loads(text)["metadata"].get(STAMP, {}).get("source") != here["source"]:
+        return f"{solution.name} was built from another version of {source.name}"
+    given, saved = release(source, text), released.read_text(encoding="utf-8")
+    if given != saved:
+        return f"{released.name} is not what {source.name} gives: {difference(saved, given)}"
     return ""
+
+
+def validate(source: Path, folder: Path) -> str:
+    """Execute a solution under nbval: "" if its outputs are those that are saved, else the report."""
+    solution = folder / "solutions" / f"{source.stem}.ipynb"
+    saved = json.loads(solution.read_text(encoding="utf-8"))["metadata"].get(STAMP, {})
+    same = saved == stamp(source.read_text(encoding="utf-8"))
+    how = ["--nbval" if same else "--nbval-lax", f"--nbval-cell-timeout={TIMEOUT_SECONDS}"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *how, str(solution)]
+    with environment(**KERNEL_ENVIRONMENT):
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if ran.returncode == 0 else ran.stdout[-6000:] + ran.stderr[-2000:]
 
 
 def difference(saved: str, rebuilt: str) -> str:
@@ -174,12 +278,15 @@ def difference(saved: str, rebuilt: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build (or check) the named lessons, or all."""
+    """Build, check or validate the named lessons, or all."""
     parser = argparse.ArgumentParser(prog="python -m notebooks.build", description=__doc__)
     which = "lessons by the start of their name, such as 00 (default: all)"
     parser.add_argument("names", nargs="*", help=which)
-    check = "build, compare with what is saved, write nothing"
+    check = "compare sources with what is saved; execute and write nothing"
     parser.add_argument("--check", action="store_true", help=check)
+    validating = "check, then execute the saved solutions under nbval"
+    parser.add_argument("--validate", action="store_true", help=validating)
+    parser.add_argument("--jobs", type=int, default=2, help="lessons at a time (default 2)")
     chosen = parser.parse_args(arguments)
     try:
         folder = find_folder(Path.cwd())
@@ -188,23 +295,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not wanted:
             known = ", ".join(source.stem for source in sources)
             raise MinicompileError(f"no lesson is called so; there are {known}")
-        stale = [build_or_check(s, folder / f"{s.stem}.ipynb", chosen.check) for s in wanted]
     except MinicompileError as error:
         print(error, file=sys.stderr)
         return 1
-    return 1 if any(stale) else 0
+
+    def do(source: Path) -> bool:
+        return one(source, folder, chosen.check, chosen.validate)
+
+    with concurrent.futures.ThreadPoolExecutor(max(1, chosen.jobs)) as pool:
+        return 0 if all(list(pool.map(do, wanted))) else 1
 
 
-def build_or_check(source: Path, target: Path, check: bool) -> bool:
-    """Do one lesson and say what was done; True if it was found stale."""
-    if check:
-        sentence = why_stale(source, target)
-        print(sentence or f"{target.name} is up to date")
-        return bool(sentence)
-    text = build(source)
-    target.write_text(text, encoding="utf-8")
-    print(f"{target.name}: {len(text.encode()):,} bytes")
-    return False
+def one(source: Path, folder: Path, check: bool, validating: bool) -> bool:
+    """Do one lesson and say what was done; False if it failed."""
+    try:
+        if check or validating:
+            sentence = why_stale(source, folder) or (validating and validate(source, folder))
+            print(
+                sentence or f"{source.stem}: {'validated' if validating else 'up to date'}",
+                flush=True,
+            )
+            return not sentence
+        # In a process of its own, so that peak memory is that of this lesson.
+        with concurrent.futures.ProcessPoolExecutor(
+            1, multiprocessing.get_context("spawn")
+        ) as pool:
+            built = pool.submit(build, source).result()
+    except MinicompileError as error:
+        print(error, file=sys.stderr)
+        return False
+    (folder / "solutions").mkdir(exist_ok=True)
+    (folder / "solutions" / f"{source.stem}.ipynb").write_text(built.solution, encoding="utf-8")
+    (folder / f"{source.stem}.ipynb").write_text(built.release, encoding="utf-8")
+    print(f"{source.stem}: {built}", flush=True)
+    return True
 
 
 if __name__ == "__main__":

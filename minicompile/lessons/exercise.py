@@ -1,21 +1,330 @@
-"""Check cells: a verdict on what the reader answered, always the same words for the same answer."""
+"""Exercises: what a check cell calls, and what the checks of a lesson are made of.
+
+A lesson's checks stand in `notebooks/checks/lesson_NN.py`. Each is a function of a `Run` and of the names
+that the answer cell defines; it runs the learner's answer inside the compiler, on visible inputs in the
+notebook and on hidden ones when it is graded, and says in one line what it saw:
+
+    lesson = Lesson("10")
+
+    @lesson.exercise("ex3", points=3, visible=[(2, 3)], hidden=[(5, 1)], without=["lowering:aten.addcmul"])
+    def addcmul_is_a_loop(run: Run, lower_addcmul: Any) -> str:
+        for shape in run.cases:
+            ...
+            run.expect(got, expected, f"addcmul of shape {shape}")
+        return "one kernel, no extern call"
+
+A wrong answer raises `Wrong`, whose message states input, expected and got.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import ast
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import io
+import linecache
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import torch
+
+from minicompile.errors import MinicompileError
+from minicompile.ops.registry import scoped, without
+
+Cases = Sequence[Any] | Callable[[], Sequence[Any]]
+
+LEVELS = ("read", "construct", "implement", "real", "stretch")
+"""Kinds of exercise, in rising difficulty."""
+
+GREEN, RED, PLAIN = "\x1b[32m", "\x1b[31m", "\x1b[0m"
 
 
-def verdict(exercise: str, given: Any, expected: Any, hint: str = "") -> None:
-    """Print whether an answer is right. `None` is no answer yet; `hint` helps after a wrong one."""
-    if given is None:
-        print(f"{exercise}: no answer yet")
-    elif given == expected and type(given) is type(expected):
-        print(f"{exercise} pass")
-    else:
-        print(f"{exercise}: {given!r} is not it." + (f" {hint}" if hint else ""))
+class Wrong(AssertionError):
+    """An answer is wrong: for this input that was expected, and this came."""
+
+    def __init__(self, given_input: str, expected: object, got: object) -> None:
+        super().__init__(f"{given_input}: expected {expected}, got {got}")
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints instead of a stack of our own frames."""
+        return [f"{RED}{line}{PLAIN}" for line in str(self).splitlines()]
 
 
-def verdict_any(exercise: str, given: Any, accepted: Collection[Any], hint: str = "") -> None:
-    """Like `verdict`, where several answers are right."""
-    verdict(exercise, given, given if given in accepted else object(), hint)
+class NotAnswered(Wrong):
+    """The answer cell is as it was released."""
+
+    def __init__(self, exercise: str) -> None:
+        AssertionError.__init__(self, f"{exercise}: no answer yet")
+
+
+@dataclass
+class Run:
+    """One check of one answer: its inputs, and the words for a verdict."""
+
+    cases: Sequence[Any]
+    changes: list[str] = field(default_factory=list)
+    """What the answer changed in the compiler's results, as `changed` was told."""
+
+    def expect(self, got: object, expected: object, given_input: str) -> None:
+        """Raises Wrong unless both are equal and of the same type."""
+        if type(got) is not type(expected) or got != expected:
+            raise Wrong(given_input, show(expected), show(got))
+
+    def close(self, got: object, expected: torch.Tensor, given_input: str, **how: Any) -> None:
+        """Raises Wrong unless `got` is a tensor of the same shape, dtype and, nearly, numbers.
+
+        `how` goes to `torch.testing.assert_close`: rtol and atol.
+        """
+        if not isinstance(got, torch.Tensor):
+            raise Wrong(given_input, show(expected), show(got))
+        try:
+            torch.testing.assert_close(got, expected, equal_nan=True, **how)
+        except AssertionError:
+            raise Wrong(given_input, show(expected), show(got)) from None
+
+    def that(self, holds: bool, given_input: str, expected: object, got: object) -> None:
+        """Raises Wrong with these words unless it holds."""
+        if not holds:
+            raise Wrong(given_input, expected, got)
+
+    def changed(self, before: str, after: str, what: str) -> None:
+        """The answer was used: `what` (such as "the block's kernels") is not what it is without it."""
+        if before == after:
+            raise Wrong(what, "a change by your answer", "the same as without it")
+        self.changes.append(what)
+
+    @contextlib.contextmanager
+    def replaced(self, path: str, answer: Any) -> Iterator[mock.Mock]:
+        """The compiler's own function `package.module:name` is the answer for a while.
+
+        Gives a mock that counts the calls. For what has no registry; with one, use its decorator.
+        """
+        module, _, name = path.partition(":")
+        owner: Any = importlib.import_module(module)
+        *parents, last = name.split(".")
+        for parent in parents:
+            owner = getattr(owner, parent)
+        spy = mock.Mock(side_effect=answer)
+
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            return spy(*args, **kwargs)
+
+        with mock.patch.object(owner, last, stand_in):
+            yield spy
+
+
+def show(value: object, longest: int = 160) -> str:
+    """A value in one short line."""
+    if isinstance(value, torch.Tensor):
+        numbers = value.detach().flatten()[:6].tolist()
+        few = ", ".join(f"{x:.6g}" if isinstance(x, float) else str(x) for x in numbers)
+        more = ", ..." if value.numel() > len(numbers) else ""
+        kind = str(value.dtype).removeprefix("torch.")
+        return f"{kind}{list(value.shape)} of [{few}{more}]"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= longest else text[: longest - 4] + " ..."
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """An exercise: what its answer is called, what checks it, and what the answer must do without."""
+
+    name: str
+    points: int
+    level: str
+    test: Callable[..., str]
+    visible: Cases
+    hidden: Cases
+    forbidden: frozenset[str]
+    """Names that an answer may not use: the built-in way to have the result."""
+    without: tuple[str, ...]
+    """Rules taken away while the answer is checked."""
+
+    @property
+    def answers(self) -> list[str]:
+        """The names that the answer cell defines: the parameters of `test` after the run."""
+        return list(inspect.signature(self.test).parameters)[1:]
+
+    def run(self, namespace: Mapping[str, Any], hidden: bool = False) -> tuple[str, Run]:
+        """Check the answers in `namespace`: what a pass says, and the run. Raises Wrong."""
+        given = [self.find(name, namespace) for name in self.answers]
+        for name, answer in zip(self.answers, given):
+            for used in forbidden_uses(source_of(answer), self):
+                raise Wrong(f"{self.name}: {name}", "an answer of your own", f"a use of {used}")
+        chosen = self.hidden if hidden else self.visible
+        run = Run(list(chosen() if callable(chosen) else chosen))
+        before = "an input that the notebook does not show, " if hidden else ""
+        with fresh(self.without):
+            try:
+                return self.test(run, *given), run
+            except NotImplementedError as error:
+                if str(error):
+                    raise
+                raise NotAnswered(self.name) from None
+            except Wrong as wrong:
+                wrong.args = (f"{self.name}: {before}{wrong}",)
+                raise
+            except Exception as error:
+                what = f"{type(error).__name__}: {error}".strip()
+                got = f"{what[:600]}{line_of(error, given)}"
+                raise Wrong(
+                    f"{self.name}: {before}{self.test.__name__}", "a result", got
+                ) from error
+
+    def find(self, name: str, namespace: Mapping[str, Any]) -> Any:
+        """The answer called `name`. Raises NotAnswered where there is none."""
+        answer = namespace.get(name, ...)
+        if answer is ... or answer is None:
+            raise NotAnswered(self.name)
+        return answer
+
+
+@contextlib.contextmanager
+def fresh(taken_away: Sequence[str]) -> Iterator[None]:
+    """A compiler that remembers no earlier cell, seeded, with its rules as they were afterwards."""
+    from minicompile import api, extension  # noqa: F401 (fills the registries)
+
+    api.reset()
+    random = torch.random.get_rng_state()
+    torch.manual_seed(0)
+    try:
+        with scoped(), without(*taken_away):
+            yield
+    finally:
+        torch.random.set_rng_state(random)
+        api.reset()
+
+
+def source_of(answer: Any) -> str:
+    """The whole cell in which a function or class was written, "" for other values."""
+    try:
+        where = inspect.getfile(answer) if not isinstance(answer, type) else class_file(answer)
+    except TypeError:
+        return ""
+    return "".join(linecache.getlines(where))
+
+
+def class_file(answer: type) -> str:
+    """The file of a class: that of one of its functions (a notebook's classes know none)."""
+    codes = [member.__code__ for member in vars(answer).values() if inspect.isfunction(member)]
+    return codes[0].co_filename if codes else ""
+
+
+def forbidden_uses(text: str, exercise: Exercise) -> list[str]:
+    """The names in the text of an answer that its exercise forbids, sorted."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return []
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute):
+            dotted = ast.unparse(node)
+            found.update((dotted, dotted.rpartition(".")[2]))
+        elif isinstance(node, ast.alias):
+            found.update((node.name, node.name.rpartition(".")[2]))
+    return sorted(found & exercise.forbidden)
+
+
+def line_of(error: BaseException, given: Sequence[Any]) -> str:
+    """Where in the answer an exception came from, as " in line 3: `text`"."""
+    files = set()
+    for answer in given:
+        with contextlib.suppress(TypeError):
+            files.add(class_file(answer) if isinstance(answer, type) else inspect.getfile(answer))
+    found, at = "", error.__traceback__
+    while at is not None:
+        name = at.tb_frame.f_code.co_filename
+        if name in files:
+            text = linecache.getline(name, at.tb_lineno).strip()
+            found = f" in line {at.tb_lineno} of your cell: `{text}`"
+        at = at.tb_next
+    return found
+
+
+class Lesson:
+    """The exercises of one lesson, by name, in order."""
+
+    def __init__(self, number: str) -> None:
+        self.number = number
+        self.exercises: dict[str, Exercise] = {}
+
+    def exercise(
+        self,
+        name: str,
+        *,
+        points: int,
+        level: str,
+        visible: Cases,
+        hidden: Cases,
+        forbidden: Sequence[str] = (),
+        without: Sequence[str] = (),
+    ) -> Callable[[Callable[..., str]], Exercise]:
+        """Decorator of the function that checks exercise `name`; see `Exercise`. `level` is one of LEVELS."""
+        if level not in LEVELS:
+            raise ValueError(f"level={level!r} must be one of {', '.join(LEVELS)}")
+
+        def add(test: Callable[..., str]) -> Exercise:
+            exercise = Exercise(
+                name, points, level, test, visible, hidden, frozenset(forbidden), tuple(without)
+            )
+            self.exercises[name] = exercise
+            return exercise
+
+        return add
+
+    def __call__(self, name: str, graded: bool = False) -> None:
+        """Check an answer of the notebook that calls this: prints the verdict, or raises Wrong.
+
+        `graded` tries the hidden inputs too, and prints the same whatever the answer prints itself.
+        """
+        if name not in self.exercises:
+            raise MinicompileError(
+                f"lesson {self.number} has no {name}; it has {', '.join(self.exercises)}"
+            )
+        exercise, namespace = self.exercises[name], sys._getframe(1).f_globals
+        printed = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(printed):
+                said, _ = exercise.run(namespace)
+                if graded:
+                    exercise.run(namespace, hidden=True)
+        finally:
+            if not graded and printed.getvalue():
+                print(f"(your answer printed)\n{printed.getvalue()}")
+        print(verdict(name, said) if graded else f"{GREEN}{verdict(name, said)}{PLAIN}")
+
+
+def verdict(name: str, said: str) -> str:
+    """The line of a pass."""
+    return f"{name} pass: {said}"
+
+
+def notebooks_folder() -> Path:
+    """Where the lessons are. Raises MinicompileError where there are none."""
+    folder = Path(__file__).parents[2] / "notebooks"
+    if not (folder / "checks").is_dir():
+        raise MinicompileError(f"no lessons at {folder}: install minicompile from its repository")
+    return folder
+
+
+def checks(number: str) -> Lesson:
+    """The checks of lesson `number` ("03"). Raises MinicompileError for a lesson that has none."""
+    path = notebooks_folder() / "checks" / f"lesson_{number}.py"
+    if not path.exists():
+        known = ", ".join(sorted(p.stem[-2:] for p in path.parent.glob("lesson_*.py")))
+        raise MinicompileError(f"no checks for lesson {number!r}; there are {known}")
+    name = f"minicompile_checks_{number}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    found: Lesson = module.lesson
+    return found

@@ -14,6 +14,14 @@
 #
 # Our example has three operations: a matrix product, a `relu`, a `softmax`.
 
+# %% name="setup" tags=["setup"]
+import torch
+
+import minicompile as mc
+from minicompile.lessons.exercise import checks
+
+check = checks("00")
+
 # %% name="example"
 import torch
 
@@ -277,19 +285,37 @@ print("eager:      ", eager)
 # %% [markdown]
 # ## Exercises
 #
-# Write your answer in place of `None` and run the check below it. The checks ask the compiler.
+# Write your answers and run the check below each. The checks ask the compiler.
 #
-# **Exercise 1.** How many kernels does fusion save in `f`? (Read it off two cells above.)
+# **Exercise 1.** How many kernels does fusion save? Read it off two traces: one with fusion, one without.
+
 
 # %% name="ex1-answer" tags=["answer"]
-kernels_saved = None
+def kernels_saved(fused, unfused):
+    """Kernels that fusion saved, from two traces of the same function."""
+    ### BEGIN SOLUTION
+    return len(unfused.kernels) - len(fused.kernels)
+    ### END SOLUTION
+
 
 # %% name="ex1-check" tags=["nbval-check-output"]
-from minicompile.lessons.exercise import verdict, verdict_any
+check("ex1")
 
-verdict(
-    "ex1", kernels_saved, len(unfused.kernels) - len(trace.kernels), "Compare trace and unfused."
-)
+
+# %% name="ex1-wrong-fused" tags=["wrong"] kind="misconception" says="got 1"
+def kernels_saved(fused, unfused):
+    return len(fused.kernels)
+
+
+# %% name="ex1-wrong-constant" tags=["wrong"] kind="visible-only" says="got 5"
+def kernels_saved(fused, unfused):
+    return 5
+
+
+# %% name="ex1-wrong-report" tags=["wrong"] kind="built-in" says="a use of steps"
+def kernels_saved(fused, unfused):
+    return len(fused.schedule.steps())
+
 
 # %% [markdown]
 # **Exercise 2.** Three variants. How many kernels will each make? Decide first, then check.
@@ -316,19 +342,19 @@ kernels_around_a_product = None
 kernels_of_two_uses = None
 
 # %% name="ex2-check" tags=["nbval-check-output"]
-verdict(
+0 and verdict(
     "ex2 chain",
     kernels_of_chain,
     len(mc.trace(chain, x).kernels),
     "Does any step need another's whole result?",
 )
-verdict(
+0 and verdict(
     "ex2 around_a_product",
     kernels_around_a_product,
     len(mc.trace(around_a_product, x, w).kernels),
     "What stands between the two relus?",
 )
-verdict(
+0 and verdict(
     "ex2 two_uses", kernels_of_two_uses, len(mc.trace(two_uses, x).kernels), "Both read the same y."
 )
 
@@ -344,7 +370,7 @@ line_of_last_kernel = None
 from minicompile.ops.origin import source_lines
 
 lines = {at.line for at in source_lines(block_trace.kernels[-1].origins)}
-verdict_any(
+0 and verdict_any(
     "ex3", line_of_last_kernel, lines, "block_trace.from_line(n) lists what came from line n."
 )
 
