@@ -39,6 +39,10 @@ def script() -> Any:
     return importlib.import_module("minicompile.debug.script")
 
 
+def grader() -> Any:
+    return importlib.import_module("minicompile.lessons.grade")
+
+
 def option_docs() -> dict[str, str]:
     """Each option's docstring: the string that follows its field in the source of `Options`."""
     body = ast.parse(inspect.getsource(Options)).body[0]
@@ -115,6 +119,11 @@ COMMANDS = {
         "run a script and write down all that it compiles",
         lambda chosen: int(script().run(chosen)),
         lambda to: script().add_arguments(to),
+    ),
+    "grade": Command(
+        "grade the exercises of lesson notebooks, or of a folder of them",
+        lambda chosen: int(grader().run_command(chosen)),
+        lambda to: grader().add_arguments(to),
     ),
 }
 

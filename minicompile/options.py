@@ -57,6 +57,11 @@ def environment(**values: str) -> contextlib.AbstractContextManager[Any]:
     return mock.patch.dict(os.environ, values)
 
 
+def child_environment(**values: str) -> dict[str, str]:
+    """This process's environment with some variables set, for a process that it starts."""
+    return {**os.environ, **values}
+
+
 @dataclass(frozen=True)
 class Options:
     """Everything that can be chosen about one compilation."""

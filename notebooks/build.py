@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import hashlib
-import importlib
 import itertools
 import json
 import multiprocessing
@@ -37,7 +36,8 @@ from pathlib import Path
 from typing import Any
 
 from minicompile.errors import MinicompileError
-from minicompile.options import environment
+from minicompile.lessons.grade import need, tags
+from minicompile.options import child_environment, environment
 
 VARIES = "varies"
 """Tag of cells whose output differs from run to run."""
@@ -75,12 +75,14 @@ def find_folder(start: Path) -> Path:
     raise MinicompileError("no folder notebooks/src here or above: run this inside the repository")
 
 
-def stamp(source: str) -> dict[str, str]:
-    """What the outputs of a notebook depend on."""
+def stamp(source: Path) -> dict[str, str]:
+    """The number of a lesson, and what its outputs depend on."""
     import torch
 
+    text = source.read_bytes()
     return {
-        "source": hashlib.sha256(source.encode()).hexdigest()[:16],
+        "lesson": source.stem[:2],
+        "source": hashlib.sha256(text).hexdigest()[:16],
         "python": ".".join(platform.python_version_tuple()[:2]),
         "torch": torch.__version__.partition("+")[0],
         "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
@@ -102,23 +104,9 @@ def read_source(source: Path) -> Any:
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": LANGUAGE,
-        STAMP: stamp(source.read_text(encoding="utf-8")),
+        STAMP: stamp(source),
     }
     return notebook
-
-
-def tags(cell: Any) -> list[str]:
-    """The tags of a cell."""
-    found: list[str] = cell.metadata.get("tags", [])
-    return found
-
-
-def need(module: str) -> Any:
-    """Import something the extra `lessons` brings. Raises MinicompileError that says so."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MinicompileError(f"{error}; pip install 'minicompile[lessons]' brings it") from error
 
 
 def execute(notebook: Any, source: Path) -> None:
@@ -247,7 +235,7 @@ def why_stale(source: Path, folder: Path) -> str:
         if not target.exists():
             return f"{target.relative_to(folder.parent)} has not been built"
     text = solution.read_text(encoding="utf-8")
-    here = stamp(source.read_text(encoding="utf-8"))
+    here = stamp(source)
     if json.loads(text)["metadata"].get(STAMP, {}).get("source") != here["source"]:
         return f"{solution.name} was built from another version of {source.name}"
     given, saved = release(source, text), released.read_text(encoding="utf-8")
@@ -260,11 +248,11 @@ def validate(source: Path, folder: Path) -> str:
     """Execute a solution under nbval: "" if its outputs are those that are saved, else the report."""
     solution = folder / "solutions" / f"{source.stem}.ipynb"
     saved = json.loads(solution.read_text(encoding="utf-8"))["metadata"].get(STAMP, {})
-    same = saved == stamp(source.read_text(encoding="utf-8"))
+    same = saved == stamp(source)
     how = ["--nbval" if same else "--nbval-lax", f"--nbval-cell-timeout={TIMEOUT_SECONDS}"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *how, str(solution)]
-    with environment(**KERNEL_ENVIRONMENT):
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    around = child_environment(**KERNEL_ENVIRONMENT)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, env=around)
     return "" if ran.returncode == 0 else ran.stdout[-6000:] + ran.stderr[-2000:]
 
 

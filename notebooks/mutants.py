@@ -20,34 +20,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from minicompile.lessons.exercise import Lesson, NotAnswered, Wrong, checks, forbidden_uses
+from minicompile.lessons.exercise import Lesson, NotAnswered, Wrong, checks
+from minicompile.lessons.grade import exercise_of, refusal, tags
+from minicompile.options import child_environment
 from notebooks.build import (
     KERNEL_ENVIRONMENT,
     MARKERS,
     find_folder,
     read_source,
-    tags,
     without_answer,
 )
 
 KINDS = ("misconception", "visible-only", "built-in")
 
 
-def exercise_of(cell: Any) -> str:
-    """The exercise that a cell belongs to: "ex2" for cells called "ex2-...", else ""."""
-    found = re.match(r"(ex\w+?)-", cell.metadata.get("name", ""))
-    return found[1] if found else ""
-
-
 def attempt(lesson: Lesson, exercise: str, cells: Sequence[Any], answer: str) -> str:
     """Run set-up and an answer, check it: "pass", or what the visible or hidden check says."""
+    if reason := refusal(answer, cells, lesson.exercises[exercise]):
+        return f"visible: {reason}"
     namespace: dict[str, Any] = {"__name__": "__main__"}
     with contextlib.redirect_stdout(io.StringIO()):
         for cell in cells:
             run(cell.source, f"<{cell['id']}>", namespace)
         run(answer, f"<{exercise}-answer>", namespace)
-        if used := forbidden_uses(answer, lesson.exercises[exercise]):
-            return f"visible: {exercise}: expected an answer of your own, got a use of {used[0]}"
         for hidden in (False, True):
             try:
                 lesson.exercises[exercise].run(namespace, hidden)
@@ -125,11 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "--only",
             chosen.only,
         ]
-        with contextlib.ExitStack() as stack:
-            from minicompile.options import environment
-
-            stack.enter_context(environment(**KERNEL_ENVIRONMENT))
-            done = subprocess.run(command, check=False)
+        done = subprocess.run(command, check=False, env=child_environment(**KERNEL_ENVIRONMENT))
         print(f"{source.stem}: {'as it must be' if done.returncode == 0 else 'NOT as it must be'}")
         failed |= done.returncode != 0
     return 1 if failed else 0

@@ -289,7 +289,7 @@ class Lesson:
                 f"lesson {self.number} has no {name}; it has {', '.join(self.exercises)}"
             )
         exercise, namespace = self.exercises[name], sys._getframe(1).f_globals
-        printed = io.StringIO()
+        printed = Printed()
         try:
             with contextlib.redirect_stdout(printed):
                 said, _ = exercise.run(namespace)
@@ -299,6 +299,17 @@ class Lesson:
             if not graded and printed.getvalue():
                 print(f"(your answer printed)\n{printed.getvalue()}")
         print(verdict(name, said) if graded else f"{GREEN}{verdict(name, said)}{PLAIN}")
+
+
+class Printed(io.StringIO):
+    """The beginning of what is printed; the rest is dropped."""
+
+    most = 20_000
+
+    def write(self, text: str) -> int:
+        if self.tell() < self.most:
+            super().write(text[: self.most])
+        return len(text)
 
 
 def verdict(name: str, said: str) -> str:
