@@ -9,6 +9,7 @@
     also = ["guards"]                # its other forms
     means = "A condition that a later call must meet so that a compiled version may answer it."
     file = "minicompile/dynamo/guards.py"
+    everyday = true                  # other lessons may use the word as everybody does (optional)
 
 A term of several lessons belongs to the first. `labels.toml` gives plain words that the views use as headings
 a meaning; `words.txt` lists words that are in no dictionary.
@@ -37,6 +38,8 @@ class Term:
     also: tuple[str, ...]
     means: str
     file: str
+    everyday: bool = False
+    """Also a word of every day: only its own lesson must explain it first."""
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -67,7 +70,7 @@ def read_terms(file: Path) -> list[Term]:
     """The terms of a lesson. Raises MinicompileError for what is no term."""
     found = []
     for entry in tables(file).get("term", []):
-        unknown = set(entry) - {"name", "also", "means", "file"}
+        unknown = set(entry) - {"name", "also", "means", "file", "everyday"}
         missing = {"name", "means", "file"} - set(entry)
         if unknown or missing:
             wrong = ", ".join(sorted(unknown | missing))
@@ -75,7 +78,8 @@ def read_terms(file: Path) -> list[Term]:
                 f"{file.name}: {entry.get('name', '?')}: unknown or missing: {wrong}"
             )
         also = tuple(entry.get("also", ()))
-        found.append(Term(file.stem, entry["name"], also, entry["means"], entry["file"]))
+        everyday = bool(entry.get("everyday", False))
+        found.append(Term(file.stem, entry["name"], also, entry["means"], entry["file"], everyday))
     return found
 
 

@@ -306,7 +306,7 @@ def prose_words(text: str) -> list[str]:
     """The words of covered prose: no names in code style, no abbreviations in capitals such as GPU."""
     found = re.findall(rf"(?<![\w{COVER}.@/-])[A-Za-z]+(?:['’-][A-Za-z]+)*(?![\w{COVER}])", text)
     parts = [part for word in found for part in word.split("-")]
-    return [part for part in parts if not re.fullmatch(r"[A-Z]{2,6}s?", part)]
+    return [part for part in parts if not re.fullmatch(r"[A-Z]{2,6}(?:['’]?s)?", part)]
 
 
 def own_words(course: Course) -> set[str]:

@@ -142,7 +142,8 @@ def uses(lesson: Text, course: Course, explained: dict[str, Place]) -> Iterator[
         for found in pattern.finditer(without_announcements(cell, lesson, course)):
             term = forms[folded(found[0])]
             at = explained.get(term.name, NEVER)
-            if at <= Place(number, place, found.start()) or term.name in told:
+            elsewhere = term.everyday and term.lesson != lesson.number
+            if at <= Place(number, place, found.start()) or term.name in told or elsewhere:
                 continue
             told.add(term.name)
             yield (
@@ -175,9 +176,9 @@ def without_announcements(cell: Cell, lesson: Text, course: Course) -> str:
 
 
 LABEL_WORDS = names.words("""
-    a after again all an and as at before beside but by come comes each first for from how in into is it last
-    less more most never no not of on one only or other others out than that the their they to two was what
-    when where which who whose why with without
+    a after again all an and as at before beside but by come comes each first for from how if in into is it
+    last less more most never no not of on one only or other others out than that the their they to two was
+    what when where which who whose why with without
 """)
 """What needs no explanation."""
 
@@ -203,9 +204,13 @@ def labels(lesson: Text, course: Course, explained: dict[str, Place]) -> Iterato
                     yield where(cell), f"the view's label {word!r}{inside} is not explained"
 
 
+CODE_LINE = re.compile(r"\w\(|[=\[\]{}<>]|:$")
+"""In a label that is a line of code."""
+
+
 def unexplained(label: str, fine: Sequence[str], source: str) -> list[str]:
     """The words of a label that no phrase explains, without names of code and what the cell itself says."""
-    if label in source:
+    if label in source or CODE_LINE.search(label):
         return []
     label = re.sub(r" of \S+$", "", label)  # "capture of Block"
     words = [w for w in re.split(r"[^\w.'@-]+", label) if re.search(r"[A-Za-z]{2}", w)]
