@@ -267,7 +267,7 @@ ENDINGS = (
     ("ise", "ize"), ("ised", "ized"), ("ising", "izing"), ("iser", "izer"), ("isable", "izable"),
     ("isation", "ization"), ("yse", "yze"), ("ysed", "yzed"), ("ysing", "yzing"), ("tre", "ter"),
     ("lled", "led"), ("lling", "ling"), ("ller", "ler"), ("ence", "ense"), ("ogue", "og"),
-    ("ourite", "orite"), ("able", "e"), ("able", ""),
+    ("ourite", "orite"), ("mme", "m"), ("able", "e"), ("able", ""),
 )  # fmt: skip
 """British endings and what American dictionaries have for them."""
 BEGINNINGS = ("un", "re", "non", "pre", "sub", "in", "over", "multi")

@@ -151,6 +151,13 @@ def paths(root: Path) -> tuple[str, ...]:
                 found.append("/" + file.relative_to(root).as_posix())
     for source in (root / "notebooks" / "src").glob("*.py"):
         found += [f"/notebooks/{source.stem}.ipynb", f"/notebooks/solutions/{source.stem}.ipynb"]
+    return (*found, *foreign_paths())
+
+
+@functools.cache
+def foreign_paths() -> tuple[str, ...]:
+    """The same for PyTorch and Triton."""
+    found: list[str] = []
     inside = torch_folder()
     for pattern in ("**/*.py", "include/**/*.h", "**/"):
         found += [f"/torch/{file.relative_to(inside).as_posix()}" for file in inside.glob(pattern)]
