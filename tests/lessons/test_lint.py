@@ -289,6 +289,18 @@ FAULTS = {
         "A guard is",
         "never in italics|used before it is explained|label 'guards?'",
     ),
+    "term before its explanation": Fault(
+        LESSON,
+        "# After this lesson",
+        "# Guards matter.\n#\n# After this lesson",
+        "'Guards' is used before",
+    ),
+    "term in backticks before its explanation": Fault(
+        LESSON,
+        "# After this lesson",
+        "# Each `guard` matters.\n#\n# After this lesson",
+        "`guard` is no name",
+    ),
     "unknown term": Fault(
         LESSON, "It may fail", "It may *diverge*", "'diverge' is in italics, but no term"
     ),
