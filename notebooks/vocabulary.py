@@ -119,7 +119,7 @@ def own_terms(
             continue
         if explained.get(term.name, NEVER).lesson > number:
             yield file, f"{term.name!r} is never in italics in this lesson"
-        if not re.fullmatch(r"[A-Z`].*[.!?]", term.means, re.S):
+        if not re.fullmatch(r"[A-Z0-9`].*[.!?]", term.means, re.S):
             yield file, f"the meaning of {term.name!r} is no sentence"
         if not names.path_exists(term.file, course.root) or "/" not in term.file:
             yield file, f"the file of {term.name!r} is not there: {term.file}"
