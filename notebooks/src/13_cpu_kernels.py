@@ -165,7 +165,7 @@ for name, found in {
 # Ours has many accumulators, one for each lane of several registers, and adds *them* up at the end:
 # another order, chosen once by us and the same on every machine. What is left over, when a row is
 # no multiple of the lanes, is a *tail* of single elements. More accumulators are also more exact,
-# since none of them grows large. Ten thousand times one tenth, and many more:
+# since none of them grows large. One tenth, a million times:
 
 # %% name="exactness"
 tenths = torch.full((1, 1_000_000), 0.1)
@@ -281,6 +281,10 @@ for side in (4, 8, 16, 32, 64, 128):
 chosen = mc.trace(added_turned, a, b).kernels[0]
 print("the rule's own choice:", chosen.plan.tiles, lines_fetched(chosen.plan), "lines")
 
+# %% [markdown]
+# Small squares use only part of each line; in large ones the scratch square itself is crowded out. The
+# built-in rule's square is a little too large for the toy cache: in exercise 5 you do better.
+
 # %% name="squares-picture"
 slides(
     "a + b.t()",
@@ -348,7 +352,7 @@ mc.what_if(added_turned, a, b)
 # > **In torch.compile.** Inductor writes C++ too, but doesn't trust the compiler to find vectors: it
 # > prints them, as `at::vec::Vectorized` objects. The idea of a plan is spread over
 # > `torch/_inductor/codegen/cpp.py` (`CppKernel`, `CppVecKernel`, `LoopNest`); transposed loads are
-# > `CppTile2DKernel`. We leave vectors to `omp simd`, which makes our printer a tenth of theirs.
+# > `CppTile2DKernel`. We leave vectors to `omp simd`, so our printer is short.
 # > Below, live and without compiling it, the vector lines of their kernel for `f`.
 
 # %% name="torch-compile"
