@@ -147,10 +147,11 @@ for name, one in (("with the mask", right), ("without", without_mask)):
 # %% name="wide-loads"
 from minicompile.runtime.assembly import cross_compile
 
+many = mc.trace(mc.compile(added_one, options=TRITON), torch.zeros(4096)).kernels[0]
 for aligned in (True, False):
-    found = cross_compile(right, tiles=Tiles(1024, 1, 4), aligned=aligned)
+    found = cross_compile(many, tiles=Tiles(1024, 1, 4), aligned=aligned)
     loads = [line.strip() for line in found.levels["ptx"].splitlines() if "ld.global" in line]
-    print(f"aligned: {aligned}, {len(loads)} loads in each thread, the first: {loads[0]}")
+    print(f"aligned: {aligned}, loads in each thread: {len(loads)}, the first: {loads[0]}")
 
 # %% [markdown]
 # `v4.b32` is four times 32 bits, and `@%p1` in front is the mask, now a *predicate* of this thread.
@@ -210,7 +211,7 @@ blocks_measured
 # in *registers*, the fast memory that each thread owns, through maximum, sum and division.
 
 # %% name="softmax-kernel"
-softmax = mc.trace(mc.compile(row_softmax, options=TRITON), torch.randn(64, 8192)).kernels[0]
+softmax = mc.trace(mc.compile(row_softmax, options=TRITON), torch.randn(512, 8192)).kernels[0]
 print(softmax)
 
 # %% [markdown]
@@ -276,7 +277,7 @@ tiles_measured
 # %% name="looped"
 mc.reset()
 with mc.without("plan:triton:reduction"):
-    swept = mc.trace(mc.compile(row_softmax, options=TRITON), torch.randn(64, 8192)).kernels[0]
+    swept = mc.trace(mc.compile(row_softmax, options=TRITON), torch.randn(512, 8192)).kernels[0]
 mc.reset()
 slides(
     "softmax of rows of 8192",
@@ -373,7 +374,8 @@ print(mc.trace(mc.compile(product_and_relu, options=TRITON), square, square).sch
 # > operation, as here. Its tiles come from `torch/_inductor/runtime/triton_heuristics.py`, and with
 # > `mode="max-autotune"` it times several, matrix products with epilogues among them (templates in
 # > `torch/_inductor/kernel`). We have one choice per kernel, and no templates. Below, live: how both
-# > write the same operations. Where they differ, ours rounds as eager does.
+# > write the same operations. Our division rounds as eager's does; their maximum keeps NaN in a helper,
+# > ours has an operation for that before it comes to printing.
 
 # %% name="torch-compile"
 from torch._inductor.codegen.triton import TritonOverrides
