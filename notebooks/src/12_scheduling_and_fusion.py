@@ -85,7 +85,7 @@ for node in trace.schedule.before:
     print(node)
 
 # %% [markdown]
-# **Predict, then run.** `buf2` reads `buf1` at two places. Each is one of the two indices below. Why
+# **Predict, then run.** `buf2` reads `buf1` at two places; their indices are printed above. Why
 # does one of them make fusion impossible? Think of element `[0, 1]`: what has the loop over `buf1`
 # written by the time when `[0, 1]` is computed?
 
@@ -130,7 +130,7 @@ slides("Three ways to be refused", *refusals)
 
 # %% [markdown]
 # **Predict, then run.** A softmax has reductions: the largest of a row must be known before the first
-# `exp`. So is the `exp` another kernel? Decide: how many kernels for the five loops of
+# `exp`. So is the `exp` another kernel? Decide: how many kernels for all the loops of
 # `softmax(relu(x))`?
 
 # %% name="softmax"
