@@ -1,11 +1,15 @@
-"""Pictures that only lessons need: the corridor as a strip, and slides moved by a slider."""
+"""Pictures that only lessons need: the corridor as a strip, slides on a slider, a walk through memory."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
+from minicompile.debug.reference import evaluate
 from minicompile.ops.display import Shown, to_html
-from minicompile.show.html import box, shows, steps, text
+from minicompile.scheduling.body import LoopBody
+from minicompile.shapes.expr import index_text
+from minicompile.show.html import box, code, shows, steps, table, text
 
 ROOMS = ("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")
 
@@ -65,3 +69,58 @@ def slide_show(show: Slides) -> str:
 
     frames = [(title, remark, content(obj)) for title, remark, obj in show.frames]
     return box(show.title, "move the slider", steps(frames))
+
+
+STEPS = {0: ("the same", "#d1d5db"), 1: ("contiguous", "#86efac")}
+"""What a step from one address to the next is called and coloured; any other is strided."""
+STRIDED = ("strided", "#fdba74")
+
+
+@dataclass(frozen=True)
+class Walk(Shown):
+    """The addresses that a loop body touches, one iteration after the other, the innermost loop fastest."""
+
+    body: LoopBody
+    most: int = 24
+
+    def rows(self) -> list[tuple[str, str, list[int]]]:
+        """What is done to which buffer, the index, and its first addresses."""
+        loops = self.body.all_ranges
+        places = itertools.islice(
+            itertools.product(*map(range, map(int, loops.values()))), self.most
+        )
+        at = [dict(zip(loops, place, strict=True)) for place in places]
+        accesses = [*self.body.loads, *self.body.stores]
+        return [
+            (
+                f"{v.op} {v.buffer}",
+                index_text(v.index),
+                [evaluate(v.index, values) for values in at],
+            )
+            for v in accesses
+            if v.index is not None and not v.indirect
+        ]
+
+    def __str__(self) -> str:
+        lines = [f"{what}[{index}]: {' '.join(map(str, at))}" for what, index, at in self.rows()]
+        return "\n".join([f"addresses of {self.body.name}", *lines])
+
+
+@shows(Walk)
+def walk_strip(walk: Walk) -> str:
+    def cells(addresses: list[int]) -> str:
+        parts = []
+        for before, now in itertools.pairwise([addresses[0] - 1, *addresses]):
+            colour = STEPS.get(now - before, STRIDED)[1]
+            look = f"background:{colour};display:inline-block;width:26px;text-align:center"
+            parts.append(f'<span style="{look}">{now}</span>')
+        return "".join(parts)
+
+    legend = " ".join(
+        f'<span style="background:{colour};padding:0 6px">{name}</span>'
+        for name, colour in (*STEPS.values(), STRIDED)
+    )
+    rows = ([code(what), code(index), cells(at)] for what, index, at in walk.rows())
+    about = f"the first {walk.most} iterations at most"
+    head = ("access", "index", "addresses, in order")
+    return box(f"walk of {walk.body.name}", about, table(head, rows), legend)
