@@ -123,13 +123,14 @@ for found in told.breaks:
 # ## How to enter a function in the middle
 #
 # A Python frame at one moment is little: *which instruction is next*, the values on its stack, and
-# the local variables that have a value. Whoever restores these three can go on. Such a function
-# "the rest of the frame, given its state" is called a *continuation*.
+# the local variables that have a value. Whoever restores these three can go on. The rest
+# of a frame, as a function of this state, is called its *continuation*.
 #
 # Take a function without tensors. The slider shows the state before each instruction: what is on
 # the stack, which names are bound.
 
 # %% name="states"
+from minicompile.dynamo.bytecode import SLOT_OPS, slot_names
 from minicompile.dynamo.continuation import bind, continuation, start, successors, units
 
 
@@ -147,15 +148,14 @@ def states(code):
 
 
 def picture(code, state):
-    rows = []
-    for number, unit in enumerate(units(code)):
-        if unit[0].opname != "NOP":
+    rows, names = [], slot_names(code)
+    for number, (op, *_) in enumerate(units(code)):
+        if op.opname != "NOP":
             mark = "-->" if number == state.point else "   "
-            rows.append(f"{mark} {' '.join(op.opname for op in unit)}")
-    values = sum(slot == "value" for slot in state.stack)
-    return "\n".join(
-        [*rows, "", f"bound: {', '.join(state.bound)}", f"values on the stack: {values}"]
-    )
+            rows.append(f"{mark} {op.opname} {names[op.arg] if op.opname in SLOT_OPS else ''}")
+    held = sum(slot == "value" for slot in state.stack)
+    rows += ["", f"bound: {', '.join(state.bound)}", f"values on the stack: {held}"]
+    return "\n".join(rows)
 
 
 code = two_lines.__code__
@@ -229,16 +229,14 @@ print(generated(deep).partition("out = graph(inputs)\n")[2])
 # %% [markdown]
 # Read it from the first line on. The rest of `inner` is wrapped up as `v0`. It is a `StandIn`: a
 # callable that ignores its arguments and runs what it wraps. It takes the place of `inner` on the
-# stack of `between`, so that *the rest of `between`*, `v1`, will call it. That one in turn stands in
-# for `between` on the stack of `outer`. Three continuations, one within the other:
+# stack of `between`, so that the rest of `between`, `v1`, will call it. That one in turn stands in
+# for `between` on the stack of `outer`. Three continuations, one within the other. These graphs run,
+# in this order:
 
 # %% name="nested-picture"
 slides(
-    "what runs after the break",
-    *(
-        (capture.name, f"{number}. to run", str(capture.graph))
-        for number, capture in enumerate(deep.explanation().captures)
-    ),
+    "one graph after the other",
+    *((capture.name, "", str(capture.graph)) for capture in deep.explanation().captures),
 )
 
 # %% [markdown]
