@@ -110,7 +110,7 @@ for function in (quiet, f):
     print(f"{function.__name__}: {len(plans)} kernel(s), {traffic} bytes through memory")
 
 # %% [markdown]
-# `y` used to live in a register. Now it crosses the gap: one kernel writes it, the next one reads it
+# `y` used to stay in a register. Now it crosses the gap: one kernel writes it, the next one reads it
 # back, and `x` is read twice. No kernel is ever fused across a break. That is why people hunt for
 # them, and why each has its reason and your source line on record:
 
@@ -122,7 +122,7 @@ for found in told.breaks:
 # %% [markdown]
 # ## How to enter a function in the middle
 #
-# A Python frame at one moment is little: *which instruction is next*, the values on its stack, and
+# A Python frame at one moment is little: which instruction is next, the values on its stack, and
 # the local variables that have a value. Whoever restores these three can go on. The rest
 # of a frame, as a function of this state, is called its *continuation*.
 #
@@ -167,7 +167,7 @@ slides(
 
 # %% [markdown]
 # `continuation(code, state)` makes the function that enters there. Its parameters are the bound
-# names, then the stack. Inside is the *original bytecode*, behind a few new instructions that put
+# names, then the stack. Inside is the original bytecode, behind a few new instructions that put
 # everything in its place and jump.
 #
 # **Predict, then run.** We enter `two_lines` after its first line, and hand over `c = 100`. No
@@ -181,7 +181,7 @@ print("a=3, b=4, c=100 gives", rest(3, 4, 100))
 
 # %% [markdown]
 # Loops, `with` and `try` need nothing special: a loop's iterator lies on the stack, and so does
-# what a `with` must call at its end. Here the frame is cut *inside* a `with`. The second part
+# what a `with` must call at its end. Here the frame is cut inside a `with`. The second part
 # begins in the mode that it was cut in, and that too is guarded:
 
 # %% name="inside-with"
@@ -236,7 +236,7 @@ print(generated(deep).partition("out = graph(inputs)\n")[2])
 # %% name="nested-picture"
 slides(
     "one graph after the other",
-    *((capture.name, "", str(capture.graph)) for capture in deep.explanation().captures),
+    *(("graph", capture.name, str(capture.graph)) for capture in deep.explanation().captures),
 )
 
 # %% [markdown]
@@ -349,7 +349,7 @@ for each in found.breaks:
     print(f"{each.id:18} {each.user_line.text}")
 
 # %% [markdown]
-# One line is there twice: to make the text, the *value* of the norm is needed, and then printing is
+# One line is there twice: to make the text, the value of the norm is needed, and then printing is
 # an effect on the world. The other two ask for values as well: a branch for a truth value, a sort
 # for an order. **A captured tensor has a shape and a dtype, and no numbers yet.** That one sentence
 # explains most breaks that you will ever meet. Exercise 2 mends all three.
@@ -558,7 +558,7 @@ def mended(x, training=True):
 # %% [markdown]
 # **Exercise 3 · A break inside a `with`** (4 points). Write `cut_inside(reason)`. It returns a
 # function of a tensor `x` and a list `trail`. That function appends `"before"`, `"inside"` and
-# `"after"` to the trail: before a `with torch.no_grad()`, *behind* a break inside of it, and after
+# `"after"` to the trail: before a `with torch.no_grad()`, behind a break inside of it, and after
 # it; it returns a tensor. The break must be of the given kind: `"print"`, `"item"` or
 # `"branch-on-tensor"`.
 

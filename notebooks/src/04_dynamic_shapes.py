@@ -14,7 +14,8 @@
 # - read size expressions and their guards, and name the line of Python that forced each;
 # - find a size that was fixed by accident, and free it.
 #
-# The running example joins and reshapes. What can a compiler say about its shapes before it knows `x`?
+# The running example joins and reshapes. Compiled with `dynamic=True`, each size of `x` is a *symbol*, a
+# letter that stands for any size. What are then the shapes of `y` and of the result? Decide, then look.
 
 # %% name="setup" tags=["setup"]
 import torch
@@ -40,9 +41,9 @@ trace = mc.trace(mc.compile(f, dynamic=True), torch.randn(6, 20))
 trace.capture
 
 # %% [markdown]
-# Quite a lot. Look at the right column of the bytecode, from top to bottom. The input is
-# `f32[s0, s1]`: each size is a *symbol*, a letter that stands for any size. `cat` gives
-# `f32[2*s0, s1]`: a *size expression*. `view` divides what it has by eight.
+# Look at the right column of the bytecode, from top to bottom. The input is `f32[s0, s1]`. `cat`
+# gives `f32[2*s0, s1]`: a *size expression*, computed with symbols as with numbers. `view` divides what
+# it has by eight.
 #
 # And that only works if the division leaves nothing over. So a guard was added. Each guard knows the
 # operation that forced it, and your line:
@@ -134,7 +135,7 @@ slides(
 # allows. From there on new sizes run in eager: right, but as slow as without a compiler. A warning
 # says so (we silenced it here).
 #
-# With `None`, the first version is fixed. The second call fails its guard *in a size*: so that size
+# With `None`, the first version is fixed. The second call fails its guard in a size: so that size
 # becomes a symbol, and only that one. The width, which never varied, stays a plain number. Most
 # programs want this: what is fixed makes better kernels.
 #
@@ -176,7 +177,7 @@ print(timeline(compiled)[0])
 # ## Where symbols and guards live
 #
 # Behind it all stands one small object, a *shape environment*. It knows each symbol's *hint* (its
-# value while compiling) and *range*. Sizes are numbers that remember how they were computed. When
+# value while compiling) and its range. Sizes are numbers that remember how they were computed. When
 # they are compared, the environment is asked. If the ranges decide, fine. If not, **the hint decides,
 # and the answer becomes a guard**.
 
@@ -194,7 +195,7 @@ print(env)
 
 # %% [markdown]
 # Read that again: after the guard `n > 10`, the questions `n > 5` and `2 * n > 20` cost nothing.
-# A guard is not only a check, it is a *fact* that simplifies what comes later. And after `n % 4 == 0`
+# A guard is not only a check, it is a fact that simplifies what comes later. And after `n % 4 == 0`
 # the size `n` is written as four times a new symbol: then `n // 4` has no division left in it.
 #
 # An `if` on a size takes one side, and guards on it:
@@ -287,8 +288,8 @@ for function in (scaled, looked_up, counted, halved):
     print(f"{function.__name__:9}: {shape_env.text(symbol)} is {shape_env.values(symbol)}")
 
 # %% [markdown]
-# Arithmetic is fine: a square root of a symbol is just another expression. But a lookup needs to
-# know *which* key, and a Python loop needs to know *how often*. There is no graph for "as many nodes
+# Arithmetic is fine: a square root of a symbol is just another expression. But a dictionary needs
+# to know which key, and a Python loop needs to know how often. There is no graph for "as many nodes
 # as there are rows". Exercise 3 frees such a size.
 
 # %% [markdown]
@@ -323,7 +324,7 @@ print("\n".join(capture.size_lines))
 # %% [markdown]
 # The first guard is a line of the model itself: `if start + length > ...: raise`. It also narrowed
 # the symbol's range. The second one was nobody's wish. The causal mask is cut out of a larger square;
-# if the cut-out happens to be *all* of it, its memory layout is another one. So the full length will
+# if the cut-out happens to be all of it, its memory layout is another one. So the full length will
 # be compiled apart:
 
 # %% name="model-calls"
@@ -363,13 +364,13 @@ for node in counter.graphs[-1].graph.find_nodes(op="placeholder"):
 # 3. By default a size becomes a symbol when it was seen to vary; `dynamic=True` doesn't wait,
 #    `dynamic=False` never does it, and the recompile limit ends in eager.
 # 4. A guard is also a fact: later questions are answered from it, and divisions disappear.
-# 5. A loop, a lookup or a text made of a size fixes it, and then every size is a version of its own.
+# 5. A loop, a dictionary's key or a text made of a size fixes it, and then every size is a version of its own.
 
 # %% [markdown]
 # ## Exercises
 #
 # **Exercise 1 · Read a history** (2 points). Write `read_history(timeline)`. It gives a pair: the
-# list of the numbers of those calls for which a version was *made*, and how many calls ran in eager.
+# list of the numbers of those calls for which a version was made, and how many calls ran in eager.
 # A `Timeline` has `misses`, each with a `call` and `made`, and `answered`.
 
 # %% [markdown]
@@ -652,7 +653,7 @@ def shape_of_reshape(shape, wanted):
 # **Exercise 5 · Decide without asking** (6 points). Each question that the ranges decide is a guard
 # less. Write `decide(relation, low)`: `relation` compares two sizes, as sympy has it (`relation.lhs`,
 # `relation.rhs`, and `relation.rel_op`: one of `==`, `!=`, `<`, `<=`, `>`, `>=`). `low` gives the smallest
-# value of each symbol. The answer is `True` or `False` if it is the same for *all* sizes from there
+# value of each symbol. The answer is `True` or `False` if it is the same for all sizes from there
 # on, else `None`. The shape environment will ask you alone.
 
 # %% [markdown]
