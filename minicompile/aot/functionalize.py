@@ -42,8 +42,14 @@ from minicompile.aot.views import (
 )
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of, placeholders, user_line
+from minicompile.ops.registry import Registry
 
 aten = torch.ops.aten
+
+inverse: Registry[Callable[..., torch.Tensor]] = Registry(
+    "inverse", "view operator -> how its base looks once the view is written to"
+)
+"""(contents of the base, new contents of the view, the view's further arguments) -> new base."""
 
 INVERSES: dict[OpOverload, Callable[..., torch.Tensor]] = {
     **dict.fromkeys(
@@ -67,7 +73,8 @@ INVERSES: dict[OpOverload, Callable[..., torch.Tensor]] = {
     aten._conj.default: lambda base, new: new.conj(),
     aten._neg_view.default: lambda base, new: -new,
 }
-"""(contents of the base, new contents of the view, the view's further arguments) -> new base."""
+for _view, _rule in INVERSES.items():
+    inverse(_view)(_rule)
 
 
 FACTORY_OPTIONS = ("dtype", "layout", "device", "pin_memory")
@@ -199,7 +206,7 @@ class Functionalizer:
         if all(self.has_inverse(view) for view in views):
             for view, base in zip(views, chain[1:]):
                 target, args, kwargs = self.view_call(view)
-                new = INVERSES[target](self.read(base), new, *args, **kwargs)
+                new = inverse[target](self.read(base), new, *args, **kwargs)
         else:
             old, order = root.meta["val"], stride_order(root.meta["val"])
             row = self.place(self.memory(node), node, new)
@@ -215,7 +222,7 @@ class Functionalizer:
         """May a write be carried through the view by its operator's inverse?"""
         if view.op == "placeholder" or view.target is operator.getitem:
             return False
-        return self.view_call(view)[0] in INVERSES and not overlaps(view.meta["val"])
+        return self.view_call(view)[0] in inverse and not overlaps(view.meta["val"])
 
     # Going through the old graph
 
