@@ -4,7 +4,8 @@ For each exercise of the chosen lessons: set-up, answer and check, in one proces
 passes, visible and hidden; the released stub is not answered; each cell tagged "wrong" is rejected, with a
 message that states input, expected and got. `kind=` of such a cell says what it stands for: "misconception",
 "visible-only" (the visible check passes, the hidden one does not) or "built-in" (it calls the rule that it
-should implement); every exercise has at least one of each. `says=` is a piece of its message.
+should implement); every exercise has at least one of each. `says=` is a piece of its message. The answers
+of exercises that implement a rule change the compiled lesson model, with the built-in rule taken away.
 """
 
 from __future__ import annotations
@@ -33,11 +34,17 @@ from notebooks.build import (
 
 KINDS = ("misconception", "visible-only", "built-in")
 
+PLUGGED = ("implement", "real")
+"""Levels of exercises whose answers become part of the compiler."""
 
-def attempt(lesson: Lesson, exercise: str, cells: Sequence[Any], answer: str) -> str:
-    """Run set-up and an answer, check it: "pass", or what the visible or hidden check says."""
+
+def attempt(
+    lesson: Lesson, exercise: str, cells: Sequence[Any], answer: str
+) -> tuple[str, list[str]]:
+    """Run set-up and an answer, check it: "pass" or what the check says; what it changed in the compiler."""
+    changes: list[str] = []
     if reason := refusal(answer, cells, lesson.exercises[exercise]):
-        return f"visible: {reason}"
+        return f"visible: {reason}", changes
     namespace: dict[str, Any] = {"__name__": "__main__"}
     with contextlib.redirect_stdout(io.StringIO()):
         for cell in cells:
@@ -45,12 +52,13 @@ def attempt(lesson: Lesson, exercise: str, cells: Sequence[Any], answer: str) ->
         run(answer, f"<{exercise}-answer>", namespace)
         for hidden in (False, True):
             try:
-                lesson.exercises[exercise].run(namespace, hidden)
+                _, seen = lesson.exercises[exercise].run(namespace, hidden)
             except NotAnswered:
-                return "not answered"
+                return "not answered", changes
             except Wrong as wrong:
-                return f"{'hidden' if hidden else 'visible'}: {wrong}"
-    return "pass"
+                return f"{'hidden' if hidden else 'visible'}: {wrong}", changes
+            changes += seen.changes
+    return "pass", changes
 
 
 def run(text: str, name: str, namespace: dict[str, Any]) -> None:
@@ -74,14 +82,16 @@ def faults(source: Path, only: str = "") -> Iterator[str]:
             yield f"{name}: needs one answer cell and a check cell"
             continue
         whole = answers[0].source
-        said = attempt(lesson, name, setup, MARKERS.sub("", whole))
+        said, changes = attempt(lesson, name, setup, MARKERS.sub("", whole))
         if said != "pass":
             yield f"{name}: the reference answer is rejected: {said}"
-        said = attempt(lesson, name, setup, without_answer(whole))
+        if lesson.exercises[name].level in PLUGGED and not changes:
+            yield f"{name}: the check does not show that the answer changed what was compiled"
+        said, _ = attempt(lesson, name, setup, without_answer(whole))
         if said != "not answered":
             yield f"{name}: the released cell should be `not answered`, but: {said}"
         for cell in wrong:
-            said = attempt(lesson, name, setup, cell.source)
+            said, _ = attempt(lesson, name, setup, cell.source)
             title = cell.metadata.get("name")
             kind, says = cell.metadata.get("kind"), cell.metadata.get("says", "")
             if said in ("pass", "not answered"):

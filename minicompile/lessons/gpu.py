@@ -44,13 +44,17 @@ def on_gpu(name: str) -> Callable[[Callable[[], str]], GpuResult]:
     """
 
     def result(function: Callable[[], str]) -> GpuResult:
-        text = textwrap.dedent(inspect.getsource(function))
-        source = hashlib.sha256(text.encode()).hexdigest()[:16]
+        source = source_hash(inspect.getsource(function))
         if torch.cuda.is_available():
             return GpuResult(name, source, function(), machine(), saved=False)
         return load(name, source)
 
     return result
+
+
+def source_hash(text: str) -> str:
+    """What tells one version of a function from another: its text, decorator included."""
+    return hashlib.sha256(textwrap.dedent(text).strip().encode()).hexdigest()[:16]
 
 
 def machine() -> str:
@@ -64,7 +68,9 @@ def load(name: str, source: str, folder: Path | None = None) -> GpuResult:
     """A saved result. Raises MinicompileError if there is none, or it is of another function."""
     path = (folder or notebooks_folder() / "gpu") / f"{name}.json"
     if not path.exists():
-        raise MinicompileError(f"no GPU here, and no saved result {path.name}")
+        raise MinicompileError(
+            f"no GPU here, and no saved result {path.name}: run python -m notebooks.gpu where there is one"
+        )
     saved = json.loads(path.read_text(encoding="utf-8"))
     if saved["source"] != source:
         raise MinicompileError(
@@ -75,7 +81,7 @@ def load(name: str, source: str, folder: Path | None = None) -> GpuResult:
 
 def save(result: GpuResult, folder: Path) -> None:
     """Write a result that was made just now."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     keep = {"source": result.source, "made_on": result.made_on, "text": result.text}
     path = folder / f"{result.name}.json"
     path.write_text(json.dumps(keep, indent=1) + "\n", encoding="utf-8")

@@ -301,20 +301,19 @@ def outcomes_of(folder: Path, seconds: float) -> dict[str, list[dict[str, Any]]]
     files, results = sorted(folder.glob("*.ipynb")), folder / "results.jsonl"
     if not files:
         return {}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "minicompile.lessons.nbval_plugin"]
-    command += [
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        str(folder / "pytest.ini"),
-        "--rootdir",
-        str(folder),
-    ]
-    command += ["--nbval-lax", "--nbval-current-env", f"--nbval-cell-timeout={seconds}"]
+    plugins = "-p nbval -p minicompile.lessons.nbval_plugin -p no:cacheprovider"
+    how = f"-q {plugins} --nbval-lax --nbval-current-env --nbval-cell-timeout={seconds}"
+    where = ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder)]
+    command = [sys.executable, "-m", "pytest", *how.split(), *where]
     command += [f"--grading-results={results}", *map(str, files)]
     (folder / "pytest.ini").write_text("[pytest]\n")
     root = str(notebooks_folder().parent)
-    around = child_environment(PYTHONPATH=root, PYTHONHASHSEED="0", MINICOMPILE_PROGRESS="0")
+    around = child_environment(
+        PYTHONPATH=root,
+        PYTHONHASHSEED="0",
+        MINICOMPILE_PROGRESS="0",
+        PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
+    )
     limit = 3 * seconds * len(files) + 60
     try:
         ran = subprocess.run(

@@ -1,0 +1,297 @@
+"""Grading: right answers score, tampering does not, one bad answer costs its own points only."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import hashlib
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from minicompile.__main__ import main as command_line
+from minicompile.errors import MinicompileError
+from minicompile.lessons import grade as grading
+from minicompile.lessons.exercise import checks, notebooks_folder
+
+for module in ("nbformat", "nbval", "ipykernel"):
+    pytest.importorskip(module, reason="the extra `lessons` is not installed")
+
+import nbformat  # noqa: E402
+
+LESSON = "00"
+RIGHT = "def kernels_saved(fused, unfused):\n    return len(unfused.kernels) - len(fused.kernels)\n"
+WRONG = "def kernels_saved(fused, unfused):\n    return 99\n"
+HIDDEN_ONLY = "def kernels_saved(fused, unfused):\n    return 5\n"
+
+Edit = Callable[[Any, dict[str, Any]], None]
+
+
+def release() -> Any:
+    [path] = notebooks_folder().glob(f"{LESSON}_*.ipynb")
+    return nbformat.read(path, as_version=4)
+
+
+def solution() -> Any:
+    return copy.deepcopy(grading.pristine(LESSON))
+
+
+def graded(tmp_path: Path, notebook: Any, seconds: float = 60, only: str = "ex1") -> grading.Grade:
+    """The grade of one exercise of a notebook saved under a lesson's name."""
+    path = tmp_path / f"{LESSON}_mine.ipynb"
+    nbformat.write(notebook, path)
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    report = grading.grade(path, [only], seconds)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == before
+    assert not report.problem
+    [grade] = report.grades
+    return grade
+
+
+def answered(text: str, base: Any = None) -> Any:
+    notebook = base or release()
+    by_id(notebook)["ex1-answer"].source = text
+    return notebook
+
+
+def by_id(notebook: Any) -> dict[str, Any]:
+    return {cell["id"]: cell for cell in notebook.cells}
+
+
+def test_the_reference_scores_full_and_the_release_scores_nothing(tmp_path: Path):
+    points = checks(LESSON).exercises["ex1"].points
+    right = graded(tmp_path, solution())
+    assert (right.earned, right.points, right.feedback) == (points, points, "pass")
+    unsolved = graded(tmp_path, release())
+    assert (unsolved.earned, unsolved.feedback) == (0, "ex1: no answer yet")
+
+
+def test_an_answer_that_only_fits_the_notebooks_inputs_is_rejected(tmp_path: Path):
+    grade = graded(tmp_path, answered(HIDDEN_ONLY))
+    assert grade.earned == 0
+    assert "an input that the notebook does not show" in grade.feedback
+    assert "expected" in grade.feedback and "got 5" in grade.feedback
+
+
+def cleared(notebook: Any, cells: dict[str, Any]) -> None:
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+
+
+def delete_checks(notebook: Any, cells: dict[str, Any]) -> None:
+    notebook.cells = [cell for cell in notebook.cells if not cell["id"].endswith("-check")]
+
+
+def edit_check(notebook: Any, cells: dict[str, Any]) -> None:
+    cells["ex1-check"].source = 'print("ex1 pass: 5 kernels saved")'
+    cells["ex1-check"].metadata.tags = ["nbval-skip"]
+
+
+def forge_output(notebook: Any, cells: dict[str, Any]) -> None:
+    text = nbformat.v4.new_output("stream", name="stdout", text="ex1: 99 is right\n")
+    cells["ex1-check"].outputs = [text]
+
+
+def edit_setup(notebook: Any, cells: dict[str, Any]) -> None:
+    cells["setup"].source += "\ncheck = lambda name, graded=False: print(name, 'pass')"
+
+
+def raises_tag(notebook: Any, cells: dict[str, Any]) -> None:
+    cells["ex1-answer"].metadata.tags = ["answer", "raises-exception", "nbval-skip"]
+
+
+TAMPERED: dict[str, Edit] = {
+    "cleared outputs": cleared,
+    "deleted checks": delete_checks,
+    "edited check": edit_check,
+    "forged output": forge_output,
+    "edited set-up": edit_setup,
+    "tag that expects an exception": raises_tag,
+}
+
+
+def tasks(notebook: Any) -> list[tuple[Any, str, str]]:
+    """What is run for each exercise of a notebook."""
+    lesson = grading.pristine(LESSON)
+    return [grading.task(lesson, one, notebook) for one in checks(LESSON).exercises.values()]
+
+
+@pytest.mark.parametrize("name", TAMPERED)
+def test_what_is_outside_answer_cells_changes_nothing_of_what_is_run(name: str):
+    notebook, honest = answered(WRONG), answered(WRONG)
+    TAMPERED[name](notebook, by_id(notebook))
+    assert tasks(notebook) == tasks(honest)
+    assert notebook != honest
+
+
+def test_a_wrong_answer_scores_nothing_whatever_the_notebook_says(tmp_path: Path):
+    notebook = answered(WRONG)
+    for tamper in TAMPERED.values():
+        tamper(notebook, by_id(notebook))
+    grade = graded(tmp_path, notebook)
+    assert grade.earned == 0
+    assert "got 99" in grade.feedback
+
+
+def test_a_copy_with_another_answer_is_joined_and_the_last_one_counts(tmp_path: Path):
+    notebook = answered(RIGHT)
+    twin = copy.deepcopy(by_id(notebook)["ex1-answer"])
+    twin["id"], twin.source = "another", WRONG
+    notebook.cells.append(twin)
+    grade = graded(tmp_path, notebook)
+    assert grade.earned == 0
+    assert grade.feedback.endswith("(joined from 2 cells)")
+
+
+def test_a_split_answer_is_joined(tmp_path: Path):
+    notebook = answered(RIGHT)
+    at = [cell["id"] for cell in notebook.cells].index("ex1-answer")
+    second = copy.deepcopy(notebook.cells[at])
+    notebook.cells[at].source, second.source = RIGHT.splitlines()[0], RIGHT.splitlines()[1]
+    notebook.cells[at]["id"] = "fe1bfe28"
+    notebook.cells.insert(at + 1, second)
+    assert graded(tmp_path, notebook).earned
+
+
+def test_an_answer_without_metadata_is_found_by_its_id(tmp_path: Path):
+    notebook = answered(RIGHT)
+    by_id(notebook)["ex1-answer"].metadata.clear()
+    assert graded(tmp_path, notebook).earned
+
+
+REFUSED = {
+    "deleted answer": ("", "its cell is missing"),
+    "skip marker": ("# NBVAL_SKIP\n" + RIGHT, "a marker of nbval"),
+    "shadowed print": (WRONG + "def print(*given): pass\n", "print, which is Python's"),
+    "shadowed name": (
+        WRONG + "def check(name, graded=False): pass\n",
+        "check, which is the lesson's",
+    ),
+    "shadowed import": (WRONG + "from math import tau as mc\n", "mc, which is the lesson's"),
+    "transformer": (
+        WRONG + "get_ipython().input_transformers_post.append(lambda lines: lines)\n",
+        "get_ipython",
+    ),
+    "builtins": (WRONG + "import builtins as b\nb.print = None\n", "builtins"),
+    "the checks": (
+        WRONG + "from minicompile.lessons import exercise\nexercise.Run.expect = print\n",
+        "which reaches outside the answer",
+    ),
+    "patched library": (WRONG + "import torch\ntorch.equal = lambda *a: True\n", "torch.equal"),
+    "patched compiler": (WRONG + "mc.trace = None\n", "mc.trace"),
+    "exec": (WRONG + "exec('1')\n", "exec"),
+    "syntax": ("def kernels_saved(fused, unfused:\n", "line 1 is not Python"),
+    "built-in": (
+        "def kernels_saved(fused, unfused):\n    return fused.schedule.steps()\n",
+        "expected an answer of your own, got a use of steps",
+    ),
+    "magic": ("%matplotlib inline\n" + RIGHT, "is not Python"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_answer_that_reaches_outside_is_not_run_and_told_why(name: str, tmp_path: Path):
+    text, reason = REFUSED[name]
+    grade = graded(tmp_path, answered(text))
+    assert grade.earned == 0
+    assert grade.feedback.startswith("not run: ")
+    assert reason in grade.feedback
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\nfrom torch import nn\n" + RIGHT,
+        "import minicompile as mc\n" + RIGHT,
+        "class Helper:\n    kept = 0\n    def count(self):\n        self.kept = 1\n" + RIGHT,
+        "table = {}\ntable['a'] = 1\n" + RIGHT,
+        "import torch\nmodel = torch.nn.Linear(1, 1).eval()\nlist(model.modules())\n" + RIGHT,
+    ],
+)
+def test_ordinary_python_is_not_refused(text: str):
+    code = [cell for cell in grading.pristine(LESSON).cells if cell.cell_type == "code"]
+    setup = [cell for cell in code if "setup" in grading.tags(cell)]
+    assert grading.refusal(text, setup, checks(LESSON).exercises["ex1"]) == ""
+
+
+DIES, SLOW = "the kernel died", "longer than 8 seconds"
+ENDLESS = [
+    {
+        "ex1": ("import os\ngetattr(os, '_' + 'exit')(0)\n", DIES),
+        "ex2": ("while True:\n    try: print('x' * 1000)\n    except BaseException: pass\n", SLOW),
+    },
+    {
+        "ex1": ("def kernels_saved(a, b):\n    while True: print('x' * 1000)\n", SLOW),
+        "ex2": ("import os\nos.kill(os.getpid(), 9)\n", DIES),
+    },
+]
+"""By exercise: an answer, and what is said of it."""
+
+
+@pytest.mark.parametrize("answers", ENDLESS)
+def test_an_exercise_that_never_ends_costs_its_points_alone(
+    answers: dict[str, tuple[str, str]], tmp_path: Path
+):
+    notebook = solution()
+    for exercise, (text, _) in answers.items():
+        by_id(notebook)[f"{exercise}-answer"].source = text
+    path = tmp_path / f"{LESSON}_mine.ipynb"
+    nbformat.write(notebook, path)
+    first, second, third = grading.grade(path, ["ex1", "ex2", "ex3"], seconds=8).grades
+    for grade in (first, second):
+        assert grade.earned == 0
+        assert answers[grade.exercise][1] in grade.feedback
+    assert third.earned == third.points > 0
+
+
+def test_what_an_answer_prints_does_not_matter(tmp_path: Path):
+    noisy = RIGHT.replace("    return", "    print('thinking')\n    return")
+    assert graded(tmp_path, answered("print('hello')\n" + noisy)).earned
+
+
+def test_a_class_is_graded_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    for student, text in (("ada", RIGHT), ("bob", WRONG)):
+        (tmp_path / "class" / student).mkdir(parents=True)
+        nbformat.write(answered(text), tmp_path / "class" / student / f"{LESSON}_mine.ipynb")
+    (tmp_path / "class" / "cy").mkdir()
+    (tmp_path / "class" / "cy" / f"{LESSON}_mine.ipynb").write_text("not json")
+    nbformat.write(nbformat.v4.new_notebook(), tmp_path / "class" / "notes.ipynb")
+    reports = {kind: tmp_path / f"grades.{kind}" for kind in ("csv", "html", "xml")}
+    given = ["grade", str(tmp_path / "class"), "--exercise", "ex1", "--csv", str(reports["csv"])]
+    given += ["--html", str(reports["html"]), "--junit", str(reports["xml"])]
+    code = command_line(given)
+    assert code == 1
+    rows = {row["notebook"]: row for row in csv.DictReader(io.StringIO(reports["csv"].read_text()))}
+    assert [rows[f"{s}/{LESSON}_mine.ipynb"]["points"] for s in ("ada", "bob", "cy")] == [
+        "1",
+        "0",
+        "0",
+    ]
+    assert "not a readable notebook" in rows[f"cy/{LESSON}_mine.ipynb"]["problem"]
+    assert "lesson's number" in rows["notes.ipynb"]["problem"]
+    assert "got 99" in reports["html"].read_text()
+    suites = list(ElementTree.parse(reports["xml"]).getroot())
+    assert [(s.get("tests"), s.get("failures"), s.get("errors")) for s in suites] == [
+        ("1", "0", "0"),
+        ("1", "1", "0"),
+        ("1", "0", "1"),
+        ("1", "0", "1"),
+    ]
+    told = capsys.readouterr().out
+    assert "ex1  1/1  pass" in told and "got 99" in told
+
+
+def test_nothing_to_grade_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert command_line(["grade", str(tmp_path / "none.ipynb")]) == 1
+    assert "no notebook or folder" in capsys.readouterr().err
+    assert command_line(["grade", str(tmp_path)]) == 1
+    assert "no notebooks in" in capsys.readouterr().err
+    with pytest.raises(MinicompileError, match="no lesson 99"):
+        grading.pristine("99")
