@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -204,9 +205,7 @@ class Functionalizer:
             chain.append(self.view_of[chain[-1]])
         *views, root = chain
         if all(self.has_inverse(view) for view in views):
-            for view, base in zip(views, chain[1:]):
-                target, args, kwargs = self.view_call(view)
-                new = inverse[target](self.read(base), new, *args, **kwargs)
+            new = self.carried(chain, new)
         else:
             old, order = root.meta["val"], stride_order(root.meta["val"])
             row = self.place(self.memory(node), node, new)
@@ -217,6 +216,13 @@ class Functionalizer:
                 new = row.as_strided(old.shape, old.stride(), 0)
         storage.version += 1
         self.values[root] = (with_layout(new, root.meta["val"]), storage.version)
+
+    def carried(self, chain: list[fx.Node], new: torch.Tensor) -> torch.Tensor:
+        """New contents of the root at the end of a chain of views, given those of the first."""
+        for view, base in pairwise(chain):
+            target, args, kwargs = self.view_call(view)
+            new = inverse[target](self.read(base), new, *args, **kwargs)
+        return new
 
     def has_inverse(self, view: fx.Node) -> bool:
         """May a write be carried through the view by its operator's inverse?"""
