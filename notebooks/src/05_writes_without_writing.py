@@ -41,8 +41,8 @@ trace = mc.trace(f, x)
 memory_story(trace, x)
 
 # %% [markdown]
-# Move the slider to the write. `half` and `y.t()` have no numbers of their own: each is a *view*, a
-# shape laid over the memory of `y`. One write changes what three names show.
+# Move the slider, slowly, to the write. `half` and `y.t()` have no numbers of their own: each is a
+# **view**, a shape laid over the memory of `y`. One write changes what three names show.
 #
 # Read the row of boxes as a film. Memory keeps only the last picture. A graph in which nothing is
 # ever overwritten keeps all of them: version 0 is one value, version 1 another. That graph is what
@@ -107,21 +107,22 @@ print("merged, functional:  ", on_functional.item())
 # %% [markdown]
 # In the recorded graph both sums are `aten.sum(x)`: equal text, different time. In the functional
 # graph the second one reads another value, so time is no longer part of the meaning. All that
-# functionalization does is to turn *when* into *which*.
+# functionalization does is to turn "when" into "which".
 
 # %% [markdown]
 # ## Three kinds of operators
 #
 # How does a compiler know what an operator does to memory? It never looks into the kernel. Each
-# operator has a *schema*, its typed signature, and that says who shares memory with whom. A letter
-# names a memory, `!` means that it is written.
+# variant of an operator (`aten.add.out` is the one that writes into `out`) has a *schema*, its typed
+# signature, and that says who shares memory with whom. A letter names a memory, `!` means that it
+# is written.
 
 # %% name="schemas"
 for op in (aten.mul.Tensor, aten.mul_.Tensor, aten.slice.Tensor, aten.split.Tensor, aten.add.out):
     print(op._schema)
 
 # %% [markdown]
-# No letter: the result is *new*. `Tensor(a)` in and `Tensor(a)` out: the result is a view, it shows
+# No letter: the result is new. `Tensor(a)` in and `Tensor(a)` out: the result is a view, it shows
 # the argument's memory. `Tensor(a!)`: the argument is written, and what comes back is the argument.
 # The underscore of `mul_` is only a habit; `add.out` has none, and writes.
 #
@@ -137,7 +138,7 @@ for name, value in (("y", y), ("half", half), ("turned", turned), ("whole", whol
 
 # %% [markdown]
 # The tracer notes the storage of each value it records, as `meta["storage"]`. That is all that
-# functionalization needs to know about memory. A storage's first value is its *root*; views are
+# functionalization needs to know about memory. A storage's first value is its **root**; views are
 # made of the root, or of other views.
 
 # %% name="who-shares"
@@ -171,8 +172,8 @@ for view, arguments in (
     print(f"  {view}{arguments} shows {part.tolist()}; ten times that gives {back.tolist()}")
 
 # %% [markdown]
-# What makes such a rule right? Two laws. *You read what you wrote*: the view of the new base is the
-# new part. *Nothing else changed*: put back what was there, and the base is the old one. A rule
+# What makes such a rule right? Two laws. First, you read what you wrote: the view of the new base is the
+# new part. Second, nothing else changed: put back what was there, and the base is the old one. A rule
 # that keeps both laws can't be told from a write.
 
 # %% name="laws"
@@ -202,7 +203,7 @@ def chain(x):
     y = x.clone()
     left = y.t()[:2]
     corner = left[0]
-    corner.zero_()
+    corner.mul_(100)
     return y
 
 
@@ -218,8 +219,8 @@ for node, op in chain_trace.aot.level("full").calls:
     print(f"{node.name:<16} {op}")
 
 # %% [markdown]
-# First down to the row, to know its shape; then zeros; then up again. `select_scatter` undoes
-# `select`, `slice_scatter` undoes `slice`, and a transpose is undone by a transpose.
+# Down to the row, a product, and up again: `select_scatter` undoes `select`, `slice_scatter` undoes
+# `slice`, and a transpose is undone by a transpose.
 
 # %% [markdown]
 # ## Reading: late, and only if something changed
@@ -276,9 +277,9 @@ def stale(self, node):
 with mock.patch.object(Functionalizer, "read", stale):
     wrong = mc.compile(f, backend="aot_eager")(x)
 mc.reset()
-print("eager:      ", f(x)[0].tolist())
+print("eager:       ", f(x)[0].tolist())
 print("never replay:", wrong[0].tolist())
-print("whole again:", mc.compile(f, backend="aot_eager")(x)[0].tolist())
+print("whole again: ", mc.compile(f, backend="aot_eager")(x)[0].tolist())
 
 # %% [markdown]
 # Both wrong numbers are off by the same amount. The sum read the old `half`, from before the write,
@@ -316,14 +317,13 @@ def outside(x):
 
 outside_trace = mc.trace(outside, x.clone())
 print(outside_trace.aot.metadata)
-outside_trace.aot.metadata
 
 # %% [markdown]
 # Input 0 gets its new contents by a *copy-back*. Output 2 is rebuilt as a view of that input. The
 # first two outputs show one memory, so the graph returns the base once and the views are made of it
 # afterwards. The sum is fresh: nothing to do.
 #
-# Aliased *inputs* are harder. If `a` and `b` overlap and `a` is written, then `b` changed too. The
+# Aliased inputs are harder. If `a` and `b` overlap and `a` is written, then `b` changed too. The
 # graph gets one more input that holds both, a *synthetic base*, and makes `a` and `b` as its views:
 
 
@@ -386,7 +386,7 @@ print(appended.wrapper)
 # functional graph costs nothing here: it gave up memory to be free to reorder, and a later room
 # takes memory back where that is safe.
 #
-# The kernel still *walks* over all sixteen places, with a condition: that is what `slice_scatter`
+# The kernel still walks over all sixteen places, with a condition: that is what `slice_scatter`
 # is as a loop. Find the condition:
 
 # %% name="cache-kernel"
@@ -397,8 +397,8 @@ appended.kernels[0]
 # > (`FunctionalTensorWrapper`), and the wrapper keeps what our pass keeps: root, chain of views,
 # > a counter. `torch.func.functionalize` gives you that machine alone. Compare its graph of `f`
 # > with ours. Where an input is written, it ends with one `copy_`; ours lists it in the metadata
-# > instead. To read: `FunctionalTensorWrapper.cpp` and `FunctionalInverses.cpp` in
-# > `aten/src/ATen`; `torch/_functorch/_aot_autograd/functional_utils.py`.
+# > instead. To read: `torch/_functorch/_aot_autograd/functional_utils.py`, and in ATen's C++ sources
+# > the files FunctionalTensorWrapper and FunctionalInverses.
 
 # %% name="in-torch"
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -486,7 +486,7 @@ def what_it_does(op):
 # tensor for each letter of `pattern`. Tensors with the same letter share memory, those with
 # different letters don't, and the letter `x` means the memory of the input. So `build(x, "xaab")`
 # is a view of `x`, two views of one new memory, and one tensor by itself. The check reads what the
-# compiler thinks of it: a letter that stands alone must be *fresh*. `x` has as many rows as the
+# compiler thinks of it: a letter that stands alone must be fresh. `x` has as many rows as the
 # pattern has letters, or more.
 
 # %% [markdown]
@@ -816,7 +816,8 @@ def traps():
 #
 # - `minicompile/aot/functionalize.py`: the pass; `minicompile/aot/joint.py`: what an output is of the
 #   inputs, and shared memory; `minicompile/aot/runtime.py`: copying back and rebuilding views.
-# - `aten/src/ATen/FunctionalTensorWrapper.cpp`, `FunctionalInverses.cpp`: the real ones, in C++.
+# - FunctionalTensorWrapper and FunctionalInverses, in the folder aten/src/ATen of PyTorch's source:
+#   the real ones, in C++.
 # - `torch/_functorch/_aot_autograd/collect_metadata_analysis.py`: what PyTorch must know about
 #   inputs and outputs; `runtime_wrappers.py` (`merge_view_inputs`): its synthetic bases.
 # - `torch/_inductor/fx_passes/reinplace.py`: the way back, from scatters to writes.
