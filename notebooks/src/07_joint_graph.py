@@ -122,7 +122,7 @@ for phase, op, _ in recorder.seen:
 # %% [markdown]
 # Compare this with the orange half above: the same operators in the same order. (`aten.detach` is
 # autograd unpacking a value that it kept; it computes nothing, and the graph drops it.) The recorder
-# sits *below* autograd: it never sees a rule of calculus, only the operators that the rules call.
+# sits below autograd: it never sees a rule of calculus, only the operators that the rules call.
 #
 # The slides put tape and recording side by side. Watch the tape grow, then be eaten from its end.
 
@@ -148,11 +148,11 @@ for phase, op, running in recorder.seen:
 slides("recording a joint graph", *frames)
 
 # %% [markdown]
-# The first entry of the tape, AccumulateGrad, is where `w` itself hangs. The real recorder,
+# The first entry of the tape, `AccumulateGrad`, is where `w` itself hangs. The real recorder,
 # `minicompile.aot.joint.JointTracer`, adds what toys leave out: which outputs are views of inputs, what
 # is written in place, which line an operation came from. Then the graph is made functional and
 # brought down to simpler operators like any other: the backward half needs no special treatment. Move
-# on to "functionalization", where four operations become eleven, and further:
+# on to `functionalization`, where four operations become eleven, and further:
 
 # %% name="steps"
 trace.steps()
@@ -170,7 +170,7 @@ print("operations: ", inference.aot.level("full").op_count, "instead of", joint.
 # ## One rule an operator: the vjp
 #
 # What does autograd know of `tanh`? One rule. Given the gradient of the loss with respect to the
-# operator's *result*, it computes the gradient with respect to its *argument*. All partial
+# operator's result, it computes the gradient with respect to its argument. All partial
 # derivatives of results by arguments would be a matrix, the Jacobian; the rule is a row vector times
 # that matrix, a *vector-Jacobian product*, or *vjp*. The matrix itself is never made:
 
@@ -289,7 +289,7 @@ print(f"the wrong rule promises {wrong:.4f}")
 print(f"without it, promised again: {promised(f):.4f}")
 
 # %% [markdown]
-# Why didn't the compiler notice? It can't know what you mean. Some rules are *meant* to differ from
+# Why didn't the compiler notice? It can't know what you mean. Some rules are meant to differ from
 # the derivative: rounding has slope zero nearly everywhere, so that nothing before it would ever
 # learn; a straight-through rule lets the gradient pass as if nothing had been rounded.
 
@@ -365,11 +365,11 @@ mlp_trace.aot.level("full")
 # %% [markdown]
 # > **In torch.compile.** AOTAutograd does just this: it runs the captured function on FakeTensors
 # > under a proxy mode and calls `torch.autograd.grad`. Below is its joint graph of the same `f`. Its
-# > formulas are not written in Python: a table, `tools/autograd/derivatives.yaml`, has one line an
-# > operator, and C++ is generated from it. A custom operator gets its own by
-# > `torch.library.register_autograd`. We simplified: no tensor subclasses, no graphs that are traced
-# > twice to learn what they mutate, and our rules replace formulas of built-in operators too. Read
-# > `torch/_functorch/_aot_autograd/graph_capture.py`, beside `minicompile/aot/joint.py`.
+# > formulas are not written in Python: C++ is generated from one line an operator in the table
+# > [derivatives.yaml](https://github.com/pytorch/pytorch/blob/main/tools/autograd/derivatives.yaml).
+# > A custom operator gets its own by `torch.library.register_autograd`. We simplified: no tensor
+# > subclasses, no first run to learn what is mutated; our rules replace those of built-in operators
+# > too. Read `torch/_functorch/_aot_autograd/graph_capture.py` beside `minicompile/aot/joint.py`.
 
 # %% name="torch-joint"
 from torch._functorch.aot_autograd import aot_export_joint_simple
@@ -532,7 +532,7 @@ def reads_result(x):
 
 # %% [markdown]
 # **Exercise 3 · A rule without calculus** (3 points). Finite differences need no formula, so they
-# can *be* the rule, at least for operators that work element by element. Write `by_differences(op)`:
+# can be the rule, at least for operators that work element by element. Write `by_differences(op)`:
 # it gives a function to register as the vjp of `op`, an operator whose first argument is the only
 # tensor. Others, positional and by name, are passed on as they came. The check registers it for the
 # `gelu` of the block, compiles that in float64, and compares gradients with eager to nine digits.
@@ -612,7 +612,7 @@ def by_differences(op):
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# `gelu`: the product rule. `softmax`: each result depends on *all* arguments of its row; the sum of
+# `gelu`: the product rule. `softmax`: each result depends on all arguments of its row; the sum of
 # `grad * result` over `dim` is the coupling: `result * (grad - coupling)`. `bmm`: with `c = a @ b`, what
 # shapes must the two gradients have, and which transposes give them?
 #
@@ -694,7 +694,7 @@ def bmm_vjp(grad, result, a, b):
 # **Exercise 5 · Layer norm, all of it** (3 points, stretch). The last rule of the block:
 # `native_layer_norm` has three results (the normed tensor, the mean, and the reciprocal standard
 # deviation of each row) and three gradients (of `x`, `weight`, `bias`; None for a weight or bias that
-# is None). `grads` and `results` are tuples; only `grads[0]` matters here. Norming is over the last
+# is None). `grads` and `results` are tuples; only `grads[0]` matters here. It norms over the last
 # `len(shape)` dimensions, of which there may be several.
 
 # %% [markdown]
