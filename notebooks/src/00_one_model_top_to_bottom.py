@@ -9,10 +9,16 @@
 # # 00 · What happens between `mc.compile(model)` and the answer?
 #
 # A compiler takes a Python function and gives back one that computes the same numbers in fewer,
-# larger steps. This lesson opens the box once, from top to bottom. Each later lesson stays in one
-# room of it.
+# larger steps. This lesson opens the box once, from top to bottom; each later lesson stays in one
+# room of it. After it you can
 #
-# Our example has three operations: a matrix product, a `relu`, a `softmax`.
+# - name the rooms of the corridor, and what each hands to the next,
+# - follow one line of a model to the machine code that came from it,
+# - take a rule away from the compiler and put one of your own in its place.
+
+# %% [markdown]
+# Our example has three operations: a matrix product, a `relu`, a `softmax`. `mc.trace` compiles it
+# and keeps what every room made.
 
 # %% name="setup" tags=["setup"]
 import torch
@@ -39,12 +45,12 @@ trace = mc.trace(f, x, w)
 trace
 
 # %% [markdown]
-# That is the whole corridor. Every pane is one room's result; point at a line of Python, a graph
-# node, a loop or a line of the kernel, and what came from the same source lights up everywhere.
-# Read it from left to right: Python becomes a graph, the graph becomes loops, loops that share data
-# become one kernel, and the kernel is text that a C++ compiler understands.
+# That is the whole corridor; every pane is one room's result. From left to right: Python becomes a
+# *graph* (operations, and arrows that say which needs which), the graph becomes loops, loops that
+# share data become one *kernel* (a function in C++ that runs over whole tensors). Point at a line
+# in any pane: what came from the same Python lights up in all of them.
 #
-# The answer is the same as without the compiler:
+# The answer is that of *eager* PyTorch, which runs one operation after the other, as you wrote them:
 
 # %% name="same-answer"
 compiled = mc.compile(f)
@@ -53,18 +59,18 @@ print("equal to eager within 1e-6:", largest < 1e-6)
 
 # %% [markdown]
 # **Predict, then run.** A softmax is five steps: the largest value of a row, subtract it, `exp`,
-# sum the row, divide. With the `relu` that makes six loops over the same table of 8 x 32 numbers.
-# How many kernels did minicompile write for them? Decide before you run the next cell. (The matrix
-# product is not among them: a library does that.)
+# sum the row, divide. With the `relu` that makes six loops over the same table of numbers. How many
+# kernels did minicompile write for them? Decide before you run the next cell. The matrix product is
+# not among them. A library does that: such a call of a kernel that somebody else wrote is *extern*.
 
 # %% name="predict-kernels"
 print("kernels:", len(trace.kernels))
 print("calls of PyTorch's own kernels:", [str(extern.op) for extern in trace.loops.externs])
 
 # %% [markdown]
-# **Break it.** Two switches take the compiler's best idea away. `inline="never"` writes every
-# intermediate to memory; `fusion=False` then gives each of them a kernel of its own. The answer
-# stays right. Only the number of kernels and the bytes that travel change:
+# **Break it.** The compiler's best idea is *fusion*: loops over the same data become one. Two
+# switches take it away: `inline="never"` writes every intermediate to memory, `"fusion": False` gives
+# each a kernel of its own. The answer stays right; the kernels and the bytes that travel change:
 
 # %% name="unfused"
 unfused = mc.trace(mc.compile(f, options={"inline": "never", "fusion": False}), x, w)
@@ -81,9 +87,9 @@ print(f"fused:      {len(trace.kernels)} kernel(s), {bytes_moved(trace)} bytes t
 # ## One block of the model
 #
 # Every lesson works on the same small GPT, `minicompile/lessons/model.py`: text goes in, a guess at
-# the next character comes out. Its heart is a *block*: attention, then a small network, each on
-# normed input and added back. Here is one block, small enough to read, with training switched on:
-# so there will be a backward graph too.
+# the next character comes out. Its heart is a block: attention, then a small network, each on
+# normed input and added back. Here is one block, small enough to read. Its input requires a
+# gradient, so there will be a *backward graph* too: the operations that compute the gradients.
 
 # %% name="block"
 from minicompile.lessons.model import GPT, GPTConfig
@@ -97,16 +103,18 @@ print(block_trace)
 # %% [markdown]
 # ### Room 1, capture: Python becomes a graph
 #
-# minicompile runs the *bytecode* of `forward` on stand-ins that have a shape but no numbers, and
-# writes down every operation on them. Calls are followed inside, so `self.attention(...)` leaves no
-# trace but its operations. What the graph relied on (a shape, a type, an attribute) becomes a
-# *guard*, checked at each later call.
+# Python itself runs *bytecode*, small instructions made from your source. This room runs them too, on
+# stand-ins that have a shape but no numbers, and writes down every operation on them: that is
+# *capture*. Calls are followed inside, so the call of the attention leaves no trace but its
+# operations. What the graph relied on (a shape, a type, an attribute) becomes a *guard*, a condition
+# that is checked at each later call.
 
 # %% name="capture"
 print("operations:", block_trace.capture.graph.op_count)
 print("calls followed inside:", len(block_trace.capture.inlined))
 print("guards:", len(block_trace.capture.guards), "of which three:")
-for guard in [guard for guard in block_trace.capture.guards if guard.kind == "equals"][:3]:
+about_self = [guard for guard in block_trace.capture.guards if "self." in guard.expression]
+for guard in [guard for guard in about_self if guard.kind == "equals"][:3]:
     print(f"  {guard.expression}\n    because of {guard.user_line.text}")
 
 # %% name="capture-picture"
@@ -115,19 +123,20 @@ block_trace.capture
 # %% [markdown]
 # ### Room 2, autograd ahead of time: two graphs without side effects
 #
-# The graph is rewritten in fewer, simpler operators, without views or in-place writes. Then it is
-# differentiated while compiling: a forward graph that also hands over what backward needs, and a
-# backward graph. Which values are handed over and which are cheaper to compute again is one
-# decision, found as the smallest cut through the graph.
+# The graph is rewritten in fewer, simpler *operators* (PyTorch's word for its operations), without
+# in-place writes. Then it is differentiated, while compiling: into a *forward graph* that also hands
+# over what backward needs, and the backward graph. Which values are handed over and which are cheaper
+# to compute again is one decision, found as the smallest cut through the graph.
 
 # %% name="levels"
 for level, graph in block_trace.aot.levels.items():
     print(f"{level:>5}: {graph.op_count} operations")
 
 # %% [markdown]
-# One operator can be many: `layer_norm` is a mean, a variance, a division and more. That is what the
-# levels are: *full* has all of ATen's operators, *core* fewer, *prims* only the simplest. Now the
-# values handed from forward to backward, each with the reason it was kept:
+# One operator can be many: `torch.layer_norm` is a mean, a variance, a division and more. A rule that
+# writes one in simpler ones is a *decomposition*. That is what the levels are: the first has all
+# operators of PyTorch, the last only the simplest. Now the values handed from forward to backward,
+# each with the reason it was kept:
 
 # %% name="partition"
 block_trace.aot.partition
@@ -135,9 +144,9 @@ block_trace.aot.partition
 # %% [markdown]
 # ### Room 3, lowering: every operator becomes a loop
 #
-# An operator disappears here. What remains is a formula: which element of the result comes from
-# which elements of the inputs. `transpose` costs nothing any more: it is another formula for the
-# index. Matrix products stay calls of a library (*extern*), and each says why.
+# An operator disappears here, which is called *lowering*. What remains is a formula: which element of
+# the result comes from which elements of the inputs. `torch.transpose` costs nothing any more: it is
+# another formula for the index. Matrix products stay extern calls, and each says why.
 
 # %% name="loops"
 block_trace.loops
@@ -145,9 +154,9 @@ block_trace.loops
 # %% [markdown]
 # ### Room 4, scheduling: loops that share data become one
 #
-# Two loops may become one kernel if that changes no result and saves memory traffic. Every pair
-# that was looked at is on record with the verdict and the reason. The refusals are the more
-# instructive half:
+# *Scheduling* decides what runs when, and with what. Two loops may become one kernel if that changes
+# no result and saves memory traffic. Every pair that was looked at is on record, with the verdict
+# and the reason. The refusals are the more instructive half:
 
 # %% name="decisions"
 decisions = block_trace.schedule.decisions
@@ -180,9 +189,9 @@ mc.what_if(f, x, w)
 # %% [markdown]
 # ### Room 5, code generation: a plan, then text
 #
-# A plan settles what a kernel will look like before a line of it is written: the order of the
-# loops, which one is vectorised, how wide an index is, in which type it computes. Then printing is
-# easy. Each line knows its origins.
+# A *plan* settles what a kernel will look like before a line of it is written: the order of the
+# loops, which one works on several numbers at a time, how wide an index is, in which type it
+# computes. Then printing is easy. Each line knows its origins.
 
 # %% name="plan"
 print(block_trace.plans[0])
@@ -193,8 +202,8 @@ block_trace.kernels[0]
 # %% [markdown]
 # ### Room 6, the wrapper: what your call runs
 #
-# The last piece is a Python function that allocates, calls kernels and the library in order, and
-# frees each buffer when nothing needs it any more.
+# The last piece is a Python function, the *wrapper*: it allocates memory, calls kernels and the
+# library in order, and lets go of each result when nothing needs it any more.
 
 # %% name="wrapper"
 block_trace.wrapper
@@ -219,9 +228,9 @@ print(len(found), "pieces, in", ", ".join(dict.fromkeys(piece.stage for piece in
 # %% [markdown]
 # > **In torch.compile.** The rooms have the same names and the same order: TorchDynamo captures,
 # > AOTAutograd differentiates, TorchInductor lowers, schedules and prints. Here it is, live, on the
-# > function we began with. Does it fuse the same loops? To read on: `torch/_inductor/graph.py`,
-# > `scheduler.py` and `codegen/cpp.py`. We left out much of the breadth, nothing of the way.
-# > `mc.compare_with_torch(f, x, w)` sets all of its stages beside ours.
+# > function we began with. Does it fuse the same loops? To read on: `torch/_inductor/graph.py` is
+# > its lowering. We left out much of the breadth (more operators, devices, templates), nothing of
+# > the way. `minicompile.compare_with_torch` sets all of its stages beside ours.
 
 # %% name="torch-compile"
 import re
@@ -236,18 +245,22 @@ print("minicompile's kernels:  ", sorted(kernel.name for kernel in trace.kernels
 # ## The whole model learns
 #
 # Now all of it: the model with its loss, forward and backward compiled, trained on real text (the
-# source of Python's own standard library). The loss is that of guessing the next character;
-# guessing blindly costs `log(96) = 4.56`. The same run without a compiler is the judge.
+# source of Python's own standard library). The loss is that of guessing the next character, the
+# first line what guessing blindly costs. The same run without a compiler is the judge.
 
 # %% name="train"
+import math
+
 from minicompile.lessons.train import train
 
-torch.set_num_threads(2)
+torch.set_num_threads(1)  # a model of this size is quickest so
+config = GPTConfig(block_size=32)
+print(f"guessing blindly: {math.log(config.vocab_size):.2f}")
 
 
 def fresh_model():
     torch.manual_seed(0)
-    return GPT(GPTConfig())
+    return GPT(config)
 
 
 learner = fresh_model()
@@ -265,8 +278,9 @@ print("all losses equal eager's within 1e-2:", max(differences) < 1e-2)
 print("the loss fell by more than a quarter:", ours.fall > 0.25)
 
 # %% [markdown]
-# And the time? It depends on your machine, so this notebook keeps no numbers: run the cell. `make
-# demo` runs 300 steps of this and adds torch.compile to the table.
+# And the time? It depends on your machine, so this notebook keeps no numbers: run the cell. For steps
+# this small most of it is the first call, which compiles. `README.md` says how to run a longer race,
+# with torch.compile beside it.
 
 # %% name="times" tags=["varies"]
 print("minicompile:", ours)
@@ -285,9 +299,19 @@ print("eager:      ", eager)
 # %% [markdown]
 # ## Exercises
 #
-# Write your answers and run the check below each. The checks ask the compiler.
+# Write your answer into the cell, run it, then run the check below it. The checks ask the compiler
+# itself; a wrong answer is told for which input, what was expected and what came.
+
+# %% [markdown]
+# **Exercise 1 · what fusion saves** (1 point). You get two traces of the same function, one compiled
+# with fusion and one without. How many kernels did fusion save?
+
+# %% [markdown]
+# <details><summary>Hint</summary>
 #
-# **Exercise 1.** How many kernels does fusion save? Read it off two traces: one with fusion, one without.
+# A trace has a list `kernels`. Extern calls are not in it.
+#
+# </details>
 
 
 # %% name="ex1-answer" tags=["answer"]
@@ -318,47 +342,219 @@ def kernels_saved(fused, unfused):
 
 
 # %% [markdown]
-# **Exercise 2.** Three variants. How many kernels will each make? Decide first, then check.
+# **Exercise 2 · as many kernels as you like** (2 points). Fusion is eager to make one kernel of
+# everything. Write `with_kernels(count)`: it gives a function of two square tensors `x` and `w` that
+# minicompile, with its usual settings, compiles to exactly `count` kernels. Your function may do
+# whatever you like, but it must give one tensor.
 
-# %% name="ex2-variants"
-
-
-def chain(x):
-    return torch.relu(x * 2 + 1)
-
-
-def around_a_product(x, w):
-    return torch.relu(torch.relu(x) @ w)
-
-
-def two_uses(x):
-    y = torch.relu(x)
-    return y + 1, y * 2
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Ask the compiler what it did with two `torch.relu` in a row, and with two that have a matrix
+# product between them: `mc.trace(f, x, w).kernels`.
+#
+# </details>
 
 
 # %% name="ex2-answer" tags=["answer"]
-kernels_of_chain = None
-kernels_around_a_product = None
-kernels_of_two_uses = None
+def with_kernels(count):
+    """A function `(x, w) -> tensor` that is compiled to `count` kernels."""
+    ### BEGIN SOLUTION
+
+    def function(x, w):
+        y = torch.relu(x)
+        for _ in range(count - 1):
+            y = torch.relu(y @ w)
+        return y
+
+    return function
+    ### END SOLUTION
+
 
 # %% name="ex2-check" tags=["nbval-check-output"]
+check("ex2")
+
+
+# %% name="ex2-wrong-chain" tags=["wrong"] kind="misconception" says="expected 2, got 1"
+def with_kernels(count):
+    def function(x, w):
+        for _ in range(count):
+            x = torch.relu(x) + 1
+        return x
+
+    return function
+
+
+# %% name="ex2-wrong-two" tags=["wrong"] kind="visible-only" says="expected 3, got 2"
+def with_kernels(count):
+    def one(x, w):
+        return torch.relu(x)
+
+    def two(x, w):
+        return torch.relu(torch.relu(x) @ w)
+
+    return one if count == 1 else two
+
+
+# %% name="ex2-wrong-switch" tags=["wrong"] kind="built-in" says="a use of compile"
+def with_kernels(count):
+    def function(x, w):
+        for _ in range(count):
+            x = torch.relu(x)
+        return x
+
+    return mc.compile(function, options={"inline": "never", "fusion": False})
+
 
 # %% [markdown]
-# **Exercise 3.** Which line of `minicompile/lessons/model.py` made the last kernel of the block's
-# forward? Any of its lines counts. Click the kernel's lines, or read
-# `block_trace.kernels[-1].origins`.
+# **Exercise 3 · give gelu back** (3 points). The check takes away the compiler's decomposition of
+# `gelu`. The block still runs (what has no rule is an extern call of PyTorch's kernel), but nothing
+# fuses with that call any more. Write the operator in simpler ones: `x` times the probability that a
+# normal random number is below `x`, which is half of `1 + erf(x / sqrt(2))`. With
+# `approximate="tanh"` PyTorch computes `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3)))`.
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Plain torch functions are enough: `torch.erf`, `torch.tanh`, products and sums. `math.sqrt` gives the
+# constants. The check registers your function with `minicompile.extension.decompose`.
+#
+# </details>
+
 
 # %% name="ex3-answer" tags=["answer"]
-line_of_last_kernel = None
+def gelu_in_parts(x, approximate="none"):
+    """gelu of a tensor, without gelu. `approximate` is "none" or "tanh"."""
+    ### BEGIN SOLUTION
+    import math
+
+    if approximate == "tanh":
+        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
+        return 0.5 * x * (1 + torch.tanh(inner))
+    return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
+    ### END SOLUTION
+
 
 # %% name="ex3-check" tags=["nbval-check-output"]
-from minicompile.ops.origin import source_lines
+check("ex3")
 
-lines = {at.line for at in source_lines(block_trace.kernels[-1].origins)}
+
+# %% name="ex3-wrong-sigmoid" tags=["wrong"] kind="misconception" says="gelu with approximate='none'"
+def gelu_in_parts(x, approximate="none"):
+    return x * torch.sigmoid(1.702 * x)
+
+
+# %% name="ex3-wrong-exact-only" tags=["wrong"] kind="visible-only" says="gelu with approximate='tanh'"
+def gelu_in_parts(x, approximate="none"):
+    return 0.5 * x * (1 + torch.erf(x * 0.7071067811865476))
+
+
+# %% name="ex3-wrong-torch" tags=["wrong"] kind="built-in" says="a use of gelu"
+def gelu_in_parts(x, approximate="none"):
+    return torch.nn.functional.gelu(x, approximate=approximate)
+
 
 # %% [markdown]
-# **Where you are.** The whole corridor is lit; the next lesson walks into the first room and
-# watches a function being read instruction by instruction.
+# **Exercise 4 · the smallest backend** (4 points). Everything behind the first room can be replaced.
+# The check takes the name of the default *backend* (what `mc.compile` does with a captured graph)
+# away and puts your function there: `run_graph` gets the graph's nodes, in order, and the input
+# tensors, and runs one node after the other. A node has `op`, `target`, `args` and `kwargs`; where an
+# argument was computed by another node, that node stands there.
 
-# %% name="corridor"
-print(block_trace)
+# %% name="ex4-nodes"
+for node in list(trace.capture.graph.nodes):
+    print(f"{node.op:14} {node.target!s:40.40} {node.args} {node.kwargs}")
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Keep a dict from nodes to their values. A placeholder takes the next input; `call_function` calls its
+# target; `call_method` calls the method of that name of its first argument; `output` has in
+# `node.args[0]` what to give back. `torch.fx.map_arg` replaces nodes inside of tuples, lists and dicts.
+#
+# </details>
+
+
+# %% name="ex4-answer" tags=["answer"]
+def run_graph(nodes, inputs):
+    """What a graph's output node gives for these inputs. Nodes come in an order in which they can run."""
+    ### BEGIN SOLUTION
+    values, given = {}, iter(inputs)
+    for node in nodes:
+        args = torch.fx.map_arg(node.args, values.get)
+        kwargs = torch.fx.map_arg(node.kwargs, values.get)
+        if node.op == "placeholder":
+            values[node] = next(given)
+        elif node.op == "call_function":
+            values[node] = node.target(*args, **kwargs)
+        elif node.op == "call_method":
+            values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
+        else:
+            values[node] = args[0]
+    return values[nodes[-1]]
+    ### END SOLUTION
+
+
+# %% name="ex4-check" tags=["nbval-check-output"]
+check("ex4")
+
+
+# %% name="ex4-wrong-keywords" tags=["wrong"] kind="misconception" says="expected a result, got TypeError"
+def run_graph(nodes, inputs):
+    values, given = {}, iter(inputs)
+    for node in nodes:
+        args = torch.fx.map_arg(node.args, values.get)
+        if node.op == "placeholder":
+            values[node] = next(given)
+        elif node.op == "call_function":
+            values[node] = node.target(*args)
+        elif node.op == "call_method":
+            values[node] = getattr(args[0], node.target)(*args[1:])
+        else:
+            values[node] = args[0]
+    return values[nodes[-1]]
+
+
+# %% name="ex4-wrong-lists" tags=["wrong"] kind="visible-only" says="got TypeError"
+def run_graph(nodes, inputs):
+    def value_of(argument):
+        return values[argument] if isinstance(argument, torch.fx.Node) else argument
+
+    values, given = {}, iter(inputs)
+    for node in nodes:
+        args = [value_of(argument) for argument in node.args]
+        kwargs = {name: value_of(argument) for name, argument in node.kwargs.items()}
+        if node.op == "placeholder":
+            values[node] = next(given)
+        elif node.op == "call_function":
+            values[node] = node.target(*args, **kwargs)
+        elif node.op == "call_method":
+            values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
+        else:
+            values[node] = [value_of(result) for result in args[0]]
+    return values[nodes[-1]]
+
+
+# %% name="ex4-wrong-torch" tags=["wrong"] kind="built-in" says="a use of GraphModule"
+def run_graph(nodes, inputs):
+    gm = torch.fx.GraphModule(torch.nn.Module(), nodes[0].graph)
+    return torch.fx.Interpreter(gm).run(*inputs)
+
+
+# %% [markdown]
+# ## Go deeper
+#
+# - `minicompile/pipeline.py`: the corridor as one short function; begin here.
+# - `minicompile/pipeline_result.py`: what a trace holds.
+# - `minicompile/extension.py`: every place where a rule of yours fits in.
+# - `torch/_dynamo/convert_frame.py`, `torch/_functorch/aot_autograd.py` and
+#   `torch/_inductor/compile_fx.py`: the doors of the same rooms in torch.compile.
+
+# %% [markdown]
+# **Where you are.** The whole corridor is lit. The next lesson walks into the first room and watches
+# a function being read, instruction by instruction.
+
+# %% name="where"
+from minicompile.lessons.pictures import corridor
+
+corridor("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")

@@ -9,6 +9,7 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from xml.etree import ElementTree
 
 import pytest
@@ -98,7 +99,7 @@ def forge_output(notebook: Any, cells: dict[str, Any]) -> None:
 
 
 def edit_setup(notebook: Any, cells: dict[str, Any]) -> None:
-    cells["setup"].source += "\ncheck = lambda name, graded=False: print(name, 'pass')"
+    cells["setup"].source += "\ncheck = lambda name, graded='': print(name, 'pass')"
 
 
 def raises_tag(notebook: Any, cells: dict[str, Any]) -> None:
@@ -107,18 +108,19 @@ def raises_tag(notebook: Any, cells: dict[str, Any]) -> None:
 
 TAMPERED: dict[str, Edit] = {
     "cleared outputs": cleared,
-    "deleted checks": delete_checks,
     "edited check": edit_check,
     "forged output": forge_output,
     "edited set-up": edit_setup,
     "tag that expects an exception": raises_tag,
+    "deleted checks": delete_checks,
 }
 
 
 def tasks(notebook: Any) -> list[tuple[Any, str, str]]:
-    """What is run for each exercise of a notebook."""
+    """What is run for each exercise of a notebook, but for the secret word."""
     lesson = grading.pristine(LESSON)
-    return [grading.task(lesson, one, notebook) for one in checks(LESSON).exercises.values()]
+    with mock.patch("secrets.token_hex", return_value="word"):
+        return [grading.task(lesson, one, notebook) for one in checks(LESSON).exercises.values()]
 
 
 @pytest.mark.parametrize("name", TAMPERED)
@@ -138,30 +140,35 @@ def test_a_wrong_answer_scores_nothing_whatever_the_notebook_says(tmp_path: Path
     assert "got 99" in grade.feedback
 
 
-def test_a_copy_with_another_answer_is_joined_and_the_last_one_counts(tmp_path: Path):
+def what_is_run(notebook: Any) -> tuple[str, str]:
+    """The text that is run for exercise 1, and the remark about it."""
+    task, refused, remark = tasks(notebook)[0]
+    assert not refused
+    return by_id(task)["ex1-answer"].source, remark
+
+
+def test_a_copy_with_another_answer_is_joined_and_the_last_one_counts():
     notebook = answered(RIGHT)
     twin = copy.deepcopy(by_id(notebook)["ex1-answer"])
     twin["id"], twin.source = "another", WRONG
     notebook.cells.append(twin)
-    grade = graded(tmp_path, notebook)
-    assert grade.earned == 0
-    assert grade.feedback.endswith("(joined from 2 cells)")
+    assert what_is_run(notebook) == (f"{RIGHT}\n{WRONG}", " (joined from 2 cells)")
 
 
-def test_a_split_answer_is_joined(tmp_path: Path):
+def test_a_split_answer_is_joined():
     notebook = answered(RIGHT)
     at = [cell["id"] for cell in notebook.cells].index("ex1-answer")
     second = copy.deepcopy(notebook.cells[at])
-    notebook.cells[at].source, second.source = RIGHT.splitlines()[0], RIGHT.splitlines()[1]
+    notebook.cells[at].source, second.source = RIGHT.splitlines()
     notebook.cells[at]["id"] = "fe1bfe28"
     notebook.cells.insert(at + 1, second)
-    assert graded(tmp_path, notebook).earned
+    assert what_is_run(notebook) == (RIGHT.rstrip(), " (joined from 2 cells)")
 
 
-def test_an_answer_without_metadata_is_found_by_its_id(tmp_path: Path):
+def test_an_answer_without_metadata_is_found_by_its_id():
     notebook = answered(RIGHT)
     by_id(notebook)["ex1-answer"].metadata.clear()
-    assert graded(tmp_path, notebook).earned
+    assert what_is_run(notebook) == (RIGHT, "")
 
 
 REFUSED = {
@@ -169,7 +176,7 @@ REFUSED = {
     "skip marker": ("# NBVAL_SKIP\n" + RIGHT, "a marker of nbval"),
     "shadowed print": (WRONG + "def print(*given): pass\n", "print, which is Python's"),
     "shadowed name": (
-        WRONG + "def check(name, graded=False): pass\n",
+        WRONG + "def check(name, graded=''): pass\n",
         "check, which is the lesson's",
     ),
     "shadowed import": (WRONG + "from math import tau as mc\n", "mc, which is the lesson's"),
@@ -184,6 +191,8 @@ REFUSED = {
     ),
     "patched library": (WRONG + "import torch\ntorch.equal = lambda *a: True\n", "torch.equal"),
     "patched compiler": (WRONG + "mc.trace = None\n", "mc.trace"),
+    "own globals": (WRONG + "kernels_saved.__globals__['check'] = print\n", "__globals__"),
+    "modules": (WRONG + "import sys\nsys.modules.clear()\n", "sys"),
     "exec": (WRONG + "exec('1')\n", "exec"),
     "syntax": ("def kernels_saved(fused, unfused:\n", "line 1 is not Python"),
     "built-in": (
@@ -247,6 +256,16 @@ def test_an_exercise_that_never_ends_costs_its_points_alone(
         assert grade.earned == 0
         assert answers[grade.exercise][1] in grade.feedback
     assert third.earned == third.points > 0
+
+
+def test_a_verdict_printed_by_the_answer_itself_is_none(tmp_path: Path):
+    said = "".join(by_id(solution())["ex1-check"].outputs[0].text)
+    forged = (
+        "import os\ndef kernels_saved(fused, unfused):\n"
+        f"    os.write(1, {said.encode()!r})\n    raise SystemExit\n"
+    )
+    grade = graded(tmp_path, answered(forged))
+    assert (grade.earned, "SystemExit" in grade.feedback) == (0, True)
 
 
 def test_what_an_answer_prints_does_not_matter(tmp_path: Path):
