@@ -58,7 +58,7 @@ largest = (compiled(x, w) - f(x, w)).abs().max().item()
 print("equal to eager within 1e-6:", largest < 1e-6)
 
 # %% [markdown]
-# **Predict, then run.** A softmax is five steps: the largest value of a row, subtract it, `exp`,
+# **Predict, then run.** A softmax is five steps: the largest value of a row, subtract it, `torch.exp`,
 # sum the row, divide. With the `relu` that makes six loops over the same table of numbers. How many
 # kernels did minicompile write for them? Decide before you run the next cell. The matrix product is
 # not among them. A library does that: such a call of a kernel that somebody else wrote is *extern*.
@@ -168,11 +168,14 @@ print(f"{len(decisions)} pairs looked at, {len(fused)} fused")
 for reason in sorted({d.reason for d in decisions if not d.fused}):
     print("  refused:", reason)
 
+# %% [markdown]
+# The picture of a schedule, for our small `f`: what became one kernel stands in one box.
+
 # %% name="schedule"
-block_trace.schedule
+trace.schedule
 
 # %% [markdown]
-# How does it come to that? For our small `f`, one question a slide: move the slider. The two that
+# How does it come to that? One question a slide: move the slider. The two that
 # are asked about are framed; the answer has its reason and the bytes saved so far.
 
 # %% name="fusion-steps"
