@@ -81,7 +81,10 @@ class Run:
 
         `how` goes to `torch.testing.assert_close`: rtol and atol.
         """
-        if not isinstance(got, torch.Tensor):
+        if type(got) not in (
+            torch.Tensor,
+            torch.nn.Parameter,
+        ):  # a subclass could say what it likes
             raise Wrong(given_input, show(expected), show(got))
         try:
             torch.testing.assert_close(got, expected, equal_nan=True, **how)
@@ -170,7 +173,7 @@ class Exercise:
             except Wrong as wrong:
                 wrong.args = (f"{self.name}: {before}{wrong}",)
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 what = f"{type(error).__name__}: {error}".strip()
                 got = f"{what[:600]}{line_of(error, given)}"
                 raise Wrong(
@@ -279,10 +282,11 @@ class Lesson:
 
         return add
 
-    def __call__(self, name: str, graded: bool = False) -> None:
+    def __call__(self, name: str, graded: str = "") -> None:
         """Check an answer of the notebook that calls this: prints the verdict, or raises Wrong.
 
-        `graded` tries the hidden inputs too, and prints the same whatever the answer prints itself.
+        With a word for `graded` the hidden inputs are tried too, and the verdict ends with that word, which
+        an answer can't know: what an answer prints itself is no verdict.
         """
         if name not in self.exercises:
             raise MinicompileError(
@@ -298,7 +302,8 @@ class Lesson:
         finally:
             if not graded and printed.getvalue():
                 print(f"(your answer printed)\n{printed.getvalue()}")
-        print(verdict(name, said) if graded else f"{GREEN}{verdict(name, said)}{PLAIN}")
+        passed = verdict(name, said)
+        print(f"{passed} [{graded}]" if graded else f"{GREEN}{passed}{PLAIN}")
 
 
 class Printed(io.StringIO):

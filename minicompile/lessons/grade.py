@@ -19,6 +19,7 @@ import importlib
 import io
 import json
 import re
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -39,7 +40,8 @@ SECONDS = 120
 REACHING = frozenset(
     """get_ipython builtins __builtins__ exec compile globals locals vars setattr delattr __import__ __dict__
     _exit modules _getframe settrace setprofile gc ctypes nbval unittest mock monkeypatch importlib
-    exercise lessons checks check In Out""".split()  # noqa: SIM905 (a table of words)
+    exercise lessons checks check In Out sys __globals__ __subclasses__ __self__ __wrapped__ __setattr__
+    f_back f_globals f_locals f_builtins tb_frame gi_frame""".split()  # noqa: SIM905 (a table of words)
 )
 """Names by which an answer would reach outside itself."""
 
@@ -234,7 +236,7 @@ def changed_by(node: ast.AST) -> tuple[str, str]:
 
 def task(lesson: Any, exercise: Exercise, learner: Any) -> tuple[Any, str, str]:
     """The notebook that grades one exercise, why the answer is refused ("" if not), and a remark."""
-    nbformat = need("nbformat")
+    new = need("nbformat").v4
     code = [cell for cell in lesson.cells if cell.cell_type == "code"]
     setup = [c for c in code if "setup" in tags(c) and exercise_of(c) in ("", exercise.name)]
     own = [cell for cell in code if exercise_of(cell) == exercise.name]
@@ -243,11 +245,11 @@ def task(lesson: Any, exercise: Exercise, learner: Any) -> tuple[Any, str, str]:
     text, remark = answer_from(answer, learner)
     reason = refusal(text, setup, exercise)
     said = re.sub(r"\x1b\[\d*m", "", "".join(o.get("text", "") for o in pinned.outputs))
-    new = nbformat.v4
     cells = [new.new_code_cell(c.source, id=c["id"]) for c in setup]
     cells.append(new.new_code_cell(text, id=answer["id"]))
-    check = new.new_code_cell(f'check("{exercise.name}", graded=True)', id=pinned["id"])
-    check.outputs = [new.new_output("stream", name="stdout", text=said)]
+    word = secrets.token_hex(8)
+    check = new.new_code_cell(f'check("{exercise.name}", graded="{word}")', id=pinned["id"])
+    check.outputs = [new.new_output("stream", name="stdout", text=f"{said.rstrip()} [{word}]\n")]
     check.execution_count = 1
     check.metadata = {"tags": ["nbval-check-output"], "points": exercise.points}
     notebook = new.new_notebook(cells=[*cells, check])

@@ -9,6 +9,7 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 from xml.etree import ElementTree
 
 import pytest
@@ -98,7 +99,7 @@ def forge_output(notebook: Any, cells: dict[str, Any]) -> None:
 
 
 def edit_setup(notebook: Any, cells: dict[str, Any]) -> None:
-    cells["setup"].source += "\ncheck = lambda name, graded=False: print(name, 'pass')"
+    cells["setup"].source += "\ncheck = lambda name, graded='': print(name, 'pass')"
 
 
 def raises_tag(notebook: Any, cells: dict[str, Any]) -> None:
@@ -116,9 +117,10 @@ TAMPERED: dict[str, Edit] = {
 
 
 def tasks(notebook: Any) -> list[tuple[Any, str, str]]:
-    """What is run for each exercise of a notebook."""
+    """What is run for each exercise of a notebook, but for the secret word."""
     lesson = grading.pristine(LESSON)
-    return [grading.task(lesson, one, notebook) for one in checks(LESSON).exercises.values()]
+    with mock.patch("secrets.token_hex", return_value="word"):
+        return [grading.task(lesson, one, notebook) for one in checks(LESSON).exercises.values()]
 
 
 @pytest.mark.parametrize("name", TAMPERED)
@@ -174,7 +176,7 @@ REFUSED = {
     "skip marker": ("# NBVAL_SKIP\n" + RIGHT, "a marker of nbval"),
     "shadowed print": (WRONG + "def print(*given): pass\n", "print, which is Python's"),
     "shadowed name": (
-        WRONG + "def check(name, graded=False): pass\n",
+        WRONG + "def check(name, graded=''): pass\n",
         "check, which is the lesson's",
     ),
     "shadowed import": (WRONG + "from math import tau as mc\n", "mc, which is the lesson's"),
@@ -189,6 +191,8 @@ REFUSED = {
     ),
     "patched library": (WRONG + "import torch\ntorch.equal = lambda *a: True\n", "torch.equal"),
     "patched compiler": (WRONG + "mc.trace = None\n", "mc.trace"),
+    "own globals": (WRONG + "kernels_saved.__globals__['check'] = print\n", "__globals__"),
+    "modules": (WRONG + "import sys\nsys.modules.clear()\n", "sys"),
     "exec": (WRONG + "exec('1')\n", "exec"),
     "syntax": ("def kernels_saved(fused, unfused:\n", "line 1 is not Python"),
     "built-in": (
@@ -252,6 +256,16 @@ def test_an_exercise_that_never_ends_costs_its_points_alone(
         assert grade.earned == 0
         assert answers[grade.exercise][1] in grade.feedback
     assert third.earned == third.points > 0
+
+
+def test_a_verdict_printed_by_the_answer_itself_is_none(tmp_path: Path):
+    said = "".join(by_id(solution())["ex1-check"].outputs[0].text)
+    forged = (
+        "import os\ndef kernels_saved(fused, unfused):\n"
+        f"    os.write(1, {said.encode()!r})\n    raise SystemExit\n"
+    )
+    grade = graded(tmp_path, answered(forged))
+    assert (grade.earned, "SystemExit" in grade.feedback) == (0, True)
 
 
 def test_what_an_answer_prints_does_not_matter(tmp_path: Path):
