@@ -54,4 +54,4 @@ def bytecode_steps(function: Callable[..., Any], *args: Any) -> Slides:
         rows = itertools.zip_longest(*columns, fillvalue="")
         text = "\n".join(f"{left:<30}{middle:<34}{right}".rstrip() for left, middle, right in rows)
         frames.append((told.strip(), line, text))
-    return Slides(f"capturing {function.__name__}", tuple(frames))
+    return Slides(f"capture of {function.__name__}", tuple(frames))

@@ -96,7 +96,7 @@ print("its numbers would need", product.numel() * 4 // 2**40, "TiB; it needs non
 # ## A compiler's eye in twenty lines
 #
 # Here is capture without the details. The stack holds constants and graph nodes. Such a graph of
-# PyTorch's own kind is an *FX graph*; its inputs are called *placeholders*.
+# PyTorch's own kind is an *FX graph*; its inputs are placeholders.
 
 # %% name="toy"
 from minicompile.dynamo.interpreter import BINARY
@@ -218,7 +218,7 @@ mc.explain(block.mlp)(h)
 # %% [markdown]
 # ## Break it
 #
-# Is our interpreter right? It must do *exactly* what Python does. Here is a planted fault: a handler
+# Is our interpreter right? It must do exactly what Python does. Here is a planted fault: a handler
 # for `BINARY_OP` that takes its two operands in the wrong order. `mc.scoped()` forgets it afterwards.
 
 # %% name="break-it"
@@ -241,7 +241,7 @@ with mc.scoped():
 print("as it was:  ", mc.compile(difference, backend="eager")(x, y)[0, 0].item())
 
 # %% [markdown]
-# A wrong handler gives a wrong number. A *missing* handler does not: where the interpreter meets an
+# A wrong handler gives a wrong number. A missing handler does not: where the interpreter meets an
 # instruction that it does not know, it cuts the function in two, and Python runs that instruction
 # itself. That is a *graph break*. **Predict, then run:** how many graphs does the block become without
 # `UNPACK_SEQUENCE`, the instruction behind `q, k, v = ...`?
@@ -256,7 +256,7 @@ for found in crippled.breaks:
 
 # %% [markdown]
 # > **In torch.compile.** TorchDynamo is the same machine: `torch/_dynamo/symbolic_convert.py` has a
-# > class with a method for each opcode, and a stack of VariableTrackers. It wraps *every* value in one,
+# > class with a method for each opcode, and a stack of VariableTrackers. It wraps every value in one,
 # > ints and lists too; our stack holds the real objects and replaces tensors only, which is shorter
 # > and covers less. A backend of three lines shows the graph that it found for our example:
 
@@ -480,8 +480,8 @@ def binary_op(frame, ins):
 # %% [markdown]
 # **Exercise 4 · unpacking** (4 points). Now a real one: `UNPACK_SEQUENCE`, the instruction behind
 # `batch, length, width = x.shape`. It takes the sequence from the stack and puts its `ins.arg` items
-# there, so that the *first* item comes to lie on *top*. `frame.world.items(sequence)` gives the items as
-# a tuple or list, and guards their number. Python raises a ValueError if there are too many or too few, and
+# there, so that the first item comes to lie on top. `frame.world.items(sequence)` gives the items as
+# a tuple or list, and guards their number. Python raises a `ValueError` if there are too many or too few, and
 # programs catch that: so must yours. The check takes the built-in handler away, and compiles the block.
 
 # %% [markdown]
@@ -542,7 +542,7 @@ def unpack(frame, ins):
 
 # %% [markdown]
 # **Where you are.** The block of the model is one graph, written down while its bytecode ran on fakes.
-# The graph is right for *this* call. The next lesson asks when it is right for another.
+# The graph is right for this call. The next lesson asks when it is right for another.
 
 # %% name="where"
 from minicompile.lessons.pictures import corridor
