@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from minicompile.debug.reference import evaluate
 from minicompile.ops.display import Shown, to_html
 from minicompile.scheduling.body import LoopBody
 from minicompile.shapes.expr import index_text
+from minicompile.show.graphviz import EDGE, Diagram, Edge, Node, picture
 from minicompile.show.html import box, code, shows, steps, table, text
+from minicompile.show.palette import GOOD, NEUTRAL
 
 ROOMS = ("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")
 
@@ -65,7 +68,11 @@ def slides(title: str, *frames: tuple[str, str, object]) -> Slides:
 @shows(Slides)
 def slide_show(show: Slides) -> str:
     def content(obj: object) -> str:
-        return to_html(obj) if isinstance(obj, Shown) else f"<pre>{text(obj)}</pre>"
+        return (
+            to_html(obj)
+            if isinstance(obj, Shown)
+            else f'<pre style="font-family:monospace">{text(obj)}</pre>'
+        )
 
     frames = [(title, remark, content(obj)) for title, remark, obj in show.frames]
     return box(show.title, "move the slider", steps(frames))
@@ -124,3 +131,52 @@ def walk_strip(walk: Walk) -> str:
     about = f"the first {walk.most} iterations at most"
     head = ("access", "index", "addresses, in order")
     return box(f"walk of {walk.body.name}", about, table(head, rows), legend)
+
+
+@dataclass(frozen=True)
+class Boxes(Shown):
+    """Named boxes, each with a word below its name, and arrows between them; some marked, others faint."""
+
+    title: str
+    words: Mapping[str, str]
+    arrows: tuple[tuple[str, str], ...]
+    marked: frozenset[str]
+    faint: frozenset[str]
+
+    def __str__(self) -> str:
+        lines = [f"{self.title}: {len(self.words)} boxes"]
+        for name, word in self.words.items():
+            to = [end for start, end in self.arrows if start == name]
+            sign = "*" if name in self.marked else " "
+            lines.append(f"{sign} {name} ({word})" + (f" -> {', '.join(to)}" if to else ""))
+        return "\n".join(lines)
+
+
+def boxes(
+    title: str,
+    words: Mapping[str, str],
+    arrows: Collection[tuple[str, str]],
+    marked: Collection[str] = (),
+    faint: Collection[str] = (),
+) -> Boxes:
+    """A drawing of what `words` names; arrows are (from, to)."""
+    return Boxes(title, dict(words), tuple(arrows), frozenset(marked), frozenset(faint))
+
+
+@shows(Boxes)
+def boxes_drawn(drawing: Boxes) -> str:
+    nodes = [
+        Node(
+            name,
+            name,
+            word,
+            hue=GOOD if name in drawing.marked else NEUTRAL * (name in drawing.faint),
+            border=GOOD if name in drawing.marked else EDGE,
+            rounded=True,
+            bold=name in drawing.marked,
+        )
+        for name, word in drawing.words.items()
+    ]
+    edges = [Edge(start, end) for start, end in drawing.arrows]
+    drawn = picture(Diagram(drawing.title, tuple(nodes), tuple(edges)))
+    return box(drawing.title, "", drawn or f"<pre>{text(drawing)}</pre>")

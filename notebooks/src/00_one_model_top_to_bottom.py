@@ -58,8 +58,8 @@ largest = (compiled(x, w) - f(x, w)).abs().max().item()
 print("equal to eager within 1e-6:", largest < 1e-6)
 
 # %% [markdown]
-# **Predict, then run.** A softmax is five steps: the largest value of a row, subtract it, `exp`,
-# sum the row, divide. With the `relu` that makes six loops over the same table of numbers. How many
+# **Predict, then run.** A softmax is five steps: the largest value of a row, subtract it, `torch.exp`,
+# sum the row, divide. With the `relu` that makes a loop for each, over the same table of numbers. How many
 # kernels did minicompile write for them? Decide before you run the next cell. The matrix product is
 # not among them. A library does that: such a call of a kernel that somebody else wrote is *extern*.
 
@@ -103,7 +103,7 @@ print(block_trace)
 # %% [markdown]
 # ### Room 1, capture: Python becomes a graph
 #
-# Python itself runs *bytecode*, small instructions made from your source. This room runs them too, on
+# Python itself runs *bytecode*, small instructions made from your text. This room runs them too, on
 # stand-ins that have a shape but no numbers, and writes down every operation on them: that is
 # *capture*. Calls are followed inside, so the call of the attention leaves no trace but its
 # operations. What the graph relied on (a shape, a type, an attribute) becomes a *guard*, a condition
@@ -168,11 +168,14 @@ print(f"{len(decisions)} pairs looked at, {len(fused)} fused")
 for reason in sorted({d.reason for d in decisions if not d.fused}):
     print("  refused:", reason)
 
+# %% [markdown]
+# The picture of a schedule, for our small `f`: what became one kernel stands in one box.
+
 # %% name="schedule"
-block_trace.schedule
+trace.schedule
 
 # %% [markdown]
-# How does it come to that? For our small `f`, one question a slide: move the slider. The two that
+# How does it come to that? One question a slide: move the slider. The two that
 # are asked about are framed; the answer has its reason and the bytes saved so far.
 
 # %% name="fusion-steps"
@@ -211,7 +214,7 @@ block_trace.wrapper
 # %% [markdown]
 # ## Follow one line
 #
-# Where did the `gelu` of the model go? Ask for everything that came from its source line, in every
+# Where did the `gelu` of the model go? Ask for everything that came from that line of text, in every
 # room, forward and backward:
 
 # %% name="follow"
@@ -245,7 +248,7 @@ print("minicompile's kernels:  ", sorted(kernel.name for kernel in trace.kernels
 # ## The whole model learns
 #
 # Now all of it: the model with its loss, forward and backward compiled, trained on real text (the
-# source of Python's own standard library). The loss is that of guessing the next character, the
+# code of Python's own standard library). The loss is that of guessing the next character, the
 # first line what guessing blindly costs. The same run without a compiler is the judge.
 
 # %% name="train"
@@ -289,7 +292,7 @@ print("eager:      ", eager)
 # %% [markdown]
 # ## Recap
 #
-# 1. A compiler for PyTorch is a corridor: Python frame, graph, two functional graphs, loops, fused
+# 1. A compiler for PyTorch is a corridor: Python's bytecode, graph, two functional graphs, loops, fused
 #    loops, kernels, wrapper.
 # 2. Every room hands on one plain object, and every object remembers the Python line it came from.
 # 3. Operators end at lowering; from there on there are only loops and index formulas.
@@ -468,9 +471,10 @@ for node in list(trace.capture.graph.nodes):
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Keep a dict from nodes to their values. A placeholder takes the next input; `call_function` calls its
-# target; `call_method` calls the method of that name of its first argument; `output` has in
-# `node.args[0]` what to give back. `torch.fx.map_arg` replaces nodes inside of tuples, lists and dicts.
+# Keep a dict from nodes to their values. A *placeholder* stands for an input: it takes the next one;
+# `call_function` calls its target; `call_method` calls the method of that name of its first argument;
+# `output` has in `node.args[0]` what to give back. `torch.fx.map_arg` replaces nodes inside of tuples,
+# lists and dicts.
 #
 # </details>
 

@@ -1,0 +1,57 @@
+"""A capture as slides: one executed instruction each, with the stack and the graph as they are then."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+
+from minicompile import api
+from minicompile.dynamo.interpreter import Frame
+from minicompile.dynamo.result import describe
+from minicompile.dynamo.tracer import Tracer
+from minicompile.lessons.pictures import Slides
+from minicompile.ops.dtypes import value_text
+from minicompile.ops.graph import call_text
+
+HEADS = ("instructions", "the stack, its top last", "the graph so far")
+AROUND = 10
+"""How many instructions before the current one and after it are shown."""
+
+
+def bytecode_steps(function: Callable[..., Any], *args: Any) -> Slides:
+    """Slides of the capture of `function(*args)`, which must be captured whole."""
+    seen: list[tuple[str, str, list[str], list[str]]] = []
+    step = Tracer.step
+
+    def stepped(tracer: Tracer, frame: Frame, instruction: Any) -> None:
+        def say(value: Any) -> str:
+            if isinstance(value, torch.Tensor):
+                return f"{tracer.recorder.nodes.get(id(value))}: {value_text(value)}"
+            owner = getattr(value, "__self__", None)
+            if isinstance(owner, torch.Tensor):
+                return f"{tracer.recorder.nodes[id(owner)]}.{value.__name__}"
+            return str(value) if str(value) == "NULL" else describe(value).rpartition(".")[2]
+
+        step(tracer, frame, instruction)
+        graph = [f"{node} = {call_text(node)}" for node in tracer.recorder.calls]
+        told = "  " * frame.depth + str(instruction)
+        seen.append((told, frame.line.text, list(map(say, frame.stack)), graph))
+
+    with mock.patch.object(Tracer, "step", stepped):
+        api.explain(function)(*args)
+    frames: list[tuple[str, str, object]] = []
+    for number, (told, line, stack, graph) in enumerate(seen):
+        first = max(0, min(number - AROUND, len(seen) - 2 * AROUND))
+        shown = [text for text, *_ in seen[first : first + 2 * AROUND]]
+        marked = [
+            ("\u25b6 " if i == number else "  ") + text for i, text in enumerate(shown, first)
+        ]
+        columns = ([head, *column] for head, column in zip(HEADS, (marked, stack, graph)))
+        rows = itertools.zip_longest(*columns, fillvalue="")
+        text = "\n".join(f"{left:<30}{middle:<34}{right}".rstrip() for left, middle, right in rows)
+        frames.append((told.strip(), line, text))
+    return Slides(f"capture of {function.__name__}", tuple(frames))
