@@ -10,9 +10,9 @@ from torch import Tensor
 
 import minicompile as mc
 from minicompile.debug.reference import run_reference
-from minicompile.extension import lowering
 from minicompile.lessons.exercise import Lesson, Run, Wrong
 from minicompile.lessons.model import GPT, Block, GPTConfig
+from minicompile.lowering.context import lowering
 from minicompile.lowering.ir import (
     ExternKernel,
     FormulaOps,

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import minicompile as mc
-from minicompile.extension import FusionPolicy, fusion_rule
 from minicompile.lessons.exercise import Lesson, Run, Wrong
 from minicompile.lessons.model import Block, GPTConfig
 from minicompile.lowering.ir import LoopGraph
 from minicompile.pipeline_result import Trace
+from minicompile.scheduling.fusion import FusionPolicy, fusion_rule
 from minicompile.scheduling.nodes import Schedule, SchedulerNode, SingleNode
 from minicompile.scheduling.schedule import Explained, make_nodes
 

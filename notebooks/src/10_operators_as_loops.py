@@ -10,8 +10,7 @@
 #
 # After this lesson you can
 #
-# - read the loops that a graph becomes, and say which address each element comes from;
-# - explain why a transpose, a slice or a broadcast costs nothing;
+# - read the loops that a graph becomes, and say why a transpose or a slice costs nothing;
 # - say why one intermediate is written to memory and another one is not;
 # - write the rule that turns an operator into a loop, and have the compiler use it.
 #
@@ -64,7 +63,7 @@ trace.explore(["source", "aot", "loops", "kernels"])
 # ## A formula is a Python function
 #
 # `Pointwise([4, 6], ...)` reads: for each index `p0` below four and `p1` below six, compute this. The
-# formula is kept as a function, called *inner_fn*: it takes an *index* (one expression for each loop)
+# formula is kept as a function, called *inner_fn*: it takes an index (one expression for each loop)
 # and a *handler*, an object with a method for each thing that a loop can do: `load`, `constant`,
 # `add`, `maximum` and so on. Let us write the one above by hand, and print both.
 
@@ -182,8 +181,8 @@ print("loops:", len(mc.trace(dizzy, x).loops.operations))
 print(mc.trace(dizzy, x).loops.operations[0])
 
 # %% [markdown]
-# The two flips of the rows met in one index formula, and turned into a slice. *Transpose, then
-# flatten* has divisions in it: how they are computed, and avoided, is the next lesson.
+# The two flips of the rows met in one index formula, and turned into a slice. "Transpose, then flatten"
+# has divisions in it: how they are computed, and avoided, is the next lesson.
 #
 # **Break it.** The index map of a broadcast is a rule like any other. Here is a careless one: it lines
 # dimensions up from the left instead of from the right. With a square table nothing crashes.
@@ -235,9 +234,9 @@ for dim in (0, 1):
 # %% [markdown]
 # ## Written to memory, or computed again?
 #
-# Until something needs its memory, a lowered value is only a formula. A reader that takes the formula
-# into its own *inlines* it; giving it a buffer is called to *realize* it. Both have a price: inlining
-# computes again for each reader, realizing writes and reads memory.
+# Until something needs its memory, a lowered value is only a formula. If each reader takes the formula
+# into its own, the value is *inlined*; to give it a buffer is to *realize* it. Both have a price:
+# inlining computes again for each reader, realizing writes and reads memory.
 #
 # **Predict, then run.** Each function uses an intermediate twice. Which one gets a buffer?
 
@@ -350,7 +349,7 @@ for reason, count in why.most_common():
 
 # %% [markdown]
 # > **In torch.compile.** TorchInductor's first room is the same. `GraphLowering` walks the ATen graph,
-# > each operator's rule gives a `Pointwise`, `Reduction` or `ExternKernel`, and the loop body is a
+# > each operator's rule gives a `Pointwise`, `Reduction` or `ExternKernel`, and the formula is a
 # > Python closure over `ops` and an index. It is printed here by calling it, as we do. Theirs is
 # > ambient (`V.ops`, a thread-local), ours an argument. Read `torch/_inductor/lowering.py`
 # > (`make_pointwise`), then `torch/_inductor/ir.py` (`Pointwise`, `StorageBox.realize`). They also unroll

@@ -10,9 +10,8 @@
 #
 # After this lesson you can
 #
-# - read a loop body: its loops, its named indices, its operations;
+# - read what a loop does: its indices, its operations, the addresses that it walks through;
 # - simplify an index with divisions in it, and say why that is allowed;
-# - say which loops become one, which loads suit vectors, and when thirty-two bits are not enough;
 # - write a handler of your own that analyses any loop.
 #
 # Our example looks at a table column by column, as one row of numbers:
@@ -56,14 +55,15 @@ Walk(body)
 # Green is a *contiguous* step, to the next address. Orange is *strided*: a jump. Memory comes in lines
 # of sixty-four bytes, so a contiguous walk uses all of each line that it fetches.
 #
-# A division for each element is slow, and no vector instruction does it. Yet the kernel has none:
+# A division for each element is slow, and a *vector* instruction, which handles several numbers at
+# once, can't do it. Yet the kernel has none:
 
 # %% name="kernel"
 trace.kernels[0]
 
 # %% [markdown]
 # How did they vanish? In two steps, which this lesson follows: arithmetic on index expressions that
-# knows how far each loop goes, and loops that are split or merged until the indices are simple.
+# knows how far each loop goes, and loops that are split, or *merged* into one, until the indices are simple.
 #
 # ## One body, many readings
 #
@@ -131,7 +131,7 @@ for end in (4, 5):
 
 # %% [markdown]
 # The rule: split off what the divisor divides, `4*p0`; what is left over, `p1`, vanishes if it is
-# surely below four. "Surely" comes from *ranges*: each loop variable is at least zero and below its
+# surely below four. "Surely" comes from the ranges: each loop variable is at least zero and below its
 # extent, so every expression has bounds.
 
 # %% name="bounds"
@@ -192,7 +192,7 @@ print("the same number everywhere:", torch.equal(wrong, wrong[:1].expand(23)))
 # %% [markdown]
 # ## Loops are split and merged
 #
-# In our example no range helps: `p0 // 4` with `p0` below twenty-four is what it is. But the *loop* can
+# In our example no range helps: `p0 // 4` with `p0` below twenty-four is what it is. But the loop can
 # be split in two, `p0 = 4*x0 + x1`. Then the division has an answer. The body before and after:
 
 # %% name="split"
@@ -200,7 +200,7 @@ print(body)
 print(trace.schedule.kernels[0].bodies[0])
 
 # %% [markdown]
-# The other way round, two loops *merge* into one if no index can tell the difference: everywhere the
+# The other way round, two loops merge into one if no index can tell the difference: everywhere the
 # outer loop's stride is the inner one's times its extent. One long loop has less overhead and fills
 # vectors better.
 #
@@ -224,7 +224,7 @@ for text, look in looks.items():
 #
 # ## Which loop is innermost?
 #
-# The last loop runs fastest, and a CPU runs eight or sixteen of its rounds in one *vector*
+# The last loop runs fastest, and a CPU runs eight or sixteen of its rounds in one vector
 # instruction. It wants loads whose address moves by one (a vector load) or not at all (one number for
 # all). So the step of each access along the innermost loop decides:
 
@@ -234,14 +234,14 @@ kernel = both.schedule.kernels[0]
 Walk(kernel.bodies[0])
 
 # %% [markdown]
-# Whatever the order, one of the loads jumps: a transpose has no good loop order. (Lesson 13 tiles it.)
+# Whatever the order, one of the loads jumps: a transpose has no good loop order.
 # The compiler counts, and lets the loop be innermost that most accesses walk with step one, writes
 # before reads.
 #
 # ## How many bits has an address?
 #
 # Indices are 64-bit integers on a CPU. On a GPU, 32 bits save registers and time; and where an index
-# is a *value* (`arange`, a mask), two 32-bit integers fit in place of one. Bounds decide again, never
+# is a value (`arange`, a mask), two 32-bit integers take the room of one. Bounds decide again, never
 # hope. **Predict, then run:** the next cell takes 32 bits for granted.
 
 # %% name="overflow"

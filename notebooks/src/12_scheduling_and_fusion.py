@@ -46,10 +46,10 @@ trace = apart(f, x)
 trace.fusion_steps()
 
 # %% [markdown]
-# That is the whole story: three loops, two questions. Move the slider. To *fuse* loops is to run them
+# That is the whole story: three loops, two questions. Move the slider. To fuse loops is to run them
 # as one kernel. The first pair was fused, the second was not, and each answer has its reason. The
-# *scheduler* asks such questions until no pair is left; this lesson is about its two words, *right*
-# and *wise*.
+# scheduler asks such questions until no pair is left; this lesson is about its two words, **right**
+# and **wise**.
 #
 # ## What one kernel saves
 #
@@ -76,9 +76,9 @@ trace.kernels[0]
 # %% [markdown]
 # ## Who reads what, and where
 #
-# Before fusion each loop is a *node*, with its *dependencies*: which elements of which buffer it reads
+# Before fusion each loop is a node, with its *dependencies*: which elements of which buffer it reads
 # and writes, as an index over its loops. A node must run after the writer of all that it reads. That
-# is all the scheduler knows about a program, and it is enough.
+# is all the scheduler knows about a function, and it is enough.
 
 # %% name="nodes"
 for node in trace.schedule.before:
@@ -95,7 +95,7 @@ trace.schedule.why("buf1", "buf2")
 # %% [markdown]
 # ## When is it right?
 #
-# Three conditions. Each slide is a program that breaks one, and what the scheduler said.
+# Three conditions. Each slide is a function that breaks one, and what the scheduler said.
 #
 # 1. **The loops match**: both nodes walk the same space, perhaps after splitting or merging loops.
 # 2. **Read where written**: what one node reads of the other, it reads at the very index that was
@@ -238,7 +238,7 @@ mc.what_if(f, x)
 # %% [markdown]
 # ## A policy of your own
 #
-# A policy is an object in the registry. What is *right* it can't overrule: that is checked whatever
+# A policy is an object in the registry. What is **right** it can't overrule: that is checked whatever
 # it says. This one dislikes horizontal fusions:
 
 # %% name="own-policy"
@@ -439,7 +439,7 @@ def in_registers(schedule):
 # <details><summary>Hint</summary>
 #
 # You need three loops: the first is read by the last, the middle one reads the first and is read by the
-# last, and the middle one can join neither. A loop that needs *all* of another one can't join it: a sum
+# last, and the middle one can join neither. A loop that needs all of another one can't join it: a sum
 # over everything. If the last loop goes over a table, the sum can't join that one either. Print
 # `apart(cyclic, x).schedule`.
 #
@@ -617,7 +617,7 @@ def score(producer, consumer, context):
 
 # %% [markdown]
 # **Exercise 5 · Right, but not wise** (3 points, stretch). Find two loops that the scheduler keeps
-# apart, and that *could* be one kernel, which moves just as many bytes. Write `unwise(schedule)`: the
+# apart, and that could be one kernel, which moves just as many bytes. Write `unwise(schedule)`: the
 # names of such a pair and the cause of the refusal, as `(a, b, cause)`. Try it with `what_if`, not
 # from the list of decisions.
 
