@@ -177,7 +177,7 @@ print("with the bug:", wrong.tolist())
 print("without it:  ", mc.compile(torch.neg)(torch.arange(1.0, 10.0)).tolist())
 
 # %% [markdown]
-# ## Which rule? Bisection
+# ## Which rule?
 #
 # The room aot has passes and decompositions by the dozen. All can be left out by name, and without
 # them the program still runs, only slower: passes by `disable_passes`, rules by `mc.without`. So there

@@ -94,7 +94,7 @@ slides(
 # %% [markdown]
 # ## Without any rule
 #
-# An operator without a rule still runs: the compiler calls PyTorch's function, an *extern call*, and
+# An operator without a rule still runs: the compiler calls PyTorch's function, an extern call, and
 # notes why. What it costs is not the call. It is the memory around it: what stands before must be
 # written out for it, what stands behind must be read back in.
 #
