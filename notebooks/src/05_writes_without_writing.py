@@ -113,9 +113,9 @@ print("merged, functional:  ", on_functional.item())
 # ## Three kinds of operators
 #
 # How does a compiler know what an operator does to memory? It never looks into the kernel. Each
-# variant of an operator (`aten.add.out` is the one that writes into `out`) has a *schema*, its typed
-# signature, and that says who shares memory with whom. A letter names a memory, `!` means that it
-# is written.
+# *overload*, a variant of an operator (`aten.add.out` is the one of `add` that writes into `out`),
+# has a *schema*: its typed signature, which says who shares memory with whom. A letter names a
+# memory, `!` means that it is written.
 
 # %% name="schemas"
 for op in (aten.mul.Tensor, aten.mul_.Tensor, aten.slice.Tensor, aten.split.Tensor, aten.add.out):
@@ -245,18 +245,33 @@ print(mc.trace(two_writes, x).aot.level("full"))
 
 # %% [markdown]
 # Follow `row`: it is selected once before the first write, once before the second, and once at the
-# end, since the write through `column` reached its first number. `column` is recorded before any
-# write; what `mul` reads is its second, replayed copy.
+# end, since the write through `column` reached its first number. `column` itself was made before
+# any write; what `mul` reads is a later copy of it.
 #
-# The whole pass is one class. These are its two central methods:
+# The pass is one class, and `read` is the method through which it looks at any old value. Put a
+# listener before it, and watch which values were out of date when they were needed (`select` is the
+# row, `select_1` the column):
 
-# %% name="central-methods"
-import inspect
+# %% name="watch-reads"
+from unittest import mock
 
 from minicompile.aot.functionalize import Functionalizer
 
-print(inspect.getsource(Functionalizer.read))
-print(inspect.getsource(Functionalizer.carried))
+right_read = Functionalizer.read
+
+
+def watched(self, node):
+    first = self.same_as.get(node, node)
+    _, old = self.values[first]
+    contents = right_read(self, node)
+    _, new = self.values[first]
+    if new != old:
+        print(f"{first}: computed at version {old}, called again at version {new}")
+    return contents
+
+
+with mock.patch.object(Functionalizer, "read", watched):
+    mc.trace(two_writes, x)
 
 # %% [markdown]
 # ## Break it
@@ -266,7 +281,6 @@ print(inspect.getsource(Functionalizer.carried))
 # was compiled meanwhile.)
 
 # %% name="break-it"
-from unittest import mock
 
 
 def stale(self, node):
