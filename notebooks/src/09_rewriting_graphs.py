@@ -52,8 +52,8 @@ with mc.scoped():
     mc.register_pattern("log_of_softmax", search=looked_for, examples=[tensor])(both_at_once)
     rewritten = mc.trace(f, x)
     better = mc.compile(f)(x)
-print("eager:    ", f(x).tolist())
-print("rewritten:", [[round(v, 3) for v in row] for row in better.tolist()])
+for title, result in (("eager:    ", f(x)), ("rewritten:", better)):
+    print(title, [[round(v, 3) for v in row] for row in result.tolist()])
 
 # %% name="picture"
 from minicompile.lessons.pictures import boxes, slides
@@ -68,15 +68,7 @@ def drawn(title, nodes, marked=()):
     return boxes(title, words, arrows, {node.name for node in nodes} & set(marked))
 
 
-def graph_of(fn, *inputs):
-    """A function as a graph of ATen's operators, before anything is rewritten."""
-    options = {"disable_passes": ("pattern:log_of_softmax",)} if fn is not f else {}
-    return list(mc.trace(mc.compile(fn, options=options), *inputs).aot.level("full").nodes)
-
-
-with mc.scoped():
-    mc.register_pattern("log_of_softmax", search=looked_for, examples=[tensor])(both_at_once)
-    pattern = graph_of(looked_for, tensor)
+pattern = list(mc.trace(looked_for, tensor).aot.level("full").nodes)
 before, after = plain.aot.level("full").nodes, rewritten.aot.level("core").nodes
 slides(
     "one rewrite",
@@ -88,7 +80,7 @@ slides(
 # %% [markdown]
 # That is the answer: the search function becomes a small graph, that graph is looked for in the large
 # one (a *match*), and the replacement's graph goes where the match was. It even repairs the `-inf`: the
-# softmax of a small number is zero, and a logarithm of zero is lost. What was done is on record:
+# softmax of a much smaller number is zero, whose logarithm tells nothing. What was done is on record:
 
 # %% name="record"
 record = next(record for record in rewritten.aot.passes if "log_of_softmax" in record.name)
