@@ -405,10 +405,11 @@ def broken_by(x):
 
 
 # %% [markdown]
-# **Exercise 3 · Two patterns** (3 points). Write `register_two()`, which registers patterns in the stage
-# "joint" (the default), so that `x * 1` (with an integer or a float one) and pairs `x.t().t()` disappear from the
-# graph. The compiler's own passes for that are taken away. The check counts what is left, in small
-# functions and in a block whose heads have width one: the scale of its attention is then `1.0`.
+# **Exercise 3 · Two patterns** (3 points). Write `register_two()`, which registers patterns in the
+# stage "joint" (the default), so that `x * 1` (with an integer or a float one) and pairs
+# `x.t().t()` disappear from the graph. The compiler's own passes for that are taken away. The check
+# counts what is left, in small functions and in a block whose heads have width one: the scale of
+# its attention is then `1.0`.
 
 # %% [markdown]
 # <details><summary>Hint</summary>
