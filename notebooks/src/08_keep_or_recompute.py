@@ -533,9 +533,10 @@ def may_recompute(node):
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Taking the most work per byte first is good, and not the best: a large value that no
-# longer fits may be worth more than two small ones. The classic: go through the values and remember, for every number of bytes used so far, the most
-# work and how it was reached. Each value then either joins each of these or doesn't.
+# Taking the most work per byte first is good, and not the best: a large value that no longer fits
+# may be worth more than two small ones. The classic: go through the values and remember, for every
+# number of bytes used so far, the most work and how it was reached. Each value then either joins
+# each of these or doesn't.
 #
 # </details>
 
