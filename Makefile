@@ -11,19 +11,18 @@ TRITON ?= triton==3.6.0
 PY  = $(VENV)/bin/python
 PIP = $(PY) -m pip --disable-pip-version-check install --quiet
 
-NOTEBOOKS = $(wildcard notebooks/*.ipynb)
-LESSON    = notebooks/00_one_model_top_to_bottom.ipynb
+FIRST     = notebooks/00_one_model_top_to_bottom.ipynb
 # JupyterLab asks root to say that it means it.
 LAB_FLAGS = $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: help lab demo notebooks test check lint tests lessons browser size clean
+.PHONY: help lab demo notebooks grade mutants test check lint tests lessons browser size clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
 
 ## make lab        set up and open JupyterLab on lesson 00
 lab: $(VENV)/.lessons
-	$(PY) -m jupyter lab $(LAB_FLAGS) $(LESSON)
+	$(PY) -m jupyter lab $(LAB_FLAGS) $(FIRST)
 
 ## make demo       set up and train the lesson model: eager, torch.compile, minicompile
 demo: $(VENV)/.lessons
@@ -32,6 +31,14 @@ demo: $(VENV)/.lessons
 ## make notebooks  build the notebooks from notebooks/src, executed
 notebooks: $(VENV)/.lessons
 	$(PY) -m notebooks.build
+
+## make grade      grade your answers in the notebooks of a lesson: make grade LESSON=03 (without: of all)
+grade: $(VENV)/.lessons
+	$(PY) -m minicompile grade $(wildcard notebooks/$(LESSON)*.ipynb)
+
+## make mutants    try every exercise's reference answer, and answers that must be rejected
+mutants: $(VENV)/.lessons
+	$(PY) -m notebooks.mutants
 
 ## make test       set up and run every check: lint, types, tests, notebooks
 test: $(VENV)/.dev browser check
@@ -48,11 +55,11 @@ lint:
 tests:
 	$(PY) -m pytest -q
 
+## make lessons    lint the lessons' text, execute them all and compare (as `make check`, without setting up)
 lessons:
-ifneq ($(NOTEBOOKS),)
-	$(PY) -m notebooks.build --check
-	PYTHONPATH="$(CURDIR)" $(PY) -m pytest -q --nbval-lax --nbval-cell-timeout=600 $(NOTEBOOKS)
-endif
+	$(PY) -m notebooks.lint
+	$(PY) -m notebooks.glossary --check
+	$(PY) -m notebooks.build --validate
 
 ## make size       lines of code, against the budget
 size:

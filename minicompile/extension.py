@@ -6,6 +6,7 @@
 | `call_rules(function)` | what capturing a call of a function means | dynamo |
 | `guard_rules(kind)` | how a kind of guard is checked | dynamo |
 | `register_vjp(operator)` | an operator's gradient, in training | aot |
+| `inverse(view operator)` | how a write through a view reaches what it is a view of | aot |
 | `decompose(operator, to=level)` | an operator in terms of simpler ones | aot |
 | `register_pattern(name, search=, examples=, stage=)` | a rewrite of captured or ATen graphs | aot |
 | `graph_pass(name, stage=)` | any pass over these graphs | aot |
@@ -26,6 +27,7 @@ a while. Importing this page imports every built-in rule.
 # ruff: noqa: F401 (names to import from here)
 
 from minicompile.aot.decompositions.registry import decompose
+from minicompile.aot.functionalize import inverse
 from minicompile.aot.passes import known_passes
 from minicompile.aot.vjps import register_vjp
 from minicompile.api import backends

@@ -48,6 +48,7 @@ def ahead_of_time(
     graph = run("pre_grad", graph)
     traced, metadata = trace(graph.gm, fakes, mode, training=training)
     name = metadata.graph_name
+    recorded = Graph(traced, name, "recording")
     full = LevelGraph(functionalize(traced, metadata, mode), name, "functionalization")
     run("joint", full)
     core = lower_to("core", full, mode)
@@ -59,11 +60,11 @@ def ahead_of_time(
             verify(level)
     if not metadata.trains:
         forward = run("post_grad", copied(prims))
-        return AotResult(forward, None, None, None, metadata, levels, records, graph)
+        return AotResult(forward, None, None, None, metadata, levels, records, graph, recorded)
     forward, backward, split = partition(prims, [*fakes, *metadata.memories], metadata, options)
     run("post_grad", forward)
     run("post_grad", backward)
-    return AotResult(forward, backward, prims, split, metadata, levels, records, graph)
+    return AotResult(forward, backward, prims, split, metadata, levels, records, graph, recorded)
 
 
 def copied(graph: Graph) -> Graph:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -42,8 +43,14 @@ from minicompile.aot.views import (
 )
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of, placeholders, user_line
+from minicompile.ops.registry import Registry
 
 aten = torch.ops.aten
+
+inverse: Registry[Callable[..., torch.Tensor]] = Registry(
+    "inverse", "view operator -> how its base looks once the view is written to"
+)
+"""(contents of the base, new contents of the view, the view's further arguments) -> new base."""
 
 INVERSES: dict[OpOverload, Callable[..., torch.Tensor]] = {
     **dict.fromkeys(
@@ -67,7 +74,8 @@ INVERSES: dict[OpOverload, Callable[..., torch.Tensor]] = {
     aten._conj.default: lambda base, new: new.conj(),
     aten._neg_view.default: lambda base, new: -new,
 }
-"""(contents of the base, new contents of the view, the view's further arguments) -> new base."""
+for _view, _rule in INVERSES.items():
+    inverse(_view)(_rule)
 
 
 FACTORY_OPTIONS = ("dtype", "layout", "device", "pin_memory")
@@ -197,9 +205,7 @@ class Functionalizer:
             chain.append(self.view_of[chain[-1]])
         *views, root = chain
         if all(self.has_inverse(view) for view in views):
-            for view, base in zip(views, chain[1:]):
-                target, args, kwargs = self.view_call(view)
-                new = INVERSES[target](self.read(base), new, *args, **kwargs)
+            new = self.carried(chain, new)
         else:
             old, order = root.meta["val"], stride_order(root.meta["val"])
             row = self.place(self.memory(node), node, new)
@@ -211,11 +217,18 @@ class Functionalizer:
         storage.version += 1
         self.values[root] = (with_layout(new, root.meta["val"]), storage.version)
 
+    def carried(self, chain: list[fx.Node], new: torch.Tensor) -> torch.Tensor:
+        """New contents of the root at the end of a chain of views, given those of the first."""
+        for view, base in pairwise(chain):
+            target, args, kwargs = self.view_call(view)
+            new = inverse[target](self.read(base), new, *args, **kwargs)
+        return new
+
     def has_inverse(self, view: fx.Node) -> bool:
         """May a write be carried through the view by its operator's inverse?"""
         if view.op == "placeholder" or view.target is operator.getitem:
             return False
-        return self.view_call(view)[0] in INVERSES and not overlaps(view.meta["val"])
+        return self.view_call(view)[0] in inverse and not overlaps(view.meta["val"])
 
     # Going through the old graph
 

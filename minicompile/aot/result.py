@@ -213,6 +213,8 @@ class AotResult(Shown):
     passes: list[PassRecord] = field(default_factory=list)
     captured: Graph | None = None
     """What was differentiated: the captured graph after its own passes."""
+    recorded: Graph | None = None
+    """What running it recorded, still with views and writes: before functionalization."""
 
     def __post_init__(self) -> None:
         listed(self, "passes")

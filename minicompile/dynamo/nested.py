@@ -39,6 +39,8 @@ QUIET_MODULES = (
 """Transform, trace or repeat what they call: they must see it as it is."""
 QUIET_NAMES = ("__torch_dispatch__", "__torch_function__")
 """Called in the middle of an operator."""
+NOTEBOOK = ("ipykernel", "IPython")
+"""What a notebook puts in the place of sys.stdout, and all below it."""
 MAX_CLOSURES, MAX_MODULES = 8, 256
 """Functions of one code, each with a closure of its own, that are captured; modules whose method it is."""
 
@@ -159,7 +161,7 @@ def standing_of(function: types.FunctionType) -> Any:
     below = any(f"{module}.".startswith(f"{name}.") for name in QUIET_MODULES)
     if (below and is_fixed(module)) or code.co_filename.startswith("<minicompile "):
         return QUIET
-    if code.co_name in QUIET_NAMES:
+    if code.co_name in QUIET_NAMES or library_of(module) in NOTEBOOK:
         return QUIET
     if is_fixed(module) or library_of(module) == "numpy" or code.co_name == "__del__":
         return NEVER

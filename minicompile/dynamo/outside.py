@@ -173,7 +173,7 @@ class Outside(Interpreter):
             return Source("attribute", key, source.base)
         if source.kind == "held" and type(container.value) is dict:
             return Source("global", key, source)
-        if source.kind == "attribute" and source.key in MODULE_TABLES:
+        if source.kind == "attribute" and source.key in MODULE_TABLES and type(key) is str:
             return Source(MODULE_TABLES[source.key], key, source.base)
         return Source("item", key, source)
 

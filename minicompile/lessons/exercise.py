@@ -166,14 +166,12 @@ class Exercise:
         with fresh(self.without):
             try:
                 return self.test(run, *given), run
-            except NotImplementedError as error:
-                if str(error):
-                    raise
-                raise NotAnswered(self.name) from None
             except Wrong as wrong:
                 wrong.args = (f"{self.name}: {before}{wrong}",)
                 raise
             except (Exception, SystemExit) as error:
+                if unanswered(error):
+                    raise NotAnswered(self.name) from None
                 what = f"{type(error).__name__}: {error}".strip()
                 got = f"{what[:600]}{line_of(error, given)}"
                 raise Wrong(
@@ -202,6 +200,15 @@ def fresh(taken_away: Sequence[str]) -> Iterator[None]:
     finally:
         torch.random.set_rng_state(random)
         api.reset()
+
+
+def unanswered(error: BaseException | None) -> bool:
+    """Is it the released cell's `raise NotImplementedError`, perhaps as the cause of another?"""
+    while error is not None:
+        if isinstance(error, NotImplementedError) and not str(error):
+            return True
+        error = error.__cause__
+    return False
 
 
 def source_of(answer: Any) -> str:

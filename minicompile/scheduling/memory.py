@@ -9,7 +9,7 @@ The real compiler: torch/_inductor/codegen/memory_planning.py, AllocateLine in c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -82,6 +82,11 @@ def kept_buffers(graph: LoopGraph) -> frozenset[str]:
     return frozenset({*graph.returned, *targets, *targets.values()})
 
 
+def last_uses(touched: Sequence[Iterable[str]]) -> dict[str, int]:
+    """The last step that touches each buffer; `touched` has the buffers of each step."""
+    return {name: step for step, names in enumerate(touched) for name in names}
+
+
 class Liveness:
     """When each buffer of a schedule is alive."""
 
@@ -89,7 +94,7 @@ class Liveness:
         self.steps = len(nodes)
         touched = [dict.fromkeys(d.buffer for d in (*n.reads, *n.writes)) for n in nodes]
         born_at = {d.buffer: step for step, node in enumerate(nodes) for d in node.writes}
-        self.last = {name: step for step, names in enumerate(touched) for name in names}
+        self.last = last_uses(touched)
         """The step after which each buffer is dead; outputs never are."""
         kept = kept_buffers(graph)
         self.internal = frozenset(

@@ -1,7 +1,292 @@
-"""Checks of lesson 14."""
+"""Checks of lesson 14. Triton is imported where it is needed: there are machines without it."""
 
 from __future__ import annotations
 
-from minicompile.lessons.exercise import Lesson
+import inspect
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+
+import minicompile as mc
+from minicompile.codegen.plan import CodeLine, KernelModule, KernelPlan, KernelSource
+from minicompile.extension import code_generator, plan_rule
+from minicompile.lessons.exercise import Lesson, Run, Wrong
+from minicompile.runtime.assembly import cross_compile
+from minicompile.runtime.triton import Tiles, load_kernel
 
 lesson = Lesson("14")
+
+TRITON = {"device_codegen": "triton"}
+IMPORTS = """import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+"""
+MOST_REGISTERS = 64
+BEHIND = 64
+"""Elements behind a result that must stay as they are."""
+UNTOUCHED = -77.0
+
+Function = Callable[..., torch.Tensor]
+Rows = Callable[..., None]
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 + 1
+
+
+def row_max(x: torch.Tensor) -> torch.Tensor:
+    return x.amax(-1)
+
+
+def row_softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
+
+
+def normed(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.layer_norm(x, x.shape[-1:])
+
+
+def triton_kernel(function: Function, *inputs: torch.Tensor) -> KernelSource:
+    """The only Triton kernel of a function."""
+    mc.reset()
+    [kernel] = mc.trace(mc.compile(function, options=TRITON), *inputs).kernels
+    return kernel
+
+
+def kernel_by(plan: KernelPlan, answer: Rows) -> KernelSource:
+    """A kernel that calls the answer, made a Triton function by its source."""
+    own = textwrap.dedent(inspect.getsource(answer))
+    if "raise NotImplementedError" in own:
+        raise NotImplementedError
+    rows, length = plan.rows, plan.row_length
+    text = f"""@triton.jit
+def {plan.name}(in_ptr0, out_ptr0, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
+    {answer.__name__}(in_ptr0, out_ptr0, {rows}, {length}, XBLOCK, RBLOCK)"""
+    lines = [CodeLine(line, plan.origins) for line in text.splitlines()]
+    prelude = f"{IMPORTS}\n\n@triton.jit\n{own}\n\n"
+    return KernelSource(plan.name, "triton", lines, plan, prelude)
+
+
+def write_kernels_by(answer: Rows) -> None:
+    """From now on, inside a check, kernels with a reduction call the answer."""
+    from minicompile.codegen.triton import print_triton
+
+    def module(plans: Sequence[KernelPlan]) -> KernelModule:
+        made = [kernel_by(p, answer) if p.reduction_ranges else print_triton(p) for p in plans]
+        return KernelModule("triton", "\n\n".join(k.prelude + k.text for k in made), made)
+
+    code_generator("triton")(module)
+
+
+def run_rows(
+    run: Run, answer: Rows, function: Function, x: torch.Tensor, tiles: Tiles
+) -> KernelSource:
+    """Run the answer on a tensor whose surroundings are watched, then in the pipeline."""
+    before = triton_kernel(function, x)
+    kernel, expected = kernel_by(before.plan, answer), function(x)
+    given = f"{answer.__name__} on {list(x.shape)} in tiles of {tiles.x} x {tiles.r}"
+    memory = torch.full((x.numel() + 65536,), 1e9)
+    memory[: x.numel()] = x.flatten()
+    result = torch.full((expected.numel() + 65536,), UNTOUCHED)
+    load_kernel(kernel, tiles)(memory, result)
+    got, behind = result[: expected.numel()], result[expected.numel() :]
+    touched = int((behind != UNTOUCHED).sum())
+    run.expect(touched, 0, f"{given}: elements written behind the result")
+    run.close(got.view(expected.shape), expected, given, rtol=1e-5, atol=1e-6)
+    with mc.scoped():
+        write_kernels_by(answer)
+        after = triton_kernel(function, x)
+        got = mc.compile(function, options=TRITON)(x)
+    run.close(got, expected, f"{function.__name__} compiled, {list(x.shape)}", rtol=1e-5, atol=1e-6)
+    run.changed(before.prelude + before.text, after.prelude + after.text, "the kernel")
+    return kernel
+
+
+@lesson.exercise(
+    "ex1",
+    points=2,
+    level="read",
+    visible=[(torch.float32, True), (torch.float32, False)],
+    hidden=[(torch.float64, True), (torch.bfloat16, True), (torch.int8, False)],
+    forbidden=["source", "plan", "cost", "tiles", "kernel_lines"],
+)
+def loads_are_counted_in_ptx(run: Run, load_bytes: Callable[[Any], list[int]]) -> str:
+    """What all loads of all threads read is the block: elements times bytes of each."""
+    said = []
+    for dtype, aligned in run.cases:
+        kernel = triton_kernel(doubled, torch.ones(64, 1000).to(dtype))
+        assembly = cross_compile(kernel, tiles=Tiles(1024, 1, 4), aligned=aligned)
+        found = load_bytes(assembly)
+        kind = str(dtype).removeprefix("torch.")
+        given = f"load_bytes of a kernel over {kind}, {'' if aligned else 'not '}aligned"
+        run.that(isinstance(found, list), given, "a list", type(found).__name__)
+        run.expect(len(found), assembly.levels["ptx"].count("ld.global"), f"{given}: loads")
+        threads = 32 * assembly.tiles.num_warps
+        run.expect(sum(found) * threads, 1024 * dtype.itemsize, f"{given}: bytes, all threads")
+        said.append(f"{len(found)} loads of {found[0]} bytes")
+    return ", ".join(said)
+
+
+@lesson.exercise(
+    "ex2",
+    points=3,
+    level="implement",
+    visible=[((8, 6), 4, 8)],
+    hidden=[((5, 7), 4, 8), ((3, 33), 2, 64), ((9, 16), 8, 16)],
+    forbidden=["print_triton", "max_combine", "row_max"],
+)
+def tails_are_masked(run: Run, largest_of_rows: Rows) -> str:
+    """Rows below zero, and behind them numbers that must neither be read nor written."""
+    for shape, x, r in run.cases:
+        data = torch.randn(shape) - 10.0 * (shape != (8, 6))
+        run_rows(run, largest_of_rows, row_max, data, Tiles(x, r))
+    return "rows and columns end where they should, and amax runs on your kernel"
+
+
+@lesson.exercise(
+    "ex3",
+    points=4,
+    level="real",
+    visible=[((6, 30), 2, 32)],
+    hidden=[((5, 30), 2, 32), ((3, 17), 4, 32), ((4, 64), 1, 64)],
+    forbidden=["print_triton", "softmax"],
+)
+def softmax_keeps_its_row(run: Run, softmax_rows: Rows) -> str:
+    """Large numbers, so that the maximum must be subtracted; each element is loaded once."""
+    for shape, x, r in run.cases:
+        data = torch.randn(shape) * 5 + (200.0 if shape != (6, 30) else 0.0)
+        with counted_loads() as counter:
+            run_rows(run, softmax_rows, row_softmax, data, Tiles(x, r))
+        run.expect(
+            counter.elements // 2, data.numel(), f"softmax of {list(shape)}: elements loaded"
+        )
+    return "one load of each element, and softmax runs on your kernel"
+
+
+class Counter:
+    """Elements that an interpreted kernel has loaded."""
+
+    elements = 0
+
+
+class counted_loads:  # noqa: N801 (a context manager)
+    """Count the elements that loads ask for while kernels are interpreted."""
+
+    def __enter__(self) -> Counter:
+        from minicompile.runtime import interpreter
+
+        counter = Counter()
+
+        class Counting(interpreter.Builder):
+            def create_masked_load(self, pointers: Any, mask: Any, *others: Any) -> Any:
+                counter.elements += int(mask.data.sum())
+                return super().create_masked_load(pointers, mask, *others)
+
+        self.patch = mock.patch.object(interpreter, "Builder", Counting)
+        self.patch.start()
+        return counter
+
+    def __exit__(self, *error: object) -> None:
+        self.patch.stop()
+
+
+@lesson.exercise(
+    "ex4",
+    points=4,
+    level="real",
+    visible=[(row_softmax, 8192)],
+    hidden=[(row_softmax, 16384), (normed, 4096)],
+    forbidden=["choose_tiles", "triton_rules", "clamp"],
+)
+def tiles_fit_into_registers(run: Run, tiles_for: Callable[..., Any]) -> str:
+    """The answer is the rule for tiles; what it gives is compiled for a GPU and run here."""
+    said = ""
+    for function, length in run.cases:
+        x = torch.randn(64, length)
+        before = triton_kernel(function, x)
+        with mc.scoped():
+
+            @plan_rule("triton:tiles")
+            def rule(plan: KernelPlan, options: Any) -> None:
+                plan.tiles, plan.num_warps = {"x": 1, "r": 1}, 1
+                tiles_for(plan, options)
+
+            kernel = triton_kernel(function, x)
+            got = mc.compile(function, options=TRITON)(x)
+        plan = kernel.plan
+        given = f"{function.__name__} of rows of {length} with {plan.tiles}, {plan.num_warps} warps"
+        run.that(
+            plan.num_warps in (1, 2, 4, 8, 16, 32), given, "1, 2, 4, ... 32 warps", plan.num_warps
+        )
+        for axis, size in plan.tiles.items():
+            power = isinstance(size, int) and size > 0 and size & (size - 1) == 0
+            run.that(power, f"{given}: tile {axis}", "a power of two", size)
+        assembly = cross_compile(kernel)
+        registers, spilled = assembly.registers, assembly.spilled_bytes
+        run.that(spilled == 0, given, "0 bytes spilled", f"{spilled} bytes spilled")
+        run.that(
+            registers is not None and registers <= MOST_REGISTERS,
+            given,
+            f"at most {MOST_REGISTERS} registers",
+            f"{registers} registers",
+        )
+        run.close(got, function(x), given, rtol=1e-4, atol=1e-5)
+        built_in = (before.plan.tiles, before.plan.num_warps)
+        said = said or f"rows of {length} in at most {MOST_REGISTERS} registers, nothing spilled"
+        run.changes.append(f"{built_in} -> {(plan.tiles, plan.num_warps)}")
+    block_runs_with(run, tiles_for)
+    return said
+
+
+def block_runs_with(run: Run, tiles_for: Callable[..., Any]) -> None:
+    """The lesson model's block, its plans made with the rule and with tiles of one element."""
+    from minicompile.lessons.model import GPT, GPTConfig
+
+    torch.manual_seed(0)
+    block = GPT(GPTConfig(n_layer=1, n_head=2, n_embd=32, block_size=16)).blocks[0].eval()
+    h = torch.randn(2, 16, 32)
+
+    def tiles(choose: Callable[..., Any]) -> str:
+        mc.reset()
+        with torch.no_grad(), mc.scoped():
+
+            @plan_rule("triton:tiles")
+            def rule(plan: KernelPlan, options: Any) -> None:
+                plan.tiles, plan.num_warps = {"x": 1, "r": 1}, 1
+                choose(plan, options)
+
+            plans = mc.trace(mc.compile(block, options=TRITON), h).plans
+        return "\n".join(f"{p.name} {p.tiles} {p.num_warps}" for p in plans)
+
+    without = tiles(lambda plan, options: None)
+    run.changed(without, tiles(tiles_for), "the tiles of the block's kernels")
+
+
+@lesson.exercise(
+    "ex5",
+    points=4,
+    level="stretch",
+    visible=[((4, 512), 2, 128)],
+    hidden=[((3, 300), 2, 64), ((2, 1000), 1, 256), ((5, 64), 4, 64)],
+    forbidden=["print_triton", "scan_logsumexp", "associative_scan"],
+    without=["plan:triton:reduction"],
+)
+def softmax_in_two_sweeps(run: Run, online_softmax: Rows) -> str:
+    """Rows that don't fit: each element may be loaded twice, not three times."""
+    for shape, x, r in run.cases:
+        data = torch.randn(shape).sort(dim=-1).values * 30
+        kernel = kernel_by(triton_kernel(row_softmax, data).plan, online_softmax)
+        result = torch.empty(data.shape)
+        with counted_loads() as counter:
+            load_kernel(kernel, Tiles(x, r))(data, result)
+        if counter.elements > 2 * data.numel():
+            raise Wrong(
+                f"online_softmax of {list(shape)} in tiles of {x} x {r}, elements loaded",
+                f"at most {2 * data.numel()}",
+                counter.elements,
+            )
+        run_rows(run, online_softmax, row_softmax, data, Tiles(x, r))
+    return "two sweeps over long rows, and softmax runs on your kernel"

@@ -2,6 +2,275 @@
 
 from __future__ import annotations
 
-from minicompile.lessons.exercise import Lesson
+import ast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+import minicompile as mc
+from minicompile.codegen.plan import WrapperSource
+from minicompile.lessons.exercise import Lesson, Run, Wrong
+from minicompile.lessons.model import GPT, GPTConfig
+from minicompile.lessons.replay import launching
 
 lesson = Lesson("15")
+
+Function = Callable[..., torch.Tensor]
+MEMORY = ("empty_strided_cpu", "reinterpret", "pooled", "to_layout")
+
+
+def chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.relu(torch.relu(x @ w) * 2) @ w
+
+
+def bordered(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ w + w[0]) @ w
+
+
+def turned(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x @ w
+    return (y + y.t()) @ w
+
+
+def first_row_added(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x @ w
+    return (y + y[0]) @ w
+
+
+def heads_apart(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = (x @ w).view(8, 2, 4).transpose(0, 1).reshape(16, 4)
+    return y @ w[:4, :4]
+
+
+def summed(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (x @ w).sum(-1, keepdim=True) + x
+
+
+def pair(seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(8, 8, generator=generator), torch.randn(8, 8, generator=generator)
+
+
+def small_block() -> tuple[torch.nn.Module, torch.Tensor]:
+    """A block of the lesson model, and an input."""
+    torch.manual_seed(0)
+    config = GPTConfig(n_layer=1, n_head=2, n_embd=32, block_size=16)
+    return GPT(config).blocks[0].eval(), torch.randn(2, 16, 32)
+
+
+def traced(target: Any, *inputs: torch.Tensor) -> Any:
+    mc.reset()
+    with torch.no_grad():
+        return mc.trace(target, *inputs)
+
+
+def calls_of(wrapper: WrapperSource) -> dict[str, int]:
+    """What the wrapper's function calls, by kind; `args.clear()` and checks of strides are left out."""
+    [call] = [n for n in ast.parse(wrapper.text).body if isinstance(n, ast.FunctionDef)]
+    found = {"kernel": 0, "library": 0, "memory": 0}
+    kernels = {kernel.name for kernel in wrapper.kernels}
+    for node in ast.walk(call):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        if name in kernels:
+            found["kernel"] += 1
+        elif name in MEMORY:
+            found["memory"] += 1
+        elif name.startswith(("torch.", "aten")):
+            found["library"] += 1
+    return found
+
+
+@lesson.exercise(
+    "ex1",
+    points=2,
+    level="read",
+    visible=["chain"],
+    hidden=["summed", "heads_apart", "block"],
+    forbidden=["steps_of", "kind_of", "launches", "summary"],
+)
+def calls_are_counted(run: Run, count_calls: Callable[[Any], Any]) -> str:
+    """Counts in the text of wrappers."""
+    functions: dict[str, Any] = {f.__name__: f for f in (chain, summed, heads_apart)}
+    said = ""
+    for name in run.cases:
+        target, inputs = functions.get(name), pair()
+        wrapper = (traced(target, *inputs) if target else traced(*small_block())).wrapper
+        expected = calls_of(wrapper)
+        run.expect(count_calls(wrapper), expected, f"count_calls of the wrapper of {name}")
+        said = said or ", ".join(f"{n} {kind}" for kind, n in expected.items())
+    return said
+
+
+def apart(x: torch.Tensor, *weights: torch.Tensor) -> list[torch.Tensor]:
+    """Several heads of one input, each with a product and a kernel of its own."""
+    return [torch.relu(x @ w) for w in weights]
+
+
+@lesson.exercise(
+    "ex2",
+    points=3,
+    level="construct",
+    visible=[[8, 8, 8]],
+    hidden=[[4, 12], [5, 5, 5, 5, 5]],
+    forbidden=["compile", "what_if", "batch_linears", "options"],
+)
+def heads_need_two_calls(
+    run: Run, prepare: Callable[..., Any], heads_at_once: Callable[..., Any]
+) -> str:
+    """Counts launches of the wrapper of the rewritten function, which gets what `prepare` made."""
+    said = ""
+    for widths in run.cases:
+        weights = [torch.randn(16, width) for width in widths]
+        x, given = torch.randn(6, 16), f"heads of widths {widths}"
+        prepared, expected = prepare(*weights), apart(x, *weights)
+        run.that(isinstance(prepared, torch.Tensor), given, "one tensor", type(prepared).__name__)
+
+        def heads(
+            x: torch.Tensor, prepared: torch.Tensor, widths: Sequence[int] = tuple(widths)
+        ) -> Any:
+            return list(heads_at_once(x, prepared, widths))
+
+        got = heads(x, prepared)
+        run.expect(len(got), len(widths), f"{given}: results")
+        before, trace = traced(apart, x, *weights), traced(heads, x, prepared)
+        compiled = mc.compile(heads)(x, prepared)
+        for number, (one, right) in enumerate(zip(compiled, expected, strict=True)):
+            run.close(one, right, f"{given}: head {number}", rtol=1e-5, atol=1e-5)
+        launched, slow = (launches_in(t.wrapper) for t in (trace, before))
+        if launched > 2:
+            raise Wrong(f"{given}: kernels and library calls", "at most 2", launched)
+        run.changed(before.wrapper.text, trace.wrapper.text, "the wrapper")
+        said = said or f"{slow} -> {launched} launches"
+    return said
+
+
+def launches_in(wrapper: WrapperSource) -> int:
+    found = calls_of(wrapper)
+    return found["kernel"] + found["library"]
+
+
+Touched = list[list[str]]
+
+
+@lesson.exercise(
+    "ex3",
+    points=3,
+    level="implement",
+    visible=[[["x", "a"], ["a", "b"], ["b", "y"]]],
+    hidden=[
+        [["x", "a"], ["a", "b"], ["b"], ["x", "b", "y"]],
+        [["a", "c"], [], ["a", "b"], ["b"]],
+        [],
+    ],
+    forbidden=["last_uses", "Liveness", "memory"],
+)
+def memory_is_freed_after_its_last_use(run: Run, last_use: Callable[[Any], Any]) -> str:
+    """On lists of names first; then the plan of a block is made with the answer."""
+    for touched in run.cases:
+        expected = {name: at for at, names in enumerate(touched) for name in names}
+        run.expect(last_use(touched), expected, f"last_use of {touched}")
+    block, h = small_block()
+
+    def never(touched: Sequence[Iterable[str]]) -> dict[str, int]:
+        return {name: len(touched) - 1 for names in touched for name in names}
+
+    def answer(touched: Sequence[Iterable[str]]) -> Any:
+        return last_use([list(names) for names in touched])
+
+    path = "minicompile.scheduling.memory:last_uses"
+    with run.replaced(path, never):
+        before = traced(block, h)
+    with run.replaced(path, answer) as asked, torch.no_grad():
+        after = traced(block, h)
+        mc.reset()
+        run.close(mc.compile(block)(h), block(h), "the model's block", rtol=1e-4, atol=1e-5)
+    run.that(asked.called, "the memory plan", "a use of last_use", "none")
+    run.changed(before.wrapper.text, after.wrapper.text, "the block's wrapper")
+    without, found = (t.schedule.memory.peak_bytes for t in (before, after))
+    run.expect(found, traced(block, h).schedule.memory.peak_bytes, "peak bytes of the block")
+    return f"peak of the block {without} -> {found} bytes"
+
+
+@lesson.exercise(
+    "ex4",
+    points=4,
+    level="real",
+    visible=[(chain, 1), (bordered, 1)],
+    hidden=[(turned, 0), (first_row_added, 0), (heads_apart, 0), (summed, None)],
+    forbidden=["refusal", "in_place", "sweeps", "decided"],
+)
+def memory_is_taken_over_where_that_is_right(run: Run, why_not: Callable[..., Any]) -> str:
+    """The compiler's own second look at finished kernels is off: a wrong answer is a wrong number."""
+    path = "minicompile.scheduling.in_place:refusal"
+    block, h = small_block()
+    with (
+        run.replaced("minicompile.codegen.generate:check_in_place", lambda *_: None),
+        run.replaced(path, why_not),
+        torch.no_grad(),
+    ):
+        for function, expected in run.cases:
+            x, w = pair()
+            decisions = traced(function, x, w).schedule.memory.decisions
+            mc.reset()
+            run.close(mc.compile(function)(x, w), function(x, w), f"{function.__name__}(x, w)")
+            if expected is not None:
+                taken = sum(d.done for d in decisions)
+                run.expect(taken, expected, f"buffers in place in {function.__name__}")
+        after = traced(block, h)
+        mc.reset()
+        run.close(mc.compile(block)(h), block(h), "the model's block", rtol=1e-4, atol=1e-5)
+    with run.replaced(path, lambda *_: "never"):
+        before = traced(block, h)
+    run.changed(before.wrapper.text, after.wrapper.text, "the block's wrapper")
+    taken = sum(d.done for d in after.schedule.memory.decisions)
+    return f"{taken} buffers of the block are written in place, and no number is wrong"
+
+
+@lesson.exercise(
+    "ex5",
+    points=4,
+    level="real",
+    visible=[("chain", 1)],
+    hidden=[("chain", 3), ("bordered", 2)],
+    forbidden=["launching", "CUDAGraph", "make_graphed_callables"],
+)
+def launches_are_replayed(run: Run, record: Callable[..., Any]) -> str:
+    """Records a compiled graph's launches; its wrapper must not run again."""
+    functions = {f.__name__: f for f in (chain, bordered)}
+    said = ""
+    for name, replays in run.cases:
+        function, inputs = functions[name], list(pair())
+        wrapper = launching(traced(function, *inputs))
+        runs: list[int] = []
+        launched: list[str] = []
+
+        def counted(
+            inputs: list[Any],
+            do: Callable[..., Any],
+            wrapper: Any = wrapper,
+            runs: list[int] = runs,
+            launched: list[str] = launched,
+        ) -> tuple[Any, ...]:
+            def noted(launch: Any, *args: Any, **named: Any) -> Any:
+                launched.append(getattr(launch, "__name__", "kernel"))
+                return do(launch, *args, **named)
+
+            runs.append(1)
+            return tuple(wrapper(inputs, noted))
+
+        replay = record(counted, [t.clone() for t in inputs])
+        run.expect(len(runs), 1, f"{name}: runs of the wrapper while recording")
+        results = []
+        for number in range(replays):
+            fresh = list(pair(10 + number))
+            results.append((f"replay {number + 1} of {name}", replay(fresh), function(*fresh)))
+        run.expect(len(runs), 1, f"{name}: runs of the wrapper after {replays} replays")
+        for given, got, expected in results:  # after all replays: each must have its own memory
+            run.that(isinstance(got, tuple) and len(got) == 1, given, "a tuple of one", got)
+            run.close(got[0], expected, given, rtol=1e-5, atol=1e-5)
+        run.changed("no launch", " ".join(launched), "what was launched")
+        said = said or f"{len(launched)} launches recorded, replayed without the wrapper"
+    return said

@@ -7,6 +7,17 @@
 
 # %% [markdown]
 # # 14 · And on a GPU?
+#
+# The same loops can be written for a GPU. Its language here is Triton: Python that says what *one
+# block of elements* does, and a compiler that spreads the block over threads. After this lesson you can
+#
+# - read a Triton kernel and follow a line of it down to the GPU's instructions,
+# - choose blocks, tiles and warps, and say what a bad choice costs,
+# - write kernels with reductions that the compiler then uses in place of its own.
+#
+# No GPU is needed: kernels are compiled for one that isn't there, and run in Triton's interpreter.
+# A few cells show measurements saved on a GPU. **Triton itself is needed**; it exists for Linux. If
+# the first cell says that it is missing, read on with the saved outputs of `notebooks/solutions`.
 
 # %% name="setup" tags=["setup"]
 import importlib.util
@@ -18,6 +29,7 @@ from minicompile.lessons.exercise import checks
 from minicompile.lessons.gpu import on_gpu
 
 check = checks("14")
+TRITON = {"device_codegen": "triton"}
 if importlib.util.find_spec("triton") is None:
     print("Triton isn't installed here, and most cells of this lesson need it (Linux has it).")
 else:
@@ -30,6 +42,120 @@ def row_softmax(x):
 
 def gelu_bias(x, bias):
     return torch.nn.functional.gelu(x + bias)
+
+
+# %% name="picture"
+def f(x, scale):
+    return torch.relu(x * scale + 1)
+
+
+torch.manual_seed(0)
+x, scale = torch.randn(10, 100), torch.randn(100)
+trace = mc.trace(mc.compile(f, options=TRITON), x, scale)
+trace.explore(["kernels", "ttgir", "ptx", "sass"], assembly=True)
+
+# %% [markdown]
+# That is the whole way down; point at a line of the kernel. *TTIR* is Triton's own graph of block
+# operations (its pane is one click away). *TTGIR* is the same after each block got a layout: which
+# thread holds which elements. *PTX* is NVIDIA's portable assembly, *SASS* what the processor
+# executes. The first two panes speak of blocks, the last two of a single thread.
+#
+# ## A grid of programs
+#
+# Here is the kernel alone. It is written for one *program*, which computes `XBLOCK` elements; all
+# programs run the same text and differ in `tl.program_id(0)`. The programs of a launch are its *grid*.
+
+# %% name="kernel"
+kernel = trace.kernels[0]
+print(kernel)
+
+# %% [markdown]
+# A CPU kernel says in which order elements are computed. This one doesn't: programs may run in any
+# order, and a program's elements all at once. The last program has elements left over, and a
+# *mask* switches them off: lanes where `xmask` is false neither load nor store.
+
+# %% name="grid"
+from minicompile.lessons.pictures import corridor, slides
+
+
+def program_text(program, numel, block):
+    """The elements of one program; a dot for each that its mask switches off."""
+    places = range(program * block, (program + 1) * block)
+    return " ".join(f"{i:2}" if i < numel else " ." for i in places)
+
+
+slides(
+    "42 elements in blocks of 16",
+    *((f"program {p}", "a dot is masked off", program_text(p, 42, 16)) for p in range(3)),
+)
+
+# %% [markdown]
+# A GPU executes a program by one or more *warps*, groups of 32 threads that go in step. So a plan
+# for a GPU has no vector axis and no threads to share: it has tiles, and `num_warps`.
+
+# %% name="plan"
+print(kernel.plan)
+
+# %% [markdown]
+# It runs here as well: Triton's *interpreter* executes a program with NumPy, one after the other.
+# That is slow, but it has the meaning of the real thing, masks included.
+
+# %% name="interpreted"
+torch.testing.assert_close(mc.compile(f, options=TRITON)(x, scale), f(x, scale))
+print("interpreted, and equal to eager")
+
+# %% [markdown]
+# **Break it.** What if the mask were forgotten in the store? We edit the kernel's lines and run it
+# on a piece of a larger memory, so that nothing else is harmed. **Predict, then run:** ten elements
+# in blocks of sixteen; which numbers behind them change?
+
+# %% name="break-it"
+from dataclasses import replace
+
+from minicompile.runtime.triton import Tiles, load_kernel
+
+
+def added_one(x):
+    return x + 1
+
+
+ten = torch.zeros(10)
+right = mc.trace(mc.compile(added_one, options=TRITON), ten).kernels[0]
+without_mask = replace(
+    right,
+    lines=[
+        replace(line, text=line.text.replace(", xmask)", ")")) if "store" in line.text else line
+        for line in right.lines
+    ],
+)
+for name, one in (("with the mask", right), ("without", without_mask)):
+    given, memory = torch.zeros(32), torch.full((20,), -1.0)
+    load_kernel(one, Tiles(16))(given, memory)
+    print(f"{name:14}", memory.int().tolist())
+
+# %% [markdown]
+# Six neighbours were overwritten: on a GPU they could belong to any other tensor. Only the copy of
+# the kernel was wrong; the compiler's is as before.
+#
+# ## Wide loads
+#
+# In PTX each thread loads for itself. Memory answers in pieces of many bytes, so a thread should ask
+# for several neighbours at once. That is allowed only if addresses are known to be *aligned*,
+# multiples of 16 bytes: Triton compiles another version for tensors that aren't. **Predict, then
+# run:** a block of 1024 elements, 4 warps. How many loads has a thread, with and without alignment?
+
+# %% name="wide-loads"
+from minicompile.runtime.assembly import cross_compile
+
+many = mc.trace(mc.compile(added_one, options=TRITON), torch.zeros(4096)).kernels[0]
+for aligned in (True, False):
+    found = cross_compile(many, tiles=Tiles(1024, 1, 4), aligned=aligned)
+    loads = [line.strip() for line in found.levels["ptx"].splitlines() if "ld.global" in line]
+    print(f"aligned: {aligned}, loads in each thread: {len(loads)}, the first: {loads[0]}")
+
+# %% [markdown]
+# `v4.b32` is four times 32 bits, and `@%p1` in front is the mask, now a *predicate* of this thread.
+# Here is the choice of block sizes, measured. **Predict, then run:** is a larger block always better?
 
 
 # %% name="gpu-blocks" tags=["gpu"]
@@ -68,6 +194,43 @@ def blocks_measured() -> str:
     return "\n".join([*lines, f"a copy of the tensor: {copied:.0f} GB/s"])
 
 
+# %% name="gpu-blocks-result"
+blocks_measured
+
+# %% [markdown]
+# It takes both: several elements a thread, so that loads are wide, and enough of them in a program,
+# so that it doesn't end before it has begun. With both, the kernel is about as fast as a plain copy
+# of the tensor: there is nothing left to win, and still larger blocks win nothing. Eager runs two
+# kernels, and so needs twice the traffic. The rule behind the plan's choice is `triton:tiles` in
+# `minicompile/codegen/triton_rules.py`.
+#
+# ## Reductions: a tile of rows
+#
+# With a reduction a program holds a tile of two dimensions: `XBLOCK` rows and `RBLOCK` elements of
+# each. If a whole row fits, the reduction is called *persistent*: the row is loaded once and stays
+# in *registers*, the fast memory that each thread owns, through maximum, sum and division.
+
+# %% name="softmax-kernel"
+softmax = mc.trace(mc.compile(row_softmax, options=TRITON), torch.randn(512, 8192)).kernels[0]
+print(softmax)
+
+# %% [markdown]
+# The price: a thread has at most 255 registers, and what doesn't fit is *spilled*, written to memory
+# and read back. More warps share a row among more threads, so each needs fewer. Both numbers can
+# be read without a GPU:
+
+# %% name="registers"
+print("warps  registers  bytes spilled, for one row of 8192")
+for warps in (1, 2, 4, 16):
+    found = cross_compile(softmax, tiles=Tiles(1, 8192, warps))
+    print(f"{warps:5} {found.registers:10} {found.spilled_bytes:14}")
+
+# %% [markdown]
+# A multiprocessor's registers are shared by all programs on it. Many registers a thread means few
+# threads at a time (low *occupancy*), and fewer loads on their way while others wait. **Predict, then
+# run:** which tile is fastest, and which slowest?
+
+
 # %% name="gpu-tiles" tags=["gpu"]
 @on_gpu("14-tiles")
 def tiles_measured() -> str:
@@ -97,6 +260,38 @@ def tiles_measured() -> str:
         lines.append(f"{rows:4} {warps:6} {used!s:>10} {spilled!s:>8} {speed:7.0f}{mark}")
     eager = do_bench(lambda: row_softmax(x), return_mode="median")
     return "\n".join([*lines, f"eager: {moved / eager / 1e6:.0f} GB/s"])
+
+
+# %% name="gpu-tiles-result"
+tiles_measured
+
+# %% [markdown]
+# Spilling hurts most, then low occupancy; too many warps with little work each cost a bit, too.
+#
+# ## Rows that are too long
+#
+# Then a program *sweeps*: a loop goes over the row in tiles, once for each phase. A softmax has
+# three phases, and so three loads of the same element. We can ask for it by taking a rule away: a
+# plan's reduction begins as looped, and the rule `triton:reduction` makes it persistent.
+
+# %% name="looped"
+mc.reset()
+with mc.without("plan:triton:reduction"):
+    swept = mc.trace(mc.compile(row_softmax, options=TRITON), torch.randn(512, 8192)).kernels[0]
+mc.reset()
+slides(
+    "softmax of rows of 8192",
+    ("held whole", "persistent: one load of each element", softmax),
+    ("swept", "looped: three loads of each element", swept),
+)
+
+# %% name="count-loads"
+for name, one in (("held whole", softmax), ("swept", swept)):
+    print(f"{name:11} tl.load in the text: {one.text.count('tl.load')}, tiles {one.plan.tiles}")
+
+# %% [markdown]
+# **Predict, then run.** Short rows stay in the GPU's own cache from one sweep to the next. From
+# which length on does it matter that a row is read three times?
 
 
 # %% name="gpu-sweeps" tags=["gpu"]
@@ -133,3 +328,435 @@ def sweeps_measured() -> str:
         eager = planned.plan.cost.bytes / milliseconds / 1e6
         lines.append(f"{length:10} {whole:>12} {speed(looped, x):7.0f} {eager:7.0f}")
     return "\n".join(lines)
+
+
+# %% name="gpu-sweeps-result"
+sweeps_measured
+
+# %% [markdown]
+# Long rows held whole run at the speed of a copy; swept, at about half of it. There is a way in
+# between: an *online softmax* keeps maximum and sum together in one sweep, and corrects the sum
+# whenever the maximum grows. You write it in exercise 5.
+#
+# ## The model, and matrix products
+#
+# One block of the lesson model, planned for a GPU. Every kernel is a pointwise one or a reduction:
+
+# %% name="block"
+from minicompile.lessons.model import GPT, GPTConfig
+
+block = GPT(GPTConfig(n_layer=1, n_head=2, n_embd=32, block_size=16)).blocks[0].eval()
+h = torch.randn(2, 16, 32)
+with torch.no_grad():
+    block_trace = mc.trace(mc.compile(block, options=TRITON), h)
+    torch.testing.assert_close(mc.compile(block, options=TRITON)(h), block(h))
+for plan in block_trace.plans:
+    tiles = ", ".join(f"{axis}: {size}" for axis, size in plan.tiles.items())
+    print(f"{plan.name[13:46]:33} {plan.reduction:11} tiles {tiles}, {plan.num_warps} warps")
+
+# %% [markdown]
+# Matrix products are not among them. They are calls of a library, which is hard to beat. The price
+# is what comes after: a product in a kernel of our own could apply the `relu` to each tile before
+# it is stored, as an *epilogue*. The scheduler says so when it refuses:
+
+# %% name="epilogue"
+
+
+def product_and_relu(x, w):
+    return torch.relu(x @ w)
+
+
+square = torch.randn(16, 16)
+print(mc.trace(mc.compile(product_and_relu, options=TRITON), square, square).schedule.decisions[0])
+
+# %% [markdown]
+# > **In torch.compile.** Inductor's Triton printer is `torch/_inductor/codegen/triton.py`; one rule per
+# > operation, as here. Its tiles come from `torch/_inductor/runtime/triton_heuristics.py`, and with
+# > `mode="max-autotune"` it times several, matrix products with epilogues among them (templates in
+# > `torch/_inductor/kernel`). We have one choice per kernel, and no templates. Below, live: how both
+# > write the same operations. Our division rounds as eager's does; their maximum keeps NaN in a helper,
+# > ours has an operation for that before it comes to printing.
+
+# %% name="torch-compile"
+from torch._inductor.codegen.triton import TritonOverrides
+
+from minicompile.codegen.triton_ops import triton_op
+
+for name, names in {
+    "sqrt": "x",
+    "exp": "x",
+    "where": "mab",
+    "truediv": "ab",
+    "maximum": "ab",
+}.items():
+    theirs, ours = getattr(TritonOverrides, name)(*names), triton_op[name](torch.float32, *names)
+    print(f"{name:8} theirs: {theirs:32} ours: {ours}")
+
+# %% [markdown]
+# ## Recap
+#
+# 1. A Triton kernel says what one program does with a block of elements; the grid covers the tensor.
+# 2. Masks switch off the lanes behind the end, for loads and for stores.
+# 3. Threads should load many neighbouring bytes at once, which needs alignment and large blocks.
+# 4. A persistent reduction loads a row once and holds it in registers; spilled registers undo the gain.
+# 5. A row that doesn't fit is swept, once for each phase, and fewer sweeps mean fewer bytes.
+
+# %% [markdown]
+# ## Exercises
+#
+# **Exercise 1 · Read the loads** (2 points). `load_bytes(assembly)` gives the bytes that each global
+# load of `assembly.levels["ptx"]` reads for one thread, in order of the text: `[16, 16]` for two
+# loads of four floats. A load looks like `ld.global.v4.b32`: how many pieces, and bits of each.
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# `re.findall` with two groups, of which the first may be missing: `v4` or `v2`. Types are `b8` to `b64`.
+#
+# </details>
+
+
+# %% name="ex1-answer" tags=["answer"]
+import re
+
+
+def load_bytes(assembly):
+    """Bytes that each load instruction reads for one thread."""
+    ### BEGIN SOLUTION
+    found = re.findall(r"ld\.global\S*?(?:\.v(\d))?\.[bfus](\d+)", assembly.levels["ptx"])
+    return [int(pieces or 1) * int(bits) // 8 for pieces, bits in found]
+    ### END SOLUTION
+
+
+# %% name="ex1-check" tags=["nbval-check-output"]
+check("ex1")
+
+
+# %% name="ex1-wrong-narrow" tags=["wrong"] kind="misconception" says="expected 4096, got 1024"
+import re
+
+
+def load_bytes(assembly):
+    found = re.findall(r"ld\.global\S*?\.[bfus](\d+)", assembly.levels["ptx"])
+    return [int(bits) // 8 for bits in found]
+
+
+# %% name="ex1-wrong-floats" tags=["wrong"] kind="visible-only" says="bytes, all threads: expected"
+def load_bytes(assembly):
+    ptx = assembly.levels["ptx"]
+    return [16 if "ld.global.v4" in ptx else 4] * ptx.count("ld.global")
+
+
+# %% name="ex1-wrong-cost" tags=["wrong"] kind="built-in" says="got a use of"
+def load_bytes(assembly):
+    loads = assembly.levels["ptx"].count("ld.global")
+    return [assembly.source.plan.cost.bytes_read // loads] * loads
+
+
+# %% [markdown]
+# **Exercise 2 · Mind the tails** (3 points). Write the body of a Triton function: one program takes
+# `XBLOCK` of `xnumel` rows with `rnumel` elements each, which lie one after the other at `in_ptr`, and
+# stores the largest of each row at `out_ptr`. `RBLOCK` is at least `rnumel`. Rows and columns may end
+# within the tile. (The check puts `@triton.jit` in front; kernels of `amax` then call yours.)
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# `rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]` and
+# `columns = tl.arange(0, RBLOCK)[None, :]` make a tile of indices. What must a masked lane hold, so
+# that it never is the largest? `tl.max(tile, 1)[:, None]` gives a column.
+#
+# </details>
+
+
+# %% name="ex2-answer" tags=["answer"]
+def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
+    """The largest element of each row of this program's tile."""
+    ### BEGIN SOLUTION
+    rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    columns = tl.arange(0, RBLOCK)[None, :]
+    mask = (rows < xnumel) & (columns < rnumel)
+    tile = tl.load(in_ptr + rows * rnumel + columns, mask, other=float("-inf"))
+    tl.store(out_ptr + rows, tl.max(tile, 1)[:, None], rows < xnumel)
+    ### END SOLUTION
+
+
+# %% name="ex2-check" tags=["nbval-check-output"]
+check("ex2")
+
+
+# %% name="ex2-wrong-no-column-mask" tags=["wrong"] kind="misconception" says="expected float32[8]"
+def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
+    rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    columns = tl.arange(0, RBLOCK)[None, :]
+    tile = tl.load(in_ptr + rows * rnumel + columns, rows < xnumel, other=float("-inf"))
+    tl.store(out_ptr + rows, tl.max(tile, 1)[:, None], rows < xnumel)
+
+
+# %% name="ex2-wrong-zero" tags=["wrong"] kind="visible-only" says="got float32[5] of [0, 0"
+def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
+    rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    columns = tl.arange(0, RBLOCK)[None, :]
+    mask = (rows < xnumel) & (columns < rnumel)
+    tile = tl.load(in_ptr + rows * rnumel + columns, mask, other=0.0)
+    tl.store(out_ptr + rows, tl.max(tile, 1)[:, None], rows < xnumel)
+
+
+# %% name="ex2-wrong-no-row-mask" tags=["wrong"] kind="visible-only" says="result: expected 0, got 3"
+def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
+    rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    columns = tl.arange(0, RBLOCK)[None, :]
+    mask = (rows < xnumel) & (columns < rnumel)
+    tile = tl.load(in_ptr + rows * rnumel + columns, mask, other=float("-inf"))
+    tl.store(out_ptr + rows, tl.max(tile, 1)[:, None])
+
+
+# %% name="ex2-wrong-helper" tags=["wrong"] kind="built-in" says="got a use of max_combine"
+def largest_of_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
+    rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    columns = tl.arange(0, RBLOCK)[None, :]
+    tile = tl.load(in_ptr + rows * rnumel + columns)
+    tl.store(out_ptr + rows, tl.reduce(tile, 1, tl.max_combine)[:, None])
+
+
+# %% [markdown]
+# **Exercise 3 · A softmax that keeps its row** (4 points). In the same way, a softmax of each row.
+# Numbers may be large, and each element may be loaded only once. Kernels of `torch.softmax` then call yours.
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# A masked lane must be no maximum and add nothing to the sum: one `other` does both, since `exp` of
+# it is zero. `tl.exp`, `tl.sum(tile, 1)[:, None]`.
+#
+# </details>
+
+
+# %% name="ex3-answer" tags=["answer"]
+def softmax_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
+    """The softmax of each row of this program's tile."""
+    ### BEGIN SOLUTION
+    rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    columns = tl.arange(0, RBLOCK)[None, :]
+    mask = (rows < xnumel) & (columns < rnumel)
+    tile = tl.load(in_ptr + rows * rnumel + columns, mask, other=float("-inf"))
+    largest = tl.where(rows < xnumel, tl.max(tile, 1)[:, None], 0.0)
+    shifted = tl.exp(tile - largest)
+    total = tl.sum(shifted, 1)[:, None]
+    tl.store(out_ptr + rows * rnumel + columns, shifted / total, mask)
+    ### END SOLUTION
+
+
+# %% name="ex3-check" tags=["nbval-check-output"]
+check("ex3")
+
+
+# %% name="ex3-wrong-twice" tags=["wrong"] kind="misconception" says="elements loaded: expected 180, got 360"
+def softmax_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
+    rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    columns = tl.arange(0, RBLOCK)[None, :]
+    mask = (rows < xnumel) & (columns < rnumel)
+    tile = tl.load(in_ptr + rows * rnumel + columns, mask, other=float("-inf"))
+    largest = tl.max(tile, 1)[:, None]
+    total = tl.sum(tl.exp(tile - largest), 1)[:, None]
+    again = tl.load(in_ptr + rows * rnumel + columns, mask, other=0.0)
+    tl.store(out_ptr + rows * rnumel + columns, tl.exp(again - largest) / total, mask)
+
+
+# %% name="ex3-wrong-no-max" tags=["wrong"] kind="visible-only" says="got float32[5, 30] of [nan"
+def softmax_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
+    rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    columns = tl.arange(0, RBLOCK)[None, :]
+    mask = (rows < xnumel) & (columns < rnumel)
+    tile = tl.load(in_ptr + rows * rnumel + columns, mask, other=float("-inf"))
+    shifted = tl.exp(tile)
+    tl.store(out_ptr + rows * rnumel + columns, shifted / tl.sum(shifted, 1)[:, None], mask)
+
+
+# %% name="ex3-wrong-library" tags=["wrong"] kind="built-in" says="got a use of softmax"
+def softmax_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
+    rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    columns = tl.arange(0, RBLOCK)[None, :]
+    tile = tl.load(in_ptr + rows * rnumel + columns)
+    tl.store(out_ptr + rows * rnumel + columns, tl.softmax(tile, 1))
+
+
+# %% [markdown]
+# **Exercise 4 · Choose the tiles** (4 points). `tiles_for(plan, options)` takes the place of the rule
+# `triton:tiles`: it sets `plan.tiles` (`{"x": ...}`, with a reduction `{"x": ..., "r": ...}`) and
+# `plan.num_warps`, all powers of two, at most 32 warps. Kernels for rows of thousands of elements
+# are then compiled for a GPU: none may spill, none may use more than 64 registers a thread.
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# A thread holds `x * r / (32 * num_warps)` elements of each row that it keeps. Look at the registers
+# in the cell "registers", and let the warps grow with the row. `plan.reduction` is `"none"`,
+# `"persistent"` or `"looped"`; `plan.row_length` is the row's length.
+#
+# </details>
+
+
+# %% name="ex4-answer" tags=["answer"]
+def tiles_for(plan, options):
+    """Set plan.tiles and plan.num_warps."""
+    ### BEGIN SOLUTION
+    if plan.reduction == "none":
+        plan.tiles, plan.num_warps = {"x": 512}, 4
+        return
+    length = 1
+    while length < plan.row_length:
+        length *= 2
+    if plan.reduction == "looped":
+        length = min(length, 2048)
+    plan.tiles = {"x": max(1024 // length, 1), "r": length}
+    warps = plan.tiles["x"] * length // 512
+    plan.num_warps = min(max(warps, 1), 32)
+    ### END SOLUTION
+
+
+# %% name="ex4-check" tags=["nbval-check-output"]
+check("ex4")
+
+
+# %% name="ex4-wrong-one-warp" tags=["wrong"] kind="misconception" says="expected 0 bytes spilled, got"
+def tiles_for(plan, options):
+    if plan.reduction == "none":
+        plan.tiles, plan.num_warps = {"x": 512}, 4
+    else:
+        plan.tiles, plan.num_warps = {"x": 1, "r": 8192}, 1
+
+
+# %% name="ex4-wrong-eight-warps" tags=["wrong"] kind="visible-only" says="expected at most 64 registers, got"
+def tiles_for(plan, options):
+    if plan.reduction == "none":
+        plan.tiles, plan.num_warps = {"x": 512}, 4
+    else:
+        plan.tiles, plan.num_warps = {"x": 1, "r": 8192}, 8
+
+
+# %% name="ex4-wrong-own-rule" tags=["wrong"] kind="built-in" says="got a use of"
+def tiles_for(plan, options):
+    from minicompile.codegen.triton_rules import choose_tiles
+
+    choose_tiles(plan, options)
+
+
+# %% [markdown]
+# **Exercise 5 · Online softmax** (4 points, optional). Rows that don't fit: `RBLOCK` is smaller than
+# `rnumel`, and each element may be loaded twice, not three times. The rule that makes reductions
+# persistent is taken away; kernels of `torch.softmax` then call yours.
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Sweep with `for start in range(0, rnumel, RBLOCK):`. Keep `largest` and `total`, both of shape
+# `[XBLOCK, 1]`. When the maximum grows from `a` to `b`, what was summed is too large by `exp(b - a)`.
+#
+# </details>
+
+
+# %% name="ex5-answer" tags=["answer"]
+def online_softmax(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
+    """The softmax of each row, in two sweeps."""
+    ### BEGIN SOLUTION
+    rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    largest = tl.full([XBLOCK, 1], -1e30, tl.float32)
+    total = tl.full([XBLOCK, 1], 0.0, tl.float32)
+    for start in range(0, rnumel, RBLOCK):
+        columns = start + tl.arange(0, RBLOCK)[None, :]
+        mask = (rows < xnumel) & (columns < rnumel)
+        tile = tl.load(in_ptr + rows * rnumel + columns, mask, other=float("-inf"))
+        larger = tl.maximum(largest, tl.max(tile, 1)[:, None])
+        total = total * tl.exp(largest - larger) + tl.sum(tl.exp(tile - larger), 1)[:, None]
+        largest = larger
+    for start in range(0, rnumel, RBLOCK):
+        columns = start + tl.arange(0, RBLOCK)[None, :]
+        mask = (rows < xnumel) & (columns < rnumel)
+        tile = tl.load(in_ptr + rows * rnumel + columns, mask, other=float("-inf"))
+        tl.store(out_ptr + rows * rnumel + columns, tl.exp(tile - largest) / total, mask)
+    ### END SOLUTION
+
+
+# %% name="ex5-check" tags=["nbval-check-output"]
+check("ex5")
+
+
+# %% name="ex5-wrong-three" tags=["wrong"] kind="misconception" says="expected at most 4096, got 6144"
+def online_softmax(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
+    rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    largest = tl.full([XBLOCK, 1], -1e30, tl.float32)
+    total = tl.full([XBLOCK, 1], 0.0, tl.float32)
+    for start in range(0, rnumel, RBLOCK):
+        columns = start + tl.arange(0, RBLOCK)[None, :]
+        mask = (rows < xnumel) & (columns < rnumel)
+        tile = tl.load(in_ptr + rows * rnumel + columns, mask, other=float("-inf"))
+        largest = tl.maximum(largest, tl.max(tile, 1)[:, None])
+    for start in range(0, rnumel, RBLOCK):
+        columns = start + tl.arange(0, RBLOCK)[None, :]
+        mask = (rows < xnumel) & (columns < rnumel)
+        tile = tl.load(in_ptr + rows * rnumel + columns, mask, other=float("-inf"))
+        total += tl.sum(tl.exp(tile - largest), 1)[:, None]
+    for start in range(0, rnumel, RBLOCK):
+        columns = start + tl.arange(0, RBLOCK)[None, :]
+        mask = (rows < xnumel) & (columns < rnumel)
+        tile = tl.load(in_ptr + rows * rnumel + columns, mask, other=float("-inf"))
+        tl.store(out_ptr + rows * rnumel + columns, tl.exp(tile - largest) / total, mask)
+
+
+# %% name="ex5-wrong-uncorrected" tags=["wrong"] kind="misconception" says="2 x 128: expected float32[4, 512]"
+def online_softmax(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
+    rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    largest = tl.full([XBLOCK, 1], -1e30, tl.float32)
+    total = tl.full([XBLOCK, 1], 0.0, tl.float32)
+    for start in range(0, rnumel, RBLOCK):
+        columns = start + tl.arange(0, RBLOCK)[None, :]
+        mask = (rows < xnumel) & (columns < rnumel)
+        tile = tl.load(in_ptr + rows * rnumel + columns, mask, other=float("-inf"))
+        largest = tl.maximum(largest, tl.max(tile, 1)[:, None])
+        total += tl.sum(tl.exp(tile - largest), 1)[:, None]
+    for start in range(0, rnumel, RBLOCK):
+        columns = start + tl.arange(0, RBLOCK)[None, :]
+        mask = (rows < xnumel) & (columns < rnumel)
+        tile = tl.load(in_ptr + rows * rnumel + columns, mask, other=float("-inf"))
+        tl.store(out_ptr + rows * rnumel + columns, tl.exp(tile - largest) / total, mask)
+
+
+# %% name="ex5-wrong-no-tail" tags=["wrong"] kind="visible-only" says="online_softmax"
+def online_softmax(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
+    rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    largest = tl.full([XBLOCK, 1], -1e30, tl.float32)
+    total = tl.full([XBLOCK, 1], 0.0, tl.float32)
+    for start in range(0, rnumel // RBLOCK * RBLOCK, RBLOCK):
+        columns = start + tl.arange(0, RBLOCK)[None, :]
+        tile = tl.load(in_ptr + rows * rnumel + columns, rows < xnumel, other=float("-inf"))
+        larger = tl.maximum(largest, tl.max(tile, 1)[:, None])
+        total = total * tl.exp(largest - larger) + tl.sum(tl.exp(tile - larger), 1)[:, None]
+        largest = larger
+    for start in range(0, rnumel, RBLOCK):
+        columns = start + tl.arange(0, RBLOCK)[None, :]
+        mask = (rows < xnumel) & (columns < rnumel)
+        tile = tl.load(in_ptr + rows * rnumel + columns, mask, other=float("-inf"))
+        tl.store(out_ptr + rows * rnumel + columns, tl.exp(tile - largest) / total, mask)
+
+
+# %% name="ex5-wrong-scan" tags=["wrong"] kind="built-in" says="got a use of"
+def online_softmax(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
+    rows = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)[:, None]
+    columns = tl.arange(0, RBLOCK)[None, :]
+    tile = tl.load(in_ptr + rows * rnumel + columns)
+    tl.store(out_ptr + rows, tl.associative_scan(tile, 1, tl.maximum))
+
+
+# %% [markdown]
+# ## Go deeper
+#
+# - `minicompile/codegen/triton.py`, `minicompile/codegen/triton_rules.py`: the printer and its rules.
+# - `minicompile/runtime/triton.py`: a launcher that knows its arguments.
+# - `minicompile/runtime/interpreter.py`: the interpreter, and what had to be put right in it.
+# - `torch/_inductor/codegen/triton.py`, `torch/_inductor/runtime/triton_heuristics.py`.
+#
+# **Where you are.** Kernels are written and compiled. Lesson 15 asks what happens between them.
+
+# %% name="corridor"
+corridor("codegen", "runtime")

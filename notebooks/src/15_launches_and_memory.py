@@ -7,6 +7,15 @@
 
 # %% [markdown]
 # # 15 · What is left when kernels are fast?
+#
+# Kernels are as fast as memory allows. Now everything between them shows: Python that calls them,
+# memory that is asked for and given back, compiling itself. After this lesson you can
+#
+# - read the generated wrapper, and count what a call costs besides its kernels,
+# - explain what a CUDA graph records, and which traps come with it,
+# - say when a buffer's memory may be used again, and when a kernel may write in place.
+#
+# Our example: two matrix products with something small between them.
 
 # %% name="setup" tags=["setup"]
 import torch
@@ -17,6 +26,51 @@ from minicompile.lessons.gpu import on_gpu
 from minicompile.lessons.model import GPT, GPTConfig
 
 check = checks("15")
+
+# %% name="example"
+
+
+def f(x, w):
+    return torch.relu(torch.relu(x @ w) * 2) @ w
+
+
+torch.manual_seed(0)
+x, w = torch.randn(8, 8), torch.randn(8, 8)
+trace = mc.trace(f, x, w)
+trace.wrapper
+
+# %% [markdown]
+# This is what a call of the compiled function runs: the *wrapper*, generated Python. It calls one
+# kernel of ours and two of a library; all the rest is about memory. `empty_strided_cpu` allocates,
+# `del` frees, and `buf1 = buf0` gives a new name to old memory. Now one block of the lesson model:
+
+# %% name="picture"
+block = GPT(GPTConfig(n_layer=1, n_head=2, n_embd=32, block_size=16)).blocks[0].eval()
+h = torch.randn(2, 16, 32)
+with torch.no_grad():
+    block_trace = mc.trace(block, h)
+plan = block_trace.schedule.memory
+plan
+
+# %% [markdown]
+# The *memory plan* of the block: one row for each piece of memory, from the step that fills it to
+# the last that reads it. Several buffers live in one piece, one after the other.
+#
+# ## The time between kernels
+#
+# A *launch* is the call that starts a kernel. `mc.launches` puts a clock beside every line of the
+# wrapper. (Times differ from machine to machine, so nothing is kept here: run the cell.)
+
+# %% name="launches" tags=["varies"]
+with torch.no_grad():
+    times = mc.launches(mc.compile(block), h)
+times
+
+# %% [markdown]
+# Look at the share called `python`, and at how short each kernel is. On a GPU it is worse: Python
+# only *queues* a kernel, and if it queues slower than the GPU computes, the GPU waits. A *CUDA graph* is
+# the cure: record all launches once, with their addresses, and let the driver *replay* the list.
+# Here is a model of four blocks, measured. **Predict, then run:** how much faster is the replay?
 
 
 # %% name="gpu-replay" tags=["gpu"]
@@ -68,6 +122,98 @@ def launched_and_replayed() -> str:
     return "\n".join([*lines, "replayed with other tokens in the same memory: equal to eager"])
 
 
+# %% name="gpu-replay-result"
+launched_and_replayed
+
+# %% [markdown]
+# The kernels are the same in the last two rows; only who launches them differs. (A clock on the GPU
+# costs it some time, too: with one after every line it was busier than in the replay.) Our compiler
+# makes no CUDA graphs by itself, and the cell shows that a few lines around a compiled function do.
+#
+# ## A CUDA graph without a GPU
+#
+# The idea needs no GPU. `launching` gives a compiled graph as `run(inputs, do)`: its wrapper, with
+# every launch handed to `do`, which must make it and may do more. So we can write down what happens.
+
+# %% name="recording"
+from minicompile.lessons.pictures import corridor, slides
+from minicompile.lessons.replay import launching
+
+run = launching(trace)
+recorded = []
+
+
+def noting(function, *arguments, **named):
+    recorded.append((getattr(function, "__name__", "kernel"), [*arguments, *named.values()]))
+    return function(*arguments, **named)
+
+
+run([x, w], noting)
+addresses = list(dict.fromkeys(t.data_ptr() for _, tensors in recorded for t in tensors))
+
+
+def launch_text(launch):
+    name, tensors = launch
+    return f"{name}({', '.join(f'memory {addresses.index(t.data_ptr())}' for t in tensors)})"
+
+
+slides(
+    "What was recorded",
+    *((f"launch {i}", "", launch_text(launch)) for i, launch in enumerate(recorded, 1)),
+)
+
+# %% [markdown]
+# A recorded launch knows *addresses*, not variables. Three things follow. New inputs must be copied
+# into the old memory. The results stand in the same memory each time, so whoever keeps one must copy
+# it. And all of Python is gone: an `if`, a print, a shape that changes are not in the list. You write
+# the recorder in exercise 5.
+#
+# ## When is memory free again?
+#
+# The schedule knows all steps in advance. *Liveness* is a walk over them: a buffer is *alive* from
+# the step that writes it to the last step that touches it. What is dead can be used again.
+
+# %% name="alive"
+
+
+def alive_at(step):
+    """Each piece of memory at this step: how large it is, and whose it is."""
+    lines = []
+    for piece in plan.blocks:
+        bar = "#" * (piece.bytes // 1024) if piece.born <= step <= piece.dies else ""
+        lines.append(f"{' -> '.join(piece.buffers):42} {bar}")
+    return "\n".join(lines)
+
+
+slides(
+    "One # for each KiB alive",
+    *(
+        (f"step {step}", f"{plan.live_bytes[step] // 1024} KiB", alive_at(step))
+        for step in range(len(block_trace.schedule.nodes))
+    ),
+)
+
+# %% [markdown]
+# Move the slider and watch the memory being handed on. The *peak* is the most that is alive at any
+# step. **Predict, then run:** what would the block need if nothing were ever freed, and what does
+# eager need, which frees, but makes a tensor for each operation?
+
+# %% name="peaks"
+for name, count in (
+    ("nothing freed", plan.buffer_bytes),
+    ("eager", plan.eager_bytes),
+    ("as planned", plan.peak_bytes),
+):
+    print(f"{name:14} {count / 1024:4.0f} KiB")
+print(
+    "buffers that never reach memory, since one kernel writes and reads them:", len(plan.internal)
+)
+
+# %% [markdown]
+# A plan is a claim about memory. Does it hold? A GPU's allocator counts every byte, so it can be
+# asked. This is a larger model, measured on one:
+
+
 # %% name="gpu-peak" tags=["gpu"]
 @on_gpu("15-peak")
 def peak_measured() -> str:
@@ -96,3 +242,485 @@ def peak_measured() -> str:
             "measured, compiled": peak(lambda: compiled(tokens)),
         }
     return "\n".join(f"{name:<38} {count / 2**20:7.1f} MiB" for name, count in found.items())
+
+
+# %% name="gpu-peak-result"
+peak_measured
+
+# %% [markdown]
+# The compiled model needs just what was planned; eager needs somewhat more than its operators'
+# results, for what a library operator allocates inside is hidden from a plan.
+#
+# ## In place
+#
+# Still better than memory of a dead buffer is that of one that dies *in this very step*: a kernel may
+# write its result over its input, *in place*, if each element is read where the new one is written,
+# and never after. Every case that was considered is on record:
+
+# %% name="in-place"
+for decision in plan.decisions:
+    print(decision)
+
+# %% [markdown]
+# The refusal at the transpose is the instructive one: `buf14` at some place needs an element of
+# `buf13` from another place, which may have been overwritten already.
+#
+# **Break it.** We replace the rule by one that never refuses. The function adds a matrix to its own
+# transpose. **Predict, then run:** is the result wrong?
+
+# %% name="break-it"
+import contextlib
+import warnings
+from unittest import mock
+
+from minicompile.codegen import generate
+from minicompile.scheduling import in_place
+
+
+def turned(x, w):
+    y = x @ w
+    return (y + y.t()) @ w
+
+
+@contextlib.contextmanager
+def careless(second_look=True):
+    """No refusals; and without the second look, no check of finished kernels either."""
+    mc.reset()
+    with contextlib.ExitStack() as undo:
+        undo.enter_context(mock.patch.object(in_place, "refusal", lambda *given: None))
+        if not second_look:
+            undo.enter_context(mock.patch.object(generate, "check_in_place", lambda *given: None))
+        yield
+    mc.reset()
+
+
+def off_by(compiled):
+    return round((compiled(x, w) - turned(x, w)).abs().max().item(), 1)
+
+
+print("the compiler as it is: off by", off_by(mc.compile(turned)))
+with careless(), warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    print("a rule that never refuses: off by", off_by(mc.compile(turned)))
+for warning in told:
+    print("  it said:", str(warning.message).split(": ", 1)[1])
+with careless(second_look=False):
+    print("without the second look, too: off by", off_by(mc.compile(turned)))
+
+# %% [markdown]
+# The first mistake did no harm: finished kernels are looked at again, and a frame whose compilation
+# fails runs in eager. It took two faults to get a wrong number. Both are undone.
+#
+# ## The second start
+#
+# The first call compiled: Python ran, then a C++ compiler. A *warm start* finds the built library on
+# disk. Its name is a *cache key*, a hash of all that determines it. The cell counts how often a
+# C++ compiler is started, in an empty cache. **Predict, then run:** which calls start one?
+
+# %% name="warm-start"
+from minicompile.ops import build
+
+
+def compilers_started(options=None):
+    """A first call, as a new process would make it."""
+    mc.reset()
+    with mock.patch.object(build.subprocess, "Popen", wraps=build.subprocess.Popen) as popen:
+        mc.compile(f, options=options)(x, w)
+    return popen.call_count
+
+
+with mc.fresh_cache():
+    print("cold:               ", compilers_started())
+    print("warm:               ", compilers_started())
+    print("with another flag:  ", compilers_started({"cpp_flags": ("-O3",)}))
+    print("as before, warm:    ", compilers_started())
+
+# %% [markdown]
+# In the key are the kernels' text, the compiler, its version and flags, and the processor. One left
+# out, and a warm start could load a library that was built for something else. Note what is *not*
+# kept: capture, autograd, lowering and scheduling run again; only their text is recognised.
+#
+# > **In torch.compile.** The same wrapper with the same words is written by
+# > `torch/_inductor/codegen/wrapper.py`; memory is handed on by `codegen/memory_planning.py` and
+# > `AllocateLine`. CUDA graphs come with `mode="reduce-overhead"`: `torch/_inductor/cudagraph_trees.py`
+# > also handles memory shared by several graphs, which we left out. Its cache keeps whole graphs
+# > (`FxGraphCache` in `codecache.py`). Below, live: the memory lines of its wrapper for our `f`.
+
+# %% name="torch-compile"
+from torch._functorch import config as aot_config
+from torch._inductor import config as inductor_config
+from torch._inductor.utils import get_code
+
+# nothing is built, and nothing kept in their cache
+with inductor_config.patch(fx_graph_cache=False), aot_config.patch(enable_autograd_cache=False):
+    code = "".join(get_code(torch.compile(f), x, w))
+for line in code.splitlines():
+    if "buf" in line and ("empty_strided" in line or "reuse" in line or "extern" in line):
+        print(line.strip())
+
+# %% [markdown]
+# ## Recap
+#
+# 1. What a call runs is a wrapper: Python that allocates, launches and frees.
+# 2. If kernels are short, launching them costs more than running them; a CUDA graph replays the list.
+# 3. A replay knows addresses: inputs are copied in, results copied out, Python decisions are frozen.
+# 4. Liveness says when memory is free again, and a kernel may write in place of what it reads last.
+# 5. A warm start loads a library whose key covers everything that it was built from.
+
+# %% [markdown]
+# ## Exercises
+#
+# **Exercise 1 · Count the calls** (2 points). `count_calls(wrapper)` gives what a wrapper's text calls, as
+# `{"kernel": ..., "library": ..., "memory": ...}`. Kernels are those of `wrapper.kernels`, by their
+# `name`; library calls begin with `torch.` or `aten`; memory calls are `empty_strided_cpu`,
+# `reinterpret`, `pooled` and `to_layout`. `wrapper.lines` are lines with a `text`; count in `def call`.
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# A line can hold two calls: `torch.mm(buf0, reinterpret(w, ...), out=buf1)`. Search for a name
+# and an opening bracket, or walk the tree that `ast.parse(wrapper.text)` gives.
+#
+# </details>
+
+
+# %% name="ex1-answer" tags=["answer"]
+def count_calls(wrapper):
+    """Calls in a wrapper by kind."""
+    ### BEGIN SOLUTION
+    import re
+
+    found = {"kernel": 0, "library": 0, "memory": 0}
+    kernels = {kernel.name for kernel in wrapper.kernels}
+    text = wrapper.text.partition("def call(args):")[2]
+    for name in re.findall(r"([\w.]+)\(", text):
+        if name in kernels:
+            found["kernel"] += 1
+        elif name in ("empty_strided_cpu", "reinterpret", "pooled", "to_layout"):
+            found["memory"] += 1
+        elif name.startswith(("torch.", "aten")):
+            found["library"] += 1
+    return found
+    ### END SOLUTION
+
+
+# %% name="ex1-check" tags=["nbval-check-output"]
+check("ex1")
+
+
+# %% name="ex1-wrong-lines" tags=["wrong"] kind="visible-only" says="the wrapper of heads_apart: expected"
+def count_calls(wrapper):
+    text = [line.text.strip() for line in wrapper.lines]
+    kernels = tuple(kernel.name for kernel in wrapper.kernels)
+    memory = sum(
+        "empty_strided_cpu(" in t or (t.startswith("buf") and "reinterpret(" in t) for t in text
+    )
+    library = sum(t.startswith("torch.") for t in text)
+    return {
+        "kernel": sum(t.startswith(kernels) for t in text),
+        "library": library,
+        "memory": memory,
+    }
+
+
+# %% name="ex1-wrong-no-library" tags=["wrong"] kind="misconception" says="expected {'kernel': 1,"
+def count_calls(wrapper):
+    memory = wrapper.text.count("empty_strided_cpu(")
+    return {"kernel": len(wrapper.kernels), "library": 0, "memory": memory}
+
+
+# %% name="ex1-wrong-clock" tags=["wrong"] kind="built-in" says="got a use of steps_of"
+def count_calls(wrapper):
+    from minicompile.debug.launches import steps_of
+
+    kinds = [step.kind for step in steps_of(wrapper)]
+    return {"kernel": kinds.count("kernel"), "library": kinds.count("extern"), "memory": 0}
+
+
+# %% [markdown]
+# **Exercise 2 · Cut the calls** (3 points). `[torch.relu(x @ w) for w in weights]` makes two launches a
+# weight. Write two functions that together give the same: `prepare(*weights)` is called once and gives
+# one tensor; `heads_at_once(x, prepared, widths)` is compiled and may make two launches in all,
+# whatever the weights. `widths` has the number of columns of each weight.
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# One product with all columns side by side. Which operation cuts the result without copying?
+#
+# </details>
+
+
+# %% name="ex2-answer" tags=["answer"]
+def prepare(*weights):
+    """Everything of the weights that one product needs."""
+    ### BEGIN SOLUTION
+    return torch.cat(weights, dim=1)
+    ### END SOLUTION
+
+
+def heads_at_once(x, prepared, widths):
+    """A list: relu(x @ w) of every weight."""
+    ### BEGIN SOLUTION
+    return list(torch.relu(x @ prepared).split(list(widths), dim=1))
+    ### END SOLUTION
+
+
+# %% name="ex2-check" tags=["nbval-check-output"]
+check("ex2")
+
+
+# %% name="ex2-wrong-split-first" tags=["wrong"] kind="misconception" says="expected at most 2, got"
+def prepare(*weights):
+    return torch.cat(weights, dim=1)
+
+
+def heads_at_once(x, prepared, widths):
+    return [torch.relu(x @ w) for w in prepared.split(list(widths), dim=1)]
+
+
+# %% name="ex2-wrong-thirds" tags=["wrong"] kind="visible-only" says="results: expected 2, got 3"
+def prepare(*weights):
+    return torch.cat(weights, dim=1)
+
+
+def heads_at_once(x, prepared, widths):
+    return list(torch.relu(x @ prepared).chunk(3, dim=1))
+
+
+# %% name="ex2-wrong-option" tags=["wrong"] kind="built-in" says="got a use of"
+def prepare(*weights):
+    return torch.cat(weights, dim=1)
+
+
+def heads_at_once(x, prepared, widths):
+    def heads(x, prepared):
+        return [torch.relu(x @ w) for w in prepared.split(list(widths), dim=1)]
+
+    return mc.compile(heads, options={"batch_linears": True})(x, prepared)
+
+
+# %% [markdown]
+# **Exercise 3 · Liveness** (3 points). `last_use(touched)` gets a list with the names of the buffers that
+# each step touches, and gives the last step of each buffer: `{"a": 1, ...}`, steps counted from 0. The
+# compiler's own is replaced by yours; the block must stay right and its peak as low as it was.
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# A buffer may rest for some steps and be touched again: think of the `x +` around attention.
+#
+# </details>
+
+
+# %% name="ex3-answer" tags=["answer"]
+def last_use(touched):
+    """The last step that touches each buffer."""
+    ### BEGIN SOLUTION
+    found = {}
+    for step, names in enumerate(touched):
+        for name in names:
+            found[name] = step
+    return found
+    ### END SOLUTION
+
+
+# %% name="ex3-check" tags=["nbval-check-output"]
+check("ex3")
+
+
+# %% name="ex3-wrong-first" tags=["wrong"] kind="misconception" says="'b': 2, 'y': 2}, got"
+def last_use(touched):
+    found = {}
+    for step, names in enumerate(touched):
+        for name in names:
+            found.setdefault(name, step)
+    return found
+
+
+# %% name="ex3-wrong-idle" tags=["wrong"] kind="visible-only" says="'b': 3}, got {"
+def last_use(touched):
+    found = {}
+    for step in reversed(range(len(touched))):
+        if not touched[step]:
+            break
+        for name in touched[step]:
+            found.setdefault(name, step)
+    return found
+
+
+# %% name="ex3-wrong-borrowed" tags=["wrong"] kind="built-in" says="got a use of"
+def last_use(touched):
+    from minicompile.scheduling.memory import last_uses
+
+    return last_uses(touched)
+
+
+# %% [markdown]
+# **Exercise 4 · In place, if that is right** (4 points). `why_not(node, old, new)` says why the kernel of
+# `node` can't write buffer `new` over buffer `old`, or `None` if it can. `node.bodies` are the loop
+# bodies that share the kernel; each has `loads` and `stores`: values with `buffer`, `index`, `mask`
+# and `indirect`. You may refuse every kernel that has `node.reduction_ranges`. The compiler uses your
+# rule, and its second look is off.
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Find the store of `new` and all loads of `old`. Where must they stand? Several loads may read `old`.
+#
+# </details>
+
+
+# %% name="ex4-answer" tags=["answer"]
+def why_not(node, old, new):
+    """A reason not to write `new` in place of `old`, or None."""
+    ### BEGIN SOLUTION
+    if node.reduction_ranges:
+        return "a loop over the row may read an element again"
+    loads = [v for body in node.bodies for v in body.loads if v.buffer == old]
+    [store] = [v for body in node.bodies for v in body.stores if v.buffer == new]
+    if store.kind != "store" or store.indirect:
+        return "the places that are written are known only at run time"
+    for load in loads:
+        if load.index != store.index or load.indirect or load.mask is not None:
+            return "an element is read where another one is written"
+    return None
+    ### END SOLUTION
+
+
+# %% name="ex4-check" tags=["nbval-check-output"]
+check("ex4")
+
+
+# %% name="ex4-wrong-alone" tags=["wrong"] kind="misconception" says="in bordered: expected 1, got 0"
+def why_not(node, old, new):
+    loads = [v for body in node.bodies for v in body.loads]
+    return "it reads other buffers, too" if any(v.buffer != old for v in loads) else None
+
+
+# %% name="ex4-wrong-first-load" tags=["wrong"] kind="visible-only" says="turned(x, w): expected float32"
+def why_not(node, old, new):
+    if node.reduction_ranges:
+        return "a reduction"
+    load = next(v for body in node.bodies for v in body.loads if v.buffer == old)
+    [store] = [v for body in node.bodies for v in body.stores if v.buffer == new]
+    return None if load.index == store.index else "it is read elsewhere"
+
+
+# %% name="ex4-wrong-shape" tags=["wrong"] kind="misconception" says="the model's block: expected float32"
+def why_not(node, old, new):
+    return "a reduction" if node.reduction_ranges else None
+
+
+# %% name="ex4-wrong-borrowed" tags=["wrong"] kind="built-in" says="got a use of"
+def why_not(node, old, new):
+    from minicompile.scheduling.in_place import refusal
+
+    return refusal(node, old, new)
+
+
+# %% [markdown]
+# **Exercise 5 · A replay list** (4 points). `record(run, inputs)` calls `run(list_of_tensors, do)`
+# once, where your `do(function, *arguments, **named)` makes a launch. It gives back
+# `replay(new_inputs)`, which gives the results (a tuple of tensors) for new numbers of the same shapes,
+# without `run`. Results of an earlier replay must stay as they are.
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Keep the tensors that you pass to `run`: later launches read *them*. `old.copy_(new)` writes new
+# numbers into old memory. The tensors that `run` returned are where every replay's results stand.
+#
+# </details>
+
+
+# %% name="ex5-answer" tags=["answer"]
+def record(run, inputs):
+    """Run once, noting each launch; a function that replays them on new inputs."""
+    ### BEGIN SOLUTION
+    launches = []
+
+    def do(function, *arguments, **named):
+        launches.append((function, arguments, named))
+        return function(*arguments, **named)
+
+    fixed = [tensor.clone() for tensor in inputs]
+    results = run(list(fixed), do)
+
+    def replay(new_inputs):
+        for old, new in zip(fixed, new_inputs):
+            old.copy_(new)
+        for function, arguments, named in launches:
+            function(*arguments, **named)
+        return tuple(result.clone() for result in results)
+
+    return replay
+    ### END SOLUTION
+
+
+# %% name="ex5-check" tags=["nbval-check-output"]
+check("ex5")
+
+
+# %% name="ex5-wrong-not-copied" tags=["wrong"] kind="misconception" says="replay 1 of chain: expected"
+def record(run, inputs):
+    launches = []
+
+    def do(function, *arguments, **named):
+        launches.append((function, arguments, named))
+        return function(*arguments, **named)
+
+    results = run(list(inputs), do)
+
+    def replay(new_inputs):
+        inputs[:] = new_inputs
+        for function, arguments, named in launches:
+            function(*arguments, **named)
+        return tuple(result.clone() for result in results)
+
+    return replay
+
+
+# %% name="ex5-wrong-shared" tags=["wrong"] kind="visible-only" says="replay 1 of chain: expected"
+def record(run, inputs):
+    launches = []
+
+    def do(function, *arguments, **named):
+        launches.append((function, arguments, named))
+        return function(*arguments, **named)
+
+    fixed = [tensor.clone() for tensor in inputs]
+    results = run(list(fixed), do)
+
+    def replay(new_inputs):
+        for old, new in zip(fixed, new_inputs):
+            old.copy_(new)
+        for function, arguments, named in launches:
+            function(*arguments, **named)
+        return results
+
+    return replay
+
+
+# %% name="ex5-wrong-wrapper" tags=["wrong"] kind="built-in" says="after 1 replays: expected 1, got 2"
+def record(run, inputs):
+    def do(function, *arguments, **named):
+        return function(*arguments, **named)
+
+    run(list(inputs), do)
+    return lambda new_inputs: run(list(new_inputs), do)
+
+
+# %% [markdown]
+# ## Go deeper
+#
+# - `minicompile/codegen/wrapper.py`: the writer of what a call runs.
+# - `minicompile/scheduling/memory.py`, `minicompile/scheduling/in_place.py`: whose memory, and when.
+# - `minicompile/ops/build.py`: the disk cache and its key; `minicompile/runtime/fast_call.c`: a cheap launch.
+# - `torch/_inductor/codegen/memory_planning.py`, `torch/_inductor/codecache.py`: theirs.
+# - `torch/_inductor/cudagraph_trees.py`: CUDA graphs that share memory.
+#
+# **Where you are.** The whole corridor is behind you. Lesson 16 is about what to do when it fails.
+
+# %% name="corridor"
+corridor("scheduling", "codegen", "runtime")

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import minicompile as mc
 from minicompile.errors import Unsupported
+from minicompile.extension import inverse
 from tests.aot.helpers import compile_aot
 from tests.dynamo.helpers import explained
 
@@ -543,3 +544,38 @@ def test_pairs_of_reals_seen_as_complex_numbers_share_memory_and_gradients(view)
     torch.testing.assert_close(results[0][0], results[1][0])
     torch.testing.assert_close(results[0][3], results[1][3])
     assert results[0][1:3] == results[1][1:3]
+
+
+def double_the_diagonal(x):
+    x.diagonal(1).mul_(2)
+    return x + 0
+
+
+def functional_operators(fn, *inputs):
+    return [str(op) for _, op in mc.trace(fn, *inputs).aot.level("full").calls]
+
+
+def test_a_view_without_inverse_is_written_by_its_place_in_memory():
+    with mc.without("inverse:aten.diagonal"):
+        found = functional_operators(double_the_diagonal, torch.randn(3, 4))
+        assert_like_eager(double_the_diagonal, [torch.randn(3, 4)])
+    assert "aten.as_strided_scatter.default" in found
+    assert "aten.diagonal_scatter.default" not in found
+
+
+def test_a_registered_inverse_carries_the_writes():
+    def on_a_mask(base, new, offset):
+        rows = torch.arange(base.shape[0]).unsqueeze(1)
+        columns = torch.arange(base.shape[1])
+        return torch.where(columns - rows == offset, new.unsqueeze(1), base)
+
+    with mc.scoped():
+        inverse(aten.diagonal.default)(on_a_mask)
+        found = functional_operators(double_the_diagonal, torch.randn(3, 4))
+        assert_like_eager(double_the_diagonal, [torch.randn(3, 4)])
+    assert "aten.where.self" in found and "aten.diagonal_scatter.default" not in found
+
+
+def test_the_recorded_graph_still_writes():
+    recorded = str(mc.trace(double_the_diagonal, torch.randn(3, 4)).aot.recorded)
+    assert "aten.mul_.Tensor(diagonal, 2)" in recorded

@@ -6,9 +6,11 @@ What may be missing on a reader's machine is said in a skip; under MINICOMPILE_R
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
@@ -71,16 +73,46 @@ def pages() -> Iterator[Pages]:
 @pytest.fixture(scope="package")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A JupyterLab on loopback that knows nothing of the user's settings, kernels and trusted notebooks."""
+    home = tmp_path_factory.mktemp("lab")
+    notebooks = home / "notebooks"
+    notebooks.mkdir()
+    command = [sys.executable, "-m", "jupyterlab", "--allow-root", "--no-browser"]
+    command.append(f"--ServerApp.root_dir={notebooks}")
+    with serving(command, notebooks, home) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def make_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """The JupyterLab of `make lab`, its command line read from the Makefile, in a copy of the lessons.
+
+    The page that it opens in the reader's browser is said in the file `opened` beside them.
+    """
+    if shutil.which("make") is None:
+        missing("make", "apt install make")
+    home = tmp_path_factory.mktemp("make_lab")
+    copy = home / "copy"
+    (copy / "notebooks").mkdir(parents=True)
+    for notebook in (ROOT / "notebooks").glob("*.ipynb"):
+        shutil.copy(notebook, copy / "notebooks")
+    dry = ["make", "--dry-run", "--no-print-directory", "lab", f"PY={sys.executable}"]
+    printed = subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    with serving(shlex.split(printed.splitlines()[-1]), copy, home) as found:
+        found.folder = copy / "notebooks"  # the folder of the notebook that it was called with
+        yield found
+
+
+@contextlib.contextmanager
+def serving(command: list[str], folder: Path, home: Path) -> Iterator[Lab]:
+    """The JupyterLab that a command starts in a folder, on loopback, with settings of its own in `home`."""
     if find_spec("jupyterlab") is None:
         missing("JupyterLab", "pip install jupyterlab")
-    home = tmp_path_factory.mktemp("lab")
     folders = {
         name: str(home / name.lower())
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     }
     environment: dict[str, Any] = {**os.environ, **folders, "PYTHONPATH": str(ROOT)}
-    notebooks = home / "notebooks"
-    notebooks.mkdir()
+    environment["BROWSER"] = f'sh -c \'echo "$0" > "{folder}/opened"\' %s'
     for name, setting in SETTINGS.items():
         file = home / "jupyter_config_dir/lab/user-settings/@jupyterlab" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -89,18 +121,23 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     token = secrets.token_hex(8)
-    command = [
-        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),
-        *("--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0"),
-        *(f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={notebooks}"),
+    alone = [
+        *(
+            "--ip=127.0.0.1",
+            f"--port={port}",
+            "--ServerApp.port_retries=0",
+        ),
+        f"--IdentityProvider.token={token}",
         *("--LabApp.news_url=None", "--LabApp.extension_manager=readonly"),
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
     ]
     log = home / "server.log"
     with log.open("w") as out:
-        server = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
+        server = subprocess.Popen(
+            [*command, *alone], cwd=folder, env=environment, stdout=out, stderr=out
+        )
     try:
-        found = Lab(f"http://127.0.0.1:{port}", token, notebooks)
+        found = Lab(f"http://127.0.0.1:{port}", token, folder)
         await_server(server, f"{found.url}/api?token={token}", log)
         yield found
     finally:

@@ -58,7 +58,10 @@ class Lab:
 
     def open(self, pages: Pages, name: str) -> Any:
         """The notebook in JupyterLab, when its cells are there."""
-        page = pages.open(f"{self.url}/lab/tree/{name}?token={self.token}&reset")
+        return self.ready(pages.open(f"{self.url}/lab/tree/{name}?token={self.token}&reset"))
+
+    def ready(self, page: Any) -> Any:
+        """A page of JupyterLab when the cells of a notebook are there."""
         page.set_default_timeout(30_000)
         page.wait_for_selector(f"{PANEL} .jp-Cell")
         return page
@@ -71,8 +74,8 @@ class Lab:
         except urllib.error.HTTPError:
             return False
 
-    def run_all(self, page: Any, name: str) -> None:
-        """Run every cell, to the end, and save. An exception in a cell is one here."""
+    def await_kernel(self, page: Any) -> None:
+        """Wait until the kernel of the notebook is idle."""
         # Before its kernel answers a notebook looks idle too, and would ask which kernel to start.
         status = f"{PANEL} .jp-Notebook-ExecutionIndicator[data-status={{}}]"
         page.wait_for_selector(status.format("idle"))
@@ -81,6 +84,11 @@ class Lab:
             assert time.monotonic() < end, "the kernel did not start"
             page.wait_for_timeout(100)
         page.wait_for_selector(status.format("idle"))
+
+    def run_all(self, page: Any, name: str) -> None:
+        """Run every cell, to the end, and save. An exception in a cell is one here."""
+        self.await_kernel(page)
+        end = time.monotonic() + LONGEST_RUN
         for item in ("Run", "Run All Cells"):
             page.get_by_role("menuitem", name=item, exact=True).click()
         prompts = page.locator(f"{PANEL} .jp-CodeCell .jp-InputArea-prompt")

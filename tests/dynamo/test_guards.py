@@ -6,6 +6,7 @@ Whether answers stay right is the business of guard_programs.py.
 from __future__ import annotations
 
 import collections
+import datetime
 import gc
 import sys
 import weakref
@@ -123,6 +124,26 @@ def test_everything_about_the_compiled_module_itself(
         change()
         assert equal(run(x), m(x))
         assert equal(run(x), m(x))
+
+
+class Buffered:
+    """No module, but it has a table of the same name."""
+
+    def __init__(self) -> None:
+        self._buffers = {frozenset({datetime.date(2020, 1, 1)}): 2, "n": 3}
+
+
+def test_a_table_called_buffers_that_is_no_modules() -> None:
+    key = frozenset({datetime.date(2020, 1, 1)})
+    owner = Buffered()
+
+    def f(a: torch.Tensor) -> torch.Tensor:
+        return a * owner._buffers[key]
+
+    run = compiled(f)
+    assert equal(run(x), x * 2)
+    owner._buffers[key] = 5
+    assert equal(run(x), x * 5)
 
 
 def test_two_arguments_that_are_one_tensor() -> None:

@@ -1,0 +1,995 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation: {extension: .py, format_name: percent}
+#   kernelspec: {display_name: Python 3, language: python, name: python3}
+# ---
+
+# %% [markdown]
+# # 17 · How do you make the compiler yours?
+#
+# Every room that you have seen is a loop over a table of rules, and every table has a decorator that
+# adds to it. In this lesson the compiler learns an operator that nobody told it about, then a language
+# that it can't write. After this lesson you can
+#
+# - teach it an operator from end to end: gradient, decomposition, lowering, fused kernel;
+# - give it a back end of your own, and train the GPT with it;
+# - say which of these a new idea needs, and find the same place in Inductor.
+
+# %% name="setup" tags=["setup"]
+import torch
+
+import minicompile as mc
+from minicompile.extension import code_generator, decompose, kernel_loader, lowering
+from minicompile.lessons.exercise import checks
+from minicompile.lowering.rules.common import elementwise
+
+check = checks("17")
+
+# %% [markdown]
+# The example: a matrix product, an activation, a little arithmetic. The activation is called snake,
+# x + sin²(x), made for periodic signals. PyTorch has no such operator, so we make one. A fake says
+# what shape comes out, so that a compiler can ask without data.
+
+# %% name="operator" tags=["setup"]
+if not hasattr(torch.ops.lesson17, "snake"):  # this cell may be run again, an operator is made once
+
+    @torch.library.custom_op("lesson17::snake", mutates_args=())
+    def snake(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.sin(x) ** 2
+
+    @snake.register_fake
+    def snake_shape(x):
+        return torch.empty_like(x)
+
+
+snake_op = torch.ops.lesson17.snake.default
+
+
+def f(x, w):
+    return torch.ops.lesson17.snake(x @ w + 1) * 2
+
+
+# %% [markdown]
+# Here is the answer to the question, as slides. Each adds one rule to a room; look at what the room
+# after it makes of the operator. First it is a call that the compiler can't see into, at the end it is
+# one line in the middle of a kernel. We take the steps one by one below.
+
+# %% name="picture"
+from minicompile.lessons.pictures import slides
+
+torch.manual_seed(0)
+x, w = torch.randn(8, 16), torch.randn(16, 32)
+unknown = mc.trace(f, x, w)
+
+with mc.scoped():
+
+    @decompose(snake_op, to="core")
+    def snake_in_parts(x):
+        return x + torch.sin(x) ** 2
+
+    in_parts = mc.trace(f, x, w)
+
+with mc.scoped():
+
+    @lowering(snake_op)
+    def snake_as_loop(ctx, x):
+        def formula(ops, v):
+            wave = ops.sin(v)
+            return ops.add(v, ops.mul(wave, wave))
+
+        return elementwise(ctx, formula, x)
+
+    as_loop = mc.trace(f, x, w)
+
+slides(
+    "One operator, rule by rule",
+    ("no rule: a call", "between two kernels", unknown.loops),
+    ("a decomposition", "other operators take its place in the graph", in_parts.aot.forward),
+    ("a lowering", "the operator stays, and is a formula", as_loop.aot.forward),
+    ("either way", "one loop", as_loop.loops),
+    ("the kernel", "the sine stands between its neighbours", as_loop.kernels[0]),
+)
+
+# %% [markdown]
+# ## Without any rule
+#
+# An operator without a rule still runs: the compiler calls PyTorch's function, an *extern call*, and
+# notes why. What it costs is not the call. It is the memory around it: what stands before must be
+# written out for it, what stands behind must be read back in.
+#
+# **Predict, then run.** How many kernels, and how many calls of a library?
+
+# %% name="launches"
+
+
+def summary(trace):
+    plans = trace.plans
+    kernels = len(trace.kernels)
+    calls = [str(extern.op) for extern in trace.loops.externs]
+    return (
+        f"{kernels} kernel(s), {sum(p.cost.bytes for p in plans)} bytes in them, calls of {calls}"
+    )
+
+
+print("no rule:      ", summary(unknown))
+print("decomposition:", summary(in_parts))
+print("lowering:     ", summary(as_loop))
+print("why a call:   ", unknown.loops.externs[-1].reason)
+
+# %% [markdown]
+# The decomposition and the lowering end in the same kernel here. They differ in who profits. A
+# *decomposition* is written in PyTorch and runs early: graph passes see its parts, and so do other
+# back ends. A *lowering* is written in loop operations and runs late: passes still see the whole
+# operator, and the formula says exactly what a kernel computes. Inductor prefers decompositions.
+
+# %% name="what-a-decomposition-changes"
+unknown.diff(in_parts, "aot.forward")
+
+# %% [markdown]
+# ## A gradient
+#
+# Ask PyTorch for the gradient of our operator: it has none. The compiler can be given one, a *vjp*
+# (vector-Jacobian product): from the gradient of the result to that of the argument. The derivative
+# of x + sin²(x) is 1 + 2 sin(x) cos(x), which is 1 + sin(2x).
+
+# %% name="no-gradient"
+h = torch.randn(4, 8, requires_grad=True)
+try:
+    torch.ops.lesson17.snake(h).sum().backward()
+except RuntimeError as error:
+    print("eager:", str(error).partition(". ")[0])
+
+
+def snake_vjp(grad, result, x):
+    return grad * (1 + torch.sin(2 * x))
+
+
+def gradient_of(rule, x):
+    with mc.scoped():
+        mc.register_vjp(snake_op)(rule)
+        mc.compile(torch.ops.lesson17.snake)(x).sum().backward()
+    found, x.grad = x.grad, None
+    return found
+
+
+expected = torch.autograd.grad((h + torch.sin(h) ** 2).sum(), h)[0]
+print(
+    "compiled, with a vjp: equal to the formula's",
+    torch.allclose(gradient_of(snake_vjp, h), expected),
+)
+
+# %% [markdown]
+# **Break it.** Everybody forgets the inner derivative once. The forward pass stays right, the loss
+# still falls, more slowly. What tells is a number that no rule of ours has touched: the difference of
+# two forward passes. Predict which of the columns notices, then run.
+
+# %% name="break-gradient"
+
+
+def careless_vjp(grad, result, x):
+    return grad * (1 + 2 * torch.sin(x))  # the inner derivative cos(x) is missing
+
+
+point = torch.tensor([1.0], dtype=torch.float64, requires_grad=True)
+step = 1e-4
+with torch.no_grad():
+    slope = (snake_op(point + step) - snake_op(point - step)) / (2 * step)
+for name, rule in (("right", snake_vjp), ("careless", careless_vjp)):
+    found = gradient_of(rule, point)
+    print(
+        f"{name:>9}: value {snake_op(point).item():.4f}, gradient {found.item():+.4f},",
+        f"measured {slope.item():+.4f}",
+    )
+
+# %% [markdown]
+# `mc.scoped()` has forgotten the careless rule again. Now all three rules at once, in the model: a
+# block whose network has `snake` in place of `gelu`. The rules apply to both graphs, since the
+# gradient's `sin` is an ordinary operator that the compiler knows. Predict: one call less in which
+# graph, and how many kernels more?
+
+# %% name="rules"
+from torch import nn
+
+from minicompile.lessons.model import GPT, GPTConfig
+from minicompile.lessons.train import train
+
+
+class Periodic(nn.Module):
+    """The network of a block, with another activation."""
+
+    def __init__(self, mlp, activation):
+        super().__init__()
+        self.widen, self.project, self.activation = mlp.widen, mlp.project, activation
+
+    def forward(self, x):
+        return self.project(self.activation(self.widen(x)))
+
+
+def periodic(model, activation=torch.ops.lesson17.snake):
+    for block in model.blocks:
+        block.mlp = Periodic(block.mlp, activation)
+    return model
+
+
+def teach_snake():
+    mc.register_vjp(snake_op)(snake_vjp)
+    lowering(snake_op)(snake_as_loop)
+
+
+tiny = GPTConfig(n_layer=1, n_head=2, n_embd=32, block_size=16)
+wave_block = periodic(GPT(tiny)).blocks[0]
+tokens = torch.randn(2, 16, 32, requires_grad=True)
+with mc.scoped():
+    mc.register_vjp(snake_op)(snake_vjp)  # the least that training needs
+    before = mc.trace(wave_block, tokens)
+    teach_snake()
+    after = mc.trace(wave_block, tokens)
+for name, stages in (("a vjp only", before), ("and a lowering", after)):
+    for part, graph in stages.graphs.items():
+        calls, kernels = len(graph.loops.externs), len(graph.kernels)
+        print(f"{name:>14}: {part:>8} {calls:2} calls, {kernels} kernels")
+
+# %% [markdown]
+# One call less and no kernel more: the bias that stood before the call takes snake along.
+#
+# Your rule, lit in the corridor: everything that came from one operator, room by room. In the
+# explorer you get the same by pointing at the line of Python.
+
+# %% name="your-rule"
+inside = [
+    (piece.stage, piece)
+    for piece in after.pieces()
+    if any("snake" in origin.target for origin in piece.origins)
+]
+for stage in dict.fromkeys(stage for stage, _ in inside):
+    print(f"{stage:<20} {sum(s == stage for s, _ in inside)} piece(s)")
+
+# %% name="explore"
+as_loop.explore(panes=("source", "aot", "loops", "kernels"))
+
+# %% [markdown]
+# > **In torch.compile.** The same three doors. `torch.library.custom_op` and its `register_autograd`
+# > are PyTorch's own; `torch/_inductor/decomposition.py` and `torch/_inductor/lowering.py` hold the
+# > tables. Dynamo captures the operator as one node, as here; without a rule Inductor calls it (a
+# > `FallbackKernel` in `torch/_inductor/ir.py`). Simplified here: no kinds of fallback, no layouts
+# > that an extern operator may demand.
+
+# %% name="torch-compile"
+from torch._inductor.decomposition import decompositions
+from torch._inductor.lowering import lowerings
+
+
+def show_graph(gm, example_inputs):
+    print("captured:", [str(node.target) for node in gm.graph.nodes if node.op == "call_function"])
+    return gm
+
+
+torch.compile(f, backend=show_graph)(x, w)
+aten = torch.ops.aten
+print("sin has a lowering:", aten.sin.default in lowerings)
+print("mish has a decomposition:", aten.mish.default in decompositions)
+print("snake has either:", snake_op in lowerings or snake_op in decompositions)
+
+# %% [markdown]
+# ## A language
+#
+# The rooms up to the *kernel plan* know no language: a plan holds typed values in order, each a load, a
+# store, arithmetic or a reduction over an index formula. A *code generator* prints it, a *kernel
+# loader* makes it callable. So a new back end is a printer. Ours writes NumPy, and needs no loops at
+# all: each loop variable is an array of all its values at once, and NumPy broadcasts.
+
+# %% name="plan"
+print(as_loop.plans[0].body)
+
+# %% [markdown]
+# First the words: loop operation to text. The package has such a table for C and one for Triton; they
+# share what both languages write alike (`INFIX`). Index formulas have a printer of their own, which
+# only needs to hear how NumPy divides.
+
+# %% name="words"
+from minicompile.codegen.printing import INFIX, IndexPrinter, LinePrinter, form
+
+WORDS = {
+    **INFIX,
+    **{n: form(f"np.{n}({{0}})") for n in ("exp", "log", "log1p", "expm1", "sqrt", "sin", "cos")},
+    **{n: form(f"np.{n}({{0}})") for n in ("tanh", "floor", "ceil", "trunc", "abs", "sign")},
+    **{n: form(f"np.{n}({{0}})") for n in ("isnan", "reciprocal")},
+    **{n: form(f"np.{n}({{0}}, {{1}})") for n in ("maximum", "minimum")},
+    "neg": form("-{0}"),
+    "truediv": form("{0} / {1}"),
+    "pow": form("{0} ** {1}"),
+    "fma": form("{0} * {1} + {2}"),
+    "rsqrt": form("1 / np.sqrt({0})"),
+    "sigmoid": form("1 / (1 + np.exp(-{0}))"),
+    "erf": form("erf({0})"),
+    "where": form("np.where({0}, {1}, {2})"),
+    "logical_not": form("~{0}"),
+    "bitwise_not": form("~{0}"),
+}
+REDUCTIONS = ("sum", "prod", "max", "min", "any", "all")
+
+
+class NumpyIndex(IndexPrinter):
+    language, divide = "NumPy", "//"
+    floor_divide, floor_modulo = "np.floor_divide", "np.remainder"
+    maximum, minimum = "np.maximum({0}, {1})", "np.minimum({0}, {1})"
+
+
+# %% [markdown]
+# Then the lines, one for each value. A constant carries its type, or NumPy would
+# compute in doubles. A reduction first stretches its operand over all loops (`every`), then reduces
+# the axes of the reduction. What we have no word for is refused: a refusal falls back, a guess is a
+# wrong answer.
+
+# %% name="printer"
+from minicompile.errors import Unsupported
+
+
+def typed(dtype):
+    return "np." + str(dtype).removeprefix("torch.").replace("bool", "bool_")
+
+
+class NumpyPrinter(LinePrinter):
+    def __init__(self, plan):
+        super().__init__(plan)
+        self.index = NumpyIndex({})
+        self.names.update({v: str(v.symbol) for v in self.names if v.symbol is not None})
+
+    def ref(self, value):
+        """How an operand is written."""
+        if value.op != "constant":
+            return self.names[value]
+        text = str(value.constant)
+        text = repr(text) if text in ("inf", "-inf", "nan") else text
+        return f"{typed(value.dtype)}({text})"
+
+    def expression(self, value):
+        """One value as NumPy text."""
+        operands = [self.ref(v) for v in value.inputs]
+        mask = "" if value.mask is None else f", {self.ref(value.mask)}"
+        match value.op:
+            case "load":
+                return f"load({self.arguments[value.buffer].name}, {self.index(value.index)}{mask})"
+            case "index_expr":
+                return f"np.asarray({self.index(value.index)}, {typed(value.dtype)})"
+            case "to_dtype":
+                return f"{operands[0]}.astype({typed(value.dtype)})"
+            case "indirect":
+                size, wrap = self.index(value.size), value.wrap_negative
+                return f"inside({operands[0]}, {size}, {wrap}, {value.check}{mask})"
+            case "reduction" if value.kind in REDUCTIONS:
+                return f"np.{value.kind}(every({operands[0]}), axis=R, keepdims=True)"
+            case operation if operation in WORDS:
+                return WORDS[operation](value.inputs[-1].dtype, *operands)
+        raise Unsupported(f"no way to write ops.{value.op} in NumPy")
+
+    def store(self, value):
+        target, what = self.arguments[value.buffer].name, self.ref(value.inputs[0])
+        where = self.index(value.index)
+        if value.kind == "atomic_add":
+            return f"np.add.at({target}, every({where}), every({what}))"
+        return f"store({target}, {where}, {what})"
+
+
+# %% [markdown]
+# Last the kernel: a head, one array for each loop variable along an axis of its own, then the values
+# in order. `line` takes the origins along, so that even these lines know the Python that they came
+# from. `source` packs them into the object that all views understand.
+
+# %% name="kernel"
+from minicompile.codegen.plan import KernelModule
+
+
+def numpy_kernel(plan):
+    printer = NumpyPrinter(plan)
+    loops = list(plan.body.all_ranges.items())
+    parameters = [a.name for a in plan.arguments] + [str(size) for size in plan.sizes]
+    with printer.block(f"def {plan.name}({', '.join(parameters)}):"):
+        printer.line(f"shape = ({''.join(printer.index(size) + ', ' for _, size in loops)})")
+        printer.line(f"R = {tuple(range(len(plan.ranges), len(loops)))}")
+        printer.line("every = lambda value: np.broadcast_to(value, shape)")
+        for axis, (variable, size) in enumerate(loops):
+            along = ", ".join("-1" if a == axis else "1" for a in range(len(loops)))
+            printer.line(f"{variable} = np.arange({printer.index(size)}).reshape({along})")
+        for value in plan.body.values:
+            if value.op == "store":
+                printer.line(printer.store(value), value.origins)
+            elif value.op != "constant":
+                printer.line(f"{printer.names[value]} = {printer.expression(value)}", value.origins)
+    return printer.source("numpy", lambda text: "")
+
+
+def numpy_module(plans):
+    kernels = [numpy_kernel(plan) for plan in plans]
+    return KernelModule("numpy", "\n".join(kernel.text for kernel in kernels), kernels)
+
+
+# %% [markdown]
+# The loader executes the text and hands each kernel the memory of its tensors. The helpers are what
+# the text calls by name. (NumPy has no `erf`; we borrow one.) Two decorators, and the language exists.
+
+# %% name="loader"
+import numpy as np
+
+
+def load(memory, at, mask=None):
+    if mask is None:
+        return memory[at]
+    return np.where(mask, memory[np.where(mask, at, 0)], memory.dtype.type(0))
+
+
+def store(memory, at, value):
+    at, value = np.broadcast_arrays(at, value)
+    memory[at] = value
+
+
+def inside(at, size, wrap, check, mask=True):
+    at = np.where(at < 0, at + size, at) if wrap else at
+    bad = (at < 0) | (at >= size)
+    if check and np.any(bad & mask):
+        raise IndexError(f"index out of range for size {size}")
+    return np.where(bad, 0, at)
+
+
+def erf(value):
+    return torch.erf(torch.as_tensor(value)).numpy()
+
+
+def memory_of(tensor):
+    tensor = tensor.detach()
+    tensor = tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
+    count = tensor.untyped_storage().nbytes() // tensor.itemsize - tensor.storage_offset()
+    return tensor.as_strided((count,), (1,)).numpy()
+
+
+def load_numpy(module, options):
+    scope = {f.__name__: f for f in (load, store, inside, erf)} | {"np": np}
+    exec(module.text, scope)
+
+    def bind(name):
+        def kernel(*given):
+            arrays = [memory_of(a) if isinstance(a, torch.Tensor) else a for a in given]
+            with np.errstate(all="ignore"):
+                scope[name](*arrays)
+
+        return kernel
+
+    return lambda: {kernel.name: bind(kernel.name) for kernel in module.kernels}
+
+
+code_generator("numpy")(numpy_module)
+kernel_loader("numpy")(load_numpy)
+print("languages:", ", ".join(code_generator))
+
+# %% [markdown]
+# **Predict, then run.** The same plan in two languages: where the C++ kernel has loops, what has NumPy?
+
+# %% name="two-languages"
+
+
+def softmax_of_relu(x, w):
+    return torch.softmax(torch.relu(x @ w), dim=-1)
+
+
+in_numpy = mc.compile(softmax_of_relu, options={"device_codegen": "numpy"})
+print("equal to eager:", torch.allclose(in_numpy(x, w), softmax_of_relu(x, w), atol=1e-6))
+numpy_trace = mc.trace(in_numpy, x, w)
+slides(
+    "One plan, two languages",
+    ("C++", "for each row: three loops, vectors", mc.trace(softmax_of_relu, x, w).kernels[0]),
+    ("NumPy", "a dozen arrays, no loop", numpy_trace.kernels[0]),
+)
+
+# %% [markdown]
+# **Break it.** `every` looks like pedantry: NumPy broadcasts by itself. Take it away and most programs
+# stay right. Which of these two sums doesn't: that of a row in which the first number is repeated, or
+# that of any row? Predict, then run.
+
+# %% name="break-numpy"
+from unittest import mock
+
+
+def hasty(self, value):
+    return right(self, value).replace("every", "")
+
+
+def row_sums(x):
+    return x[:, :1].expand_as(x).sum(-1), x.sum(-1)
+
+
+right = NumpyPrinter.expression
+rows = torch.arange(15.0).reshape(3, 5)
+with mock.patch.object(NumpyPrinter, "expression", hasty):
+    broken = mc.compile(row_sums, options={"device_codegen": "numpy"})(rows)
+whole = mc.compile(row_sums, options={"device_codegen": "numpy"})(rows)
+for name, (repeated, plain) in (
+    ("without every", broken),
+    ("with every", whole),
+    ("eager", row_sums(rows)),
+):
+    print(f"{name:>13}: {repeated.tolist()} and {plain.tolist()}")
+
+# %% [markdown]
+# The repeated number doesn't depend on the column, so NumPy keeps it once for each row, and the sum of
+# one number is that number. A compiler's bugs are like this: right on what everybody tries first.
+# Now the model. It trains in a language that the compiler had never heard of a page ago.
+
+# %% name="train"
+from functools import partial
+
+learner = GPTConfig(n_layer=1, n_head=2, n_embd=16, block_size=16)
+
+
+def losses(activation, compile_fn, steps=8):
+    torch.manual_seed(0)
+    return train(periodic(GPT(learner), activation), steps, compile_fn).losses
+
+
+with mc.scoped():
+    teach_snake()
+    in_numpy = partial(mc.compile, options={"device_codegen": "numpy"})
+    ours = losses(torch.ops.lesson17.snake, in_numpy)
+eager = losses(lambda x: x + torch.sin(x) ** 2, lambda model: model)
+
+largest = max(abs(a - b) for a, b in zip(ours, eager, strict=True))
+print("losses equal eager's within 1e-4:", largest < 1e-4)
+print("the loss falls:", ours[-1] < ours[0])
+
+# %% [markdown]
+# > **In torch.compile.** A device registers its scheduling class and wrapper with
+# > `register_backend_for_device` in `torch/_inductor/codegen/common.py`; the scheduling class makes
+# > kernels (`torch/_inductor/codegen/simd.py` and `torch/_inductor/codegen/cpp.py`), an `OpOverrides`
+# > is the table of words. There a printer runs while the loop body is traced; here the body is made
+# > first and printed after. Easier to read, and a printer can look ahead.
+
+# %% name="torch-backends"
+from torch._inductor.codegen import common
+from torch._inductor.codegen.triton import TritonOverrides
+
+print("their table of words is a class:", TritonOverrides.__mro__[1].__name__)
+print("their word for sin:", TritonOverrides.sin("x"))
+print("the door:", common.register_backend_for_device.__name__)
+
+# %% [markdown]
+# ## Recap
+#
+# 1. An operator without a rule is called as it is; it splits the kernels around it and costs memory traffic.
+# 2. A vjp gives it a gradient, a decomposition other operators in its place, a lowering a loop.
+# 3. A rule that is wrong gives wrong numbers, so measure it against something it doesn't touch.
+# 4. Everything before the kernel plan knows no language; a back end is a code generator and a kernel loader.
+# 5. What a printer has no word for it must refuse, and the compiler falls back.
+#
+# ## Exercises
+#
+# **Exercise 1 · Where did it go?** (2 points). Write `kernels_of(trace, operator)`: the names of all
+# kernels that hold code from an operator, forward ones first, then backward ones, in order. Each line
+# of a kernel has `origins`; the `target` of an origin is a dotted name such as
+# `torch._C._nn.gelu`, and `operator` one of its parts. Lines with `scaffold` set compute nothing.
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# `trace.graphs` is a dictionary: "forward", and "backward" if the function trains. Each has
+# `kernels`, each of these has `name` and `lines`.
+#
+# </details>
+
+
+# %% name="ex1-answer" tags=["answer"]
+def kernels_of(trace, operator):
+    """Names of the kernels, forward then backward, with a line that `operator` made."""
+    ### BEGIN SOLUTION
+    return [
+        kernel.name
+        for graph in trace.graphs.values()
+        for kernel in graph.kernels
+        if any(
+            operator in origin.target.split(".")
+            for line in kernel.lines
+            if not line.scaffold
+            for origin in line.origins
+        )
+    ]
+    ### END SOLUTION
+
+
+# %% name="ex1-check" tags=["nbval-check-output"]
+check("ex1")
+
+
+# %% name="ex1-wrong-forward" tags=["wrong"] kind="misconception" says="2 kernels, got 1 kernels"
+def kernels_of(trace, operator):
+    return [
+        kernel.name
+        for kernel in trace.kernels
+        if any(
+            operator in origin.target.split(".")
+            for line in kernel.lines
+            if not line.scaffold
+            for origin in line.origins
+        )
+    ]
+
+
+# %% name="ex1-wrong-name" tags=["wrong"] kind="visible-only" says="kernels, got"
+def kernels_of(trace, operator):
+    return [
+        kernel.name
+        for graph in trace.graphs.values()
+        for kernel in graph.kernels
+        if operator in kernel.name
+    ]
+
+
+# %% name="ex1-wrong-pieces" tags=["wrong"] kind="built-in" says="a use of pieces"
+def kernels_of(trace, operator):
+    return [p.name for p in trace.pieces() if any(operator in o.target for o in p.origins)]
+
+
+# %% [markdown]
+# **Exercise 2 · Make it worth it** (2 points). Construct `worth_it(x)`: a function of a tensor
+# `f32[n]`, any `n`, that calls `torch.ops.lesson17.snake` once, for which the lowering of snake is
+# worth most: with it all is one kernel, and that kernel moves less than a tenth of the bytes that
+# the kernels move without it. The result is for you to choose.
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# The extern call needs its whole argument in memory, and gives its whole result in memory. How small
+# can the input and output of your function be, and how large what `snake` sees between them?
+#
+# </details>
+
+
+# %% name="ex2-answer" tags=["answer"]
+def worth_it(x):
+    """One call of torch.ops.lesson17.snake; fused, it moves under a tenth of the bytes."""
+    ### BEGIN SOLUTION
+    table = x[:, None] * x[None, :]
+    return torch.ops.lesson17.snake(table).sum(-1)
+    ### END SOLUTION
+
+
+# %% name="ex2-check" tags=["nbval-check-output"]
+check("ex2")
+
+
+# %% name="ex2-wrong-pointwise" tags=["wrong"] kind="misconception" says="got 50%"
+def worth_it(x):
+    return torch.ops.lesson17.snake(x * 2) + 1
+
+
+# %% name="ex2-wrong-size" tags=["wrong"] kind="visible-only" says="shape '[64, 1]' is invalid"
+def worth_it(x):
+    table = x.reshape(64, 1) * x.reshape(1, 64)
+    return torch.ops.lesson17.snake(table).sum(-1)
+
+
+# %% name="ex2-wrong-spelled" tags=["wrong"] kind="built-in" says="a use of sin"
+def worth_it(x):
+    table = x[:, None] * x[None, :]
+    return (table + torch.sin(table) ** 2).sum(-1)
+
+
+# %% [markdown]
+# **Exercise 3 · An operator, end to end** (5 points). Large models keep their logits within bounds by
+# soft-capping: cap · tanh(x / cap). Here it is as an operator that the compiler
+# knows nothing of. Write its three rules. The check registers them, one by one and together, and the
+# GPT trains with capped logits. Any float dtype; `cap` is a float, and may be one that is only known
+# when the kernel runs.
+
+# %% name="ex3-operator" tags=["setup"]
+if not hasattr(torch.ops.lesson17, "softcap"):
+
+    @torch.library.custom_op("lesson17::softcap", mutates_args=())
+    def softcap(x: torch.Tensor, cap: float) -> torch.Tensor:
+        return cap * torch.tanh(x / cap)
+
+    @softcap.register_fake
+    def softcap_shape(x, cap):
+        return torch.empty_like(x)
+
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# The derivative of tanh(u) is 1 - tanh²(u), and `result / cap` is that tanh. `elementwise` takes
+# numbers as operands too: `elementwise(ctx, formula, x, cap)` calls `formula(ops, v, c)`, and converts
+# both to the dtype of `x`. The words for a loop are `ops.tanh`, `ops.truediv`, `ops.mul`.
+#
+# </details>
+
+
+# %% name="ex3-answer" tags=["answer"]
+def softcap_vjp(grad, result, x, cap):
+    """The gradient of x, from that of the result: tensors of one shape."""
+    ### BEGIN SOLUTION
+    slope = result / cap
+    return grad * (1 - slope * slope)
+    ### END SOLUTION
+
+
+def softcap_in_parts(x, cap):
+    """softcap in operators that the compiler knows."""
+    ### BEGIN SOLUTION
+    return cap * torch.tanh(x / cap)
+    ### END SOLUTION
+
+
+def lower_softcap(ctx, x, cap):
+    """softcap as a loop: what `elementwise` gives."""
+
+    ### BEGIN SOLUTION
+    def formula(ops, v, c):
+        return ops.mul(c, ops.tanh(ops.truediv(v, c)))
+
+    return elementwise(ctx, formula, x, cap)
+    ### END SOLUTION
+
+
+# %% name="ex3-check" tags=["nbval-check-output"]
+check("ex3")
+
+
+# %% name="ex3-wrong-chain-rule" tags=["wrong"] kind="misconception" says="softcap_vjp of"
+def softcap_vjp(grad, result, x, cap):
+    return grad * (1 - result * result)
+
+
+def softcap_in_parts(x, cap):
+    return cap * torch.tanh(x / cap)
+
+
+def lower_softcap(ctx, x, cap):
+    return elementwise(ctx, lambda ops, v, c: ops.mul(c, ops.tanh(ops.truediv(v, c))), x, cap)
+
+
+# %% name="ex3-wrong-clamp" tags=["wrong"] kind="misconception" says="lower_softcap of x*3"
+def softcap_vjp(grad, result, x, cap):
+    return grad * (1 - (result / cap) ** 2)
+
+
+def softcap_in_parts(x, cap):
+    return cap * torch.tanh(x / cap)
+
+
+def lower_softcap(ctx, x, cap):
+    return elementwise(ctx, lambda ops, v, c: ops.minimum(v, c), x, cap)
+
+
+# %% name="ex3-wrong-float32" tags=["wrong"] kind="visible-only" says="operands of one dtype"
+def softcap_vjp(grad, result, x, cap):
+    return grad * (1 - (result / cap) ** 2)
+
+
+def softcap_in_parts(x, cap):
+    return cap * torch.tanh(x / cap)
+
+
+def lower_softcap(ctx, x, cap):
+    def formula(ops, v):
+        c = ops.constant(cap, torch.float32)
+        return ops.mul(c, ops.tanh(ops.truediv(v, c)))
+
+    return elementwise(ctx, formula, x)
+
+
+# %% name="ex3-wrong-autograd" tags=["wrong"] kind="built-in" says="a use of autograd"
+def softcap_vjp(grad, result, x, cap):
+    with torch.enable_grad():
+        y = x.detach().requires_grad_()
+        return torch.autograd.grad(cap * torch.tanh(y / cap), y, grad)[0]
+
+
+def softcap_in_parts(x, cap):
+    return cap * torch.tanh(x / cap)
+
+
+def lower_softcap(ctx, x, cap):
+    return elementwise(ctx, lambda ops, v, c: ops.mul(c, ops.tanh(ops.truediv(v, c))), x, cap)
+
+
+# %% [markdown]
+# **Exercise 4 · A back end that writes plain C** (6 points). NumPy needed no loops. C is nothing but
+# loops, and the package's C++ back end is long because its loops are fast. Write the plain ones:
+# `print_loops(printer, plan)` prints what stands between the braces of one C function. The values
+# are given below: `printer.compute(values, printer.accumulate)` prints one line each, `printer.begin`
+# declares the accumulator of a reduction. Then the GPT trains on your loops.
+
+# %% [markdown]
+# A plan cuts its values into *phases*: `plan.phases`, in order, each with `level` and `values`. Values
+# of level "row" are computed once for each index of `plan.ranges`; those of level "loop" for every
+# index of `plan.reduction_ranges` inside it, and some of them are reductions (`value.op`). Both ranges
+# map variables to sizes; there may be several, or none.
+
+# %% name="ex4-given" tags=["setup"]
+from minicompile.codegen.cpp_ops import STORAGE, prelude
+from minicompile.codegen.cpp_values import Loop, ValuePrinter
+from minicompile.codegen.plan import KernelModule
+
+
+class PlainPrinter(ValuePrinter):
+    """Lines of C. `line(text)` adds one, `with loops([Loop(var, size), ...])` nests loops around lines."""
+
+    def begin(self, value):
+        """Declare a reduction's accumulator, with what it starts from."""
+        for suffix, ctype, start in self.accumulators(value):
+            self.line(f"{ctype} {self.names[value]}{suffix} = {start};", value.origins)
+
+    def accumulate(self, value):
+        """Add one more element to a reduction."""
+        if value.op == "scan" or value.kind.startswith("arg"):
+            raise NotImplementedError(f"{value.op} {value.kind} in plain C")
+        name = self.names[value]
+        self.line(
+            f"{name} = {self.combine(value, name, self.ref(value.inputs[0]))};", value.origins
+        )
+
+
+def plain_module(print_loops):
+    """A code generator: each plan's loops by `print_loops(printer, plan)`."""
+
+    def generate(plans):
+        kernels = []
+        for plan in plans:
+            printer = PlainPrinter(plan)
+            parameters = [f"{STORAGE[a.dtype]}* {a.name}" for a in plan.arguments]
+            parameters += [f"int64_t {size}" for size in plan.sizes]
+            with printer.braces(f"int64_t {plan.name}({', '.join(parameters)})"):
+                printer.line("int32_t error = 0;")
+                print_loops(printer, plan)
+                printer.line("return error;")
+            kernels.append(printer.source("c", prelude))
+        text = "\n".join(kernel.text for kernel in kernels)
+        return KernelModule("c", f"{prelude(text)}\n{text}", kernels)
+
+    return generate
+
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Write a softmax of one table by hand first: for each row, a loop for the maximum, a loop for the sum,
+# a loop that stores. Each "loop" phase is one of these. Where must an accumulator be declared, so that
+# each row has its own, and the next phase still sees it? `Loop(*item)` makes a loop of an item of
+# `plan.ranges.items()`.
+#
+# </details>
+
+
+# %% name="ex4-answer" tags=["answer"]
+def print_loops(printer, plan):
+    """Print one kernel's loops: over plan.ranges, and inside them a loop for each "loop" phase."""
+    ### BEGIN SOLUTION
+    with printer.loops([Loop(*item) for item in plan.ranges.items()]):
+        for phase in plan.phases:
+            if phase.level == "row":
+                printer.compute(phase.values)
+                continue
+            for value in phase.values:
+                if value.op == "reduction":
+                    printer.begin(value)
+            with printer.loops([Loop(*item) for item in plan.reduction_ranges.items()]):
+                printer.compute(phase.values, printer.accumulate)
+    ### END SOLUTION
+
+
+# %% name="ex4-check" tags=["nbval-check-output"]
+check("ex4")
+
+
+# %% name="ex4-wrong-outside" tags=["wrong"] kind="misconception" says="row sums, f32[3, 5]: expected"
+def print_loops(printer, plan):
+    for phase in plan.phases:
+        for value in phase.values:
+            if value.op == "reduction":
+                printer.begin(value)
+    with printer.loops([Loop(*item) for item in plan.ranges.items()]):
+        for phase in plan.phases:
+            if phase.level == "row":
+                printer.compute(phase.values)
+                continue
+            with printer.loops([Loop(*item) for item in plan.reduction_ranges.items()]):
+                printer.compute(phase.values, printer.accumulate)
+
+
+# %% name="ex4-wrong-from-zero" tags=["wrong"] kind="visible-only" says="lows, f32[4, 6]: expected"
+def print_loops(printer, plan):
+    with printer.loops([Loop(*item) for item in plan.ranges.items()]):
+        for phase in plan.phases:
+            if phase.level == "row":
+                printer.compute(phase.values)
+                continue
+            for value in phase.values:
+                if value.op == "reduction":
+                    printer.line(f"float {printer.names[value]} = 0;")
+            with printer.loops([Loop(*item) for item in plan.reduction_ranges.items()]):
+                printer.compute(phase.values, printer.accumulate)
+
+
+# %% name="ex4-wrong-built-in" tags=["wrong"] kind="built-in" says="a use of LoopPrinter"
+def print_loops(printer, plan):
+    from minicompile.codegen.cpp_loops import LoopPrinter
+
+    other = LoopPrinter(plan)
+    other.body()
+    printer.lines += other.lines
+
+
+# %% [markdown]
+# **Exercise 5 · Fewer kernels and bytes than given** (4 points, optional). A product with a matrix
+# that has one column is no product that a library is good at: it is a sum for each row, and a sum can
+# share a kernel with what stands around it. Write `thin_product(a, b)`, a decomposition of
+# `torch.ops.aten.mm.default`: for products whose inner or outer work is that thin, the same in
+# operators that become loops; for all others `NotImplemented`, which leaves the call as it is. The
+# given function takes two kernels and a call; yours must take one kernel, and fewer bytes.
+
+# %% name="ex5-given" tags=["setup"]
+
+
+def score(x, w):
+    """One number for each row: f32[n, k] and f32[k, 1] to f32[n, 1]."""
+    return torch.sigmoid(torch.tanh(x) @ w)
+
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Element i, j of the product is the sum over k of `a[i, k] * b[k, j]`. Write the three-dimensional table of
+# these products with `unsqueeze`, and sum it: the table never reaches memory. Which sizes are thin?
+# With one column this reads every element once. A wide product would read everything many times.
+#
+# </details>
+
+
+# %% name="ex5-answer" tags=["answer"]
+def thin_product(a, b):
+    """`a @ b` as loops where `b` has one column (or `a` one row), else NotImplemented."""
+    ### BEGIN SOLUTION
+    if b.size(1) != 1 and a.size(0) != 1:
+        return NotImplemented
+    return (a.unsqueeze(2) * b.unsqueeze(0)).sum(1)
+    ### END SOLUTION
+
+
+# %% name="ex5-check" tags=["nbval-check-output"]
+check("ex5")
+
+
+# %% name="ex5-wrong-always" tags=["wrong"] kind="misconception" says="expected 6 calls"
+def thin_product(a, b):
+    return (a.unsqueeze(2) * b.unsqueeze(0)).sum(1)
+
+
+# %% name="ex5-wrong-row" tags=["wrong"] kind="visible-only" says="expected 1 kernel"
+def thin_product(a, b):
+    if b.size(1) != 1:
+        return NotImplemented
+    return (a * b.view(1, -1)).sum(1, keepdim=True)
+
+
+# %% name="ex5-wrong-einsum" tags=["wrong"] kind="built-in" says="a use of einsum"
+def thin_product(a, b):
+    if b.size(1) != 1 and a.size(0) != 1:
+        return NotImplemented
+    return torch.einsum("ik,kj->ij", a, b)
+
+
+# %% [markdown]
+# ## Go deeper
+#
+# - `minicompile/extension.py`: every table and its decorator. `minicompile rules` prints what they hold.
+# - `minicompile/codegen/cpp_loops.py`: your plain loops, made fast; `minicompile/codegen/triton.py`: a grid.
+# - `minicompile/aot/vjps.py`, `minicompile/lowering/rules/pointwise.py`: where rules live.
+# - `torch/_inductor/lowering.py` has `register_lowering`; `torch/_inductor/decomposition.py` has an `mm` that
+#   is exercise 5; `torch/_inductor/codegen/common.py` has `OpOverrides` and `register_backend_for_device`.
+#
+# **Where you are.** At the end of the corridor, with a key to every door. All rooms are lit. The lessons
+# followed one model from Python to kernels; the next compiler pass you read in `torch/_inductor` has a
+# smaller sister here, and the next idea you have is a decorator away.
+
+# %% name="corridor"
+from minicompile.lessons.pictures import corridor
+
+corridor("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")

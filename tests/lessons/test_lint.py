@@ -1,0 +1,423 @@
+"""The lint of the lessons finds each fault that is planted in a clean lesson, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from minicompile.errors import MinicompileError
+from notebooks import glossary, lint
+from notebooks.build import read_source
+from notebooks.reading import read_course
+
+for module in ("jupytext", "spellchecker"):
+    pytest.importorskip(module, reason="the extras `lessons` and `dev` are not installed")
+
+SOURCE = """# %% [markdown]
+# # 00 · What is a clean lesson?
+#
+# After this lesson you can
+#
+# - say what a guard is,
+# - follow [a link](../minicompile/rule.py).
+
+# %% name="setup" tags=["setup"]
+from minicompile.lessons.exercise import checks
+
+check = checks("00")
+
+# %% [markdown]
+# A *guard* is a condition; all guards are checked at each call. Read `minicompile/rule.py`.
+# **Predict, then run.** How many are there?
+
+# %% name="first-picture"
+guard_count = 3
+print(guard_count)
+
+# %% [markdown]
+# There are 3 of them in `guard_count`. **Break it.** Take them away, as <https://pytorch.org> says.
+
+# %% name="second-picture"
+broken = None
+
+# %% [markdown]
+# > **In torch.compile.** It has them too: `torch/_dynamo/guards.py`.
+
+# %% name="torch-compile"
+import torch
+
+# %% [markdown]
+# ## Recap
+#
+# 1. A guard is a condition.
+# 2. It stands in a table.
+# 3. It is checked at each call, as in `torch.compile`.
+# 4. It may fail.
+# 5. That costs time.
+
+# %% [markdown]
+# ## Exercises
+#
+# **Exercise 1 · Read** (1 point). Write `one()`.
+
+EXERCISES
+# %% [markdown]
+# ## Go deeper
+#
+# - `minicompile/rule.py`, then `torch/_dynamo/guards.py`
+
+# %% [markdown]
+# **Where you are.** In the first room.
+
+# %% name="strip"
+from minicompile.lessons.pictures import corridor
+
+corridor("dynamo")
+"""
+
+EXERCISE = """# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# It is easy.
+#
+# </details>
+
+# %% name="exN-answer" tags=["answer"]
+def one():
+    ### BEGIN SOLUTION
+    return 1
+    ### END SOLUTION
+
+# %% name="exN-check" tags=["nbval-check-output"]
+check("exN")
+
+# %% name="exN-wrong-two" tags=["wrong"] kind="misconception" says="got 2"
+def one():
+    return 2
+
+# %% name="exN-wrong-three" tags=["wrong"] kind="visible-only" says="got 3"
+def one():
+    return 3
+
+# %% name="exN-wrong-int" tags=["wrong"] kind="built-in" says="a use of int"
+def one():
+    return int("1")
+
+"""
+
+CHECKS = """from minicompile.lessons.exercise import Lesson
+
+lesson = Lesson("00")
+for name, level in zip(("ex1", "ex2", "ex3", "ex4"), ("read", "construct", "implement", "real")):
+
+    @lesson.exercise(name, points=1, level=level, visible=[1], hidden=[2])
+    def number_one(run, one):
+        return "one"
+"""
+
+TERMS = """words = ["softmaxes"]
+
+[[term]]
+name = "guard"
+also = ["guards"]
+means = "A condition that must hold, unlike softmaxes."
+file = "minicompile/rule.py"
+"""
+
+VIEW = """<style>.x{}</style><div class="mc "><div class="head"><b>guards</b> <small>7</small></div>
+<table><thead><tr><th>guard</th><th>why</th></tr></thead><tbody></tbody></table>
+<details><summary>bytes read <small>9</small></summary>hidden</details></div>"""
+
+FILES = {
+    "notebooks/src/00_clean.py": SOURCE.replace(
+        "EXERCISES\n",
+        "# %% [markdown]\n# **Exercise 2 · Next** (1 point). Once more.\n\n".join(
+            EXERCISE.replace("exN", f"ex{n}") for n in (1, 2)
+        )
+        + "".join(
+            f"# %% [markdown]\n# **Exercise {n} · Next** (1 point). Once more.\n\n"
+            + EXERCISE.replace("exN", f"ex{n}")
+            for n in (3, 4)
+        ),
+    ),
+    "notebooks/checks/lesson_00.py": CHECKS,
+    "notebooks/terms/00.toml": TERMS,
+    "notebooks/terms/words.txt": "",
+    "notebooks/terms/labels.toml": '"bytes read" = "how much a kernel loads"\n',
+    "minicompile/rule.py": "def rule(): ...\n",
+    "view": VIEW,
+}
+LESSON, TOML, CHECK, VIEWS = (
+    "notebooks/src/00_clean.py",
+    "notebooks/terms/00.toml",
+    "notebooks/checks/lesson_00.py",
+    "view",
+)
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    """A checkout with one lesson and its solution, the view in the cells called picture."""
+    for name, content in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content, encoding="utf-8")
+    source = next((root / "notebooks/src").glob("00_*.py"))
+    picture = {"output_type": "display_data", "data": {"text/html": files["view"]}, "metadata": {}}
+    cells = [
+        {**cell, "outputs": [picture] * cell["id"].endswith("picture")}
+        for cell in read_source(source).cells
+    ]
+    solution = root / "notebooks/solutions" / f"{source.stem}.ipynb"
+    solution.parent.mkdir(exist_ok=True)
+    solution.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    return root / "notebooks"
+
+
+def findings(root: Path, files: dict[str, str]) -> list[str]:
+    course = read_course(write(root, files))
+    return [*map(str, lint.findings(course)), *map(str, lint.shared_faults(course))]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A change of the clean lesson, and what every finding must say."""
+
+    file: str
+    old: str
+    new: str
+    says: str
+
+
+FAULTS = {
+    # structure
+    "no question": Fault(LESSON, "a clean lesson?", "a clean lesson.", "A question"),
+    "no goals": Fault(
+        LESSON, "After this lesson you can", "You will", "After this lesson|used before"
+    ),
+    "one goal": Fault(LESSON, "# - say what a guard is,\n", "", "lists 1 goals"),
+    "no setup": Fault(LESSON, ' tags=["setup"]', "", 'must be tagged "setup"'),
+    "unnamed cell": Fault(LESSON, '# %% name="strip"', "# %%", "has no name"),
+    "no prediction": Fault(LESSON, "**Predict, then run.** ", "", "Predict, then run"),
+    "nothing broken": Fault(LESSON, "**Break it.** ", "", "Break it"),
+    "no box": Fault(LESSON, "> **In torch.compile.** ", "", "In torch.compile"),
+    "box without a cell": Fault(
+        LESSON, '# %% name="torch-compile"\nimport torch\n', "", "followed by a live cell"
+    ),
+    "short recap": Fault(LESSON, "# 5. That costs time.\n", "", "4 numbered sentences"),
+    "long recap": Fault(LESSON, "costs time.", "costs time. And more.", "has 2 sentences"),
+    "nothing deeper": Fault(LESSON, "## Go deeper", "## More", "has no `Go deeper`"),
+    "nothing to read in torch": Fault(
+        LESSON, ", then `torch/_dynamo/guards.py`", "", "names no file of PyTorch"
+    ),
+    "no place": Fault(LESSON, "Where you are", "Here", "has no `Where you are`"),
+    "no strip": Fault(LESSON, 'corridor("dynamo")', "corridor", "must light the room"),
+    "wall of text": Fault(
+        LESSON, "# It is easy.\n", "# It is easy.\n" * 13, "13 lines of text, allowed 12"
+    ),
+    "tall text": Fault(
+        LESSON, "# **Where", "# Here.\n" * 8 + "# **Where", "9 lines of text, allowed 8"
+    ),
+    "wide text": Fault(
+        LESSON, "# **Where", "# " + "It is here. " * 80 + "\n# **Where", "lines of text, allowed 8"
+    ),
+    "late picture": Fault(
+        LESSON,
+        'name="first-picture"',
+        'name="first"',
+        "picture within the first three|1 interactive",
+    ),
+    "views that stand still": Fault(VIEWS, "details", "div", "0 interactive views"),
+    "no hint": Fault(LESSON, "<summary>Hint</summary>", "<summary>Tip</summary>", "has no hint"),
+    "other points": Fault(
+        LESSON, "Read** (1 point)", "Read** (2 points)", "says 2 points, its check 1"
+    ),
+    "no statement": Fault(
+        LESSON, "**Exercise 3 · Next**", "**Three**", "no text begins `\\*\\*Exercise 3"
+    ),
+    "no check cell": Fault(LESSON, 'check("ex2")', 'check("ex1")', "no cell tagged"),
+    "few wrong answers": Fault(
+        LESSON, '# %% name="ex4-wrong-int" tags=["wrong"]', '# %% name="extra"', "2 wrong answers"
+    ),
+    "three exercises": Fault(
+        CHECK, '("ex1", "ex2", "ex3", "ex4")', '("ex1", "ex2", "ex3")', "3 exercises|fewer than two"
+    ),
+    "falling levels": Fault(
+        CHECK, '"construct", "implement"', '"implement", "construct"', "levels don't rise"
+    ),
+    "nothing to implement": Fault(
+        CHECK, '"implement", "real"', '"construct", "construct"', "fewer than two implement"
+    ),
+    # spelling
+    "typing error": Fault(LESSON, "It may fail", "It may faill", "spelling: faill"),
+    "typing error in a meaning": Fault(
+        TOML, "must hold", "must hould", "spelling in the meaning of 'guard': hould"
+    ),
+    "unused word": Fault("notebooks/terms/words.txt", "", "zyzzyva\n", "'zyzzyva' is used nowhere"),
+    "needless word": Fault("notebooks/terms/words.txt", "", "condition\n", "need not be listed"),
+    "unsorted words": Fault(
+        TOML, '["softmaxes"]', '["softmaxes", "softmaxes"]', "not sorted|twice"
+    ),
+    # links
+    "dead link": Fault(LESSON, "../minicompile/rule.py", "../minicompile/gone.py", "leads nowhere"),
+    "dead anchor": Fault(
+        LESSON, "(../minicompile/rule.py)", "(#No-such-heading)", "no heading for the link"
+    ),
+    "no address": Fault(
+        LESSON, "(../minicompile/rule.py)", "(https://pytorch)", "is no web address"
+    ),
+    "no file here": Fault(
+        LESSON, "Read `minicompile/rule.py`", "Read `minicompile/gone.py`", "there is no file"
+    ),
+    "no file in torch": Fault(
+        LESSON, "too: `torch/_dynamo/guards.py`", "too: `torch/_dynamo/gard.py`", "there is no file"
+    ),
+    # numbers
+    "number from nowhere": Fault(
+        LESSON, "There are 3 of", "There are 1,234 of", "1,234 is neither"
+    ),
+    "number word from nowhere": Fault(
+        LESSON, "There are 3 of them", "There are five guards", "'five guards': the number"
+    ),
+    "claim in code": Fault(LESSON, "It is easy.", "It is `1 + 4 = 5`.", "5 is neither"),
+    # vocabulary
+    "unexplained term": Fault(
+        LESSON,
+        "A *guard* is",
+        "A guard is",
+        "never in italics|used before it is explained|label 'guards?'",
+    ),
+    "unknown term": Fault(
+        LESSON, "It may fail", "It may *diverge*", "'diverge' is in italics, but no term"
+    ),
+    "unknown name": Fault(
+        LESSON, "in `guard_count`", "in `guard_counts`", "`guard_counts` is no name"
+    ),
+    "early name": Fault(
+        LESSON,
+        "A *guard* is",
+        "In `broken`, a *guard* is",
+        "`broken` is used before a cell shows it",
+    ),
+    "unknown label": Fault(
+        VIEWS, "<th>why</th>", "<th>speed</th>", "label 'speed' is not explained"
+    ),
+    "unknown title": Fault(VIEWS, "bytes read <", "bytes lost <", "label '(bytes|lost)'"),
+    "term without a file": Fault(
+        TOML, "minicompile/rule.py", "minicompile/gone.py", "the file of 'guard' is not there"
+    ),
+    "meaning without a sentence": Fault(TOML, "A condition", "a condition", "is no sentence"),
+}
+
+
+def test_a_clean_lesson_passes(tmp_path: Path) -> None:
+    assert findings(tmp_path, FILES) == []
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found_and_nothing_else(name: str, tmp_path: Path) -> None:
+    fault = FAULTS[name]
+    assert fault.old in FILES[fault.file]
+    changed = {**FILES, fault.file: FILES[fault.file].replace(fault.old, fault.new, 1)}
+    if not fault.old:
+        changed[fault.file] = fault.new
+    found = findings(tmp_path, changed)
+    assert found
+    for line in found:
+        assert re.search(fault.says, line), found
+
+
+def test_a_term_of_a_later_lesson_is_found_where_it_is_used_too_early(tmp_path: Path) -> None:
+    later = FILES[LESSON].replace("00", "01")
+    files = {
+        **FILES,
+        "notebooks/src/01_later.py": later.replace(
+            "A *guard* is", "A *cache* keeps guards; a guard is"
+        ),
+        "notebooks/checks/lesson_01.py": CHECKS.replace("00", "01"),
+        "notebooks/terms/01.toml": TERMS.replace("guard", "cache").replace("softmaxes", "words"),
+    }
+    files["notebooks/terms/01.toml"] = files["notebooks/terms/01.toml"].replace(
+        'words = ["words"]\n', ""
+    )
+    write(tmp_path, files)
+    early = files[LESSON].replace("It may fail", "It may miss the cache")
+    found = findings(tmp_path, {**files, LESSON: early})
+    assert [line for line in found if "'cache' is used before it is explained" in line]
+    everyday = files["notebooks/terms/01.toml"] + "everyday = true\n"
+    assert not [
+        line
+        for line in findings(
+            tmp_path, {**files, LESSON: early, "notebooks/terms/01.toml": everyday}
+        )
+        if "'cache'" in line
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`x + 1`, `torch.relu(x)`, `loss.backward()`, `LOAD_FAST`, `len`, `f32[8, 8]`, `FakeTensorMode`",
+        "`make lab`, `python -m notebooks.build`, `graph.py`, `torch/_inductor/`, `lessons 03`",
+        "It is normalised, vectorised and colour-coded; the programme's behaviours aren't labelled.",
+        "In lesson 03 and Python 3.11, an int32 has 32-bit words; `2 ** 31` overflows; exercise 4 asks.",
+        "**Emphasis** is bold, and *this is a whole sentence in italics*.",
+    ],
+)
+def test_what_is_in_order_is_not_reported(text: str, tmp_path: Path) -> None:
+    fine = {
+        **FILES,
+        LESSON: FILES[LESSON].replace("It is easy.", text.replace("`lessons 03`", "lesson 03")),
+        "minicompile/graph.py": "",
+    }
+    assert findings(tmp_path, fine) == []
+
+
+def test_cells_of_one_name_are_refused(tmp_path: Path) -> None:
+    twice = FILES[LESSON].replace('name="second-picture"', 'name="first-picture"')
+    with pytest.raises(MinicompileError, match="several cells are called first-picture"):
+        findings(tmp_path, {**FILES, LESSON: twice})
+
+
+def test_the_command_prints_a_line_for_each_finding_and_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, FILES)
+    assert lint.main(["--root", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == ""
+    write(tmp_path, {**FILES, LESSON: FILES[LESSON].replace("It may fail", "It may faill")})
+    assert lint.main(["--root", str(tmp_path), "00"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("00 cell-") and out.endswith("spelling: faill\n") and out.count("\n") == 1
+
+
+def test_the_glossary_links_term_lesson_and_file_in_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = '\n[[term]]\nname = "Alias"\nmeans = "Another name."\nfile = "torch/_dynamo/guards.py"\n'
+    folder = write(tmp_path, {**FILES, "notebooks/terms/00.toml": TERMS + more})
+    assert glossary.main(["--root", str(tmp_path), "--check"]) == 1
+    assert glossary.main(["--root", str(tmp_path)]) == 0
+    assert glossary.main(["--root", str(tmp_path), "--check"]) == 0
+    text = (folder / "GLOSSARY.md").read_text(encoding="utf-8")
+    row = (
+        "| guard | A condition that must hold, unlike softmaxes. | [00](00_clean.ipynb) "
+        "| [minicompile/rule.py](../minicompile/rule.py) |"
+    )
+    assert row in text
+    assert text.index("| Alias |") < text.index("| guard |") < text.index("| bytes read |")
+    assert "(https://github.com/pytorch/pytorch/blob/main/torch/_dynamo/guards.py)" in text
+
+
+def test_a_term_of_two_lessons_belongs_to_the_first(tmp_path: Path) -> None:
+    files = {**FILES, "notebooks/terms/05.toml": TERMS.replace("A condition", "A second condition")}
+    terms = glossary.read_glossary(write(tmp_path, files)).terms
+    assert [(term.lesson, term.name) for term in terms] == [("00", "guard")]
+
+
+def test_a_term_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path, {**FILES, "notebooks/terms/00.toml": TERMS.replace("also", "or")})
+    with pytest.raises(MinicompileError, match=r"00.toml: guard: unknown or missing: or"):
+        glossary.read_glossary(folder)
