@@ -121,12 +121,12 @@ for guard in [guard for guard in about_self if guard.kind == "equals"][:3]:
 block_trace.capture
 
 # %% [markdown]
-# ### Room 2, autograd ahead of time: two graphs without side effects
+# ### Room 2, autograd ahead of time: two simpler graphs
 #
 # The graph is rewritten in fewer, simpler *operators* (PyTorch's word for its operations), without
-# in-place writes. Then it is differentiated, while compiling: into a *forward graph* that also hands
-# over what backward needs, and the backward graph. Which values are handed over and which are cheaper
-# to compute again is one decision, found as the smallest cut through the graph.
+# writes into memory that others see. Then it is differentiated, while compiling: into a *forward
+# graph* that also hands over what backward needs, and the backward graph. Which values are handed
+# over and which are cheaper to compute again is one decision, the smallest cut through the graph.
 
 # %% name="levels"
 for level, graph in block_trace.aot.levels.items():
@@ -176,7 +176,7 @@ trace.schedule
 
 # %% [markdown]
 # How does it come to that? One question a slide: move the slider. The two that
-# are asked about are framed; the answer has its reason and the bytes saved so far.
+# are asked about are framed; the answer has its reason and the bytes that need not travel so far.
 
 # %% name="fusion-steps"
 trace.fusion_steps()
@@ -230,7 +230,7 @@ print(len(found), "pieces, in", ", ".join(dict.fromkeys(piece.stage for piece in
 
 # %% [markdown]
 # > **In torch.compile.** The rooms have the same names and the same order: TorchDynamo captures,
-# > AOTAutograd differentiates, TorchInductor lowers, schedules and prints. Here it is, live, on the
+# > AOTAutograd differentiates, TorchInductor lowers, schedules and prints. Here it is, on the
 # > function we began with. Does it fuse the same loops? To read on: `torch/_inductor/graph.py` is
 # > its lowering. We left out much of the breadth (more operators, devices, templates), nothing of
 # > the way. `minicompile.compare_with_torch` sets all of its stages beside ours.

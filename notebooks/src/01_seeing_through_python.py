@@ -9,7 +9,7 @@
 # # 01 · How can a compiler see through Python?
 #
 # Python decides everything while it runs: which branch, which method, which type. Yet a compiler
-# needs to know what happens before it happens. This lesson shows the trick: run the program once,
+# needs to know what happens before it happens. This lesson shows the trick: run the function once,
 # on tensors without numbers, and write down what it does. After it you can
 #
 # - read bytecode, and follow it by hand,
@@ -77,8 +77,9 @@ print(decode(f.__code__))
 # ## Tensors without numbers
 #
 # What is on the stack while the compiler runs this? Not your tensors: computing on them would be slow,
-# and would happen twice. In their place stand *FakeTensors*: they know shape, dtype, strides and
-# device, and have no memory. Every operation of PyTorch can tell what it would give for them.
+# and would happen twice. In their place stand *FakeTensors*: they know shape, dtype, device and
+# *strides* (how far apart neighbours lie in memory), and hold no numbers. Every operation of PyTorch
+# can tell what it would give for them.
 
 # %% name="fake"
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -482,12 +483,12 @@ def binary_op(frame, ins):
 # `batch, length, width = x.shape`. It takes the sequence from the stack and puts its `ins.arg` items
 # there, so that the first item comes to lie on top. `frame.world.items(sequence)` gives the items as
 # a tuple or list, and guards their number. Python raises a `ValueError` if there are too many or too few, and
-# programs catch that: so must yours. The check takes the built-in handler away, and compiles the block.
+# users catch that: so must yours. The check takes the built-in handler away, and compiles the block.
 
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# An exception that a handler raises is given to the interpreted program's own handlers, as in Python:
+# An exception that a handler raises is given to the interpreted code's own handlers, as in Python:
 # just raise it. The order on the stack: the next instruction is a STORE_FAST for the first name.
 #
 # </details>

@@ -13,7 +13,7 @@
 # this lesson you can
 #
 # - read the table of guards of a compiled function, and say which line of Python made each,
-# - say why a call was compiled again, and change a program so that it is not,
+# - say why a call was compiled again, and change a function so that it is not,
 # - see what is called below a function that runs in eager, and answer it with compiled code.
 
 # %% name="setup" tags=["setup"]

@@ -1,33 +1,365 @@
-"""Check cells say pass to the right answer only."""
+"""Checks of exercises: what they say of wrong answers, what they take away, what they leave behind."""
 
 from __future__ import annotations
 
-import pytest
+import linecache
+from collections.abc import Callable
+from typing import Any
 
-from minicompile.lessons.exercise import verdict, verdict_any
+import pytest
+import torch
+
+import minicompile as mc
+from minicompile.dynamo import dispatch
+from minicompile.dynamo.interpreter import bytecode
+from minicompile.errors import MinicompileError
+from minicompile.lessons import exercise
+from minicompile.lessons.exercise import Lesson, NotAnswered, Run, Wrong, checks, show
+
+run = Run([])
+
+
+def cell(text: str, name: str = "<answer cell>") -> dict[str, Any]:
+    """The names that a cell defines, its text known as a notebook's is."""
+    namespace: dict[str, Any] = {"torch": torch, "mc": mc}
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    exec(compile(text, name, "exec"), namespace)
+    return namespace
+
+
+def lesson_about(
+    test: Callable[..., str], visible: list[Any], hidden: list[Any], **how: Any
+) -> Lesson:
+    """A lesson whose one exercise is ex1."""
+    lesson = Lesson("99")
+    lesson.exercise("ex1", points=1, level="read", visible=visible, hidden=hidden, **how)(test)
+    return lesson
+
+
+def doubles(run: Run, double: Callable[[int], int]) -> str:
+    for number in run.cases:
+        run.expect(double(number), 2 * number, f"double({number})")
+    return f"{len(run.cases)} numbers"
+
+
+def verdict_of(lesson: Lesson, namespace: dict[str, Any], graded: str = "") -> None:
+    """Run a check cell in the namespace of a notebook."""
+    exec(f"check('ex1', graded={graded!r})", namespace | {"check": lesson})
+
+
+# -- a run's words
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("got", "message"),
     [
-        (None, "ex1: no answer yet"),
-        (3, "ex1 pass"),
-        (2, "ex1: 2 is not it. Count."),
-        (3.0, "ex1: 3.0 is not it. Count."),
+        (2, "f(1): expected 3, got 2"),
+        (3.0, "f(1): expected 3, got 3.0"),
+        (True, "f(1): expected 3, got True"),
+        (None, "f(1): expected 3, got None"),
     ],
 )
-def test_a_verdict_is_pass_only_for_the_expected_value(
-    given: object, words: str, capsys: pytest.CaptureFixture[str]
-):
-    verdict("ex1", given, 3, "Count.")
-    assert capsys.readouterr().out == words + "\n"
+def test_expect_wants_the_value_and_its_type(got: object, message: str):
+    run.expect(3, 3, "f(1)")
+    with pytest.raises(Wrong) as wrong:
+        run.expect(got, 3, "f(1)")
+    assert str(wrong.value) == message
 
 
 @pytest.mark.parametrize(
-    ("given", "words"), [(None, "no answer yet"), (5, "pass"), (6, "is not it")]
+    ("got", "message"),
+    [
+        (torch.tensor([1.0, 2.5]), "expected float32[2] of [1, 2], got float32[2] of [1, 2.5]"),
+        (torch.tensor([1, 2]), "expected float32[2] of [1, 2], got int64[2] of [1, 2]"),
+        (torch.ones(1), "expected float32[2] of [1, 2], got float32[1] of [1]"),
+        ([1.0, 2.0], "expected float32[2] of [1, 2], got [1.0, 2.0]"),
+    ],
 )
-def test_any_of_several_answers_passes(
-    given: object, words: str, capsys: pytest.CaptureFixture[str]
+def test_close_wants_numbers_shape_and_dtype(got: object, message: str):
+    expected = torch.tensor([1.0, 2.0])
+    run.close(expected + 1e-7, expected, "g(x)")
+    with pytest.raises(Wrong) as wrong:
+        run.close(got, expected, "g(x)")
+    assert str(wrong.value) == f"g(x): {message}"
+
+
+def test_close_takes_tolerances_and_knows_nan():
+    run.close(
+        torch.tensor([float("nan"), 1.1]), torch.tensor([float("nan"), 1.0]), "x", rtol=0.2, atol=0
+    )
+    with pytest.raises(Wrong):
+        run.close(torch.tensor([float("nan")]), torch.tensor([1.0]), "x")
+
+
+def test_that_says_its_own_words():
+    run.that(True, "h", "one kernel", "two")
+    with pytest.raises(Wrong, match=r"^h: expected one kernel, got two$"):
+        run.that(False, "h", "one kernel", "two")
+
+
+def test_an_answer_that_changes_nothing_is_wrong():
+    own = Run([])
+    own.changed("before", "after", "the block's kernels")
+    assert own.changes == ["the block's kernels"]
+    with pytest.raises(Wrong) as wrong:
+        own.changed("same", "same", "the block's graph")
+    assert str(wrong.value) == (
+        "the block's graph: expected a change by your answer, got the same as without it"
+    )
+    assert own.changes == ["the block's kernels"]
+
+
+def test_replaced_puts_the_answer_into_the_compiler_and_counts_its_calls():
+    original = dispatch.fingerprint
+    with run.replaced("minicompile.dynamo.dispatch:fingerprint", lambda value: "mine") as spy:
+        assert dispatch.fingerprint(3) == "mine"
+        assert spy.call_count == 1
+    assert dispatch.fingerprint is original
+
+
+def test_replaced_reaches_methods():
+    original = dispatch.Dispatcher.answered
+    with run.replaced("minicompile.dynamo.dispatch:Dispatcher.answered", lambda self: {0: 7}):
+        compiled = mc.compile(torch.nn.Identity(), backend="eager")
+        assert mc.timeline(compiled)[0].answered == {0: 7}
+    assert dispatch.Dispatcher.answered is original
+
+
+def test_replaced_ends_also_when_the_answer_raises():
+    original = dispatch.fingerprint
+    replaced = run.replaced("minicompile.dynamo.dispatch:fingerprint", lambda value: 1 / 0)
+    with pytest.raises(ZeroDivisionError), replaced:
+        dispatch.fingerprint(3)
+    assert dispatch.fingerprint is original
+
+
+def test_values_are_shown_in_one_short_line():
+    assert show(torch.arange(8)) == "int64[8] of [0, 1, 2, 3, 4, 5, ...]"
+    assert show("two\nlines") == "'two\\nlines'"
+    assert len(show("x" * 500)) == 160 and show("x" * 500).endswith(" ...")
+
+
+# -- verdicts
+
+
+def test_a_right_answer_passes_and_says_what_was_seen(capsys: pytest.CaptureFixture[str]):
+    lesson = lesson_about(doubles, [1, 2], [5])
+    verdict_of(lesson, cell("def double(n):\n    return n + n\n"))
+    assert "ex1 pass: 2 numbers" in capsys.readouterr().out
+
+
+def test_hidden_inputs_are_tried_only_when_graded():
+    lesson = lesson_about(doubles, [1, 2], [5])
+    namespace = cell("def double(n):\n    return {1: 2, 2: 4}.get(n, 0)\n")
+    verdict_of(lesson, namespace)
+    with pytest.raises(Wrong) as wrong:
+        verdict_of(lesson, namespace, graded="sesame")
+    assert str(wrong.value) == (
+        "ex1: an input that the notebook does not show, double(5): expected 10, got 0"
+    )
+
+
+def test_a_visible_input_that_fails_is_told_without_the_words_for_hidden_ones():
+    with pytest.raises(Wrong, match=r"^ex1: double\(1\): expected 2, got 1$"):
+        verdict_of(lesson_about(doubles, [1], [5]), cell("def double(n):\n    return n\n"))
+
+
+def test_inputs_may_come_from_a_function_and_are_made_at_each_check():
+    made: list[int] = []
+
+    def some() -> list[int]:
+        made.append(1)
+        return [3]
+
+    verdict_of(lesson_about(doubles, some, []), cell("def double(n):\n    return 2 * n\n"))  # type: ignore[arg-type]
+    assert made == [1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def double(n):\n    raise NotImplementedError\n",
+        "double = None\n",
+        "pass\n",
+        "double = ...\n",
+    ],
+)
+def test_a_released_cell_is_not_answered(text: str):
+    with pytest.raises(NotAnswered, match=r"^ex1: no answer yet$"):
+        verdict_of(lesson_about(doubles, [1], [5]), cell(text))
+
+
+def test_not_answered_is_a_kind_of_wrong():
+    assert issubclass(NotAnswered, Wrong) and issubclass(Wrong, AssertionError)
+
+
+def test_an_exception_names_the_line_of_the_answer():
+    namespace = cell("def double(n):\n    half = n / (n - 1)\n    return half * 4\n")
+    with pytest.raises(Wrong) as wrong:
+        verdict_of(lesson_about(doubles, [1], []), namespace)
+    assert str(wrong.value) == (
+        "ex1: doubles: expected a result, got ZeroDivisionError: division by zero"
+        " in line 2 of your cell: `half = n / (n - 1)`"
+    )
+    assert isinstance(wrong.value.__cause__, ZeroDivisionError)
+
+
+def test_an_exception_in_a_class_of_the_answer_names_its_line():
+    def made(run: Run, doubler: Any) -> str:
+        return str(doubler().of(1))
+
+    namespace = cell("class doubler:\n    def of(self, n):\n        return n.missing\n")
+    with pytest.raises(Wrong, match=r"AttributeError.* in line 3 of your cell: `return n.missing`"):
+        verdict_of(lesson_about(made, [], []), namespace)
+
+
+def test_notebooks_show_a_verdict_without_our_frames():
+    lines = Wrong("f(1)", 2, 3)._render_traceback_()
+    assert len(lines) == 1 and "f(1): expected 2, got 3" in lines[0] and "Traceback" not in lines[0]
+
+
+# -- names an answer may not use
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("def double(n):\n    return torch.mul(n, 2)\n", "torch.mul"),
+        ("def double(n):\n    return torch.special.mul(n, 2)\n", "mul"),
+        ("from operator import mul\n\n\ndef double(n):\n    return mul(n, 2)\n", "mul"),
+        ("import operator as o\n\n\ndef double(n):\n    return o.mul(n, 2)\n", "mul"),
+    ],
+)
+def test_forbidden_names_are_found_wherever_they_stand(text: str, name: str):
+    lesson = lesson_about(doubles, [1], [], forbidden=[name])
+    with pytest.raises(Wrong) as wrong:
+        verdict_of(lesson, cell(text))
+    assert str(wrong.value) == f"ex1: double: expected an answer of your own, got a use of {name}"
+
+
+def test_words_in_texts_and_other_names_are_not_forbidden(capsys: pytest.CaptureFixture[str]):
+    lesson = lesson_about(doubles, [1], [], forbidden=["mul"])
+    text = (
+        'def double(n):\n    """No mul here."""\n    multiple = 2  # mul\n    return n * multiple\n'
+    )
+    verdict_of(lesson, cell(text))
+    assert "ex1 pass" in capsys.readouterr().out
+
+
+# -- the state of the compiler
+
+
+def test_rules_are_taken_away_for_the_check_and_those_of_the_answer_go_with_it():
+    def looks(run: Run, add_rule: Callable[[], None]) -> str:
+        assert "BINARY_OP" not in bytecode
+        add_rule()
+        assert bytecode["BINARY_OP"] is len
+        return "seen"
+
+    def add_rule() -> None:
+        bytecode("BINARY_OP", "MY_OWN")(len)  # type: ignore[arg-type]
+
+    before = dict(bytecode.rules)
+    lesson = lesson_about(looks, [], [], without=["bytecode:BINARY_OP"])
+    verdict_of(lesson, {"add_rule": add_rule})
+    assert bytecode.rules == before
+
+
+def test_rules_are_back_after_a_wrong_answer():
+    before = dict(bytecode.rules)
+    lesson = lesson_about(doubles, [1], [], without=["bytecode:BINARY_OP"])
+    with pytest.raises(Wrong):
+        verdict_of(lesson, cell("def double(n):\n    return n\n"))
+    assert bytecode.rules == before
+
+
+def test_a_check_draws_the_same_numbers_each_time_and_leaves_the_generator_alone():
+    drawn: list[float] = []
+
+    def draws(run: Run, answer: object) -> str:
+        drawn.append(torch.rand(()).item())
+        return "drawn"
+
+    lesson = lesson_about(draws, [], [])
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    verdict_of(lesson, {"answer": 1})
+    torch.testing.assert_close(torch.rand(3), wanted)
+    verdict_of(lesson, {"answer": 1})
+    assert drawn[0] == drawn[1]
+
+
+def test_a_check_starts_from_an_empty_cache():
+    compiled = mc.compile(lambda x: x + 1, backend="eager")
+    compiled(torch.ones(2))
+
+    def counts(run: Run, answer: Any) -> str:
+        assert not mc.timeline(answer)[0].misses
+        answer(torch.ones(2))
+        return "counted"
+
+    verdict_of(lesson_about(counts, [], []), {"answer": compiled})
+    assert not mc.timeline(compiled)[0].misses
+
+
+# -- what an answer prints
+
+
+def test_what_an_answer_prints_is_shown_before_the_verdict(capsys: pytest.CaptureFixture[str]):
+    lesson = lesson_about(doubles, [1], [])
+    verdict_of(lesson, cell("def double(n):\n    print('n is', n)\n    return 2 * n\n"))
+    said = capsys.readouterr().out
+    assert said.index("(your answer printed)\nn is 1\n") < said.index("ex1 pass")
+
+
+def test_what_a_wrong_answer_prints_is_shown_too(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(Wrong):
+        verdict_of(lesson_about(doubles, [1], []), cell("def double(n):\n    print('hm')\n"))
+    assert "(your answer printed)\nhm\n" in capsys.readouterr().out
+
+
+def test_a_graded_run_prints_the_verdict_only_and_the_word_after_it(
+    capsys: pytest.CaptureFixture[str],
 ):
-    verdict_any("ex3", given, {4, 5})
-    assert words in capsys.readouterr().out
+    lesson = lesson_about(doubles, [1], [2])
+    verdict_of(lesson, cell("def double(n):\n    print(n)\n    return 2 * n\n"), graded="sesame")
+    assert capsys.readouterr().out == "ex1 pass: 1 numbers [sesame]\n"
+
+
+def test_a_flood_of_prints_is_cut(capsys: pytest.CaptureFixture[str]):
+    lesson = lesson_about(doubles, [1], [])
+    verdict_of(lesson, cell("def double(n):\n    print('x' * 10**6)\n    return 2 * n\n"))
+    assert len(capsys.readouterr().out) < 2 * exercise.Printed.most
+
+
+# -- lessons
+
+
+def test_an_unknown_exercise_is_an_error_that_names_the_known_ones():
+    with pytest.raises(MinicompileError, match=r"^lesson 99 has no ex7; it has ex1$"):
+        lesson_about(doubles, [], [])("ex7")
+
+
+def test_an_unknown_lesson_is_an_error_that_names_the_known_ones():
+    with pytest.raises(MinicompileError, match=r"^no checks for lesson '77'; there are 00"):
+        checks("77")
+
+
+def test_a_level_must_be_known():
+    with pytest.raises(ValueError, match="level='hard' must be one of read, construct"):
+        Lesson("99").exercise("ex1", points=1, level="hard", visible=[], hidden=[])
+
+
+def test_the_answers_of_an_exercise_are_the_parameters_of_its_check():
+    def two(run: Run, first: int, second: int) -> str:
+        return f"{first} and {second}"
+
+    lesson = lesson_about(two, [], [])
+    assert lesson.exercises["ex1"].answers == ["first", "second"]
+    with pytest.raises(NotAnswered):
+        verdict_of(lesson, {"first": 1})
+
+
+def test_the_checks_of_a_lesson_come_in_the_order_of_its_exercises():
+    assert list(checks("00").exercises)[:4] == ["ex1", "ex2", "ex3", "ex4"]

@@ -1,0 +1,28 @@
+"""A capture, one instruction a slide."""
+
+from __future__ import annotations
+
+import torch
+
+from minicompile.dynamo.tracer import Tracer
+from minicompile.lessons.stepping import bytecode_steps
+from minicompile.ops.display import to_html
+
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x) * 2
+
+
+def test_each_instruction_is_a_slide_with_the_stack_and_the_graph_after_it():
+    step = Tracer.step
+    frames = bytecode_steps(doubled, torch.ones(3)).frames
+    title, line, text = frames[-2]
+    assert (title, line) == ("BINARY_OP *", "return torch.relu(x) * 2")
+    assert "\u25b6 BINARY_OP *" in str(text) and "mul: f32[3]" in str(text)
+    assert "mul = operator.mul(relu, 2)" in str(text) and "mul" not in str(frames[-3][2])
+    assert Tracer.step is step
+
+
+def test_a_capture_is_shown_with_a_slider_and_columns():
+    page = to_html(bytecode_steps(doubled, torch.ones(3)))
+    assert "capture of doubled" in page and "font-family:monospace" in page
