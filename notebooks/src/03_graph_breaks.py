@@ -433,7 +433,7 @@ torch.compile(f, backend="eager")(x)
 resumed = next(value for name, value in globals().items() if name.startswith("__resume_at"))
 print([name for name in resumed.__code__.co_varnames if name in ("___stack0", "x", "y")])
 
-ours = len(deep.explanation().captures)
+ours = mc.explain(outer)(x).graph_count
 print("outer:", torch._dynamo.explain(outer)(x).graph_count, "graphs, ours:", ours)
 
 # %% [markdown]
