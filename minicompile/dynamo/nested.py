@@ -39,8 +39,7 @@ QUIET_MODULES = (
 """Transform, trace or repeat what they call: they must see it as it is."""
 QUIET_NAMES = ("__torch_dispatch__", "__torch_function__")
 """Called in the middle of an operator."""
-NOTEBOOK = ("ipykernel", "IPython")
-"""What a notebook puts in the place of sys.stdout, and all below it."""
+NOTEBOOK = ("ipykernel", "IPython")  # they print, in the place of sys.stdout
 MAX_CLOSURES, MAX_MODULES = 8, 256
 """Functions of one code, each with a closure of its own, that are captured; modules whose method it is."""
 
