@@ -2,7 +2,7 @@
 
 While a compiled function runs something natively (a refused frame, the instruction after which it broke off),
 the frame hook asks about every function called there. One of the user's gets a dispatcher with the compiled
-function's backend and options; torch's, the standard library's and our own are left alone.
+function's backend and options; torch's, the standard library's, a notebook's and ours are left alone.
 
     NestedFrames.watched(function)(...)  the function, run with the hook on
     NestedFrames.decide(function)        what the hook asks
@@ -39,8 +39,6 @@ QUIET_MODULES = (
 """Transform, trace or repeat what they call: they must see it as it is."""
 QUIET_NAMES = ("__torch_dispatch__", "__torch_function__")
 """Called in the middle of an operator."""
-NOTEBOOK = ("ipykernel", "IPython")
-"""What a notebook puts in the place of sys.stdout, and all below it."""
 MAX_CLOSURES, MAX_MODULES = 8, 256
 """Functions of one code, each with a closure of its own, that are captured; modules whose method it is."""
 
@@ -161,7 +159,7 @@ def standing_of(function: types.FunctionType) -> Any:
     below = any(f"{module}.".startswith(f"{name}.") for name in QUIET_MODULES)
     if (below and is_fixed(module)) or code.co_filename.startswith("<minicompile "):
         return QUIET
-    if code.co_name in QUIET_NAMES or library_of(module) in NOTEBOOK:
+    if code.co_name in QUIET_NAMES or library_of(module) in ("ipykernel", "IPython"):
         return QUIET
     if is_fixed(module) or library_of(module) == "numpy" or code.co_name == "__del__":
         return NEVER

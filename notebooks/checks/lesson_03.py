@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import warnings
 from collections.abc import Callable
 from types import CodeType
@@ -17,6 +19,16 @@ from minicompile.lessons.exercise import Lesson, Run, Wrong
 from minicompile.lessons.model import GPT, GPTConfig
 
 lesson = Lesson("03")
+
+
+def quiet() -> contextlib.redirect_stdout[io.StringIO]:
+    """Inside, nothing is printed: a check says the same whatever the functions print that it calls."""
+    return contextlib.redirect_stdout(io.StringIO())
+
+
+@mc.disable
+def pause() -> None:
+    """Python runs it, so the frame that calls it is cut."""
 
 
 class Listening:
@@ -52,7 +64,7 @@ def talking_model() -> tuple[GPT, torch.Tensor]:
 
 def graphs_of(compiled: Any, *inputs: Any) -> str:
     """The text of every graph behind a compiled function, which is called."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), quiet():
         warnings.simplefilter("ignore")
         return "\n".join(mc.explain(compiled)(*inputs).code)
 
@@ -62,15 +74,15 @@ def graphs_of(compiled: Any, *inputs: Any) -> str:
 
 def cut_once(x: torch.Tensor) -> torch.Tensor:
     y = x.sin()
-    print("between")
+    pause()
     return y.cos() + x
 
 
 def cut_twice(x: torch.Tensor) -> torch.Tensor:
     y = x.sin()
-    print("between")
+    pause()
     z = y.sum(0)
-    print("again")
+    pause()
     return z.cos() * 2
 
 
@@ -120,11 +132,13 @@ def broken_model(x: torch.Tensor, training: bool = True) -> torch.Tensor:
 )
 def three_breaks_are_mended(run: Run, mended: Callable[..., Any]) -> str:
     """One graph for all inputs, and eager's results."""
-    before = mc.explain(broken_model)(torch.ones(4, 8))
+    with quiet():
+        before = mc.explain(broken_model)(torch.ones(4, 8))
     for mean, spread in run.cases:
         x = torch.randn(4, 8) * spread + mean
         what = f"mended of a tensor with sum {x.sum():.1f}"
-        expected = broken_model(x)
+        with quiet():
+            expected = broken_model(x)
         mc.reset()
         compiled = mc.compile(mended, fullgraph=True, backend="eager")
         run.close(mended(x), expected, f"{what}, in eager")
@@ -157,13 +171,16 @@ def cut_inside_a_with(run: Run, cut_inside: Callable[..., Any]) -> str:
         run.that(callable(function), what, "a function", function)
         x = torch.ones(4, 8, requires_grad=True)
         trail: list[str] = []
-        expected = function(x, trail)
+        with quiet():
+            expected = function(x, trail)
         run.expect(trail, ["before", "inside", "after"], f"the trail of {what}, in eager")
         compiled = mc.compile(function, backend="eager")
         trail = []
-        got = compiled(x, trail)
+        with quiet():
+            got = compiled(x, trail)
         run.expect(trail, ["before", "inside", "after"], f"the trail of {what}, compiled")
-        told = mc.explain(compiled)(x, [])
+        with quiet():
+            told = mc.explain(compiled)(x, [])
         kinds = [each.id for each in told.breaks]
         run.that(bool(kinds), what, f"a break of kind {reason!r}", "no break")
         run.that(kinds[0] == reason, what, f"a break of kind {reason!r}", repr(kinds[0]))
@@ -188,7 +205,7 @@ def cut_inside_a_with(run: Run, cut_inside: Callable[..., Any]) -> str:
 def dead_and_alive(x: torch.Tensor) -> torch.Tensor:
     big = x.exp()
     small = big.sum()
-    print("between")
+    pause()
     return x * small
 
 
@@ -196,7 +213,7 @@ def in_a_loop(x: torch.Tensor, times: int = 3) -> torch.Tensor:
     step, total = x.cos(), x * 0
     while times > 0:
         total = total + step
-        print("in the loop")
+        pause()
         times = times - 1
     return total
 
@@ -204,7 +221,7 @@ def in_a_loop(x: torch.Tensor, times: int = 3) -> torch.Tensor:
 def in_a_try(x: torch.Tensor) -> torch.Tensor:
     spare, twice = x * 2, x + x
     try:
-        print("trying")
+        pause()
         return twice[[].index(1)]
     except ValueError:
         return spare
@@ -247,7 +264,9 @@ def names_that_are_alive(run: Run, live_names: Callable[..., Any]) -> str:
             run.that(answer.calls > 0, what, "a cut by your rule", "none")
             if not isinstance(got, torch.Tensor):
                 raise Wrong(f"a call of {what}", "what eager returns", got)
-            run.close(got, target(*inputs), f"a call of {what}")
+            with quiet():
+                expected = target(*inputs)
+            run.close(got, expected, f"a call of {what}")
             after.append(graphs_of(compiled, *inputs))
         mc.reset()
         with run.replaced(path, every_name):
@@ -273,7 +292,7 @@ def attempt(answer: Listening, compiled: Any, *inputs: Any) -> Any:
 
 def innermost(x: torch.Tensor) -> torch.Tensor:
     y = x + x
-    print("deep inside")
+    pause()
     return y
 
 
@@ -334,7 +353,9 @@ def every_open_frame_is_cut(run: Run, go_on_after: Callable[..., Any]) -> str:
     answer = Listening(go_on_after)
     with run.replaced(path, answer):
         compiled = mc.compile(model, backend="eager")
-        run.close(attempt(answer, compiled, tokens), model(tokens), "the lesson model")
+        with quiet():
+            got, expected = attempt(answer, compiled, tokens), model(tokens)
+        run.close(got, expected, "the lesson model")
         after = graphs_of(compiled, tokens)
     run.changed(before, after, "the graphs of the lesson model")
     return "breaks inside calls cut every frame; the lesson model talks and is compiled"

@@ -354,7 +354,7 @@ for each in found.breaks:
 # for an order. **A captured tensor has a shape and a dtype, and no numbers yet.** That one sentence
 # explains most breaks that you will ever meet. Exercise 2 mends all three.
 #
-# Who should never have a break can say so:
+# If there must be no break, say so with `fullgraph=True`. Then a break is an error:
 
 # %% name="fullgraph"
 from minicompile.errors import Unsupported
@@ -416,9 +416,10 @@ print("without the print:", mc.explain(GPT(GPTConfig(**small)))(tokens).graph_co
 # %% [markdown]
 # > **In torch.compile.** The same idea: `torch/_dynamo/resume_execution.py` writes a resume
 # > function for each break, from the original bytecode behind a prologue. Below are its breaks of
-# > our three-break model, and the parameters of the function that it made for `f`: the stack, then
-# > the locals. We simplified: Dynamo also cuts inside generators that it inlines, and keeps global
-# > names for resume functions where we keep a table beside the cache.
+# > our three-break model, and the parameters of the function that it made for `f`. A break inside a
+# > call it treats in another way: by default it breaks before the outermost call, and again in each
+# > frame below. Its option `torch._dynamo.config.nested_graph_breaks` cuts all frames at once, as we
+# > do, and joins what is left of them in one graph, where ours are one for each frame.
 
 # %% name="torch-compile"
 import torch._dynamo
@@ -431,6 +432,9 @@ for reason in theirs.break_reasons:
 torch.compile(f, backend="eager")(x)
 resumed = next(value for name, value in globals().items() if name.startswith("__resume_at"))
 print([name for name in resumed.__code__.co_varnames if name in ("___stack0", "x", "y")])
+
+ours = mc.explain(outer)(x).graph_count
+print("outer:", torch._dynamo.explain(outer)(x).graph_count, "graphs, ours:", ours)
 
 # %% [markdown]
 # ## Recap
