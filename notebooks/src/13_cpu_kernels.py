@@ -51,9 +51,10 @@ assembly = cpp_assembly(trace.kernels[0])
 assembly
 
 # %% [markdown]
-# A *register* is a place for a number inside the processor. A *vector* register holds several side by
-# side, and one instruction computes all of them: this is called *SIMD*, single instruction, multiple data. Each place in the register is a *lane*.
-# How many floats fit depends on your processor; the cell counts them in the kernel above.
+# A *register* is a place for a number inside the processor. A *vector* register holds several of them
+# side by side, and one instruction computes all: this is called *SIMD*, single instruction, multiple
+# data. Each place in the register is a *lane*. How many floats fit depends on your processor; the
+# cell counts them in the kernel above.
 
 # %% name="lanes"
 print("instructions on whole vectors:", assembly.counts()["packed"])
@@ -557,7 +558,7 @@ static inline float mc_row_sum(const float* x, int64_t n) {
 check("ex4")
 
 
-# %% name="ex4-wrong-chain" tags=["wrong"] kind="misconception" says="expected of whole vectors, got"
+# %% name="ex4-wrong-chain" tags=["wrong"] kind="misconception" says="expected additions of whole vectors"
 def row_sum_in_c():
     return """
 static inline float mc_row_sum(const float* x, int64_t n) {
