@@ -9,7 +9,7 @@
 # # 13 · What does good CPU code look like?
 #
 # The scheduler has decided which loops share a kernel. Now somebody must write that kernel, for a
-# processor with wide registers, small fast caches and several threads. After this lesson you can
+# processor that computes several numbers at once and has small fast caches. After this lesson you can
 #
 # - read a kernel plan, its C++ kernel and the instructions made of it, side by side,
 # - say why a loop is computed sixteen elements at a time, or why it is not,
@@ -44,16 +44,17 @@ explore_assembly(trace)
 # %% [markdown]
 # From left to right: your line, the C++ kernel, and *assembly*, the text form of what the processor
 # executes: one instruction a line. Point at a line of the kernel and its instructions light up.
-# Here is the same once more, with every instruction lit that works on a whole vector.
+# Here is the same once more, with every instruction lit that computes several numbers at once.
 
 # %% name="lit"
 assembly = cpp_assembly(trace.kernels[0])
 assembly
 
 # %% [markdown]
-# A *vector* register holds several numbers side by side, and one instruction computes all of them:
-# this is called *SIMD*, single instruction, multiple data. Each place in the register is a *lane*.
-# How many floats fit depends on your processor; the cell counts them in the kernel above.
+# A *register* is a place for a number inside the processor. A *vector* register holds several of them
+# side by side, and one instruction computes all: this is called *SIMD*, single instruction, multiple
+# data. Each place in the register is a *lane*. How many floats fit depends on your processor; the
+# cell counts them in the kernel above.
 
 # %% name="lanes"
 print("instructions on whole vectors:", assembly.counts()["packed"])
@@ -102,8 +103,8 @@ def narrowed(width, flags=()):
         return cpp_assembly(mc.trace(f, x, scale).kernels[0], flags)
 
 
-shown = [("as planned", assembly), ("four floats", narrowed(4))]
-shown += [("one float", narrowed(1, ["-fno-tree-vectorize"]))]
+shown = [("kernel plan", assembly), ("4 lanes", narrowed(4))]
+shown += [("1 lane", narrowed(1, ["-fno-tree-vectorize"]))]
 for title, found in shown:
     counts = found.counts()
     print(f"{title:12} {counts['packed']} on vectors of up to {found.widest} bytes,", end=" ")
@@ -116,8 +117,8 @@ slides(
 )
 
 # %% [markdown]
-# About as many instructions are *written*, but the loop goes round more often, so many more are
-# *executed*. (For one float at a time the compiler had to be told to leave loops alone: on simple
+# About as many instructions are written, but the loop goes round more often, so many more are
+# executed. (For one float at a time the compiler had to be told to leave loops alone: on simple
 # loops it finds vectors by itself. The line `#pragma omp simd` is our word that it may.)
 #
 # ## A sum can't simply be made a vector
@@ -162,7 +163,7 @@ for name, found in {
     print(f"{name:16} additions of vectors: {counts['packed']}, of floats: {counts['scalar']}")
 
 # %% [markdown]
-# Ours has many accumulators, one for each lane of several registers, and adds *them* up at the end:
+# Ours has many accumulators, one for each lane of several registers, and adds those up at the end:
 # another order, chosen once by us and the same on every machine. What is left over, when a row is
 # no multiple of the lanes, is a *tail* of single elements. More accumulators are also more exact,
 # since none of them grows large. One tenth, a million times:
@@ -178,8 +179,8 @@ lanes_error = abs(mc.compile(row_sum)(tenths).item() - exact) / exact
 print("in lanes and blocks: off by less than 1e-6 of the result:", lanes_error < 1e-6)
 
 # %% [markdown]
-# **Break it.** There is a switch that lets the compiler reorder by itself: `-ffast-math`. Many
-# programs use it. It also promises that no number is ever NaN, so the test for NaN may go.
+# **Break it.** There is a switch that lets the compiler reorder by itself: `-ffast-math`. It is
+# much in use. It also promises that no number is ever NaN, so the test for NaN may go.
 # **Predict, then run:** what does a function that replaces NaN by zero give?
 
 # %% name="break-it"
@@ -211,7 +212,7 @@ print(next(line for line in mc.trace(column_max, x).kernels[0].text.splitlines()
 # %% [markdown]
 # ## Along the row, or across the rows?
 #
-# That maximum was over columns, and its kernel needs no trick: neighbouring *columns* lie side by
+# That maximum was over columns, and its kernel needs no trick: neighbouring columns lie side by
 # side, so each lane has a column of its own and a chain of its own. The plan looks at which loop
 # steps through memory by one element, and calls it the vector axis: `r`, the *reduction* loop, or
 # `x`, a loop over results. **Predict, then run:** the axis of the same sum over a transposed input?
@@ -242,7 +243,7 @@ slides(
 #
 # Memory is fetched into the cache by *cache lines* of 64 bytes, sixteen floats. Reading along a row
 # uses all sixteen; reading down a column uses one and pays for the line. `lines_fetched` walks a
-# plan's loops with a toy cache of 512 lines and counts.
+# plan's loops with a toy cache and counts.
 
 # %% name="lines"
 
@@ -557,7 +558,7 @@ static inline float mc_row_sum(const float* x, int64_t n) {
 check("ex4")
 
 
-# %% name="ex4-wrong-chain" tags=["wrong"] kind="misconception" says="expected of whole vectors, got"
+# %% name="ex4-wrong-chain" tags=["wrong"] kind="misconception" says="expected additions of whole vectors"
 def row_sum_in_c():
     return """
 static inline float mc_row_sum(const float* x, int64_t n) {

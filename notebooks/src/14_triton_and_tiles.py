@@ -13,7 +13,7 @@
 #
 # - read a Triton kernel and follow a line of it down to the GPU's instructions,
 # - choose blocks, tiles and warps, and say what a bad choice costs,
-# - write kernels with reductions that the compiler then uses in place of its own.
+# - write kernels with reductions that the compiler then uses instead of its own.
 #
 # No GPU is needed: kernels are compiled for one that isn't there, and run in Triton's interpreter.
 # A few cells show measurements saved on a GPU. **Triton itself is needed**; it exists for Linux. If
@@ -63,7 +63,8 @@ trace.explore(["kernels", "ttgir", "ptx", "sass"], assembly=True)
 # ## A grid of programs
 #
 # Here is the kernel alone. It is written for one *program*, which computes `XBLOCK` elements; all
-# programs run the same text and differ in `tl.program_id(0)`. The programs of a launch are its *grid*.
+# programs run the same text and differ in `tl.program_id(0)`. A call that starts a
+# kernel is a *launch*, and its programs are its *grid*.
 
 # %% name="kernel"
 kernel = trace.kernels[0]
@@ -97,7 +98,7 @@ slides(
 print(kernel.plan)
 
 # %% [markdown]
-# It runs here as well: Triton's *interpreter* executes a program with NumPy, one after the other.
+# It runs here as well: Triton's interpreter executes a program with NumPy, one after the other.
 # That is slow, but it has the meaning of the real thing, masks included.
 
 # %% name="interpreted"
@@ -208,7 +209,7 @@ blocks_measured
 #
 # With a reduction a program holds a tile of two dimensions: `XBLOCK` rows and `RBLOCK` elements of
 # each. If a whole row fits, the reduction is called *persistent*: the row is loaded once and stays
-# in *registers*, the fast memory that each thread owns, through maximum, sum and division.
+# in registers, of which each thread has its own, through maximum, sum and division.
 
 # %% name="softmax-kernel"
 softmax = mc.trace(mc.compile(row_softmax, options=TRITON), torch.randn(512, 8192)).kernels[0]
@@ -599,7 +600,7 @@ def softmax_rows(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
 
 # %% name="ex4-answer" tags=["answer"]
 def tiles_for(plan, options):
-    """Set plan.tiles and plan.num_warps."""
+    """Set plan.tiles and plan.num_warps: nothing spilled, at most 64 registers a thread."""
     ### BEGIN SOLUTION
     if plan.reduction == "none":
         plan.tiles, plan.num_warps = {"x": 512}, 4

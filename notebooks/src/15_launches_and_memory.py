@@ -68,7 +68,7 @@ times
 
 # %% [markdown]
 # Look at the share called `python`, and at how short each kernel is. On a GPU it is worse: Python
-# only *queues* a kernel, and if it queues slower than the GPU computes, the GPU waits. A *CUDA graph* is
+# only queues a kernel, and if it queues slower than the GPU computes, the GPU waits. A *CUDA graph* is
 # the cure: record all launches once, with their addresses, and let the driver *replay* the list.
 # Here is a model of four blocks, measured. **Predict, then run:** how much faster is the replay?
 
@@ -163,7 +163,7 @@ slides(
 )
 
 # %% [markdown]
-# A recorded launch knows *addresses*, not variables. Three things follow. New inputs must be copied
+# A recorded launch knows addresses, not variables. Three things follow. New inputs must be copied
 # into the old memory. The results stand in the same memory each time, so whoever keeps one must copy
 # it. And all of Python is gone: an `if`, a print, a shape that changes are not in the list. You write
 # the recorder in exercise 5.
@@ -337,7 +337,7 @@ with mc.fresh_cache():
 
 # %% [markdown]
 # In the key are the kernels' text, the compiler, its version and flags, and the processor. One left
-# out, and a warm start could load a library that was built for something else. Note what is *not*
+# out, and a warm start could load a library that was built for something else. Note what isn't
 # kept: capture, autograd, lowering and scheduling run again; only their text is recognised.
 #
 # > **In torch.compile.** The same wrapper with the same words is written by
@@ -620,15 +620,15 @@ def why_not(node, old, new):
 
 
 # %% [markdown]
-# **Exercise 5 · A replay list** (4 points). `record(run, inputs)` calls `run(list_of_tensors, do)`
-# once, where your `do(function, *arguments, **named)` makes a launch. It gives back
+# **Exercise 5 · A replay list** (4 points). `record(run, inputs)` calls `run` once, with a list
+# of tensors and your `do`; `do(function, *arguments, **named)` makes a launch. It gives back
 # `replay(new_inputs)`, which gives the results (a tuple of tensors) for new numbers of the same shapes,
 # without `run`. Results of an earlier replay must stay as they are.
 
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Keep the tensors that you pass to `run`: later launches read *them*. `old.copy_(new)` writes new
+# Keep the tensors that you pass to `run`: later launches read those. `old.copy_(new)` writes new
 # numbers into old memory. The tensors that `run` returned are where every replay's results stand.
 #
 # </details>
