@@ -420,9 +420,7 @@ UNSHOWN = "is neither in the cell before nor in the one after"
 NUMBER_WORDS = [
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"
 ]  # fmt: skip
-COUNTED = (
-    "kernels guards buffers launches instructions recompiles recompilations compilations"
-)
+COUNTED = "kernels guards buffers launches instructions recompiles recompilations compilations"
 COUNTED += " nests loops graphs breaks fusions"
 NUMBER = re.compile(r"(?<![\w.\x01-])\d+(?:[.,]\d+)*(?:e[+-]?\d+)?(?![\w\x01])")
 COUNT = re.compile(

@@ -253,7 +253,8 @@ def divisions_vanish(run: Run, floor_div: Callable[..., Expr]) -> str:
     run.changed(before, after, "the block's kernels")
     run.close(result, shifted(x), "x.t().reshape(24)[1:] + 1")
     signs = " -> ".join(str(text.count(" / ") + text.count(" % ")) for text in (before, after))
-    return f"{gone} of {len(run.cases)} divisions gone, the others kept; / and % in a block's kernels: {signs}"
+    kept = f"{gone} of {len(run.cases)} divisions gone, the others kept"
+    return f"{kept}; / and % in a block's kernels: {signs}"
 
 
 # -- 5: merging loops

@@ -364,7 +364,8 @@ for node in counter.graphs[-1].graph.find_nodes(op="placeholder"):
 # 3. By default a size becomes a symbol when it was seen to vary; `dynamic=True` doesn't wait,
 #    `dynamic=False` never does it, and the recompile limit ends in eager.
 # 4. A guard is also a fact: later questions are answered from it, and divisions disappear.
-# 5. A loop, a dictionary's key or a text made of a size fixes it, and then every size is a version of its own.
+# 5. A loop, a dictionary's key or a text made of a size fixes it, and then every size is a version of
+#    its own.
 
 # %% [markdown]
 # ## Exercises
