@@ -296,7 +296,8 @@ print("eager:      ", eager)
 #    loops, kernels, wrapper.
 # 2. Every room hands on one plain object, and every object remembers the Python line it came from.
 # 3. Operators end at lowering; from there on there are only loops and index formulas.
-# 4. Most of the gain is memory traffic: fused loops keep intermediate values in registers.
+# 4. Most of the gain is memory traffic: fused loops keep intermediate values inside the
+#    processor.
 # 5. What a room can't do runs as before, and the reason is on record.
 
 # %% [markdown]

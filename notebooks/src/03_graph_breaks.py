@@ -110,7 +110,7 @@ for function in (quiet, f):
     print(f"{function.__name__}: {len(plans)} kernel(s), {traffic} bytes through memory")
 
 # %% [markdown]
-# `y` used to stay in a register. Now it crosses the gap: one kernel writes it, the next one reads it
+# `y` used to stay inside the processor. Now it crosses the gap: one kernel writes it, the next one reads it
 # back, and `x` is read twice. No kernel is ever fused across a break. That is why people hunt for
 # them, and why each has its reason and your source line on record:
 

@@ -324,7 +324,7 @@ print("\n".join(capture.size_lines))
 # %% [markdown]
 # The first guard is a line of the model itself: `if start + length > ...: raise`. It also narrowed
 # the symbol's range. The second one was nobody's wish. The causal mask is cut out of a larger square;
-# if the cut-out happens to be all of it, its memory layout is another one. So the full length will
+# if the cut-out happens to be all of it, its strides are others. So the full length will
 # be compiled apart:
 
 # %% name="model-calls"

@@ -225,7 +225,7 @@ for node, op in chain_trace.aot.level("full").calls:
 # %% [markdown]
 # ## Reading: late, and only if something changed
 #
-# After the write, every other view of that storage is out of date. Recomputing them all would be
+# After the write, every other view of that storage is out of date. Making them all anew would be
 # wasteful: most are never read again. So each storage counts its versions, each value remembers
 # the version that it was computed from, and a view is *replayed*, called again on the present
 # root, when it is next read and the numbers differ.
@@ -250,7 +250,7 @@ print(mc.trace(two_writes, x).aot.level("full"))
 #
 # The pass is one class, and `read` is the method through which it looks at any old value. Put a
 # listener before it, and watch which values were out of date when they were needed (`select` is the
-# row, `select_1` the column):
+# row, the next one the column):
 
 # %% name="watch-reads"
 from unittest import mock

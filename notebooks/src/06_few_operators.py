@@ -46,7 +46,7 @@ fall(trace)
 # %% [markdown]
 # Each line falls from left to right. *Full ATen* is PyTorch's own operator library as the functional
 # graph has it: a `gelu` is a `gelu`. *Core ATen* is a smaller set that PyTorch has agreed on. *Prims*
-# are the simplest: one formula for one element, sums and other reductions, views, and little else.
+# are the simplest: one formula for one element, sums and other totals, views, and little else.
 # Point at a coloured operator: it says its family.
 #
 # The step from one level to the next is a *decomposition*: an operator, written with simpler ones.
