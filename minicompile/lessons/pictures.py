@@ -61,7 +61,11 @@ def slides(title: str, *frames: tuple[str, str, object]) -> Slides:
 @shows(Slides)
 def slide_show(show: Slides) -> str:
     def content(obj: object) -> str:
-        return to_html(obj) if isinstance(obj, Shown) else f"<pre>{text(obj)}</pre>"
+        return (
+            to_html(obj)
+            if isinstance(obj, Shown)
+            else f'<pre style="font-family:monospace">{text(obj)}</pre>'
+        )
 
     frames = [(title, remark, content(obj)) for title, remark, obj in show.frames]
     return box(show.title, "move the slider", steps(frames))
