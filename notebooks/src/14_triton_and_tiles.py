@@ -412,7 +412,7 @@ for name, names in {
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# `re.findall` with two groups, of which the first may be missing: `v4` or `v2`. Types are `b8` to `b64`.
+# `re.findall` with two groups, of which the first may be missing: the digit of `v4`. Types are `b8` to `b64`.
 #
 # </details>
 
