@@ -208,8 +208,8 @@ slides(
 #
 # The real network is `minicompile.aot.partition.Cut`, and bytes are not all it knows. A value gets an
 # unlimited pipe from the source (it is banned from recomputation) for a reason that the table above
-# shows: it is an input, it is random, a library call makes it, it sums many numbers into one, or a library call in
-# backward needs it in memory. Views have pipes that can't be cut, as they own no bytes. In the
+# shows: it is an input, it is random, a library call makes it, it sums many numbers into one, or a
+# library call in backward needs it in memory. Views have pipes that can't be cut, as they own no bytes. In the
 # block of our lesson model, count the reasons:
 
 # %% name="reasons"
@@ -333,7 +333,7 @@ for divide in (default_partition, min_cut_rematerialization_partition):
 # 1. What backward reads of the forward must be saved, or recomputed from what is.
 # 2. A cheapest set of saved values is a minimum cut of a network whose pipes are as wide as bytes.
 # 3. Random operators must never run twice, or the gradient belongs to another mask.
-# 4. Library calls and reductions shouldn't run twice, which is a matter of time and not of truth.
+# 4. Library calls and sums shouldn't run twice, which is a matter of time and not of truth.
 # 5. A memory budget moves the line: fewer bytes, more work.
 
 # %% [markdown]

@@ -412,11 +412,8 @@ for name, names in {
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-<<<<<<< HEAD
-# `re.findall` with two groups, of which the first may be missing. Types are `b8` to `b64`.
-=======
-# `re.findall` with two groups, of which the first may be missing: the digit of `v4`. Types are `b8` to `b64`.
->>>>>>> l13
+# `re.findall` with two groups, of which the first, the digit of `v4`, may be missing. Types are `b8` to
+# `b64`.
 #
 # </details>
 
