@@ -209,8 +209,8 @@ slides(
 # The real network is `minicompile.aot.partition.Cut`, and bytes are not all it knows. A value gets an
 # unlimited pipe from the source (it is banned from recomputation) for a reason that the table above
 # shows: it is an input, it is random, a library call makes it, it sums many numbers into one, or a
-# library call in backward needs it in memory. Views have pipes that can't be cut, as they own no bytes. In the
-# block of our lesson model, count the reasons:
+# library call in backward needs it in memory. Views have pipes that can't be cut, as they own no
+# bytes. In the block of our lesson model, count the reasons:
 
 # %% name="reasons"
 from collections import Counter
