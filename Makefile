@@ -52,8 +52,9 @@ lint:
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
+# Two processes, a file of tests in one of them.
 tests:
-	$(PY) -m pytest -q
+	$(PY) -m pytest -q -n 2 --dist loadfile
 
 ## make lessons    lint the lessons' text, execute them all and compare (as `make check`, without setting up)
 lessons:
