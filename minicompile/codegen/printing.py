@@ -169,8 +169,15 @@ class IndexPrinter:
 
 
 def index_dtype(index: Expr, ranges: Ranges) -> torch.dtype:
-    """int32 where the index provably fits for all values of its variables, else int64."""
-    found = bounds(index, ranges)
-    if found is not None and all(b.is_Integer and -(2**31) <= int(b) < 2**31 for b in found):
-        return torch.int32
-    return torch.int64
+    """int32 where the index and what it divides provably fit for all values of its variables, else int64.
+
+    Sums and products may wrap on the way and still end right; quotients of what has wrapped don't.
+    """
+    parts = [index]
+    for part in sympy.preorder_traversal(index):
+        if isinstance(part, FloorDiv | ModularIndexing):
+            parts += part.args
+    for found in (bounds(part, ranges) for part in parts):
+        if found is None or not all(b.is_Integer and -(2**31) <= int(b) < 2**31 for b in found):
+            return torch.int64
+    return torch.int32

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import sympy
 import torch
 
 from minicompile.codegen.cpp import kernel_module, print_kernel
 from minicompile.codegen.plan import KernelPlan, plan_rule
+from minicompile.codegen.printing import index_dtype
 from minicompile.options import Options
 from minicompile.scheduling.body import names
-from minicompile.shapes.expr import size_symbol
+from minicompile.shapes.expr import ModularIndexing, size_symbol
 from tests.codegen.fusing import Program, layer_norm, softmax
 
 F32, I64 = torch.float32, torch.int64
@@ -149,3 +151,12 @@ def test_plans_print_without_addresses() -> None:
     text = str(softmax(8, 16).plan())
     assert text == str(softmax(8, 16).plan())
     assert "0x" not in text and "vector axis r x 16" in text
+
+
+@pytest.mark.parametrize(
+    ("shift", "fits"), [(3, True), (1_000_000_000, False), (2**31, False)], ids=str
+)
+def test_what_an_index_divides_must_fit_as_well_as_its_result(shift: int, fits: bool):
+    position, size = sympy.Symbol("p0", integer=True, nonnegative=True), 1_600_000_000
+    turned = ModularIndexing(position + shift, 1, size)
+    assert index_dtype(turned, {position: size}) is (torch.int32 if fits else I64)
