@@ -610,7 +610,7 @@ def cut_inside(reason):
 check("ex3")
 
 
-# %% name="ex3-wrong-outside" tags=["wrong"] kind="misconception" says="at the break: expected ['before'], got"
+# %% name="ex3-wrong-late" tags=["wrong"] kind="misconception" says="at the break: expected ['before'], got"
 def cut_inside(reason):
     def cut(x, trail):
         trail.append("before")
