@@ -25,12 +25,16 @@ def two_sums(x: torch.Tensor) -> torch.Tensor:
     return x.exp().sum(-1) + x.sum(-1)
 
 
+def product_between(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(torch.relu(x) @ x.T, -1)
+
+
 @lesson.exercise(
     "ex1",
     points=1,
     level="read",
     visible=[relu_softmax],
-    hidden=[two_sums, torch.relu],
+    hidden=[two_sums, torch.relu, product_between],
     forbidden=["steps", "what_if"],
 )
 def fusion_saves_kernels(run: Run, kernels_saved: Callable[..., Any]) -> str:
@@ -75,26 +79,28 @@ def small_block() -> torch.nn.Module:
     "ex3",
     points=3,
     level="implement",
-    visible=["none"],
-    hidden=["tanh"],
+    visible=[("none", torch.float32)],
+    hidden=[("tanh", torch.float32), ("none", torch.float64), ("tanh", torch.float64)],
     forbidden=["gelu", "GELU"],
     without=["decomposition:aten.gelu"],
 )
 def gelu_is_parts(run: Run, gelu_in_parts: Callable[..., Any]) -> str:
     """gelu of the block's MLP is computed by the answer, inside a kernel."""
     block, h = small_block(), torch.randn(2, 16, 32)
-    x = torch.linspace(-4, 4, 96).reshape(6, 16)
+    x = torch.cat([torch.linspace(-4, 4, 96), torch.linspace(-60, 60, 32)]).reshape(8, 16)
     with torch.no_grad():
         before = mc.trace(block, h)
     with mc.scoped(), torch.no_grad():
         decompose(torch.ops.aten.gelu.default, to="prims")(gelu_in_parts)
-        for how in run.cases:
+        for how, dtype in run.cases:
 
             def gelu(v: torch.Tensor, how: str = how) -> torch.Tensor:
                 return torch.nn.functional.gelu(v, approximate=how)
 
-            title = f"gelu with approximate={how!r} of [-4 ... 4]"
-            run.close(mc.compile(gelu)(x), gelu(x), title, rtol=1e-5, atol=1e-6)
+            kind = str(dtype).removeprefix("torch.")
+            title = f"gelu with approximate={how!r} of {kind}s from -4 to 4, then from -60 to 60"
+            given = x.to(dtype)
+            run.close(mc.compile(gelu)(given), gelu(given), title, rtol=1e-5, atol=1e-6)
         after = mc.trace(block, h)
         run.close(mc.compile(block)(h), block(h), "the block", rtol=1e-4, atol=1e-5)
     run.changed(kernel_names(before), kernel_names(after), "the block's kernels")

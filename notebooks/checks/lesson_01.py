@@ -61,24 +61,22 @@ def heights_as_recorded(run: Run, stack_heights: Callable[..., Any]) -> str:
     "ex2",
     points=2,
     level="construct",
-    visible=[4, 2],
-    hidden=[9, 5, 1],
+    visible=[(4, 3), (2, 3)],
+    hidden=[(9, 3), (3, 7), (5, 1), (1, 12), (4, 2)],
     forbidden=["cond", "disable", "allow_in_graph", "compile"],
 )
 def branches_by_shape(run: Run, two_paths: Callable[..., Any]) -> str:
     """One graph for each path, without a break."""
-    for rows in run.cases:
-        x, wanted = torch.randn(rows, 3), "torch.relu" if rows >= 4 else "torch.tanh"
-        told = f"a graph for {rows} rows"
+    for rows, columns in run.cases:
+        x, wanted = torch.randn(rows, columns), "relu" if rows >= 4 else "tanh"
+        told = f"a graph for {rows} rows of {columns}"
         found = mc.explain(two_paths)(x)
         why = found.breaks[0].reason if found.breaks else ""
         run.that(not found.breaks, told, "no break", why)
-        paths = {
-            name for name in found.operators if name in ("torch.relu", "torch.tanh", "torch.where")
-        }
         got = ", ".join(sorted(found.operators)) or "no operation"
-        run.that(paths == {wanted}, told, f"only {wanted}", got)
-        run.close(mc.compile(two_paths, backend="eager")(x), getattr(torch, wanted[6:])(x), told)
+        names = {name.rpartition(".")[2] for name in found.operators}  # torch.relu, or x.relu()
+        run.that(names & {"relu", "tanh", "where"} == {wanted}, told, f"only {wanted}", got)
+        run.close(mc.compile(two_paths, backend="eager")(x), getattr(torch, wanted)(x), told)
     return f"{len(run.cases)} graphs, no breaks"
 
 
@@ -116,12 +114,19 @@ def block_with(run: Run, opname: str, handler: Any) -> str:
     return f"the block is one graph again, of {after.op_count} operations"
 
 
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    y = z = x + 0
+    y -= 2
+    return z
+
+
 FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "x - 2": lambda x: x - 2,
     "8 / x": lambda x: 8 / x,
     "2 ** x": lambda x: 2**x,
     "x % 3": lambda x: x % 3,
     "x << 7 // 2": lambda x: x.long() << 7 // 2,
+    "x -= 2": in_place,
 }
 
 
@@ -130,7 +135,7 @@ FORMULAS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     points=3,
     level="implement",
     visible=["x - 2", "8 / x"],
-    hidden=["2 ** x", "x % 3", "x << 7 // 2"],
+    hidden=["2 ** x", "x % 3", "x << 7 // 2", "x -= 2"],
     forbidden=["effect", "EFFECTS", "rules", "step", "plain_machine"],
     without=["bytecode:BINARY_OP"],
 )
@@ -173,6 +178,23 @@ def too_few(x: torch.Tensor) -> torch.Tensor:
     return one + two + three
 
 
+def rows_of(x: torch.Tensor) -> torch.Tensor:
+    above, below = x
+    return above - 2 * below
+
+
+def one_more(x: torch.Tensor, numbers: list[int]) -> torch.Tensor:
+    try:
+        one, two = numbers
+    except ValueError:
+        return x - 1
+    return x * one + two
+
+
+CALLS: dict[Any, list[Any]] = {one_more: [([2, 3],), ([2, 3, 4],)]}
+"""What functions of more than a tensor are called with, in turn."""
+
+
 def from_list(x: torch.Tensor) -> torch.Tensor:
     a, b = [x * 2, x]
     return a - b * b
@@ -183,7 +205,7 @@ def from_list(x: torch.Tensor) -> torch.Tensor:
     points=4,
     level="real",
     visible=[first_less_second, nested],
-    hidden=[from_list, first_of_two, too_few],
+    hidden=[from_list, first_of_two, too_few, one_more, rows_of],
     forbidden=["minicompile.dynamo.opcodes", "opcodes", "unpack_sequence", "unpack_ex", "rules"],
     without=["bytecode:UNPACK_SEQUENCE"],
 )
@@ -194,10 +216,10 @@ def unpacking_by_answer(run: Run, unpack: Callable[..., Any]) -> str:
     with mc.scoped():
         bytecode("UNPACK_SEQUENCE")(unpack)
         for function in run.cases:
-            told = f"{function.__name__}(f32[2, 3])"
             compiled = mc.compile(function, backend="eager")
-            got = compiled(x)
-            run.close(got, function(x), told)
-            found = mc.explain(function)(x)
+            for more in CALLS.get(function, [()]):
+                told = f"{function.__name__}({', '.join(['f32[2, 3]', *map(str, more)])})"
+                run.close(compiled(x, *more), function(x, *more), told)
+            found = mc.explain(function)(x, *more)
             run.that(not found.breaks, told, "no break", show([b.reason for b in found.breaks]))
     return block_with(run, "UNPACK_SEQUENCE", unpack)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CodeType
-from typing import Any
+from typing import Any, Self
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import minicompile as mc
 from minicompile.dynamo import breaks
@@ -86,6 +87,17 @@ def cut_twice(x: torch.Tensor) -> torch.Tensor:
     return z.cos() * 2
 
 
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x.cos() * 2
+
+
+def calls_below_exec(x: torch.Tensor) -> torch.Tensor:
+    names = {"x": x.sin(), "scaled": scaled}
+    exec("x = scaled(x)", names)
+    result: torch.Tensor = names["x"]  # type: ignore[assignment]
+    return result + x
+
+
 def not_cut(x: torch.Tensor) -> torch.Tensor:
     return x.sin().cos() + x
 
@@ -95,8 +107,13 @@ def not_cut(x: torch.Tensor) -> torch.Tensor:
     points=2,
     level="read",
     visible=[(cut_once, torch.float32)],
-    hidden=[(cut_once, torch.float64), (cut_twice, torch.float32), (not_cut, torch.float32)],
-    forbidden=["str", "repr", "nbytes"],
+    hidden=[
+        (cut_once, torch.float64),
+        (cut_twice, torch.float32),
+        (not_cut, torch.float32),
+        (calls_below_exec, torch.float32),
+    ],
+    forbidden=["str", "repr"],
 )
 def what_crosses_the_gap(run: Run, bytes_over_the_gap: Callable[..., Any]) -> str:
     """Sums the inputs of resume functions."""
@@ -155,6 +172,52 @@ def three_breaks_are_mended(run: Run, mended: Callable[..., Any]) -> str:
 # -- 3
 
 
+class Trail(list[str]):
+    """A list that notes in which mode it grew, and what was in it when Python was asked for a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gradients: dict[str, bool] = {}
+        self.moments: list[list[str]] = []
+
+    def append(self, word: str) -> None:
+        self.gradients[word] = torch.is_grad_enabled()
+        super().append(word)
+
+    def extend(self, words: Iterable[str]) -> None:
+        for word in words:
+            self.append(word)
+
+    def __iadd__(self, words: Iterable[str]) -> Self:
+        self.extend(words)
+        return self
+
+
+class Asked(TorchDispatchMode):
+    """Notes the moments at which a tensor's value is asked for."""
+
+    def __init__(self, trail: Trail) -> None:
+        super().__init__()
+        self.trail = trail
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self.trail.moments.append(list(self.trail))
+        return func(*args, **kwargs or {})
+
+
+class Paper(io.StringIO):
+    """Notes the moments at which something is printed."""
+
+    def __init__(self, trail: Trail) -> None:
+        super().__init__()
+        self.trail = trail
+
+    def write(self, text: str) -> int:
+        self.trail.moments.append(list(self.trail))
+        return super().write(text)
+
+
 @lesson.exercise(
     "ex3",
     points=4,
@@ -170,12 +233,16 @@ def cut_inside_a_with(run: Run, cut_inside: Callable[..., Any]) -> str:
         what = f"cut_inside({reason!r})"
         run.that(callable(function), what, "a function", function)
         x = torch.ones(4, 8, requires_grad=True)
-        trail: list[str] = []
-        with quiet():
-            expected = function(x, trail)
-        run.expect(trail, ["before", "inside", "after"], f"the trail of {what}, in eager")
+        noted = Trail()
+        with contextlib.redirect_stdout(Paper(noted)), Asked(noted):
+            expected = function(x, noted)
+        run.expect(list(noted), ["before", "inside", "after"], f"the trail of {what}, in eager")
+        moment = noted.moments[0] if noted.moments else "no such moment"
+        run.that(moment == ["before"], f"the trail of {what} at the break", ["before"], moment)
+        mode = "with gradients" if noted.gradients.get("after", True) else "without gradients"
+        run.expect(mode, "with gradients", f'the mode in which {what} appends "after"')
         compiled = mc.compile(function, backend="eager")
-        trail = []
+        trail: list[str] = []
         with quiet():
             got = compiled(x, trail)
         run.expect(trail, ["before", "inside", "after"], f"the trail of {what}, compiled")
@@ -192,8 +259,6 @@ def cut_inside_a_with(run: Run, cut_inside: Callable[..., Any]) -> str:
             "a resume function that begins without gradients and has operations",
             f"{len(resumed)} resume function(s), none of which does",
         )
-        effects = [c.side_effects for c in told.captures]
-        run.that(bool(effects[0]), what, "a write before the break", "none in the first capture")
         run.close(got, expected, what)
         run.expect(got.requires_grad, expected.requires_grad, f"requires_grad of {what}'s result")
     return "cut inside, in the right mode; before, inside, after"
@@ -243,7 +308,7 @@ def names_that_are_alive(run: Run, live_names: Callable[..., Any]) -> str:
         got = live_names(code, point)
         most = right(code, point)
         what = f"live_names of {code.co_name} at unit {point}"
-        run.that(isinstance(got, set), what, "a set of names", repr(got))
+        run.that(isinstance(got, set | frozenset), what, "a set of names", repr(got))
         if more := sorted(got - most):
             raise Wrong(what, "no more names than are read later", f"also {', '.join(more)}")
         return set(got)

@@ -102,12 +102,15 @@ def alias_pattern(run: Run, build: Callable[[Tensor, str], Any]) -> str:
         def pattern_of(x: Tensor, pattern: str = pattern) -> Any:
             return build(x, pattern)
 
+        given = tuple(build(x, pattern))
+        own = len({id(value) for value in (x, *given)}) - 1
+        asked = f'build(x, "{pattern}")'
+        run.expect(own, len(pattern), f"{asked}: tensors that are objects of their own, not x")
         trace = mc.trace(pattern_of, x)
         assert trace.aot is not None
         outputs = trace.aot.metadata.outputs
         found = [f"{NAMES[s.kind]} {s.base}" if s.kind in NAMES else s.kind for s in outputs]
         wanted = wanted_outputs(pattern)
-        asked = f'build(x, "{pattern}")'
         run.expect(len(found), len(wanted), f"{asked}: how many outputs")
         for place, (got, expected) in enumerate(zip(found, wanted)):
             run.expect(got, expected, f"{asked}, output {place}")
@@ -189,15 +192,18 @@ def tall_and_turned(x: Tensor) -> Tensor:
 Place = tuple[tuple[int, ...], tuple[Any, ...]]
 
 
-def law(run: Run, answer: Any, view: Any, place: Place) -> None:
+def law(run: Run, answer: Any, view: Any, place: Place, dtype: torch.dtype) -> None:
     """The rule alone, on real numbers, against a real write."""
     shape, arguments = place
-    base = torch.arange(1.0, 1.0 + torch.Size(shape).numel()).view(shape)
+    base = torch.arange(1.0, 1.0 + torch.Size(shape).numel(), dtype=dtype).view(shape)
     expected = base.clone()
     view(expected, *arguments).neg_()
     before, given = base.clone(), -view(base, *arguments).clone()
     got = answer(base, given, *arguments)
     told = f"{answer.__name__}(base {list(shape)}, minus what was there, {arguments})"
+    hole = base.clone()
+    view(hole, *arguments).fill_(torch.nan)  # what was there before must not matter
+    run.close(answer(hole, given, *arguments), expected, f"{told}, with NaN where it was")
     kept = view(before, *arguments).clone()
     run.close(answer(before, kept, *arguments), before, f"{answer.__name__}, nothing changed")
     run.close(got, expected, told)
@@ -216,6 +222,7 @@ def law(run: Run, answer: Any, view: Any, place: Place) -> None:
         (((2, 5), (1, 0, 5, 2)), ((4, 3), (-2,)), every_other),
         (((2, 3, 4), (2, -2, 9)), ((2, 3, 4), (1, 1, 2)), tall_and_turned),
         (((3, 4), (0, 1, 2)), ((2, 3, 3), (0, 2, 0)), middle_columns),
+        (((2, 3, 4), (-2, 1, 3)), ((2, 3, 4), (1, -1, -3)), tall_and_turned),
     ],
     forbidden=[
         "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter", "diag_embed",
@@ -228,8 +235,9 @@ def inverses_carry_writes(
 ) -> str:
     """The rules alone, then in the compiler: for small functions and for the block's cache."""
     for sliced, crossed, _ in run.cases:
-        law(run, inverse_of_slice, aten.slice.Tensor, sliced)
-        law(run, inverse_of_diagonal, aten.diagonal.default, crossed)
+        for dtype in (torch.float32, torch.float64):
+            law(run, inverse_of_slice, aten.slice.Tensor, sliced, dtype)
+            law(run, inverse_of_diagonal, aten.diagonal.default, crossed, dtype)
     before = block_operators()
     inverse(aten.slice.Tensor)(inverse_of_slice)
     inverse(aten.diagonal.default)(inverse_of_diagonal)
@@ -398,4 +406,8 @@ def traps_catch_broken_compilers(run: Run, traps: Callable[[], Any]) -> str:
             "a wrong result of one of your functions",
             f"none wrong of {len(functions)}",
         )
+    for function, right in zip(functions, expected):  # one that changes by itself catches nobody
+        mc.reset()
+        got = outcome(mc.compile(function, backend="aot_eager"), table())
+        run.that(got == right, f"{function.__name__}, called again", right, got)
     return f"{len(run.cases)} broken compiler caught"

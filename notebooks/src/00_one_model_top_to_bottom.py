@@ -335,9 +335,9 @@ def kernels_saved(fused, unfused):
     return len(fused.kernels)
 
 
-# %% name="ex1-wrong-constant" tags=["wrong"] kind="visible-only" says="got 5"
+# %% name="ex1-wrong-always-one" tags=["wrong"] kind="visible-only" says="product_between: expected 4, got 5"
 def kernels_saved(fused, unfused):
-    return 5
+    return len(unfused.kernels) - 1
 
 
 # %% name="ex1-wrong-report" tags=["wrong"] kind="built-in" says="a use of steps"

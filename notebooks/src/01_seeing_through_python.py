@@ -399,7 +399,7 @@ def two_paths(x):
 check("ex2")
 
 
-# %% name="ex2-wrong-where" tags=["wrong"] kind="misconception" says="expected only torch.relu, got"
+# %% name="ex2-wrong-where" tags=["wrong"] kind="misconception" says="expected only relu, got"
 def two_paths(x):
     many = torch.tensor(x.size(0) >= 4)
     return torch.where(many, torch.relu(x), torch.tanh(x))
@@ -412,9 +412,9 @@ def two_paths(x):
     return torch.tanh(x)
 
 
-# %% name="ex2-wrong-four" tags=["wrong"] kind="visible-only" says="expected only torch.relu, got"
+# %% name="ex2-wrong-three" tags=["wrong"] kind="visible-only" says="3 rows of 7: expected only tanh, got"
 def two_paths(x):
-    return torch.relu(x) if x.size(0) == 4 else torch.tanh(x)
+    return torch.relu(x) if x.size(0) > 2 else torch.tanh(x)
 
 
 # %% name="ex2-wrong-cond" tags=["wrong"] kind="built-in" says="a use of cond"
@@ -520,7 +520,17 @@ def unpack(frame, ins):
 # %% name="ex4-wrong-count" tags=["wrong"] kind="visible-only" says="does not show, first_of_two"
 def unpack(frame, ins):
     items = frame.world.items(frame.stack.pop())
+    if len(items) < ins.arg:
+        raise ValueError("too few values to unpack")
     frame.stack.extend(reversed(items[: ins.arg]))
+
+
+# %% name="ex4-wrong-no-guard" tags=["wrong"] kind="visible-only" says="one_more(f32[2, 3], [2, 3, 4])"
+def unpack(frame, ins):
+    items = tuple(frame.stack.pop())
+    if len(items) != ins.arg:
+        raise ValueError("wrong number of values to unpack")
+    frame.stack.extend(reversed(items))
 
 
 # %% name="ex4-wrong-given" tags=["wrong"] kind="built-in" says="a use of minicompile.dynamo.opcodes"

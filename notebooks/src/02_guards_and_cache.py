@@ -433,6 +433,17 @@ def first_failure(guards, args):
     return None
 
 
+# %% name="ex2-wrong-identity" tags=["wrong"] kind="misconception" says="expected a hit, got a miss"
+def first_failure(guards, args):
+    for guard in guards:
+        value = args[guard.sources[0].name]
+        if guard.kind == "type":
+            value = type(value)
+        if value is not guard.expected:
+            return guard
+    return None
+
+
 # %% name="ex2-wrong-isinstance" tags=["wrong"] kind="visible-only" says="reused the entry for 1: expected"
 def first_failure(guards, args):
     for guard in guards:

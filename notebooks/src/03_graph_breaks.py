@@ -483,6 +483,12 @@ def bytes_over_the_gap(explanation):
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+# %% name="ex1-wrong-all-but-the-first" tags=["wrong"] kind="visible-only" says="expected 256, got 384"
+def bytes_over_the_gap(explanation):
+    tensors = [given.fake for capture in explanation.captures[1:] for given in capture.inputs]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
 # %% name="ex1-wrong-floats" tags=["wrong"] kind="visible-only" says="expected 512, got 256"
 def bytes_over_the_gap(explanation):
     resumed = [c for c in explanation.captures if c.name.endswith("resumed")]
@@ -604,7 +610,7 @@ def cut_inside(reason):
 check("ex3")
 
 
-# %% name="ex3-wrong-outside" tags=["wrong"] kind="misconception" says="begins without gradients"
+# %% name="ex3-wrong-late" tags=["wrong"] kind="misconception" says="at the break: expected ['before'], got"
 def cut_inside(reason):
     def cut(x, trail):
         trail.append("before")
@@ -626,6 +632,20 @@ def cut_inside(reason):
             print("inside")
             trail.extend(["inside", "before", "after"])
             y = y.sin()
+        return y + x
+
+    return cut
+
+
+# %% name="ex3-wrong-early" tags=["wrong"] kind="misconception" says="got ['before', 'inside']"
+def cut_inside(reason):
+    def cut(x, trail):
+        trail.append("before")
+        with torch.no_grad():
+            trail.append("inside")
+            print("inside")
+            y = x.sin()
+        trail.append("after")
         return y + x
 
     return cut

@@ -501,7 +501,7 @@ def what_it_does(op):
 # different letters don't, and the letter `x` means the memory of the input. So `build(x, "xaab")`
 # is a view of `x`, two views of one new memory, and one tensor by itself. The check reads what the
 # compiler thinks of it: a letter that stands alone must be fresh. `x` has as many rows as the
-# pattern has letters, or more.
+# pattern has letters, or more. Each tensor is an object of its own: not `x` itself, none twice.
 
 # %% [markdown]
 # <details><summary>Hint</summary>
