@@ -141,7 +141,9 @@ def loads_are_counted_in_ptx(run: Run, load_bytes: Callable[[Any], list[int]]) -
 def tails_are_masked(run: Run, largest_of_rows: Rows) -> str:
     """Rows below zero, and behind them numbers that must neither be read nor written."""
     for shape, x, r in run.cases:
-        data = torch.randn(shape) - 10.0 * (shape != (8, 6))
+        data = torch.randn(shape)
+        if shape != (8, 6):  # below every number that a masked lane may hold but -inf
+            data = -1e30 * (1 + data.abs())
         run_rows(run, largest_of_rows, row_max, data, Tiles(x, r))
     return "rows and columns end where they should, and amax runs on your kernel"
 
@@ -150,14 +152,14 @@ def tails_are_masked(run: Run, largest_of_rows: Rows) -> str:
     "ex3",
     points=4,
     level="real",
-    visible=[((6, 30), 2, 32)],
-    hidden=[((5, 30), 2, 32), ((3, 17), 4, 32), ((4, 64), 1, 64)],
+    visible=[((6, 30), 2, 32, 0.0)],
+    hidden=[((5, 30), 2, 32, 200.0), ((3, 17), 4, 32, -200.0), ((4, 64), 1, 64, 200.0)],
     forbidden=["print_triton", "softmax"],
 )
 def softmax_keeps_its_row(run: Run, softmax_rows: Rows) -> str:
     """Large numbers, so that the maximum must be subtracted; each element is loaded once."""
-    for shape, x, r in run.cases:
-        data = torch.randn(shape) * 5 + (200.0 if shape != (6, 30) else 0.0)
+    for shape, x, r, middle in run.cases:
+        data = torch.randn(shape) * 5 + middle
         with counted_loads() as counter:
             run_rows(run, softmax_rows, row_softmax, data, Tiles(x, r))
         run.expect(
@@ -269,15 +271,21 @@ def block_runs_with(run: Run, tiles_for: Callable[..., Any]) -> None:
     "ex5",
     points=4,
     level="stretch",
-    visible=[((4, 512), 2, 128)],
-    hidden=[((3, 300), 2, 64), ((2, 1000), 1, 256), ((5, 64), 4, 64)],
+    visible=[((4, 512), 2, 128, 0.0)],
+    hidden=[
+        ((3, 300), 2, 64, 0.0),
+        ((2, 1000), 1, 256, -1000.0),
+        ((2, 300), 2, 64, 1000.0),
+        ((5, 64), 4, 64, 0.0),
+    ],
     forbidden=["print_triton", "scan_logsumexp", "associative_scan"],
     without=["plan:triton:reduction"],
 )
 def softmax_in_two_sweeps(run: Run, online_softmax: Rows) -> str:
     """Rows that don't fit: each element may be loaded twice, not three times."""
-    for shape, x, r in run.cases:
-        data = torch.randn(shape).sort(dim=-1).values * 30
+    for shape, x, r, middle in run.cases:
+        falls = middle > 0  # its largest number comes first, else last
+        data = torch.randn(shape).sort(dim=-1, descending=falls).values * 30 + middle
         kernel = kernel_by(triton_kernel(row_softmax, data).plan, online_softmax)
         result = torch.empty(data.shape)
         with counted_loads() as counter:

@@ -58,6 +58,16 @@ def negative(x: Tensor) -> Tensor:
     return -x * 2
 
 
+def far_off() -> tuple[str, Accuracy]:
+    """A report of a rounding error that is far too large, made by lowering."""
+    rows = [StageAccuracy("float64", verdict="reference")]
+    rows += [StageAccuracy("eager", 1e-7, None, 0.0, 1.0, "baseline")]
+    for stage in ("captured", "aot", "compiled", "loops"):
+        verdict = "far from eager" if stage in ("loops", "compiled") else "as eager"
+        rows.append(StageAccuracy(stage, 1e-3, None, 0.0, 1e4, verdict))
+    return "a report with loops far from eager", Accuracy("f", tuple(rows))
+
+
 def from_capture() -> tuple[str, Accuracy]:
     """A report as a bug of dynamo would give it."""
     rows = [StageAccuracy("float64", verdict="reference")]
@@ -81,6 +91,7 @@ def from_capture() -> tuple[str, Accuracy]:
         (report_of("wrong slope", damped), "aot"),
         (report_of("same sign", damped), "aot"),
         (from_capture(), "dynamo"),
+        (far_off(), "lowering"),
     ],
     forbidden=[*FORBIDDEN, "ok"],
 )
@@ -189,7 +200,7 @@ def a_bisector(run: Run, guilty: Callable[..., Any]) -> str:
         told = f"guilty of {len(names)} names"
         run.expect(guilty(list(names), counted), expected, told)
         run.that(len(asked) <= most, told, f"at most {most} questions", f"{len(asked)} questions")
-        said = said or f"{expected} of {len(names)} rules in {len(asked)} questions"
+        said = said or f"{expected} of {len(names)} rules in at most {most} questions"
     torch.manual_seed(0)
     block, h = Block(TINY).requires_grad_(False), torch.randn(1, 4, 16)
     block.attention.qkv.weight.mul_(60)
@@ -289,7 +300,9 @@ def a_minimiser(
 
             told = f"minimise({name}, {len(calls(gm))} calls)"
             run.that(fails(gm), told, "a program that fails", "one that does not")
-            small = minimise(copy.deepcopy(gm), fails)
+            given = copy.deepcopy(gm)
+            small = minimise(given, fails)
+            run.expect(str(given.graph), before, f"{told}, the graph that was given")
             run.that(isinstance(small, fx.GraphModule), told, "an fx.GraphModule", small)
             run.that(fails(small), told, "a graph that still fails", "one that does not")
             for position in range(len(calls(small))):
@@ -302,7 +315,7 @@ def a_minimiser(
                     got = f"{len(calls(small))} calls, of which {more} can be left out"
                     run.that(not fails(candidate), told, expected, got)
         run.changed(before, str(small.graph), "the graph that fails")
-        said = said or f"{len(calls(gm))} -> {len(calls(small))} calls, still failing"
+        said = said or f"{len(calls(gm))} calls became a few, all needed, still failing"
     return said
 
 
@@ -315,6 +328,10 @@ def breaks(x: Tensor, n: int) -> Tensor:
 
 def healthy(x: Tensor, n: int) -> Tensor:
     return torch.relu(x) + 1
+
+
+def breaks_and_scales(x: Tensor, n: int) -> Tensor:
+    return x * n if x.sum().item() > 0 else x
 
 
 def scaled(x: Tensor, n: int) -> Tensor:
@@ -347,6 +364,7 @@ def told_of(function: Callable[..., Any], count: int) -> Any:
     ],
     hidden=[
         (in_eager, 8, ["eager", "recompiles"]),
+        (breaks_and_scales, 3, ["breaks", "recompiles"]),
         (healthy, 1, []),
         (scaled, 1, []),
     ],

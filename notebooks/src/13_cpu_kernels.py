@@ -384,11 +384,12 @@ for line in dict.fromkeys(their_lines):
 # **Exercise 1 · What stops the vectors?** (2 points). `stops_vectors(plan)` gives the value of
 # `plan.body.values` that keeps the kernel's inner loop out of vectors, or `None` if nothing does. A
 # value has `op` (`"scan"`, `"reduction"`, `"store"`, ...) and `kind` (`"sum"`, `"argmax"`, `"argmin"`, ...).
+# No plan of this exercise has a scatter.
 
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# Two of the three things that stop vectors matter only if the vectors would run along the row: look
+# A scan and a search stop vectors only if these would run along the row: look
 # at `plan.vector_axis`. Print the plans and kernels of `x.argmax(-1)` and `x.argmax(0)`.
 #
 # </details>
