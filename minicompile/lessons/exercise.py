@@ -65,7 +65,7 @@ class NotAnswered(Wrong):
 
 @dataclass
 class Run:
-    """One check of one answer: its inputs, and the words for a verdict."""
+    """One check of one answer: its inputs, and the ways to judge it."""
 
     cases: Sequence[Any]
     changes: list[str] = field(default_factory=list)
@@ -292,8 +292,8 @@ class Lesson:
     def __call__(self, name: str, graded: str = "") -> None:
         """Check an answer of the notebook that calls this: prints the verdict, or raises Wrong.
 
-        With a word for `graded` the hidden inputs are tried too, and the verdict ends with that word, which
-        an answer can't know: what an answer prints itself is no verdict.
+        With a word for `graded` the hidden inputs are tried too, and the verdict is that word, which an
+        answer can't know: what an answer prints itself is no verdict.
         """
         if name not in self.exercises:
             raise MinicompileError(
@@ -309,8 +309,7 @@ class Lesson:
         finally:
             if not graded and printed.getvalue():
                 print(f"(your answer printed)\n{printed.getvalue()}")
-        passed = verdict(name, said)
-        print(f"{passed} [{graded}]" if graded else f"{GREEN}{passed}{PLAIN}")
+        print(f"{name} pass [{graded}]" if graded else f"{GREEN}{name} pass: {said}{PLAIN}")
 
 
 class Printed(io.StringIO):
@@ -322,11 +321,6 @@ class Printed(io.StringIO):
         if self.tell() < self.most:
             super().write(text[: self.most])
         return len(text)
-
-
-def verdict(name: str, said: str) -> str:
-    """The line of a pass."""
-    return f"{name} pass: {said}"
 
 
 def notebooks_folder() -> Path:

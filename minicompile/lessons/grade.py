@@ -244,12 +244,13 @@ def task(lesson: Any, exercise: Exercise, learner: Any) -> tuple[Any, str, str]:
     [pinned] = [cell for cell in own if "nbval-check-output" in tags(cell)]
     text, remark = answer_from(answer, learner)
     reason = refusal(text, setup, exercise)
-    said = re.sub(r"\x1b\[\d*m", "", "".join(o.get("text", "") for o in pinned.outputs))
     cells = [new.new_code_cell(c.source, id=c["id"]) for c in setup]
     cells.append(new.new_code_cell(text, id=answer["id"]))
     word = secrets.token_hex(8)
     check = new.new_code_cell(f'check("{exercise.name}", graded="{word}")', id=pinned["id"])
-    check.outputs = [new.new_output("stream", name="stdout", text=f"{said.rstrip()} [{word}]\n")]
+    check.outputs = [
+        new.new_output("stream", name="stdout", text=f"{exercise.name} pass [{word}]\n")
+    ]
     check.execution_count = 1
     check.metadata = {"tags": ["nbval-check-output"], "points": exercise.points}
     notebook = new.new_notebook(cells=[*cells, check])
