@@ -239,6 +239,8 @@ def forbidden_uses(text: str, exercise: Exercise) -> list[str]:
             found.update((dotted, dotted.rpartition(".")[2]))
         elif isinstance(node, ast.alias):
             found.update((node.name, node.name.rpartition(".")[2]))
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.update((node.module, *node.module.split(".")))
     return sorted(found & exercise.forbidden)
 
 

@@ -66,6 +66,10 @@ def loss(x: Tensor) -> Tensor:
     return F.cross_entropy(x, torch.zeros(x.shape[0], dtype=torch.int64))
 
 
+def normalized(x: Tensor) -> Tensor:
+    return F.layer_norm(x, [8])
+
+
 def vocabulary_of(functions: Sequence[Any], level: str, train: bool) -> tuple[list[Any], set[str]]:
     """Traces, and the operators that they call."""
     x = torch.randn(4, 8, requires_grad=train)
@@ -81,6 +85,7 @@ def vocabulary_of(functions: Sequence[Any], level: str, train: bool) -> tuple[li
     hidden=[
         ([loss, largest_and_place], "prims", False),
         ([activation, loss], "core", True),
+        ([normalized], "full", False),  # three results, taken apart
         ([], "full", False),
     ],
     forbidden=["calls", "summary", "externs", "steps", "family"],
@@ -286,6 +291,7 @@ def down_the_columns(x: Tensor) -> Tensor:
         "_softmax",
         "logsumexp",
         "logaddexp",
+        "logcumsumexp",
         "cross_entropy",
         "ops",
     ],
@@ -339,6 +345,10 @@ def scaled(x: Tensor, last: list[int]) -> Tensor:
     return F.layer_norm(x, last, numbers.expand(last), -numbers.expand(last), 1e-3)
 
 
+def three_results(x: Tensor, last: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.native_layer_norm(x, last, None, None, 0.5)
+
+
 MOST = 8
 """Times eager's error that an answer may have."""
 
@@ -381,6 +391,12 @@ def norm_far_from_zero(run: Run, layer_norm: Callable[..., Any]) -> str:
             f"at most {MOST} times eager's error",
             f"{ours / limit * MOST:.0f} times",
         )
+    x = torch.randn(2, 3, 4) + 1
+    mc.reset()
+    parts = zip(eager_graphs(three_results)(x, [4]), three_results(x, [4]))
+    for name, (got, expected) in zip(("result", "mean", "one over the deviation"), parts):
+        run.close(got, expected, f"native_layer_norm of {show(x)} over [4], its {name}")
+    mc.reset()
     after = prims(block, h)
     run.changed("\n".join(before), "\n".join(after), "the graph of the block")
     mc.reset()

@@ -179,7 +179,7 @@ def calling(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ca
         (aten.softplus.default, (3.0, 20.0), {}),
         (aten.gelu.default, (), {"approximate": "tanh"}),
     ],
-    forbidden=["autograd", "backward", "gelu_backward", "vjp", "jvp", "grad_fn", "func"],
+    forbidden=["autograd", "backward", "gelu_backward", "grad_fn", "func"],
 )
 def differences_are_a_rule(run: Run, by_differences: Callable[..., Any]) -> str:
     """A vjp made of finite differences, for single operators and in the block."""
@@ -227,7 +227,7 @@ def close_gradients(run: Run, fn: Callable[..., Tensor], leaves: list[Tensor], w
     level="real",
     visible=[((2, 3), -1)],
     hidden=[((4, 2, 3), 0), ((3, 1, 5), 1)],
-    forbidden=["autograd", "backward", "gelu_backward", "_softmax_backward_data", "vjp", "func"],
+    forbidden=["autograd", "backward", "gelu_backward", "_softmax_backward_data", "func"],
 )
 def three_rules_of_the_block(
     run: Run,
@@ -267,13 +267,17 @@ def without_weights(x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:])
 
 
+def without_bias(x: Tensor, w: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:], w)
+
+
 @lesson.exercise(
     "ex5",
     points=3,
     level="stretch",
     visible=[((2, 4), 1)],
     hidden=[((2, 3, 4), 2), ((5, 3, 2), 1)],
-    forbidden=["autograd", "backward", "native_layer_norm_backward", "vjp", "func"],
+    forbidden=["autograd", "backward", "native_layer_norm_backward", "func"],
 )
 def layer_norm_by_hand(run: Run, layer_norm_vjp: Callable[..., Any]) -> str:
     """Three gradients of an operator with three results."""
@@ -287,6 +291,8 @@ def layer_norm_by_hand(run: Run, layer_norm_vjp: Callable[..., Any]) -> str:
         close_gradients(run, with_layer_norm(dims), leaves, what)
         what = f"the gradient of layer_norm without weight and bias, {list(shape)}"
         close_gradients(run, without_weights, [doubles(*shape)], what)
+        what = f"a gradient of layer_norm without bias, {list(shape)}"
+        close_gradients(run, without_bias, [doubles(*shape), doubles(shape[-1])], what)
     after = same_block_gradients(run, block, h)
     run.changed(before, after, "the block's joint graph")
     left = after.count("native_layer_norm_backward")

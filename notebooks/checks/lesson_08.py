@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -96,6 +96,15 @@ CONSTANT = Puzzle(
 )
 
 
+ALL_THREE = Puzzle(
+    {"x": 2, "y": 3, "z": 4, "p": 7, "q": 7, "s": 7},
+    {"x": (), "y": (), "z": (), "p": ("x", "y"), "q": ("y", "z"), "s": ("x", "z")},
+    {"x", "y", "z"},
+    {"p", "q", "s"},
+)
+NOTHING_READ = Puzzle({"x": 3, "a": 2}, {"x": (), "a": ("x",)}, {"x"}, set())
+
+
 def had(name: str, kept: set[str], puzzle: Puzzle) -> bool:
     if name in kept:
         return True
@@ -121,7 +130,7 @@ def fewest_bytes(puzzle: Puzzle) -> int:
     points=2,
     level="read",
     visible=[SIX, CHAIN],
-    hidden=[BANNED, CONSTANT],
+    hidden=[BANNED, CONSTANT, ALL_THREE, NOTHING_READ],
     forbidden=["FlowNetwork", "minimum_cut", "Cut", "networkx"],
 )
 def the_cheapest_set(run: Run, cheapest: Callable[..., Any]) -> str:
@@ -130,7 +139,7 @@ def the_cheapest_set(run: Run, cheapest: Callable[..., Any]) -> str:
     for puzzle in run.cases:
         what = f"cheapest({', '.join(map(str, puzzle))})"
         kept = cheapest(*puzzle)
-        run.that(isinstance(kept, set) and kept <= set(puzzle.sizes), what, "a set of names", kept)
+        run.that(isinstance(kept, Set) and kept <= set(puzzle.sizes), what, "a set of names", kept)
         names = sorted(puzzle.read)
         run.that(enough(kept, puzzle), what, f"a set from which {names} can be made", kept)
         least = fewest_bytes(puzzle)
@@ -191,6 +200,16 @@ def poisson_counts(
     return o, m
 
 
+def normal_noise(
+    x: Tensor, w1: Tensor, w2: Tensor, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    a = torch.mm(x, w1)
+    m = torch.normal(a.detach(), 1.0) if mask is None else mask
+    d = torch.sigmoid(a) * m + a
+    o = torch.mm(d, w2)
+    return o, m
+
+
 def batched_noise(
     x: Tensor, w1: Tensor, w2: Tensor, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -238,7 +257,7 @@ def made_twice(aot: AotResult) -> Iterator[fx.Node]:
     points=3,
     level="implement",
     visible=[rand_mask],
-    hidden=[poisson_counts, batched_noise],
+    hidden=[poisson_counts, batched_noise, normal_noise],
     forbidden=[
         "is_random",
         "is_heavy",
@@ -334,7 +353,7 @@ def tried(
     """The answer's choice, if it is a best one."""
     kept = keep(list(values), room)
     names = {value.name for value in values}
-    run.that(isinstance(kept, set) and kept <= names, what, "a set of names", kept)
+    run.that(isinstance(kept, Set) and kept <= names, what, "a set of names", kept)
     taken = sum(value.bytes for value in values if value.name in kept)
     run.that(taken <= room, what, f"at most {room} bytes", taken)
     spared = sum(value.work for value in values if value.name in kept)
@@ -358,7 +377,6 @@ THREE = [Value("a", 10, 60), Value("b", 20, 100), Value("c", 30, 120)]
     ],
     forbidden=[
         "within_budget",
-        "knapsack",
         "dp_knapsack",
         "greedy_knapsack",
         "ilp_knapsack",
@@ -418,7 +436,10 @@ def work(node: fx.Node, naive: rules.Saved) -> int:
 )
 def weigh_values(run: Run, weight: Callable[..., Any]) -> str:
     """Bytes of values, as the network's widths."""
-    said = ""
+    said, several = "", fx.Graph().placeholder("several")
+    for value in ((torch.randn(2), torch.randn(2)), 3):
+        several.meta["val"] = value
+        run.that(weight(several) == 0, f"weight of a {type(value).__name__}", 0, weight(several))
     for dtype in run.cases:
         block, _ = block_with_input(dropout=0.25)
         block, h = block.to(dtype), torch.randn(2, 8, 16, dtype=dtype, requires_grad=True)

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 import minicompile as mc
 from minicompile.aot.result import AotResult
 from minicompile.extension import graph_pass
-from minicompile.lessons.exercise import Lesson, Run
+from minicompile.lessons.exercise import Lesson, Run, show
 from minicompile.lessons.model import Block, GPTConfig
 from minicompile.ops.events import Event, observer
 
@@ -69,12 +69,20 @@ def four_times(x: Tensor) -> Tensor:
     return (x + x) * 4
 
 
+def quartered(x: Tensor) -> Tensor:
+    return x / 4 + 1
+
+
 @lesson.exercise(
     "ex1",
     points=2,
     level="read",
     visible=[(two_relus, {"relu_of_relu": 1}), (nothing, {})],
-    hidden=[(negated, {"double_negation": 2}), (four_times, {"lesson.twice": 1})],
+    hidden=[
+        (negated, {"double_negation": 2}),
+        (four_times, {"lesson.twice": 1}),
+        (quartered, {"quarter": 1}),
+    ],
     forbidden=["rewrites", "steps", "diff", "logs"],
 )
 def who_fired(run: Run, fired: Callable[..., Any]) -> str:
@@ -82,6 +90,8 @@ def who_fired(run: Run, fired: Callable[..., Any]) -> str:
     mc.register_pattern("lesson.twice", search=lambda x: x + x, examples=[torch.empty(2)])(
         lambda x: x * 2
     )
+    early = {"stage": "pre_grad", "examples": [torch.empty(2)]}
+    mc.register_pattern("quarter", search=lambda x: x / 4, **early)(lambda x: x * 0.25)
     total = 0
     for fn, expected in run.cases:
         aot, _ = compiled(fn, torch.randn(3, 4))
@@ -107,15 +117,14 @@ def careless(gm: fx.GraphModule, mode: Any) -> int:
     "ex2",
     points=2,
     level="construct",
-    visible=[(2, 3)],
-    hidden=[(5,), (2, 2, 2)],
+    visible=lambda: [torch.randn(2, 3)],
+    hidden=lambda: [torch.randn(5), -torch.rand(2, 2, 2), torch.zeros(3)],
     forbidden=["graph_pass", "register_pattern", "careless", "is_compiling"],
 )
 def break_the_careless(run: Run, broken_by: Callable[..., Any]) -> str:
     """An alias that a careless rewrite makes."""
-    for shape in run.cases:
-        x = torch.randn(shape)
-        what, given = f"broken_by of a tensor of shape {list(shape)}", x.clone()
+    for x in run.cases:
+        what, given = f"broken_by of {show(x)}", x.clone()
         eager = broken_by(x)
         run.that(torch.equal(x, given), what, "x as it was", "another x")
         with mc.scoped():
@@ -233,7 +242,7 @@ def is_cheaper(rows: int, inner: int, middle: int, columns: int) -> bool:
     points=4,
     level="real",
     visible=[(64, 8, 32, 8), (4, 8, 32, 8)],
-    hidden=[(40, 16, 2, 16), (8, 8, 8, 8), (16, 24, 64, 4)],
+    hidden=[(40, 16, 2, 16), (8, 8, 8, 8), (16, 24, 64, 4), (20, 12, 8, 8)],
     without=["pattern:reassociate_gemm"],
     forbidden=["is_cheaper", "weights_first", "reassociate_gemm"],
 )

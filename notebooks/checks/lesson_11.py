@@ -46,8 +46,8 @@ def shifted(x: Tensor) -> Tensor:
     return x.t().reshape(24)[1:] + 1
 
 
-def with_rows(x: Tensor, y: Tensor) -> Tensor:
-    return x * y[:, :1] + y[0]
+def by_rows(x: Tensor, y: Tensor) -> Tensor:
+    return x * y[:, :1]
 
 
 def backwards(x: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def rows(x: Tensor) -> Tensor:
 TABLES: dict[Callable[..., Tensor], Sequence[tuple[int, int]]] = {
     turned_sum: [(6, 4), (4, 6)],
     shifted: [(4, 6)],
-    with_rows: [(3, 5), (3, 5)],
+    by_rows: [(3, 5), (3, 5)],
     backwards: [(4, 6)],
     rows: [(4, 6)],
 }
@@ -77,7 +77,7 @@ def step_of(index: Expr, loop: sympy.Symbol) -> int | None:
     points=2,
     level="read",
     visible=[turned_sum, rows],
-    hidden=[shifted, backwards],
+    hidden=[shifted, backwards, by_rows],
     forbidden=["coefficient_of", "StridedIndex", "NestIndex", "Walk"],
 )
 def innermost_steps(run: Run, steps: Callable[[LoopBody], dict[str, int | None]]) -> str:
@@ -107,7 +107,7 @@ def innermost_steps(run: Run, steps: Callable[[LoopBody], dict[str, int | None]]
     level="construct",
     visible=[6],
     hidden=[2, 33],
-    forbidden=["int32", "int", "mock", "legalize", "index_dtype"],
+    forbidden=["int32", "mock", "legalize", "index_dtype"],
 )
 def too_far_for_32_bits(run: Run, overflows: Callable[[Tensor], Tensor]) -> str:
     """Compiles twice: with 32 bits for each index, and honestly."""
@@ -148,6 +148,10 @@ def turned(x: Tensor) -> Tensor:
     return x.flatten()[:16].view(4, 4) + x.flatten()[:16].view(4, 4).t()
 
 
+def same_place(x: Tensor) -> Tensor:
+    return x.sum(0) * x[0]
+
+
 def expanded(x: Tensor) -> Tensor:
     return x[:1].expand(4, 6) * x[:1]
 
@@ -157,8 +161,8 @@ def expanded(x: Tensor) -> Tensor:
     points=3,
     level="construct",
     visible=[square, neighbours],
-    hidden=[expanded, round_trip, turned, masked],
-    forbidden=["Recorder", "record", "loads", "loaded"],
+    hidden=[expanded, round_trip, turned, masked, same_place],
+    forbidden=["Recorder"],
 )
 def loads_are_counted(run: Run, CountLoads: type) -> str:  # noqa: N803
     """Evaluates loop bodies with the answer; the recorded body is the judge."""
@@ -191,6 +195,7 @@ def loads_are_counted(run: Run, CountLoads: type) -> str:  # noqa: N803
 # -- 4: divisions
 
 p0, p1, p2 = (loop_symbol(f"p{k}") for k in range(3))
+s0 = sympy.Symbol("s0", integer=True, positive=True)
 Sizes = Mapping[sympy.Symbol, int]
 
 
@@ -221,6 +226,7 @@ def same_everywhere(run: Run, base: Expr, divisor: int, sizes: Sizes, found: Exp
         (4 * p0 + p1 + 5, 4, {p0: 3, p1: 4}),
         (4 * p0 - p1 + 3, 4, {p0: 3, p1: 4}),
         (6 * p0 + 4 * p1, 3, {p0: 3, p1: 3}),
+        (4 * p0 - p1, 4, {p0: 3, p1: 3}),
     ],
     forbidden=["simplify_index", "_simplify_floor", "_split", "_fits", "exact_quotient"],
 )
@@ -235,6 +241,12 @@ def divisions_vanish(run: Run, floor_div: Callable[..., Expr]) -> str:
         ranges = ", ".join(f"{loop} < {size}" for loop, size in sizes.items())
         run.that(not (simple and left), f"({base}) // {divisor}, {ranges}", "no division", found)
         gone += simple
+    for base, divisor, ranges in ((p0, s0, {p0: 6}), (4 * p0 + p1, 4, {p0: 3, p1: s0})):
+        found = sympy.sympify(floor_div(base, sympy.sympify(divisor), ranges))
+        for size in (2, 5, 7):
+            number, end = (sympy.sympify(e).subs(s0, size) for e in (divisor, ranges.get(p1, 1)))
+            sizes = {loop: end if loop == p1 else count for loop, count in ranges.items()}
+            same_everywhere(run, base, number, sizes, found.subs(s0, size))
     block, h = Block(SMALL).requires_grad_(False), torch.randn(1, 8, 16)
 
     def folded(h: Tensor) -> Tensor:

@@ -413,6 +413,12 @@ def vocabulary(traces, level):
     return {str(node.target) for node in nodes if str(node.target).startswith("aten.")}
 
 
+# %% name="ex1-wrong-getitem" tags=["wrong"] kind="visible-only" says="<built-in function getitem>"
+def vocabulary(traces, level):
+    nodes = [node for trace in traces for node in trace.aot.level(level).nodes]
+    return {str(node.target) for node in nodes if node.op == "call_function"}
+
+
 # %% name="ex1-wrong-calls" tags=["wrong"] kind="built-in" says="a use of calls"
 def vocabulary(traces, level):
     return {str(op) for trace in traces for _, op in trace.aot.level(level).calls}
@@ -681,6 +687,17 @@ def layer_norm(x, shape, weight, bias, eps):
     result = difference * rstd
     result = result if weight is None else result * weight
     return result if bias is None else result + bias, mean, rstd
+
+
+# %% name="ex5-wrong-deviation" tags=["wrong"] kind="misconception" says="its one over the deviation"
+def layer_norm(x, shape, weight, bias, eps):
+    dims = list(range(x.dim() - len(shape), x.dim()))
+    mean = x.mean(dims, keepdim=True)
+    difference = x - mean
+    deviation = torch.sqrt((difference * difference).mean(dims, keepdim=True) + eps)
+    result = difference / deviation
+    result = result if weight is None else result * weight
+    return result if bias is None else result + bias, mean, deviation
 
 
 # %% name="ex5-wrong-library" tags=["wrong"] kind="built-in" says="a use of var_mean"

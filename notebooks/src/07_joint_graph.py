@@ -676,6 +676,24 @@ def bmm_vjp(grad, result, a, b):
     return grad @ b.mT, a.mT @ grad
 
 
+# %% name="ex4-wrong-import" tags=["wrong"] kind="built-in" says="a use of autograd"
+from torch.autograd import grad as slope
+
+
+def gelu_vjp(grad, result, x):
+    with torch.enable_grad():
+        leaf = x.clone().requires_grad_()
+        return slope(leaf * (1 + torch.erf(leaf * 0.5**0.5)) / 2, leaf, grad)[0]
+
+
+def softmax_vjp(grad, result, x, dim, half_to_float):
+    return result * (grad - (grad * result).sum(dim, keepdim=True))
+
+
+def bmm_vjp(grad, result, a, b):
+    return grad @ b.mT, a.mT @ grad
+
+
 # %% name="ex4-wrong-torch" tags=["wrong"] kind="built-in" says="a use of _softmax_backward_data"
 def gelu_vjp(grad, result, x):
     below = (1 + torch.erf(x * 0.5**0.5)) / 2
@@ -742,7 +760,7 @@ def layer_norm_vjp(grads, results, x, shape, weight, bias, eps):
     if weight is None:
         return of_x, None, None
     others = tuple(range(x.dim() - len(shape)))
-    return of_x, (grad * n).sum(others), grad.sum(others)
+    return of_x, (grad * n).sum(others), None if bias is None else grad.sum(others)
 
 
 # %% name="ex5-wrong-torch" tags=["wrong"] kind="built-in" says="a use of native_layer_norm_backward"

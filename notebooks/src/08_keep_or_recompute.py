@@ -476,8 +476,8 @@ def worth_a_cut(x, w):
 #
 # `node.target` is the operator. Operators that draw random numbers have a tag,
 # `torch.Tag.nondeterministic_seeded`, in `node.target.tags`; not every target is an operator, so ask with
-# `getattr`. Matrix products of the graph are `aten.mm`, `aten.bmm`, `aten.addmm`, `aten.baddbmm`: compare
-# `node.target.overloadpacket`, or names.
+# `getattr`. Matrix products of the graph are `aten.mm` and `aten.bmm` (`aten.addmm` and
+# `aten.baddbmm` have been taken apart by then): compare `node.target.overloadpacket`, or names.
 #
 # </details>
 

@@ -227,6 +227,7 @@ def test_notebooks_show_a_verdict_without_our_frames():
         ("def double(n):\n    return torch.mul(n, 2)\n", "torch.mul"),
         ("def double(n):\n    return torch.special.mul(n, 2)\n", "mul"),
         ("from operator import mul\n\n\ndef double(n):\n    return mul(n, 2)\n", "mul"),
+        ("from mul import double as d\n\n\ndef double(n):\n    return d(n)\n", "mul"),
         ("import operator as o\n\n\ndef double(n):\n    return o.mul(n, 2)\n", "mul"),
     ],
 )
