@@ -52,9 +52,9 @@ lint:
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# Two processes, a file of tests in one of them.
+# Two processes, a file of tests in one of them; in order, since some files must come last.
 tests:
-	$(PY) -m pytest -q -n 2 --dist loadfile
+	$(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 ## make lessons    lint the lessons' text, execute them all and compare (as `make check`, without setting up)
 lessons:

@@ -17,8 +17,8 @@ PACKAGE = Path(__file__).parent.parent / "minicompile"
 ROOMS = ("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")
 ROOM_BUDGET = 20_000
 PACKAGE_BUDGET = 26_000
-ROOM_DEBT = 7_034
-PACKAGE_DEBT = 15_190
+ROOM_DEBT = 7_041
+PACKAGE_DEBT = 15_194
 """Lines over budget that are owed."""
 LONG_FILE = 600
 

@@ -429,7 +429,7 @@ def count_calls(wrapper):
     return {"kernel": len(wrapper.kernels), "library": 0, "memory": memory}
 
 
-# %% name="ex1-wrong-clock" tags=["wrong"] kind="built-in" says="got a use of steps_of"
+# %% name="ex1-wrong-clock" tags=["wrong"] kind="built-in" says="got a use of launches"
 def count_calls(wrapper):
     from minicompile.debug.launches import steps_of
 

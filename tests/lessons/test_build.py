@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from minicompile.errors import MinicompileError
+from minicompile.options import child_environment
 from notebooks import build as builder
 
 for module in ("jupytext", "nbclient", "ipykernel"):
@@ -47,37 +50,84 @@ def cells(text: str) -> dict[str, Any]:
 
 
 def test_same_source_same_bytes(lesson: Path):
-    first = builder.build(lesson)
-    assert first == builder.build(lesson)
-    found = cells(first)
+    first, again = builder.build(lesson), builder.build(lesson)
+    assert (first.solution, first.release) == (again.solution, again.release)
+    found = cells(first.solution)
     assert list(found) == ["cell-000", "one-two", "cell-002", "cell-003"]
     assert len(found["one-two"]["outputs"]) == 1
     assert found["one-two"]["execution_count"] == 1
     assert found["cell-002"]["outputs"] == []
-    assert str(lesson.parent) not in first
+    assert str(lesson.parent) not in first.solution
 
 
-def test_check_finds_a_notebook_that_is_not_its_sources(lesson: Path):
-    target = lesson.parent.parent / "00_test.ipynb"
-    assert "has not been built" in builder.why_stale(lesson, target)
-    text = builder.build(lesson)
-    target.write_text(text)
-    assert builder.why_stale(lesson, target) == ""
-    target.write_text(text.replace("first", "forged", 1))
-    assert "is not what 00_test.py gives: line" in builder.why_stale(lesson, target)
+def test_check_finds_notebooks_that_are_not_their_sources(lesson: Path):
+    folder = lesson.parent.parent
+    solution, release = folder / "solutions" / "00_test.ipynb", folder / "00_test.ipynb"
+    solution.parent.mkdir()
+    assert "solutions/00_test.ipynb has not been built" in builder.why_stale(lesson, folder)
+    built = builder.build(lesson)
+    solution.write_text(built.solution)
+    release.write_text(built.release)
+    assert builder.why_stale(lesson, folder) == ""
+    release.write_text(built.release.replace("A lesson", "forged", 1))
+    assert "is not what 00_test.py gives: line" in builder.why_stale(lesson, folder)
     lesson.write_text(SOURCE.replace("A lesson", "Another"))
-    assert "another version" in builder.why_stale(lesson, target)
+    assert "another version" in builder.why_stale(lesson, folder)
 
 
-def test_a_failing_cell_fails_the_build_and_is_shown(
-    lesson: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_validating_executes_again_and_finds_outputs_that_are_not_so(lesson: Path):
+    folder = lesson.parent.parent
+    solution = folder / "solutions" / "00_test.ipynb"
+    solution.parent.mkdir()
+    text = builder.build(lesson).solution
+    solution.write_text(text)
+    assert builder.validate(lesson, folder) == ""
+    solution.write_text(text.replace("first\\n", "forged\\n", 1))
+    assert "forged" in builder.validate(lesson, folder)
+
+
+EXERCISE = """
+# %% name="ex1-answer" tags=["answer"]
+def double(x):
+    ### BEGIN SOLUTION
+    return 2 * x
+    ### END SOLUTION
+
+
+# %% name="ex1-check" tags=["nbval-check-output"]
+print("\\x1b[32mright", double(2), "\\x1b[0m")
+# %% name="ex1-wrong-same" tags=["wrong"] kind="misconception" says="expected 4, got 2"
+def double(x):
+    return x
+"""
+
+
+def test_a_release_has_no_answers_and_shows_only_what_right_ones_print(lesson: Path):
+    lesson.write_text(SOURCE + EXERCISE)
+    built = builder.build(lesson)
+    solution, release = cells(built.solution), cells(built.release)
+    assert list(solution) == list(release)
+    assert "ex1-wrong-same" not in release
+    assert "".join(solution["ex1-answer"]["source"]) == "def double(x):\n    return 2 * x\n"
+    assert "".join(release["ex1-answer"]["source"]) == (
+        "def double(x):\n    # YOUR CODE HERE\n    raise NotImplementedError"
+    )
+    assert release["one-two"]["outputs"] == []
+    [output] = release["ex1-check"]["outputs"]
+    assert output["text"] == ["right 4 \n"]
+    assert "### " not in built.solution + built.release
+
+
+def test_a_failing_cell_fails_the_build_and_is_shown(lesson: Path):
     lesson.write_text(SOURCE + "\n# %%\n1 / 0\n")
-    monkeypatch.chdir(lesson.parent)
-    assert builder.main([]) == 1
-    err = capsys.readouterr().err
-    assert "00_test.py" in err
-    assert "ZeroDivisionError" in err
+    around = child_environment(PYTHONPATH=str(Path(builder.__file__).parent.parent))
+    command = [sys.executable, "-m", "notebooks.build"]
+    done = subprocess.run(
+        command, cwd=lesson.parent, env=around, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "00_test.py" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
     assert not (lesson.parent.parent / "00_test.ipynb").exists()
 
 
