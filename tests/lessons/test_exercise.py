@@ -227,7 +227,7 @@ def test_notebooks_show_a_verdict_without_our_frames():
         ("def double(n):\n    return torch.mul(n, 2)\n", "torch.mul"),
         ("def double(n):\n    return torch.special.mul(n, 2)\n", "mul"),
         ("from operator import mul\n\n\ndef double(n):\n    return mul(n, 2)\n", "mul"),
-        ("from mul import double as d\n\n\ndef double(n):\n    return d(n)\n", "mul"),
+        ("from operator import mul as d\n\n\ndef double(n):\n    return d(n, 2)\n", "operator"),
         ("import operator as o\n\n\ndef double(n):\n    return o.mul(n, 2)\n", "mul"),
     ],
 )
@@ -325,7 +325,7 @@ def test_a_graded_run_prints_the_verdict_only_and_the_word_after_it(
 ):
     lesson = lesson_about(doubles, [1], [2])
     verdict_of(lesson, cell("def double(n):\n    print(n)\n    return 2 * n\n"), graded="sesame")
-    assert capsys.readouterr().out == "ex1 pass: 1 numbers [sesame]\n"
+    assert capsys.readouterr().out == "ex1 pass [sesame]\n"
 
 
 def test_a_flood_of_prints_is_cut(capsys: pytest.CaptureFixture[str]):
