@@ -290,7 +290,7 @@ for name, bodies in (("before", before), ("after", after)):
     loops = sum(len(body.all_ranges) for body in bodies)
     print(f"{name}: {len(indices)} indices, {divided} with divisions, {loops} loops")
 
-# %% name="block-body"
+# %% name="block-body" tags=["varies"]
 schedule.kernels[0]
 
 # %% [markdown]
