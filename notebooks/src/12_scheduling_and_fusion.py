@@ -222,10 +222,10 @@ for decision in mc.trace(halves, x).schedule.decisions:
 # right, though. Overrule the policy and see what changes: `schedule.what_if` fuses once more with your
 # wishes. (What is wrong stays refused.)
 
-# %% name="what-if"
+# %% name="what-if" tags=["varies"]
 mc.trace(halves, x).schedule.what_if(fuse=[("buf0", "buf1")])
 
-# %% name="what-if-wrong"
+# %% name="what-if-wrong" tags=["varies"]
 print(trace.schedule.what_if(fuse=[("buf1", "buf2")]))
 
 # %% [markdown]
