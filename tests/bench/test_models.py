@@ -1,0 +1,17 @@
+"""The named models, compiled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import minicompile
+from minicompile.bench.models import MODELS
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_gives_eager_s_numbers(name: str) -> None:
+    model = MODELS[name]
+    fns = (model.fn, minicompile.compile(model.fn, fullgraph=True))
+    eager, ours = (model.run(f, model.make_inputs("cpu", torch.float32, True)) for f in fns)
+    torch.testing.assert_close(ours, eager, rtol=2e-5, atol=2e-5)
