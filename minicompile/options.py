@@ -91,8 +91,8 @@ class Options:
     """Inference: batch norm goes into the weights of the convolution before it. Rounds differently."""
     memory_budget: float | None = None
     """From 0 (the backward recomputes all that it can) to 1 (like "default"). None: nothing expensive."""
-    layout_optimization: bool = False
-    """Images lie channels-last inside of graphs with convolutions: seldom pays on a CPU."""
+    layout_optimization: bool | None = None
+    """Images lie channels-last inside of graphs with convolutions. None: on CPUs, in inference."""
     memory_pool: bool | None = None
     """A graph's intermediates share one allocation. None: where that saves much and raises no peak."""
     verify: bool = False

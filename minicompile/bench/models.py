@@ -37,14 +37,15 @@ class Model:
     step: bool = False
 
     def make_inputs(self, device: str, dtype: torch.dtype, small: bool = False) -> list[Any]:
-        """The module, its tensors and, for a step, the optimizer: the same numbers at every call."""
+        """The module, its tensors and, for a step, the optimizer: the same numbers at every call. What a
+        block gets comes from other layers: it has a gradient, as data has not."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             module, tensors = self.build(small)
         module.to(device, dtype).train(self.training)
         tensors = [t.to(device, dtype if t.is_floating_point() else t.dtype) for t in tensors]
-        for tensor in tensors:
-            tensor.requires_grad_(self.training and tensor.is_floating_point())
+        if self.training and isinstance(module, Block):
+            tensors[0].requires_grad_()
         last = [torch.optim.AdamW(module.parameters(), LEARNING_RATE)] if self.step else []
         return [module, *tensors, *last]
 
@@ -62,7 +63,7 @@ class Model:
         learnt = [t for t in (*module.parameters(), *tensors) if t.requires_grad]
         for tensor in learnt:
             tensor.grad = None
-        outputs[-1].backward(tensors[0].detach() if outputs[-1].dim() else None)
+        outputs[-1].backward(tensors[0].detach() if isinstance(module, Block) else None)
         if self.step:
             inputs[-1].step()
         return [*outputs, *(t.grad for t in learnt if t.grad is not None), *state]

@@ -50,6 +50,7 @@ from minicompile.shapes.expr import Size, size_hint, to_size
 __all__ = ["LoweringContext", "lower", "lowering", "rules"]
 
 aten = torch.ops.aten
+ATTENTION = {aten.bmm.default, aten._scaled_dot_product_flash_attention_for_cpu.default}
 NUMBERS = (int, torch.SymInt, torch.SymFloat, sympy.Expr)
 
 
@@ -80,10 +81,7 @@ class _Lowering:
         self.ctx.names.update(
             n.name for n in self.graph.nodes if n.op in ("placeholder", "get_attr")
         )
-        called = {n.target for n in self.graph.nodes}
-        wanted = self.options.layout_optimization and aten.convolution.default in called
-        # as_strided sees memory as eager lays it out
-        self.ctx.channels_last = wanted and aten.as_strided.default not in called
+        self.ctx.channels_last = self._channels_last()
         for node in self.graph.nodes:
             self.ctx.enter(node)
             if node.op == "output":
@@ -100,6 +98,20 @@ class _Lowering:
         if self.options.verify:
             verify(found)
         return found
+
+    def _channels_last(self) -> bool:
+        """Do images lie channels-last? Unless the option says: on CPUs, whose convolutions are faster then, if
+        no image that one reads or makes leaves the graph (in training the backward gets them) and attention
+        has no other tensors of four dimensions. Never where as_strided sees memory as eager lays it out."""
+        called = {n.target for n in self.graph.nodes}
+        convs = self.graph.gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
+        if not convs or aten.as_strided.default in called:
+            return False
+        if (wanted := self.options.layout_optimization) is not None:
+            return wanted
+        images = {image for conv in convs for image in (conv, conv.args[0])}
+        on_cpu = all(conv.meta["val"].device.type == "cpu" for conv in convs)
+        return on_cpu and not images & self.returned and not ATTENTION & called
 
     # -- inputs and outputs
 
@@ -223,7 +235,7 @@ class _Lowering:
             ]
         images = ctx.channels_last and op is aten.convolution.default and len(val.shape) == 4
         if images:
-            reason = f"{reason}, channels last (options.layout_optimization)"
+            reason = f"{reason}, channels last"
             layouts = [channels_last(layout) for layout in layouts if layout is not None]
         single, why = isinstance(val, torch.Tensor), f"read by {op}"
 
@@ -235,7 +247,7 @@ class _Lowering:
                 return ctx.realize(value, why)
             # operators choose their result's strides by their operands'
             layout = layout_of(argument.meta["val"])
-            if images and len(layout.size) == 4:
+            if images and argument is node.args[0]:
                 return ctx.realize_as(value, channels_last(layout), f"{why}, channels last")
             return ctx.realize_as(value, layout, why)
 

@@ -402,6 +402,33 @@ def test_attention_with_dropout_is_left_alone():
     assert not fuses(mc.trace(mc.compile(dropped, options=ATTENTION), *attention_inputs()))
 
 
+def test_attention_with_dropout_that_drops_nothing_is_fused():
+    def fn(q, k, v, m):
+        return F.dropout((q @ k.transpose(-2, -1)).softmax(-1), 0.0, True) @ v
+
+    assert fuses(traced(fn, attention_inputs(leaf), **ATTENTION))
+
+
+def test_a_dropout_in_place_that_nothing_reads_still_drops():
+    def fn(q, k, v, m):
+        F.dropout(m, 1.0, True, True)
+        return (q @ k.transpose(-2, -1)).softmax(-1) @ v
+
+    *inputs, _ = attention_inputs()
+    written = torch.ones(3)
+    mc.compile(fn, fullgraph=True, options=ATTENTION)(*inputs, written)
+    assert not written.any()
+
+
+def test_a_bias_that_only_attention_reads_stays_in_the_product():
+    def fn(x, w, b):
+        q, k, v = torch.addmm(b, x, w).view(2, 6, 3, 2, 4).unbind(2)
+        heads = (part.transpose(1, 2) for part in (q, k, v))
+        return F.scaled_dot_product_attention(*heads)
+
+    assert "addmm" in fired(run(fn, [rand(12, 8), rand(8, 24), rand(24)]))
+
+
 def test_attention_in_half_types_is_left_alone():
     fn = attention_of(*(choice[0] for choice in (SCALES, MASKS, SOFTMAXES)))
     half = attention_inputs(dtype=torch.bfloat16)

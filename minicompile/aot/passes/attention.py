@@ -12,11 +12,13 @@ import itertools
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.nn import functional as F
 
 from minicompile.aot.layout import size_expr
 from minicompile.aot.passes.linear import EXACT
+from minicompile.ops.graph import target_name
+from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import Match, register_pattern
 
 SCALES: dict[str, Any] = {
@@ -37,6 +39,17 @@ SOFTMAX: dict[str, Any] = {
     "method": lambda s: s.softmax(-1),
     "method_dim": lambda s: s.softmax(dim=-1),
 }
+
+
+@graph_pass("idle_dropout", stage="pre_grad", order=10, option="fuse_attention")
+def remove_idle_dropout(gm: fx.GraphModule, mode: Any) -> int:
+    """Dropout that drops nothing has given its argument back; its call reads the softmax for nobody."""
+    calls = [n for n in gm.graph.nodes if target_name(n.target).endswith("dropout") and not n.users]
+    calls = [n for n in calls if not any((*n.args[3:], n.kwargs.get("inplace")))]
+    idle = [n for n in calls if n.meta["val"] is n.all_input_nodes[0].meta["val"]]
+    for node in idle:
+        gm.graph.erase_node(node)
+    return len(idle)
 
 
 def fits(match: Match) -> bool:

@@ -23,7 +23,8 @@ from minicompile.passes.patterns import Match, register_pattern
 
 aten = torch.ops.aten
 
-PRODUCTS = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.convolution.default}
+LIBRARY = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.convolution.default}
+LIBRARY |= {aten._scaled_dot_product_flash_attention_for_cpu.default}
 NORM = aten._native_batch_norm_legit_no_training.default
 EXACT = {torch.float32, torch.float64}
 """Half types round after each operator, which a fused one doesn't."""
@@ -36,7 +37,7 @@ def is_call(node: Any, target: Any) -> bool:
 def read_by_library(node: fx.Node) -> bool:
     """Do only library calls, and the caller, read the node or views of it?"""
     return all(
-        read_by_library(user) if is_view(user) else user.op == "output" or user.target in PRODUCTS
+        read_by_library(user) if is_view(user) else user.op == "output" or user.target in LIBRARY
         for user in node.users
     )
 
