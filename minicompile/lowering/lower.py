@@ -101,8 +101,8 @@ class _Lowering:
 
     def _channels_last(self) -> bool:
         """Do images lie channels-last? Unless the option says: on CPUs, whose convolutions are faster then,
-        if no image that one reads or makes leaves the graph (in training the backward gets them) and attention
-        has no other tensors of four dimensions. Never where as_strided sees memory as eager lays it out."""
+        if no image that one reads or makes leaves the graph (in training the backward gets them) and no
+        attention has other tensors of four dimensions. Never where as_strided sees eager's memory."""
         called = {n.target for n in self.graph.nodes}
         convs = self.graph.gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
         if not convs or aten.as_strided.default in called:
