@@ -275,6 +275,9 @@ def run_here(
     with screen.progress("cases", len(cases)) as progress:
         for case in cases:
             rows.append(measure(case, compilers, device, DTYPES[chosen.dtype], chosen.seconds))
+            screen.say(
+                f"{case.name}: {rows[-1].to_theirs} of {TORCH}, {rows[-1].to_eager} of {EAGER}"
+            )
             progress(len(rows))
             gc.collect()
     threads = torch.get_num_threads()
