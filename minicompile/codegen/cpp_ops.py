@@ -87,20 +87,23 @@ def _divide(sign: str, helper: str) -> OpRule:
 
 
 _LIBM = """
-exp2 expm1 log2 log10 log1p sin cos tan asin acos atan sinh cosh asinh acosh atanh erfc lgamma floor ceil
-trunc sqrt
+asin acos atan sinh cosh asinh acosh atanh lgamma floor ceil trunc sqrt
 """
+
+_OWN = "exp exp2 expm1 log log2 log10 log1p sin cos tan tanh erf erfc"
+"""The C library's for float64 only."""
 
 EXPRESSIONS: dict[str, OpRule] = {
     **INFIX,
     **{name: _libm(name) for name in _LIBM.split()},
+    **{name: by_width(f"mc_{name}({{0}})", f"{name}({{0}})") for name in _OWN.split()},
     **{name: _libm(name, 2) for name in ("atan2", "copysign", "hypot", "nextafter")},
     "truediv": form("{0} / {1}"),
     "truncdiv": _divide("/", "mc_div"),
     "fmod": by_kind(_libm("fmod", 2), _divide("%", "mc_mod")),
     "maximum": form("{0} > {1} ? {0} : {1}"),
     "minimum": form("{0} < {1} ? {0} : {1}"),
-    "pow": by_kind(_libm("pow", 2), form("mc_int_pow({0}, {1})")),
+    "pow": by_kind(by_width("mc_pow({0}, {1})", "pow({0}, {1})"), form("mc_int_pow({0}, {1})")),
     "gcd": lambda dtype, *ab: f"mc_gcd({', '.join(f'({CTYPES[dtype]})llabs({x})' for x in ab)})",
     "fma": _libm("fma", 3),
     "neg": form("-{0}"),
@@ -109,11 +112,7 @@ EXPRESSIONS: dict[str, OpRule] = {
     "round": _libm("rint"),
     "rsqrt": by_width("1.0f / sqrtf({0})", "1.0 / sqrt({0})"),
     "reciprocal": by_width("1.0f / {0}", "1.0 / {0}"),
-    "exp": by_width("mc_exp({0})", "exp({0})"),
-    "log": by_width("mc_log({0})", "log({0})"),
-    "tanh": by_width("mc_tanh({0})", "tanh({0})"),
     "sigmoid": by_width("mc_sigmoid({0})", "1.0 / (1.0 + exp(-{0}))"),
-    "erf": by_width("mc_erf({0})", "erf({0})"),
     "isnan": form("{0} != {0}"),
     "isinf": by_width("fabsf({0}) == INFINITY", "fabs({0}) == INFINITY"),
     # not by signbit(): gcc 12 fails on it in vector loops
@@ -155,7 +154,7 @@ def bitcast(text: str, source: torch.dtype, target: torch.dtype) -> str:
     return f"({CTYPES[target]}){text}"
 
 
-_DEFINITION = re.compile(r"^(?:#define |typedef \w+ |static inline [\w*]+ )(mc_\w+)", re.I | re.M)
+_DEFINITION = re.compile(r"^(?:#define |typedef \w+ |(?:static inline|MC_INLINE) [\w*]+ )(mc_\w+)", re.I | re.M)
 _WORD = re.compile(r"\bmc_\w+", re.I)
 
 _ABOUT, HEADERS, *_BLOCKS = Path(__file__).with_name("helpers.h").read_text().split("\n\n")
