@@ -168,17 +168,16 @@ MC_INLINE float mc_erfc(float x) {
 }
 
 // x in quarter turns: the nearest integer's low bits, and the rest in radians, in two parts. 2/pi is given to
-// 106 bits, without what makes whole turns; huge x are multiples of 2^27, 2^54 or 2^81, by which they are divided.
+// 106 bits, without those that make whole turns: x from 2^50, 2^77, 2^104 on are multiples of 2^27, 2^54, 2^81.
 typedef struct { int32_t quarters; float rest, low; } mc_angle;
 MC_INLINE mc_angle mc_reduced(float x) {
-    double c = x, a = fabs(c), scale = 1.0, high = 0.6366197723675814, low = -3.935735335036497e-17;
-#define MC_FROM(least, a_scale, a_high, a_low) \
-    scale = a >= least ? a_scale : scale, high = a >= least ? a_high : high, low = a >= least ? a_low : low
-    MC_FROM(0x1p50, 0x1p-27, -0.5529460512772132, 3.808591801500832e-17);
-    MC_FROM(0x1p77, 0x1p-54, 1.2910009524680295, -3.862804515881076e-17);
-    MC_FROM(0x1p104, 0x1p-81, -1.3139050952781812, 9.395526559852902e-17);
-#undef MC_FROM
-    c *= scale;
+    double c = x, a = fabs(c), high = 0.6366197723675814, low = -3.935735335036497e-17;
+    high = a >= 0x1p50 ? -0.5529460512772132 * 0x1p-27 : high;
+    low = a >= 0x1p50 ? 3.808591801500832e-17 * 0x1p-27 : low;
+    high = a >= 0x1p77 ? 1.2910009524680295 * 0x1p-54 : high;
+    low = a >= 0x1p77 ? -3.862804515881076e-17 * 0x1p-54 : low;
+    high = a >= 0x1p104 ? -1.3139050952781812 * 0x1p-81 : high;
+    low = a >= 0x1p104 ? 9.395526559852902e-17 * 0x1p-81 : low;
     double shifted = __builtin_fma(c, high, 6755399441055744.0);
     double rest = __builtin_fma(c, high, 6755399441055744.0 - shifted);
     rest = 1.5707963267948966 * __builtin_fma(c, low, rest);
@@ -223,7 +222,7 @@ MC_INLINE float mc_tanh(float x) {
 
 MC_INLINE float mc_sigmoid(float x) { return 1.0f / (1.0f + mc_exp(-x)); }
 
-// x + x P(x^2) near 0; from 0.9 on 1 - exp(Q(|x|)), which is 1 from 4 on
+// x + x P(x^2) near 0; from 0.9 on 1 - exp(Q(|x|)), which is 1 from 4 on; NaN stays in the former
 MC_INLINE float mc_erf(float x) {
     float a = fabsf(x);
     float t = x * x;
@@ -233,8 +232,11 @@ MC_INLINE float mc_erf(float x) {
     float b = a > 4.0f ? 4.0f : a;
     float q = mc_poly6(b, 0.000198279828f, -0.00306629972f, 0.0223193616f, -0.104124278f, -0.636961699f,
         -1.12780714f, -0.000163713732f);
-    float far = 1.0f - mc_exp(q);
-    return a < 0.9f ? near : copysignf(far, x);
+    float shifted = mc_fma(q, 1.44269504f, 12582912.0f);
+    float r = mc_fma(shifted - 12582912.0f, -0.693147182f, q);
+    uint32_t power = (uint32_t)mc_bits(shifted) << 23;
+    float far = 1.0f - mc_float((int32_t)((uint32_t)mc_bits(mc_exp_part(r) + 1.0f) + power));
+    return a >= 0.9f ? copysignf(far, x) : near;
 }
 
 // bfloat16 is the upper half of a float32; rounding is to nearest, ties to even

@@ -32,6 +32,13 @@ class Fit:
     double: bool = False
     """Are the coefficients float64?"""
 
+    def literal(self, coefficient: Real) -> str:
+        """As it stands in C."""
+        if self.double:
+            return repr(float(coefficient))
+        (rounded,) = struct.unpack("f", struct.pack("f", float(coefficient)))
+        return f"{rounded:.9g}f"
+
 
 def remez(fit: Fit, rounds: int = 20, grid: int = 1200) -> tuple[list[Real], Real]:
     """Coefficients from the constant term upwards, and the largest weighted error.
@@ -82,12 +89,6 @@ def _alternating_extrema(errors: list[Real], count: int) -> list[int]:
     if len(best) < count:
         raise ArithmeticError("fewer alternations than the degree needs: use a finer grid")
     return best
-
-
-def float32(value: Real) -> float:
-    """Rounded to single precision."""
-    rounded: float = struct.unpack("f", struct.pack("f", float(value)))[0]
-    return rounded
 
 
 def _tail(function: Callable[[Real], Real], known: Callable[[Real], Real], power: int) -> Any:
@@ -141,9 +142,7 @@ def main() -> None:
     with mpmath.workdps(50):
         for fit in fits():
             coefficients, worst = remez(fit)
-            listed = ", ".join(
-                repr(float(c)) if fit.double else f"{float32(c):.9g}" for c in coefficients
-            )
+            listed = ", ".join(map(fit.literal, coefficients))
             print(f"{fit.name}: largest error {mpmath.nstr(worst, 3)}\n    {listed}")
 
 
