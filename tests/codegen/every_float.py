@@ -1,7 +1,7 @@
-"""The errors of the inline float32 functions over all 2^32 inputs: `python -m tests.codegen.every_float [name ...]`.
+"""Errors of the inline float32 functions over all 2^32 inputs: `python -m tests.codegen.every_float [name ...]`.
 
-A minute or so for each. The figures in `minicompile/codegen/cpp_ops.py` and the bounds in `test_cpp_math.py` come
-from here. The reference is the C library's function of doubles.
+A minute or so for each. The figures in `minicompile/codegen/cpp_ops.py` and the bounds in `test_cpp_math.py`
+come from here. The reference is the C library's function of doubles.
 """
 
 from __future__ import annotations
