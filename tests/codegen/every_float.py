@@ -1,4 +1,4 @@
-"""Errors of the inline float32 functions over all 2^32 inputs: `python -m tests.codegen.every_float [name ...]`.
+"""Errors of inline float32 functions over all 2^32 inputs: `python -m tests.codegen.every_float [name ...]`.
 
 A minute or so for each. The figures in `minicompile/codegen/cpp_ops.py` and the bounds in `test_cpp_math.py`
 come from here. The reference is the C library's function of doubles.
