@@ -113,6 +113,8 @@ def fits() -> list[Fit]:
             lambda t: one, mpmath.mpf("1e-9"), mpmath.mpf("0.81"), 6),
         Fit("erf from 0.9 to 4: 1 - exp(P(x))", lambda x: mpmath.log(mpmath.erfc(x)),
             lambda x: mpmath.erfc(x), mpmath.mpf("0.89"), mpmath.mpf("4.0"), 6),
+        Fit("randn: sin(2 pi x) = x P(x^2)", lambda t: mpmath.sin(2 * mpmath.pi * root(t)) / root(t),
+            lambda t: root(t) / mpmath.sin(2 * mpmath.pi * root(t)), mpmath.mpf("1e-9"), one / 16, 4),
     ]  # fmt: skip
 
 
