@@ -393,7 +393,7 @@ print(
 # %% name="dropout-picture"
 slides(
     "Dropout",
-    ("numbers from eager's generator", "they go through memory", apart.kernels[0].text),
+    ("numbers from eager's generator", "they go through memory", apart.kernels[-1].text),
     ("numbers from a seed", "mc_rand computes them where they are used", fused.kernels[0].text),
     ("mc_rand", "ten rounds of two multiplications each", fused.kernels[0].prelude),
 )

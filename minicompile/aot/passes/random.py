@@ -84,6 +84,13 @@ def can_be_drawn(node: fx.Node) -> bool:
     return allowed and node.meta["val"].dtype in (torch.float32, *HALF_TYPES)
 
 
+def drawn(rule: Any, number: int, like: Any, seeds: Tensor, *arguments: Any) -> list[Any]:
+    """A random operator's results from the `number`-th seed."""
+    shape = (like[0] if isinstance(like, tuple) else like).shape
+    result = rule(partial(PHILOX, seeds, number, shape), like, *arguments)
+    return list(result) if isinstance(result, tuple) else [result]
+
+
 @graph_pass("random_in_kernels", stage="joint", order=80, option="not fallback_random")
 def random_in_kernels(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
     """Give each random operator a seed of its own, all of a device's drawn at once."""
@@ -98,19 +105,13 @@ def random_in_kernels(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
         first = next(node for node in gm.graph.nodes if node.op != "placeholder")
         with gm.graph.inserting_before(first), mode:
             seeds = gm.graph.call_function(aten.randint.low, arguments, {"device": device})
-            seeds.meta.update(first.meta, val=torch.randint(*arguments, device=device))
-        seeds.meta.update(origins=union(map(origins_of, nodes)), phase="forward", region=None)
+            seeds.meta.update(val=torch.randint(*arguments, device=device), phase="forward")
+        seeds.meta["origins"] = union(map(origins_of, nodes))
         for number, node in enumerate(nodes):
-            before, rule, like = statement(node), RULES[node.target], node.meta["val"]
-            shape = (like[0] if isinstance(like, tuple) else like).shape
-
-            def run(
-                seeds: Tensor, *values: Any,
-                number: int = number, rule: Any = rule, like: Any = like, shape: Any = shape,
-            ) -> Any:  # fmt: skip
-                result = rule(partial(PHILOX, seeds, number, shape), like, *values)
-                return result if isinstance(result, tuple) else (result,)
-
+            before, run = (
+                statement(node),
+                partial(drawn, RULES[node.target], number, node.meta["val"]),
+            )
             name = f"random.{node.target.overloadpacket.__name__}"  # type: ignore[union-attr]
             node.target, node.args, node.kwargs = Replacement(name, run), (seeds, *node.args), {}
             done.append(Rewrite(name, before, statement(node), origins_of(node)))
