@@ -168,7 +168,7 @@ def test_peaks_count_what_lives_at_once():
         del first
         second + 1
 
-    assert peak_bytes(step) == 2 << 20
+    assert 2 << 20 <= peak_bytes(step) < (2 << 20) + 64  # the number 1 is a tensor too
 
 
 def test_the_command(monkeypatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
