@@ -123,6 +123,8 @@ EXPRESSIONS: dict[str, OpRule] = {
     "lshift": form("mc_lshift({0}, {1}, {bits})"),
     "rshift": form("mc_rshift({0}, {1}, {bits})"),
     "where": form("{0} ? {1} : {2}"),
+    "rand": form("mc_rand({0}, {1})"),
+    "randn": form("mc_randn({0}, {1})"),
 }
 
 HALVES = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -143,6 +145,8 @@ def conversion(text: str, source: torch.dtype, target: torch.dtype) -> str:
         return f"mc_to_{HALVES[target]}({text})"
     if target is torch.bool:
         return f"{text} != 0"
+    if source is torch.bool and target.is_floating_point:  # gcc 12 doesn't vectorise the cast
+        return f"{text} ? {literal(1, target)} : {literal(0, target)}"
     if source.is_floating_point and target.itemsize < 4:
         return f"({CTYPES[target]})(int32_t){text}"  # out of range: as eager's vector code
     return f"({CTYPES[target]}){text}"

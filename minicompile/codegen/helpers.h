@@ -239,6 +239,37 @@ MC_INLINE float mc_erf(float x) {
     return a >= 0.9f ? copysignf(far, x) : near;
 }
 
+// Philox4x32-10, ten rounds of two multiplications: a word of the numbers of `seed` at place `offset`
+static inline uint32_t mc_philox(int64_t seed, int64_t offset, bool second) {
+    uint32_t c0 = (uint32_t)offset, c1 = (uint32_t)(offset >> 32), c2 = 0, c3 = 0;
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
+    _Pragma("GCC unroll 10") for (int i = 0; i < 10; i++) {
+        uint64_t a = (uint64_t)c0 * 0xd2511f53u, b = (uint64_t)c2 * 0xcd9e8d57u;
+        c0 = (uint32_t)(b >> 32) ^ c1 ^ k0, c1 = (uint32_t)b;
+        c2 = (uint32_t)(a >> 32) ^ c3 ^ k1, c3 = (uint32_t)a;
+        k0 += 0x9e3779b9u, k1 += 0xbb67ae85u;
+    }
+    return second ? c1 : c0;
+}
+
+// 0 to below 1: a word as a signed number, folded, in steps of a little under 2^-31
+static inline float mc_uniform(uint32_t word) {
+    int32_t folded = (int32_t)(word >> 31 ? ~word : word);
+    return (float)folded * 4.6566127342e-10f;
+}
+
+static inline float mc_rand(int64_t seed, int64_t offset) {
+    return mc_uniform(mc_philox(seed, offset, false));
+}
+
+// Box and Muller: how far, times the cosine of a random direction, which is sin(2 pi x) of an x within 1/4
+static inline float mc_randn(int64_t seed, int64_t offset) {
+    float first = mc_uniform(mc_philox(seed, offset, false));
+    float x = 0.25f - fabsf(mc_uniform(mc_philox(seed, offset, true)) - 0.5f);
+    float sine = mc_poly4(x * x, 39.7109184f, -76.5749893f, 81.6022339f, -41.3416786f, 6.28318548f) * x;
+    return -sine * sqrtf(-2.0f * mc_log(first < 1e-7f ? 1e-7f : first));
+}
+
 // bfloat16 is the upper half of a float32; rounding is to nearest, ties to even
 MC_INLINE float mc_from_bf16(uint16_t h) { return mc_float((int32_t)((uint32_t)h << 16)); }
 MC_INLINE uint16_t mc_to_bf16(float f) {

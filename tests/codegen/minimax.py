@@ -129,6 +129,8 @@ def fits() -> list[Fit]:
             lambda t: one, tiny, (root(2 * one) - 1) ** 2 / (root(2 * one) + 1) ** 2, 4, True),
         Fit("erfc for doubles: exp(-x^2) P(t), t = (x - 4) / (x + 4)", _scaled_erfc,
             lambda t: 1 / _scaled_erfc(t), -one, mpf("0.44"), 10, True),
+        Fit("randn: sin(2 pi x) = x P(x^2)", lambda t: mpmath.sin(2 * mpmath.pi * root(t)) / root(t),
+            lambda t: root(t) / mpmath.sin(2 * mpmath.pi * root(t)), tiny, one / 16, 4),
     ]  # fmt: skip
 
 
