@@ -20,6 +20,7 @@ from minicompile.codegen.cpp_ops import (
 )
 from minicompile.codegen.plan import INDEX_ERROR, ZERO_DIVISION, KernelPlan
 from minicompile.codegen.printing import LinePrinter
+from minicompile.ops.dtypes import is_int
 from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import Value
 from minicompile.shapes.expr import Size
@@ -120,7 +121,7 @@ class ValuePrinter(LinePrinter):
                 return self.index_of(value)
             case "to_dtype":
                 (source,) = value.inputs
-                hidden = source.op == "to_dtype" and not source.dtype.is_floating_point
+                hidden = source.op == "to_dtype" and is_int(source.dtype)
                 text = f"mc_opaque({operands[0]})" if hidden else operands[0]
                 return conversion(text, source.dtype, value.dtype)
             case "bitcast":
