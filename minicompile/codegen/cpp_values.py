@@ -22,7 +22,7 @@ from minicompile.codegen.plan import INDEX_ERROR, ZERO_DIVISION, KernelPlan
 from minicompile.codegen.printing import LinePrinter
 from minicompile.ops.dtypes import is_int
 from minicompile.ops.table import POSITIONS, reduction_identity
-from minicompile.scheduling.body import Value
+from minicompile.scheduling.body import Value, names
 from minicompile.shapes.expr import Size
 
 
@@ -33,7 +33,7 @@ class Loop(NamedTuple):
     size: Size
     start: str = "0"
     stop: str = ""
-    step: int = 1
+    step: int | str = 1
 
 
 ALIGNED = "__attribute__((aligned(64)))"
@@ -48,8 +48,14 @@ class ValuePrinter(LinePrinter):
     def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan)
         self.index = CIndex({})
-        self.names.update({v: str(v.symbol) for v in self.names if v.symbol is not None})
+        self.name(plan.body.values)
         self.checks = any(v.check for v in plan.body.values)
+
+    def name(self, values: list[Value]) -> None:
+        """Number the values of a body, or of a piece of it."""
+        self.order.update({value: i for i, value in enumerate(values)})
+        self.names.update(names(values))
+        self.names.update({v: str(v.symbol) for v in values if v.symbol is not None})
 
     # ---- lines and blocks
 
@@ -121,7 +127,7 @@ class ValuePrinter(LinePrinter):
                 return self.index_of(value)
             case "to_dtype":
                 (source,) = value.inputs
-                hidden = source.op == "to_dtype" and is_int(source.dtype)
+                hidden = was_float(source)
                 text = f"mc_opaque({operands[0]})" if hidden else operands[0]
                 return conversion(text, source.dtype, value.dtype)
             case "bitcast":
@@ -201,3 +207,10 @@ class ValuePrinter(LinePrinter):
         for var, size in self.plan.reduction_ranges.items():
             place = place * size + (var if size != 1 else 0)
         return sympy.expand(place)
+
+
+def was_float(value: Value) -> bool:
+    """An integer that a float was cut to."""
+    if value.op != "to_dtype" or not is_int(value.dtype):
+        return False
+    return value.inputs[0].dtype.is_floating_point or was_float(value.inputs[0])
