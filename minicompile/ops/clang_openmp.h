@@ -51,6 +51,8 @@ MC_INTERNAL void __kmpc_for_static_init_8(void* place, int32_t thread, int32_t s
     *upper = *lower + share - (id < longer ? 0 : 1);
     *last = id == (share ? threads : longer) - 1;
 }
+MC_INTERNAL __attribute__((alias("__kmpc_for_static_init_8"))) __typeof__(__kmpc_for_static_init_8)
+    __kmpc_for_static_init_8u;
 MC_INTERNAL void __kmpc_for_static_fini(void* place, int32_t thread) {}
 
 // `reduction`: 1 means that the caller adds its part now, alone
