@@ -34,17 +34,21 @@ MC_INTERNAL void __kmpc_fork_call(void* place, int32_t count, mc_region region, 
     GOMP_parallel(mc_run, &call, 0, 0);
 }
 
-// where `if(...)` says no
-MC_INTERNAL void __kmpc_serialized_parallel(void* place, int32_t thread) {}
-MC_INTERNAL void __kmpc_end_serialized_parallel(void* place, int32_t thread) {}
-MC_INTERNAL int32_t __kmpc_global_thread_num(void* place) { return omp_get_thread_num(); }
-MC_INTERNAL void __kmpc_barrier(void* place, int32_t thread) { GOMP_barrier(); }
+// where `if(...)` says no: one thread does all, though the caller may be one of several
+static __thread int mc_alone;
+MC_INTERNAL void __kmpc_serialized_parallel(void* place, int32_t thread) { mc_alone++; }
+MC_INTERNAL void __kmpc_end_serialized_parallel(void* place, int32_t thread) { mc_alone--; }
+MC_INTERNAL int32_t __kmpc_global_thread_num(void* place) { return mc_alone ? 0 : omp_get_thread_num(); }
+MC_INTERNAL void __kmpc_barrier(void* place, int32_t thread) {
+    if (!mc_alone) GOMP_barrier();
+}
 
 // this thread's share of a loop from *lower to *upper: equal ones, the first of them longer by one
 MC_INTERNAL void __kmpc_for_static_init_8(void* place, int32_t thread, int32_t schedule, int32_t* last,
                                           int64_t* lower, int64_t* upper, int64_t* stride, int64_t step,
                                           int64_t chunk) {
-    int64_t all = *upper - *lower + 1, threads = omp_get_num_threads(), id = omp_get_thread_num();
+    int64_t all = *upper - *lower + 1, threads = mc_alone ? 1 : omp_get_num_threads();
+    int64_t id = __kmpc_global_thread_num(place);
     int64_t share = all / threads, longer = all % threads;
     *stride = all;
     *lower += id * share + (id < longer ? id : longer);
@@ -69,5 +73,5 @@ MC_INTERNAL int32_t __kmpc_reduce(void* place, int32_t thread, int32_t count, in
 }
 MC_INTERNAL void __kmpc_end_reduce(void* place, int32_t thread, void* lock) {
     GOMP_critical_end();
-    GOMP_barrier();
+    __kmpc_barrier(place, thread);
 }

@@ -5,6 +5,7 @@ The real compiler: torch/_inductor/cpp_builder.py.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -50,8 +51,8 @@ class Compiler:
     def identity(self) -> list[str]:
         """All that a library depends on besides its source. (An inode differs between equal machines.)"""
         programs = [program.rsplit(" ", 1)[0] for program in self.programs]
-        system = [sysconfig.get_platform(), *platform.libc_ver(), processor_features()]
-        return [*self.command, self.version, *programs, *self.flags, *system, compiler_variables()]
+        system = (platform_name(), processor_features(), compiler_variables())
+        return [*self.command, self.version, *programs, *self.flags, *system]
 
     def prelude(self, source: str) -> str:
         """What stands before a source."""
@@ -78,12 +79,12 @@ def find_compiler(options: Options, notes: Path | None = None) -> Compiler:
     else:
         programs = _programs(command)
         if noted and noted[3] and noted[:2] == (command, programs):
-            version = noted[2]
-        else:
-            version = compiler_version(command, programs)
-            found = (command, programs, version, _speaks_for_itself(command))
-            if note is not None and found != noted:
-                write_private(note, json.dumps(found).encode())
+            _versions.setdefault((command, programs), noted[2])
+        version = _versions.get((command, programs)) or compiler_version(command)
+        _versions[command, programs] = version
+        found = (command, programs, version)
+        if note is not None and (noted is None or noted[:3] != found):
+            write_private(note, json.dumps((*found, _speaks_for_itself(command))).encode())
     flags = (*BASE_FLAGS, *machine_flags(), *openmp_flags(version), *options.cpp_flags)
     return Compiler(command, version, flags, programs, missing)
 
@@ -96,6 +97,8 @@ def _missing(chosen: str) -> str:
     )
 
 
+_versions: dict[tuple[tuple[str, ...], tuple[str, ...]], str] = {}
+"""What is known of commands and their programs in this process."""
 Note = tuple[tuple[str, ...], tuple[str, ...], str, bool]
 """Command, programs, version, and whether the programs tell when the version changes."""
 
@@ -116,17 +119,20 @@ def _read_note(path: Path | None) -> Note | None:
 def _command(chosen: str) -> tuple[str, ...] | None:
     """The first of the possible commands whose program exists, with its path."""
     for name in [chosen] if chosen else ["g++", "clang++", "cc"]:
-        program, *arguments = [name] if shutil.which(name) else shlex.split(name) or [name]
-        path = shutil.which(program)
-        if path is not None:
-            return (os.path.abspath(path), *arguments)
+        for program, *arguments in ([name], shlex.split(name) or [name]):
+            path = shutil.which(program)
+            if path is not None:
+                return (os.path.abspath(path), *arguments)
     return None
 
 
 def _programs(command: Sequence[str]) -> tuple[str, ...]:
-    found = filter(None, map(shutil.which, command))
-    stats = [(path, os.stat(path)) for path in map(os.path.realpath, found)]
-    return tuple(f"{path} {s.st_size} {s.st_mtime_ns} {s.st_ino}" for path, s in stats)
+    found = []
+    for path in map(os.path.realpath, filter(None, map(shutil.which, command))):
+        with contextlib.suppress(OSError):
+            info = os.stat(path)
+            found.append(f"{path} {info.st_size} {info.st_mtime_ns} {info.st_ino}")
+    return tuple(found)
 
 
 def _speaks_for_itself(command: Sequence[str]) -> bool:
@@ -134,12 +140,14 @@ def _speaks_for_itself(command: Sequence[str]) -> bool:
     path = Path(os.path.realpath(command[0]))
     if len(command) > 1 or sys.platform == "darwin" or not re.search(r"g\+\+|gcc|clang", path.name):
         return False
-    with path.open("rb") as file:
-        return file.read(2) != b"#!"
+    try:
+        with path.open("rb") as file:
+            return file.read(2) != b"#!"
+    except OSError:  # may be run, but not read
+        return False
 
 
-@functools.cache
-def compiler_version(command: tuple[str, ...], programs: tuple[str, ...] = ()) -> str:
+def compiler_version(command: Sequence[str]) -> str:
     """What `--version` prints. Raises BackendError if the program doesn't run."""
     try:
         done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
@@ -148,6 +156,12 @@ def compiler_version(command: tuple[str, ...], programs: tuple[str, ...] = ()) -
             f"the C++ compiler {command[0]} does not run ({error}): install g++ or set CXX"
         ) from error
     return done.stdout
+
+
+@functools.cache
+def platform_name() -> str:
+    """Operating system, processor, C library."""
+    return " ".join((sysconfig.get_platform(), *platform.libc_ver()))
 
 
 @functools.cache

@@ -26,7 +26,7 @@ from minicompile.__main__ import main
 from minicompile.errors import BackendError
 from minicompile.ops import build, files, toolchain
 from minicompile.ops.build import start_build
-from minicompile.ops.toolchain import compiler_version, find_compiler
+from minicompile.ops.toolchain import find_compiler
 from minicompile.options import Options, environment
 
 SOURCE = "long answer(void) { return 42; }\n"
@@ -370,7 +370,7 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def find_anew(chosen: str, folder: Path) -> toolchain.Compiler:
     """As the first time in a process."""
-    compiler_version.cache_clear()
+    toolchain._versions.clear()
     return find_compiler(Options(cpp_compiler=chosen), folder)
 
 
@@ -511,17 +511,25 @@ def test_a_build_that_nobody_waits_for_ends(tmp_path: Path, slow: Options) -> No
 
 
 @pytest.mark.skipif(shutil.which("ps") is None, reason="no ps")
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError])
 def test_an_exception_while_the_compiler_works_leaves_nothing_behind(
-    tmp_path: Path, slow: Options, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, slow: Options, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:
+    at_work = []
+
     def failing(*args: Any) -> Any:
-        assert all(map(runs, started(tmp_path)))  # the compiler works before there is a wrapper
-        raise KeyboardInterrupt
+        at_work.extend(map(runs, started(tmp_path)))
+        raise kind
 
     monkeypatch.setattr(pipeline, "generate_wrapper", failing)
     function = mc.compile(lambda x: x.sin() + 1, options=dict(vars(slow)))
-    with pytest.raises(KeyboardInterrupt):
-        function(torch.ones(3))
+    if kind is KeyboardInterrupt:
+        with pytest.raises(kind):
+            function(torch.ones(3))
+    else:
+        with pytest.warns(UserWarning, match="runs in eager"):
+            assert torch.equal(function(torch.zeros(3)), torch.ones(3))
+    assert at_work == [True, True]  # the compiler works before there is a wrapper
     assert nothing_is_left(tmp_path, started(tmp_path))
 
 
