@@ -64,14 +64,8 @@ def child_environment(**values: str) -> dict[str, str]:
 
 def compiler_variables() -> str:
     """The environment variables that change what a C compiler makes of a source."""
-    names = (
-        "CPATH",
-        "C_INCLUDE_PATH",
-        "LIBRARY_PATH",
-        "COMPILER_PATH",
-        "GCC_EXEC_PREFIX",
-        "SDKROOT",
-    )
+    paths = ("CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH")
+    names = (*paths, "GCC_EXEC_PREFIX", "SDKROOT")
     return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
 
 

@@ -138,24 +138,15 @@ class _Job:
         _clean(self.folder)
         try:
             work = Path(tempfile.mkdtemp(prefix=WORK))
+            self.discard = weakref.finalize(self, _discard, os.getpid(), work, processes := [])
+            self.built, text = work / f"{self.key}.so", work / f"{self.key}.c"
+            text.write_text(self.source)
+            command = [*self.compiler.command, *self.compiler.flags, str(text)]
+            command += ["-o", str(self.built), "-lm"]
+            pipes: Any = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+            place = child_environment(TMPDIR=str(work))
+            self.process = subprocess.Popen(command, env=place, process_group=0, **pipes)
         except OSError as error:
-            raise BackendError(f"no place to compile kernels: {error}") from error
-        self.discard = weakref.finalize(self, _discard, os.getpid(), work, processes := [])
-        self.built = work / f"{self.key}.so"
-        command = [*self.compiler.command, *self.compiler.flags]
-        command += [str(self.built.with_suffix(".c")), "-o", str(self.built), "-lm"]
-        try:
-            self.built.with_suffix(".c").write_text(self.source)
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=child_environment(TMPDIR=str(work)),
-                process_group=0,
-            )
-        except OSError as error:
-            self.discard()
             raise BackendError(f"kernels can't be compiled: {error}") from error
         processes.append(self.process)
         return self.process
@@ -223,13 +214,8 @@ def cache_folder(options: Options) -> Path | None:
     folder = options.cache_folder / "cpp"
     reason = make_private(folder)
     if reason:
-        _warn(f"compiled kernels are not kept: {reason}")
+        warnings.warn(f"compiled kernels are not kept: {reason}", stacklevel=2)
     return None if reason else folder
-
-
-@functools.cache
-def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=2)
 
 
 def _load(path: Path) -> ctypes.CDLL:

@@ -60,17 +60,10 @@ MC_INTERNAL __attribute__((alias("__kmpc_for_static_init_8"))) __typeof__(__kmpc
 MC_INTERNAL void __kmpc_for_static_fini(void* place, int32_t thread) {}
 
 // `reduction`: 1 means that the caller adds its part now, alone
-MC_INTERNAL int32_t __kmpc_reduce_nowait(void* place, int32_t thread, int32_t count, int64_t size, void* data,
-                                         void* function, void* lock) {
-    GOMP_critical_start();
-    return 1;
-}
+#define MC_REDUCE void *place, int32_t thread, int32_t count, int64_t size, void *data, void *function, void *lock
+MC_INTERNAL int32_t __kmpc_reduce_nowait(MC_REDUCE) { return GOMP_critical_start(), 1; }
+MC_INTERNAL int32_t __kmpc_reduce(MC_REDUCE) { return GOMP_critical_start(), 1; }
 MC_INTERNAL void __kmpc_end_reduce_nowait(void* place, int32_t thread, void* lock) { GOMP_critical_end(); }
-MC_INTERNAL int32_t __kmpc_reduce(void* place, int32_t thread, int32_t count, int64_t size, void* data,
-                                  void* function, void* lock) {
-    GOMP_critical_start();
-    return 1;
-}
 MC_INTERNAL void __kmpc_end_reduce(void* place, int32_t thread, void* lock) {
     GOMP_critical_end();
     __kmpc_barrier(place, thread);
