@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import importlib
 import inspect
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from minicompile.errors import MinicompileError
+from minicompile.ops.files import why_unsafe
 from minicompile.options import CHOICES, Options
 
 
@@ -90,14 +92,21 @@ def show_rules(chosen: argparse.Namespace) -> int:
 def run_cache(chosen: argparse.Namespace) -> int:
     """Where compiled code is kept, how much there is; `--clear` empties it."""
     folder = Options().cache_folder
-    files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
-    size = sum(path.stat().st_size for path in files)
-    print(f"{folder}: {len(files)} files, {size / 2**20:.1f} MiB")
+    sizes: list[int] = []
+    for path in folder.rglob("*") if folder.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):  # others are at work
+            sizes += [path.stat().st_size] * path.is_file()
+    print(f"{folder}: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB")
+    if (folder / "cpp").is_dir() and (reason := why_unsafe(folder / "cpp")):
+        print(f"compiled kernels are not kept: {reason}")
     if chosen.clear and folder.is_dir():
         if Path.home().is_relative_to(folder) or Path.cwd().is_relative_to(folder):
             reason = "holds your home or working folder, so it is not cleared"
             raise MinicompileError(f"{folder} {reason}")
-        shutil.rmtree(folder)
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            raise MinicompileError(f"{folder} can't be cleared: {error}") from error
         print("cleared")
     return 0
 

@@ -62,6 +62,13 @@ def child_environment(**values: str) -> dict[str, str]:
     return {**os.environ, **values}
 
 
+def compiler_variables() -> str:
+    """The environment variables that change what a C compiler makes of a source."""
+    paths = ("CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH")
+    names = (*paths, "GCC_EXEC_PREFIX", "SDKROOT")
+    return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+
+
 @dataclass(frozen=True)
 class Options:
     """Everything that can be chosen about one compilation."""

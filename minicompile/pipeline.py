@@ -95,11 +95,12 @@ def compile_graph(
     plans = make_plans(scheduled, options)
     tell("plans", list(plans.values()))
     modules = generate_kernels(plans)
+    load = start_loading(modules, options)  # while the compilers work, the wrapper is written
     kernels = by_position(plans, modules)
     tell("kernels", list(kernels.values()))
     wrapper = generate_wrapper(scheduled, kernels, options)
     tell("wrapper", wrapper)
-    finish = start_loading(modules, wrapper, loops.constants, options)
+    finish = partial(load, wrapper, loops.constants)
     stages = CompiledStages(loops, scheduled, list(plans.values()), list(kernels.values()), wrapper)
     tell("graph", stages)
     return CompiledGraph(stages, modules, finish)

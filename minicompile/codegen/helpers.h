@@ -430,7 +430,9 @@ static inline mc_lanes mc_lanes_min(mc_lanes a, mc_lanes b) { MC_LANES_BEST(<) }
 static inline float mc_row_max(const float* x, int64_t n) { MC_ROW((-INFINITY), mc_lanes_max, MC_NEXT(>)) }
 static inline float mc_row_min(const float* x, int64_t n) { MC_ROW(INFINITY, mc_lanes_min, MC_NEXT(<)) }
 
-// the same for doubles: OpenMP's max and min may drop a NaN, so that is noted apart
+// the same for doubles: OpenMP's max and min may drop a NaN, so that is noted apart; clang's start at -DBL_MAX
+#pragma omp declare reduction(mc_max: double: omp_out = omp_in > omp_out ? omp_in : omp_out) initializer(omp_priv = -INFINITY)
+#pragma omp declare reduction(mc_min: double: omp_out = omp_in < omp_out ? omp_in : omp_out) initializer(omp_priv = INFINITY)
 #define MC_ROW_DOUBLE(better, worst, simd) \
     double found = worst; \
     int32_t nan = 0; \
@@ -441,10 +443,10 @@ static inline float mc_row_min(const float* x, int64_t n) { MC_ROW(INFINITY, mc_
     } \
     return nan ? NAN : found;
 static inline double mc_row_max_double(const double* x, int64_t n) {
-    MC_ROW_DOUBLE(>, -INFINITY, "omp simd reduction(max:found) reduction(|:nan)")
+    MC_ROW_DOUBLE(>, -INFINITY, "omp simd reduction(mc_max:found) reduction(|:nan)")
 }
 static inline double mc_row_min_double(const double* x, int64_t n) {
-    MC_ROW_DOUBLE(<, INFINITY, "omp simd reduction(min:found) reduction(|:nan)")
+    MC_ROW_DOUBLE(<, INFINITY, "omp simd reduction(mc_min:found) reduction(|:nan)")
 }
 
 // a square of a matrix, turned: target[j][i] = source[i][j], in blocks of 16 x 16 by four rounds of shuffles

@@ -184,7 +184,7 @@ class Instrumented:
         steps = steps_of(stages.wrapper)
         modules = generate_kernels(dict(enumerate(stages.plans)))
         copy = with_clock(stages.wrapper, steps)
-        call = start_loading(modules, copy, stages.loops.constants, self.options)()
+        call = start_loading(modules, self.options)(copy, stages.loops.constants)
         devices = {buffer.layout.device.type for buffer in stages.loops.buffers.values()}
         self.graphs.append(TimedGraph(capture.name, graph.name, steps, call, "cuda" in devices))
         return self.graphs[-1]

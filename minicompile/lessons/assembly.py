@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from minicompile.codegen.plan import KernelSource
 from minicompile.errors import BackendError
-from minicompile.ops.build import find_compiler
 from minicompile.ops.display import Shown, count_text
 from minicompile.ops.origin import source_lines
+from minicompile.ops.toolchain import find_compiler
 from minicompile.options import Options
 from minicompile.pipeline_result import Trace
 from minicompile.show.explorer import Explorer, Pane, below

@@ -1,25 +1,28 @@
-"""C source to a loaded library: compiler, flags, disk cache.
+"""C source to a loaded library: the compilers at work, and the disk cache.
 
 Kernels are built by `start_build`, which starts the compiler and returns at once; our own small extensions of
-Python by `load_extension`. A finished library is kept under a key made of everything that determines it:
-source, flags, compiler version, processor features. Files appear by rename, with a checksum beside them, so
-that processes can share the cache and a damaged entry is built again.
-The real compiler: torch/_inductor/codecache.py (CppCodeCache), cpp_builder.py.
+Python by `load_extension`. A finished library is kept under a key made of everything that determines it
+(ops/toolchain.py), in a folder that belongs to the user alone. Files appear by rename, and a seal beside the
+library says that it is whole and which key it was built for: processes share the cache, and one may be killed
+at any moment. What isn't sealed is built again, never loaded.
+The real compiler: torch/_inductor/codecache.py (CppCodeCache).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import os
-import platform
-import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
@@ -29,95 +32,21 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from minicompile.errors import BackendError
-from minicompile.options import Options
-
-BASE_FLAGS = (
-    "-x", "c", "-std=gnu11", "-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
-    "-fwrapv", "-fno-tree-pre", "-shared", "-fPIC",
-)  # fmt: skip
-"""Nothing here may change what NaN and infinities do, or the order of additions. (Partial redundancy
-elimination makes a branch of `x != x` after `x > 0 ? x : 0`, which gcc 12 can't vectorise.)"""
-
-GCC_FLAGS = ("-fno-thread-jumps", "-fno-tree-pre")
-"""What undoes `where`: threads of jumps and partial redundancies make branches of it, which no vector has."""
+from minicompile.ops.files import (
+    UNFINISHED,
+    make_private,
+    read_private,
+    remove_leftovers,
+    write_private,
+)
+from minicompile.ops.toolchain import find_compiler
+from minicompile.options import Options, child_environment
 
 ERROR_LINES = 12
+WORK = "minicompile_build_"
+"""How names of folders start in which compilers work, among the temporary files."""
 
 Loaded = TypeVar("Loaded")
-
-
-@dataclass(frozen=True)
-class Compiler:
-    """A C compiler that was found, its version text and the flags to call it with."""
-
-    command: tuple[str, ...]
-    version: str
-    flags: tuple[str, ...]
-
-
-def find_compiler(options: Options) -> Compiler:
-    """The chosen compiler, which may be a command with arguments ("ccache g++"), else g++, clang++ or cc.
-
-    Raises BackendError that says what to install.
-    """
-    names = [options.cpp_compiler] if options.cpp_compiler else ["g++", "clang++", "cc"]
-    for name in names:
-        program, *arguments = [name] if shutil.which(name) else shlex.split(name) or [name]
-        path = shutil.which(program)
-        if path is not None:
-            command = (path, *arguments)
-            version = compiler_version(command)
-            own = GCC_FLAGS if "Free Software Foundation" in version else ()
-            flags = (*BASE_FLAGS, *own, *machine_flags(), *openmp_flags(), *options.cpp_flags)
-            return Compiler(command, version, flags)
-    missing = f"; {options.cpp_compiler!r} was not found" if options.cpp_compiler else ""
-    raise BackendError(
-        "minicompile needs a C++ compiler for CPU kernels: install g++ (apt-get install g++, "
-        "conda install gxx, xcode-select --install) or set CXX to one" + missing
-    )
-
-
-@functools.cache
-def compiler_version(command: tuple[str, ...]) -> str:
-    """What `--version` prints. Raises BackendError if the program doesn't run."""
-    try:
-        done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise BackendError(
-            f"the C++ compiler {command[0]} does not run ({error}): install g++ or set CXX"
-        ) from error
-    return done.stdout
-
-
-@functools.cache
-def processor_features() -> str:
-    """What `-march=native` depends on: the processor's model and feature flags."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return f"{platform.machine()} {platform.processor()}"
-    wanted = ("flags", "Features", "model name", "CPU part")
-    return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
-
-
-def machine_flags() -> tuple[str, ...]:
-    """Code for this processor; on x86 with vectors as wide as it has."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return ("-mcpu=native",)
-    width = 512 if "avx512f" in processor_features() else 256
-    return ("-march=native", f"-mprefer-vector-width={width}")
-
-
-def openmp_flags() -> tuple[str, ...]:
-    """Threads and `simd`. Apple's clang has no OpenMP library of its own: torch brings one."""
-    if sys.platform != "darwin":
-        return ("-fopenmp",)
-    import torch  # only here: the frame hook is built without it
-
-    folder = Path(torch.__file__).parent / "lib"
-    if (folder / "libomp.dylib").exists():
-        return ("-Xclang", "-fopenmp", f"-L{folder}", "-lomp", f"-Wl,-rpath,{folder}")
-    return ("-fopenmp-simd",)
 
 
 class Module:
@@ -169,24 +98,27 @@ def load_extension(source: Path) -> ModuleType | None:
         return module
 
     try:
-        return _Job(source.read_text(), options).finish(load)
-    except (BackendError, ImportError, OSError):
+        return _Job(source.read_text(), options, sys.version).finish(load)
+    except (BackendError, OSError):
         return None
 
 
 class _Job:
-    """One source on its way to a library."""
+    """One source on its way to a library. Dropped unfinished, it takes its compiler and folder along."""
 
-    def __init__(self, source: str, options: Options) -> None:
-        self.source = source
-        self.compiler = compiler = find_compiler(options)
-        facts = (source, *compiler.command, compiler.version, *compiler.flags, processor_features())
+    def __init__(self, source: str, options: Options, *facts: str) -> None:
+        self.folder = cache_folder(options)
+        self.compiler = find_compiler(options, self.folder)
+        self.source = self.compiler.prelude(source) + source
+        facts = (self.source, *self.compiler.identity, *facts)
         self.key = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
-        self.folder = _usable(options.cache_folder / "cpp") if options.disk_cache else None
         self.process: subprocess.Popen[str] | None = None
-        self.work = Path()
         if self._cached() is None:
             self._start()
+
+    def _seal(self, library: bytes) -> bytes:
+        """What lies beside a library of this key if it is whole."""
+        return hashlib.sha256(self.key.encode() + library).hexdigest().encode()
 
     def _cached(self) -> Path | None:
         """The library, if it lies in the cache undamaged. (Loading a truncated one would crash.)"""
@@ -194,59 +126,97 @@ class _Job:
             return None
         library = self.folder / f"{self.key}.so"
         try:
-            intact = library.with_suffix(".sha256").read_text() == _digest(library)
+            whole = read_private(library.with_suffix(".seal")) == self._seal(read_private(library))
         except OSError:
             return None
-        return library if intact else None
+        return library if whole else None
 
     def _start(self) -> subprocess.Popen[str]:
-        self.work = Path(tempfile.mkdtemp(prefix="minicompile_", dir=self.folder))
-        text, library = (self.work / f"{self.key}{suffix}" for suffix in (".c", ".so"))
-        text.write_text(self.source)
-        command = [*self.compiler.command, *self.compiler.flags]
-        command += [str(text), "-o", str(library), "-lm"]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        """Start the compiler, in a process group that can be ended as one. Raises BackendError."""
+        if self.compiler.missing:
+            raise BackendError(self.compiler.missing)
+        _clean(self.folder)
+        try:
+            work = Path(tempfile.mkdtemp(prefix=WORK))
+            self.discard = weakref.finalize(self, _discard, os.getpid(), work, processes := [])
+            self.built, text = work / f"{self.key}.so", work / f"{self.key}.c"
+            text.write_text(self.source)
+            command = [*self.compiler.command, *self.compiler.flags, str(text)]
+            command += ["-o", str(self.built), "-lm"]
+            pipes: Any = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+            place = child_environment(TMPDIR=str(work))
+            self.process = subprocess.Popen(command, env=place, process_group=0, **pipes)
+        except OSError as error:
+            raise BackendError(f"kernels can't be compiled: {error}") from error
+        processes.append(self.process)
         return self.process
 
     def finish(self, load: Callable[[Path], Loaded]) -> Loaded:
-        """Wait for the compiler; move source, library and checksum into the cache, the checksum last."""
-        library = self._cached() if self.process is None else None
-        if library is not None:
-            return load(library)
-        process = self.process or self._start()  # if it was there a moment ago
+        """Wait for the compiler, keep what it made, load it. Raises BackendError."""
+        if self.process is None:
+            with contextlib.suppress(OSError, ImportError):  # a library that it needs may be gone
+                if (library := self._cached()) is not None:
+                    return load(library)
+        process = self.process or self._start()
         _, complaints = process.communicate()
-        built = self.work / f"{self.key}.so"
-        if process.returncode != 0 or not built.exists():
+        if process.returncode != 0 or not self.built.exists():
+            self.discard.detach()
             first = "\n".join(complaints.splitlines()[:ERROR_LINES])
             raise BackendError(
                 f"{' '.join(self.compiler.command)} could not compile the kernels "
-                f"(source kept in {built.with_suffix('.c')}):\n{first}"
+                f"(source kept in {self.built.with_suffix('.c')}):\n{first}"
             )
-        if self.folder is not None:
-            built.with_suffix(".sha256").write_text(_digest(built))
-            for suffix in (".c", ".so", ".sha256"):
-                os.replace(built.with_suffix(suffix), self.folder / f"{self.key}{suffix}")
-            built = self.folder / built.name
-        loaded = load(built)  # once loaded, a library needs its file no more
-        shutil.rmtree(self.work, ignore_errors=True)
-        return loaded
+        try:
+            with contextlib.suppress(OSError, ImportError):  # a folder may forbid programs
+                if (library := self._keep()) is not None:
+                    return load(library)
+            return load(self.built)  # once loaded, a library needs its file no more
+        except (OSError, ImportError) as error:
+            raise BackendError(f"the compiled kernels can't be loaded: {error}") from error
+        finally:
+            self.discard()
+
+    def _keep(self) -> Path | None:
+        """Source, library and seal into the cache, the seal last; None where there is no room."""
+        if self.folder is None:
+            return None
+        content, library = self.built.read_bytes(), self.folder / self.built.name
+        parts = {".c": self.source.encode(), ".so": content, ".seal": self._seal(content)}
+        kept = all(write_private(library.with_suffix(s), part) for s, part in parts.items())
+        return library if kept else None
 
 
-def _usable(folder: Path) -> Path | None:
-    """The folder, if it can be written to."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
+def _discard(owner: int, work: Path, processes: Sequence[subprocess.Popen[str]]) -> None:
+    """End what still works in a folder, and delete it."""
+    if os.getpid() != owner:  # a fork has no part in it
+        return
+    for process in processes:
+        if process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+        with process:  # closes its pipe and waits
+            pass
+    shutil.rmtree(work, ignore_errors=True)
+
+
+@functools.cache
+def _clean(folder: Path | None) -> None:
+    """Once in a process: away with what killed ones left behind."""
+    remove_leftovers(Path(tempfile.gettempdir()), f"{WORK}*")
+    if folder is not None:
+        remove_leftovers(folder, f"*{UNFINISHED}")
+
+
+def cache_folder(options: Options) -> Path | None:
+    """Where libraries are kept, made if need be; None where that is switched off, impossible or unsafe."""
+    if not options.disk_cache:
         return None
-    return folder if os.access(folder, os.W_OK) else None
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    folder = options.cache_folder / "cpp"
+    reason = make_private(folder)
+    if reason:
+        warnings.warn(f"compiled kernels are not kept: {reason}", stacklevel=2)
+    return None if reason else folder
 
 
 def _load(path: Path) -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise BackendError(f"the compiled kernels can't be loaded: {error}") from error
+    return ctypes.CDLL(str(path))

@@ -49,18 +49,15 @@ def load_triton(module: KernelModule, options: Options) -> Callable[[], Kernels]
 
 
 def start_loading(
-    modules: Sequence[KernelModule],
-    wrapper: WrapperSource,
-    constants: Sequence[ConstantBuffer],
-    options: Options,
-) -> Callable[[], BoxedCallable]:
-    """Start every compiler that the kernels need. What comes back waits for them and loads the wrapper.
+    modules: Sequence[KernelModule], options: Options
+) -> Callable[[WrapperSource, Sequence[ConstantBuffer]], BoxedCallable]:
+    """Start every compiler that the kernels need. What comes back waits for them and loads a wrapper.
 
-    It raises BackendError where a compiler is missing or fails.
+    Both raise BackendError where a compiler is missing or fails.
     """
     kernels = [kernel_loader[m.language](m, options) for m in modules]
 
-    def finish() -> BoxedCallable:
+    def finish(wrapper: WrapperSource, constants: Sequence[ConstantBuffer]) -> BoxedCallable:
         namespace: dict[str, Any] = {c.name: c.value for c in constants}
         for wait in kernels:
             namespace.update(wait())

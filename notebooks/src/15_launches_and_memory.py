@@ -716,7 +716,8 @@ def record(run, inputs):
 #
 # - `minicompile/codegen/wrapper.py`: the writer of what a call runs.
 # - `minicompile/scheduling/memory.py`, `minicompile/scheduling/in_place.py`: whose memory, and when.
-# - `minicompile/ops/build.py`: the disk cache and its key; `minicompile/runtime/fast_call.c`: a cheap launch.
+# - `minicompile/ops/build.py`: the disk cache; `minicompile/ops/toolchain.py`: what is in its key.
+# - `minicompile/runtime/fast_call.c`: a cheap launch.
 # - `torch/_inductor/codegen/memory_planning.py`, `torch/_inductor/codecache.py`: theirs.
 # - `torch/_inductor/cudagraph_trees.py`: CUDA graphs that share memory.
 #

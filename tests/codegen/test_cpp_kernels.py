@@ -10,7 +10,8 @@ import torch
 
 from minicompile.codegen.cpp import kernel_module, print_kernel
 from minicompile.codegen.plan import KernelPlan
-from minicompile.ops.build import processor_features, start_build
+from minicompile.ops.build import start_build
+from minicompile.ops.toolchain import processor_features
 from minicompile.options import Options
 from minicompile.runtime.cpp import bind
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, size_symbol

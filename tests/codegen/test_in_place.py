@@ -30,7 +30,7 @@ def build(result: Schedule, options: Options) -> Callable[[list[Any]], Any]:
     plans = make_plans(result, options)
     modules = generate_kernels(plans)
     wrapper = generate_wrapper(result, by_position(plans, modules), options)
-    return start_loading(modules, wrapper, result.graph.constants, options)()
+    return start_loading(modules, options)(wrapper, result.graph.constants)
 
 
 def run(graph: LoopGraph, options: Options) -> Schedule:

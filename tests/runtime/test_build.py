@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import errno
+import gc
+import hashlib
+import json
+import os
+import shutil
+import stat
 import subprocess
 import sys
+import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import minicompile as mc
+from minicompile import pipeline
+from minicompile.__main__ import main
 from minicompile.errors import BackendError
-from minicompile.ops import build
-from minicompile.ops.build import find_compiler, start_build
-from minicompile.options import Options
+from minicompile.ops import build, files, toolchain
+from minicompile.ops.build import start_build
+from minicompile.ops.toolchain import find_compiler
+from minicompile.options import Options, environment
 
 SOURCE = "long answer(void) { return 42; }\n"
 
@@ -54,22 +69,209 @@ def test_source_and_flags_are_part_of_the_key(tmp_path: Path, compilations: Any)
     assert len(compilations) == 3
 
 
-@pytest.mark.parametrize("damage", ["truncated", "garbage", "no checksum"])
-def test_a_damaged_entry_is_built_again(tmp_path: Path, compilations: Any, damage: str) -> None:
-    source = SOURCE.replace("answer", f"answer_{damage.replace(' ', '_')}")
-    name = f"answer_{damage.replace(' ', '_')}"
+def test_headers_that_the_environment_names_are_part_of_the_key(
+    tmp_path: Path, compilations: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CPATH", str(tmp_path))
+    source = "#include <mine.h>\nlong mine(void) { return MINE; }\n"
+    (tmp_path / "mine.h").write_text("#define MINE 1\n")
+    assert start_build(source, options(tmp_path)).result().mine() == 1
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.h").write_text("#define MINE 2\n")
+    monkeypatch.setenv("CPATH", str(tmp_path / "other"))
+    assert start_build(source, options(tmp_path)).result().mine() == 2
+
+
+# -- what lies in the cache is loaded only if it is whole and ours
+
+
+def truncate(entry: Path, other: Path) -> None:
+    replace(entry, entry.read_bytes()[:100])
+
+
+def garbage(entry: Path, other: Path) -> None:
+    replace(entry, b"x" * 5000)
+
+
+def no_seal(entry: Path, other: Path) -> None:
+    entry.with_suffix(".seal").unlink()
+
+
+def half_a_seal(entry: Path, other: Path) -> None:
+    replace(entry.with_suffix(".seal"), entry.with_suffix(".seal").read_bytes()[:32])
+
+
+def another_library(entry: Path, other: Path) -> None:
+    replace(entry, other.read_bytes())
+
+
+def renamed_from_another_key(entry: Path, other: Path) -> None:
+    for suffix in (".so", ".seal"):
+        replace(entry.with_suffix(suffix), other.with_suffix(suffix).read_bytes())
+
+
+def checksum_of_what_lies_there(entry: Path, other: Path) -> None:
+    replace(entry, other.read_bytes())
+    replace(entry.with_suffix(".seal"), hashlib.sha256(other.read_bytes()).hexdigest().encode())
+
+
+def link_to_elsewhere(entry: Path, other: Path) -> None:
+    entry.rename(other.with_name("elsewhere"))
+    entry.symlink_to(other.with_name("elsewhere"))
+
+
+def writable_by_others(entry: Path, other: Path) -> None:
+    entry.chmod(0o666)
+
+
+def of_another_user(entry: Path, other: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    os.chown(entry, 12345, -1)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """A new file in its place: the old one may be mapped into this process."""
+    path.unlink()
+    path.write_bytes(content)
+    path.chmod(0o600)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(truncate, garbage, no_seal, half_a_seal, another_library, renamed_from_another_key),
+        *(checksum_of_what_lies_there, link_to_elsewhere, writable_by_others, of_another_user),
+    ],
+    ids=lambda damage: damage.__name__,
+)
+def test_a_damaged_or_foreign_entry_is_built_again(
+    tmp_path: Path, compilations: Any, damage: Callable[[Path, Path], None]
+) -> None:
+    name = damage.__name__
+    source = SOURCE.replace("answer", name)
+    start_build(source.replace("42", "-1"), options(tmp_path)).result()
+    (other,) = (tmp_path / "cpp").glob("*.so")
     start_build(source, options(tmp_path)).result()
-    (library,) = (tmp_path / "cpp").glob("*.so")
-    fresh = library.with_name("copy")
-    fresh.write_bytes(
-        {"truncated": library.read_bytes()[:100], "garbage": b"x" * 5000}.get(damage, b"")
-    )
-    if damage == "no checksum":
-        library.with_suffix(".sha256").unlink()
+    (entry,) = set((tmp_path / "cpp").glob("*.so")) - {other}
+    damage(entry, other)
+    for _ in range(2):
+        assert getattr(start_build(source, options(tmp_path)).result(), name)() == 42
+    assert len(compilations) == 3
+    assert stat.S_IMODE(entry.lstat().st_mode) == 0o600
+
+
+def test_a_library_that_cannot_be_loaded_is_built_again(
+    tmp_path: Path, compilations: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_build(SOURCE, options(tmp_path)).result()
+    real, tried = build._load, []
+
+    def load(path: Path) -> Any:
+        """As where a library that it needs is gone, or where a folder forbids programs."""
+        tried.append(path)
+        if tmp_path in path.parents:
+            raise OSError("failed to map segment")
+        return real(path)
+
+    monkeypatch.setattr(build, "_load", load)
+    monkeypatch.setattr(build.tempfile, "tempdir", None)
+    assert start_build(SOURCE, options(tmp_path)).result().answer() == 42
+    assert len(compilations) == 2 and len(tried) == 3
+
+
+# -- the folder
+
+
+def test_the_cache_is_private_whatever_the_umask(tmp_path: Path, compilations: Any) -> None:
+    before = os.umask(0)
+    try:
+        for _ in range(2):
+            start_build(SOURCE, options(tmp_path / "cache")).result()
+    finally:
+        os.umask(before)
+    assert len(compilations) == 1
+    for path in (tmp_path / "cache").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("which", ["cache", "cache/cpp"])
+@pytest.mark.parametrize("danger", ["group", "others", "owner"])
+def test_a_folder_that_others_can_write_to_is_not_used(
+    tmp_path: Path, danger: str, which: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache" / "cpp").mkdir(parents=True, mode=0o700)
+    folder = tmp_path / which
+    if danger != "owner":
+        folder.chmod(0o770 if danger == "group" else 0o707)
+        reason = f"others can write to {folder}"
+    elif os.geteuid() == 0:
+        os.chown(folder, 12345, -1)
+        reason = f"{folder} belongs to another user"
     else:
-        fresh.replace(library)
-    assert getattr(start_build(source, options(tmp_path)).result(), name)() == 42
-    assert len(compilations) == 2
+        pytest.skip("only root can give folders away")
+    with pytest.warns(UserWarning, match=f"not kept: {reason}"):
+        assert start_build(SOURCE, options(tmp_path / "cache")).result().answer() == 42
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == []
+    with environment(MINICOMPILE_CACHE_DIR=str(tmp_path / "cache")):
+        assert main(["cache"]) == 0
+    assert reason in capsys.readouterr().out
+
+
+def test_a_folder_among_everybodys_temporary_files_is_fine(tmp_path: Path) -> None:
+    """Others can write to /tmp, but replace nothing there."""
+    tmp_path.chmod(0o1777)
+    with warnings.catch_warnings(action="error"):
+        start_build(SOURCE, options(tmp_path)).result()
+    assert len(list((tmp_path / "cpp").glob("*.so"))) == 1
+
+
+@pytest.mark.parametrize("failing", ["mkstemp", "write", "replace"])
+def test_a_full_or_read_only_disk_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def full(*args: Any, **kw: Any) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def open_full(handle: int, mode: str) -> Any:
+        os.close(handle)
+        return open("/dev/full", mode, buffering=0)
+
+    if failing == "write" and not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    module = {"mkstemp": files.tempfile, "replace": files.os}.get(failing)
+    with monkeypatch.context() as patch:
+        if module is None:
+            patch.setattr(files, "open", open_full, raising=False)
+        else:
+            patch.setattr(module, failing, full)
+        assert start_build(SOURCE, options(tmp_path)).result().answer() == 42
+    assert list((tmp_path / "cpp").iterdir()) == []
+    assert start_build(SOURCE, options(tmp_path)).result().answer() == 42
+
+
+def test_leftovers_of_killed_processes_go_after_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path))
+    build._clean.cache_clear()
+    cache = tmp_path / "cache" / "cpp"
+    cache.mkdir(parents=True)
+    paths = [tmp_path / f"{build.WORK}old", tmp_path / f"{build.WORK}new", tmp_path / "old"]
+    for path in paths:
+        path.mkdir()
+        (path / "kernel.c").write_text(SOURCE)
+    parts = [cache / "old.part", cache / "new.part", cache / "old.so"]
+    for path in parts:
+        path.write_bytes(b"")
+    yesterday = time.time() - 25 * 3600
+    for path in (*paths, *parts):
+        if "old" in path.name:
+            os.utime(path, (yesterday, yesterday))
+    assert start_build(SOURCE, options(tmp_path / "cache")).result().answer() == 42
+    assert [path.exists() for path in paths] == [False, True, True]
+    assert [path.exists() for path in parts] == [False, True, True]
 
 
 def test_without_disk_cache_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +283,9 @@ def test_without_disk_cache_nothing_stays(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_cache_folder_that_cannot_be_made_is_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    assert start_build(SOURCE, options(tmp_path / "file" / "cache")).result().answer() == 42
+    with pytest.warns(UserWarning, match="can't be made"):
+        module = start_build(SOURCE, options(tmp_path / "file" / "cache")).result()
+    assert module.answer() == 42
 
 
 def test_two_sources_compile_side_by_side(tmp_path: Path, compilations: Any) -> None:
@@ -143,4 +347,202 @@ def test_processes_can_share_a_cache(tmp_path: Path) -> None:
         for _ in range(2)
     ]
     assert [process.communicate()[0] for process in running] == ["42\n"] * 2
-    assert sorted(p.suffix for p in (tmp_path / "cpp").iterdir()) == [".c", ".sha256", ".so"]
+    found = sorted(path.suffix for path in (tmp_path / "cpp").iterdir())
+    assert found == [".c", ".json", ".seal", ".so"]
+
+
+# -- what is remembered of a compiler
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The calls of `--version`, by processes that start anew with each `forget`."""
+    calls: list[list[str]] = []
+    real = subprocess.run
+
+    def counted(command: list[str], **kw: Any) -> Any:
+        calls.append(command)
+        return real(command, **kw)
+
+    monkeypatch.setattr(toolchain.subprocess, "run", counted)
+    return calls
+
+
+def find_anew(chosen: str, folder: Path) -> toolchain.Compiler:
+    """As the first time in a process."""
+    toolchain._versions.clear()
+    return find_compiler(Options(cpp_compiler=chosen), folder)
+
+
+def program(path: Path, text: str) -> str:
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_compiler_is_asked_for_its_version_once(tmp_path: Path, questions: Any) -> None:
+    found = [find_anew("", tmp_path) for _ in range(3)]
+    assert len(set(found)) == 1 and "20" in found[0].version
+    assert len(questions) == (3 if sys.platform == "darwin" else 1)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="there every compiler is asked each time")
+@pytest.mark.parametrize("change", ["time", "content", "inode"])
+def test_a_compiler_that_changed_is_asked_again(
+    tmp_path: Path, questions: Any, change: str
+) -> None:
+    path = tmp_path / "g++-99"
+    shutil.copy2(shutil.which("true") or "", path)
+    first = find_anew(str(path), tmp_path)
+    assert find_anew(str(path), tmp_path) == first and len(questions) == 1
+    info = path.stat()
+    if change == "inode":
+        path.rename(tmp_path / "kept")  # so that its number isn't given again
+        shutil.copy2(tmp_path / "kept", path)
+    elif change == "content":
+        path.write_bytes(path.read_bytes() + b"more")
+    if change != "time":
+        os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+    else:
+        os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns + 1))
+    again = find_anew(str(path), tmp_path)
+    assert len(questions) == 2
+    assert (again.identity == first.identity) == (change == "inode")
+
+
+def test_a_script_may_call_another_compiler_tomorrow(tmp_path: Path, questions: Any) -> None:
+    target = tmp_path / "version"
+    script = program(tmp_path / "g++", f"#!/bin/sh\ncat {target}\n")
+    target.write_text("one")
+    assert find_anew(script, tmp_path).version == "one"
+    target.write_text("two")
+    assert find_anew(script, tmp_path).version == "two"
+
+
+@pytest.mark.parametrize("note", ["", "{", "[]", '[["g++"], ["x"], 3, true]', '[1, 2, "", true]'])
+def test_nonsense_in_a_note_is_written_anew(tmp_path: Path, questions: Any, note: str) -> None:
+    found = find_anew("", tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    path.write_text(note)
+    path.chmod(0o600)
+    assert find_anew("", tmp_path) == found and len(questions) == 2
+    assert json.loads(path.read_text())[2] == found.version
+
+
+WARM = """
+import sys, warnings
+warnings.simplefilter("error")
+import torch, minicompile as mc
+from minicompile.errors import BackendError
+from minicompile.ops.build import start_build
+from minicompile.options import Options
+x = torch.ones(8, 16)
+out = mc.compile(lambda x: torch.softmax(x.sin(), -1), fullgraph=True)(x)
+assert torch.equal(out, torch.full((8, 16), 1 / 16))
+try:
+    start_build("long new(void) { return 1; }", Options()).result()
+except BackendError as error:
+    print(error)
+"""
+
+
+def test_a_warm_start_needs_no_compiler(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    with environment(MINICOMPILE_CACHE_DIR=str(tmp_path / "cache"), CXX=""):
+        mc.compile(lambda x: torch.softmax(x.sin(), -1))(torch.ones(8, 16))
+        kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache" / "cpp").iterdir()}
+        with environment(PATH=str(tmp_path / "bin")):
+            warm = subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True)
+    assert warm.stderr == ""
+    assert "needs a C++ compiler" in warm.stdout  # what wasn't there still needs one
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    with pytest.raises(BackendError, match=r"'/gone/g\+\+' was not found"):
+        find_compiler(Options(cpp_compiler="/gone/g++"), tmp_path / "cache" / "cpp")
+
+
+# -- from start to finish
+
+
+@pytest.fixture
+def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
+    """A compiler that works for minutes, with a helper like g++'s own; it notes both processes."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path / "tmp"))
+    text = f"""#!/bin/sh
+case "$*" in --version) echo 20; exit;; esac
+sleep 300 &
+echo $$ $! > {tmp_path}/ids.part
+mv {tmp_path}/ids.part {tmp_path}/ids
+wait
+"""
+    chosen = program(tmp_path / "slow-g++", text)
+    return options(tmp_path / "cache", cpp_compiler=chosen)
+
+
+def started(tmp_path: Path) -> list[int]:
+    """The compiler's processes, once there are some."""
+    ids = tmp_path / "ids"
+    while not ids.exists():
+        time.sleep(0.01)
+    return [int(number) for number in ids.read_text().split()]
+
+
+def runs(process: int) -> bool:
+    """Neither gone nor a zombie that its new parent hasn't looked at."""
+    done = subprocess.run(["ps", "-o", "stat=", "-p", str(process)], capture_output=True, text=True)
+    return done.stdout.strip() != "" and not done.stdout.startswith("Z")
+
+
+def nothing_is_left(tmp_path: Path, processes: list[int]) -> bool:
+    """Neither folders nor, soon, processes."""
+    while any(map(runs, processes)):
+        time.sleep(0.01)
+    return list((tmp_path / "tmp").glob(f"{build.WORK}*")) == []
+
+
+@pytest.mark.skipif(shutil.which("ps") is None, reason="no ps")
+def test_a_build_that_nobody_waits_for_ends(tmp_path: Path, slow: Options) -> None:
+    pending = start_build(SOURCE, slow)
+    processes = started(tmp_path)
+    assert len(processes) == 2 and all(map(runs, processes))
+    del pending
+    gc.collect()
+    assert nothing_is_left(tmp_path, processes)
+
+
+@pytest.mark.skipif(shutil.which("ps") is None, reason="no ps")
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError])
+def test_an_exception_while_the_compiler_works_leaves_nothing_behind(
+    tmp_path: Path, slow: Options, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
+) -> None:
+    at_work = []
+
+    def failing(*args: Any) -> Any:
+        at_work.extend(map(runs, started(tmp_path)))
+        raise kind
+
+    monkeypatch.setattr(pipeline, "generate_wrapper", failing)
+    function = mc.compile(lambda x: x.sin() + 1, options=dict(vars(slow)))
+    if kind is KeyboardInterrupt:
+        with pytest.raises(kind):
+            function(torch.ones(3))
+    else:
+        with pytest.warns(UserWarning, match="runs in eager"):
+            assert torch.equal(function(torch.zeros(3)), torch.ones(3))
+    assert at_work == [True, True]  # the compiler works before there is a wrapper
+    assert nothing_is_left(tmp_path, started(tmp_path))
+
+
+def test_a_program_that_ends_early_takes_its_compiler_along(tmp_path: Path, slow: Options) -> None:
+    text = f"""
+import tempfile
+tempfile.tempdir = {str(tmp_path / "tmp")!r}
+from minicompile.ops.build import start_build
+from minicompile.options import Options
+pending = start_build({SOURCE!r}, Options(cpp_compiler={slow.cpp_compiler!r}, disk_cache=False))
+from pathlib import Path
+while not Path({str(tmp_path / "ids")!r}).exists():
+    pass
+"""
+    subprocess.run([sys.executable, "-c", text], check=True)
+    assert nothing_is_left(tmp_path, started(tmp_path))

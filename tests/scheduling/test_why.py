@@ -209,7 +209,7 @@ def test_what_comes_after_compiles_and_runs(language: str) -> None:
     plans = make_plans(after, options)
     modules = generate_kernels(plans)
     wrapper = generate_wrapper(after, by_position(plans, modules), options)
-    run = start_loading(modules, wrapper, graph.constants, options)()
+    run = start_loading(modules, options)(wrapper, graph.constants)
     (given,) = example_inputs(graph)
     assert len(plans) > 1
     torch.testing.assert_close(run([given])[0], given.softmax(-1))

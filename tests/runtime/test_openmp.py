@@ -1,0 +1,117 @@
+"""Each C compiler shares loops among torch's threads."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import minicompile as mc
+from minicompile.ops import toolchain
+from minicompile.ops.build import Module, start_build
+from minicompile.options import Options
+
+SOURCE = """
+#include <stdint.h>
+int omp_get_thread_num(void);
+void one(int64_t* out, int64_t n, int64_t least) {
+    #pragma omp parallel for if(parallel: n > least)
+    for (int64_t i = 0; i < n; i++) out[i] += 1 + omp_get_thread_num();
+}
+void two(int64_t* out, int64_t n, uint64_t m) {
+    #pragma omp parallel for collapse(2)
+    for (int64_t i = 0; i < n; i++) for (uint64_t j = 0; j < m; j++) out[i * m + j]++;
+}
+int64_t bits(const int64_t* x, int64_t n) {
+    int64_t found = 0;
+    #pragma omp parallel
+    {
+        #pragma omp for nowait reduction(|:found)
+        for (int64_t i = 0; i < n; i++) found |= x[i];
+        #pragma omp for reduction(|:found)
+        for (int64_t i = 0; i < n; i++) found |= x[i] << 1;
+    }
+    return found;
+}
+"""
+
+
+@pytest.fixture(scope="module", params=["g++", "clang++"])
+def compiler(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if shutil.which(name) is None:
+        pytest.skip(f"no {name} here")
+    return name
+
+
+@pytest.fixture(scope="module")
+def library(compiler: str) -> Module:
+    if "-fopenmp-simd" in toolchain.find_compiler(Options(cpp_compiler=compiler)).flags:
+        pytest.skip("torch has no threads of a known kind")
+    return start_build(SOURCE, Options(cpp_compiler=compiler)).result()
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 100])
+def test_each_iteration_is_done_once_by_the_threads_that_torch_was_given(
+    library: Module, threads: int, n: int
+) -> None:
+    out = torch.zeros(n, dtype=torch.int64)
+    library.one(ctypes.c_void_p(out.data_ptr()), ctypes.c_int64(n), ctypes.c_int64(2))
+    share, longer = divmod(n, threads)
+    expected = [1 + i for i in range(threads) for _ in range(share + (i < longer))]
+    assert out.tolist() == (expected if n > 2 else [1] * n)
+
+
+def test_nested_loops_are_shared_as_one(library: Module, threads: int) -> None:
+    out = torch.zeros(35, dtype=torch.int64)
+    library.two(ctypes.c_void_p(out.data_ptr()), ctypes.c_int64(5), ctypes.c_uint64(7))
+    assert out.tolist() == [1] * 35
+
+
+def test_what_threads_find_is_combined(library: Module, threads: int) -> None:
+    x = torch.zeros(100, dtype=torch.int64)
+    for i in (0, 50, 99):
+        x[i] = 1 << (i % 31) * 2
+    bits = library.bits
+    bits.restype = ctypes.c_int64
+    for _ in range(20):
+        found = bits(ctypes.c_void_p(x.data_ptr()), ctypes.c_int64(100))
+        assert found == sum(3 << (i % 31) * 2 for i in (0, 50, 99))
+
+
+def test_compiled_functions_agree_with_eager(compiler: str, threads: int, tmp_path: Path) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        z = torch.softmax(x * y, -1)
+        return z, z.double().amax(-1) - y.double().amax(0).sum(), x.t() + 1, (x > y).any(0)
+
+    x, y = torch.randn(200, 300), torch.randn(200, 300)
+    y[:, 5] = float("-inf")
+    y[7] = float("nan")
+    options = {"cpp_compiler": compiler}
+    torch.testing.assert_close(
+        mc.compile(function, fullgraph=True, options=options)(x, y),
+        function(x, y),
+        equal_nan=True,
+    )
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="there torch brings clang's own library")
+def test_clang_makes_one_thread_do_it_where_torch_has_no_gnu_threads() -> None:
+    """In a process without torch, for one."""
+    text = "from minicompile.ops.toolchain import openmp_flags; print(*openmp_flags('clang 99'))"
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["-fopenmp-simd"]
