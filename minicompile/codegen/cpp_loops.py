@@ -36,6 +36,9 @@ LONG_ROW = 8192
 
 BLOCK = 1024
 
+STACK_BYTES = 128 * 1024
+"""Scratch rows that have more bytes together lie on the heap."""
+
 DEAR = 12
 """Operations on an element beside scans from which these have a loop of their own."""
 
@@ -215,7 +218,7 @@ class LoopPrinter(ValuePrinter):
     def _rows(self) -> None:
         nest = 0 if self.split else len(self.x_loops)
         with self._heap_rows(nest) as pragma, self.loops(self.x_loops, pragma):
-            if all(isinstance(size, int) for size in self.plan.reduction_ranges.values()):
+            if not self._on_heap():
                 self._scratch(self.in_order(self.plan.stashed), "_row", self.plan.row_length)
             for phase in self.plan.phases:
                 if phase.level == "row":
@@ -225,15 +228,17 @@ class LoopPrinter(ValuePrinter):
 
     @contextlib.contextmanager
     def _heap_rows(self, nest: int) -> Iterator[str]:
-        """Scratch rows whose length varies lie on the heap, one for each thread. Gives the loops' pragma."""
+        """Scratch rows that are long, or whose length varies, lie on the heap, one for each thread.
+
+        Gives the loops' pragma.
+        """
         length, inner = product(self.plan.reduction_ranges.values()), self.r_loops[-1].size
-        found = [(v, "_row", length) for v in self.in_order(self.plan.stashed)]
+        kept = self.in_order(self.plan.stashed) if self._on_heap() else []
+        rows = {f"{self.names[v]}_row": (v, length) for v in kept}
         for phase in self.plan.phases:
-            if phase.level == "loop" and not self._in_blocks(phase.values):
-                found += [(v, "_part", inner) for v in self._filled(phase.values)]
-        rows = {
-            f"{self.names[v]}{suffix}": (v, n) for v, suffix, n in found if not isinstance(n, int)
-        }
+            short = isinstance(inner, int) or self._in_blocks(phase.values)
+            if phase.level == "loop" and not short:
+                rows |= {f"{self.names[v]}_part": (v, inner) for v in self._filled(phase.values)}
         if not rows:
             yield self._parallel(nest)
             return
@@ -247,6 +252,12 @@ class LoopPrinter(ValuePrinter):
             yield f"for nowait{share}" * shared
             for name, (value, _) in rows.items():
                 self.line(f"mc_release({name});", value.origins)
+
+    def _on_heap(self) -> bool:
+        """Scratch rows that vary in length, or are too large for the stack of a thread."""
+        size = self.plan.row_length * sum(v.dtype.itemsize for v in self.plan.stashed)
+        known = all(isinstance(size, int) for size in self.plan.reduction_ranges.values())
+        return not known or size > STACK_BYTES
 
     def _columns(self) -> None:
         *outer, last = self.x_loops
@@ -492,10 +503,16 @@ class LoopPrinter(ValuePrinter):
     # ---- rows in vectors
 
     def _by_row(self, value: Value) -> bool:
-        """A helper reduces a row of floats in memory; other reductions ride along in the loop."""
+        """A helper reduces a row of floats in memory; other reductions ride along in the loop.
+
+        Of sums those of plain loads: others are added up where they are computed. The largest and the
+        smallest number always, since vectors that compare may drop a NaN.
+        """
+        source = value.inputs[0]
         extremum = value.kind in ("max", "min") and value.dtype.is_floating_point
-        known = extremum or (value.kind == "sum" and value.dtype is torch.float32)
-        in_memory = value.inputs[0] in self.plan.loop and self.plan.vector_width > 1
+        single = value.kind == "sum" and value.dtype is torch.float32
+        known = extremum or (single and self._lies_in_memory(source))
+        in_memory = source in self.plan.loop and self.plan.vector_width > 1
         return known and in_memory and not self.tile
 
     def _filled(self, values: Sequence[Value]) -> list[Value]:

@@ -37,6 +37,9 @@ BASE_FLAGS = (
 )  # fmt: skip
 """Nothing here may change what NaN and infinities do, or the order of additions."""
 
+GCC_FLAGS = ("-fno-thread-jumps",)
+"""Threads of jumps make branches of `where`: loads in them keep accumulators out of registers."""
+
 ERROR_LINES = 12
 
 Loaded = TypeVar("Loaded")
@@ -62,8 +65,10 @@ def find_compiler(options: Options) -> Compiler:
         path = shutil.which(program)
         if path is not None:
             command = (path, *arguments)
-            flags = (*BASE_FLAGS, *machine_flags(), *openmp_flags(), *options.cpp_flags)
-            return Compiler(command, compiler_version(command), flags)
+            version = compiler_version(command)
+            own = GCC_FLAGS if "Free Software Foundation" in version else ()
+            flags = (*BASE_FLAGS, *own, *machine_flags(), *openmp_flags(), *options.cpp_flags)
+            return Compiler(command, version, flags)
     missing = f"; {options.cpp_compiler!r} was not found" if options.cpp_compiler else ""
     raise BackendError(
         "minicompile needs a C++ compiler for CPU kernels: install g++ (apt-get install g++, "
