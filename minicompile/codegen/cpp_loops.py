@@ -22,10 +22,10 @@ import torch
 
 from minicompile.codegen.cpp_ops import CTYPES
 from minicompile.codegen.cpp_values import ALIGNED, SIGNS, Loop, ValuePrinter
-from minicompile.codegen.phases import cone, cost, is_update, separates, transposed
-from minicompile.codegen.plan import KernelPlan, count
+from minicompile.codegen.phases import cone, cost, is_update, owns, separates, transposed
+from minicompile.codegen.plan import KernelPlan, Pieces, count, leaves
 from minicompile.ops.table import POSITIONS
-from minicompile.scheduling.body import Value, iterate_indices, varying
+from minicompile.scheduling.body import LoopBody, Value, iterate_indices, varying
 from minicompile.shapes.expr import Size, coefficient_of, product, size_hint
 
 OUTER_ITERATIONS = 8
@@ -72,11 +72,10 @@ class LoopPrinter(ValuePrinter):
         if self.split:
             self._chunks()
         if not self.plan.reduction_ranges:
-            values = [v for phase in self.plan.phases for v in phase.values]
             if self.plan.tiles:
-                self._squares(values)
+                self._squares(self.plan.body.values)
             else:
-                self._pointwise(values)
+                self._pointwise(self.plan.pieces or self.plan.body)
         elif self.tile:
             self._columns()
         else:
@@ -154,27 +153,76 @@ class LoopPrinter(ValuePrinter):
             text = f"{CTYPES[value.dtype]} {self.names[value]}{suffix}[{length}]"
             self.line(f"{text} {ALIGNED};", value.origins)
 
-    def _end(self, var: sympy.Symbol, start: str, step: int, size: str) -> None:
+    def _end(self, var: sympy.Symbol, start: str, step: int | str, size: str) -> None:
         """Declare where a piece of a loop ends."""
         self.line(f"const int64_t {var}_end = {least(f'{start} + {step}', size)};")
 
     # ---- pointwise kernels
 
-    def _pointwise(self, values: Sequence[Value]) -> None:
-        if not self.x_loops:
+    def _pointwise(self, part: Pieces, opened: Collection[Loop] = (), shared: bool = False) -> None:
+        """The loops of a body, or of its pieces, inside those that are `opened` already, perhaps for threads
+        (`shared`)."""
+        ranges = leaves(part)[0].ranges
+        loops = [Loop(var, size) for var, size in ranges.items() if size != 1]
+        loops = [loop for loop in loops if loop not in opened]
+        if isinstance(part, LoopBody):
+            self._piece(part, loops, shared)
+            return
+        variables = [*ranges]
+        before = variables.index(part.var)
+        outer = [loop for loop in loops if variables.index(loop.var) < before]
+        share = not shared and self._enough(outer)
+        with self.loops(outer, self._parallel(len(outer)) if share else ""):
+            for piece in part.parts:
+                with self.block("{", "}"):
+                    self._pointwise(piece, [*opened, *outer], shared or share)
+
+    def _piece(self, body: LoopBody, loops: Sequence[Loop], shared: bool) -> None:
+        """A nest of loops, the innermost in vectors."""
+        values = body.values
+        if body is not self.plan.body:
+            self.name(values)
+        if not loops:
             self.compute(values)
             return
-        *outer, inner = self.x_loops
+        *outer, inner = loops
         moving = varying(values, {inner.var})
         inside = [v for v in values if v in moving or v.op == "store"]
-        simd = self._simd(inside, inner.var)
-        share_outer = count((loop.size for loop in outer), self.plan.hints) >= OUTER_ITERATIONS
-        if not share_outer and self._parallel():
-            around, simd = "", self._parallel(simd=bool(simd))
-        else:
+        if any(map(is_update, body.stores)):
+            self._scatter(outer, inner, inside)
+            return
+        simd, around = self._simd(inside, inner.var), ""
+        if self._enough(outer):
+            around = self._parallel(len(outer)) * (not shared)
+        elif not shared and self._parallel():
+            simd = self._parallel(simd=bool(simd))
+        elif not shared:
             around = self._parallel(len(outer))
         with self.loops(outer, around):
             self.compute(v for v in values if v not in inside)
+            self._inner(inner, inside, simd)
+
+    def _enough(self, outer: Sequence[Loop]) -> bool:
+        """Iterations for all threads."""
+        return count((loop.size for loop in outer), self.plan.hints) >= OUTER_ITERATIONS
+
+    def _scatter(self, outer: Sequence[Loop], inner: Loop, inside: Sequence[Value]) -> None:
+        """Threads share loops in which they can't meet: outer ones, or columns. Each element sees its updates
+        in order, however many threads there are."""
+        body, simd, parallel = self.plan.body, self._simd(inside, inner.var), self.plan.parallel
+        updates = [store for store in body.stores if is_update(store)]
+        alone = [all(owns(v, loop.var, body) for v in updates) for loop in (*outer, inner)]
+        nest = next((n for n, own in enumerate(alone) if not own), len(outer))
+        with contextlib.ExitStack() as stack:
+            if parallel and alone[-1] and not self._enough(outer[:nest]):
+                self.line(f"const int64_t share = mc_share({self.index(inner.size)});")
+                columns = Loop(f"{inner.var}_start", inner.size, step="share")
+                stack.enter_context(self.loop(columns, "parallel for" + "".join(self._shared(1))))
+                self._end(inner.var, f"{inner.var}_start", "share", self.index(inner.size))
+                inner, nest = Loop(inner.var, 0, f"{inner.var}_start", f"{inner.var}_end"), 0
+            pragma = "parallel for" + "".join(self._shared(nest)) if parallel and nest else ""
+            stack.enter_context(self.loops(outer, pragma))
+            self.compute(v for v in body.values if v not in inside)
             self._inner(inner, inside, simd)
 
     def _squares(self, values: Sequence[Value]) -> None:

@@ -21,7 +21,7 @@ from minicompile.codegen.cpp_ops import (
 from minicompile.codegen.plan import INDEX_ERROR, ZERO_DIVISION, KernelPlan
 from minicompile.codegen.printing import LinePrinter
 from minicompile.ops.table import POSITIONS, reduction_identity
-from minicompile.scheduling.body import Value
+from minicompile.scheduling.body import Value, names
 from minicompile.shapes.expr import Size
 
 
@@ -32,7 +32,7 @@ class Loop(NamedTuple):
     size: Size
     start: str = "0"
     stop: str = ""
-    step: int = 1
+    step: int | str = 1
 
 
 ALIGNED = "__attribute__((aligned(64)))"
@@ -47,8 +47,14 @@ class ValuePrinter(LinePrinter):
     def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan)
         self.index = CIndex({})
-        self.names.update({v: str(v.symbol) for v in self.names if v.symbol is not None})
+        self.name(plan.body.values)
         self.checks = any(v.check for v in plan.body.values)
+
+    def name(self, values: list[Value]) -> None:
+        """Number the values of a body, or of a piece of it."""
+        self.order.update({value: i for i, value in enumerate(values)})
+        self.names.update(names(values))
+        self.names.update({v: str(v.symbol) for v in values if v.symbol is not None})
 
     # ---- lines and blocks
 

@@ -112,7 +112,7 @@ def make_plan(
     for key in plan_rule:
         if str(key).partition(":")[0] in (language, "any"):
             plan_rule[key](plan, options)
-    plan.phases = cut(body, loop, plan.stashed, recompute=plan.reduction != "persistent")
+    plan.phases = cut(plan.body, loop, plan.stashed, recompute=plan.reduction != "persistent")
     check_in_place(plan.name, (v for phase in plan.phases for v in phase.values), in_place)
     return plan
 

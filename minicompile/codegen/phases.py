@@ -20,7 +20,7 @@ import sympy
 from minicompile.codegen.plan import Phase
 from minicompile.ops.table import POINTWISE
 from minicompile.scheduling.body import LoopBody, Value, users, varying
-from minicompile.shapes.expr import coefficient_of
+from minicompile.shapes.expr import bounds, coefficient_of, exact_quotient, is_nonnegative
 
 def stages(body: LoopBody) -> dict[Value, int]:
     """How many loops over r must have run before a value can be computed."""
@@ -146,6 +146,21 @@ def separates(store: Value, var: sympy.Symbol, body: LoopBody) -> bool:
     """Different values of `var` go to different elements, all else being equal."""
     step = coefficient_of(store.index, var)
     return step not in (None, 0) and varying(body.values, {var}).isdisjoint(store.indirect)
+
+
+def owns(store: Value, var: sympy.Symbol, body: LoopBody) -> bool:
+    """Different values of `var` go to different elements, whatever the other loops and loaded indices are."""
+    index, size = sympy.expand(store.index), body.all_ranges[var]
+    step = coefficient_of(index, var)
+    if step is None or not step.is_positive:
+        return False
+    others = sympy.Add.make_args(index - step * var)
+    near = [
+        t for t in others if t.free_symbols and exact_quotient(t, sympy.expand(step * size)) is None
+    ]
+    ranges = {**body.all_ranges, **{v.symbol: v.size for v in store.indirect if v.symbol}}
+    ends = bounds(sympy.Add(*near), ranges)
+    return ends is not None and is_nonnegative(step - 1 - ends[1] + ends[0])
 
 
 def transposed(load: Value, inner: sympy.Symbol, across: sympy.Symbol) -> bool:

@@ -2,6 +2,7 @@
 
     KernelPlan   := one FusedSchedulerNode merged into one typed LoopBody, cut into phases,
                     with loops and tiles
+    Cut          := a loop variable, and the pieces of its loop: bodies, or these cut further
     Phase        := "row" (once per x) or "loop" (for every r): the values computed there, in order
     KernelSource := name, language, [CodeLine], plan
     CodeLine     := text, origins
@@ -65,6 +66,31 @@ class Alternative:
     reason: str
 
 
+@dataclass
+class Cut:
+    """The loop over `var` in pieces, one after the other."""
+
+    var: sympy.Symbol
+    parts: list[Pieces] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"{self.var} in {len(self.parts)} ({'; '.join(map(_piece_text, self.parts))})"
+
+
+Pieces = LoopBody | Cut
+
+
+def leaves(pieces: Pieces) -> list[LoopBody]:
+    """The bodies in the order in which they run."""
+    if isinstance(pieces, LoopBody):
+        return [pieces]
+    return [body for part in pieces.parts for body in leaves(part)]
+
+
+def _piece_text(part: Pieces) -> str:
+    return str(part) if isinstance(part, Cut) else ranges_text(part.ranges)
+
+
 @dataclass(eq=False)
 class KernelPlan(Shown):
     """How one fused node becomes a kernel."""
@@ -83,6 +109,8 @@ class KernelPlan(Shown):
     vector_axis: Literal["x", "r", "none"] = "none"
     """Innermost, vectorised loop of a C++ kernel."""
     vector_width: int = 1
+    pieces: Pieces | None = None
+    """C++: the body cut where conditions on loop variables change."""
     loop: frozenset[Value] = frozenset()
     """Values that differ for each r; all others are computed once per x."""
     stashed: frozenset[Value] = frozenset()
@@ -144,6 +172,7 @@ class KernelPlan(Shown):
             "phases": ", ".join(f"{p.level} ({len(p.values)} values)" for p in self.phases),
             "vector axis": "" if triton else f"{self.vector_axis} x {self.vector_width}",
             "tiles": tiles or "none",
+            "pieces": str(self.pieces) if isinstance(self.pieces, Cut) else "",
             "indices": short(self.index_dtype),
             "warps": str(self.num_warps) if triton else "",
             "threads": "" if triton else "parallel" if self.parallel else "one",

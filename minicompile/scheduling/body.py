@@ -295,10 +295,10 @@ def record(buffer: ComputedBuffer, dtypes: Mapping[str, torch.dtype]) -> LoopBod
 
 
 def drop_dead(body: LoopBody) -> None:
-    """Remove values that no store needs. Checked indices stay: they are errors when out of range."""
+    """Remove values that no store needs. What is checked stays: it can be an error."""
     needed: set[Value] = set()
     for value in reversed(body.values):
-        if value in needed or value.op == "store" or (value.op == "indirect" and value.check):
+        if value in needed or value.op == "store" or value.check:
             needed.add(value)
             needed.update(value.operands)
     body.values = [v for v in body.values if v in needed]
