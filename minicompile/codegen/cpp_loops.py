@@ -15,6 +15,7 @@ dear values before and after it have loops of their own.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import sympy
@@ -23,7 +24,7 @@ import torch
 from minicompile.codegen.cpp_ops import CTYPES
 from minicompile.codegen.cpp_values import ALIGNED, SIGNS, Loop, ValuePrinter
 from minicompile.codegen.phases import cone, cost, is_update, owns, separates, transposed
-from minicompile.codegen.plan import KernelPlan, Pieces, count, leaves
+from minicompile.codegen.plan import KernelPlan, Pieces, count, cut_inside, leaves
 from minicompile.ops.table import POSITIONS
 from minicompile.scheduling.body import LoopBody, Value, iterate_indices, varying
 from minicompile.shapes.expr import Size, coefficient_of, product, size_hint
@@ -168,9 +169,8 @@ class LoopPrinter(ValuePrinter):
         if isinstance(part, LoopBody):
             self._piece(part, loops, shared)
             return
-        variables = [*ranges]
-        before = variables.index(part.var)
-        outer = [loop for loop in loops if variables.index(loop.var) < before]
+        stop = {part.var, *cut_inside(part)}  # loops that differ from piece to piece
+        outer = [*itertools.takewhile(lambda loop: loop.var not in stop, loops)]
         share = not shared and self._enough(outer)
         with self.loops(outer, self._parallel(len(outer)) if share else ""):
             for piece in part.parts:

@@ -15,7 +15,7 @@ printers only print. The real compiler: torch/_inductor/codegen/{common,simd,tri
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -85,6 +85,14 @@ def leaves(pieces: Pieces) -> list[LoopBody]:
     if isinstance(pieces, LoopBody):
         return [pieces]
     return [body for part in pieces.parts for body in leaves(part)]
+
+
+def cut_inside(cut: Cut) -> Iterator[sympy.Symbol]:
+    """The loops that pieces are cut along further."""
+    for part in cut.parts:
+        if isinstance(part, Cut):
+            yield part.var
+            yield from cut_inside(part)
 
 
 def _piece_text(part: Pieces) -> str:

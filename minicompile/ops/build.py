@@ -33,9 +33,10 @@ from minicompile.options import Options
 
 BASE_FLAGS = (
     "-x", "c", "-std=gnu11", "-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
-    "-fwrapv", "-shared", "-fPIC",
+    "-fwrapv", "-fno-tree-pre", "-shared", "-fPIC",
 )  # fmt: skip
-"""Nothing here may change what NaN and infinities do, or the order of additions."""
+"""Nothing here may change what NaN and infinities do, or the order of additions. (Partial redundancy
+elimination makes a branch of `x != x` after `x > 0 ? x : 0`, which gcc 12 can't vectorise.)"""
 
 GCC_FLAGS = ("-fno-thread-jumps",)
 """Threads of jumps make branches of `where`: loads in them keep accumulators out of registers."""

@@ -94,11 +94,14 @@ class Strided(Axis):
 
     def length(self, ops: Ops, window: Index) -> V:
         beyond, start = self.padding if self.padded else 0, self.element(window, 0)[0]
+        last = (self.count - 1) * self.step - self.padding + self.taps
+        inside = is_nonnegative(self.extent + beyond - last)
+        if inside and (self.padded or not self.padding):
+            return ops.constant(self.taps, INT)
         begin, stop = (ops.index_expr(i, INT) for i in (start, start + self.taps))
         if not self.padded and self.padding:
             begin = ops.maximum(begin, ops.constant(0, INT))
-        last = (self.count - 1) * self.step - self.padding + self.taps
-        if not is_nonnegative(self.extent + beyond - last):
+        if not inside:
             stop = ops.minimum(stop, number(ops, self.extent + beyond, INT))
         return ops.sub(stop, begin)
 
