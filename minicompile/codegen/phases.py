@@ -22,6 +22,7 @@ from minicompile.ops.table import POINTWISE
 from minicompile.scheduling.body import LoopBody, Value, users, varying
 from minicompile.shapes.expr import bounds, coefficient_of, exact_quotient, is_nonnegative
 
+
 def stages(body: LoopBody) -> dict[Value, int]:
     """How many loops over r must have run before a value can be computed."""
     found: dict[Value, int] = {}
