@@ -143,6 +143,8 @@ def conversion(text: str, source: torch.dtype, target: torch.dtype) -> str:
         return f"mc_to_{HALVES[target]}({text})"
     if target is torch.bool:
         return f"{text} != 0"
+    if source is torch.bool and target.is_floating_point:
+        return f"{text} ? {literal(1, target)} : {literal(0, target)}"  # which vectorises
     if source.is_floating_point and target.itemsize < 4:
         return f"({CTYPES[target]})(int32_t){text}"  # out of range: as eager's vector code
     return f"({CTYPES[target]}){text}"

@@ -17,6 +17,7 @@ import bisect
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import sympy
@@ -117,16 +118,21 @@ def cutting_places(body: LoopBody, var: sympy.Symbol) -> list[int]:
         first = source.index.xreplace({var: sympy.Integer(0)})
         if step is None or not step.is_Integer:
             continue
-        for beyond in {"lt": (0,), "ge": (0,), "le": (1,), "gt": (1,)}.get(value.op, (0, 1)):
-            places = range(size)
-            at = bisect.bisect_left(
-                places,
-                True,
-                key=lambda v, f=int(first), s=int(step), t=limit + beyond: (
-                    (f + s * v >= t) != (f >= t)
-                ),
-            )
-            found.add(at)
+        start, step = int(first), int(step)
+
+        def changed(limit: int, at: int, start: int = start, step: int = step) -> bool:
+            return (start + step * at >= limit) != (start >= limit)
+
+        ends = [
+            bisect.bisect_left(range(size), True, key=partial(changed, t))
+            for t in (limit, limit + 1)
+        ]
+        if value.op in ("lt", "ge"):
+            found.add(ends[0])
+        elif value.op in ("le", "gt"):
+            found.add(ends[1])
+        elif ends[0] != ends[1]:
+            found.update(ends)
     return sorted(found - {0, size})
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -170,11 +170,25 @@ class Tabled(Axis):
         self.weights = constant(table.weights, "weights") if table.weights is not None else None
 
     def place(self, ops: Ops, window: Index, tap: Index) -> tuple[Index, list[V]]:
+        formula = self.formula(int(tap)) if tap.is_Integer else None
+        if formula is not None:
+            return formula(window), []
         found = self.places.load(ops, [window, tap])
         column = self.table.places[:, int(tap)] if tap.is_Integer else self.table.places
         missing = bool((column < 0).any())
         checks = [ops.ge(found, ops.constant(0, INT))] if missing else []
         return ops.indirect_indexing(found, self.extent, False, False), checks
+
+    def formula(self, tap: int) -> Callable[[Index], Index] | None:
+        """The places of a tap where they go in steps, or stay for a while: nothing is loaded for these."""
+        column, at = self.table.places[:, tap], torch.arange(self.count)
+        start, step = int(column[0]), int((column[1:2] - column[:1]).sum())
+        stay = int((column == start).cumprod(0).sum())
+        if start >= 0 and step >= 0 and bool((column == start + step * at).all()):
+            return lambda window: start + step * window
+        if start >= 0 and bool((column == start + at // stay).all()):
+            return lambda window: start + FloorDiv(window, sympy.Integer(stay))
+        return None
 
     def length(self, ops: Ops, window: Index) -> V:
         return self.lengths.load(ops, [window])
