@@ -33,13 +33,13 @@ from minicompile.options import Options
 
 BASE_FLAGS = (
     "-x", "c", "-std=gnu11", "-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
-    "-fwrapv", "-fno-tree-pre", "-shared", "-fPIC",
+    "-fwrapv", "-shared", "-fPIC",
 )  # fmt: skip
-"""Nothing here may change what NaN and infinities do, or the order of additions. (Partial redundancy
-elimination makes a branch of `x != x` after `x > 0 ? x : 0`, which gcc 12 can't vectorise.)"""
+"""Nothing here may change what NaN and infinities do, or the order of additions."""
 
-GCC_FLAGS = ("-fno-thread-jumps",)
-"""Threads of jumps make branches of `where`: loads in them keep accumulators out of registers."""
+GCC_FLAGS = ("-fno-thread-jumps", "-fno-tree-pre")
+"""Jump threading and partial redundancy elimination make branches of `x > 0 ? x : 0` and what compares it:
+gcc 12 can't vectorise some, and keeps sums beside others in memory. clang doesn't know these flags."""
 
 ERROR_LINES = 12
 
