@@ -114,7 +114,7 @@ def cutting_places(body: LoopBody, var: sympy.Symbol) -> list[int]:
         source = _source(value.inputs[0])
         if source.op != "index_expr" or source.index is None or source.index.free_symbols != {var}:
             continue
-        step, limit = coefficient_of(source.index, var), value.inputs[1].constant
+        step, limit = coefficient_of(source.index, var), int(value.inputs[1].constant)
         first = source.index.xreplace({var: sympy.Integer(0)})
         if step is None or not step.is_Integer:
             continue

@@ -400,8 +400,9 @@ print(appended.wrapper)
 # functional graph costs nothing here: it gave up memory to be free to reorder, and a later room
 # takes memory back where that is safe.
 #
-# The kernel still walks over all sixteen places, with a condition: that is what `slice_scatter`
-# is as a loop. Find the condition:
+# The kernel still walks over all sixteen places: `slice_scatter` as a loop asks of each whether it
+# is written. The answer changes at two places only, so the loop is cut there into pieces that ask
+# nothing. Find the piece that takes the new values:
 
 # %% name="cache-kernel"
 appended.kernels[0]
