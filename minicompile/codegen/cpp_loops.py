@@ -37,6 +37,9 @@ LONG_ROW = 8192
 
 BLOCK = 1024
 
+STACK_BYTES = 128 * 1024
+"""Scratch rows that have more bytes together lie on the heap."""
+
 DEAR = 12
 """Operations on an element beside scans from which these have a loop of their own."""
 
@@ -263,7 +266,7 @@ class LoopPrinter(ValuePrinter):
     def _rows(self) -> None:
         nest = 0 if self.split else len(self.x_loops)
         with self._heap_rows(nest) as pragma, self.loops(self.x_loops, pragma):
-            if all(isinstance(size, int) for size in self.plan.reduction_ranges.values()):
+            if not self._on_heap():
                 self._scratch(self.in_order(self.plan.stashed), "_row", self.plan.row_length)
             for phase in self.plan.phases:
                 if phase.level == "row":
@@ -273,15 +276,17 @@ class LoopPrinter(ValuePrinter):
 
     @contextlib.contextmanager
     def _heap_rows(self, nest: int) -> Iterator[str]:
-        """Scratch rows whose length varies lie on the heap, one for each thread. Gives the loops' pragma."""
+        """Scratch rows that are long, or whose length varies, lie on the heap, one for each thread.
+
+        Gives the loops' pragma.
+        """
         length, inner = product(self.plan.reduction_ranges.values()), self.r_loops[-1].size
-        found = [(v, "_row", length) for v in self.in_order(self.plan.stashed)]
+        kept = self.in_order(self.plan.stashed) if self._on_heap() else []
+        rows = {f"{self.names[v]}_row": (v, length) for v in kept}
         for phase in self.plan.phases:
-            if phase.level == "loop" and not self._in_blocks(phase.values):
-                found += [(v, "_part", inner) for v in self._filled(phase.values)]
-        rows = {
-            f"{self.names[v]}{suffix}": (v, n) for v, suffix, n in found if not isinstance(n, int)
-        }
+            short = isinstance(inner, int) or self._in_blocks(phase.values)
+            if phase.level == "loop" and not short:
+                rows |= {f"{self.names[v]}_part": (v, inner) for v in self._filled(phase.values)}
         if not rows:
             yield self._parallel(nest)
             return
@@ -295,6 +300,12 @@ class LoopPrinter(ValuePrinter):
             yield f"for nowait{share}" * shared
             for name, (value, _) in rows.items():
                 self.line(f"mc_release({name});", value.origins)
+
+    def _on_heap(self) -> bool:
+        """Scratch rows that vary in length, or are too large for the stack of a thread."""
+        size = self.plan.row_length * sum(v.dtype.itemsize for v in self.plan.stashed)
+        known = all(isinstance(size, int) for size in self.plan.reduction_ranges.values())
+        return not known or size > STACK_BYTES
 
     def _columns(self) -> None:
         *outer, last = self.x_loops
@@ -540,10 +551,19 @@ class LoopPrinter(ValuePrinter):
     # ---- rows in vectors
 
     def _by_row(self, value: Value) -> bool:
-        """A helper reduces a row of floats in memory; other reductions ride along in the loop."""
-        extremum = value.kind in ("max", "min") and value.dtype.is_floating_point
-        known = extremum or (value.kind == "sum" and value.dtype is torch.float32)
-        in_memory = value.inputs[0] in self.plan.loop and self.plan.vector_width > 1
+        """A helper reduces a row of floats in memory; other reductions ride along in the loop.
+
+        Of sums those of plain loads: others are added up where they are computed. The largest and the
+        smallest number and their places always, since vectors that compare may drop a NaN.
+        """
+        source = value.inputs[0]
+        single = source.dtype is torch.float32
+        extremum = value.kind in ("max", "min") and source.dtype.is_floating_point
+        known = extremum or (
+            single
+            and (value.kind in POSITIONS or (value.kind == "sum" and self._lies_in_memory(source)))
+        )
+        in_memory = source in self.plan.loop and self.plan.vector_width > 1
         return known and in_memory and not self.tile
 
     def _filled(self, values: Sequence[Value]) -> list[Value]:
@@ -562,7 +582,7 @@ class LoopPrinter(ValuePrinter):
         stashed, index = self.plan.stashed, self.index(self.place())
         scratch = {v: f"{self.names[v]}_row[{index}]" for v in self.in_order(stashed)}
         filled = self._filled(values)
-        inner, _, start, stop, _ = loop
+        inner, _, start, *_ = loop
         before = "" if start == "0" else f" - {start}"
         for value in filled:
             scratch[value] = f"{self.names[value]}_part[{inner}{before}]"
@@ -577,15 +597,27 @@ class LoopPrinter(ValuePrinter):
             if inside:
                 self._inner(loop, inside, self._simd(inside, inner, riding=True), scratch)
         for value in by_row:
-            name, row = self.names[value], self._row_address(value.inputs[0], loop)
-            ctype = CTYPES[value.dtype]
-            helper = f"mc_row_{value.kind}" + ("_double" if ctype == "double" else "")
-            found = f"{helper}({row}, {stop}{before})"
+            self._reduce_row(value, loop, at_once)
+
+    def _reduce_row(self, value: Value, loop: Loop, at_once: bool) -> None:
+        """One call for a row in memory, or a block of it, which is not `at_once` the whole reduction."""
+        name, row = self.names[value], self._row_address(value.inputs[0], loop)
+        count = loop.stop if loop.start == "0" else f"{loop.stop} - {loop.start}"
+        ctype = CTYPES[value.inputs[0].dtype]
+        place = value.kind in POSITIONS
+        helper = f"mc_row_{value.kind[place and 3 :]}" + ("_double" if ctype == "double" else "")
+        best = f"{name}{'_best' if place else ''}"
+        found = best if at_once else f"{name}_part"
+        self.line(f"{ctype} {found} = {helper}({row}, {count});", value.origins)
+        if place:
+            start = self.index(self.place().xreplace({loop.var: _start_of(loop)}))
+            first = f"{start} + " * (start != "0") + f"mc_row_find({row}, {count}, {found})"
             if at_once:
-                self.line(f"{ctype} {name} = {found};", value.origins)
+                self.line(f"int64_t {name} = {first};", value.origins)
             else:
-                self.line(f"{ctype} {name}_part = {found};", value.origins)
-                self.line(f"{name} = {self.combine(value, name, f'{name}_part')};", value.origins)
+                self._take(value, found, first)
+        elif not at_once:
+            self.line(f"{name} = {self.combine(value, name, found)};", value.origins)
 
     def _layers(self, values: Sequence[Value]) -> dict[Value, int]:
         """The loop over a row that computes a value: all in one, or scans in the odd ones."""
@@ -610,7 +642,6 @@ class LoopPrinter(ValuePrinter):
         return any(v.op == "store" and v.buffer == load.buffer for vs in phases for v in vs)
 
     def _row_address(self, source: Value, loop: Loop) -> str:
-        start = sympy.Symbol(loop.start) if loop.start != "0" else sympy.Integer(0)
         if self._lies_in_memory(source):
             assert source.index is not None
             base, place = self.arguments[source.buffer].name, source.index
@@ -618,13 +649,17 @@ class LoopPrinter(ValuePrinter):
             base, place = f"{self.names[source]}_row", self.place()
         else:
             return f"{self.names[source]}_part"
-        offset = self.index(place.xreplace({loop.var: start}))
+        offset = self.index(place.xreplace({loop.var: _start_of(loop)}))
         return base if offset == "0" else f"{base} + {offset}"
 
 
 Innermost = Callable[[Sequence[Value], Loop, Size, bool], None]
 """Prints the innermost loop over r, or a block of it: values, the loop, the most iterations it can have, and
 whether it is the whole reduction, so that nothing has been accumulated before."""
+
+
+def _start_of(loop: Loop) -> sympy.Expr:
+    return sympy.Symbol(loop.start) if loop.start != "0" else sympy.Integer(0)
 
 
 def operands(values: Iterable[Value]) -> set[Value]:

@@ -11,8 +11,11 @@ from minicompile.shapes.expr import size_hint
 PARALLEL_NANOSECONDS = 8_000
 """Estimated time below which waking other threads costs more than it saves."""
 
-STASH_BYTES = 128 * 1024
-"""Most bytes of scratch rows per thread: they live on the stack."""
+STASH_BYTES, NEAR_BYTES = 512 * 1024, 16 * 1024
+"""Most bytes of scratch rows per thread; up to so many they stay in the nearest cache."""
+
+NEAR_COST, FAR_COST = 3, 12
+"""Loop values cheaper than this are computed again, rather than kept in a near or a far scratch row."""
 
 VECTOR_BYTES = 64
 
@@ -119,9 +122,10 @@ def choose_stash(plan: KernelPlan, options: Options) -> None:
     """Keep dear loop values in scratch rows, as long as the rows are short."""
     if plan.vector_axis != "r" or not plan.reduction_ranges or "r" in plan.tiles:
         return
-    length = plan.row_length
-    plan.stashed = choose_stashed(plan.body, plan.loop, STASH_BYTES // max(length * 8, 1))
-    if not plan.stashed and choose_stashed(plan.body, plan.loop, 1):
+    length = max(plan.row_length, 1)
+    worth = NEAR_COST if length * 4 <= NEAR_BYTES else FAR_COST
+    plan.stashed = choose_stashed(plan.body, plan.loop, STASH_BYTES // length, worth)
+    if not plan.stashed and choose_stashed(plan.body, plan.loop, 8, worth):
         plan.reject("scratch rows", f"{length} elements are more than the scratch space holds")
 
 

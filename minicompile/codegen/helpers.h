@@ -430,6 +430,18 @@ static inline mc_lanes mc_lanes_min(mc_lanes a, mc_lanes b) { MC_LANES_BEST(<) }
 static inline float mc_row_max(const float* x, int64_t n) { MC_ROW((-INFINITY), mc_lanes_max, MC_NEXT(>)) }
 static inline float mc_row_min(const float* x, int64_t n) { MC_ROW(INFINITY, mc_lanes_min, MC_NEXT(<)) }
 
+// the first place of what mc_row_max or mc_row_min has found
+static inline int64_t mc_row_find(const float* x, int64_t n, float best) {
+    int64_t i = 0;
+    for (int32_t found = 0; i + 64 <= n; i += 64) {
+        _Pragma("omp simd reduction(|:found)")
+        for (int64_t j = i; j < i + 64; j++) found |= (x[j] == best) | ((x[j] != x[j]) & (best != best));
+        if (found) break;
+    }
+    while (i < n && x[i] != best && (x[i] == x[i] || best == best)) i++;
+    return i;
+}
+
 // the same for doubles: OpenMP's max and min may drop a NaN, so that is noted apart; clang's start at -DBL_MAX
 #pragma omp declare reduction(mc_max: double: omp_out = omp_in > omp_out ? omp_in : omp_out) initializer(omp_priv = -INFINITY)
 #pragma omp declare reduction(mc_min: double: omp_out = omp_in < omp_out ? omp_in : omp_out) initializer(omp_priv = INFINITY)

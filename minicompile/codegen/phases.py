@@ -22,9 +22,6 @@ from minicompile.ops.table import POINTWISE
 from minicompile.scheduling.body import LoopBody, Value, users, varying
 from minicompile.shapes.expr import bounds, coefficient_of, exact_quotient, is_nonnegative
 
-STASH_COST = 3
-"""Values cheaper than this are computed again rather than kept."""
-
 
 def stages(body: LoopBody) -> dict[Value, int]:
     """How many loops over r must have run before a value can be computed."""
@@ -95,8 +92,11 @@ def cone(roots: Iterable[Value], loop: Collection[Value], stop: Collection[Value
     return found
 
 
-def choose_stashed(body: LoopBody, loop: Collection[Value], limit: int) -> frozenset[Value]:
-    """At most `limit` values that are cheaper to keep in a scratch row than to compute again."""
+def choose_stashed(
+    body: LoopBody, loop: Collection[Value], limit: int, worth: int
+) -> frozenset[Value]:
+    """Values to keep in scratch rows: to compute them again costs at least `worth` operations, and all
+    together have at most `limit` bytes an element."""
     using = users(body.values)
     stashed: set[Value] = set()
     computed: set[Value] = set()
@@ -106,10 +106,11 @@ def choose_stashed(body: LoopBody, loop: Collection[Value], limit: int) -> froze
             if value not in inside or value not in computed or value in stashed:
                 continue
             wanted = any(u in inside and u not in computed for u in using[value])
-            if not wanted or value.op in ("store", "indirect") or len(stashed) >= limit:
+            size = sum(v.dtype.itemsize for v in {*stashed, value})
+            if not wanted or value.op in ("store", "indirect") or size > limit:
                 continue
             again = cone([value], loop, stashed)
-            if sum(1 if v in stashed else cost(v) for v in again) >= STASH_COST:
+            if sum(1 if v in stashed else cost(v) for v in again) >= worth:
                 stashed.add(value)
         computed |= inside
     return frozenset(stashed)

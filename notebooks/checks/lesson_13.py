@@ -46,11 +46,11 @@ def row_sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def row_argmax(x: torch.Tensor) -> torch.Tensor:
-    return x.argmax(-1)
+    return x.double().argmax(-1)
 
 
 def column_argmax(x: torch.Tensor) -> torch.Tensor:
-    return x.argmax(0)
+    return x.double().argmax(0)
 
 
 def column_running_sum(x: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,7 @@ def column_running_sum(x: torch.Tensor) -> torch.Tensor:
 
 
 def row_argmin(x: torch.Tensor) -> torch.Tensor:
-    return x.argmin(-1)
+    return x.double().argmin(-1)
 
 
 def row_softmax(x: torch.Tensor) -> torch.Tensor:

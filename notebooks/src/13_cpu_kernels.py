@@ -237,7 +237,8 @@ slides(
 # %% [markdown]
 # The second kernel holds a *tile* of accumulators: a piece of the loop that is small enough to stay
 # close. Three things keep a loop out of vectors: a *scan* (a running sum: each result needs the one
-# before), a search for a position along the row, and a scatter to places known only at run time.
+# before), a search for a position along a row of doubles, and a scatter to places known only at run
+# time. (In a row of floats a helper finds in vectors how large the best is, then where it stands.)
 #
 # ## A transpose: memory comes in lines
 #
@@ -447,13 +448,13 @@ for line in dict.fromkeys(their_lines):
 # **Exercise 1 · What stops the vectors?** (2 points). `stops_vectors(plan)` gives the value of
 # `plan.body.values` that keeps the kernel's inner loop out of vectors, or `None` if nothing does. A
 # value has `op` (`"scan"`, `"reduction"`, `"store"`, ...) and `kind` (`"sum"`, `"argmax"`, `"argmin"`, ...).
-# No plan of this exercise has a scatter.
+# No plan of this exercise has a scatter, and its searches look at doubles.
 
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
 # A scan and a search stop vectors only if these would run along the row: look
-# at `plan.vector_axis`. Print the plans and kernels of `x.argmax(-1)` and `x.argmax(0)`.
+# at `plan.vector_axis`. Print the plans and kernels of `x.argmax(-1)` and `x.argmax(0)` for doubles.
 #
 # </details>
 

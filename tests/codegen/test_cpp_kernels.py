@@ -8,6 +8,7 @@ import pytest
 import sympy
 import torch
 
+import minicompile as mc
 from minicompile.codegen.cpp import kernel_module, print_kernel
 from minicompile.codegen.plan import KernelPlan
 from minicompile.ops.build import start_build
@@ -37,7 +38,7 @@ def special(*size: int, dtype: torch.dtype = F32) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize("size", [(5, 37), (64, 1024), (3, 1), (0, 8)])
+@pytest.mark.parametrize("size", [(5, 37), (64, 1024), (3, 1), (0, 8), (9, 50_257)])
 def test_softmax_rows_match_eager(size: tuple[int, int], dtype: torch.dtype) -> None:
     x = special(*size, dtype=dtype)
     if x.numel() > 4:
@@ -57,6 +58,48 @@ def test_layer_norm_stashes_the_sum_that_three_phases_need() -> None:
     run(plan, {"x": x, "z": z, "w": w, "b": b, "out": out, "rstd": rstd})
     expected = torch.nn.functional.layer_norm(x + z, (200,), w, b)
     torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize(
+    ("columns", "kept", "heap"), [(1000, 1, 0), (50_257, 1, 1), (200_000, 0, 0)]
+)
+def test_exponentials_are_kept_while_a_row_fits_the_cache(
+    columns: int, kept: int, heap: int
+) -> None:
+    plan = softmax(16, columns).plan(["amax", "total"])
+    text = print_kernel(plan).text
+    assert len(plan.stashed) == kept
+    assert text.count("mc_exp(") == 2 - kept
+    assert text.count("mc_scratch(") == text.count("mc_release(") == heap
+
+
+@pytest.mark.parametrize("size", [(8, 1, 3), (3, 1, 1), (2, 4, 77), (16, 3, 3136), (2, 2, 20_000)])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_sums_of_computed_terms_ride_along(
+    size: tuple[int, int, int], dtype: torch.dtype, dynamic: bool
+) -> None:
+    """The terms of several sums, chosen by a comparison, are never written down."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor, scale: torch.Tensor) -> Any:
+        normal = (x.float() - 0.5) * scale
+        chosen = torch.where(torch.relu(normal) <= 0, 0.0, y.float())
+        moments = [(chosen * t).sum((0, 2), keepdim=True) for t in (normal, scale)]
+        return *moments, (chosen * scale - moments[0] * normal * 1e-3).to(x.dtype)
+
+    compiled = mc.compile(fn, fullgraph=True, dynamic=dynamic)
+    for number in (0.0, float("inf"), float("-inf"), float("nan")):
+        x, y = special(*size, dtype=dtype), special(*size, dtype=dtype) + 0.25
+        scale = special(1, size[1], 1).abs() + 0.5
+        y[0, 0, -1] = x[-1, -1, 0] = number
+        expected = fn(x.double(), y.double(), scale.double())
+        found = compiled(x, y, scale)
+        close = {"rtol": 1e-5, "atol": 1e-3} if dtype is F32 else {"rtol": 2e-2, "atol": 2e-2}
+        for ours, exact in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours.double(), exact, equal_nan=True, **close)
+    (kernel,) = mc.trace(compiled, x, y, scale).kernels
+    assert "_part[" not in kernel.text
+    assert "reduction(+:" in kernel.text
 
 
 def one_reduction(
@@ -142,13 +185,14 @@ def test_reductions_over_nothing_give_the_identity() -> None:
         assert out.tolist() == [expected] * 4
 
 
-@pytest.mark.parametrize("kind", ["sum", "max", "argmin"])
+@pytest.mark.parametrize("kind", ["sum", "max", "argmin", "argmax"])
 def test_few_long_rows_are_split_into_chunks(kind: str) -> None:
-    result = I64 if kind == "argmin" else F32
+    result = I64 if kind.startswith("arg") else F32
     plan = one_reduction(kind, 2, 100_003, F32, result, False).plan()
     assert plan.tiles["r"] > 0 and plan.parallel
     x = special(2, 100_003)
-    x[1, 70_000] = float("nan") if kind == "max" else -99.0
+    x[1, 70_000] = float("nan") if kind in ("max", "argmax") else -99.0
+    x[1, 70_100] = x[1, 70_000]
     out = torch.empty(2, dtype=result)
     run(plan, {"x": x, "out": out})
     torch.testing.assert_close(out, REFERENCE[kind](x, 1), equal_nan=True)
@@ -530,7 +574,7 @@ def test_comparisons_of_indices_hold_at_every_threshold() -> None:
 @pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize("columns", [1, 5, 16, 63, 200, 1100, 9000])
 def test_rows_of_any_length_reduce_in_lanes(columns: int, dtype: torch.dtype) -> None:
-    """Sum, largest and smallest of computed values in one kernel: NaN and infinities included."""
+    """Sum, largest and smallest of computed values and where these are: NaN and infinities included."""
     p = Program()
     size = (7, columns)
     p.input("x", size, dtype)
@@ -541,10 +585,16 @@ def test_rows_of_any_length_reduce_in_lanes(columns: int, dtype: torch.dtype) ->
 
     for name, kind in (("s", "sum"), ("a", "max"), ("b", "min")):
         p.reduce(name, (7,), (columns,), kind, doubled, dtype)
+    for name, kind in (("i", "argmax"), ("j", "argmin")):
+        p.reduce(name, (7,), (columns,), kind, doubled, I64)
     x = special(*size, dtype=dtype)
     x[1, columns // 2], x[2, -1], x[3, 0] = float("nan"), float("inf"), float("-inf")
+    x[4], x[5] = float("-inf"), -0.0
+    x[5, 3::2], x[6, columns * 2 // 3 :] = 0.0, float("nan")
     outs = {name: torch.empty(7, dtype=dtype) for name in "sab"}
-    run(p.plan(), {"x": x, **outs})
+    places = {name: torch.empty(7, dtype=I64) for name in "ij"}
+    run(p.plan(), {"x": x, **outs, **places})
+    assert torch.equal(places["i"], x.argmax(1)) and torch.equal(places["j"], x.argmin(1))
     torch.testing.assert_close(outs["s"], (2 * x).sum(1), equal_nan=True)
     torch.testing.assert_close(outs["a"], (2 * x).amax(1), rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(outs["b"], (2 * x).amin(1), rtol=0, atol=0, equal_nan=True)

@@ -194,7 +194,7 @@ def test_softmax_and_a_running_sum_are_one_kernel(language: str) -> None:
         assert sum("tl.associative_scan" in line for line in lines) == 1
         return
     heads = [lines[i - 1].strip() for i, line in enumerate(lines) if "for (int64_t r0" in line]
-    assert [head == "#pragma omp simd" for head in heads] == [True, False]
+    assert [head.startswith("#pragma omp simd") for head in heads] == [True, False]
 
 
 def test_columns_are_scanned_in_vectors() -> None:
@@ -220,7 +220,7 @@ def test_dear_values_around_a_scan_are_computed_in_vectors(length: int) -> None:
     loops = ["\n".join(lines[i : lines.index("}", i)]) for i in starts]
     for i, text in zip(starts, loops, strict=True):
         dear = any(f"mc_{name}(" in text for name in ("log", "exp", "tanh"))
-        assert ("_so_far" in text) != (lines[i - 1] == "#pragma omp simd")
+        assert ("_so_far" in text) != (lines[i - 1].startswith("#pragma omp simd"))
         assert not (dear and "_so_far" in text)
     compiled = mc.compile(fn, fullgraph=True, dynamic=True)
     for size in (9, 5000):

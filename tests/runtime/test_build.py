@@ -322,6 +322,28 @@ def test_a_compiler_may_be_a_command_with_arguments(tmp_path: Path) -> None:
     assert start_build(SOURCE, chosen).result().answer() == 42
 
 
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("g++ 12.2.0\nCopyright (C) 2022 Free Software Foundation, Inc.", True),
+        ("Apple clang version 15.0.0\nTarget: arm64-apple-darwin", False),
+    ],
+)
+def test_only_gcc_gets_the_flags_that_only_gcc_knows(
+    version: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "compiler_version", lambda command: version)
+    assert set(build.GCC_FLAGS).issubset(find_compiler(Options()).flags) == expected
+
+
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="needs clang")
+def test_clang_knows_the_flags(tmp_path: Path) -> None:
+    source = tmp_path / "answer.c"
+    source.write_text(SOURCE)
+    flags = [*build.BASE_FLAGS, *build.machine_flags(), "-c", "-o", str(tmp_path / "answer.o")]
+    subprocess.run(["clang++", *flags, str(source)], check=True)
+
+
 def test_a_program_that_is_no_compiler_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="does not run"):
         start_build(SOURCE, options(tmp_path, cpp_compiler="false"))
