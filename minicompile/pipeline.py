@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any
 
 from minicompile.aot.autograd import ahead_of_time
+from minicompile.aot.decompositions import decomposition
 from minicompile.aot.result import AotResult, BoxedCallable
 from minicompile.aot.runtime import interpret, make_callable
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
@@ -32,6 +33,8 @@ from minicompile.options import Options
 from minicompile.pipeline_result import CompiledStages
 from minicompile.runtime.load import start_loading
 from minicompile.scheduling.schedule import schedule
+
+decomposition.load()  # now rather than in the first call
 
 
 def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
