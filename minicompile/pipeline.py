@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from minicompile import compat
 from minicompile.aot.autograd import ahead_of_time
 from minicompile.aot.decompositions import decomposition
 from minicompile.aot.result import AotResult, BoxedCallable
@@ -34,7 +35,9 @@ from minicompile.pipeline_result import CompiledStages
 from minicompile.runtime.load import start_loading
 from minicompile.scheduling.schedule import schedule
 
-decomposition.load()  # now rather than in the first call
+# Now rather than in the first call: our rules, and what torch imports for its first fake mode.
+decomposition.load()
+compat.fake_mode()
 
 
 def compile_capture(capture: Capture, options: Options) -> BoxedCallable:

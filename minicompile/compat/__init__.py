@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch._dynamo.config  # whoever makes a FakeTensorMode needs it
 from torch import fx
 from torch._dispatch.python import enable_python_dispatcher as python_dispatcher
 from torch._subclasses import fake_tensor
