@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from minicompile import compat
 from minicompile.aot.autograd import ahead_of_time
+from minicompile.aot.decompositions import decomposition
 from minicompile.aot.result import AotResult, BoxedCallable
 from minicompile.aot.runtime import interpret, make_callable
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
@@ -32,6 +34,10 @@ from minicompile.options import Options
 from minicompile.pipeline_result import CompiledStages
 from minicompile.runtime.load import start_loading
 from minicompile.scheduling.schedule import schedule
+
+# Now rather than in the first call: our rules, and what torch imports for its first fake mode.
+decomposition.load()
+compat.fake_mode()
 
 
 def compile_capture(capture: Capture, options: Options) -> BoxedCallable:

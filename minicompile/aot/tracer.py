@@ -26,7 +26,7 @@ from torch._ops import OpOverload
 from minicompile import compat
 from minicompile.aot.decompositions.registry import Rule, rule_for
 from minicompile.aot.layout import conform, frozen
-from minicompile.aot.views import aten_ops, makes_memory
+from minicompile.aot.views import aten_ops, gives_tensor
 from minicompile.errors import Unsupported
 from minicompile.ops.graph import origins_of
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine
@@ -84,7 +84,7 @@ class Tracer(compat.TorchDispatchMode):
         self.origins: Origins = NO_ORIGINS
         self.phase: str | None = None
         self.region: str | None = None
-        self.answers: dict[Any, tuple[Any, ...]] = {}
+        self.answers = mode.answers
         self.applied: dict[OpOverload, list[Origins]] = {}
         self.declined: dict[OpOverload, list[Origins]] = {}
         """The operators whose rules were called -> the origins of each call."""
@@ -236,19 +236,29 @@ class Tracer(compat.TorchDispatchMode):
         return result
 
     def evaluate(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The call's result on fakes. One with memory of its own is remembered: it depends on nothing but
-        the arguments' types and layouts, and asking a FakeTensor costs a hundred microseconds and
-        more (milliseconds with symbolic sizes).
+        """The call's result on fakes. A tensor's layout is remembered: it depends on nothing but the
+        arguments' types and layouts, and asking a FakeTensor costs a hundred microseconds and more
+        (milliseconds with symbolic sizes).
         """
-        key = (func, frozen(args), frozen(kwargs)) if makes_memory(func) else None
-        if key in self.answers:
-            return compat.new_fake(self.mode, *self.answers[key])
+        key = (func, frozen(args), frozen(kwargs)) if gives_tensor(func) else None
         try:
+            if key in self.answers:
+                is_view, layout = self.answers[key]
+                if is_view:
+                    return compat.fake_view(self.mode, args[0], *layout)
+                return compat.new_fake(self.mode, *layout)
             value = func(*args, **kwargs)
         except (RuntimeError, LookupError, ValueError, TypeError, ArithmeticError) as error:
             raise Unsupported(f"{func} raises {type(error).__name__}: {error}") from error
-        if key and isinstance(value, torch.Tensor) and not value.is_complex():
-            self.answers[key] = (value.shape, value.stride(), value.dtype, value.device)
+        first = args[0] if args else None
+        if key is None or value is first or value.is_complex() or value.is_neg():
+            return value
+        if not isinstance(first, torch.Tensor) or compat.storage_id(first) != compat.storage_id(
+            value
+        ):
+            self.answers[key] = False, (value.shape, value.stride(), value.dtype, value.device)
+        elif self.env is None and first.dtype == value.dtype:
+            self.answers[key] = True, (value.shape, value.stride(), value.storage_offset())
         return value
 
     def record(self, func: Any, args: Any, kwargs: Any, value: Any) -> Any:

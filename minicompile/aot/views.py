@@ -40,6 +40,13 @@ def is_view(node: fx.Node) -> bool:
 
 
 @functools.cache
+def gives_tensor(op: OpOverload) -> bool:
+    """Is the operator's result one tensor, new or a view, and nothing written, by its schema?"""
+    schema = op._schema
+    return not schema.is_mutable and [str(r.type) for r in schema.returns] == ["Tensor"]
+
+
+@functools.cache
 def makes_memory(op: OpOverload) -> bool:
     """Is the operator's result a new tensor, and nothing written, by its schema?"""
     schema = op._schema

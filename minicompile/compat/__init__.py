@@ -71,6 +71,13 @@ class EagerLayouts(FakeTensorMode):
     env: Any = None
     """The `shapes.env.ShapeEnv` of symbolic sizes."""
 
+    def __init__(self, symbolic: bool) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.static_shapes = not symbolic
+        self.cache_enabled = self.cache_enabled and not symbolic
+        self.answers: dict[Any, tuple[bool, tuple[Any, ...]]] = {}
+        """(operator, arguments by type and layout) -> is the result a view of the first, its layout."""
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
         if not self.static_shapes:
@@ -80,15 +87,8 @@ class EagerLayouts(FakeTensorMode):
 
 
 def fake_mode(symbolic: bool = False) -> Any:
-    """A FakeTensorMode. `symbolic`: sizes may be SymInts of our own ShapeEnv, which torch's cache can't key.
-
-    The first one costs most of a second, since torch imports a lot.
-    """
-    mode = EagerLayouts(shape_env=None, allow_non_fake_inputs=True)
-    mode.static_shapes = not symbolic
-    if symbolic:
-        mode.cache_enabled = False
-    return mode
+    """A FakeTensorMode. `symbolic`: sizes may be SymInts of our own ShapeEnv, not keys of torch's cache."""
+    return EagerLayouts(symbolic)
 
 
 def new_fake(
@@ -100,13 +100,21 @@ def new_fake(
     offset: Any = 0,
 ) -> torch.Tensor:
     """A fake tensor of a given layout, made without an operator call (ten times cheaper)."""
-    with no_dispatch_modes():
+    with torch._C._DisableTorchDispatch():
         meta = torch.empty_strided(size, stride, dtype=dtype, device="meta")
         if offset:
             last = sum((n - 1) * step for n, step in zip(size, stride) if n != 0)
             meta = torch.empty((offset + 1 + last,), dtype=dtype, device="meta")
             meta = meta.as_strided(size, stride, offset)
         return FakeTensor(mode, meta, device)
+
+
+def fake_view(
+    mode: Any, base: torch.Tensor, size: Sequence[Any], stride: Sequence[Any], offset: Any
+) -> torch.Tensor:
+    """The same for a view of a fake tensor's memory, of its dtype."""
+    with torch._C._DisableTorchDispatch():
+        return FakeTensor(mode, base.as_strided(size, stride, offset), base.device)
 
 
 def fakes_again(mode: Any) -> Callable[[torch.Tensor], torch.Tensor]:

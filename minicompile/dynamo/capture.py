@@ -53,10 +53,12 @@ class CapturedFrame:
 
     capture: Capture
     code: SourceCode
-    """The names that generated code uses, among them the guards on process-wide settings (`state_holds`) and
-    on all inputs together (`tensors_hold`); `code.held`: objects that the cache entry holds."""
+    """The names that generated code uses, among them the guard on all inputs together (`tensors_hold`);
+    `code.held`: objects that the cache entry holds."""
     lines: list[str]
     """Read outside objects, run `graph(inputs)`, rebuild the result, replay writes, return."""
+    make_state_check: Callable[[], Callable[[], bool]]
+    """Makes the guard on process-wide settings, as they were before the frame."""
     runs_rest: bool = False
     """Whether the lines give what remains to be done, to whom that is no result."""
     stopped_by: Unsupported | None = None
@@ -67,8 +69,7 @@ class CapturedFrame:
 class Traced:
     """What one run of a frame through the tracer found."""
 
-    state_holds: Callable[[], bool]
-    """The guard on process-wide settings, as they were before."""
+    make_state_check: Callable[[], Callable[[], bool]]
     returned: Any
     """What the frame returns; the values of `rest` if the frame is cut."""
     rest: Callable[..., Any] | None
@@ -136,7 +137,7 @@ def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Trac
     if (sizes := tracer.recorder.sizes) is not None:
         sizes.env.asker = tracer.asks
     tracer.definition = definition_of(values.get("self"))
-    facts, state_holds, modes = compat.global_facts(), state_check(), Modes.now()
+    facts, make_state_check, modes = compat.global_facts(), state_check(), Modes.now()
     tracer.guard("global_state", (), facts, "settings that torch functions read")
     rest = None
     with restored_modes(), deep_stack(), compat.quiet_fakes():
@@ -161,7 +162,7 @@ def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Trac
         except ValueError as error:
             what = f"the frame leaves the {error} changed"
             raise refusal("mode-left-changed", what) from None
-    return Traced(state_holds, returned, rest, change)
+    return Traced(make_state_check, returned, rest, change)
 
 
 def definition_of(module: Any) -> SourceLine | None:
@@ -239,7 +240,7 @@ def finished(
     if traced.change is not None:
         code.names["change_modes"] = traced.change
         end.append("change_modes()")
-    code.names.update(rest=traced.rest, go_on=GoOn, state_holds=traced.state_holds)
+    code.names.update(rest=traced.rest, go_on=GoOn)
     code.names["tensors_hold"] = compat.tensor_guards(
         [tracker.real for tracker in inputs], free, different="different" in guard_rules
     )
@@ -248,6 +249,7 @@ def finished(
         capture,
         code,
         lines=[*rebuild.code.lines, *kept, *call, *rebuild.lines, *end],
+        make_state_check=traced.make_state_check,
         runs_rest=traced.rest is not None and not resumed,
     )
 

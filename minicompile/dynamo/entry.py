@@ -101,7 +101,12 @@ class Entry:
         self.captured, self.capture = captured, captured.capture
         self.hits = 0
         captured.code.names.update(
-            MISS=MISS, ERRORS=FETCH_ERRORS, entry=self, graph=compiled, graph_raised=graph_raised
+            MISS=MISS,
+            ERRORS=FETCH_ERRORS,
+            entry=self,
+            graph=compiled,
+            graph_raised=graph_raised,
+            state_holds=captured.make_state_check(),
         )
         given = ", ".join(f"L_{name}" for name in parameters)
         self.call: Callable[..., Any] = generate(

@@ -23,7 +23,7 @@ from minicompile import compat
 from minicompile.dynamo.guards import closure_cell
 from minicompile.dynamo.result import Guard, Source
 from minicompile.dynamo.variables import HEAP_TYPE, HOOKS, MODULE_TABLES, lookup, plain_dict
-from minicompile.ops.build import load_extension
+from minicompile.ops.build import load_extension, start_extension
 
 EXTENSION = Path(__file__).with_name("snapshot.c")
 
@@ -206,11 +206,19 @@ class Facts:
         )
 
 
-def state_check() -> Callable[[], bool]:
-    """A check that the process-wide settings of torch are as they are now."""
-    if (extension := load_extension(EXTENSION)) is None or compat.GlobalStateGuard is None:
-        facts = compat.global_facts()
-        return lambda: compat.global_facts() == facts
-    calls, level = compat.global_state_reads()
-    unchanged: Callable[[], bool] = extension.Snapshot((level,), (), (), (), (), calls).unchanged
-    return unchanged
+def state_check() -> Callable[[], Callable[[], bool]]:
+    """Note the process-wide settings of torch. What comes back makes a check that they are the same; the C
+    part may be compiled meanwhile."""
+    start_extension(EXTENSION)
+    facts = compat.global_facts()
+    calls, level = compat.global_state_reads() if compat.GlobalStateGuard else ((), None)
+
+    def make() -> Callable[[], bool]:
+        if level is None or (extension := load_extension(EXTENSION)) is None:
+            return lambda: compat.global_facts() == facts
+        unchanged: Callable[[], bool] = extension.Snapshot(
+            (level,), (), (), (), (), calls
+        ).unchanged
+        return unchanged
+
+    return make

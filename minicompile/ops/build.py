@@ -83,13 +83,21 @@ def start_build(source: str | Sequence[str], options: Options) -> Pending:
 
 
 @functools.cache
-def load_extension(source: Path) -> ModuleType | None:
-    """The module `minicompile_<name>` of `<name>.c`; None without a compiler or Python's headers."""
+def start_extension(source: Path) -> _Job | None:
+    """Start compiling `<name>.c` for `load_extension`, unless that was done before."""
     include = Path(sysconfig.get_path("include"))
     if not (include / "Python.h").exists():
         return None
     lookup = ("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()
-    options = Options(cpp_flags=(f"-I{include}", *lookup))
+    try:
+        return _Job(source.read_text(), Options(cpp_flags=(f"-I{include}", *lookup)), sys.version)
+    except (BackendError, OSError):
+        return None
+
+
+@functools.cache
+def load_extension(source: Path) -> ModuleType | None:
+    """The module `minicompile_<name>` of `<name>.c`; None without a compiler or Python's headers."""
 
     def load(path: Path) -> ModuleType:
         loader = ExtensionFileLoader(f"minicompile_{source.stem}", str(path))
@@ -97,8 +105,9 @@ def load_extension(source: Path) -> ModuleType | None:
         loader.exec_module(module)
         return module
 
+    job = start_extension(source)
     try:
-        return _Job(source.read_text(), options, sys.version).finish(load)
+        return None if job is None else job.finish(load)
     except (BackendError, OSError):
         return None
 

@@ -18,7 +18,7 @@ import torch
 from minicompile.aot.result import BoxedCallable
 from minicompile.codegen.plan import KernelModule, WrapperSource
 from minicompile.lowering.ir import ConstantBuffer
-from minicompile.ops.build import start_build
+from minicompile.ops.build import start_build, start_extension
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.runtime import cpp, triton
@@ -33,6 +33,7 @@ kernel_loader: Registry[KernelLoader] = Registry(
 
 @kernel_loader("cpp")
 def load_cpp(module: KernelModule, options: Options) -> Callable[[], Kernels]:
+    start_extension(cpp.FAST_CALL)
     pending = start_build(module.units or module.text, options)
     module.cached = sum(job.process is None for job in pending.jobs)
 

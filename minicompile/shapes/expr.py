@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import sympy
+import sympy.tensor.tensor  # the first sum would import it
 from sympy.printing.pycode import PythonCodePrinter
 
 Expr: TypeAlias = sympy.Expr

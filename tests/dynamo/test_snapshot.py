@@ -169,7 +169,7 @@ def test_global_state_checks_agree_in_cpp_and_python(
 ) -> None:
     if not use_native:
         monkeypatch.setattr(compat, "GlobalStateGuard", None)
-    check = state_check()
+    check = state_check()()
     assert check()
     with torch.no_grad():
         assert not check()

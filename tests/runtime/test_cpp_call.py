@@ -17,6 +17,7 @@ import torch
 
 from minicompile.codegen.cpp import kernel_module
 from minicompile.codegen.plan import KernelPlan
+from minicompile.ops import build
 from minicompile.ops.build import Module, load_extension, start_build
 from minicompile.options import Options
 from minicompile.runtime import cpp
@@ -116,6 +117,7 @@ def test_the_extension_is_used_where_python_headers_are() -> None:
 def test_without_headers_ctypes_calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     options = Options(cache_dir=str(tmp_path))
+    monkeypatch.setattr(build, "start_extension", build.start_extension.__wrapped__)
     without = load_extension.__wrapped__
     assert without(FAST_CALL) is None
     monkeypatch.setattr(cpp, "load_extension", without)
