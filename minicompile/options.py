@@ -83,6 +83,9 @@ class Options:
     """Written-out attention becomes scaled_dot_product_attention: twice as fast from 1,000 tokens on.
 
     Rounds differently; a row whose every position is masked gives 0, where softmax gives NaN."""
+    fallback_random: bool = True
+    """Random numbers are eager's: the same seed gives the same ones. False: kernels compute theirs, which
+    fuses (ops/philox.py), from seeds that eager's generator draws."""
     reassociate_gemm: bool = False
     """(x @ a) @ b becomes x @ (a @ b) where that is less arithmetic. Rounds differently."""
     batch_linears: bool = False

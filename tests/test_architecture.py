@@ -223,7 +223,7 @@ def test_the_core_imports_torch_and_sympy_only():
 
 
 def test_the_systems_that_we_teach_are_asked_for_by_comparisons_alone():
-    """compat.torch_compiler imports them inside functions; debug/ alone imports that."""
+    """compat.torch_compiler imports them inside functions; what compares with them imports that."""
     taught, asks = ("torch._dynamo", "torch._functorch", "torch._inductor"), "compat.torch_compiler"
     wrong = [
         str(found)
@@ -233,7 +233,7 @@ def test_the_systems_that_we_teach_are_asked_for_by_comparisons_alone():
     ]
     assert wrong == []
     users = {folder(importer) for _, importer, target in internal_imports() if target == asks}
-    assert users == {"debug"}
+    assert users == {"bench", "debug"}
 
 
 def example(importer: str, code: str) -> list[Import]:

@@ -33,6 +33,7 @@ from minicompile.aot.views import aten_ops, is_pointwise, is_size, results_of
 from minicompile.errors import VerifyError
 from minicompile.ops.graph import Graph
 from minicompile.ops.origin import Origins, source_lines, union
+from minicompile.ops.philox import PHILOX
 from minicompile.passes.patterns import Replacement
 
 aten = torch.ops.aten
@@ -64,7 +65,7 @@ formula in simpler operators gives as fast, or as exactly."""
 def family(op: OpOverload) -> str | None:
     """The family of an operator, by its tags and its name."""
     if op.namespace not in ("aten", "prims"):
-        return "custom"
+        return "random" if op is PHILOX else "custom"
     if torch.Tag.nondeterministic_seeded in op.tags:
         return "random"
     for name, patterns in FAMILIES.items():

@@ -40,6 +40,7 @@ from minicompile.aot.views import (
     results_of,
 )
 from minicompile.ops.graph import Graph, origins_of, output_node, placeholders
+from minicompile.ops.philox import PHILOX
 from minicompile.options import Options
 from minicompile.shapes.symnode import SizeNodes
 
@@ -48,7 +49,7 @@ prims = torch.ops.prims
 
 REDUCTIONS = aten_ops("sum prod mean amax amin any all argmax argmin var_mean")
 
-LOOPS = {prims.iota, prims.convert_element_type, *REDUCTIONS} | aten_ops(
+LOOPS = {prims.iota, prims.convert_element_type, PHILOX.overloadpacket, *REDUCTIONS} | aten_ops(
     "cat clone index index_select embedding gather flip full constant_pad_nd select_scatter "
     "slice_scatter sym_size"
 )
@@ -158,7 +159,8 @@ class JointParts:
         for node in self.candidates if made else ():
             mine = node.meta.get("region") is not None and call_of(node) not in self.leaving
             derived = self.is_backward(node) and not self.inside.isdisjoint(node.all_input_nodes)
-            if (mine or derived) and not any(map(is_random, (node, *node.all_input_nodes))):
+            drawn = any(map(is_random, (node, *node.all_input_nodes)))
+            if (mine or derived) and (node.target is PHILOX or not drawn):
                 self.inside.add(node)
 
     def is_backward(self, node: fx.Node) -> bool:
@@ -384,6 +386,8 @@ def why_not_recomputed(node: fx.Node, parts: JointParts, in_memory: set[fx.Node]
         return f"{call_of(node).target} is expensive to compute again"
     if packet_of(node) in REDUCTIONS:
         return "a reduction: a small result of much input"
+    if node.target is PHILOX and node.meta["val"].device.type == "cpu":
+        return "random numbers take a CPU longer than reading a mask"
     if node in in_memory:
         return "the backward needs it in memory for a library call"
     return ""

@@ -127,7 +127,7 @@ class ValuePrinter(LinePrinter):
                 return self.index_of(value)
             case "to_dtype":
                 (source,) = value.inputs
-                hidden = was_float(source)
+                hidden = source.op == "to_dtype" and is_int(source.dtype)
                 text = f"mc_opaque({operands[0]})" if hidden else operands[0]
                 return conversion(text, source.dtype, value.dtype)
             case "bitcast":
@@ -207,10 +207,3 @@ class ValuePrinter(LinePrinter):
         for var, size in self.plan.reduction_ranges.items():
             place = place * size + (var if size != 1 else 0)
         return sympy.expand(place)
-
-
-def was_float(value: Value) -> bool:
-    """An integer that a float was cut to."""
-    if value.op != "to_dtype" or not is_int(value.dtype):
-        return False
-    return value.inputs[0].dtype.is_floating_point or was_float(value.inputs[0])

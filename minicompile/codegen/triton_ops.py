@@ -233,6 +233,7 @@ for _name, _rule in {
     "round": form("libdevice.nearbyint({0})"),
     "fma": form("tl.fma({0}, {1}, {2})"),
     "where": form("tl.where({0}, {1}, {2})"),
+    **{name: form(f"tl.{name}({{0}}, {{1}})") for name in ("rand", "randn")},
     "truediv": by_width("tl.div_rn({0}, {1})", "{0} / {1}"),
     "reciprocal": by_width("tl.div_rn(1.0, {0})", "1.0 / {0}"),
     "sigmoid": by_width(

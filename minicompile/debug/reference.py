@@ -43,6 +43,7 @@ from minicompile.lowering.ir import (
     loop_ranges,
     run_loops,
 )
+from minicompile.ops import philox
 from minicompile.ops.handler import Index, Ops, StoreMode
 from minicompile.ops.table import POINTWISE, POSITIONS, ReductionKind, ScanKind, result_dtype
 from minicompile.shapes.expr import (
@@ -61,6 +62,8 @@ OTHERWISE_NAMED: dict[str, Callable[..., Any]] = {
     "fma": lambda a, b, c: torch.addcmul(c, a, b),
     "lshift": torch.bitwise_left_shift,
     "rshift": torch.bitwise_right_shift,
+    "rand": philox.rand,
+    "randn": philox.randn,
 }
 EAGER = {name: OTHERWISE_NAMED.get(name) or getattr(torch, name) for name in POINTWISE}
 """Eager's own function for each loop operation: what a printer must match."""

@@ -13,12 +13,13 @@ from typing import Literal
 
 import torch
 
-ResultType = Literal["same", "bool", "float"]
+ResultType = Literal["same", "bool", "float", "random"]
 
 
 @dataclass(frozen=True)
 class OpSpec:
-    """`result`: "same" (the operands' dtype), "bool", or "float" (float operands only, same dtype)."""
+    """`result`: "same" (the operands' dtype), "bool", "float" (float operands only, same dtype), or "random"
+    (float32, of a seed and an element's number, both int64: ops/philox.py)."""
 
     name: str
     arity: int
@@ -54,6 +55,9 @@ TABLE: tuple[tuple[int, ResultType, int, str], ...] = (
     (1, "same", 1, "bitwise_not"),
     # where(condition, a, b): a and b of one dtype
     (3, "same", 1, "where"),
+    # number `offset` of a generator's numbers, evenly from 0 to 1 or normally distributed
+    (2, "random", 40, "rand"),
+    (2, "random", 60, "randn"),
 )
 """Arity, result and cost of operations by name; torch has most of them under the same name."""
 
@@ -114,6 +118,10 @@ def result_dtype(name: str, operands: tuple[torch.dtype, ...]) -> torch.dtype:
         raise TypeError(f"ops.where needs a bool condition, got {operands[0]}")
     if spec.result == "bool":
         return torch.bool
+    if spec.result == "random":
+        if values[0] is not torch.int64:
+            raise TypeError(f"ops.{name} needs int64 operands, got {values[0]}")
+        return torch.float32
     if spec.result == "float" and not values[0].is_floating_point:
         raise TypeError(f"ops.{name} needs floating-point operands, got {values[0]}")
     return values[0]

@@ -43,7 +43,7 @@ class Pass:
     order: int
     run: Run
     option: str = ""
-    """The field of `Options` that switches it on; "": always on."""
+    """The field of `Options` that switches it on, with "not " before it: off; "": always on."""
 
     def is_called(self, given: str) -> bool:
         """By "cse" or "prims.cse"; a family of patterns by its first name: "pattern:attention"."""
@@ -51,7 +51,8 @@ class Pass:
         return any(f"{name}.".startswith(f"{given}.") for name in names)
 
     def runs(self, stage: str, options: Options) -> bool:
-        wanted = not self.option or getattr(options, self.option)
+        field = self.option.removeprefix("not ")
+        wanted = not field or getattr(options, field) == (field == self.option)
         return (
             self.stage == stage and wanted and not any(map(self.is_called, options.disable_passes))
         )

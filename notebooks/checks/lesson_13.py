@@ -6,15 +6,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import sympy
 import torch
 
 import minicompile as mc
 from minicompile.codegen import cpp
 from minicompile.codegen.plan import KernelSource
+from minicompile.debug.reference import ReferenceOps
 from minicompile.lessons.assembly import cpp_assembly
 from minicompile.lessons.cache import LINE, lines_fetched
 from minicompile.lessons.exercise import Lesson, Run, Wrong
 from minicompile.lessons.model import GPT, GPTConfig
+from minicompile.lowering.lower import lowering
+from minicompile.ops.philox import KEY_STEPS, MULTIPLIERS, PHILOX, WORD
+from minicompile.shapes.expr import contiguous_strides, linear_index
 
 lesson = Lesson("13")
 
@@ -274,3 +279,86 @@ def transposed_loads_are_tiled(run: Run, squares: Callable[..., Any]) -> str:
         with run.replaced(path, chosen):
             run.close(mc.compile(block)(h), expected, "the model's block", rtol=1e-4, atol=1e-5)
     return "at most 1.3 times the fewest cache lines, and no squares where none are needed"
+
+
+def round_in_python(words: list[int], keys: list[int]) -> list[int]:
+    words, keys = ([n & WORD for n in part] for part in (words, keys))
+    a, b = MULTIPLIERS[0] * words[0], MULTIPLIERS[1] * words[2]
+    return [b >> 32 ^ words[1] ^ keys[0], b & WORD, a >> 32 ^ words[3] ^ keys[1], a & WORD]
+
+
+def lower_with(one_round: Callable[..., Any]) -> Callable[..., Any]:
+    """The lowering of random numbers with these rounds."""
+
+    def rule(ctx: Any, seeds: Any, number: int, size: Any, kind: str) -> Any:
+        def body(ops: Any, index: Any) -> Any:
+            def constant(value: int) -> Any:
+                return ops.constant(value, torch.int64)
+
+            def word(value: Any, shift: int) -> Any:
+                return ops.bitwise_and(ops.rshift(value, constant(shift)), constant(WORD))
+
+            place = linear_index(index, contiguous_strides(size))
+            offset = ops.index_expr(place, torch.int64)
+            seed = seeds.load(ops, [sympy.Integer(number)])
+            words = [word(offset, 0), word(offset, 32), constant(0), constant(0)]
+            keys = [word(seed, 0), word(seed, 32)]
+            for _ in range(10):
+                words = one_round(ops, words, keys)
+                keys = [
+                    word(ops.add(key, constant(step)), 0)
+                    for key, step in zip(keys, KEY_STEPS, strict=True)
+                ]
+            upper = ops.gt(words[0], constant(WORD >> 1))
+            folded = ops.where(upper, ops.sub(constant(WORD), words[0]), words[0])
+            step = ops.constant(4.6566127342e-10, torch.float32)
+            return ops.mul(ops.to_dtype(folded, torch.float32), step)
+
+        return ctx.pointwise(size, seeds.device, body)
+
+    return rule
+
+
+@lesson.exercise(
+    "ex6",
+    points=4,
+    level="real",
+    visible=[([1, 2, 0xDEADBEEF, 4], [5, 6])],
+    hidden=[
+        ([WORD, WORD, WORD, WORD], [WORD, WORD]),
+        ([-1, 7, -(2**31), 2**40 + 5], [-3, 2**33]),
+    ],
+    forbidden=["philox", "words_of", "rand", "randn", "PHILOX"],
+    without=["lowering:minicompile.philox.default"],
+)
+def random_numbers_are_drawn_by_the_answer(run: Run, one_round: Callable[..., Any]) -> str:
+    """One round on numbers; then kernels draw with ten of them, bit for bit what eager code gives."""
+    reference = ReferenceOps.over({}, {}, {}, {}, torch.device("cpu"))
+    for words, keys in run.cases:
+        given = f"one_round of words {words} and keys {keys}"
+        got = one_round(reference, *([torch.tensor(n) for n in part] for part in (words, keys)))
+        run.that(len(got) == 4, given, "four words", f"{len(got)}")
+        run.expect([int(word) for word in got], round_in_python(words, keys), given)
+
+    def drawn(x: torch.Tensor) -> torch.Tensor:
+        return torch.rand_like(x)
+
+    torch.manual_seed(0)
+    config = GPTConfig(n_layer=1, n_head=2, n_embd=32, block_size=16, dropout=0.1)
+    block, h, options = GPT(config).blocks[0], torch.randn(2, 16, 32), {"fallback_random": False}
+    before = mc.trace(mc.compile(block, options=options), h)
+    mc.reset()
+    lowering(PHILOX)(lower_with(one_round))
+    for function, x in ((drawn, torch.empty(50, 77)), (block, h)):
+        results = []
+        for backend in ("aot_eager", "inductor"):
+            torch.manual_seed(3)
+            results.append(mc.compile(function, backend=backend, options=options)(x))
+        name = "the model's block" if function is block else "the numbers of rand_like"
+        exact = {"rtol": 1e-4, "atol": 1e-5} if function is block else {"rtol": 0, "atol": 0}
+        run.close(results[1].detach(), results[0].detach(), name, **exact)
+    after = mc.trace(mc.compile(block, options=options), h)
+    mc.reset()
+    calls = [sum(e.op is PHILOX for e in found.loops.externs) for found in (before, after)]
+    run.changed(calls[0], calls[1], "how often a library draws for the block")
+    return f"{calls[0]} dropouts of the block draw in kernels, bit for bit the same numbers"

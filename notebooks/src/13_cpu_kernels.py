@@ -344,10 +344,73 @@ softmax
 
 # %% [markdown]
 # Do you know better than the rules? `mc.what_if` compiles with your wishes and times both. (Times
-# differ between machines, so nothing is kept here: run it.)
+# differ between machines, so nothing is kept here: run it. In a terminal, the command
+# `minicompile bench` times twelve such patterns beside eager and torch.compile.)
 
 # %% name="what-if" tags=["varies"]
 mc.what_if(added_turned, a, b)
+
+# %% [markdown]
+# ## Random numbers without a state
+#
+# One more chain: eager's random generator has a state, and each number changes it. So dropout is a
+# library call that fills a tensor, one number after the other. *Philox* is a generator without a
+# state: a number is a function of a seed and of its own place, so any lane computes any number.
+# `fallback_random=False` asks for it. **Predict, then run:** what is left of the library call?
+
+# %% name="dropout"
+from minicompile.ops import philox
+
+
+def dropped(x):
+    return torch.nn.functional.dropout(torch.relu(x), 0.25) * 2
+
+
+in_kernel = mc.compile(dropped, options={"fallback_random": False})
+apart, fused = mc.trace(mc.compile(dropped), x), mc.trace(in_kernel, x)
+for name, found in (("eager's numbers", apart), ("in the kernel", fused)):
+    calls = ", ".join(str(call.op) for call in found.loops.externs)
+    print(f"{name:16} kernels: {len(found.kernels)}, library calls: {calls}")
+
+# %% [markdown]
+# What is left draws one seed for each random operator of the graph, at each call. So after
+# `torch.manual_seed` you get the same numbers again, but other ones than eager's. Here they are
+# computed once more, in torch operators, from that seed and the places:
+
+# %% name="same-numbers"
+torch.manual_seed(1)
+got = in_kernel(x)
+torch.manual_seed(1)
+[seed] = torch.randint(-(2**63), 2**63 - 1, (1,))
+kept = philox.rand(seed, torch.arange(x.numel()).view(x.shape)) < 0.75
+print(
+    "kept:",
+    kept.float().mean().item(),
+    "of all; the same ones:",
+    torch.equal(got != 0, kept & (x > 0)),
+)
+
+# %% name="dropout-picture"
+slides(
+    "Dropout",
+    ("numbers from eager's generator", "they go through memory", apart.kernels[-1].text),
+    ("numbers from a seed", "mc_rand computes them where they are used", fused.kernels[0].text),
+    ("mc_rand", "ten rounds of two multiplications each", fused.kernels[0].prelude),
+)
+
+# %% [markdown]
+# The backward pass needs the same numbers. On a CPU it is quicker to read a byte of mask for each
+# element, so the partition keeps that. But with no memory to spare it keeps the seeds and computes
+# the numbers again:
+
+# %% name="dropout-saves"
+for budget in (None, 0.0):
+    options = {"fallback_random": False, "memory_budget": budget}
+    partition = mc.trace(
+        mc.compile(dropped, options=options), x.clone().requires_grad_()
+    ).aot.partition
+    saved = ", ".join(f"{value.name} ({value.bytes} bytes)" for value in partition.saved)
+    print(f"memory budget {budget}: {saved}")
 
 # %% [markdown]
 # > **In torch.compile.** Inductor writes C++ too, but doesn't trust the compiler to find vectors: it
@@ -659,11 +722,99 @@ def squares(plan):
 
 
 # %% [markdown]
+# **Exercise 6 · A round of Philox** (4 points). `one_round(ops, words, keys)` computes one of the ten
+# rounds, in loop operations. `words` are four values and `keys` two, all int64 of which only the
+# lower 32 bits count; it gives the four new words, from 0 to 0xFFFFFFFF. With a = words[0] times
+# 0xD2511F53 and b = words[2] times 0xCD9E8D57 they are: upper half of b ^ words[1] ^ keys[0];
+# lower half of b; upper half of a ^ words[3] ^ keys[1]; lower half of a. The lowering of random
+# numbers is taken away: dropout in the lesson model draws with yours.
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# `ops.mul`, `ops.rshift`, `ops.bitwise_and`, `ops.bitwise_xor`, `ops.constant(number, torch.int64)`. A
+# product may set the highest bit: then int64 is negative, and a shift to the right fills in ones.
+#
+# </details>
+
+
+# %% name="ex6-answer" tags=["answer"]
+def one_round(ops, words, keys):
+    """The four words after one round of Philox4x32."""
+
+    ### BEGIN SOLUTION
+    def number(n):
+        return ops.constant(n, torch.int64)
+
+    def low(value):
+        return ops.bitwise_and(value, number(0xFFFFFFFF))
+
+    def high(value):
+        return low(ops.rshift(value, number(32)))
+
+    def mixed(product, word, key):
+        return low(ops.bitwise_xor(ops.bitwise_xor(high(product), word), key))
+
+    a = ops.mul(low(words[0]), number(0xD2511F53))
+    b = ops.mul(low(words[2]), number(0xCD9E8D57))
+    return mixed(b, words[1], keys[0]), low(b), mixed(a, words[3], keys[1]), low(a)
+    ### END SOLUTION
+
+
+# %% name="ex6-check" tags=["nbval-check-output"]
+check("ex6")
+
+
+# %% name="ex6-wrong-crossed" tags=["wrong"] kind="misconception" says="one_round of words [1, 2"
+def one_round(ops, words, keys):
+    def half(value, shift):
+        moved = ops.rshift(value, ops.constant(shift, torch.int64))
+        return ops.bitwise_and(moved, ops.constant(0xFFFFFFFF, torch.int64))
+
+    a = ops.mul(words[0], ops.constant(0xD2511F53, torch.int64))
+    b = ops.mul(words[2], ops.constant(0xCD9E8D57, torch.int64))
+    first = ops.bitwise_xor(ops.bitwise_xor(half(a, 32), words[1]), keys[0])
+    third = ops.bitwise_xor(ops.bitwise_xor(half(b, 32), words[3]), keys[1])
+    return first, half(a, 0), third, half(b, 0)
+
+
+# %% name="ex6-wrong-signs" tags=["wrong"] kind="misconception" says="one_round of words [1, 2"
+def one_round(ops, words, keys):
+    a = ops.mul(words[0], ops.constant(0xD2511F53, torch.int64))
+    b = ops.mul(words[2], ops.constant(0xCD9E8D57, torch.int64))
+    shift, mask = ops.constant(32, torch.int64), ops.constant(0xFFFFFFFF, torch.int64)
+    first = ops.bitwise_xor(ops.bitwise_xor(ops.rshift(b, shift), words[1]), keys[0])
+    third = ops.bitwise_xor(ops.bitwise_xor(ops.rshift(a, shift), words[3]), keys[1])
+    return first, ops.bitwise_and(b, mask), third, ops.bitwise_and(a, mask)
+
+
+# %% name="ex6-wrong-upper-bits" tags=["wrong"] kind="visible-only" says="one_round of words [-1, 7"
+def one_round(ops, words, keys):
+    def half(value, shift):
+        moved = ops.rshift(value, ops.constant(shift, torch.int64))
+        return ops.bitwise_and(moved, ops.constant(0xFFFFFFFF, torch.int64))
+
+    a = ops.mul(words[0], ops.constant(0xD2511F53, torch.int64))
+    b = ops.mul(words[2], ops.constant(0xCD9E8D57, torch.int64))
+    first = ops.bitwise_xor(ops.bitwise_xor(half(b, 32), words[1]), keys[0])
+    third = ops.bitwise_xor(ops.bitwise_xor(half(a, 32), words[3]), keys[1])
+    return first, half(b, 0), third, half(a, 0)
+
+
+# %% name="ex6-wrong-borrowed" tags=["wrong"] kind="built-in" says="got a use of philox"
+def one_round(ops, words, keys):
+    from minicompile.ops import philox
+
+    return philox.words(keys[0], words[0])
+
+
+# %% [markdown]
 # ## Go deeper
 #
 # - `minicompile/codegen/plan.py`, `minicompile/codegen/cpp_rules.py`: the plan and its rules, on two pages.
 # - `minicompile/codegen/cpp_loops.py`: the four shapes of a C kernel.
-# - `minicompile/codegen/helpers.h`: lanes, squares, `exp`.
+# - `minicompile/codegen/helpers.h`: lanes, squares, `exp`, Philox; `minicompile/aot/passes/random.py`: who
+#   draws the seeds (in torch: `torch/_inductor/fx_passes/replace_random.py`).
 # - `torch/_inductor/codegen/cpp.py`: `CppVecKernel`, `CppTile2DKernel`, and the choice between them.
 #
 # **Where you are.** The loops have become C++. Lesson 14 writes the same loops for a GPU.

@@ -29,6 +29,15 @@ class Fit:
     low: Real
     high: Real
     degree: int
+    double: bool = False
+    """Are the coefficients float64?"""
+
+    def literal(self, coefficient: Real) -> str:
+        """As it stands in C."""
+        if self.double:
+            return repr(float(coefficient))
+        (rounded,) = struct.unpack("f", struct.pack("f", float(coefficient)))
+        return f"{rounded:.9g}f"
 
 
 def remez(fit: Fit, rounds: int = 20, grid: int = 1200) -> tuple[list[Real], Real]:
@@ -82,12 +91,6 @@ def _alternating_extrema(errors: list[Real], count: int) -> list[int]:
     return best
 
 
-def float32(value: Real) -> float:
-    """Rounded to single precision."""
-    rounded: float = struct.unpack("f", struct.pack("f", float(value)))[0]
-    return rounded
-
-
 def _tail(function: Callable[[Real], Real], known: Callable[[Real], Real], power: int) -> Any:
     """(function(x) - known(x)) / x**power, computed with enough digits near 0."""
 
@@ -100,20 +103,40 @@ def _tail(function: Callable[[Real], Real], known: Callable[[Real], Real], power
 
 def fits() -> list[Fit]:
     """What the math header needs; weights turn absolute errors into errors relative to the result."""
-    one, root = mpmath.mpf(1), mpmath.sqrt
-    half_ln2 = mpmath.log(2) / 2 * mpmath.mpf("1.001")
+    mpf, root = mpmath.mpf, mpmath.sqrt
+    one, tiny, quarter = mpf(1), mpf("1e-9"), (mpmath.pi / 4 * mpf("1.09")) ** 2
+    half_ln2 = mpmath.log(2) / 2 * mpf("1.001")
     return [
         Fit("exp: 1 + r + r^2 P(r)", _tail(mpmath.exp, lambda r: 1 + r, 2),
             lambda r: r * r / mpmath.exp(r), -half_ln2, half_ln2, 4),
         Fit("log: f - f^2/2 + f^3 P(f)", _tail(mpmath.log1p, lambda f: f - f * f / 2, 3),
             lambda f: f * f, root(one / 2) - 1, root(2 * one) - 1, 7),
         Fit("tanh: x + x^3 P(x^2)", lambda t: (mpmath.tanh(root(t)) / root(t) - 1) / t,
-            lambda t: t, mpmath.mpf("1e-9"), mpmath.mpf("0.4"), 4),
+            lambda t: t, tiny, mpf("0.4"), 4),
         Fit("erf near 0: x + x P(x^2)", lambda t: mpmath.erf(root(t)) / root(t) - 1,
-            lambda t: one, mpmath.mpf("1e-9"), mpmath.mpf("0.81"), 6),
+            lambda t: one, tiny, mpf("0.81"), 6),
         Fit("erf from 0.9 to 4: 1 - exp(P(x))", lambda x: mpmath.log(mpmath.erfc(x)),
-            lambda x: mpmath.erfc(x), mpmath.mpf("0.89"), mpmath.mpf("4.0"), 6),
+            lambda x: mpmath.erfc(x), mpf("0.89"), mpf("4.0"), 6),
+        Fit("sin: x + x^3 P(x^2)", lambda t: (mpmath.sin(root(t)) / root(t) - 1) / t,
+            lambda t: t, tiny, quarter, 2),
+        Fit("cos: 1 - x^2/2 + x^4 P(x^2)", lambda t: (mpmath.cos(root(t)) - 1 + t / 2) / t**2,
+            lambda t: t * t, tiny, quarter, 2),
+        Fit("tan: x + x^3 P(x^2)", lambda t: (mpmath.tan(root(t)) / root(t) - 1) / t,
+            lambda t: t, tiny, quarter, 6),
+        Fit("exp2 for doubles: P(x)", lambda x: 2**x, lambda x: 2**-x, -one / 2, one / 2, 6, True),
+        Fit("log2 for doubles: s P(s^2), s = (m - 1) / (m + 1)",
+            lambda t: mpmath.log((1 + root(t)) / (1 - root(t)), 2) / root(t),
+            lambda t: one, tiny, (root(2 * one) - 1) ** 2 / (root(2 * one) + 1) ** 2, 4, True),
+        Fit("erfc for doubles: exp(-x^2) P(t), t = (x - 4) / (x + 4)", _scaled_erfc,
+            lambda t: 1 / _scaled_erfc(t), -one, mpf("0.44"), 10, True),
+        Fit("randn: sin(2 pi x) = x P(x^2)", lambda t: mpmath.sin(2 * mpmath.pi * root(t)) / root(t),
+            lambda t: root(t) / mpmath.sin(2 * mpmath.pi * root(t)), tiny, one / 16, 4),
     ]  # fmt: skip
+
+
+def _scaled_erfc(t: Real) -> Real:
+    x = 4 * (1 + t) / (1 - t)
+    return mpmath.exp(x * x) * mpmath.erfc(x)
 
 
 def main() -> None:
@@ -121,7 +144,7 @@ def main() -> None:
     with mpmath.workdps(50):
         for fit in fits():
             coefficients, worst = remez(fit)
-            listed = ", ".join(f"{float32(c):.9g}" for c in coefficients)
+            listed = ", ".join(map(fit.literal, coefficients))
             print(f"{fit.name}: largest error {mpmath.nstr(worst, 3)}\n    {listed}")
 
 

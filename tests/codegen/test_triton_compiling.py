@@ -307,6 +307,7 @@ def test_a_triton_with_other_handles_still_launches():
 def test_every_operation_compiles_for_a_gpu(name):
     """The interpreter runs some functions that a GPU's library has under another name, or not at all."""
     dtype = torch.int32 if name.startswith(("bitwise", "gcd", "lshift", "rshift")) else F32
+    dtype = torch.int64 if name.startswith("rand") else dtype
     p = Program()
     for buffer in ("a", "b"):
         p.input(buffer, (4096,), dtype)

@@ -21,11 +21,14 @@ from minicompile.lowering.rules.common import Scalar, aten, constant, number, pr
 from minicompile.lowering.value import Positions, TensorValue
 from minicompile.ops.dtypes import computation_dtype, is_int
 from minicompile.ops.handler import Index, Ops, V
+from minicompile.ops.philox import PHILOX
 from minicompile.shapes.expr import (
     ONE,
     ModularIndexing,
     Size,
+    contiguous_strides,
     floor_div,
+    linear_index,
     product,
     same,
     to_size,
@@ -120,6 +123,20 @@ def known_now(ctx: LoweringContext, *numbers: Scalar, **options: Any) -> TensorV
         raise Unsupported(f"a sequence of {length} elements that eager rounds in its own way")
     assert ctx.node is not None and callable(ctx.node.target)
     return ctx.copy_of(ctx.constant(ctx.node.target(*numbers, **options), ctx.new_name()))
+
+
+@lowering(PHILOX)
+def philox(
+    ctx: LoweringContext, seeds: TensorValue, number: int, size: Sequence[Size], kind: str
+) -> TensorValue:
+    """Random numbers, each by its position in a contiguous tensor, however this one lies."""
+    strides = contiguous_strides(size)
+
+    def body(ops: Ops, index: Sequence[Index]) -> V:
+        place = ops.index_expr(linear_index(index, strides), torch.int64)
+        return ops.pointwise(kind, seeds.load(ops, [sympy.Integer(number)]), place)
+
+    return ctx.pointwise(size, seeds.device, body)
 
 
 # -- joining

@@ -1,6 +1,7 @@
 """Operators that a library runs on purpose, each with the reason, by packet (all overloads of a name).
 
-Random operators stay with eager's generator, so that the numbers are eager's exactly.
+Random operators stay with eager's generator, so that the numbers are eager's exactly, unless a pass has made
+them functions of a seed (aot/passes/random.py).
 """
 
 from __future__ import annotations
