@@ -125,6 +125,31 @@ def storage_id(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def _empty_strided_cpu(
+    size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device="cpu")
+
+
+empty_strided_cpu: Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor] = getattr(
+    torch._C._dynamo.guards, "_empty_strided_cpu", _empty_strided_cpu
+)
+"""New memory on the CPU (size, stride, dtype): twice as fast as the operator."""
+
+
+def storage_uses(storage: torch.UntypedStorage) -> int:
+    """How many owners a storage has in C++: tensors, autograd graphs, one for all of Python. 0: unknown."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return 0 if count is None else int(count(storage._cdata))
+
+
+def tensor_on(
+    storage: torch.UntypedStorage, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor that begins where a storage on the CPU does: no view of another one."""
+    return empty_strided_cpu((0,), (1,), dtype).set_(storage, 0, size, stride)
+
+
 negative_view = torch._neg_view
 creation_meta = torch._C._autograd._get_creation_meta
 """How a view was made, which decides whether autograd lets it be written to."""
