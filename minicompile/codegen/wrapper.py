@@ -93,6 +93,8 @@ class _Writer:
         self.lines: list[CodeLine] = []
         self.bound = {b.name for b in self.inputs}
         """Buffers that are Python variables right now."""
+        self.owned: set[str] = set()
+        """Buffers whose variable is no view of another."""
 
     def write(self) -> WrapperSource:
         inputs = [self._input_name(value) for value in self.graph.inputs]
@@ -100,11 +102,13 @@ class _Writer:
             self._step(step, node)
         outputs = tuple(self.graph.outputs)
         self._line(f"return {self._argument(outputs)}")
+        views = [o for o in outputs if isinstance(o, View)]
+        owned = all(o.buffer in self.owned and self._argument(o) in self.taken for o in views)
         body, self.lines = self.lines, []
         self._start(inputs)
         lines = [CodeLine(text, scaffold=True) for text in self._head()] + self.lines + body
         kernels = [kernel for _, kernel in sorted(self.kernels.items())]
-        return WrapperSource(self.graph.name, lines, kernels)
+        return WrapperSource(self.graph.name, lines, kernels, owned)
 
     def _head(self) -> list[str]:
         kernels = len(self.schedule.kernels)
@@ -224,10 +228,14 @@ class _Writer:
             if allocation.offset is not None:
                 where = f"{self._memory(layout)}, {layout.dtype}, {allocation.offset}"
                 text = f"pooled({_pool(layout.device)}, {where})"
+            else:
+                self.owned.add(allocation.buffer)
             self._line(f"{name} = {text}", origins)
             return
         self.bound.discard(old)
         memory = self._view(View(old, layout))
+        if old in self.owned and memory in self.taken:
+            self.owned.add(allocation.buffer)
         how = "in place" if allocation.in_place else "reuse"
         self._line(f"{name} = {memory}; del {self._name(old)}  # {how}", origins)
 

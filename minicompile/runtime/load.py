@@ -13,7 +13,7 @@ import linecache
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -122,5 +122,6 @@ def load_wrapper(wrapper: WrapperSource, namespace: Mapping[str, Any]) -> BoxedC
         **namespace,
     }
     exec(compile(text, filename, "exec"), scope)
-    call: BoxedCallable = scope["call"]
-    return call
+    call = scope["call"]
+    call.owned = wrapper.owned
+    return cast(BoxedCallable, call)
