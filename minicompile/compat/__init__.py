@@ -137,10 +137,13 @@ empty_strided_cpu: Callable[[Sequence[int], Sequence[int], torch.dtype], torch.T
 """New memory on the CPU (size, stride, dtype): twice as fast as the operator."""
 
 
-def storage_uses(storage: torch.UntypedStorage) -> int:
-    """How many owners a storage has in C++: tensors, autograd graphs, one for all of Python. 0: unknown."""
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    return 0 if count is None else int(count(storage._cdata))
+storage_uses: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda pointer: 0)
+"""Owners in C++ of the storage at a pointer: tensors, autograd graphs, one for all of Python. 0: unknown."""
+
+
+def storage_pointer(storage: torch.UntypedStorage) -> int:
+    """Where it is itself, not its data."""
+    return int(storage._cdata)
 
 
 def tensor_on(

@@ -11,6 +11,7 @@ Caching allocators do the same for GPUs: c10/cuda/CUDACachingAllocator.cpp.
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import sys
 from collections import deque
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 import torch
 
 from minicompile import compat
+from minicompile.compat import storage_uses
 from minicompile.ops.display import bytes_text, count_text
 from minicompile.scheduling.nodes import LARGE
 
@@ -32,11 +34,12 @@ HUGE = 4 << 20
 class Block:
     """A storage and how it looks while only the arena refers to it."""
 
-    __slots__ = ("address", "references", "size", "storage")
+    __slots__ = ("address", "pointer", "references", "size", "storage")
 
     def __init__(self, size: int) -> None:
         self.storage = torch.UntypedStorage(size, device="cpu")
         self.size, self.address = size, self.storage.data_ptr()
+        self.pointer = compat.storage_pointer(self.storage)
         self.references = sys.getrefcount(self.storage)
         if size >= HUGE:
             ask_for_huge_pages(self.address, size)
@@ -45,9 +48,9 @@ class Block:
         """Whether nobody else refers to it, in C++ or in Python. Another thread may turn one reference into
         the other meanwhile: so the first is counted twice."""
         return (
-            compat.storage_uses(self.storage) == 1
+            storage_uses(self.pointer) == 1
             and sys.getrefcount(self.storage) == self.references
-            and compat.storage_uses(self.storage) == 1
+            and storage_uses(self.pointer) == 1
         )
 
     def intact(self) -> bool:
@@ -67,8 +70,7 @@ class Arena:
         self, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, limit: int
     ) -> torch.Tensor:
         """A tensor with memory of its own, uninitialised. `limit`: most bytes that are kept."""
-        last = sum((n - 1) * step for n, step in zip(size, stride))
-        span = 0 if 0 in size else (last + 1) * dtype.itemsize
+        span = bytes_from_first_to_last(size, stride, dtype)
         if span < LARGE or span > limit:
             return compat.empty_strided_cpu(size, stride, dtype)
         block = self.take(span)
@@ -77,12 +79,13 @@ class Arena:
             block = Block(span)
             self.blocks[span] = self.blocks.pop(span, deque())
         made = compat.tensor_on(block.storage, size, stride, dtype)
-        self.blocks.setdefault(span, deque()).append(block)  # no longer free: nobody takes it
+        if (blocks := self.blocks.get(span)) is not None:
+            blocks.append(block)  # no longer free: nobody takes it
         return made
 
     def take(self, size: int) -> Block | None:
         """A block that is free. Those that a user of them has changed are forgotten."""
-        blocks = self.blocks.get(size, deque())
+        blocks = self.blocks.get(size) or deque()
         for _ in range(min(len(blocks), LOOKS)):
             try:
                 block = blocks.popleft()
@@ -118,6 +121,12 @@ class Arena:
         free = [block.size for block in every if block.free()]
         total = f"{count_text(len(every), 'block')} with {bytes_text(self.bytes())}"
         return f"arena: {total}, {bytes_text(sum(free))} of it in nobody's use"
+
+
+@functools.lru_cache(1024)
+def bytes_from_first_to_last(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> int:
+    last = sum((n - 1) * step for n, step in zip(size, stride))
+    return 0 if 0 in size else (last + 1) * dtype.itemsize
 
 
 def ask_for_huge_pages(address: int, size: int) -> None:
