@@ -35,6 +35,10 @@ def demo() -> Any:
     return importlib.import_module("minicompile.bench.demo")
 
 
+def bench() -> Any:
+    return importlib.import_module("minicompile.bench.speed")
+
+
 def script() -> Any:
     return importlib.import_module("minicompile.debug.script")
 
@@ -103,6 +107,11 @@ COMMANDS = {
         "train the lesson model: eager, torch.compile, minicompile",
         lambda chosen: int(demo().run(chosen)),
         lambda to: demo().add_arguments(to),
+    ),
+    "bench": Command(
+        "time patterns and models: eager, torch.compile, minicompile",
+        lambda chosen: int(bench().run(chosen)),
+        lambda to: bench().add_arguments(to),
     ),
     "options": Command("list every option with its value and meaning", show_options),
     "rules": Command(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +20,22 @@ from torch import Tensor
 
 from minicompile.compat import tree_leaves
 
+Scale = Literal["large", "small", "cache", "dram"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
+
 SIZES = {
-    "B": (8, 2), "H": (12, 2), "T": (512, 16), "E": (64, 8), "D": (768, 24), "F": (2048, 40),
-    "V": (16384, 50), "N": (32, 2), "C": (64, 8), "Y": (56, 8), "X": (56, 12), "2": (2, 2),
+    "B": (8, 2, 2, 16), "H": (12, 2, 4, 4), "T": (512, 16, 256, 512), "E": (64, 8, 64, 512),
+    "D": (768, 24, 768, 2048), "F": (2048, 40, 2048, 2048), "G": (2048, 40, 768, 4096),
+    "V": (16384, 50, 4096, 32768), "N": (32, 2, 8, 64), "C": (64, 8, 32, 64), "Y": (56, 8, 28, 64),
+    "X": (56, 12, 28, 64), "2": (2, 2, 2, 2),
 }  # fmt: skip
-"""Dimensions: how large they are, and how large where a pattern has to be small."""
+"""Dimensions at each of SCALES: usual, for tests, tensors of a few MB, tensors of 67 MB."""
+
+MEMORY_BOUND = (
+    "gelu_bias", "swiglu", "layer_norm", "rms_norm", "group_norm", "softmax", "cross_entropy", "rope",
+    "bce_loss", "adamw_step", "embedding_sum", "transposed_add",
+)  # fmt: skip
+"""The twelve by which a code generator is judged: kinds of kernels, each once."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +57,14 @@ class Pattern:
     inputs: tuple[Input, ...]
     training: bool = False
 
-    def make_inputs(self, device: str, dtype: torch.dtype, small: bool = False) -> list[Tensor]:
+    def make_inputs(self, device: str, dtype: torch.dtype, scale: Scale = "large") -> list[Tensor]:
         """The same tensors at every call; those that get gradients require them."""
         made, generator = [], torch.Generator().manual_seed(0)
+        column = SCALES.index(scale)
         for given in self.inputs:
-            shape = [SIZES[d][small] for d in given.dims.split()]
+            shape = [SIZES[d][column] for d in given.dims.split()]
             if given.below:
-                high = SIZES[given.below][small]
+                high = SIZES[given.below][column]
                 made.append(torch.randint(high, shape, generator=generator).to(device))
             else:
                 made.append(torch.randn(shape, generator=generator).to(device, dtype))
@@ -149,7 +161,7 @@ def bce_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
 
 
-@pattern("D F", "D F", "D F", "D F", "F", "F", "F", "F")
+@pattern("G F", "G F", "G F", "G F", "F", "F", "F", "F")
 def adamw_step(p0: Tensor, g0: Tensor, m0: Tensor, v0: Tensor,
                p1: Tensor, g1: Tensor, m1: Tensor, v1: Tensor) -> None:  # fmt: skip
     """In place, for a weight and a bias."""
@@ -188,7 +200,7 @@ def embedding_sum(
     return F.layer_norm(F.embedding(tokens, words) + places, (words.shape[1],), weight, bias)
 
 
-@pattern("F F", "F F")
+@pattern("G G", "G G")
 def transposed_add(x: Tensor, y: Tensor) -> Tensor:
     return x.t() + 2 * y
 

@@ -153,3 +153,10 @@ def torch_original(target: Any) -> Any:
     """What was given to torch.compile, if the target is what that returned."""
     target = getattr(target, "_orig_mod", target)
     return getattr(target, "_torchdynamo_orig_callable", target)
+
+
+def torch_kernel_count() -> int:
+    """How many kernels Inductor has generated in this process."""
+    from torch._inductor import metrics
+
+    return int(metrics.generated_kernel_count)

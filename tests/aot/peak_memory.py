@@ -11,22 +11,19 @@ one, and a gelu of five operators has more intermediates than eager's single one
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 import minicompile as mc
 from minicompile.bench.screen import Screen
+from minicompile.bench.timing import peak_bytes
 from tests.aot.test_models import Gpt
 
 ROUNDING = 1 << 10
@@ -160,34 +157,6 @@ COMPILERS: dict[str, Callable[[Any], Any]] = {
     "inductor": lambda fn: mc.compile(fn, fullgraph=True),
     "torch.compile": lambda fn: torch.compile(fn, fullgraph=True),
 }
-
-
-def peak_bytes(step: Callable[[], None], device: str = "cpu") -> int:
-    """How far above what was live before a step goes."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        step()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        found.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    changes = [e for e in events if e.get("name") == "[memory]"]
-    changes.sort(key=lambda event: event["args"]["Ev Idx"])
-    held: dict[int, int] = {}  # what was there before the step may die in it, and doesn't count
-    live = peak = 0
-    for event in changes:
-        size, address = event["args"]["Bytes"], event["args"]["Addr"]
-        if size > 0:
-            held[address] = size
-        live += size if size > 0 else -held.pop(address, 0)
-        peak = max(peak, live)
-    return peak
 
 
 KINDS = {

@@ -22,6 +22,7 @@ import torch
 
 import minicompile
 from minicompile.bench.screen import Screen
+from minicompile.bench.timing import time_text
 from minicompile.errors import BackendError
 
 SAMPLES, BATCH = 60, 50
@@ -55,10 +56,6 @@ class Figure:
             f"1/{1 / self.ratio:.1f}",
             target,
         ]
-
-
-def time_text(seconds: float) -> str:
-    return f"{1e3 * seconds:,.2f} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.2f} us"
 
 
 class Instant:

@@ -76,7 +76,7 @@ def test_bytes_are_those_of_distinct_elements(touches: list[Touch], elements: in
 def traced(name: str, **options: Any) -> minicompile.pipeline_result.Trace:
     pattern = PATTERNS[name]
     compiled = minicompile.compile(pattern.fn, dynamic=False, options=options)
-    return minicompile.trace(compiled, *pattern.make_inputs("cpu", torch.float32, True))
+    return minicompile.trace(compiled, *pattern.make_inputs("cpu", torch.float32, "small"))
 
 
 def test_without_fusion_more_is_counted():

@@ -18,13 +18,13 @@ def both(name: str, **how: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]
     pattern = PATTERNS[name]
     compiled = minicompile.compile(pattern.fn, fullgraph=True, **how)
     fns = (pattern.fn, compiled)
-    eager, ours = (pattern.run(f, pattern.make_inputs("cpu", torch.float32, True)) for f in fns)
+    eager, ours = (pattern.run(f, pattern.make_inputs("cpu", torch.float32, "small")) for f in fns)
     return eager, ours
 
 
 def test_the_patterns_are_twenty_four() -> None:
     assert len(PATTERNS) == 24
-    assert all(pattern.run(pattern.fn, pattern.make_inputs("cpu", torch.float32, True))
+    assert all(pattern.run(pattern.fn, pattern.make_inputs("cpu", torch.float32, "small"))
                for pattern in PATTERNS.values())  # fmt: skip
 
 

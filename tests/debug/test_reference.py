@@ -80,8 +80,8 @@ def test_a_handler_can_print(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
 def test_every_named_pattern_is_as_eager(pattern: Pattern, loops_run: list[str]):
     compiled = minicompile.compile(pattern.fn, backend="reference", fullgraph=True)
-    want = pattern.run(pattern.fn, pattern.make_inputs("cpu", torch.float32, small=True))
-    have = pattern.run(compiled, pattern.make_inputs("cpu", torch.float32, small=True))
+    want = pattern.run(pattern.fn, pattern.make_inputs("cpu", torch.float32, scale="small"))
+    have = pattern.run(compiled, pattern.make_inputs("cpu", torch.float32, scale="small"))
     assert len(loops_run) == 1 + pattern.training
     for a, b in zip(have, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,107 @@
+"""What `minicompile bench` runs: patterns and models at several sizes, and the compilers that it compares."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import minicompile
+from minicompile.bench.models import MODELS, Model
+from minicompile.bench.patterns import MEMORY_BOUND, PATTERNS, Input, Pattern, Scale
+from minicompile.compat import tree_leaves
+from minicompile.errors import MinicompileError
+
+EAGER, TORCH, OURS = "eager", "torch.compile", "minicompile"
+
+COMPILERS: Mapping[str, Callable[[Any], Any]] = {
+    EAGER: lambda fn: fn,
+    TORCH: lambda fn: torch.compile(fn, dynamic=False),
+    "max-autotune": lambda fn: torch.compile(fn, dynamic=False, mode="max-autotune"),
+    OURS: lambda fn: minicompile.compile(fn, dynamic=False),
+}
+
+
+def tiny(x: Tensor, y: Tensor) -> Tensor:
+    """Next to no arithmetic: what remains is the price of a call."""
+    return x.sin() + y
+
+
+TINY = Pattern("call", tiny, (Input("2"), Input("2")))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure. Its `kind` says which targets apply: "call", "pattern", "model"."""
+
+    name: str
+    kind: str
+    subject: Pattern | Model
+    scale: Scale
+    training: bool
+
+    def inputs(self, device: str, dtype: torch.dtype) -> list[Any]:
+        """The same at every call; what gets gradients requires them if this is training."""
+        if isinstance(self.subject, Model):
+            return self.subject.make_inputs(device, dtype)
+        made = self.subject.make_inputs(device, dtype, self.scale)
+        return made if self.training else [tensor.detach() for tensor in made]
+
+    def results(self, fn: Callable[..., Any], inputs: list[Any]) -> list[Tensor]:
+        """Outputs, gradients and what the inputs are afterwards."""
+        return self.subject.run(fn, inputs)
+
+    def step(self, fn: Callable[..., Any], inputs: list[Any]) -> Callable[[], object]:
+        """What is timed: a call, in training with the backward; its results are dropped."""
+        if isinstance(self.subject, Model):
+            return lambda: self.subject.run(fn, inputs)
+        if not self.training:
+            return lambda: fn(*inputs)
+        wanted = [tensor for tensor in inputs if tensor.requires_grad]
+
+        def outputs() -> list[Tensor]:
+            found = tree_leaves(fn(*inputs))
+            return [o for o in found if isinstance(o, Tensor) and o.requires_grad]
+
+        down = [torch.rand_like(output) for output in outputs()]
+        return lambda: torch.autograd.grad(outputs(), wanted, down)
+
+
+def in_float64(inputs: Sequence[Any]) -> list[Any]:
+    """The same numbers in float64; an optimizer gets the copied module's parameters."""
+    made: list[Any] = []
+    for given in inputs:
+        if isinstance(given, nn.Module):
+            made.append(copy.deepcopy(given).double())
+        elif isinstance(given, torch.optim.Optimizer):
+            made.append(type(given)(made[0].parameters(), **given.defaults))
+        elif given.is_floating_point():
+            made.append(given.detach().double().requires_grad_(given.requires_grad))
+        else:
+            made.append(given)
+    return made
+
+
+KINDS = ("call", "pattern", "model")
+
+
+def find_cases(names: Sequence[str], kinds: Sequence[str], scales: Sequence[Scale]) -> list[Case]:
+    """Those named, or all of the kinds wanted. Raises MinicompileError for a name that isn't known."""
+    every = [Case("call", "call", TINY, "small", training=False)]
+    for found in PATTERNS.values():
+        chosen = found.name in names if names else found.name in MEMORY_BOUND
+        for scale in scales if chosen else ():
+            for training in (False, True)[: 1 + found.training]:
+                ending = f", {scale}" + ", training" * training
+                every.append(Case(found.name + ending, "pattern", found, scale, training))
+    for model in MODELS.values():
+        every.append(Case(model.name, "model", model, "large", model.training))
+    known = {case.subject.name for case in every} | set(PATTERNS)
+    for name in names:
+        if name not in known:
+            raise MinicompileError(f"no case {name!r}; known: {', '.join(sorted(known))}")
+    return [c for c in every if (c.subject.name in names if names else c.kind in kinds)]

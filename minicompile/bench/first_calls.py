@@ -1,0 +1,130 @@
+"""How long the first call takes: in fresh processes, from three states of the caches.
+
+    fresh            empty cache folders, nothing compiled before
+    warm toolchain   empty cache folders, but another small function was compiled before in the process
+    warm start       a new process with the cache folders that "fresh" left
+
+In each process the compiler's modules are imported and eager has run a few times before the clock starts;
+then it runs over one call, in training with its backward.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from minicompile.bench.cases import COMPILERS, OURS, TORCH, find_cases
+from minicompile.bench.demo import OURS as OUR_CONTESTANT
+from minicompile.bench.demo import TORCH as TORCH_CONTESTANT
+from minicompile.bench.screen import Screen
+from minicompile.errors import BackendError
+from minicompile.options import child_environment
+
+CONTESTANTS = {TORCH: TORCH_CONTESTANT, OURS: OUR_CONTESTANT}
+FRESH, WARM_TOOLCHAIN, WARM_START = "fresh", "warm toolchain", "warm start"
+REPEATS = 3
+EAGER_CALLS = 3
+TIMEOUT_SECONDS = 600
+
+PATTERN_TARGETS = {FRESH: 1 / 20, WARM_TOOLCHAIN: 1 / 5, WARM_START: 1 / 3}
+TRAINING_TARGETS = {FRESH: 1 / 5, WARM_START: 1 / 3}
+CASES = {
+    "gelu_bias, cache": PATTERN_TARGETS,
+    "softmax, cache": PATTERN_TARGETS,
+    "layer_norm, cache": PATTERN_TARGETS,
+    "gpt2_block_training": TRAINING_TARGETS,
+}
+"""Which part of torch.compile's time is allowed in each state."""
+PATTERN_SECONDS = 0.3
+"""A pattern's first call with a warm toolchain."""
+
+
+@dataclass(frozen=True)
+class FirstCall:
+    """Median seconds of the first call of a case from one state of the caches."""
+
+    case: str
+    state: str
+    ours: float
+    theirs: float
+    limit: float
+
+    def missed(self) -> list[str]:
+        """A sentence for each target that was missed."""
+        found, what = [], f"{self.case}, {self.state}: the first call took {self.ours:.2f} s"
+        if self.ours > self.limit * self.theirs:
+            found.append(f"{what}, allowed 1/{1 / self.limit:.0f} of {TORCH}'s {self.theirs:.2f} s")
+        if self.state == WARM_TOOLCHAIN and self.ours > PATTERN_SECONDS:
+            found.append(f"{what}, allowed {PATTERN_SECONDS} s")
+        return found
+
+
+def report(compiler: str, case_name: str, state: str, device: str, threads: str) -> None:
+    """What a fresh process runs: prints the seconds of the first call."""
+    torch.set_num_threads(int(threads))
+    (case,) = (c for c in find_cases([], ["pattern", "model"], ["cache"]) if c.name == case_name)
+    (other,) = find_cases([], ["call"], [])
+    for module in CONTESTANTS[compiler].modules:
+        importlib.import_module(module)
+    inputs = case.inputs(device, torch.float32)
+    for _ in range(EAGER_CALLS):
+        case.results(case.subject.fn, inputs)
+    compile_with = COMPILERS[compiler]
+    if state == WARM_TOOLCHAIN:
+        other.results(compile_with(other.subject.fn), other.inputs(device, torch.float32))
+    start = time.perf_counter()
+    case.results(compile_with(case.subject.fn), inputs)
+    print(json.dumps(time.perf_counter() - start))
+
+
+def in_fresh_process(
+    compiler: str, case: str, state: str, device: str, threads: int, cache: str
+) -> float:
+    """Seconds of a first call. Raises BackendError with what the process printed last."""
+    run = f"import sys; from {__name__} import report; report(*sys.argv[1:])"
+    command = [sys.executable, "-c", run, compiler, case, state, device, str(threads)]
+    around = child_environment(**{CONTESTANTS[compiler].cache_variable: cache})
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, env=around, check=False
+    )
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+        raise BackendError(f"{compiler} failed at {case}, {state}: {last}")
+    return float(json.loads(done.stdout.splitlines()[-1]))
+
+
+def measure_first_calls(screen: Screen, device: str, threads: int) -> list[FirstCall]:
+    """Every case from every state, both compilers in turns."""
+    found = []
+    total = REPEATS * sum(map(len, CASES.values()))
+    with screen.progress("first calls", total) as progress:
+        done = 0
+        for case, targets in CASES.items():
+            seconds: dict[tuple[str, str], list[float]] = {}
+            for _ in range(REPEATS):
+                with tempfile.TemporaryDirectory(prefix="minicompile-bench-") as folder:
+                    for state in targets:
+                        for compiler in CONTESTANTS:
+                            empty = "other" if state == WARM_TOOLCHAIN else "cache"
+                            cache = str(Path(folder, compiler, empty))
+                            took = in_fresh_process(compiler, case, state, device, threads, cache)
+                            seconds.setdefault((compiler, state), []).append(took)
+                        progress(done := done + 1)
+            for state, limit in targets.items():
+                ours, theirs = (statistics.median(seconds[c, state]) for c in (OURS, TORCH))
+                found.append(FirstCall(case, state, ours, theirs, limit))
+    rows = []
+    for call in found:
+        times = f"{call.theirs:.2f} s", f"{call.ours:.2f} s", f"1/{call.theirs / call.ours:.1f}"
+        rows.append([f"{call.case}, {call.state}", *times, f"1/{1 / call.limit:.0f}"])
+    screen.table("first calls", ["", TORCH, OURS, "ratio", "allowed"], rows)
+    return found

@@ -1,0 +1,176 @@
+"""The named models: whole networks of plain PyTorch, each for inference and for training.
+
+    found = MODELS["gpt2_block_training"]
+    inputs = found.make_inputs("cpu", torch.float32)   # the module, then its tensors
+    results = found.run(found.fn, inputs)              # outputs, gradients, what the module keeps
+
+The interface is that of a pattern. `lesson_model_step` is a training step with AdamW.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minicompile.compat import tree_leaves
+from minicompile.lessons.model import GPT
+from minicompile.lessons.train import BATCH_SIZE, LEARNING_RATE
+
+Made = tuple[nn.Module, list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A function of a module and its tensors. `training`: its gradients count too; `step`: AdamW follows."""
+
+    name: str
+    fn: Callable[..., Any]
+    build: Callable[[bool], Made]
+    """Takes whether it has to be small."""
+    training: bool = False
+    step: bool = False
+
+    def make_inputs(self, device: str, dtype: torch.dtype, small: bool = False) -> list[Any]:
+        """The module, its tensors and, for a step, the optimizer: the same numbers at every call."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            module, tensors = self.build(small)
+        module.to(device, dtype).train(self.training)
+        tensors = [t.to(device, dtype if t.is_floating_point() else t.dtype) for t in tensors]
+        for tensor in tensors:
+            tensor.requires_grad_(self.training and tensor.is_floating_point())
+        last = [torch.optim.AdamW(module.parameters(), LEARNING_RATE)] if self.step else []
+        return [module, *tensors, *last]
+
+    def run(self, fn: Callable[..., Any], inputs: list[Any]) -> list[Tensor]:
+        """Call `fn`, the model's own or a compiled one: outputs, gradients, parameters and buffers.
+
+        What comes down to an output that is no loss is the (random) input.
+        """
+        module, *tensors = inputs[:-1] if self.step else inputs
+        with torch.set_grad_enabled(self.training):
+            outputs = [o for o in tree_leaves(fn(module, *tensors)) if isinstance(o, Tensor)]
+        state = [*module.parameters(), *module.buffers()]
+        if not self.training:
+            return [*outputs, *state]
+        learnt = [t for t in (*module.parameters(), *tensors) if t.requires_grad]
+        for tensor in learnt:
+            tensor.grad = None
+        outputs[-1].backward(tensors[0].detach() if outputs[-1].dim() else None)
+        if self.step:
+            inputs[-1].step()
+        return [*outputs, *(t.grad for t in learnt if t.grad is not None), *state]
+
+
+MODELS: dict[str, Model] = {}
+
+
+def model(build: Callable[[bool], Made], *kinds: str) -> Callable[[Any], Any]:
+    """Registers a function under its name with each ending: "", "_training", "_step"."""
+
+    def register(fn: Callable[..., Any]) -> Callable[..., Any]:
+        for kind in kinds or ("", "_training"):
+            name = fn.__name__ + kind
+            MODELS[name] = Model(name, fn, build, bool(kind), kind == "_step")
+        return fn
+
+    return register
+
+
+def build_lesson_model(small: bool) -> Made:
+    module = GPT()
+    shape, high = (2 if small else BATCH_SIZE, module.config.block_size), module.config.vocab_size
+    return module, [torch.randint(high, shape), torch.randint(high, shape)]
+
+
+@model(build_lesson_model, "", "_training", "_step")
+def lesson_model(module: nn.Module, tokens: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    logits, loss = module(tokens, targets)
+    return logits, loss
+
+
+class Block(nn.Module):
+    """A transformer block: GPT-2's norms before each half, is causal and leaves attention to PyTorch; BERT's
+    norms after each half and writes attention out."""
+
+    def __init__(self, width: int, heads: int, gpt: bool) -> None:
+        super().__init__()
+        self.heads, self.gpt = heads, gpt
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.widen, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        parts = self.qkv(x).chunk(3, -1)
+        q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(1, 2) for p in parts)
+        if mask is None:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            y = torch.softmax(q @ k.transpose(2, 3) / math.sqrt(q.shape[-1]) + mask, -1) @ v
+        out: Tensor = self.project(y.transpose(1, 2).flatten(2))
+        return out
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if self.gpt:
+            x = x + self.attend(self.norm1(x), mask)
+            return x + self.narrow(F.gelu(self.widen(self.norm2(x)), approximate="tanh"))
+        x = self.norm1(x + self.attend(x, mask))
+        out: Tensor = self.norm2(x + self.narrow(F.gelu(self.widen(x))))
+        return out
+
+
+def build_gpt2_block(small: bool) -> Made:
+    batch, tokens, heads = (1, 16, 2) if small else (1, 512, 12)
+    return Block(64 * heads, heads, gpt=True), [torch.randn(batch, tokens, 64 * heads)]
+
+
+@model(build_gpt2_block)
+def gpt2_block(module: nn.Module, x: Tensor) -> Any:
+    return module(x)
+
+
+def build_bert_block(small: bool) -> Made:
+    batch, tokens, heads = (2, 16, 2) if small else (2, 256, 12)
+    seen = torch.arange(tokens) < torch.tensor([[tokens], [tokens * 3 // 4]])[:batch]
+    mask = torch.where(seen, 0, -10000)[:, None, None, :]  # the padding of the second text
+    return Block(64 * heads, heads, gpt=False), [torch.randn(batch, tokens, 64 * heads), mask]
+
+
+@model(build_bert_block)
+def bert_block(module: nn.Module, x: Tensor, mask: Tensor) -> Any:
+    return module(x, mask.to(x.dtype))
+
+
+def build_cnn(small: bool) -> Made:
+    batch, side = (2, 16) if small else (16, 64)
+    layers: list[nn.Module] = []
+    for ins, outs in ((3, 32), (32, 64), (64, 128)):
+        layers += [nn.Conv2d(ins, outs, 3, padding=1, bias=False), nn.BatchNorm2d(outs), nn.ReLU()]
+        layers += [nn.MaxPool2d(2)]
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)]
+    return nn.Sequential(*layers), [torch.randn(batch, 3, side, side), torch.randint(10, (batch,))]
+
+
+@model(build_cnn)
+def cnn(module: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    logits = module(images)
+    return logits, F.cross_entropy(logits, labels)
+
+
+def build_mlp(small: bool) -> Made:
+    batch, width = (4, 16) if small else (256, 1024)
+    layers = [nn.Linear(784, width), nn.GELU(), nn.Linear(width, width), nn.GELU()]
+    module = nn.Sequential(*layers, nn.Linear(width, 10))
+    return module, [torch.randn(batch, 784), torch.randint(10, (batch,))]
+
+
+@model(build_mlp)
+def mlp(module: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    logits = module(images)
+    return logits, F.cross_entropy(logits, labels)

@@ -1,0 +1,202 @@
+"""`minicompile bench` compares right results, in turns, and says what was missed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from minicompile.__main__ import main
+from minicompile.bench import cases as cases_module
+from minicompile.bench import first_calls, speed, timing
+from minicompile.bench.cases import COMPILERS, EAGER, MODELS, OURS, TORCH, find_cases, in_float64
+from minicompile.bench.first_calls import FirstCall
+from minicompile.bench.patterns import MEMORY_BOUND, PATTERNS
+from minicompile.bench.speed import Row, error_of, measure, missed_targets
+from minicompile.bench.timing import Ratio, Timings, geometric_mean, peak_bytes, time_in_turns
+
+
+def replaced(monkeypatch: pytest.MonkeyPatch, **compilers: Any) -> None:
+    """Compilers under the given names ("_" stands for "."), so that torch.compile needn't run."""
+    found = {name.replace("_", "."): compiler for name, compiler in compilers.items()}
+    for module in (cases_module, speed, first_calls):
+        monkeypatch.setattr(module, "COMPILERS", {**COMPILERS, **found})
+
+
+def identity(fn: Any) -> Any:
+    return lambda *args: fn(*args)
+
+
+def small(name: str, training: bool = False) -> cases_module.Case:
+    return next(c for c in find_cases([name], [], ["small"]) if c.training == training)
+
+
+def test_the_twelve_are_patterns_and_no_matrix_products():
+    assert len(MEMORY_BOUND) == 12
+    assert set(MEMORY_BOUND) <= set(PATTERNS)
+    kinds = {case.kind for case in find_cases([], speed.KINDS, ["cache", "dram"])}
+    assert kinds == set(speed.KINDS)
+    names = [case.name for case in find_cases([], ["pattern"], ["cache", "dram"])]
+    assert len(names) == len(set(names))
+    for name in MEMORY_BOUND:
+        assert f"{name}, cache" in names and f"{name}, dram" in names
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_give_the_same_by_our_compiler(name):
+    model = MODELS[name]
+    results = []
+    for fn in (model.fn, COMPILERS[OURS](model.fn)):
+        inputs = model.make_inputs("cpu", torch.float32, small=True)
+        results.append(model.run(fn, inputs))
+    for eager, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-5)
+
+
+def test_a_row_has_what_was_measured(monkeypatch):
+    replaced(monkeypatch, torch_compile=identity)
+    row = measure(small("softmax"), [EAGER, TORCH, OURS], "cpu", torch.float32, 0.01)
+    assert not row.failures
+    assert set(row.seconds) == {EAGER, TORCH, OURS} and min(row.seconds.values()) > 0
+    assert row.kernels[OURS] == 1 and row.kernels[EAGER] == 0
+    assert row.errors[OURS] < 1e-6 and row.errors[EAGER] > 0
+    assert row.peaks[EAGER] >= row.peaks[OURS] >= 2 * 2 * 16 * 16 * 4
+    assert row.to_theirs is not None and row.to_theirs.low <= row.to_theirs.median
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_training_times_the_backward(monkeypatch, training):
+    replaced(monkeypatch, torch_compile=identity)
+    case = small("layer_norm", training)
+    inputs = case.inputs("cpu", torch.float32)
+    made = case.step(case.subject.fn, inputs)()
+    assert len(made) == (3 if training else 2)
+    assert any(tensor.requires_grad for tensor in inputs) == training
+
+
+def wrong(fn: Any) -> Any:
+    return lambda *args: fn(*args) + 1e-4
+
+
+def broken(fn: Any) -> Any:
+    raise ValueError("no such kernel")
+
+
+@pytest.mark.parametrize(("compiler", "said"), [(wrong, "off by"), (broken, "ValueError: no such")])
+def test_wrong_results_and_errors_are_told(monkeypatch, compiler, said):
+    replaced(monkeypatch, torch_compile=identity, minicompile=compiler)
+    row = measure(small("softmax"), [EAGER, TORCH, OURS], "cpu", torch.float32, 0.01)
+    assert row.failures[OURS].startswith(said)
+    assert any(said in sentence for sentence in missed_targets([row]))
+
+
+def test_a_wrong_gradient_is_seen():
+    pattern = PATTERNS["gelu_bias"]
+    inputs = pattern.make_inputs("cpu", torch.float32, "small")
+    exact = pattern.run(pattern.fn, in_float64(inputs))
+    found = pattern.run(pattern.fn, inputs)
+    assert error_of(found, exact) < 1e-6
+    found[1] = found[1] + 1e-3
+    assert error_of(found, exact) > 1e-5
+
+
+def test_errors_see_nan_and_infinity():
+    nan, inf = float("nan"), float("inf")
+    exact = [torch.tensor([nan, inf, -inf, 2.0])]
+    assert error_of([torch.tensor([nan, inf, -inf, 2.0])], exact) == 0
+    for other in ([1.0, inf, -inf, 2.0], [nan, -inf, -inf, 2.0], [nan, inf, -inf, nan]):
+        assert error_of([torch.tensor(other)], exact) == inf
+    assert error_of([torch.empty(0)], [torch.empty(0)]) == 0
+
+
+def row(kind: str, ours: float, eager: float = 0.5) -> Row:
+    return Row("a", kind, 1, to_theirs=Ratio(ours, ours, ours), to_eager=Ratio(eager, eager, eager))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([row("pattern", 0.7)], []),
+        ([row("pattern", 0.5), row("pattern", 1.06)], ["1.06"]),
+        ([row("pattern", 0.8)], ["geometric mean 0.80"]),
+        ([row("pattern", 0.5, eager=1.1)], ["1.10"]),
+        ([row("model", 1.0)], []),
+        ([row("model", 1.01)], ["1.01"]),
+        ([row("call", 0.21)], ["0.21"]),
+    ],
+)
+def test_what_was_missed(rows, said):
+    missed = missed_targets(rows)
+    assert len(missed) == len(said)
+    assert all(part in sentence for part, sentence in zip(said, missed, strict=True))
+
+
+def test_first_calls_that_are_too_slow():
+    assert FirstCall("x", first_calls.FRESH, 1.0, 21.0, 1 / 20).missed() == []
+    assert len(FirstCall("x", first_calls.FRESH, 1.0, 19.0, 1 / 20).missed()) == 1
+    assert len(FirstCall("x", first_calls.WARM_TOOLCHAIN, 0.4, 3.0, 1 / 5).missed()) == 1
+
+
+def test_a_first_call_in_a_fresh_process(tmp_path: Path):
+    case = "gelu_bias, cache"
+    cold = first_calls.in_fresh_process(OURS, case, first_calls.FRESH, "cpu", 1, str(tmp_path))
+    warm = first_calls.in_fresh_process(OURS, case, first_calls.WARM_START, "cpu", 1, str(tmp_path))
+    assert cold > 0 and warm > 0
+    assert list(tmp_path.rglob("*.so"))
+
+
+def test_turns_meet_the_same_machine():
+    order: list[str] = []
+    calls = {name: lambda name=name: order.append(name) for name in "abc"}
+    found = time_in_turns(calls, 0.0, "cpu")
+    assert [len(found.seconds[name]) for name in "abc"] == [timing.LEAST_ROUNDS] * 3
+    assert geometric_mean([1, 4]) == 2
+    pairs = Timings({"x": [1.0, 2.0, 9.0], "y": [2.0, 4.0, 3.0]})
+    assert pairs.ratio("x", "y").median == 0.5
+    assert pairs.median("x") == 2.0
+
+
+def test_peaks_count_what_lives_at_once():
+    held = torch.ones(1 << 18)
+
+    def step() -> None:
+        first = held + 1
+        second = first + 1
+        del first
+        second + 1
+
+    assert 2 << 20 <= peak_bytes(step) < (2 << 20) + 64  # the number 1 is a tensor too
+
+
+def test_the_command(monkeypatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    replaced(monkeypatch, torch_compile=identity)
+    file = tmp_path / "facts.json"
+    threads = str(torch.get_num_threads())
+    given = ["bench", "softmax", "--scales", "small", "--seconds", "0.01", "--plain"]
+    chosen = ["--compilers", "eager,torch.compile,minicompile", "--threads", threads]
+    code = main([*given, *chosen, "--json", str(file)])
+    said = capsys.readouterr().out
+    (facts,) = json.loads(file.read_text())
+    assert [case["case"] for case in facts["cases"]] == ["softmax, small"]
+    assert code == int(bool(facts["missed"]))
+    assert "softmax, small" in said and "geometric mean" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["nonsense"], "no case 'nonsense'"),
+        (["--threads", "0"], "--threads"),
+        (["--threads", "two"], "--threads"),
+        (["--kinds", "models"], "no kind 'models'"),
+        (["--compilers", "gcc"], "no compiler 'gcc'"),
+        (["--scales", "huge"], "no scale 'huge'"),
+        (["--seconds", "0"], "--seconds"),
+    ],
+)
+def test_mistakes_are_told(given, said, capsys):
+    assert main(["bench", *given]) == 1
+    assert said in capsys.readouterr().err
