@@ -125,16 +125,17 @@ def storage_id(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _empty_strided_cpu(
+def empty_strided_cpu(
     size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
 ) -> torch.Tensor:
+    """New memory on the CPU: torch's own helper is twice as fast as the operator."""
     return torch.empty_strided(size, stride, dtype=dtype, device="cpu")
 
 
-empty_strided_cpu: Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor] = getattr(
-    torch._C._dynamo.guards, "_empty_strided_cpu", _empty_strided_cpu
-)
-"""New memory on the CPU (size, stride, dtype): twice as fast as the operator."""
+with contextlib.suppress(ImportError):
+    from torch._C._dynamo.guards import (  # type: ignore[no-redef]
+        _empty_strided_cpu as empty_strided_cpu,  # noqa: F811
+    )
 
 
 storage_uses: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda pointer: 0)
