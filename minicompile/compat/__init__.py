@@ -134,7 +134,7 @@ def empty_strided_cpu(
 
 with contextlib.suppress(ImportError):
     from torch._C._dynamo.guards import (  # type: ignore[no-redef]
-        _empty_strided_cpu as empty_strided_cpu,  # noqa: F811
+        _empty_strided_cpu as empty_strided_cpu,
     )
 
 
