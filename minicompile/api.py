@@ -22,6 +22,7 @@ from minicompile.ops.display import Several
 from minicompile.ops.registry import Registry
 from minicompile.options import Options, environment, make_options
 from minicompile.pipeline_result import Trace
+from minicompile.runtime.arena import ARENA
 
 __all__ = [
     "allow_in_graph", "backends", "compile", "disable", "explain", "fresh_cache", "mark_dynamic", "reset",
@@ -213,9 +214,10 @@ class _Traced(Exception):
 
 
 def reset() -> None:
-    """Forget every compiled version and all counts, of all compiled functions."""
+    """Forget every compiled version and all counts, of all compiled functions, and the memory they kept."""
     for dispatcher in all_dispatchers():
         dispatcher.clear()
+    ARENA.clear()
 
 
 @contextlib.contextmanager

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from minicompile.aot.levels import Level, LevelGraph
 
 BoxedCallable = Callable[[list[Any]], Sequence[Any]]
-"""Takes a list of inputs, which it may empty, and gives the outputs in order."""
+"""Takes a list of inputs, which it may empty, and gives the outputs in order. None of these is a view if its
+attribute `owned` is true."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from minicompile.ops.display import Shown
+from minicompile.runtime.arena import ARENA
 
 TURN_SECONDS = 5e-3
 """A turn calls as often as fits, at least once."""
@@ -118,6 +119,7 @@ def peak_bytes(step: Callable[[], Any], device: str = "cpu") -> int:
         step()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
+    ARENA.clear()  # what a step uses again counts as its own
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
         step()
     with tempfile.TemporaryDirectory() as folder:

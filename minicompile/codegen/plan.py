@@ -270,6 +270,8 @@ class WrapperSource(Code, Shown):
     name: str
     lines: list[CodeLine]
     kernels: list[KernelSource]
+    owned: bool = False
+    """No output is a view, be it of memory made here."""
 
 
 def count(sizes: Iterable[Size], hints: Mapping[sympy.Symbol, int]) -> int:

@@ -11,7 +11,8 @@
 
 Names the text expects where it runs, besides `torch`: each kernel and each constant by its name; `aten`
 (`torch.ops.aten`); `empty_strided_cpu(size, stride, dtype)` and, for other devices,
-`empty_strided(size, stride, dtype, device)`; `reinterpret(tensor, size, stride, offset)`, which sees a
+`empty_strided(size, stride, dtype, device)`; `empty_in_arena(size, stride, dtype)`, in memory that an
+earlier call may have had; `reinterpret(tensor, size, stride, offset)`, which sees a
 tensor's memory with another layout; `pooled(pool, size, stride, dtype, offset)`, a tensor in a pool of
 bytes; `to_layout(tensor, size, stride)`, which copies (runtime/load.py has them). `call` runs without
 autograd: its caller sees to that.
@@ -40,10 +41,18 @@ from minicompile.scheduling.nodes import (
     ExternKernelSchedulerNode,
     FusedSchedulerNode,
     Schedule,
+    in_arena,
 )
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, Size, same
 
-HELPERS = {"empty_strided", "empty_strided_cpu", "pooled", "reinterpret", "to_layout"}
+HELPERS = {
+    "empty_in_arena",
+    "empty_strided",
+    "empty_strided_cpu",
+    "pooled",
+    "reinterpret",
+    "to_layout",
+}
 RESERVED = HELPERS | {"aten", "torch", "args", "call", "results", "min", "max", "float"}
 
 
@@ -84,6 +93,8 @@ class _Writer:
         self.lines: list[CodeLine] = []
         self.bound = {b.name for b in self.inputs}
         """Buffers that are Python variables right now."""
+        self.owned: set[str] = set()
+        """Buffers whose variable is no view of another."""
 
     def write(self) -> WrapperSource:
         inputs = [self._input_name(value) for value in self.graph.inputs]
@@ -91,11 +102,13 @@ class _Writer:
             self._step(step, node)
         outputs = tuple(self.graph.outputs)
         self._line(f"return {self._argument(outputs)}")
+        views = [o for o in outputs if isinstance(o, View)]
+        owned = all(o.buffer in self.owned and self._argument(o) in self.taken for o in views)
         body, self.lines = self.lines, []
         self._start(inputs)
         lines = [CodeLine(text, scaffold=True) for text in self._head()] + self.lines + body
         kernels = [kernel for _, kernel in sorted(self.kernels.items())]
-        return WrapperSource(self.graph.name, lines, kernels)
+        return WrapperSource(self.graph.name, lines, kernels, owned)
 
     def _head(self) -> list[str]:
         kernels = len(self.schedule.kernels)
@@ -192,7 +205,8 @@ class _Writer:
         for device, pool in pools.items():
             if pool.born == step:
                 flat = Layout(device, torch.uint8, (pool.bytes,), (1,))
-                self._line(f"{_pool(device)} = {self._empty(flat)}")
+                arena = in_arena(device, pool.bytes, self.options)
+                self._line(f"{_pool(device)} = {self._empty(flat, arena)}")
         for allocation in self.memory.allocate[step]:
             self._allocate(allocation)
         if isinstance(node, FusedSchedulerNode):
@@ -210,19 +224,25 @@ class _Writer:
         name, old = self._name(allocation.buffer), allocation.reuses
         self.bound.add(allocation.buffer)
         if old is None:
-            text = self._empty(layout)
+            text = self._empty(layout, allocation.arena)
             if allocation.offset is not None:
                 where = f"{self._memory(layout)}, {layout.dtype}, {allocation.offset}"
                 text = f"pooled({_pool(layout.device)}, {where})"
+            else:
+                self.owned.add(allocation.buffer)
             self._line(f"{name} = {text}", origins)
             return
         self.bound.discard(old)
         memory = self._view(View(old, layout))
+        if old in self.owned and memory in self.taken:
+            self.owned.add(allocation.buffer)
         how = "in place" if allocation.in_place else "reuse"
         self._line(f"{name} = {memory}; del {self._name(old)}  # {how}", origins)
 
-    def _empty(self, layout: Layout) -> str:
+    def _empty(self, layout: Layout, arena: bool) -> str:
         arguments = f"{self._memory(layout)}, {layout.dtype}"
+        if arena:
+            return f"empty_in_arena({arguments})"
         if layout.device.type == "cpu":
             return f"empty_strided_cpu({arguments})"
         return f"empty_strided({arguments}, {self._device(layout.device)})"

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import linecache
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 
+from minicompile import compat
 from minicompile.aot.result import BoxedCallable
 from minicompile.codegen.plan import KernelModule, WrapperSource
 from minicompile.lowering.ir import ConstantBuffer
@@ -22,6 +25,7 @@ from minicompile.ops.build import start_build, start_extension
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.runtime import cpp, triton
+from minicompile.runtime.arena import ARENA
 
 Kernels = dict[str, Callable[..., None]]
 KernelLoader = Callable[[KernelModule, Options], Callable[[], Kernels]]
@@ -60,18 +64,15 @@ def start_loading(
 
     def finish(wrapper: WrapperSource, constants: Sequence[ConstantBuffer]) -> BoxedCallable:
         namespace: dict[str, Any] = {c.name: c.value for c in constants}
+        namespace["empty_in_arena"] = partial(ARENA.empty, limit=options.arena_bytes)
         for wait in kernels:
             namespace.update(wait())
-        return load_wrapper(wrapper, namespace)
+        call = load_wrapper(wrapper, namespace)
+        if "empty_in_arena" in wrapper.text:
+            weakref.finalize(call, ARENA.clear).atexit = False
+        return call
 
     return finish
-
-
-def empty_strided_cpu(
-    size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
-) -> torch.Tensor:
-    """New memory on the CPU."""
-    return torch.empty_strided(size, stride, dtype=dtype)
 
 
 def empty_strided(
@@ -110,12 +111,15 @@ def load_wrapper(wrapper: WrapperSource, namespace: Mapping[str, Any]) -> BoxedC
     filename = f"<minicompile wrapper {wrapper.name} {digest}>"
     # so that tracebacks show the generated lines
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    helpers = (empty_strided_cpu, empty_strided, pooled, reinterpret, to_layout)
+    helpers = (empty_strided, pooled, reinterpret, to_layout)
     scope: dict[str, Any] = {
         "aten": torch.ops.aten,
+        "empty_strided_cpu": compat.empty_strided_cpu,
+        "empty_in_arena": partial(ARENA.empty, limit=Options.arena_bytes),
         **{f.__name__: f for f in helpers},
         **namespace,
     }
     exec(compile(text, filename, "exec"), scope)
-    call: BoxedCallable = scope["call"]
-    return call
+    call = scope["call"]
+    call.owned = wrapper.owned
+    return cast(BoxedCallable, call)

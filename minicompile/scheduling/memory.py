@@ -34,6 +34,7 @@ from minicompile.scheduling.nodes import (
     InPlaceDecision,
     MemoryPlan,
     ScheduledNode,
+    in_arena,
 )
 from minicompile.shapes.expr import Size, size_hint
 
@@ -175,7 +176,17 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode], options: Optio
     for life in alive.lives:
         if life.planned:
             name, old = life.name, reused.get(life.name)
-            plan.allocate[life.born].append(Allocation(name, old, name in taken, pooled.get(name)))
+            own = old is None and name not in pooled
+            arena = own and in_arena(life.key[0], life.bytes, options)
+            made = Allocation(name, old, name in taken, pooled.get(name), arena)
+            plan.allocate[life.born].append(made)
+    large = [sizes[a.buffer] for step in plan.allocate for a in step if a.arena]
+    large += [
+        pool.bytes for device, pool in plan.pools.items() if in_arena(device, pool.bytes, options)
+    ]
+    if large:
+        what = f"{count_text(len(large), 'piece')} of memory with {bytes_text(sum(large))}"
+        plan.arena_reason = f"arena: later calls use {what} again, once nobody else holds it"
     for d in updates.values():
         plan.allocate[d.step].append(Allocation(d.new, d.old, alive.last.get(d.old) == d.step))
     for name, step in sorted(alive.last.items()):

@@ -27,6 +27,7 @@ from minicompile.lowering.ir import ComputedBuffer, ExternKernel, LoopGraph
 from minicompile.ops.display import Several, Shown, bytes_text, count_text, listed
 from minicompile.ops.handler import Index
 from minicompile.ops.origin import Origins, union
+from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, ranges_text
 from minicompile.shapes.expr import Size, index_text
 
@@ -243,6 +244,15 @@ class FusionDecision(Shown):
         return f"{pair}: {verdict} ({self.kind}, {bytes_text(self.score)}): {self.reason}"
 
 
+LARGE = 1 << 20
+"""Bytes from which on memory of compiled CPU code is kept for later calls."""
+
+
+def in_arena(device: torch.device, size: int, options: Options) -> bool:
+    """Whether memory is kept for later calls: it costs more than to look for it."""
+    return device.type == "cpu" and LARGE <= size <= options.arena_bytes
+
+
 @dataclass(frozen=True)
 class Allocation:
     """Memory for a buffer: fresh, that of another one (`reuses`), dead or dying here, or in the pool."""
@@ -253,11 +263,14 @@ class Allocation:
     """The kernel that writes the buffer is the last to read the other one."""
     offset: int | None = None
     """Bytes from the start of its device's pool."""
+    arena: bool = False
+    """Later calls use the memory again."""
 
     def __str__(self) -> str:
         if self.reuses is not None:
             return f"{self.buffer} in {'place of ' * self.in_place}{self.reuses}"
-        return self.buffer + (f" at {self.offset}" if self.offset is not None else "")
+        where = " in the arena" if self.arena else ""
+        return self.buffer + (f" at {self.offset}" if self.offset is not None else where)
 
 
 @dataclass(frozen=True)
@@ -309,6 +322,7 @@ class MemoryPlan(Shown):
     pools: dict[torch.device, Block] = field(default_factory=dict)
     """One allocation for a device's blocks that have offsets in it."""
     pool_reason: str = ""
+    arena_reason: str = ""
     buffer_bytes: int = 0
     """All buffers that reach memory, each in memory of its own that is never freed."""
     eager_bytes: int = 0
@@ -333,6 +347,7 @@ class MemoryPlan(Shown):
             f"without reuse {bytes_text(self.buffer_bytes)}; eager, operator by operator, "
             f"{bytes_text(self.eager_bytes)}",
             self.pool_reason,
+            self.arena_reason,
         ]
 
     def __str__(self) -> str:

@@ -27,6 +27,7 @@ from tests.scheduling.building import (
     T,
     check_wrapper,
     compiled,
+    example_inputs,
     python_kernels,
     random_graph,
 )
@@ -96,6 +97,20 @@ def test_random_graphs_give_their_results(block: int) -> None:
         call = compiled(schedule(graph, OPTIONS), OPTIONS)
         check_wrapper(call, graph)
         check_wrapper(call, graph, dict.fromkeys(graph.size_hints, 4), seed=1)
+
+
+def test_a_wrapper_knows_whether_it_gives_views() -> None:
+    found = {True: 0, False: 0}
+    for seed in range(1100, 1160):
+        graph = random_graph(seed, 4 + seed % 12)
+        result = schedule(graph, OPTIONS)
+        kernels, namespace = python_kernels(result)
+        wrapper = generate_wrapper(result, kernels, OPTIONS)
+        results = load_wrapper(wrapper, namespace)(list(example_inputs(graph)))
+        views = any(isinstance(r, torch.Tensor) and r._is_view() for r in results)
+        assert not (wrapper.owned and views)
+        found[wrapper.owned] += 1
+    assert min(found.values()) > 2
 
 
 def test_a_symbolic_size_comes_from_an_input_tensor() -> None:
