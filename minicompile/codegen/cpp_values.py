@@ -207,3 +207,10 @@ class ValuePrinter(LinePrinter):
         for var, size in self.plan.reduction_ranges.items():
             place = place * size + (var if size != 1 else 0)
         return sympy.expand(place)
+
+
+def was_float(value: Value) -> bool:
+    """An integer that a float was cut to."""
+    if value.op != "to_dtype" or not is_int(value.dtype):
+        return False
+    return value.inputs[0].dtype.is_floating_point or was_float(value.inputs[0])
