@@ -33,7 +33,7 @@ from minicompile.ops.strides import as_row_major_view, check_position, laid_out_
 TensorGuards: Any = None
 GlobalStateGuard: Any = None
 with contextlib.suppress(ImportError):
-    from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards  # type: ignore[no-redef]
+    from torch._C._dynamo.guards import GlobalStateGuard, TensorGuards  # type: ignore[no-redef, attr-defined]
 
 __all__ = [
     "FakeTensor", "TorchDispatchMode", "map_aggregate", "no_dispatch_modes", "python_dispatcher",
@@ -141,7 +141,7 @@ def empty_strided_cpu(
 
 
 with contextlib.suppress(ImportError):
-    from torch._C._dynamo.guards import (  # type: ignore[no-redef]
+    from torch._C._dynamo.guards import (  # type: ignore[no-redef, attr-defined]
         _empty_strided_cpu as empty_strided_cpu,
     )
 
