@@ -257,8 +257,11 @@ class Tracer(compat.TorchDispatchMode):
             value
         ):
             self.answers[key] = False, (value.shape, value.stride(), value.dtype, value.device)
-        elif self.env is None and first.dtype == value.dtype:
-            self.answers[key] = True, (value.shape, value.stride(), value.storage_offset())
+        elif first.dtype == value.dtype:
+            layout = value.shape, value.stride(), value.storage_offset()
+            numbers = (*layout[0], *layout[1], layout[2], *first.shape, *first.stride())
+            if all(type(number) is int for number in numbers):
+                self.answers[key] = True, layout
         return value
 
     def record(self, func: Any, args: Any, kwargs: Any, value: Any) -> Any:
