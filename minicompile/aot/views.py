@@ -46,14 +46,6 @@ def gives_tensor(op: OpOverload) -> bool:
     return not schema.is_mutable and [str(r.type) for r in schema.returns] == ["Tensor"]
 
 
-@functools.cache
-def makes_memory(op: OpOverload) -> bool:
-    """Is the operator's result a new tensor, and nothing written, by its schema?"""
-    schema = op._schema
-    aliases = [r.alias_info for r in schema.returns]
-    return aliases == [None] and not schema.is_mutable and op is not aten._unsafe_view.default
-
-
 def alias_root(node: fx.Node) -> fx.Node:
     """The node whose memory a view (of views) shows; the node itself if it isn't a view."""
     while is_view(node):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from minicompile.aot.views import makes_memory, writes
+from minicompile.aot.views import is_view, writes
 from minicompile.ops.display import Shown
 from minicompile.ops.graph import statement
 from minicompile.pipeline_result import Trace
@@ -72,11 +72,11 @@ def memory_story(trace: Trace, *inputs: torch.Tensor) -> MemoryStory:
         elif node.op == "call_function":
             args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
             value = node.target(*args, **kwargs)  # type: ignore[operator]
-            did = "a view: nothing is computed, nothing moves"
+            did = "a new value, in memory of its own"
             if writes(node.target):
                 did = "a write: the memory has a new version, and all its views show it"
-            elif makes_memory(node.target):  # type: ignore[arg-type]
-                did = "a new value, in memory of its own"
+            elif is_view(node):
+                did = "a view: nothing is computed, nothing moves"
         else:
             continue
         values[node] = value

@@ -39,9 +39,12 @@ UPDATING = {
 }
 """The new statistics have the dtype of the old ones; in FakeTensor they are float32."""
 
+SHUFFLES = {aten.roll.default, aten.channel_shuffle.default, aten.native_channel_shuffle.default}
+"""On CPUs they keep channels last; in FakeTensor the result is row-major."""
+
 UNPOOL = aten.max_unpool2d.default
 EMBEDDING_BAGS = {aten._embedding_bag.default, aten._embedding_bag_forward_only.default}
-CORRECTED = LIKE_A_SUM | CONTIGUOUS | UPDATING | EMBEDDING_BAGS | {UNPOOL}
+CORRECTED = LIKE_A_SUM | CONTIGUOUS | UPDATING | EMBEDDING_BAGS | SHUFFLES | {UNPOOL}
 
 
 def laid_out_as_eager(op: OpOverload, args: Any, result: Any) -> Any:
@@ -54,6 +57,10 @@ def laid_out_as_eager(op: OpOverload, args: Any, result: Any) -> Any:
     elif op is UNPOOL:  # as other kernels that go by a tensor's strides
         if args[0].dim() == 4 and args[0].device.type == "cpu":
             first = torch.empty_like(aten.upsample_nearest2d(args[0], args[2]))
+    elif op in SHUFFLES:
+        whole = op is aten.roll.default and len(args) < 3  # all dimensions as one
+        if channels_last(args[0]) and args[0].device.type == "cpu" and not whole:
+            first = torch.empty_like(args[0])
     elif op in EMBEDDING_BAGS:
         if (wide := args[0].dtype) is torch.bfloat16:  # as of float16, of which FakeTensor knows
             others = op(*(x.half() if getattr(x, "dtype", 0) is wide else x for x in args))[1:]

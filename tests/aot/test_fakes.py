@@ -39,11 +39,18 @@ def bags(dtype: torch.dtype) -> tuple[Any, ...]:
 
 HALF = torch.bfloat16
 LAST = torch.channels_last
+IMAGE = torch.randn(2, 4, 6, 5).to(memory_format=LAST)
 CALLS = {
     "max_unpool2d": unpooled(torch.randn(2, 3, 4, 5)),
     "max_unpool2d, channels last": unpooled(torch.randn(2, 3, 4, 5).to(memory_format=LAST)),
     "max_unpool2d, every other channel": unpooled(torch.randn(2, 4, 5, 6).permute(0, 3, 1, 2)[:, ::2]),
     "max_unpool2d, one pixel": unpooled(torch.randn(2, 3, 1, 1)),
+    "channel_shuffle, channels last": (aten.channel_shuffle.default, IMAGE, 2),
+    "channel_shuffle, rows": (aten.channel_shuffle.default, IMAGE.contiguous(), 2),
+    "roll, two of an image": (aten.roll.default, IMAGE, [1, 2], [0, -1]),
+    "roll": (aten.roll.default, IMAGE, [1], [1]),
+    "roll, two dimensions": (aten.roll.default, torch.randn(3, 4, 5).permute(2, 0, 1), [1, 2], [0, -1]),
+    "roll, all as one": (aten.roll.default, IMAGE, [1]),
     "batch norm, bfloat16": normalized(HALF, HALF),
     "batch norm, float32 parameters": normalized(torch.float32, torch.float32),
     "embedding_bag, bfloat16": bags(HALF),
