@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -222,6 +223,7 @@ def parts(text: str, known: Iterable[str], what: str) -> list[str]:
 
 def run(chosen: argparse.Namespace) -> int:
     """The command: 1 if a target was missed or a result of ours is wrong."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch.profiler tells when it starts and stops
     device = check_device("cuda" if chosen.gpu else "cpu")
     try:
         threads = [int(count) for count in chosen.threads.split(",")]
@@ -237,7 +239,7 @@ def run(chosen: argparse.Namespace) -> int:
     if len(threads) > 1:
         code = 0
         for count in threads:
-            code = max(code, run_child(chosen, count, facts))
+            code = max(code, abs(run_child(chosen, count, facts)))  # negative: ended by a signal
     else:
         torch.set_num_threads(threads[0])
         code = run_here(chosen, screen, cases, compilers, device, facts)

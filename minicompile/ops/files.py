@@ -44,7 +44,7 @@ def ours(info: os.stat_result) -> bool:
 
 def read_private(path: Path) -> bytes:
     """A file's bytes. Raises OSError if anyone else could have written them."""
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         info = os.fstat(file.fileno())
         if not (ours(info) and stat.S_ISREG(info.st_mode)) or info.st_mode & OTHERS_WRITE:
             raise PermissionError(f"{path} isn't a file of this user alone")

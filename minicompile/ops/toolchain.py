@@ -115,7 +115,7 @@ def _read_note(path: Path | None) -> Note | None:
     try:
         command, programs, version, lasting = json.loads(read_private(path))
         command, programs = tuple(command), tuple(programs)
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
     sound = command and all(isinstance(word, str) for word in (*command, *programs, version))
     return (command, programs, version, lasting is True) if sound else None

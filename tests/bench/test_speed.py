@@ -200,3 +200,8 @@ def test_the_command(monkeypatch, tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_mistakes_are_told(given, said, capsys):
     assert main(["bench", *given]) == 1
     assert said in capsys.readouterr().err
+
+
+def test_a_killed_child_is_a_failure(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(speed, "run_child", lambda *args: -9)
+    assert main(["bench", "softmax", "--scales", "small", "--threads", "1,2"]) != 0

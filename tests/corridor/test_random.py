@@ -233,6 +233,14 @@ def test_half_types_stay_below_one(dtype):
     torch.testing.assert_close(dropped, (kept / 0.75).to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_upper_bound_is_never_drawn(dtype):
+    drawn = seeded(compiled(lambda x: x.clone().uniform_(1000, 1004)), torch.empty(10**5).to(dtype))
+    assert (drawn >= 1000).all() and (drawn < drawn.new_tensor(1004)).all()
+    drawn = seeded(compiled(lambda x: x.clone().uniform_(1, 2)), torch.empty(10**5).to(dtype))
+    assert (drawn >= 1).all() and (drawn < 2).all()
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_an_element_keeps_its_number_however_it_lies(language):
     """Counted by position: in views, permuted results, and loops in another order."""

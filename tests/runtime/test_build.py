@@ -568,3 +568,9 @@ while not Path({str(tmp_path / "ids")!r}).exists():
 """
     subprocess.run([sys.executable, "-c", text], check=True)
     assert nothing_is_left(tmp_path, started(tmp_path))
+
+
+def test_a_pipe_in_the_cache_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PermissionError):
+        files.read_private(tmp_path / "pipe")

@@ -33,12 +33,15 @@ Draw = Callable[[str], Tensor]
 
 
 def uniform(draw: Draw, like: Tensor, _: Any, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Half types take numbers of their own grid: rounding could give `high`."""
+    """Half types take numbers of their own grid; what rounding makes `high` becomes `low`."""
     found = draw("rand")
     if like.dtype in HALF_TYPES:
         step = torch.finfo(like.dtype).eps / 2
         found = torch.floor(found / step) * step
-    return found if (low, high) == (0, 1) else found * (high - low) + low
+    if (low, high) == (0, 1):
+        return found
+    found = (found * (high - low) + low).to(like.dtype)
+    return torch.where(found == high, low, found)
 
 
 def normal(draw: Draw, like: Tensor, _: Any, mean: float = 0.0, std: float = 1.0) -> Tensor:
