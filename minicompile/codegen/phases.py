@@ -153,7 +153,7 @@ def owns(store: Value, var: sympy.Symbol, body: LoopBody) -> bool:
     """Different values of `var` go to different elements, whatever the other loops and loaded indices are."""
     index, size = sympy.expand(store.index), body.all_ranges[var]
     step = coefficient_of(index, var)
-    if step is None or not step.is_positive:
+    if step is None or not step.is_positive or size == 0:
         return False
     others = sympy.Add.make_args(index - step * var)
     near = [

@@ -473,6 +473,19 @@ def test_a_scatter_whose_rows_can_meet_runs_on_one_thread() -> None:
     assert "parallel" not in print_kernel(p.plan()).text
 
 
+def test_a_scatter_without_elements_is_compiled() -> None:
+    """Whether the rows of nothing have owners is not asked of a division by their length."""
+    p = Program()
+    p.input("target", (5, 0))
+    p.input("index", (3, 0), I64)
+
+    def where(ops: Any, i: Any) -> Any:
+        return [ops.indirect_indexing(ops.load("index", i[1]), 5), i[1]]
+
+    p.scatter("out", (5, 0), (3, 0), "target", where, lambda ops, i: ops.constant(1.0, F32))
+    run(p.plan(), {"index": torch.zeros(3, 0, dtype=I64), "out": torch.zeros(5, 0)})
+
+
 # ---- symbolic sizes
 
 

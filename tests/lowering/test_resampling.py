@@ -58,6 +58,7 @@ IMAGES = {
     "nearest, smaller": resize("nearest", (3, 2)),
     "linear": resize("bilinear", (13, 6)),
     "linear, same": resize("bilinear", (7, 9)),
+    "linear, same by scale": rescale("bilinear", 1.1),
     "linear, corners": resize("bilinear", (13, 1), align_corners=True),
     "linear, scale": rescale("bilinear", 2.3),
     "linear, much larger": rescale("bilinear", 9.0),

@@ -52,7 +52,8 @@ def interpolated(
         at = at * (torch.tensor(extent - 1, dtype=dtype) / max(count - 1, 1) * (count > 1))
     else:
         whole = torch.tensor(extent, dtype=dtype) / count
-        ratio = torch.tensor(1 / scale, dtype=dtype) if scale else whole
+        copied = count == extent and not cubic  # whatever the scale
+        ratio = torch.tensor(1 / scale, dtype=dtype) if scale and not copied else whole
         at = (at + 0.5) * ratio - 0.5
     at = at if cubic else at.clamp(min=0)
     before = at.floor()
