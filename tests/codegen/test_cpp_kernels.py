@@ -233,7 +233,7 @@ def test_long_float_sums_do_not_pile_up_rounding_errors() -> None:
     torch.testing.assert_close(out, x.double().sum(1).float(), rtol=2e-6, atol=0)
 
 
-@pytest.mark.parametrize("size", [(1000, 4096), (100_000, 64)])
+@pytest.mark.parametrize("size", [(1000, 4096), (8192, 2048)])
 def test_sums_of_columns_are_about_as_exact_as_eager(size: tuple[int, int]) -> None:
     x = torch.rand(size)
     out, exact = torch.empty(size[1]), x.double().sum(0)
