@@ -37,6 +37,9 @@ LONG_ROW = 8192
 
 BLOCK = 1024
 
+COLUMN_BLOCK = 64
+"""The same for columns, whose sums have one accumulator each: longer ones are summed in such blocks."""
+
 STACK_BYTES = 128 * 1024
 """Scratch rows that have more bytes together lie on the heap."""
 
@@ -448,8 +451,9 @@ class LoopPrinter(ValuePrinter):
                 start, stop = "0", ""
             if in_blocks:
                 block = f"{inner}_block"
-                stack.enter_context(self.loop(Loop(block, size, start, stop, BLOCK)))
-                self._end(inner, block, BLOCK, stop or self.index(size))
+                length = COLUMN_BLOCK if self.tile else BLOCK
+                stack.enter_context(self.loop(Loop(block, size, start, stop, length)))
+                self._end(inner, block, length, stop or self.index(size))
                 self._for_each(totals, "{0} = 0;")
                 start, stop = block, f"{inner}_end"
             loop = Loop(inner, size, start, stop or self.index(size))
@@ -463,6 +467,9 @@ class LoopPrinter(ValuePrinter):
         reductions = [v for v in values if v.op == "reduction"]
         sums = [v for v in reductions if v.kind == "sum" and v.dtype.is_floating_point]
         known = isinstance(size, int)
+        if self.tile and known:
+            chunk = self.plan.tiles.get("r", size) if len(self.r_loops) == 1 else size
+            return bool(sums) and min(size, chunk) > COLUMN_BLOCK
         if any(self._layers(values).values()):
             return not known or size > BLOCK
         if size_hint(size, self.plan.hints) > LONG_ROW or (self.split and not known):

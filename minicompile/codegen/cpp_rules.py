@@ -25,10 +25,9 @@ FEW_ROWS, LONG_ROW = 8, 32768
 CHUNK, MOST_CHUNKS = 16384, 256
 """Least elements of such a chunk, and most chunks."""
 
-WIDEST_TILE, NARROWEST_TILE, FEW_TILES = 2048, 256, 8
+WIDEST_TILE, FEW_TILES = 2048, 8
 COLUMN_CHUNK, MOST_COLUMN_CHUNKS = 64, 16
-"""Most columns of a tile, and least ones where that makes enough tiles for threads; with fewer tiles, threads
-share rows, at least so many at a time."""
+"""Most columns of a tile; with fewer tiles, threads share rows, at least so many at a time."""
 
 SQUARE, TURNED, MOST_SQUARES = 64, 16, 4
 """Side of a square that is turned in the cache, extent from which that pays, and squares at a time."""
@@ -86,22 +85,15 @@ def _chunks(plan: KernelPlan, least: int, most: int) -> dict[str, int]:
 def _choose_columns(plan: KernelPlan) -> None:
     """Wide tiles read memory in order; when there are too few for all threads, these share the rows."""
     width = size_hint(next(reversed(plan.ranges.values())), plan.hints)
-    outer = plan.rows // max(width, 1)
-    wide, narrow = (
-        min(-(-columns // 16) * 16, WIDEST_TILE)
-        for columns in (width, max(width // FEW_TILES, NARROWEST_TILE))
-    )
-    plan.tiles = {"x": wide}
+    outer, tile = plan.rows // max(width, 1), min(-(-width // 16) * 16, WIDEST_TILE)
+    plan.tiles = {"x": tile}
     worth_it = (
         not plan.body.scans
         and plan.row_length >= COLUMN_CHUNK * 4
         and nanoseconds(plan) >= PARALLEL_NANOSECONDS
     )
-    if worth_it and outer * -(-width // wide) < FEW_TILES:
-        if outer * -(-width // narrow) >= FEW_TILES:
-            plan.tiles = {"x": narrow}
-        else:
-            plan.tiles |= _chunks(plan, COLUMN_CHUNK, MOST_COLUMN_CHUNKS)
+    if worth_it and outer * -(-width // tile) < FEW_TILES:
+        plan.tiles |= _chunks(plan, COLUMN_CHUNK, MOST_COLUMN_CHUNKS)
 
 
 def _choose_squares(plan: KernelPlan) -> None:

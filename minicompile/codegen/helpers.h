@@ -33,14 +33,16 @@ MC_INLINE float mc_poly6(float x, float a, float b, float c, float d, float e, f
     return mc_poly2(x, mc_poly4(x, a, b, c, d, e), f, g);
 }
 
-// exp(r) - 1 for |r| up to ln(2) / 2, and p 2^n in two steps, so that 2^128 and denormals are reached
+// exp(r) - 1 for |r| up to ln(2) / 2, and p 2^n for a shifted n (below) in two steps, so that 2^128 and denormals
+// are reached; one of them is the same for most n
 MC_INLINE float mc_exp_part(float r) {
     float p = mc_poly4(r, 0.0013815033f, 0.00836878549f, 0.0416683927f, 0.166665196f, 0.49999994f);
     return mc_fma(r * r, p, r);
 }
-MC_INLINE float mc_scaled(float p, int32_t n) {
-    int32_t half = n >> 1;
-    return p * mc_float((half + 127) << 23) * mc_float((n - half + 127) << 23);
+MC_INLINE float mc_scaled(float p, float shifted) {
+    bool low = shifted < 12582912.0f - 60.0f;
+    uint32_t power = (uint32_t)mc_bits(shifted) << 23;
+    return p * mc_float((int32_t)(power + (low ? 0x5f800000 : 0x3e800000))) * (low ? 0x1p-64f : 4.0f);
 }
 
 // exp(x) = 2^n exp(r), r = x - n ln 2;
@@ -52,7 +54,7 @@ MC_INLINE float mc_exp(float x) {
     float shifted = mc_fma(c, 1.44269504f, 12582912.0f);
     float n = shifted - 12582912.0f;
     float r = mc_fma(n, -1.42860677e-6f, mc_fma(n, -0.693145752f, c));
-    float found = mc_scaled(mc_exp_part(r) + 1.0f, mc_bits(shifted) - 0x4b400000);
+    float found = mc_scaled(mc_exp_part(r) + 1.0f, shifted);
     return gone ? 0.0f : found;
 }
 
@@ -63,7 +65,7 @@ MC_INLINE float mc_exp2(float x) {
     float shifted = c + 12582912.0f;
     float r = c - (shifted - 12582912.0f);
     float p = mc_exp_part(mc_fma(r, 0.693147182f, r * -1.90465421e-9f)) + 1.0f;
-    float found = mc_scaled(p, mc_bits(shifted) - 0x4b400000);
+    float found = mc_scaled(p, shifted);
     return gone ? 0.0f : found;
 }
 
