@@ -84,7 +84,7 @@ class Tracer(compat.TorchDispatchMode):
         self.origins: Origins = NO_ORIGINS
         self.phase: str | None = None
         self.region: str | None = None
-        self.answers = mode.answers
+        self.answers = getattr(mode, "answers", {})  # torch's own modes remember nothing
         self.applied: dict[OpOverload, list[Origins]] = {}
         self.declined: dict[OpOverload, list[Origins]] = {}
         """The operators whose rules were called -> the origins of each call."""

@@ -332,15 +332,22 @@ def test_a_compiler_may_be_a_command_with_arguments(tmp_path: Path) -> None:
 def test_only_gcc_gets_the_flags_that_only_gcc_knows(
     version: str, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "compiler_version", lambda command: version)
-    assert set(build.GCC_FLAGS).issubset(find_compiler(Options()).flags) == expected
+    monkeypatch.setattr(toolchain, "_versions", {})
+    monkeypatch.setattr(toolchain, "compiler_version", lambda command: version)
+    assert set(toolchain.GCC_FLAGS).issubset(find_compiler(Options()).flags) == expected
 
 
 @pytest.mark.skipif(shutil.which("clang++") is None, reason="needs clang")
 def test_clang_knows_the_flags(tmp_path: Path) -> None:
     source = tmp_path / "answer.c"
     source.write_text(SOURCE)
-    flags = [*build.BASE_FLAGS, *build.machine_flags(), "-c", "-o", str(tmp_path / "answer.o")]
+    flags = [
+        *toolchain.BASE_FLAGS,
+        *toolchain.machine_flags(),
+        "-c",
+        "-o",
+        str(tmp_path / "answer.o"),
+    ]
     subprocess.run(["clang++", *flags, str(source)], check=True)
 
 
