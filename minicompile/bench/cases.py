@@ -78,7 +78,7 @@ def in_float64(inputs: Sequence[Any]) -> list[Any]:
         if isinstance(given, nn.Module):
             made.append(copy.deepcopy(given).double())
         elif isinstance(given, torch.optim.Optimizer):
-            made.append(type(given)(made[0].parameters(), **given.defaults))
+            made.append(type(given)(made[0].parameters(), lr=given.defaults["lr"]))  # type: ignore[call-arg]
         elif given.is_floating_point():
             made.append(given.detach().double().requires_grad_(given.requires_grad))
         else:

@@ -112,6 +112,14 @@ def test_errors_see_nan_and_infinity():
     assert error_of([torch.empty(0)], [torch.empty(0)]) == 0
 
 
+def test_a_training_step_is_compared_with_float64():
+    (case,) = find_cases(["lesson_model_step"], [], [])
+    inputs = case.subject.make_inputs("cpu", torch.float32, small=True)
+    exact = case.results(case.subject.fn, in_float64(inputs))
+    assert all(tensor.dtype in (torch.float64, torch.int64, torch.bool) for tensor in exact)
+    assert 0 < error_of(case.results(case.subject.fn, inputs), exact) < 0.2
+
+
 def row(kind: str, ours: float, eager: float = 0.5) -> Row:
     return Row("a", kind, 1, to_theirs=Ratio(ours, ours, ours), to_eager=Ratio(eager, eager, eager))
 
