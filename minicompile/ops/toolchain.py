@@ -124,7 +124,10 @@ def _read_note(path: Path | None) -> Note | None:
 def _command(chosen: str) -> tuple[str, ...] | None:
     """The first of the possible commands whose program exists, with its path."""
     for name in [chosen] if chosen else ["g++", "clang++", "cc"]:
-        for program, *arguments in ([name], shlex.split(name) or [name]):
+        words = [name]
+        with contextlib.suppress(ValueError):  # a quotation mark that nothing closes
+            words = shlex.split(name) or words
+        for program, *arguments in ([name], words):
             path = shutil.which(program)
             if path is not None:
                 return (os.path.abspath(path), *arguments)

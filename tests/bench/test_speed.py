@@ -110,6 +110,7 @@ def test_errors_see_nan_and_infinity():
     for other in ([1.0, inf, -inf, 2.0], [nan, -inf, -inf, 2.0], [nan, inf, -inf, nan]):
         assert error_of([torch.tensor(other)], exact) == inf
     assert error_of([torch.empty(0)], [torch.empty(0)]) == 0
+    assert error_of([torch.ones(1)], [torch.ones(4)]) == inf
 
 
 def test_a_training_step_is_compared_with_float64():
@@ -203,6 +204,7 @@ def test_the_command(monkeypatch, tmp_path: Path, capsys: pytest.CaptureFixture[
         (["--compilers", "gcc"], "no compiler 'gcc'"),
         (["--scales", "huge"], "no scale 'huge'"),
         (["--seconds", "0"], "--seconds"),
+        (["--json", "no_such_folder/facts.json"], "no_such_folder"),
     ],
 )
 def test_mistakes_are_told(given, said, capsys):

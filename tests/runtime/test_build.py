@@ -351,6 +351,11 @@ def test_clang_knows_the_flags(tmp_path: Path) -> None:
     subprocess.run(["clang++", *flags, str(source)], check=True)
 
 
+def test_a_quotation_mark_that_nothing_closes_is_no_compiler(tmp_path: Path) -> None:
+    with pytest.raises(BackendError, match="was not found"):
+        start_build(SOURCE, options(tmp_path, cpp_compiler="g++ 'unclosed"))
+
+
 def test_a_program_that_is_no_compiler_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="does not run"):
         start_build(SOURCE, options(tmp_path, cpp_compiler="false"))
