@@ -18,7 +18,7 @@ ROOMS = ("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")
 ROOM_BUDGET = 20_000
 PACKAGE_BUDGET = 26_000
 ROOM_DEBT = 8_068
-PACKAGE_DEBT = 17_626
+PACKAGE_DEBT = 17_633
 """Lines over budget that are owed."""
 LONG_FILE = 600
 

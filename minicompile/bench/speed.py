@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -49,6 +48,7 @@ from minicompile.errors import MinicompileError
 from minicompile.ops.display import bytes_text
 from minicompile.ops.events import Event, observer
 from minicompile.ops.registry import scoped
+from minicompile.options import environment
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WARM_CALLS = 3
@@ -223,7 +223,6 @@ def parts(text: str, known: Iterable[str], what: str) -> list[str]:
 
 def run(chosen: argparse.Namespace) -> int:
     """The command: 1 if a target was missed or a result of ours is wrong."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch.profiler tells when it starts and stops
     if chosen.gpu and not torch.cuda.is_available():
         raise MinicompileError("--gpu needs a CUDA GPU and a CUDA build of torch: none was found")
     if chosen.json is not None and not chosen.json.absolute().parent.is_dir():
@@ -246,7 +245,8 @@ def run(chosen: argparse.Namespace) -> int:
             code = max(code, abs(run_child(chosen, count, facts)))  # negative: ended by a signal
     else:
         torch.set_num_threads(threads[0])
-        code = run_here(chosen, screen, cases, compilers, device, facts)
+        with environment(KINETO_LOG_LEVEL="6"):  # torch.profiler tells when it starts and stops
+            code = run_here(chosen, screen, cases, compilers, device, facts)
     if chosen.json is not None:
         chosen.json.write_text(json.dumps(facts, indent=2) + "\n")
     return code
