@@ -11,19 +11,21 @@ import torch
 from torch import Tensor, nn
 
 import minicompile
+from minicompile.bench import networks  # noqa: F401  registers its models
 from minicompile.bench.models import MODELS, Model
-from minicompile.bench.patterns import MEMORY_BOUND, PATTERNS, Input, Pattern, Scale
+from minicompile.bench.patterns import MEMORY_BOUND, ON_GPU, PATTERNS, Input, Pattern, Scale
 from minicompile.compat import tree_leaves
 from minicompile.errors import MinicompileError
 
 EAGER, TORCH, OURS = "eager", "torch.compile", "minicompile"
 
-COMPILERS: Mapping[str, Callable[[Any], Any]] = {
-    EAGER: lambda fn: fn,
-    TORCH: lambda fn: torch.compile(fn, dynamic=False),
-    "max-autotune": lambda fn: torch.compile(fn, dynamic=False, mode="max-autotune"),
-    OURS: lambda fn: minicompile.compile(fn, dynamic=False),
+COMPILERS: Mapping[str, Callable[..., Any]] = {
+    EAGER: lambda fn, mode=None: fn,
+    TORCH: lambda fn, mode=None: torch.compile(fn, dynamic=False, mode=mode),
+    "max-autotune": lambda fn, mode=None: torch.compile(fn, dynamic=False, mode="max-autotune"),
+    OURS: lambda fn, mode=None: minicompile.compile(fn, dynamic=False, mode=mode),
 }
+"""Functions of a function and the compilers' mode."""
 
 
 def tiny(x: Tensor, y: Tensor) -> Tensor:
@@ -43,6 +45,11 @@ class Case:
     subject: Pattern | Model
     scale: Scale
     training: bool
+
+    @property
+    def mode(self) -> str | None:
+        """What both compilers are given as `mode`."""
+        return self.subject.mode if isinstance(self.subject, Model) else None
 
     def inputs(self, device: str, dtype: torch.dtype) -> list[Any]:
         """The same at every call; what gets gradients requires them if this is training."""
@@ -90,16 +97,22 @@ KINDS = ("call", "pattern", "model")
 
 
 def find_cases(names: Sequence[str], kinds: Sequence[str], scales: Sequence[Scale]) -> list[Case]:
-    """Those named, or all of the kinds wanted. Raises MinicompileError for a name that isn't known."""
+    """Those named, or all of the kinds wanted; at the scale "gpu" those that are for GPUs.
+
+    Raises MinicompileError for a name that isn't known.
+    """
     every = [Case("call", "call", TINY, "small", training=False)]
     for found in PATTERNS.values():
-        chosen = found.name in names if names else found.name in MEMORY_BOUND
-        for scale in scales if chosen else ():
+        for scale in scales:
             for training in (False, True)[: 1 + found.training]:
-                ending = f", {scale}" + ", training" * training
-                every.append(Case(found.name + ending, "pattern", found, scale, training))
+                name = found.name + ", training" * training
+                usual = name in ON_GPU if scale == "gpu" else found.name in MEMORY_BOUND
+                if found.name in names if names else usual:
+                    name = f"{found.name}, {scale}" + ", training" * training
+                    every.append(Case(name, "pattern", found, scale, training))
     for model in MODELS.values():
-        every.append(Case(model.name, "model", model, "large", model.training))
+        if names or model.gpu == ("gpu" in scales):
+            every.append(Case(model.name, "model", model, "large", model.training))
     known = {case.subject.name for case in every} | set(PATTERNS)
     for name in names:
         if name not in known:

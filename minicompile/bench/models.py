@@ -35,15 +35,18 @@ class Model:
     """Takes whether it has to be small."""
     training: bool = False
     step: bool = False
+    gpu: bool = False
+    """Too large to be timed on a CPU unless it is asked for."""
+    mode: str | None = None
 
     def make_inputs(self, device: str, dtype: torch.dtype, small: bool = False) -> list[Any]:
         """The module, its tensors and, for a step, the optimizer: the same numbers at every call. What a
         block gets comes from other layers: it has a gradient, as data has not."""
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(), torch.device(device):
             torch.manual_seed(0)
             module, tensors = self.build(small)
-        module.to(device, dtype).train(self.training)
-        tensors = [t.to(device, dtype if t.is_floating_point() else t.dtype) for t in tensors]
+        module.to(dtype).train(self.training)
+        tensors = [t.to(dtype if t.is_floating_point() else t.dtype) for t in tensors]
         if self.training and isinstance(module, Block):
             tensors[0].requires_grad_()
         last = [torch.optim.AdamW(module.parameters(), LEARNING_RATE)] if self.step else []

@@ -20,22 +20,32 @@ from torch import Tensor
 
 from minicompile.compat import tree_leaves
 
-Scale = Literal["large", "small", "cache", "dram"]
+Scale = Literal["large", "small", "cache", "dram", "gpu"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 
 SIZES = {
-    "B": (8, 2, 2, 16), "H": (12, 2, 4, 4), "T": (512, 16, 256, 512), "E": (64, 8, 64, 512),
-    "D": (768, 24, 768, 2048), "F": (2048, 40, 2048, 2048), "G": (2048, 40, 768, 4096),
-    "V": (16384, 50, 4096, 32768), "N": (32, 2, 8, 64), "C": (64, 8, 32, 64), "Y": (56, 8, 28, 64),
-    "X": (56, 12, 28, 64), "2": (2, 2, 2, 2),
+    "B": (8, 2, 2, 16, 16), "H": (12, 2, 4, 4, 32), "T": (512, 16, 256, 512, 1024),
+    "E": (64, 8, 64, 512, 128), "D": (768, 24, 768, 2048, 4096), "F": (2048, 40, 2048, 2048, 4096),
+    "G": (2048, 40, 768, 4096, 8192), "V": (16384, 50, 4096, 32768, 50257),
+    "16k": (16384, 70, 4096, 16384, 16384), "64k": (65536, 130, 4096, 65536, 65536),
+    "N": (32, 2, 8, 64, 64), "C": (64, 8, 32, 64, 256), "Y": (56, 8, 28, 64, 56),
+    "X": (56, 12, 28, 64, 56), "2": (2, 2, 2, 2, 2),
 }  # fmt: skip
-"""Dimensions at each of SCALES: usual, for tests, tensors of a few MB, tensors of 67 MB."""
+"""Dimensions at each of SCALES: usual, for tests, tensors of a few MB, of 67 MB, of 50 million numbers."""
 
 MEMORY_BOUND = (
     "gelu_bias", "swiglu", "layer_norm", "rms_norm", "group_norm", "softmax", "cross_entropy", "rope",
     "bce_loss", "adamw_step", "embedding_sum", "transposed_add",
 )  # fmt: skip
 """The twelve by which a code generator is judged: kinds of kernels, each once."""
+
+ON_GPU = (
+    "gelu_bias", "swiglu", "layer_norm", "layer_norm, training", "rms_norm", "rms_norm, training",
+    "softmax_4k", "softmax_16k", "softmax_64k", "rope", "cross_entropy, training", "bce_loss, training",
+    "batch_norm, training", "transposed_add", "column_sums", "square_sum", "embedding_sum", "adamw_step",
+    "cumsum", "argmax",
+)  # fmt: skip
+"""The twenty for GPUs; "training" times the backward too."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,10 @@ class Input:
     below: str = ""
     constant: bool = False
     """Never asked for a gradient."""
+    read: str = ""
+    """The dimensions of what is read of it, where that is less than all."""
+    again: bool = True
+    """Does the backward have to read it, or something of its size, once more?"""
 
 
 @dataclass(frozen=True)
@@ -59,15 +73,14 @@ class Pattern:
 
     def make_inputs(self, device: str, dtype: torch.dtype, scale: Scale = "large") -> list[Tensor]:
         """The same tensors at every call; those that get gradients require them."""
-        made, generator = [], torch.Generator().manual_seed(0)
-        column = SCALES.index(scale)
+        made, generator = [], torch.Generator(device).manual_seed(0)
         for given in self.inputs:
-            shape = [SIZES[d][column] for d in given.dims.split()]
+            shape = shape_of(given.dims, scale)
             if given.below:
-                high = SIZES[given.below][column]
-                made.append(torch.randint(high, shape, generator=generator).to(device))
+                (high,) = shape_of(given.below, scale)
+                made.append(torch.randint(high, shape, generator=generator, device=device))
             else:
-                made.append(torch.randn(shape, generator=generator).to(device, dtype))
+                made.append(torch.randn(shape, generator=generator, device=device).to(dtype))
                 made[-1].requires_grad_(self.training and not given.constant)
         return made
 
@@ -76,9 +89,37 @@ class Pattern:
         outputs = [leaf for leaf in tree_leaves(fn(*inputs)) if isinstance(leaf, Tensor)]
         wanted = [tensor for tensor in inputs if tensor.requires_grad]
         sources = [output for output in outputs if output.requires_grad]
-        down = [(0.5 + torch.arange(s.numel()).cos()).view(s.shape).to(s) for s in sources]
+        down = [(0.5 + torch.arange(s.numel(), device=s.device).cos()).view(s.shape).to(s)
+                for s in sources]  # fmt: skip
         gradients = torch.autograd.grad(sources, wanted, down) if wanted else ()
         return [*outputs, *gradients, *inputs]
+
+    def bytes_read(self, inputs: list[Tensor], scale: Scale, again: bool = False) -> int:
+        """What a forward reads of its inputs, or `again` the backward."""
+        found = 0
+        for given, tensor in zip(self.inputs, inputs, strict=True):
+            if given.again or not again:
+                numbers = math.prod(shape_of(given.read or given.dims, scale))
+                found += tensor.itemsize * min(tensor.numel(), numbers)
+        return found
+
+    def bytes_moved(self, inputs: list[Tensor], scale: Scale) -> int:
+        """What no implementation can do without: every input read once, every result written once, and inputs
+        that change. If inputs require gradients, the backward as well: what it needs of the inputs, what
+        comes down, and the gradients. Runs in eager, and changes inputs as the pattern does."""
+        before = [tensor.detach().clone() for tensor in inputs]
+        results = self.run(self.fn, inputs)[: -len(inputs)]
+        changed = [now for now, old in zip(inputs, before, strict=True) if not now.equal(old)]
+        written = {tensor.data_ptr(): tensor.nbytes for tensor in (*results, *changed)}
+        moved = self.bytes_read(inputs, scale) + sum(written.values())
+        if any(tensor.requires_grad for tensor in inputs):
+            moved += self.bytes_read(inputs, scale, again=True)
+            moved += sum(result.nbytes for result in results if result.requires_grad)
+        return moved
+
+
+def shape_of(dims: str, scale: Scale) -> list[int]:
+    return [SIZES[dim][SCALES.index(scale)] for dim in dims.split()]
 
 
 PATTERNS: dict[str, Pattern] = {}
@@ -110,7 +151,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, (x.shape[-1],), weight, bias)
 
 
-@pattern("B T D", "B T D", "D", training=True)
+@pattern("B T D", Input("B T D", again=False), "D", training=True)
 def rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """As in a Llama block: the sum goes on as the next residual."""
     whole = x + residual
@@ -131,6 +172,22 @@ def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tenso
 
 @pattern("B H T T")
 def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+@pattern("B T D")
+def softmax_4k(x: Tensor) -> Tensor:
+    """Rows of 4,096 numbers on a GPU."""
+    return torch.softmax(x, -1)
+
+
+@pattern("D 16k")
+def softmax_16k(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+@pattern("T 64k")
+def softmax_64k(x: Tensor) -> Tensor:
     return torch.softmax(x, -1)
 
 
@@ -192,7 +249,7 @@ def upsample_bilinear(x: Tensor) -> Tensor:
     return F.interpolate(x, scale_factor=2.0, mode="bilinear", align_corners=False)
 
 
-@pattern(Input("B T", below="V"), "V D", "T D", "D", "D", training=True)
+@pattern(Input("B T", below="V"), Input("V D", read="B T D"), "T D", "D", "D", training=True)
 def embedding_sum(
     tokens: Tensor, words: Tensor, places: Tensor, weight: Tensor, bias: Tensor
 ) -> Tensor:
@@ -221,6 +278,12 @@ def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
 def column_sums(down: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """What a bias and a scale get in the backward."""
     return down.sum((0, 1)), (down * x).sum((0, 1))
+
+
+@pattern("B T F")
+def square_sum(x: Tensor) -> Tensor:
+    """What the norm of a gradient needs."""
+    return (x * x).sum()
 
 
 @pattern("B T D")

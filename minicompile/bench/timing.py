@@ -2,6 +2,9 @@
 
 Machines are noisy, and so are two measurements made one after the other. In turns each round gives a ratio
 whose two sides met the same machine; what is reported is the median of these, with its quartiles.
+
+On a GPU a call has two times: wall time, from Python to the end of its kernels, and device time, what they
+take when nothing waits for Python.
 """
 
 from __future__ import annotations
@@ -12,8 +15,9 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +63,22 @@ class Timings(Shown):
         return "\n".join(f"{name}: {time_text(self.median(name))}" for name in self.seconds)
 
 
+Timer = Callable[[int], float]
+"""Takes how often to call; gives the seconds of one call."""
+
+
 def time_in_turns(calls: dict[str, Callable[[], object]], seconds: float, device: str) -> Timings:
-    """Call all in turns for about `seconds`; who begins rotates. What compiles must have done so before."""
-    names, found = list(calls), Timings({name: [] for name in calls})
+    """Wall time of each call. What compiles must have done so before."""
+    timers = {name: partial(timed, call, device=device) for name, call in calls.items()}
+    return run_in_turns(timers, seconds)
+
+
+def run_in_turns(timers: Mapping[str, Timer], seconds: float) -> Timings:
+    """Run all in turns for about `seconds`; who begins rotates."""
+    names, found = list(timers), Timings({name: [] for name in timers})
     repeats = {}
-    for name, call in calls.items():
-        once = min(timed(call, 1, device) for _ in range(3))
+    for name, timer in timers.items():
+        once = min(timer(1) for _ in range(3))
         repeats[name] = max(1, int(TURN_SECONDS / once))
     gc.collect()
     collects = gc.isenabled()
@@ -76,7 +90,7 @@ def time_in_turns(calls: dict[str, Callable[[], object]], seconds: float, device
                 break
             for place in range(len(names)):
                 name = names[(turn + place) % len(names)]
-                found.seconds[name].append(timed(calls[name], repeats[name], device))
+                found.seconds[name].append(timers[name](repeats[name]))
     finally:
         if collects:
             gc.enable()
@@ -85,15 +99,70 @@ def time_in_turns(calls: dict[str, Callable[[], object]], seconds: float, device
 
 def timed(call: Callable[[], object], repeats: int, device: str) -> float:
     """Seconds a call, after everything queued on a GPU has finished."""
-    on_gpu = device.startswith("cuda")
-    if on_gpu:
-        torch.cuda.synchronize()
+    synchronize(device)
     start = time.perf_counter()
     for _ in range(repeats):
         call()
-    if on_gpu:
-        torch.cuda.synchronize()
+    synchronize(device)
     return (time.perf_counter() - start) / repeats
+
+
+def synchronize(device: str) -> None:
+    """Wait for a GPU."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+# -- device time
+
+CACHES = 4
+"""A GPU's timing goes through so many times the bytes of its L2 cache: no call finds there what it reads."""
+
+
+def l2_bytes(device: str) -> int:
+    """The size of the last cache before a GPU's memory; 0 for other devices."""
+    if not device.startswith("cuda"):
+        return 0
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+def device_timer(calls: Sequence[Callable[[], object]], device: str) -> Timer:
+    """Seconds of device time a call, of calls that take turns; what each gives lives until the last has run,
+    so that none writes where another just wrote.
+
+    They are captured as one CUDA graph and replayed between two events. On a device without events, by the
+    clock. Raises what capturing raises. What compiles must have done so before.
+    """
+    if not device.startswith("cuda"):
+        return lambda repeats: (
+            timed(lambda: [call() for call in calls], repeats, device) / len(calls)
+        )
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        held = [call() for call in calls]
+    del held
+
+    def timer(repeats: int) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        graph.replay()  # the device has work while Python queues what is timed
+        start.record()
+        for _ in range(repeats):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3 / repeats / len(calls)
+
+    return timer
+
+
+COPIED = 256 << 20
+
+
+def copy_bandwidth(device: str, size: int = COPIED) -> float:
+    """Bytes a second that a copy of `size` bytes reads and writes: the roof for memory-bound kernels."""
+    pairs = [torch.ones(2, size, dtype=torch.int8, device=device) for _ in range(2)]
+    calls = [partial(pair[0].copy_, pair[1]) for pair in pairs]
+    return 2 * size / run_in_turns({"copy": device_timer(calls, device)}, 0.0).median("copy")
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:
