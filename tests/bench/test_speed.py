@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from minicompile.bench import cases as cases_module
 from minicompile.bench import first_calls, speed, timing
 from minicompile.bench.cases import COMPILERS, EAGER, MODELS, OURS, TORCH, find_cases, in_float64
 from minicompile.bench.first_calls import FirstCall
-from minicompile.bench.patterns import MEMORY_BOUND, PATTERNS
+from minicompile.bench.patterns import MEMORY_BOUND, ON_GPU, PATTERNS, SIZES
 from minicompile.bench.speed import Row, error_of, measure, missed_targets
 from minicompile.bench.timing import Ratio, Timings, geometric_mean, peak_bytes, time_in_turns
 
@@ -26,7 +28,7 @@ def replaced(monkeypatch: pytest.MonkeyPatch, **compilers: Any) -> None:
         monkeypatch.setattr(module, "COMPILERS", {**COMPILERS, **found})
 
 
-def identity(fn: Any) -> Any:
+def identity(fn: Any, mode: str | None = None) -> Any:
     return lambda *args: fn(*args)
 
 
@@ -45,7 +47,16 @@ def test_the_twelve_are_patterns_and_no_matrix_products():
         assert f"{name}, cache" in names and f"{name}, dram" in names
 
 
-@pytest.mark.parametrize("name", MODELS)
+def test_what_runs_on_a_gpu_and_what_on_a_cpu():
+    names = [c.name.replace(", gpu", "") for c in find_cases([], ["pattern"], ["gpu"])]
+    assert sorted(names) == sorted(ON_GPU) and len(ON_GPU) == 20
+    for scales, expected in ((["gpu"], True), (["cache"], False)):
+        models = find_cases([], ["model"], scales)
+        assert models and all(MODELS[case.name].gpu is expected for case in models)
+    assert [c.name for c in find_cases(["gpt2_training"], [], ["cache"])] == ["gpt2_training"]
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if not MODELS[name].gpu])
 def test_models_give_the_same_by_our_compiler(name):
     model = MODELS[name]
     results = []
@@ -77,11 +88,11 @@ def test_training_times_the_backward(monkeypatch, training):
     assert any(tensor.requires_grad for tensor in inputs) == training
 
 
-def wrong(fn: Any) -> Any:
+def wrong(fn: Any, mode: str | None = None) -> Any:
     return lambda *args: fn(*args) + 1e-4
 
 
-def broken(fn: Any) -> Any:
+def broken(fn: Any, mode: str | None = None) -> Any:
     raise ValueError("no such kernel")
 
 
@@ -143,6 +154,30 @@ def test_what_was_missed(rows, said):
     assert all(part in sentence for part, sentence in zip(said, missed, strict=True))
 
 
+def on_gpu(best: float, share: float = 0.9, kind: str = "pattern", theirs: float = 2.0) -> Row:
+    given = Ratio(best, best, best) if kind == "pattern" else None
+    wall = Ratio(theirs, theirs, theirs)
+    return Row("a", kind, 1, to_theirs=wall, to_eager=wall, to_best=given, near_copy=share)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([on_gpu(0.95)], []),
+        ([on_gpu(0.8), on_gpu(1.11)], ["1.11"]),
+        ([on_gpu(0.96)], ["geometric mean 0.96"]),
+        ([on_gpu(0.9, 0.85)] * 14 + [on_gpu(0.9, 0.1)] * 6, []),
+        ([on_gpu(0.9, 0.85)] * 13 + [on_gpu(0.9, 0.84)] * 7, ["13 of 20"]),
+        ([on_gpu(0, kind="model", theirs=0.5), on_gpu(0, kind="model", theirs=1.9)], []),
+        ([on_gpu(0, kind="model", theirs=1.01)], ["geometric mean 1.01"]),
+    ],
+)
+def test_what_was_missed_on_a_gpu(rows, said):
+    missed = missed_targets(rows, speed.GPU_TARGETS)
+    assert len(missed) == len(said)
+    assert all(part in sentence for part, sentence in zip(said, missed, strict=True))
+
+
 def test_first_calls_that_are_too_slow():
     assert FirstCall("x", first_calls.FRESH, 1.0, 21.0, 1 / 20).missed() == []
     assert len(FirstCall("x", first_calls.FRESH, 1.0, 19.0, 1 / 20).missed()) == 1
@@ -194,6 +229,70 @@ def test_the_command(monkeypatch, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "softmax, small" in said and "geometric mean" in said
 
 
+def test_the_table_of_a_gpu(monkeypatch, capsys: pytest.CaptureFixture[str]):
+    """The CPU stands for the GPU: its clock for the events, nothing for the L2."""
+    replaced(monkeypatch, torch_compile=identity)
+    for name, sizes in SIZES.items():
+        monkeypatch.setitem(SIZES, name, (*sizes[:-1], sizes[1]))
+    monkeypatch.setattr(timing, "COPIED", 1 << 12)
+    chosen = argparse.Namespace(gpu=True, seconds=0.01, first=False)
+    (case,) = find_cases(["softmax_4k"], [], ["gpu"])
+    facts: list[dict[str, Any]] = []
+    given = [chosen, speed.Screen(plain=True), [case], [EAGER, TORCH, OURS], "cpu", "bfloat16"]
+    speed.run_here(*given, facts)
+    (measured,) = facts[0]["cases"]
+    assert not measured["failures"]
+    assert set(measured["device_seconds"]) == set(measured["seconds"]) == {EAGER, TORCH, OURS}
+    assert measured["bytes_moved"] == 2 * 2 * 2 * 16 * 24
+    reached = measured["bytes_moved"] / measured["device_seconds"][OURS]
+    assert measured["near_copy"] == pytest.approx(reached / facts[0]["copy_bandwidth"])
+    assert measured["to_best"]["low"] <= measured["to_best"]["median"]
+    head, line = [text for text in capsys.readouterr().out.splitlines() if " " * 6 in text][:2]
+    assert "softmax_4k" in line and f"{measured['near_copy']:.0%}" in line
+    assert head.index("of best") + 7 == line.index(")") + 1
+
+
+def test_copies_of_the_inputs_fill_the_cache(monkeypatch):
+    replaced(monkeypatch, torch_compile=identity)
+    made = []
+    case = small("softmax")
+    inputs = case.subject.make_inputs
+
+    def counted(*given: Any) -> Any:
+        made.append(given)
+        return inputs(*given)
+
+    bytes_read = 2 * 2 * 16 * 16 * 4
+    monkeypatch.setattr(speed, "l2_bytes", lambda device: 2 * bytes_read)
+    monkeypatch.setattr(type(case.subject), "make_inputs", lambda self, *given: counted(*given))
+    row = Row("a", "pattern", 1)
+    fns = {EAGER: case.subject.fn}
+    speed.measure_device(row, case, fns, "cpu", torch.float32, 0.0, 1.0)
+    assert len(made) - 1 >= timing.CACHES * 2
+    assert row.bytes_moved == 2 * bytes_read
+
+
+def test_what_a_network_needs_may_be_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    (case,) = find_cases(["bert"], [], ["gpu"])
+    row = measure(case, [EAGER, OURS], "cpu", torch.float32, 0.01)
+    assert "transformers" in row.failures[OURS] and not row.seconds
+    assert any("not measured" in sentence for sentence in missed_targets([row]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("training", [False, True])
+def test_device_time_is_that_of_the_kernels(training):
+    """A copy's as long as its bytes take; a short kernel's shorter than its launch from Python."""
+    case = small("layer_norm", training)
+    steps = [case.step(case.subject.fn, case.inputs("cuda", torch.float32)) for _ in range(3)]
+    timing.timed(steps[0], 10, "cuda")
+    wall, device = timing.timed(steps[0], 100, "cuda"), timing.device_timer(steps, "cuda")(10)
+    assert 1e-7 < device < wall
+    assert 0.5e12 < timing.copy_bandwidth("cuda") < 2e13
+    assert timing.l2_bytes("cuda") > 1 << 20
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -202,6 +301,7 @@ def test_the_command(monkeypatch, tmp_path: Path, capsys: pytest.CaptureFixture[
         (["--threads", "two"], "--threads"),
         (["--kinds", "models"], "no kind 'models'"),
         (["--compilers", "gcc"], "no compiler 'gcc'"),
+        (["--dtype", "float32,int8"], "no dtype 'int8'"),
         (["--scales", "huge"], "no scale 'huge'"),
         (["--seconds", "0"], "--seconds"),
         (["--json", "no_such_folder/facts.json"], "no_such_folder"),
