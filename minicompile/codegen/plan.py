@@ -22,6 +22,7 @@ from typing import Literal
 import sympy
 import torch
 
+from minicompile.lowering.ir import Layout
 from minicompile.ops.display import Shown, count_text
 from minicompile.ops.dtypes import short
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
@@ -113,7 +114,7 @@ class KernelPlan(Shown):
     arguments: tuple[KernelArgument, ...]
     sizes: tuple[sympy.Symbol, ...]
     """Numbers passed after the tensors: sizes as int64, then floats as float64."""
-    reduction: Literal["none", "persistent", "looped"]
+    reduction: Literal["none", "persistent", "looped", "split"]
     vector_axis: Literal["x", "r", "none"] = "none"
     """Innermost, vectorised loop of a C++ kernel."""
     vector_width: int = 1
@@ -126,7 +127,7 @@ class KernelPlan(Shown):
     tiles: dict[str, int] = field(default_factory=dict)
     """Triton: "x" and "r", elements per program. C++: "x", columns per tile; "r" and "chunks", the part
     of a long row that a thread takes and the most parts there are; two loop variables, the sides of the
-    squares in which transposed loads are turned."""
+    squares in which transposed loads are turned. A split reduction: "parts", the programs of a row."""
     num_warps: int = 4
     index_dtype: torch.dtype = torch.int64
     parallel: bool = False
@@ -134,6 +135,10 @@ class KernelPlan(Shown):
     """With symbolic sizes: threads share the work from this many iterations on; 0: always."""
     in_place: Mapping[str, str] = field(default_factory=dict)
     """Buffers written in the memory of others, element by element when these have been read."""
+    launches: tuple[KernelPlan, ...] = ()
+    """A split reduction: the kernels that run in place of this one, in order."""
+    workspace: Mapping[str, Layout] = field(default_factory=dict)
+    """Memory by which they hand over parts of rows."""
     cost: Cost = field(default_factory=lambda: Cost(0, 0, 0))
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
     alternatives: tuple[Alternative, ...] = ()
@@ -182,9 +187,12 @@ class KernelPlan(Shown):
             "tiles": tiles or "none",
             "pieces": str(self.pieces) if isinstance(self.pieces, Cut) else "",
             "indices": short(self.index_dtype),
-            "warps": str(self.num_warps) if triton else "",
+            "warps": str(self.num_warps) if triton and not self.launches else "",
             "threads": "" if triton else "parallel" if self.parallel else "one",
             "sizes": ", ".join(sizes),
+            "launches": "; ".join(
+                f"{p.name} {ranges_text(p.body.all_ranges)}" for p in self.launches
+            ),
             "in place": ", ".join(f"{new} of {old}" for new, old in self.in_place.items()),
             "kept between phases": count_text(len(self.stashed), "value") if self.stashed else "",
             "cost": str(self.cost),

@@ -82,6 +82,8 @@ def kernel_module(plans: Sequence[KernelPlan]) -> KernelModule:
 
 def print_triton(plan: KernelPlan) -> KernelSource:
     """The kernel's source. Raises Unsupported for what Triton or this printer can't express."""
+    if plan.launches:
+        raise Unsupported(f"{plan.name} is split: its launches have texts")
     printer = _Printer(plan)
     printer.kernel()
     return printer.source("triton", prelude)
