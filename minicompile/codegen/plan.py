@@ -125,9 +125,11 @@ class KernelPlan(Shown):
     stashed: frozenset[Value] = frozenset()
     """Loop values kept in a scratch row between phases; others are computed again."""
     tiles: dict[str, int] = field(default_factory=dict)
-    """Triton: "x" and "r", elements per program. C++: "x", columns per tile; "r" and "chunks", the part
+    """Triton: "y", "x" and "r", elements per program. C++: "x", columns per tile; "r" and "chunks", the part
     of a long row that a thread takes and the most parts there are; two loop variables, the sides of the
     squares in which transposed loads are turned. A split reduction: "parts", the programs of a row."""
+    across: sympy.Symbol | None = None
+    """Triton: the last loop of the first axis, "y", of a pointwise kernel's square tiles."""
     num_warps: int = 4
     index_dtype: torch.dtype = torch.int64
     parallel: bool = False
@@ -154,6 +156,17 @@ class KernelPlan(Shown):
     @property
     def reduction_ranges(self) -> dict[sympy.Symbol, Size]:
         return self.body.reduction_ranges
+
+    @property
+    def axes(self) -> dict[str, dict[sympy.Symbol, Size]]:
+        """The axes of a Triton kernel's tiles, and the loops that each flattens."""
+        if self.reduction_ranges:
+            return {"x": self.ranges, "r": self.reduction_ranges}
+        if self.across is None:
+            return {"x": self.ranges}
+        loops = list(self.ranges.items())
+        inner = list(self.ranges).index(self.across) + 1
+        return {"y": dict(loops[:inner]), "x": dict(loops[inner:])}
 
     @property
     def rows(self) -> int:

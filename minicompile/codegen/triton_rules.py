@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from minicompile.codegen.phases import contiguous_uses
+from minicompile.codegen.phases import contiguous_uses, turned
 from minicompile.codegen.plan import KernelPlan, plan_rule, power_of_two
 from minicompile.codegen.printing import index_dtype
 from minicompile.codegen.split import PART, refusal
@@ -25,6 +25,9 @@ LONGEST_ROW = 2**14
 MULTIPROCESSORS = 132
 LEAST_PART, LEAST_COLUMN, COLUMNS = 4096, 64, 64
 """Fewest elements of a part of a row; of a column, of which a program has so many side by side."""
+
+SQUARE = 32
+"""Side of the tiles of a kernel that reads along one loop and writes along another."""
 
 PROGRAMS = 264
 """Programs that keep a large GPU busy: two for each of 132 multiprocessors."""
@@ -100,6 +103,10 @@ def choose_split(plan: KernelPlan, options: Options) -> None:
 def choose_tiles(plan: KernelPlan, options: Options) -> None:
     """Elements per program, and warps to compute them: 8 to 16 elements a thread, so that loads are wide."""
     if plan.reduction == "split":
+        return
+    if plan.reduction == "none" and (found := turned(plan.body, plan.hints, SQUARE)):
+        plan.across, side = found[0], SQUARE
+        plan.tiles, plan.num_warps = {"y": side, "x": side}, 4
         return
     if plan.reduction == "none":
         block = clamp(power_of_two(plan.rows // PROGRAMS), 128, 1024)
