@@ -13,14 +13,20 @@ A loop value that a later phase needs again is computed again there, or kept in 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import sympy
 
 from minicompile.codegen.plan import Phase
 from minicompile.ops.table import POINTWISE
 from minicompile.scheduling.body import LoopBody, Value, users, varying
-from minicompile.shapes.expr import bounds, coefficient_of, exact_quotient, is_nonnegative
+from minicompile.shapes.expr import (
+    bounds,
+    coefficient_of,
+    exact_quotient,
+    is_nonnegative,
+    size_hint,
+)
 
 
 def stages(body: LoopBody) -> dict[Value, int]:
@@ -170,3 +176,18 @@ def transposed(load: Value, inner: sympy.Symbol, across: sympy.Symbol) -> bool:
         return False
     jump = coefficient_of(load.index, inner)
     return jump not in (None, 0, 1) and coefficient_of(load.index, across) == 1
+
+
+def turned(
+    body: LoopBody, hints: Mapping[sympy.Symbol, int], least: int
+) -> tuple[sympy.Symbol, sympy.Symbol, int] | None:
+    """The loop along which most loads are contiguous that jump along the innermost one, that one, and how
+    many do; both make at least `least` steps."""
+    loops = [var for var, size in body.ranges.items() if size != 1]
+    long = [var for var in loops if size_hint(body.ranges[var], hints) >= least]
+    if len(long) < 2 or long[-1] is not loops[-1] or any(map(is_update, body.stores)):
+        return None
+    *others, inner = long
+    found = {var: sum(transposed(v, inner, var) for v in body.loads) for var in others}
+    across = max(found, key=found.__getitem__)
+    return (across, inner, found[across]) if found[across] else None

@@ -22,6 +22,7 @@ from typing import Literal
 import sympy
 import torch
 
+from minicompile.lowering.ir import Layout
 from minicompile.ops.display import Shown, count_text
 from minicompile.ops.dtypes import short
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
@@ -113,7 +114,7 @@ class KernelPlan(Shown):
     arguments: tuple[KernelArgument, ...]
     sizes: tuple[sympy.Symbol, ...]
     """Numbers passed after the tensors: sizes as int64, then floats as float64."""
-    reduction: Literal["none", "persistent", "looped"]
+    reduction: Literal["none", "persistent", "looped", "split"]
     vector_axis: Literal["x", "r", "none"] = "none"
     """Innermost, vectorised loop of a C++ kernel."""
     vector_width: int = 1
@@ -124,9 +125,11 @@ class KernelPlan(Shown):
     stashed: frozenset[Value] = frozenset()
     """Loop values kept in a scratch row between phases; others are computed again."""
     tiles: dict[str, int] = field(default_factory=dict)
-    """Triton: "x" and "r", elements per program. C++: "x", columns per tile; "r" and "chunks", the part
+    """Triton: "y", "x" and "r", elements per program. C++: "x", columns per tile; "r" and "chunks", the part
     of a long row that a thread takes and the most parts there are; two loop variables, the sides of the
-    squares in which transposed loads are turned."""
+    squares in which transposed loads are turned. A split reduction: "parts", the programs of a row."""
+    across: sympy.Symbol | None = None
+    """Triton: the last loop of the first axis, "y", of a pointwise kernel's square tiles."""
     num_warps: int = 4
     index_dtype: torch.dtype = torch.int64
     parallel: bool = False
@@ -134,6 +137,10 @@ class KernelPlan(Shown):
     """With symbolic sizes: threads share the work from this many iterations on; 0: always."""
     in_place: Mapping[str, str] = field(default_factory=dict)
     """Buffers written in the memory of others, element by element when these have been read."""
+    launches: tuple[KernelPlan, ...] = ()
+    """A split reduction: the kernels that run in place of this one, in order."""
+    workspace: Mapping[str, Layout] = field(default_factory=dict)
+    """Memory by which they hand over parts of rows."""
     cost: Cost = field(default_factory=lambda: Cost(0, 0, 0))
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
     alternatives: tuple[Alternative, ...] = ()
@@ -149,6 +156,17 @@ class KernelPlan(Shown):
     @property
     def reduction_ranges(self) -> dict[sympy.Symbol, Size]:
         return self.body.reduction_ranges
+
+    @property
+    def axes(self) -> dict[str, dict[sympy.Symbol, Size]]:
+        """The axes of a Triton kernel's tiles, and the loops that each flattens."""
+        if self.reduction_ranges:
+            return {"x": self.ranges, "r": self.reduction_ranges}
+        if self.across is None:
+            return {"x": self.ranges}
+        loops = list(self.ranges.items())
+        inner = list(self.ranges).index(self.across) + 1
+        return {"y": dict(loops[:inner]), "x": dict(loops[inner:])}
 
     @property
     def rows(self) -> int:
@@ -182,9 +200,12 @@ class KernelPlan(Shown):
             "tiles": tiles or "none",
             "pieces": str(self.pieces) if isinstance(self.pieces, Cut) else "",
             "indices": short(self.index_dtype),
-            "warps": str(self.num_warps) if triton else "",
+            "warps": str(self.num_warps) if triton and not self.launches else "",
             "threads": "" if triton else "parallel" if self.parallel else "one",
             "sizes": ", ".join(sizes),
+            "launches": "; ".join(
+                f"{p.name} {ranges_text(p.body.all_ranges)}" for p in self.launches
+            ),
             "in place": ", ".join(f"{new} of {old}" for new, old in self.in_place.items()),
             "kept between phases": count_text(len(self.stashed), "value") if self.stashed else "",
             "cost": str(self.cost),

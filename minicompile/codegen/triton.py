@@ -9,10 +9,11 @@
         tmp0 = tl.load(in_ptr0 + (xindex*1024 + rindex), xmask, other=0.0)
         ...
 
-A pointwise kernel works on blocks [XBLOCK]; one with reductions on tiles [XBLOCK, RBLOCK]. A value has the
-axes its operands and index mention: [XBLOCK, 1] for one value a row, [1, RBLOCK] for one that all rows
-share. A looped reduction sweeps the row once per phase and keeps an accumulator tile in each sweep. A scan
-works on tiles; swept in a loop, it starts each one from the last element of the tile before.
+A pointwise kernel works on blocks [XBLOCK], or, where it reads along another loop than it writes, on squares
+[YBLOCK, XBLOCK]; one with reductions on tiles [XBLOCK, RBLOCK]. A value has the axes its operands and index
+mention: [XBLOCK, 1] for one value a row, [1, RBLOCK] for one that all rows share. A looped reduction sweeps
+the row once per phase and keeps an accumulator tile in each sweep. A scan works on tiles; swept in a loop, it
+starts each one from the last element of the tile before.
 
 A line holds one operation; constants stand in the line that uses them, so that changing a constant changes
 that line alone. The real compiler: torch/_inductor/codegen/{simd,triton}.py.
@@ -43,7 +44,7 @@ from minicompile.scheduling.body import Value
 from minicompile.shapes.expr import Size, product
 
 Axes = frozenset[str]
-"""Which of the tile's axes, "x" and "r", a value varies along."""
+"""Which of the tile's axes, "y", "x" and "r", a value varies along."""
 
 ATOMIC_DTYPES = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64}
@@ -82,6 +83,8 @@ def kernel_module(plans: Sequence[KernelPlan]) -> KernelModule:
 
 def print_triton(plan: KernelPlan) -> KernelSource:
     """The kernel's source. Raises Unsupported for what Triton or this printer can't express."""
+    if plan.launches:
+        raise Unsupported(f"{plan.name} is split: its launches have texts")
     printer = _Printer(plan)
     printer.kernel()
     return printer.source("triton", prelude)
@@ -90,7 +93,7 @@ def print_triton(plan: KernelPlan) -> KernelSource:
 class _Printer(LinePrinter):
     def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan)
-        self.tiled = bool(plan.reduction_ranges)
+        self.blocks = {axis: f"{axis.upper()}BLOCK" for axis in plan.axes}
         self.wide = plan.index_dtype is torch.int64
         self.position = "rindex" if self.wide else "rindex.to(tl.int64)"
         self.sizes = TritonIndex({})
@@ -117,7 +120,7 @@ class _Printer(LinePrinter):
         if plan.reduction == "persistent" and not isinstance(self.length, int):
             raise Unsupported(f"{plan.name}: a persistent reduction needs a row of known length")
         parameters = [a.name for a in plan.arguments] + [str(s) for s in plan.sizes]
-        parameters += ["XBLOCK: tl.constexpr"] + ["RBLOCK: tl.constexpr"] * self.tiled
+        parameters += [f"{block}: tl.constexpr" for block in self.blocks.values()]
         self.line("@triton.jit")
         with self.block(f"def {plan.name}({', '.join(parameters)}):"):
             self._indices()
@@ -131,22 +134,36 @@ class _Printer(LinePrinter):
     def _indices(self) -> None:
         """Which elements the program computes."""
         plan = self.plan
-        self.line(f"xnumel = {self.sizes(product(plan.ranges.values()))}")
-        start = "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
-        lanes = "tl.arange(0, XBLOCK)" + ("[:, None]" if self.tiled else "")
-        self.line(f"xindex = {start} * XBLOCK + {lanes}")
-        self.line("xmask = xindex < xnumel")
-        self._digits(plan.ranges, "xindex")
-        if not self.tiled:
+        program = "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
+        parallel = {axis: loops for axis, loops in plan.axes.items() if axis != "r"}
+        for axis, loops in parallel.items():
+            self.line(f"{axis}numel = {self.sizes(product(loops.values()))}")
+        places = dict.fromkeys(parallel, program)
+        if "y" in parallel:
+            self.line("xblocks = (xnumel + XBLOCK - 1) // XBLOCK")
+            places = {"y": f"({program} // xblocks)", "x": f"({program} % xblocks)"}
+        for axis, loops in parallel.items():
+            block = self.blocks[axis]
+            self.line(f"{axis}index = {places[axis]} * {block} + {self._lanes(axis)}")
+            self.line(f"{axis}mask = {axis}index < {axis}numel")
+            self._digits(loops, f"{axis}index")
+        if not plan.reduction_ranges:
             return
         self.line(f"rnumel = {self.sizes(self.length)}")
         if plan.reduction == "persistent":
             self._row_index("")
 
+    def _lanes(self, axis: str) -> str:
+        """0, 1, ... along an axis."""
+        lanes = f"tl.arange(0, {self.blocks[axis]})"
+        if len(self.blocks) == 1:
+            return lanes
+        return lanes + ("[:, None]" if axis == next(iter(self.blocks)) else "[None, :]")
+
     def _row_index(self, start: str) -> None:
         """Which r the tile holds."""
         wide = ".to(tl.int64)" if self.wide else ""
-        self.line(f"rindex = {start}tl.arange(0, RBLOCK)[None, :]{wide}")
+        self.line(f"rindex = {start}{self._lanes('r')}{wide}")
         if not self.full_row:
             self.line("rmask = rindex < rnumel")
         self._digits(self.plan.reduction_ranges, "rindex")
@@ -243,20 +260,18 @@ class _Printer(LinePrinter):
         """Axes of the loop variables and loaded indices in a value's index."""
         if value.index is None:
             return frozenset()
-        ranges = {"x": self.plan.ranges, "r": self.plan.reduction_ranges}
-        found = {a for a, r in ranges.items() if not value.index.free_symbols.isdisjoint(r)}
+        loops = self.plan.axes.items()
+        found = {a for a, r in loops if not value.index.free_symbols.isdisjoint(r)}
         return frozenset(found).union(*(self.axes[indirect] for indirect in value.indirect))
 
     def _shape(self, axes: Axes) -> str:
-        if not self.tiled:
-            return "[XBLOCK]"
-        return f"[{'XBLOCK' if 'x' in axes else 1}, {'RBLOCK' if 'r' in axes else 1}]"
+        """A block over all axes, of which these are more than 1."""
+        return f"[{', '.join(b if a in axes else '1' for a, b in self.blocks.items())}]"
 
     def _masks(self, axes: Axes, extra: Value | None = None) -> str:
         """The condition that a lane stands for an element; "" where all do."""
-        parts = ["xmask"] if "x" in axes else []
-        if "r" in axes and not self.full_row:
-            parts.append("rmask")
+        full = {"r"} if self.full_row else set()
+        parts = [f"{axis}mask" for axis in self.blocks if axis in axes - full]
         if extra is not None:
             parts.append(self.ref(extra))
         return " & ".join(parts)
@@ -291,7 +306,8 @@ class _Printer(LinePrinter):
         self._synchronise([buffer])
 
     def _store(self, value: Value, level: str) -> str:
-        axes: Axes = frozenset({"x", "r"} if level == "loop" and self.tiled else {"x"})
+        every = level == "loop" or not self.plan.reduction_ranges
+        axes: Axes = frozenset(self.blocks if every else {"x"})
         pointer = self._pointer(value, axes)
         mask = self._masks(axes, value.mask)
         self.unsynced.add(value.buffer)

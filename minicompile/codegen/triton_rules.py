@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from minicompile.codegen.phases import contiguous_uses
+from minicompile.codegen.phases import contiguous_uses, turned
 from minicompile.codegen.plan import KernelPlan, plan_rule, power_of_two
 from minicompile.codegen.printing import index_dtype
+from minicompile.codegen.split import PART, refusal
 from minicompile.options import Options
 from minicompile.scheduling.body import iterate_indices
 from minicompile.shapes.expr import is_float, product
@@ -20,6 +21,13 @@ ROW_REGISTERS = 2**15
 
 LONGEST_ROW = 2**14
 """Longest persistent row."""
+
+MULTIPROCESSORS = 132
+LEAST_PART, LEAST_COLUMN, COLUMNS = 4096, 64, 64
+"""Fewest elements of a part of a row; of a column, of which a program has so many side by side."""
+
+SQUARE = 32
+"""Side of the tiles of a kernel that reads along one loop and writes along another."""
 
 PROGRAMS = 264
 """Programs that keep a large GPU busy: two for each of 132 multiprocessors."""
@@ -75,9 +83,31 @@ def choose_reduction(plan: KernelPlan, options: Options) -> None:
         plan.reject("persistent reduction", reason if known else "its length varies")
 
 
+@plan_rule("triton:split")
+def choose_split(plan: KernelPlan, options: Options) -> None:
+    """Few long rows are shared by programs: each takes a part."""
+    if plan.reduction != "looped" or PART in plan.body.all_ranges:
+        return
+    least, columns = (LEAST_PART, 1) if rows_are_contiguous(plan) else (LEAST_COLUMN, COLUMNS)
+    programs = -(-plan.rows // columns)
+    parts = min(4 * MULTIPROCESSORS // max(programs, 1), plan.row_length // least)
+    if programs * 4 > MULTIPROCESSORS * 3 or parts < 2:
+        plan.reject("split reduction", f"{programs} programs for rows of {plan.row_length}")
+    elif why := refusal(plan):
+        plan.reject("split reduction", why)
+    else:
+        plan.reduction, plan.tiles = "split", {"parts": power_of_two(parts)}
+
+
 @plan_rule("triton:tiles")
 def choose_tiles(plan: KernelPlan, options: Options) -> None:
     """Elements per program, and warps to compute them: 8 to 16 elements a thread, so that loads are wide."""
+    if plan.reduction == "split":
+        return
+    if plan.reduction == "none" and (found := turned(plan.body, plan.hints, SQUARE)):
+        plan.across, side = found[0], SQUARE
+        plan.tiles, plan.num_warps = {"y": side, "x": side}, 4
+        return
     if plan.reduction == "none":
         block = clamp(power_of_two(plan.rows // PROGRAMS), 128, 1024)
         plan.tiles, plan.num_warps = {"x": block}, clamp(block // 256, 1, 4)
