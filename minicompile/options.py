@@ -126,7 +126,8 @@ class Options:
     mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = (
         "default"
     )
-    """What `mc.compile(mode=...)` was given. They all mean the same: no CUDA graphs are made, for one."""
+    """What `mc.compile(mode=...)` was given. "reduce-overhead" and "max-autotune" make CUDA graphs
+    (runtime/cuda_graphs.py); on CPUs all mean the same."""
     logs: str = field(default_factory=lambda: os.environ.get("MINICOMPILE_LOGS", ""))
     """`MINICOMPILE_LOGS`: channels to print, "graph_breaks,+dynamo" (debug/logs.py has the list)."""
     trace: bool = field(default_factory=lambda: switched_on("MINICOMPILE_COMPILE_DEBUG", "0"))

@@ -32,6 +32,7 @@ from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
 from minicompile.options import Options
 from minicompile.pipeline_result import CompiledStages
+from minicompile.runtime import cuda_graphs
 from minicompile.runtime.load import start_loading
 from minicompile.scheduling.schedule import schedule
 
@@ -51,8 +52,12 @@ def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
         backward = compile_graph(aot.backward, options, None, tell)
     graphs = [forward] if backward is None else [forward, backward]
     capture.watch.tell("building", [module for graph in graphs for module in graph.modules])
-    finished = forward.finish(), backward.finish() if backward is not None else None
-    return make_callable(aot, *finished, capture.name)
+    calls = [graph.finish() for graph in graphs]
+    if options.mode in cuda_graphs.MODES:
+        schedules = [graph.stages.schedule for graph in graphs]
+        first_saved = len(aot.metadata.result_requires_grad)
+        calls = cuda_graphs.around(calls, schedules, first_saved, capture.watch.tell)
+    return make_callable(aot, calls[0], calls[1] if backward else None, capture.name)
 
 
 def aot_eager(capture: Capture, options: Options) -> BoxedCallable:

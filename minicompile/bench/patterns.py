@@ -60,6 +60,7 @@ class Input:
     """The dimensions of what is read of it, where that is less than all."""
     again: bool = True
     """Does the backward have to read it, or something of its size, once more?"""
+    positive: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ class Pattern:
                 made.append(torch.randint(high, shape, generator=generator, device=device))
             else:
                 made.append(torch.randn(shape, generator=generator, device=device).to(dtype))
+                if given.positive:
+                    made[-1].abs_().add_(0.01)
                 made[-1].requires_grad_(self.training and not given.constant)
         return made
 
@@ -218,7 +221,7 @@ def bce_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
 
 
-@pattern("G F", "G F", "G F", "G F", "F", "F", "F", "F")
+@pattern(*(3 * ["G F"]), Input("G F", positive=True), *(3 * ["F"]), Input("F", positive=True))
 def adamw_step(p0: Tensor, g0: Tensor, m0: Tensor, v0: Tensor,
                p1: Tensor, g1: Tensor, m1: Tensor, v1: Tensor) -> None:  # fmt: skip
     """In place, for a weight and a bias."""
@@ -226,7 +229,7 @@ def adamw_step(p0: Tensor, g0: Tensor, m0: Tensor, v0: Tensor,
         p.mul_(1 - 1e-3 * 0.01)
         m.lerp_(g, 1 - 0.9)
         v.mul_(0.999).addcmul_(g, g, value=1 - 0.999)
-        p.addcdiv_(m, (v.abs().sqrt() / math.sqrt(1 - 0.999)).add_(1e-8), value=-1e-2)
+        p.addcdiv_(m, (v.sqrt() / math.sqrt(1 - 0.999)).add_(1e-8), value=-1e-2)
 
 
 @pattern("N C Y X", training=True)

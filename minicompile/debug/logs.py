@@ -198,14 +198,6 @@ def perf(event: Event, verbose: bool) -> str:
     return f"{what}: {count_text(files, 'file')}, {cached} of them in the cache"
 
 
-def cudagraphs(event: Event, verbose: bool) -> str:
-    if (mode := event.of.options.mode) not in ("reduce-overhead", "max-autotune"):
-        return ""
-    return (
-        f"mode {mode!r} asks for CUDA graphs: there are none yet, kernels are launched one by one"
-    )
-
-
 for _stage, _name, _kinds, _doc, _text in (
     ("dynamo", "dynamo", "start capture done", "what is captured", dynamo),
     ("dynamo", "graph_breaks", "break", "where and why Python runs itself",
@@ -232,7 +224,8 @@ for _stage, _name, _kinds, _doc, _text in (
     ("inductor", "schedule", "schedule", "kernels in order, memory", schedule),
     ("inductor", "ir_post_fusion", "schedule", "kernels", lambda e, _: stages.post_fusion(e.subject)),
     ("inductor", "output_code", "graph", "all code", lambda e, _: stages.output_code(e.subject)),
-    ("inductor", "perf", " ".join(KINDS[1:]), "what each step took", perf),
-    ("inductor", "cudagraphs", "aot", "CUDA graphs that are asked for", cudagraphs),
+    ("inductor", "perf", " ".join(k for k in KINDS[1:] if k != "cudagraphs"), "what each step took", perf),
+    ("inductor", "cudagraphs", "cudagraphs", "CUDA graphs that are asked for, and why there are none",
+     lambda e, _: f"{e.graph}: {e.subject}"),
 ):  # fmt: skip
     log_channel(_name, _doc, *_kinds.split(), stage=_stage)(_text)

@@ -12,6 +12,7 @@
 | loops, schedule, plans, kernels, wrapper | of one graph: LoopGraph, Schedule, [KernelPlan], ... |
 | graph | CompiledStages: all of these |
 | building | [KernelModule]: their compilers run; told before waiting for them |
+| cudagraphs | what becomes of the CUDA graph that was asked for, or why there is none; also when called |
 | done | the Capture, its code loaded; None where there is none: the frame runs in eager, or raised |
 
 `@observer("mine")` registers a function that is called with each Event; if it raises, a warning says so and
@@ -32,7 +33,7 @@ from minicompile.options import Options
 
 KINDS = (
     *("start", "capture", "break", "aot", "loops", "schedule", "plans", "kernels", "wrapper"),
-    *("graph", "building", "done"),
+    *("graph", "building", "cudagraphs", "done"),
 )
 
 

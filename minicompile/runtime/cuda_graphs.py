@@ -1,0 +1,294 @@
+"""CUDA graphs, for `mode="reduce-overhead"`: what a call launches is captured; later calls replay it at once.
+
+    warm up   the first call with given sizes runs as it is: libraries set themselves up, kernels load
+    record    the second one runs too, and then once more under capture, which launches nothing
+    replay    later ones, unless something doesn't lie where the graph expects it
+
+A graph reads and writes fixed addresses; nobody is to notice. So:
+
+- An input that moved since the call before is copied into memory of the graph from now on, and back if the
+  graph writes to it. The others (parameters, buffers) must lie where they lay.
+- Results lie in the graph's memory. Who still holds one when the graph should run again keeps it: another
+  graph is recorded, which hands out that result as a copy.
+- What the forward saves for the backward is copied neither out nor in: while it is alive, as with two
+  forwards before a backward, or lies elsewhere, a call runs without the graph.
+- Each choice of sizes, numbers and stream has a recording of its own, at most MOST_RECORDINGS.
+
+torch registers its generator with a graph, so random numbers go on. The graphs of a stream take their memory
+from one pool: what only lives inside of one serves the next; results don't, since recordings hold theirs.
+The real compiler, where the next run overwrites results: torch/_inductor/cudagraph_trees.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from minicompile import compat
+from minicompile.aot.result import BoxedCallable
+from minicompile.lowering.ir import ExternKernel, View
+from minicompile.runtime.load import to_layout
+from minicompile.scheduling.nodes import ExternKernelSchedulerNode, Schedule
+
+MODES = ("reduce-overhead", "max-autotune")
+MOST_RECORDINGS = 16
+"""Of a graph; and how often one is made again because inputs moved."""
+
+LOCK = threading.RLock()
+"""Nobody else copies inputs between ours and the replay."""
+
+
+class Gpu:
+    """What recordings need of CUDA."""
+
+    kind = "cuda"
+    pools: ClassVar[dict[Any, Any]] = {}
+    """The pool of each device and stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.index = device.index or 0
+        self.device, self.stream = compat.cuda_launch_state()
+
+    def place(self) -> Any:
+        """The device and stream that a call's kernels go to; None where nothing can be recorded now."""
+        if self.device() != self.index or torch.cuda.is_current_stream_capturing():
+            return None
+        return self.index, self.stream(self.index)
+
+    def capture(
+        self, call: BoxedCallable, inputs: list[Any], place: Any
+    ) -> tuple[Callable[[], None], Sequence[Any]]:
+        """A function that runs a call's kernels, and the results, which are there once it has run."""
+        if place not in self.pools:
+            self.pools[place] = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, self.pools[place], capture_error_mode="thread_local"):
+            results = call(inputs)
+        return graph.replay, results
+
+
+def refusal(schedule: Schedule, kind: str) -> str:
+    """Why a graph's calls can't be captured on devices of that kind; "" if they can."""
+    used = {d.buffer for node in schedule.nodes for d in (*node.reads, *node.writes)}
+    layouts = {n: b.layout for n, b in schedule.graph.buffers.items() if n in used}
+    for name, layout in layouts.items():
+        if layout.device.type != kind:
+            return f"{name} is on the {layout.device.type.upper()}"
+    if len({layout.device for layout in layouts.values()}) != 1:
+        return "it is on several GPUs" if layouts else "it launches nothing"
+    externs = (n.kernel for n in schedule.nodes if isinstance(n, ExternKernelSchedulerNode))
+    return next(filter(None, map(cant_be_captured, externs)), "")
+
+
+def cant_be_captured(kernel: ExternKernel) -> str:
+    """Why not a library call: data that the CPU looks at must be there."""
+    for tag in ("data_dependent_output", "dynamic_output_shape", "cudagraph_unsafe"):
+        if getattr(torch.Tag, tag, None) in kernel.op.tags:
+            return f"{kernel.op} has the tag {tag}"
+    return ""
+
+
+def saved_in_graph(forward: Schedule, first: int) -> set[int]:
+    """Which of the forward's results from `first` on, counted from there, lie in its own memory."""
+    given = {buffer.name for buffer in forward.graph.given}
+    saved = enumerate(forward.graph.outputs[first:])
+    return {i for i, value in saved if isinstance(value, View) and value.buffer not in given}
+
+
+def around(
+    calls: Sequence[BoxedCallable],
+    schedules: Sequence[Schedule],
+    first_saved: int,
+    tell: Callable[..., None],
+    gpu: type[Gpu] = Gpu,
+) -> list[BoxedCallable]:
+    """A forward's call and its backward's, if there is one, captured where that can be; `tell` hears why not.
+    The forward's results from `first_saved` on are the backward's first inputs."""
+    found: list[BoxedCallable] = []
+    saved = saved_in_graph(schedules[0], first_saved) if len(schedules) > 1 else set()
+    nothing: set[int] = set()
+    kept = ((nothing, {first_saved + i for i in saved}), (saved, nothing))
+    for call, schedule, (inputs, results) in zip(calls, schedules, kept, strict=False):
+        say: Callable[[str], None] = partial(tell, "cudagraphs", graph=schedule.graph.name)
+        why = refusal(schedule, gpu.kind)
+        if found and not why and not isinstance(found[0], CudaGraphs):
+            why = "the forward has none, so what it saves lies anywhere"
+        if why:
+            say(f"no CUDA graph: {why}")
+            found.append(call)
+            continue
+        say("a CUDA graph is captured when it is called again")
+        layouts = (buffer.layout for buffer in schedule.graph.buffers.values())
+        device = next(layout.device for layout in layouts if layout.device.type == gpu.kind)
+        found.append(CudaGraphs(call, schedule, inputs, results, say, gpu(device)))
+    return found
+
+
+@dataclass
+class Sizes:
+    """What is known for one choice of sizes, numbers and stream."""
+
+    addresses: list[int] | None = None
+    """The inputs' at the call before."""
+    moving: set[int] = field(default_factory=set)
+    copied: set[int] = field(default_factory=set)
+    """Results that are handed out as copies."""
+    recording: Recording | None = None
+    tries: int = MOST_RECORDINGS
+
+
+class CudaGraphs:
+    """A wrapper's call, replayed from a CUDA graph where that gives the same."""
+
+    def __init__(
+        self,
+        call: BoxedCallable,
+        schedule: Schedule,
+        kept_inputs: set[int],
+        kept_results: set[int],
+        say: Callable[[str], None],
+        gpu: Gpu,
+    ) -> None:
+        """`kept_inputs` and `kept_results` lie in the memory of the forward's graph, and aren't copied."""
+        self.call, self.say, self.gpu = call, say, gpu
+        self.owned = getattr(call, "owned", False)
+        self.kept_inputs, self.kept_results = kept_inputs, kept_results
+        self.written = set(schedule.graph.written_back.values())
+        self.dynamic = bool(schedule.graph.size_hints)
+        self.known: dict[Any, Sizes] = {}
+
+    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+        with LOCK:
+            place = self.gpu.place()
+            sizes = self.sizes(inputs, place) if place is not None else None
+            if sizes is None:
+                return self.call(inputs)
+            now = [0 if i in sizes.moving else address(v) for i, v in enumerate(inputs)]
+            before, sizes.addresses = sizes.addresses, now
+            recording = sizes.recording
+            if recording is None or now != recording.addresses:
+                return self.record(inputs, sizes, before, place)
+            if held := recording.held(sizes.copied):
+                if not held - self.kept_results:
+                    return self.call(inputs)
+                sizes.copied |= held - self.kept_results
+                self.say(f"results {sorted(sizes.copied)} are held at the next call: copied")
+                return self.record(inputs, sizes, before, place)  # their memory is the holder's
+            given = list(inputs)
+            inputs.clear()
+            return recording.run(given, self.written, sizes.copied)
+
+    def sizes(self, inputs: Sequence[Any], place: Any) -> Sizes | None:
+        """What is known for such inputs; None for one choice too many."""
+        key = [place, *(value for value in inputs if not isinstance(value, Tensor))]
+        if self.dynamic:
+            key += [(v.shape, v.stride()) for v in inputs if isinstance(v, Tensor)]
+        found = self.known.get(tuple(key))
+        if found is None and len(self.known) < MOST_RECORDINGS:
+            found = self.known[tuple(key)] = Sizes()
+            if len(self.known) == MOST_RECORDINGS:
+                self.say(
+                    f"{MOST_RECORDINGS} choices of sizes: further ones run without a CUDA graph"
+                )
+        return found
+
+    def record(
+        self, inputs: list[Any], sizes: Sizes, before: list[int] | None, place: Any
+    ) -> Sequence[Any]:
+        """Run without a graph; then capture one if nothing that isn't copied lies elsewhere than before."""
+        if before is None or not sizes.tries:
+            return self.call(inputs)
+        now = enumerate(sizes.addresses or ())
+        moved = {i for i, where in now if where != before[i]} - sizes.moving
+        if moved & self.kept_inputs:
+            return self.call(inputs)
+        sizes.moving |= moved
+        sizes.tries -= 1
+        given = list(inputs)
+        results = self.call(inputs)
+        sizes.recording = None  # its memory serves the next
+        try:
+            sizes.recording = Recording(self.call, given, sizes.moving, self.gpu, place)
+            sizes.addresses = sizes.recording.addresses
+            self.say(f"captured, with {len(sizes.moving)} of {len(given)} inputs copied")
+        except RuntimeError as error:
+            sizes.tries = 0
+            self.say(f"no CUDA graph: {str(error).splitlines()[0]}")
+        return results
+
+
+class Recording:
+    """A captured call: what it reads and where, its results, and who holds them."""
+
+    def __init__(
+        self, call: BoxedCallable, given: Sequence[Any], moving: Collection[int], gpu: Gpu, place: Any
+    ) -> None:  # fmt: skip
+        self.copies = {i: copy_of(given[i]) for i in moving}
+        self.addresses = [0 if i in moving else address(v) for i, v in enumerate(given)]
+        """Of the inputs; 0 for those that are copied."""
+        inputs = [self.copies.get(i, value) for i, value in enumerate(given)]
+        owner = {compat.storage_id(v): i for i, v in enumerate(inputs) if isinstance(v, Tensor)}
+        self.replay, results = gpu.capture(call, list(inputs), place)
+        self.from_inputs: dict[int, tuple[int, Any]] = {}
+        """Results that are inputs or views of them: the input, and the view's size, stride and offset."""
+        for number, value in enumerate(results):
+            i = owner.get(compat.storage_id(value)) if isinstance(value, Tensor) else None
+            if i is not None:
+                offset = value.storage_offset() - inputs[i].storage_offset()
+                view = None if value is inputs[i] else (value.shape, value.stride(), offset)
+                self.from_inputs[number] = i, view
+        self.results = [None if n in self.from_inputs else v for n, v in enumerate(results)]
+        tensors = enumerate(self.results)
+        self.storages = {n: v.untyped_storage() for n, v in tensors if isinstance(v, Tensor)}
+        self.pointers = {n: compat.storage_pointer(s) for n, s in self.storages.items()}
+        self.uses = {n: self.uses_of(n) for n in self.storages}
+
+    def uses_of(self, number: int) -> tuple[int, int]:
+        """How many refer to a result's memory: in C++ (0: unknown) and in Python."""
+        references = sys.getrefcount(self.storages[number])
+        return compat.storage_uses(self.pointers[number]), references
+
+    def held(self, copied: Collection[int]) -> set[int]:
+        """The results of the last run that somebody holds still; not those that were handed out as copies."""
+        mine = self.uses.items()
+        return {n for n, old in mine if n not in copied and (not old[0] or self.uses_of(n) != old)}
+
+    def run(self, given: Sequence[Any], written: set[int], copied: Collection[int]) -> list[Any]:
+        """Replay with these inputs, of which those in `written` change; results in `copied` are copies."""
+        for i, copy in self.copies.items():
+            copy.copy_(given[i])
+        self.replay()
+        for i in written & self.copies.keys():
+            given[i].copy_(self.copies[i])
+        made: dict[Any, Any] = {}
+        """One object stays one, but for what the backward keeps when its user gets a copy."""
+        found: list[Any] = []
+        for number, value in enumerate(self.results):
+            key = id(value), number in copied
+            if isinstance(value, Tensor) and key not in made:
+                made[key] = copy_of(value) if number in copied else value.detach()
+            found.append(made.get(key, value))
+        for number, (i, view) in self.from_inputs.items():
+            found[number] = given[i]
+            if view is not None:
+                size, stride, offset = view
+                offset += given[i].storage_offset()
+                found[number] = given[i].as_strided(size, stride, offset)
+        return found
+
+
+def address(value: Any) -> int:
+    """Where a tensor's first element lies; 0 for what is none."""
+    return value.data_ptr() if isinstance(value, Tensor) else 0
+
+
+def copy_of(tensor: Tensor) -> Tensor:
+    """In memory of its own, laid out alike."""
+    return to_layout(tensor, tensor.shape, tensor.stride())

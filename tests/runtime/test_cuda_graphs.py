@@ -1,0 +1,501 @@
+"""`mode="reduce-overhead"`: calls are replayed where that gives what a call would have given, and only there.
+
+Without a GPU a stand-in captures: it runs the call again to replay it, into the results' fixed memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import minicompile as mc
+from minicompile.runtime import cuda_graphs
+from minicompile.runtime.cuda_graphs import Gpu
+
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+class StandIn(Gpu):
+    """Memory as a CUDA graph has it: capturing computes nothing, a replay writes where the last one wrote."""
+
+    kind = "cpu"
+    captures = replays = 0
+    fails = False
+    where: Any = 0
+
+    def __init__(self, device: torch.device) -> None:
+        pass
+
+    def place(self) -> Any:
+        return StandIn.where
+
+    def capture(self, call: Any, inputs: list[Any], place: Any) -> Any:
+        StandIn.captures += 1
+        if StandIn.fails:
+            raise RuntimeError("operation not permitted\nwhen stream is capturing")
+        given = list(map(by_address, inputs))
+        before = [v.clone() if isinstance(v, Tensor) else v for v in given]
+        results = call(list(inputs))
+        for value, old in zip(given, before, strict=True):
+            if isinstance(value, Tensor):
+                value.copy_(old)
+        memories = {storage(v) for v in inputs if isinstance(v, Tensor)}
+        mine = [
+            i for i, r in enumerate(results) if isinstance(r, Tensor) and storage(r) not in memories
+        ]
+        targets = {i: by_address(results[i]) for i in mine}
+        for target in targets.values():
+            target.fill_(77)
+
+        def replay() -> None:
+            StandIn.replays += 1
+            new = call(list(given))
+            for i, target in targets.items():
+                target.copy_(new[i])
+
+        return replay, results
+
+
+def storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def by_address(value: Any) -> Any:
+    """A tensor's memory as a graph knows it: it lives no longer for that, and autograd sees no writes."""
+    if not isinstance(value, Tensor) or not value.numel():
+        return value
+    span = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True)) + 1
+    bytes_there = (ctypes.c_char * (span * value.itemsize)).from_address(value.data_ptr())
+    flat = torch.frombuffer(bytes_there, dtype=value.dtype)
+    return flat.as_strided(value.shape, value.stride())
+
+
+class Counted:
+    """Captures and replays since it was made."""
+
+    def __init__(self) -> None:
+        self.captures = self.replays = 0
+
+
+@pytest.fixture(params=["cpu", GPU])
+def device(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    mc.reset()
+    if request.param == "cpu":
+        for name, value in {"captures": 0, "replays": 0, "fails": False, "where": 0}.items():
+            monkeypatch.setattr(StandIn, name, value)
+        monkeypatch.setattr(cuda_graphs, "around", partial(cuda_graphs.around, gpu=StandIn))
+    yield request.param
+    mc.reset()
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    """Recordings made and runs of them, on any device."""
+    found, recording = Counted(), cuda_graphs.Recording
+    run, init = recording.run, recording.__init__
+
+    def count_run(self: Any, *given: Any) -> Any:
+        found.replays += 1
+        return run(self, *given)
+
+    def count_init(self: Any, *given: Any) -> None:
+        init(self, *given)
+        found.captures += 1
+
+    monkeypatch.setattr(recording, "run", count_run)
+    monkeypatch.setattr(recording, "__init__", count_init)
+    return found
+
+
+def graphed(fn: Any, **how: Any) -> Any:
+    return mc.compile(fn, mode="reduce-overhead", fullgraph=True, **how)
+
+
+def numbers(device: str, *shape: int, seed: int = 0) -> Tensor:
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return made.to(device)
+
+
+def test_calls_are_replayed(device, counted):
+    fn = lambda x, w: (x @ w).relu().sum(1)  # noqa: E731
+    w, compiled = numbers(device, 8, 8), graphed(fn)
+    for step in range(6):
+        x = numbers(device, 4, 8, seed=step)
+        torch.testing.assert_close(compiled(x, w), fn(x, w))
+    assert counted.captures >= 1 and counted.replays >= 3
+
+
+def test_what_stays_is_not_copied(device, monkeypatch):
+    module = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).to(device).eval()
+    compiled, made = graphed(module), []
+    init = cuda_graphs.Recording.__init__
+
+    def look(self: Any, *given: Any) -> None:
+        init(self, *given)
+        made.append((len(self.copies), len(self.addresses)))
+
+    monkeypatch.setattr(cuda_graphs.Recording, "__init__", look)
+    held = []
+    with torch.no_grad():
+        for step in range(5):
+            held.append(numbers(device, 4, 8, seed=step))
+            torch.testing.assert_close(compiled(held[-1]), module(held[-1]))
+    assert made == [(1, 6)] or made == [(1, 7)]
+
+
+def test_parameters_that_move_are_seen(device, counted):
+    module = nn.Linear(8, 8).to(device)
+    compiled, x, held = graphed(module), numbers(device, 4, 8), []
+    with torch.no_grad():
+        for step in range(10):
+            torch.testing.assert_close(compiled(x), module(x))
+            if step % 3 == 2:
+                held.append(module.weight.data)
+                module.weight.data = numbers(device, 8, 8, seed=step)
+            module.bias.add_(1)
+    assert counted.replays >= 2
+
+
+def test_held_results_stay(device, counted):
+    fn = lambda x: (x.sin(), x.cos())  # noqa: E731
+    compiled, x = graphed(fn), numbers(device, 16)
+    held = []
+    for step in range(8):
+        x.copy_(numbers(device, 16, seed=step))
+        held.append(compiled(x))
+    for step, (sin, cos) in enumerate(held):
+        right = numbers(device, 16, seed=step)
+        torch.testing.assert_close((sin, cos), (right.sin(), right.cos()))
+    assert counted.replays >= 4 and counted.captures == 2
+
+
+@pytest.mark.parametrize("hold", ["view", "storage", "graph", "numpy"])
+def test_results_are_held_in_many_ways(device, counted, hold):
+    if hold == "numpy" and device == "cuda":
+        pytest.skip("NumPy sees no GPU")
+    fn = lambda x: x * 2  # noqa: E731
+    compiled, x, scale = graphed(fn), numbers(device, 16), numbers(device, 16).requires_grad_()
+    held: list[Any] = []
+    for step in range(8):
+        x.fill_(step)
+        out = compiled(x)
+        assert out.eq(2 * step).all()
+        kept = {"view": lambda o=out: o[3:], "storage": out.untyped_storage, "numpy": lambda o=out: o.numpy(),
+                "graph": lambda o=out: o * scale}[hold]()  # fmt: skip
+        held.append(kept)
+        del out, kept
+    assert counted.replays
+    for step, kept in enumerate(held):
+        if hold == "storage":
+            kept = torch.tensor([], device=device).set_(kept)
+        if hold == "graph":
+            (kept,) = torch.autograd.grad(kept.sum(), scale)
+        assert (torch.as_tensor(kept) == 2 * step).all()
+
+
+def test_inputs_that_are_written_to(device, counted):
+    def fn(x: Tensor, total: Tensor) -> Tensor:
+        total.add_(x)
+        return total * 2
+
+    compiled = graphed(fn)
+    stays, right = numbers(device, 16, seed=1), numbers(device, 16, seed=1)
+    for step in range(6):
+        x = numbers(device, 16, seed=step)
+        torch.testing.assert_close(compiled(x, stays), fn(x, right))
+        torch.testing.assert_close(stays, right)
+    held = []
+    for step in range(6):
+        held.append(numbers(device, 16, seed=step))
+        right = held[-1].clone()
+        torch.testing.assert_close(compiled(x, held[-1]), fn(x, right))
+        torch.testing.assert_close(held[-1], right)
+    assert counted.replays >= 4
+
+
+def test_results_that_are_inputs(device):
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        z = x + y
+        return x, y.t(), z, z.t(), z
+
+    compiled, held = graphed(fn), []
+    for step in range(6):
+        x, y = numbers(device, 4, 4, seed=step), numbers(device, 4, 4, seed=step + 50)
+        held.append((x, y))
+        out = compiled(x, y)
+        torch.testing.assert_close(out, fn(x, y))
+        assert out[0] is x and out[1].data_ptr() == y.data_ptr()
+        assert out[2].data_ptr() == out[3].data_ptr() and out[2] is out[4]
+
+
+def test_strided_and_expanded_inputs(device):
+    fn = lambda x, y: x * 2 + y  # noqa: E731
+    compiled, held = graphed(fn), []
+    for step in range(5):
+        x = numbers(device, 6, 8, seed=step)[:, ::2]
+        y = numbers(device, 6, 1, seed=step).expand(6, 4)
+        held += [x, y]
+        torch.testing.assert_close(compiled(x, y), fn(x, y))
+
+
+def test_unaligned_and_empty_inputs(device):
+    fn = lambda x: (x + 1).sum(0)  # noqa: E731
+    compiled, held = graphed(fn), []
+    for step in range(6):
+        held.append(numbers(device, 65, seed=step)[1:])
+        torch.testing.assert_close(compiled(held[-1]), fn(held[-1]))
+    empty = graphed(fn, dynamic=False)
+    for _ in range(4):
+        torch.testing.assert_close(
+            empty(torch.ones(0, 3, device=device)), torch.zeros(3, device=device)
+        )
+
+
+def test_sizes_and_numbers_have_their_own(device, counted):
+    fn = lambda x, k: x.sin() * k  # noqa: E731
+    compiled = graphed(fn, dynamic=True)
+    for _ in range(4):
+        for size, k in ((5, 2.0), (9, 2.0), (5, 3.5)):
+            x = numbers(device, size, seed=size)
+            torch.testing.assert_close(compiled(x, k), fn(x, k))
+    assert counted.captures >= 3 and counted.replays >= 3
+
+
+def test_there_are_not_too_many_recordings(device, counted):
+    compiled, out = graphed(lambda x: x + 1, dynamic=True), io.StringIO()
+    with mc.logs("cudagraphs", file=out):
+        for _ in range(3):
+            for size in range(2, 2 + 3 * cuda_graphs.MOST_RECORDINGS):
+                assert compiled(torch.full((size,), 3.0, device=device)).eq(4).all()
+    assert counted.captures <= 2 * cuda_graphs.MOST_RECORDINGS
+    assert "further ones run without" in out.getvalue()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.norm, self.two = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.two(torch.tanh(self.norm(self.one(x))))
+        return logits, logits.square().mean()
+
+
+def train(device: str, compiled: bool, plan: str) -> list[Any]:
+    """Losses and parameters, for a way to arrange forwards and backwards."""
+    net = Net().to(device)
+    forward = graphed(net) if compiled else net
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    found: list[Any] = []
+    for step in range(8):
+        batches = [numbers(device, 6, 8, seed=10 * step + i) for i in range(2)]
+        optimizer.zero_grad(set_to_none=plan != "zeros")
+        if plan == "two forwards":
+            losses = [forward(x)[1] for x in batches]
+            sum(losses).backward()
+        elif plan == "twice":
+            losses = [forward(batches[0])[1]]
+            losses[0].backward(retain_graph=True)
+            losses[0].backward()
+        elif plan == "no backward":
+            losses = [forward(x)[1] for x in batches]
+            losses[1].backward()
+        else:
+            losses = []
+            for x in batches:
+                losses.append(forward(x)[1])
+                losses[-1].backward()
+        optimizer.step()
+        found += [loss.detach() for loss in losses]
+        found += [p.grad.clone() for p in net.parameters()]
+    return [*found, *net.parameters(), *net.buffers()]
+
+
+@pytest.mark.parametrize("plan", ["usual", "zeros", "two forwards", "twice", "no backward"])
+def test_training(device, counted, plan):
+    for ours, right in zip(train(device, True, plan), train(device, False, plan), strict=True):
+        torch.testing.assert_close(ours, right, rtol=1e-4, atol=1e-5)
+    assert counted.replays >= (4 if plan in ("two forwards", "no backward") else 6)
+
+
+def test_training_replays_both_graphs(device, counted):
+    """In the end, with results that are held while the next ones are computed."""
+    net, before = Net().to(device), 0
+    compiled, x = graphed(net), numbers(device, 6, 8)
+    for step in range(30):
+        if step == 25:
+            before = counted.replays
+        logits, loss = compiled(x)
+        loss.backward()
+        net.zero_grad()
+    assert logits.shape == (6, 4) and counted.replays - before == 10
+
+
+def test_a_saved_result_that_is_written_to_harms_nothing(device):
+    """Eager refuses this backward. A result that is handed out as a copy is no longer what was saved."""
+    net = Net().to(device)
+    fn = lambda x: torch.exp(net.one(x))  # noqa: E731
+    compiled, x = graphed(fn), numbers(device, 6, 8)
+    fn(x).sum().backward()
+    right = net.one.weight.grad
+    for hold in (False, True):
+        for step in range(7):
+            net.zero_grad()
+            out = compiled(x)
+            with torch.no_grad():
+                out.add_(step)
+            try:
+                out.sum().backward()
+                torch.testing.assert_close(net.one.weight.grad, right)
+            except RuntimeError as error:
+                assert "inplace operation" in str(error)
+            if not hold:
+                del out
+
+
+def test_threads(device):
+    fn = lambda x, w: (x @ w).sum(1)  # noqa: E731
+    w, compiled = numbers(device, 8, 8), graphed(fn)
+    wrong = []
+
+    def work(number: int) -> None:
+        for step in range(20):
+            x = numbers(device, 4, 8, seed=100 * number + step)
+            if not torch.allclose(compiled(x, w), fn(x, w), atol=1e-5):
+                wrong.append((number, step))
+
+    work(9)
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def told(fn: Any, *args: Any, calls: int = 3) -> str:
+    out = io.StringIO()
+    with mc.logs("cudagraphs", file=out):
+        compiled = graphed(fn)
+        for _ in range(calls):
+            compiled(*args)
+    return out.getvalue()
+
+
+def test_a_capture_that_fails_is_told(device, monkeypatch, counted):
+    if device == "cpu":
+        monkeypatch.setattr(StandIn, "fails", True)
+    else:
+        failing = lambda *given: (_ for _ in ()).throw(RuntimeError("operation not permitted\n"))  # noqa: E731
+        monkeypatch.setattr(Gpu, "capture", failing)
+    x = numbers(device, 4)
+    said = told(lambda x: x + 1, x, calls=6)
+    assert said.count("forward: no CUDA graph: operation not permitted\n") == 1
+    assert not counted.replays
+
+
+@torch.library.custom_op(
+    "tests_cuda_graphs::looks_at_data", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,)
+)
+def looks_at_data(x: Tensor) -> Tensor:
+    return x + x.sum().item()
+
+
+@looks_at_data.register_fake
+def like(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def test_what_looks_at_data_is_not_captured(device, counted):
+    x = numbers(device, 9)
+    said = told(lambda x: looks_at_data(x) * 2, x)
+    assert "looks_at_data.default has the tag cudagraph_unsafe" in said
+    assert not counted.captures
+
+
+def test_a_stream_that_is_captured_by_someone_else(device, counted, monkeypatch):
+    x, compiled = numbers(device, 8), graphed(lambda x: x * 3)
+    for _ in range(4):
+        compiled(x)
+    before = counted.replays
+    if device == "cpu":
+        monkeypatch.setattr(StandIn, "where", None)
+        out = compiled(x)
+    else:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = compiled(x)
+        graph.replay()
+    assert counted.replays == before
+    torch.testing.assert_close(out, x * 3)
+
+
+def test_a_cpu_has_no_cuda_graphs(counted):
+    mc.reset()
+    said = told(lambda x: x + 1, torch.ones(3))
+    assert said.splitlines()[0].endswith("forward: no CUDA graph: x is on the CPU")
+    assert len(said.splitlines()) == 1 and not counted.captures
+    assert not any(map(cuda_graphs.MODES.__contains__, ("default", "max-autotune-no-cudagraphs")))
+
+
+@pytest.mark.gpu
+def test_random_numbers_go_on():
+    mc.reset()
+    for options in ({"fallback_random": True}, {"fallback_random": False}):
+        fn = lambda x: x + torch.rand_like(x)  # noqa: E731
+        compiled, x = graphed(fn, options=options), torch.zeros(1000, device="cuda")
+        torch.manual_seed(3)
+        found = [compiled(x).clone() for _ in range(8)]
+        assert all(not a.equal(b) for i, a in enumerate(found) for b in found[:i])
+        torch.manual_seed(3)
+        again = [compiled(x).clone() for _ in range(8)]
+        if options["fallback_random"]:
+            torch.manual_seed(3)
+            assert all(a.equal(fn(x)) for a in again)
+        third, _ = torch.manual_seed(3), [compiled(x).clone() for _ in range(8)]
+        del third
+        assert all(a.equal(b) for a, b in zip(again, _, strict=True))
+
+
+@pytest.mark.gpu
+def test_streams_have_their_own():
+    mc.reset()
+    compiled, side = graphed(lambda x: (x * 2).sin()), torch.cuda.Stream()
+    x = torch.ones(1000, device="cuda")
+    for step in range(12):
+        x.fill_(step)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side if step % 2 else torch.cuda.current_stream()):
+            out = compiled(x)
+        torch.cuda.synchronize()
+        torch.testing.assert_close(out, (x * 2).sin())
+
+
+@pytest.mark.gpu
+def test_a_replay_costs_less_than_launches(counted):
+    """Counted in calls that Python makes: none of the kernels' launchers runs."""
+    mc.reset()
+
+    def fn(x: Tensor) -> Tensor:
+        for _ in range(20):
+            x = torch.softmax(x @ x, -1)
+        return x
+
+    compiled, x = graphed(fn), torch.randn(64, 64, device="cuda")
+    for _ in range(4):
+        compiled(x)
+    with torch.profiler.profile() as found:
+        compiled(x)
+        torch.cuda.synchronize()
+    launches = [e for e in found.events() if "Launch" in e.name]
+    assert counted.replays >= 2 and len(launches) <= 3
+    torch.testing.assert_close(compiled(x), fn(x), rtol=1e-3, atol=1e-4)
