@@ -49,8 +49,8 @@ class Gpu:
     """What recordings need of CUDA."""
 
     kind = "cuda"
-    pools: ClassVar[dict[Any, Any]] = {}
-    """The pool of each device and stream."""
+    pools: ClassVar[dict[Any, torch.cuda.CUDAGraph]] = {}
+    """For each device and stream a graph that keeps their pool alive, as it must be for another one."""
 
     def __init__(self, device: torch.device) -> None:
         self.index = device.index or 0
@@ -67,9 +67,12 @@ class Gpu:
     ) -> tuple[Callable[[], None], Sequence[Any]]:
         """A function that runs a call's kernels, and the results, which are there once it has run."""
         if place not in self.pools:
-            self.pools[place] = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, self.pools[place], capture_error_mode="thread_local"):
+            keeper = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(keeper, capture_error_mode="thread_local"):
+                torch.zeros(1, device="cuda")
+            self.pools[place] = keeper
+        graph, pool = torch.cuda.CUDAGraph(), self.pools[place].pool()
+        with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
             results = call(inputs)
         return graph.replay, results
 
@@ -187,12 +190,15 @@ class CudaGraphs:
 
     def sizes(self, inputs: Sequence[Any], place: Any) -> Sizes | None:
         """What is known for such inputs; None for one choice too many."""
-        key = [place, *(value for value in inputs if not isinstance(value, Tensor))]
+        key = (
+            place,
+            *(str(value) for value in inputs if not isinstance(value, Tensor)),
+        )  # -0.0 is no 0.0
         if self.dynamic:
-            key += [(v.shape, v.stride()) for v in inputs if isinstance(v, Tensor)]
-        found = self.known.get(tuple(key))
+            key += tuple((v.shape, v.stride()) for v in inputs if isinstance(v, Tensor))
+        found = self.known.get(key)
         if found is None and len(self.known) < MOST_RECORDINGS:
-            found = self.known[tuple(key)] = Sizes()
+            found = self.known[key] = Sizes()
             if len(self.known) == MOST_RECORDINGS:
                 self.say(
                     f"{MOST_RECORDINGS} choices of sizes: further ones run without a CUDA graph"
@@ -218,7 +224,7 @@ class CudaGraphs:
             sizes.recording = Recording(self.call, given, sizes.moving, self.gpu, place)
             sizes.addresses = sizes.recording.addresses
             self.say(f"captured, with {len(sizes.moving)} of {len(given)} inputs copied")
-        except RuntimeError as error:
+        except Exception as error:  # whatever capturing raises: the results are there
             sizes.tries = 0
             self.say(f"no CUDA graph: {str(error).splitlines()[0]}")
         return results
@@ -235,11 +241,14 @@ class Recording:
         """Of the inputs; 0 for those that are copied."""
         inputs = [self.copies.get(i, value) for i, value in enumerate(given)]
         owner = {compat.storage_id(v): i for i, v in enumerate(inputs) if isinstance(v, Tensor)}
+        itself = {id(v): i for i, v in enumerate(inputs)}
         self.replay, results = gpu.capture(call, list(inputs), place)
         self.from_inputs: dict[int, tuple[int, Any]] = {}
         """Results that are inputs or views of them: the input, and the view's size, stride and offset."""
         for number, value in enumerate(results):
-            i = owner.get(compat.storage_id(value)) if isinstance(value, Tensor) else None
+            if not isinstance(value, Tensor):
+                continue
+            i = itself.get(id(value), owner.get(compat.storage_id(value)))
             if i is not None:
                 offset = value.storage_offset() - inputs[i].storage_offset()
                 view = None if value is inputs[i] else (value.shape, value.stride(), offset)

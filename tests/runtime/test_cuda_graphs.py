@@ -263,9 +263,10 @@ def test_sizes_and_numbers_have_their_own(device, counted):
     fn = lambda x, k: x.sin() * k  # noqa: E731
     compiled = graphed(fn, dynamic=True)
     for _ in range(4):
-        for size, k in ((5, 2.0), (9, 2.0), (5, 3.5)):
+        for size, k in ((5, 2.0), (9, 2.0), (5, 3.5), (5, 0.0), (5, -0.0)):
             x = numbers(device, size, seed=size)
             torch.testing.assert_close(compiled(x, k), fn(x, k))
+            assert compiled(x, k).signbit().equal(fn(x, k).signbit())
     assert counted.captures >= 3 and counted.replays >= 3
 
 
