@@ -33,13 +33,19 @@ from torch import Tensor
 
 from minicompile import compat
 from minicompile.aot.result import BoxedCallable
-from minicompile.lowering.ir import ExternKernel, View
+from minicompile.lowering.ir import InputBuffer, LoopGraph, View
+from minicompile.ops.display import count_text
 from minicompile.runtime.load import to_layout
-from minicompile.scheduling.nodes import ExternKernelSchedulerNode, Schedule
+from minicompile.scheduling.nodes import Schedule
 
 MODES = ("reduce-overhead", "max-autotune")
 MOST_RECORDINGS = 16
 """Of a graph; and how often one is made again because inputs moved."""
+
+LOOKS_AT_DATA = {
+    torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.cudagraph_unsafe
+}  # fmt: skip
+"""Operators after which Python goes on with what the GPU computed, or which say so."""
 
 LOCK = threading.RLock()
 """Nobody else copies inputs between ours and the replay."""
@@ -86,15 +92,9 @@ def refusal(schedule: Schedule, kind: str) -> str:
             return f"{name} is on the {layout.device.type.upper()}"
     if len({layout.device for layout in layouts.values()}) != 1:
         return "it is on several GPUs" if layouts else "it launches nothing"
-    externs = (n.kernel for n in schedule.nodes if isinstance(n, ExternKernelSchedulerNode))
-    return next(filter(None, map(cant_be_captured, externs)), "")
-
-
-def cant_be_captured(kernel: ExternKernel) -> str:
-    """Why not a library call: data that the CPU looks at must be there."""
-    for tag in ("data_dependent_output", "dynamic_output_shape", "cudagraph_unsafe"):
-        if getattr(torch.Tag, tag, None) in kernel.op.tags:
-            return f"{kernel.op} has the tag {tag}"
+    for kernel in schedule.graph.externs:
+        for tag in LOOKS_AT_DATA.intersection(kernel.op.tags):
+            return f"{kernel.op} has the tag {tag.name}"
     return ""
 
 
@@ -130,7 +130,7 @@ def around(
         say("a CUDA graph is captured when it is called again")
         layouts = (buffer.layout for buffer in schedule.graph.buffers.values())
         device = next(layout.device for layout in layouts if layout.device.type == gpu.kind)
-        found.append(CudaGraphs(call, schedule, inputs, results, say, gpu(device)))
+        found.append(CudaGraphs(call, schedule.graph, inputs, results, say, gpu(device)))
     return found
 
 
@@ -138,9 +138,10 @@ def around(
 class Sizes:
     """What is known for one choice of sizes, numbers and stream."""
 
+    fixed: list[int]
+    """The tensors among the inputs that have not moved yet; the others are copied."""
     addresses: list[int] | None = None
-    """The inputs' at the call before."""
-    moving: set[int] = field(default_factory=set)
+    """Where those were at the call before."""
     copied: set[int] = field(default_factory=set)
     """Results that are handed out as copies."""
     recording: Recording | None = None
@@ -153,7 +154,7 @@ class CudaGraphs:
     def __init__(
         self,
         call: BoxedCallable,
-        schedule: Schedule,
+        graph: LoopGraph,
         kept_inputs: set[int],
         kept_results: set[int],
         say: Callable[[str], None],
@@ -163,8 +164,11 @@ class CudaGraphs:
         self.call, self.say, self.gpu = call, say, gpu
         self.owned = getattr(call, "owned", False)
         self.kept_inputs, self.kept_results = kept_inputs, kept_results
-        self.written = set(schedule.graph.written_back.values())
-        self.dynamic = bool(schedule.graph.size_hints)
+        given = list(enumerate(graph.inputs))
+        self.tensors = [i for i, value in given if isinstance(value, InputBuffer)]
+        self.numbers = [i for i, value in given if not isinstance(value, InputBuffer)]
+        self.written = set(graph.written_back.values())
+        self.dynamic = bool(graph.size_hints)
         self.known: dict[Any, Sizes] = {}
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
@@ -173,7 +177,7 @@ class CudaGraphs:
             sizes = self.sizes(inputs, place) if place is not None else None
             if sizes is None:
                 return self.call(inputs)
-            now = [0 if i in sizes.moving else address(v) for i, v in enumerate(inputs)]
+            now = [inputs[i].data_ptr() for i in sizes.fixed]
             before, sizes.addresses = sizes.addresses, now
             recording = sizes.recording
             if recording is None or now != recording.addresses:
@@ -190,40 +194,37 @@ class CudaGraphs:
 
     def sizes(self, inputs: Sequence[Any], place: Any) -> Sizes | None:
         """What is known for such inputs; None for one choice too many."""
-        key = (
-            place,
-            *(str(value) for value in inputs if not isinstance(value, Tensor)),
-        )  # -0.0 is no 0.0
+        key: list[Any] = [place, *(str(inputs[i]) for i in self.numbers)]  # -0.0 is no 0.0
         if self.dynamic:
-            key += tuple((v.shape, v.stride()) for v in inputs if isinstance(v, Tensor))
-        found = self.known.get(key)
+            key += [(inputs[i].shape, inputs[i].stride()) for i in self.tensors]
+        found = self.known.get(tuple(key))
         if found is None and len(self.known) < MOST_RECORDINGS:
-            found = self.known[key] = Sizes()
+            found = self.known[tuple(key)] = Sizes(self.tensors)
             if len(self.known) == MOST_RECORDINGS:
-                self.say(
-                    f"{MOST_RECORDINGS} choices of sizes: further ones run without a CUDA graph"
-                )
+                self.say(f"{MOST_RECORDINGS} choices of sizes: others run without a CUDA graph")
         return found
 
     def record(
         self, inputs: list[Any], sizes: Sizes, before: list[int] | None, place: Any
     ) -> Sequence[Any]:
-        """Run without a graph; then capture one if nothing that isn't copied lies elsewhere than before."""
+        """Run without a graph; then capture one, if all that isn't copied lies where it lay before."""
         if before is None or not sizes.tries:
             return self.call(inputs)
-        now = enumerate(sizes.addresses or ())
-        moved = {i for i, where in now if where != before[i]} - sizes.moving
+        pairs = zip(sizes.fixed, before, strict=True)
+        moved = {i for i, then in pairs if inputs[i].data_ptr() != then}
         if moved & self.kept_inputs:
             return self.call(inputs)
-        sizes.moving |= moved
+        sizes.fixed = [i for i in sizes.fixed if i not in moved]
+        sizes.addresses = [inputs[i].data_ptr() for i in sizes.fixed]
         sizes.tries -= 1
         given = list(inputs)
         results = self.call(inputs)
         sizes.recording = None  # its memory serves the next
         try:
-            sizes.recording = Recording(self.call, given, sizes.moving, self.gpu, place)
-            sizes.addresses = sizes.recording.addresses
-            self.say(f"captured, with {len(sizes.moving)} of {len(given)} inputs copied")
+            moving = set(self.tensors).difference(sizes.fixed)
+            made = Recording(self.call, given, moving, sizes.addresses, self.gpu, place)
+            sizes.recording = made
+            self.say(f"captured; {len(moving)} of {count_text(len(given), 'input')} copied")
         except Exception as error:  # whatever capturing raises: the results are there
             sizes.tries = 0
             self.say(f"no CUDA graph: {str(error).splitlines()[0]}")
@@ -234,11 +235,12 @@ class Recording:
     """A captured call: what it reads and where, its results, and who holds them."""
 
     def __init__(
-        self, call: BoxedCallable, given: Sequence[Any], moving: Collection[int], gpu: Gpu, place: Any
+        self, call: BoxedCallable, given: Sequence[Any], moving: set[int], addresses: list[int],
+        gpu: Gpu, place: Any
     ) -> None:  # fmt: skip
+        self.addresses = addresses
+        """Of the inputs but for those that are copied."""
         self.copies = {i: copy_of(given[i]) for i in moving}
-        self.addresses = [0 if i in moving else address(v) for i, v in enumerate(given)]
-        """Of the inputs; 0 for those that are copied."""
         inputs = [self.copies.get(i, value) for i, value in enumerate(given)]
         owner = {compat.storage_id(v): i for i, v in enumerate(inputs) if isinstance(v, Tensor)}
         itself = {id(v): i for i, v in enumerate(inputs)}
@@ -291,11 +293,6 @@ class Recording:
                 offset += given[i].storage_offset()
                 found[number] = given[i].as_strided(size, stride, offset)
         return found
-
-
-def address(value: Any) -> int:
-    """Where a tensor's first element lies; 0 for what is none."""
-    return value.data_ptr() if isinstance(value, Tensor) else 0
 
 
 def copy_of(tensor: Tensor) -> Tensor:

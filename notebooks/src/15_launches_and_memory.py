@@ -127,8 +127,9 @@ launched_and_replayed
 
 # %% [markdown]
 # The kernels are the same in the last two rows; only who launches them differs. (A clock on the GPU
-# costs it some time, too: with one after every line it was busier than in the replay.) Our compiler
-# makes no CUDA graphs by itself, and the cell shows that a few lines around a compiled function do.
+# costs it some time, too: with one after every line it was busier than in the replay.) The cell shows
+# that a few lines around a compiled function do; `mc.compile(model, mode="reduce-overhead")` does it
+# for you, and takes care of inputs that move and results that you keep.
 #
 # ## A CUDA graph without a GPU
 #
@@ -343,7 +344,7 @@ with mc.fresh_cache():
 # > **In torch.compile.** The same wrapper with the same words is written by
 # > `torch/_inductor/codegen/wrapper.py`; memory is handed on by `codegen/memory_planning.py` and
 # > `AllocateLine`. CUDA graphs come with `mode="reduce-overhead"`: `torch/_inductor/cudagraph_trees.py`
-# > also handles memory shared by several graphs, which we left out. Its cache keeps whole graphs
+# > lets the next run overwrite results; ours copies those that you hold. Its cache keeps whole graphs
 # > (`FxGraphCache` in `codecache.py`). Below, live: the memory lines of its wrapper for our `f`.
 
 # %% name="torch-compile"
