@@ -124,6 +124,8 @@ class KernelPlan(Shown):
     """Values that differ for each r; all others are computed once per x."""
     stashed: frozenset[Value] = frozenset()
     """Loop values kept in a scratch row between phases; others are computed again."""
+    riders: Mapping[Value, Value] = field(default_factory=dict)
+    """Reductions that need no loop of their own, and those in whose loop they ride."""
     tiles: dict[str, int] = field(default_factory=dict)
     """Triton: "y", "x" and "r", elements per program. C++: "x", columns per tile; "r" and "chunks", the part
     of a long row that a thread takes and the most parts there are; two loop variables, the sides of the
@@ -208,6 +210,7 @@ class KernelPlan(Shown):
             ),
             "in place": ", ".join(f"{new} of {old}" for new, old in self.in_place.items()),
             "kept between phases": count_text(len(self.stashed), "value") if self.stashed else "",
+            "in the loop of another": count_text(len(self.riders), "reduction") * bool(self.riders),
             "cost": str(self.cost),
         }
         return {name: fact for name, fact in found.items() if fact}

@@ -5,17 +5,18 @@
     ...      again for each loop over r of the undivided kernel
     spread   ranges {x..., r...}: a last loop that reduces nothing is pointwise
 
-Each launch is a kernel plan of its own, with tiles of its own. Squared deviations from a mean need no sweep
-of their own: each part takes those from its own mean m_p, and the parts of n_p elements are combined by
+Each launch is a kernel plan of its own, with tiles of its own. A reduction that rides in another's loop
+(phases.py) is taken relative to a part's own mean or maximum m_p; parts of n_p elements are combined by
 
-    sum((v - m)^2) = sum over p of (sum((v - m_p)^2) + n_p * (m_p - m)^2)
+    sum((v - m)^2)  = sum over p of (sum((v - m_p)^2) + n_p * (m_p - m)^2)
+    sum(exp(v - m)) = sum over p of (sum(exp(v - m_p)) * exp(m_p - m))
 
-(Chan, Golub, LeVeque: "Updating formulae and a pairwise algorithm for computing sample variances", 1979).
 The real compiler: Reduction.create_multilayer in torch/_inductor/ir.py.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from typing import Any, Literal
 import sympy
 import torch
 
+from minicompile.codegen.phases import middle, stages
 from minicompile.codegen.plan import KernelArgument, KernelPlan
 from minicompile.codegen.printing import index_dtype
 from minicompile.lowering.ir import Layout
@@ -95,19 +97,9 @@ class _Splitter:
         self.inside = {v: n for v, n in rest.items() if n != 1 or len(rest) == 1}
         self.place = PART * chunk + (self.var if self.var in self.inside else 0)
         self.end = None if isinstance(size, int) and size % count == 0 else size
-        self.deviations: dict[Value, Value] = {}
-        """Sums of squares of v - m, where m is one number a row; and the sums of v."""
-        self.stage: dict[Value, int] = {}
+        self.riders = plan.riders
+        self.stage = stages(self.body, self.riders)
         """How many sweeps must have run before a value can be computed."""
-        sums = {v.inputs[0]: v for v in self.body.reductions if v.kind == "sum"}
-        for value in self.body.values:
-            self.stage[value] = max((self.stage[v] for v in value.operands), default=0)
-            if value.op == "reduction":
-                beside = sums.get(self._centred(value)) if value.kind == "sum" else None
-                if beside is not None and self.stage.get(beside) == self.stage[value]:
-                    self.deviations[value] = beside
-                else:
-                    self.stage[value] += 1
         static = self.end is None and all(isinstance(n, int) for n in self.inside.values())
         self.length = product(self.inside.values()) if static else None
         """Elements of a part, if all have as many."""
@@ -117,16 +109,6 @@ class _Splitter:
         self.names: dict[tuple[Value, str], str] = {}
         self.dtypes = {a.buffer: a.dtype for a in plan.arguments}
 
-    def _centred(self, value: Value) -> Value | None:
-        """v, of the squares of v - m that a reduction adds up."""
-        square = value.inputs[0]
-        if square.op != "mul" or square.inputs[0] is not square.inputs[1]:
-            return None
-        source = square.inputs[0]
-        if source.op != "sub" or source.inputs[1] in self.plan.loop:
-            return None
-        return source.inputs[0]
-
     def launches(self) -> tuple[KernelPlan, ...]:
         """In the order in which they run."""
         loop, stage, last = self.plan.loop, self.stage, max(self.stage.values())
@@ -134,7 +116,7 @@ class _Splitter:
         for k in range(last + 1):
             reduced = {v for v in self.body.reductions if stage[v] == k + 1}
             acting = {v for v in self.body.values if v.op == "store" or v.check}
-            roots = reduced - self.deviations.keys()
+            roots = reduced - self.riders.keys()
             roots |= {v for v in acting if v in loop and stage[v] == k}
             if roots:
                 inside = self._cone(roots, 0) | reduced
@@ -161,8 +143,8 @@ class _Splitter:
                 self.kept.add(value)
                 continue
             found.add(value)
-            if value in self.deviations and own:
-                pending += [value.inputs[0].inputs[0].inputs[1], self.deviations[value]]
+            if value in self.riders and own:
+                pending += [middle(value), self.riders[value]]
             elif value.op != "reduction" or not own:  # else its parts are in the workspace
                 pending += value.operands
         return found
@@ -206,6 +188,7 @@ class _Splitter:
             reduction="looped" if body.reduction_ranges else "none",
             tiles={},
             cost=self._cost(body),
+            riders={},
             alternatives=(),
         )
 
@@ -268,6 +251,11 @@ class _Launch(Rewriter):
             count = ops.pointwise("where", ops.pointwise("lt", count, one), one, count)
         return ops.pointwise("truediv", total, count)
 
+    def finite(self, ops: Recorder, value: Value, infinity: float) -> Value:
+        """0 in the place of an infinity: nothing differs from that by a number."""
+        found = ops.pointwise("eq", value, ops.constant(infinity, value.dtype))
+        return ops.pointwise("where", found, ops.constant(0.0, value.dtype), value)
+
 
 class _Sweep(_Launch):
     """Parts of rows. Lanes beyond the end of a row are masked."""
@@ -293,15 +281,18 @@ class _Sweep(_Launch):
         return self.ops.append(found)
 
     def visit_reduction(self, ops: Recorder, value: Value) -> Value:
-        beside = self.of.deviations.get(value)
+        beside = self.of.riders.get(value)
         source = self.new[value.inputs[0] if beside is None else beside.inputs[0]]
-        if beside is not None:
+        if beside is not None and beside.kind == "sum":
             count = ops.constant(float(self.of.length or 1), value.dtype)
             if self.of.length is None:
                 count = self._reduce(ops, value, count)
                 self.keep(value, count, "count")
-            difference = ops.pointwise("sub", source, self.mean(ops, self.new[beside], count))
-            source = ops.pointwise("mul", difference, difference)
+            apart = ops.pointwise("sub", source, self.mean(ops, self.new[beside], count))
+            source = ops.pointwise("mul", apart, apart)
+        elif beside is not None:
+            most = self.finite(ops, self.finite(ops, self.new[beside], math.inf), -math.inf)
+            source = ops.pointwise("exp", ops.pointwise("sub", source, most))
         found = self._reduce(ops, value, source)
         self.keep(value, found, "part")
         return found
@@ -318,13 +309,17 @@ class _Finish(_Launch):
     """The parts of rows combined, in order."""
 
     def visit_reduction(self, ops: Recorder, value: Value) -> Value:
-        found, beside = self.fetch(value, "part"), self.of.deviations.get(value)
-        if beside is not None:
+        found, beside = self.fetch(value, "part"), self.of.riders.get(value)
+        if beside is not None and beside.kind == "sum":
             count = ops.constant(float(self.of.length or 1), value.dtype)
             if self.of.length is None:
                 count = self.fetch(value, "count")
-            own, middle = self.fetch(beside, "part"), value.inputs[0].inputs[0].inputs[1]
-            apart = ops.pointwise("sub", self.mean(ops, own, count), self.new[middle])
+            own = self.mean(ops, self.fetch(beside, "part"), count)
+            apart = ops.pointwise("sub", own, self.new[middle(value)])
             more = ops.pointwise("mul", count, ops.pointwise("mul", apart, apart))
             found = ops.pointwise("add", found, more)
+        elif beside is not None:
+            most = self.finite(ops, self.fetch(beside, "part"), math.inf)
+            apart = ops.pointwise("sub", most, self.new[middle(value)])
+            found = ops.pointwise("mul", found, ops.pointwise("exp", apart))
         return ops.emit("reduction", (found,), value.dtype, kind=value.kind)
