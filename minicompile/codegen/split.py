@@ -55,9 +55,13 @@ def refusal(plan: KernelPlan) -> str | None:
     if any(v.check and v.op != "indirect" for v in body.values):
         return "lanes beyond the end of a row would divide by zero"
     order = {v: i for i, v in enumerate(body.values)}
-    stored = {v.buffer: i for v, i in order.items() if v.op == "store"}
-    if any(order[v] < stored.get(v.buffer, -1) for v in body.loads):
-        return "it overwrites memory that it reads"
+    stores = {v.buffer: order[v] for v in body.stores}
+    before = {v.buffer for v in body.loads if order[v] < stores.get(v.buffer, -1)}
+    for launch in _Splitter(plan, 2).launches() if before else ():
+        if late := {v.buffer for v in launch.body.loads} & before - stores.keys():
+            return f"it would read {late.pop()} again after it has been overwritten"
+        for store in launch.body.stores:
+            stores.pop(store.buffer, None)
     return None
 
 

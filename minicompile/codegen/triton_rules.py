@@ -59,11 +59,11 @@ def longest_persistent(plan: KernelPlan, gpu: Gpu) -> int:
 def seconds(plan: KernelPlan, gpu: Gpu, parts: int, programs: int) -> float:
     """Roughly how long a looped reduction takes, or one whose rows `parts` programs share.
 
-    Each sweep reads all of the input, at the rate of the multiprocessors that have a program. One more
-    launch combines the parts after each.
+    Programs that are fewer than those which keep the device busy get up to 1.5 times their share of the
+    bandwidth. Each sweep needs a second launch, which combines the parts.
     """
     sweeps = len(loop_needs(plan.body, plan.loop, riders=plan.riders))
-    share = min(programs * parts / busy(gpu), 1.0)
+    share = min(1.5 * programs * parts / busy(gpu), 1.0)
     launches = 1 if parts == 1 else 2 * sweeps
     return plan.cost.bytes / gpu.bytes_per_second / share + launches * gpu.launch_seconds
 
@@ -144,9 +144,10 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
         r = min(length, 2048 if plan.rows > programs else 8192)
         plan.tiles = {"x": clamp(1024 // r, 1, spare), "r": r}
     else:
-        x = clamp(spare, 16, 64)
-        plan.tiles = {"x": x, "r": min(length, 2048 // x)}
-    plan.num_warps = clamp(plan.tiles["x"] * plan.tiles["r"] // 512, 1, 16)
+        x = clamp(spare, 16, 128)
+        plan.tiles = {"x": x, "r": min(length, 8192 // x)}
+    each = 512 if along_r or plan.reduction == "persistent" else 1024
+    plan.num_warps = clamp(plan.tiles["x"] * plan.tiles["r"] // each, 1, 16)
 
 
 SQUARE = 32
