@@ -111,7 +111,7 @@ def make_plan(
     )
     decide(plan, options)
     if plan.reduction == "split":
-        split(plan, plan.tiles["parts"])
+        split(plan)
         for launch in plan.launches:
             decide(launch, options)
     return plan

@@ -65,9 +65,9 @@ def refusal(plan: KernelPlan) -> str | None:
     return None
 
 
-def split(plan: KernelPlan, parts: int) -> None:
-    """Give a plan its launches and their workspace: about `parts` programs share each row."""
-    splitter = _Splitter(plan, parts)
+def split(plan: KernelPlan) -> None:
+    """Give a plan its launches and their workspace."""
+    splitter = _Splitter(plan, plan.parts)
     plan.launches, plan.workspace = splitter.launches(), splitter.workspace
 
 
@@ -190,6 +190,7 @@ class _Splitter:
             },
             in_place={new: old for new, old in plan.in_place.items() if new in stored},
             reduction="looped" if body.reduction_ranges else "none",
+            parts=1,
             tiles={},
             cost=self._cost(body),
             riders={},

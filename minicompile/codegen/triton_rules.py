@@ -115,7 +115,7 @@ def choose_split(plan: KernelPlan, options: Options) -> None:
     if (why := refusal(plan)) is not None:
         plan.reject("split reduction", why)
     elif shared < alone:
-        plan.reduction, plan.tiles = "split", {"parts": parts}
+        plan.reduction, plan.parts = "split", parts
         plan.reject("one program for each row", f"about {alone:.0f} us, split {shared:.0f} us")
     else:
         plan.reject("split reduction", f"about {shared:.0f} us, in one launch {alone:.0f} us")

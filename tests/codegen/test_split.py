@@ -35,7 +35,7 @@ def parts(count: int) -> Iterator[None]:
         def rule(plan: KernelPlan, options: Options) -> None:
             if plan.reduction_ranges and PART not in plan.body.all_ranges and not refusal(plan):
                 plan.riders = riders(plan.body, plan.loop)
-                plan.reduction, plan.tiles = "split", {"parts": count}
+                plan.reduction, plan.parts = "split", count
 
         yield
 
@@ -70,7 +70,7 @@ def test_few_long_rows_are_split_and_the_plan_says_what_either_way_costs() -> No
     trace = traced(lambda x: x.sum(0), torch.empty(2**18, 64))
     (plan,) = trace.plans
     assert plan.reduction == "split"
-    assert plan.tiles["parts"] > 64
+    assert plan.parts > 64
     told = {a.description: a.reason for a in plan.alternatives}
     assert "split" in told["one program for each row"]
     assert roles(trace) == ["sweep", "finish"]
@@ -221,13 +221,15 @@ def test_an_index_out_of_range_is_still_reported(bad) -> None:
 @devices
 def test_one_plan_serves_every_length(device) -> None:
     for dim in (0, 1):
+
+        def fn(x: Tensor, dim: int = dim) -> tuple[Tensor, ...]:
+            return x.var(dim), x.softmax(dim), x.amax(dim)
+
         with parts(4):
-            run = mc.compile(
-                lambda x: (x.var(dim), x.softmax(dim), x.amax(dim)), options=TRITON, dynamic=True
-            )
+            run = mc.compile(fn, options=TRITON, dynamic=True)
             for n in (64, 65, 3, 300, 2):
                 x = torch.randn((n, 6) if dim == 0 else (6, n), device=device)
-                torch.testing.assert_close(run(x), (x.var(dim), x.softmax(dim), x.amax(dim)))
+                torch.testing.assert_close(run(x), fn(x))
 
 
 @devices
