@@ -5,18 +5,16 @@
     ...      again for each loop over r of the undivided kernel
     spread   ranges {x..., r...}: a last loop that reduces nothing is pointwise
 
-Each launch is a kernel plan of its own, with tiles of its own. A reduction that rides in another's loop
-(phases.py) is taken relative to a part's own mean or maximum m_p; parts of n_p elements are combined by
+Each launch is a kernel plan of its own, with tiles of its own. Squared deviations, which ride beside a sum
+(phases.py), are taken from each part's own mean m_p; parts of n_p elements are combined by
 
-    sum((v - m)^2)  = sum over p of (sum((v - m_p)^2) + n_p * (m_p - m)^2)
-    sum(exp(v - m)) = sum over p of (sum(exp(v - m_p)) * exp(m_p - m))
+    sum((v - m)^2) = sum over p of (sum((v - m_p)^2) + n_p * (m_p - m)^2)
 
 The real compiler: Reduction.create_multilayer in torch/_inductor/ir.py.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any, Literal
@@ -256,11 +254,6 @@ class _Launch(Rewriter):
             count = ops.pointwise("where", ops.pointwise("lt", count, one), one, count)
         return ops.pointwise("truediv", total, count)
 
-    def finite(self, ops: Recorder, value: Value, infinity: float) -> Value:
-        """0 in the place of an infinity: nothing differs from that by a number."""
-        found = ops.pointwise("eq", value, ops.constant(infinity, value.dtype))
-        return ops.pointwise("where", found, ops.constant(0.0, value.dtype), value)
-
 
 class _Sweep(_Launch):
     """Parts of rows. Lanes beyond the end of a row are masked."""
@@ -288,16 +281,13 @@ class _Sweep(_Launch):
     def visit_reduction(self, ops: Recorder, value: Value) -> Value:
         beside = self.of.riders.get(value)
         source = self.new[value.inputs[0] if beside is None else beside.inputs[0]]
-        if beside is not None and beside.kind == "sum":
+        if beside is not None:
             count = ops.constant(float(self.of.length or 1), value.dtype)
             if self.of.length is None:
                 count = self._reduce(ops, value, count)
                 self.keep(value, count, "count")
             apart = ops.pointwise("sub", source, self.mean(ops, self.new[beside], count))
             source = ops.pointwise("mul", apart, apart)
-        elif beside is not None:
-            most = self.finite(ops, self.finite(ops, self.new[beside], math.inf), -math.inf)
-            source = ops.pointwise("exp", ops.pointwise("sub", source, most))
         found = self._reduce(ops, value, source)
         self.keep(value, found, "part")
         return found
@@ -315,7 +305,7 @@ class _Finish(_Launch):
 
     def visit_reduction(self, ops: Recorder, value: Value) -> Value:
         found, beside = self.fetch(value, "part"), self.of.riders.get(value)
-        if beside is not None and beside.kind == "sum":
+        if beside is not None:
             count = ops.constant(float(self.of.length or 1), value.dtype)
             if self.of.length is None:
                 count = self.fetch(value, "count")
@@ -323,8 +313,4 @@ class _Finish(_Launch):
             apart = ops.pointwise("sub", own, self.new[middle(value)])
             more = ops.pointwise("mul", count, ops.pointwise("mul", apart, apart))
             found = ops.pointwise("add", found, more)
-        elif beside is not None:
-            most = self.finite(ops, self.fetch(beside, "part"), math.inf)
-            apart = ops.pointwise("sub", most, self.new[middle(value)])
-            found = ops.pointwise("mul", found, ops.pointwise("exp", apart))
         return ops.emit("reduction", (found,), value.dtype, kind=value.kind)

@@ -119,8 +119,9 @@ def choose_split(plan: KernelPlan, options: Options) -> None:
         plan.reject("one program for each row", f"about {alone:.0f} us, split {shared:.0f} us")
     else:
         plan.reject("split reduction", f"about {shared:.0f} us, in one launch {alone:.0f} us")
-    if plan.reduction == "looped":  # lanes of a tile count their elements differently
-        plan.riders = {v: beside for v, beside in plan.riders.items() if beside.kind == "max"}
+    # lanes of a tile may have an element more or less, parts of a row no finite maximum
+    kind = "max" if plan.reduction == "looped" else "sum"
+    plan.riders = {v: beside for v, beside in plan.riders.items() if beside.kind == kind}
 
 
 @plan_rule("triton:tiles")
