@@ -142,23 +142,40 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
         block = min(room, spare) if along_r else clamp(spare, min(16, room), room)
         plan.tiles = {"x": min(block, 64), "r": length}
     elif along_r:
-        r = min(length, 2048 if plan.rows > programs else 8192)
-        plan.tiles = {"x": clamp(1024 // r, 1, spare), "r": r}
-    else:
+        _choose_sweep(plan, {"x": 1, "r": min(length, 8192 if _loads(plan) == 1 else 4096)}, 8)
+        return
+    elif _loads(plan) == 1:
         x = clamp(spare, 16, 128)
-        plan.tiles = {"x": x, "r": min(length, 8192 // x)}
-    each = 512 if along_r or plan.reduction == "persistent" else 1024
-    plan.num_warps = clamp(plan.tiles["x"] * plan.tiles["r"] // each, 1, 16)
+        _choose_sweep(plan, {"x": x, "r": min(length, 8192 // x)}, 32)
+        return
+    else:
+        x = clamp(spare, 16, 64)
+        _choose_sweep(plan, {"x": x, "r": min(length, 2048 // x)}, 8)
+        return
+    plan.num_warps = clamp(plan.tiles["x"] * plan.tiles["r"] // 512, 1, 16)
+
+
+def _loads(plan: KernelPlan) -> int:
+    """How many elements the kernel reads for each x and r."""
+    loops = plan.body.all_ranges.keys()
+    return max(sum(1 for v in plan.body.loads if v.index.free_symbols >= loops), 1)
+
+
+def _choose_sweep(plan: KernelPlan, tiles: dict[str, int], each: int) -> None:
+    """Tiles of a loop, `each` elements a thread: wide ones where one load must keep memory busy alone."""
+    plan.tiles, plan.num_warps = tiles, clamp(tiles["x"] * tiles["r"] // (32 * each), 1, 32)
 
 
 SQUARE = 32
-"""Side of the tiles of a kernel that reads along one loop and writes along another."""
+"""From which extent on tiles are squares where loads and stores run along different loops."""
 
 
 def _choose_block(plan: KernelPlan, programs: int) -> None:
     """A block of consecutive elements, or a square where loads and stores run along different loops."""
     if found := turned(plan.body, plan.hints, SQUARE):
-        plan.across, plan.tiles, plan.num_warps = found[0], {"y": SQUARE, "x": SQUARE}, 4
+        large = plan.rows >= programs * 2**14
+        plan.across, plan.num_warps = found[0], 8 if large else 4
+        plan.tiles = {"y": 128, "x": 64} if large else {"y": SQUARE, "x": SQUARE}
         return
     block = clamp(power_of_two(plan.rows // programs), 128, 1024)
     plan.tiles, plan.num_warps = {"x": block}, clamp(block // 256, 1, 4)
