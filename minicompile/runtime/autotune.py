@@ -20,26 +20,27 @@ from typing import Any
 import torch
 
 from minicompile.codegen.plan import KernelSource
-from minicompile.ops.build import cache_folder
 from minicompile.options import Options
 from minicompile.runtime.triton import Launcher, Tiles, load_kernel, module_text, planned_tiles
 
-LEAST, MOST = 2, 64
-"""Elements of a tile that a thread may have."""
+EACH = range(2, 65)
+"""How many elements of a tile a thread may have."""
 
 REPEATS = 5
 
 
 def candidates(source: KernelSource) -> list[Tiles]:
-    """The planned tiles first; then half, once and twice as much along each axis, and as many warps."""
+    """The planned tiles; then half, once and twice as much along each axis, and as many warps."""
     planned, plan = planned_tiles(source.plan), source.plan
-    names = [a for a in plan.axes if a != "r" or plan.reduction != "persistent"]
+    names = [a for a in plan.axes if a != "r" or plan.reduction != "persistent"] + ["num_warps"]
     found = [planned]
-    for scales in itertools.product((1, 2, 4), repeat=len(names) + 1):
-        pairs = zip([*names, "num_warps"], scales, strict=True)
-        tiles = replace(planned, **{n: max(getattr(planned, n) * s // 2, 1) for n, s in pairs})
+    for scales in itertools.product((1, 2, 4), repeat=len(names)):
+        sizes = {
+            n: max(getattr(planned, n) * s // 2, 1) for n, s in zip(names, scales, strict=True)
+        }
+        tiles = replace(planned, **sizes)
         each = math.prod(getattr(tiles, axis) for axis in plan.axes) // (32 * tiles.num_warps)
-        if LEAST <= each <= MOST and tiles.num_warps <= 32 and tiles not in found:
+        if each in EACH and tiles.num_warps <= 32 and tiles not in found:
             found.append(tiles)
     return found
 
@@ -57,56 +58,51 @@ def milliseconds(launch: Launcher, arguments: list[Any]) -> float:
     return min(times[1:])
 
 
-class TunedKernel:
-    """A kernel that measures its candidates when it is called for the first time."""
-
-    def __init__(
-        self,
-        source: KernelSource,
-        options: Options,
-        load: Callable[[KernelSource, Tiles], Launcher] = load_kernel,
-        measure: Callable[[Launcher, list[Any]], float] = milliseconds,
-    ) -> None:
-        self.source, self.load, self.measure = source, load, measure
-        plan, folder = source.plan, cache_folder(options)
-        device = torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else ""
-        facts = (module_text(source), plan.rows, plan.row_length, device, planned_tiles(plan))
-        digest = hashlib.sha256(repr(facts).encode()).hexdigest()
-        self.file = folder / f"tiles-{digest[:32]}.json" if folder is not None else None
-        self.launch: Launcher | None = None
+def tuned(
+    source: KernelSource,
+    options: Options,
+    load: Callable[[KernelSource, Tiles], Launcher] = load_kernel,
+    measure: Callable[[Launcher, list[Any]], float] = milliseconds,
+) -> Launcher:
+    """A kernel that looks for its best tiles when it is called for the first time."""
+    plan, tried = source.plan, candidates(source)
+    device = torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else ""
+    facts = repr((module_text(source), plan.rows, plan.row_length, device, tried[0]))
+    file = options.cache_folder / "tiles" / f"{hashlib.sha256(facts.encode()).hexdigest()}.json"
+    chosen: list[Launcher] = []
+    if options.disk_cache:
         with contextlib.suppress(OSError, ValueError, TypeError):
-            if self.file is not None:
-                self.launch = load(source, Tiles(**json.loads(self.file.read_text())))
+            known = Tiles(**json.loads(file.read_text()))
+            chosen += [load(source, known)] if known in tried else []
 
-    def __call__(self, *arguments: Any) -> None:
-        if self.launch is None:
-            self.launch = self.tuned(list(arguments))
-        self.launch(*arguments)
-
-    def tuned(self, arguments: list[Any]) -> Launcher:
-        """The fastest launcher, kept on disk. One that doesn't compile is none."""
-        for i, argument in enumerate(self.source.plan.arguments):
+    def choose(arguments: list[Any]) -> Launcher:
+        """A candidate that doesn't compile is none."""
+        for i, argument in enumerate(plan.arguments):
             if argument.role != "in":
                 arguments[i] = arguments[i].clone()
 
-        def compiled(tiles: Tiles) -> Launcher | None:
+        def timed(launch: Launcher | None) -> float:
+            return math.inf if launch is None else measure(launch, arguments)
+
+        def loaded(tiles: Tiles) -> Launcher | None:
             with contextlib.suppress(Exception):
-                return self.load(self.source, tiles)
+                return load(source, tiles)
             return None
 
-        tried = candidates(self.source)
         with ThreadPoolExecutor() as pool:
-            launchers = list(pool.map(compiled, tried))
-        times = {
-            tiles: (self.measure(launch, arguments), launch)
-            for tiles, launch in zip(tried, launchers, strict=True)
-            if launch is not None
-        }
-        if not times:
-            return self.load(self.source, planned_tiles(self.source.plan))
-        best = min(times, key=lambda tiles: times[tiles][0])
-        if self.file is not None:
+            launchers = list(pool.map(loaded, tried))
+        times = list(map(timed, launchers))
+        best = times.index(min(times))
+        if options.disk_cache:
             with contextlib.suppress(OSError):
-                self.file.parent.mkdir(parents=True, exist_ok=True)
-                self.file.write_text(json.dumps(asdict(best)))
-        return times[best][1]
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(json.dumps(asdict(tried[best])))
+        return launchers[best] or load(source, tried[0])
+
+    def launch(*arguments: Any) -> None:
+        if not chosen:  # nothing can be measured while a graph is recorded
+            recording = plan.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+            chosen.append(load(source, tried[0]) if recording else choose(list(arguments)))
+        chosen[0](*arguments)
+
+    return launch
