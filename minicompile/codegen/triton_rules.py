@@ -17,7 +17,7 @@ from minicompile.codegen.printing import index_dtype
 from minicompile.codegen.split import PART, refusal
 from minicompile.ops.device import Gpu, gpu_of
 from minicompile.options import Options
-from minicompile.scheduling.body import iterate_indices
+from minicompile.scheduling.body import Value, iterate_indices
 from minicompile.shapes.expr import is_float, product
 
 COLUMNS, LEAST_COLUMN, LEAST_ROW = 64, 64, 4096
@@ -39,10 +39,17 @@ def busy(gpu: Gpu) -> int:
 def rows_are_contiguous(plan: KernelPlan) -> bool:
     """The reduction runs along memory: an inner reduction. What differs in each row and column counts."""
     inner = next(reversed(plan.reduction_ranges))
-    touching = [v for v in plan.loop if v.op in ("load", "store") and v.index is not None]
-    loops = {v: len(v.index.free_symbols & plan.body.all_ranges.keys()) for v in touching}
-    widest = max(loops.values(), default=0)
-    return contiguous_uses(inner, (v for v in touching if loops[v] == widest)) >= 0
+    return contiguous_uses(inner, _widest(plan)) >= 0
+
+
+def _widest(plan: KernelPlan) -> list[Value]:
+    """Loads and stores that differ with the most loops: they move the most."""
+    loops = plan.body.all_ranges
+    found: dict[int, list[Value]] = {0: []}
+    for value in plan.body.values:
+        if value.op in ("load", "store") and value.index is not None:
+            found.setdefault(len(value.index.free_symbols & loops.keys()), []).append(value)
+    return found[max(found)]
 
 
 def longest_persistent(plan: KernelPlan, gpu: Gpu) -> int:
@@ -136,34 +143,21 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
     length = power_of_two(plan.row_length)
     # rows per program that still leave enough programs
     spare = power_of_two(plan.rows // programs)
-    along_r = rows_are_contiguous(plan)
+    along_r, each = rows_are_contiguous(plan), 16
+    # a single load keeps memory busy alone: more of it at once
+    alone = sum(value.op == "load" for value in _widest(plan)) == 1
     if plan.reduction == "persistent":
         room = max((1024 if along_r else 4096) // length, 1)
         block = min(room, spare) if along_r else clamp(spare, min(16, room), room)
         plan.tiles = {"x": min(block, 64), "r": length}
     elif along_r:
-        _choose_sweep(plan, {"x": 1, "r": min(length, 8192 if _loads(plan) == 1 else 4096)}, 8)
-        return
-    elif _loads(plan) == 1:
-        x = clamp(spare, 16, 128)
-        _choose_sweep(plan, {"x": x, "r": min(length, 8192 // x)}, 32)
-        return
+        r = min(length, 8192 if alone else 4096)
+        plan.tiles, each = {"x": clamp(1024 // r, 1, spare), "r": r}, 8
     else:
-        x = clamp(spare, 16, 64)
-        _choose_sweep(plan, {"x": x, "r": min(length, 2048 // x)}, 8)
-        return
-    plan.num_warps = clamp(plan.tiles["x"] * plan.tiles["r"] // 512, 1, 16)
-
-
-def _loads(plan: KernelPlan) -> int:
-    """How many elements the kernel reads for each x and r."""
-    loops = plan.body.all_ranges.keys()
-    return max(sum(1 for v in plan.body.loads if v.index.free_symbols >= loops), 1)
-
-
-def _choose_sweep(plan: KernelPlan, tiles: dict[str, int], each: int) -> None:
-    """Tiles of a loop, `each` elements a thread: wide ones where one load must keep memory busy alone."""
-    plan.tiles, plan.num_warps = tiles, clamp(tiles["x"] * tiles["r"] // (32 * each), 1, 32)
+        x = clamp(spare, 16, 128 if alone else 64)
+        plan.tiles = {"x": x, "r": min(length, (8192 if alone else 2048) // x)}
+        each = 32 if alone else 8
+    plan.num_warps = clamp(plan.tiles["x"] * plan.tiles["r"] // (32 * each), 1, 32)
 
 
 SQUARE = 32
