@@ -111,7 +111,7 @@ def make_plan(
     )
     decide(plan, options)
     if plan.reduction == "split":
-        split(plan, plan.tiles["parts"])
+        split(plan)
         for launch in plan.launches:
             decide(launch, options)
     return plan
@@ -123,7 +123,7 @@ def decide(plan: KernelPlan, options: Options) -> None:
         if str(key).partition(":")[0] in (plan.language, "any"):
             plan_rule[key](plan, options)
     recompute = plan.reduction != "persistent"
-    plan.phases = cut(plan.body, plan.loop, plan.stashed, recompute=recompute)
+    plan.phases = cut(plan.body, plan.loop, plan.stashed, recompute, plan.riders)
     order = (v for phase in plan.phases for v in phase.values)
     check_in_place(plan.name, order, plan.in_place)
 

@@ -28,27 +28,62 @@ from minicompile.shapes.expr import (
     size_hint,
 )
 
+NO_RIDERS: Mapping[Value, Value] = {}
 
-def stages(body: LoopBody) -> dict[Value, int]:
+
+def stages(body: LoopBody, riders: Mapping[Value, Value] = NO_RIDERS) -> dict[Value, int]:
     """How many loops over r must have run before a value can be computed."""
     found: dict[Value, int] = {}
     for value in body.values:
         before = max((found[v] for v in value.operands), default=0)
-        found[value] = before + 1 if value.op == "reduction" else before
+        found[value] = before + (value.op == "reduction" and value not in riders)
     return found
 
 
+def riders(body: LoopBody, loop: Collection[Value]) -> dict[Value, Value]:
+    """Reductions that need no loop of their own, and those in whose loop they ride.
+
+    A sum of exp(v - m) rides beside the maximum of v, a sum of (v - m)^2 beside the sum of v, where m is one
+    number a row: what was added up relative to another number than m is corrected in the end.
+    (Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018; Chan, Golub, LeVeque: "Updating
+    formulae and a pairwise algorithm for computing sample variances", 1979.)
+    """
+    beside = {(v.kind, v.inputs[0]): v for v in body.reductions}
+    found: dict[Value, Value] = {}
+    for value in body.reductions:
+        term, kind = value.inputs[0], {"exp": "max", "mul": "sum"}.get(value.inputs[0].op)
+        if value.kind != "sum" or kind is None or term.inputs[0] is not term.inputs[-1]:
+            continue
+        apart = term.inputs[0]
+        if apart.op != "sub" or apart.inputs[0] not in loop or apart.inputs[1] in loop:
+            continue
+        other, stage = beside.get((kind, apart.inputs[0])), stages(body, found)
+        if other is not None and stage[apart.inputs[1]] == stage[other]:
+            found[value] = other
+    return found
+
+
+def middle(rider: Value) -> Value:
+    """m, one number a row, of a sum of exp(v - m) or of (v - m)^2."""
+    return rider.inputs[0].inputs[0].inputs[1]
+
+
 def cut(
-    body: LoopBody, loop: Collection[Value], stashed: Collection[Value], recompute: bool = True
+    body: LoopBody,
+    loop: Collection[Value],
+    stashed: Collection[Value],
+    recompute: bool = True,
+    riders: Mapping[Value, Value] = NO_RIDERS,
 ) -> tuple[Phase, ...]:
     """The phases of a body whose loop-level values are `loop`.
 
     `recompute=False` computes every value once: a persistent kernel holds its rows in registers.
     """
-    stage = stages(body)
-    needs = loop_needs(body, loop, stashed)
-    # constants are written in place, reductions belong to their loop
-    rows = [v for v in body.values if v not in loop and v.op not in ("constant", "reduction")]
+    stage = stages(body, riders)
+    needs = loop_needs(body, loop, stashed, riders)
+    # constants are written in place, reductions belong to their loop, but riders are corrected after it
+    ops = ("constant", "reduction")
+    rows = [v for v in body.values if v not in loop and (v.op not in ops or v in riders)]
     phases: list[Phase] = []
     done: set[Value] = set()
     for k in range(max(stage.values(), default=0) + 1):
@@ -65,13 +100,16 @@ def cut(
 
 
 def loop_needs(
-    body: LoopBody, loop: Collection[Value], stashed: Collection[Value] = ()
+    body: LoopBody,
+    loop: Collection[Value],
+    stashed: Collection[Value] = (),
+    riders: Mapping[Value, Value] = NO_RIDERS,
 ) -> dict[int, frozenset[Value]]:
     """For each loop, by stage: what it must compute or read back from a scratch row."""
-    stage = stages(body)
+    stage = stages(body, riders)
     roots: dict[int, list[Value]] = {}
     for value in body.values:
-        if value.op == "reduction":
+        if value.op == "reduction" and value not in riders:
             roots.setdefault(stage[value] - 1, []).append(value)
         elif value in loop and (value.op == "store" or (value.op == "indirect" and value.check)):
             roots.setdefault(stage[value], []).append(value)

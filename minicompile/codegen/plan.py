@@ -124,10 +124,12 @@ class KernelPlan(Shown):
     """Values that differ for each r; all others are computed once per x."""
     stashed: frozenset[Value] = frozenset()
     """Loop values kept in a scratch row between phases; others are computed again."""
+    riders: Mapping[Value, Value] = field(default_factory=dict)
+    """Reductions that need no loop of their own, and those in whose loop they ride."""
     tiles: dict[str, int] = field(default_factory=dict)
     """Triton: "y", "x" and "r", elements per program. C++: "x", columns per tile; "r" and "chunks", the part
     of a long row that a thread takes and the most parts there are; two loop variables, the sides of the
-    squares in which transposed loads are turned. A split reduction: "parts", the programs of a row."""
+    squares in which transposed loads are turned."""
     across: sympy.Symbol | None = None
     """Triton: the last loop of the first axis, "y", of a pointwise kernel's square tiles."""
     num_warps: int = 4
@@ -137,6 +139,8 @@ class KernelPlan(Shown):
     """With symbolic sizes: threads share the work from this many iterations on; 0: always."""
     in_place: Mapping[str, str] = field(default_factory=dict)
     """Buffers written in the memory of others, element by element when these have been read."""
+    parts: int = 1
+    """A split reduction: about how many programs share a row."""
     launches: tuple[KernelPlan, ...] = ()
     """A split reduction: the kernels that run in place of this one, in order."""
     workspace: Mapping[str, Layout] = field(default_factory=dict)
@@ -190,11 +194,12 @@ class KernelPlan(Shown):
     def facts(self) -> dict[str, str]:
         """What was decided, in words; what doesn't apply is left out."""
         triton, over = self.language == "triton", ranges_text(self.reduction_ranges)
+        in_parts = f" in {self.parts} parts" if self.parts > 1 else ""
         tiles = ", ".join(f"{axis}: {size}" for axis, size in self.tiles.items())
         sizes = (f"{s} ({self.hints.get(s, '?')} when compiling)" for s in self.sizes)
         found = {
             "loops": ranges_text(self.ranges),
-            "reduction": f"{self.reduction} over {over}" * bool(self.reduction_ranges),
+            "reduction": f"{self.reduction}{in_parts} over {over}" * bool(self.reduction_ranges),
             "phases": ", ".join(f"{p.level} ({len(p.values)} values)" for p in self.phases),
             "vector axis": "" if triton else f"{self.vector_axis} x {self.vector_width}",
             "tiles": tiles or "none",
@@ -208,6 +213,7 @@ class KernelPlan(Shown):
             ),
             "in place": ", ".join(f"{new} of {old}" for new, old in self.in_place.items()),
             "kept between phases": count_text(len(self.stashed), "value") if self.stashed else "",
+            "in the loop of another": count_text(len(self.riders), "reduction") * bool(self.riders),
             "cost": str(self.cost),
         }
         return {name: fact for name, fact in found.items() if fact}

@@ -5,12 +5,11 @@
     ...      again for each loop over r of the undivided kernel
     spread   ranges {x..., r...}: a last loop that reduces nothing is pointwise
 
-Each launch is a kernel plan of its own, with tiles of its own. Squared deviations from a mean need no sweep
-of their own: each part takes those from its own mean m_p, and the parts of n_p elements are combined by
+Each launch is a kernel plan of its own, with tiles of its own. Squared deviations, which ride beside a sum
+(phases.py), are taken from each part's own mean m_p; parts of n_p elements are combined by
 
     sum((v - m)^2) = sum over p of (sum((v - m_p)^2) + n_p * (m_p - m)^2)
 
-(Chan, Golub, LeVeque: "Updating formulae and a pairwise algorithm for computing sample variances", 1979).
 The real compiler: Reduction.create_multilayer in torch/_inductor/ir.py.
 """
 
@@ -23,6 +22,7 @@ from typing import Any, Literal
 import sympy
 import torch
 
+from minicompile.codegen.phases import middle, stages
 from minicompile.codegen.plan import KernelArgument, KernelPlan
 from minicompile.codegen.printing import index_dtype
 from minicompile.lowering.ir import Layout
@@ -53,15 +53,19 @@ def refusal(plan: KernelPlan) -> str | None:
     if any(v.check and v.op != "indirect" for v in body.values):
         return "lanes beyond the end of a row would divide by zero"
     order = {v: i for i, v in enumerate(body.values)}
-    stored = {v.buffer: i for v, i in order.items() if v.op == "store"}
-    if any(order[v] < stored.get(v.buffer, -1) for v in body.loads):
-        return "it overwrites memory that it reads"
+    stores = {v.buffer: order[v] for v in body.stores}
+    before = {v.buffer for v in body.loads if order[v] < stores.get(v.buffer, -1)}
+    for launch in _Splitter(plan, 2).launches() if before else ():
+        if late := {v.buffer for v in launch.body.loads} & before - stores.keys():
+            return f"it would read {late.pop()} again after it has been overwritten"
+        for store in launch.body.stores:
+            stores.pop(store.buffer, None)
     return None
 
 
-def split(plan: KernelPlan, parts: int) -> None:
-    """Give a plan its launches and their workspace: about `parts` programs share each row."""
-    splitter = _Splitter(plan, parts)
+def split(plan: KernelPlan) -> None:
+    """Give a plan its launches and their workspace."""
+    splitter = _Splitter(plan, plan.parts)
     plan.launches, plan.workspace = splitter.launches(), splitter.workspace
 
 
@@ -95,19 +99,9 @@ class _Splitter:
         self.inside = {v: n for v, n in rest.items() if n != 1 or len(rest) == 1}
         self.place = PART * chunk + (self.var if self.var in self.inside else 0)
         self.end = None if isinstance(size, int) and size % count == 0 else size
-        self.deviations: dict[Value, Value] = {}
-        """Sums of squares of v - m, where m is one number a row; and the sums of v."""
-        self.stage: dict[Value, int] = {}
+        self.riders = plan.riders
+        self.stage = stages(self.body, self.riders)
         """How many sweeps must have run before a value can be computed."""
-        sums = {v.inputs[0]: v for v in self.body.reductions if v.kind == "sum"}
-        for value in self.body.values:
-            self.stage[value] = max((self.stage[v] for v in value.operands), default=0)
-            if value.op == "reduction":
-                beside = sums.get(self._centred(value)) if value.kind == "sum" else None
-                if beside is not None and self.stage.get(beside) == self.stage[value]:
-                    self.deviations[value] = beside
-                else:
-                    self.stage[value] += 1
         static = self.end is None and all(isinstance(n, int) for n in self.inside.values())
         self.length = product(self.inside.values()) if static else None
         """Elements of a part, if all have as many."""
@@ -117,16 +111,6 @@ class _Splitter:
         self.names: dict[tuple[Value, str], str] = {}
         self.dtypes = {a.buffer: a.dtype for a in plan.arguments}
 
-    def _centred(self, value: Value) -> Value | None:
-        """v, of the squares of v - m that a reduction adds up."""
-        square = value.inputs[0]
-        if square.op != "mul" or square.inputs[0] is not square.inputs[1]:
-            return None
-        source = square.inputs[0]
-        if source.op != "sub" or source.inputs[1] in self.plan.loop:
-            return None
-        return source.inputs[0]
-
     def launches(self) -> tuple[KernelPlan, ...]:
         """In the order in which they run."""
         loop, stage, last = self.plan.loop, self.stage, max(self.stage.values())
@@ -134,7 +118,7 @@ class _Splitter:
         for k in range(last + 1):
             reduced = {v for v in self.body.reductions if stage[v] == k + 1}
             acting = {v for v in self.body.values if v.op == "store" or v.check}
-            roots = reduced - self.deviations.keys()
+            roots = reduced - self.riders.keys()
             roots |= {v for v in acting if v in loop and stage[v] == k}
             if roots:
                 inside = self._cone(roots, 0) | reduced
@@ -161,8 +145,8 @@ class _Splitter:
                 self.kept.add(value)
                 continue
             found.add(value)
-            if value in self.deviations and own:
-                pending += [value.inputs[0].inputs[0].inputs[1], self.deviations[value]]
+            if value in self.riders and own:
+                pending += [middle(value), self.riders[value]]
             elif value.op != "reduction" or not own:  # else its parts are in the workspace
                 pending += value.operands
         return found
@@ -191,7 +175,7 @@ class _Splitter:
         arguments = [a for a in plan.arguments if a.buffer in loaded | stored]
         for name in filter((loaded | stored).__contains__, self.workspace):
             dtype, number = self.workspace[name].dtype, len(arguments)
-            role_of = "out" if name in stored else "in"
+            role_of: Literal["in", "out"] = "out" if name in stored else "in"
             arguments.append(KernelArgument(f"part_ptr{number}", name, dtype, role_of))
         return replace(
             plan,
@@ -204,8 +188,10 @@ class _Splitter:
             },
             in_place={new: old for new, old in plan.in_place.items() if new in stored},
             reduction="looped" if body.reduction_ranges else "none",
+            parts=1,
             tiles={},
             cost=self._cost(body),
+            riders={},
             alternatives=(),
         )
 
@@ -213,7 +199,7 @@ class _Splitter:
         """All loops as parallel ones, by falling stride of the widest store."""
         ranges = self.body.all_ranges
         stores = [v for v in self.body.values if v in values and v.op == "store"]
-        widest = max(stores, key=lambda v: len(v.index.free_symbols))
+        widest = max(stores, key=lambda v: len(sympy.sympify(v.index).free_symbols))
 
         def stride(var: sympy.Symbol) -> int:
             step = coefficient_of(widest.index, var)
@@ -293,15 +279,15 @@ class _Sweep(_Launch):
         return self.ops.append(found)
 
     def visit_reduction(self, ops: Recorder, value: Value) -> Value:
-        beside = self.of.deviations.get(value)
+        beside = self.of.riders.get(value)
         source = self.new[value.inputs[0] if beside is None else beside.inputs[0]]
         if beside is not None:
             count = ops.constant(float(self.of.length or 1), value.dtype)
             if self.of.length is None:
                 count = self._reduce(ops, value, count)
                 self.keep(value, count, "count")
-            difference = ops.pointwise("sub", source, self.mean(ops, self.new[beside], count))
-            source = ops.pointwise("mul", difference, difference)
+            apart = ops.pointwise("sub", source, self.mean(ops, self.new[beside], count))
+            source = ops.pointwise("mul", apart, apart)
         found = self._reduce(ops, value, source)
         self.keep(value, found, "part")
         return found
@@ -318,13 +304,13 @@ class _Finish(_Launch):
     """The parts of rows combined, in order."""
 
     def visit_reduction(self, ops: Recorder, value: Value) -> Value:
-        found, beside = self.fetch(value, "part"), self.of.deviations.get(value)
+        found, beside = self.fetch(value, "part"), self.of.riders.get(value)
         if beside is not None:
             count = ops.constant(float(self.of.length or 1), value.dtype)
             if self.of.length is None:
                 count = self.fetch(value, "count")
-            own, middle = self.fetch(beside, "part"), value.inputs[0].inputs[0].inputs[1]
-            apart = ops.pointwise("sub", self.mean(ops, own, count), self.new[middle])
+            own = self.mean(ops, self.fetch(beside, "part"), count)
+            apart = ops.pointwise("sub", own, self.new[middle(value)])
             more = ops.pointwise("mul", count, ops.pointwise("mul", apart, apart))
             found = ops.pointwise("add", found, more)
         return ops.emit("reduction", (found,), value.dtype, kind=value.kind)

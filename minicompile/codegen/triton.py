@@ -26,6 +26,7 @@ from collections.abc import Iterable, Sequence
 import sympy
 import torch
 
+from minicompile.codegen.phases import middle
 from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase, power_of_two
 from minicompile.codegen.printing import LinePrinter
 from minicompile.codegen.triton_ops import (
@@ -165,7 +166,10 @@ class _Printer(LinePrinter):
         wide = ".to(tl.int64)" if self.wide else ""
         self.line(f"rindex = {start}{self._lanes('r')}{wide}")
         if not self.full_row:
-            self.line("rmask = rindex < rnumel")
+            tile = self.plan.tiles.get("r", 1)
+            even = start and isinstance(self.length, int) and self.length % tile == 0 and tile > 1
+            whole = " | (rnumel % RBLOCK == 0)"  # known when compiling: then no lane is masked
+            self.line(f"rmask = (rindex < rnumel){whole}" if even else "rmask = rindex < rnumel")
         self._digits(self.plan.reduction_ranges, "rindex")
 
     def _digits(self, ranges: dict[sympy.Symbol, Size], linear: str) -> None:
@@ -246,6 +250,9 @@ class _Printer(LinePrinter):
                 return convert(self.ref(source), source.dtype, value.dtype)
             case "bitcast":
                 return f"{self.ref(value.inputs[0])}.to({dtype}, bitcast=True)"
+            case "reduction" if value in self.plan.riders:
+                own, total = (f"_{self.names[v]}" for v in (self.plan.riders[value], value))
+                return f"tl.sum({total} * libdevice.exp({own} - {self.ref(middle(value))}), 1)[:, None]"
             case "reduction":
                 return self._persistent(value)
         return pointwise_text(value, self.ref)
@@ -354,10 +361,20 @@ class _Printer(LinePrinter):
         self.line(f"{name} = tl.full({TILE}, {self._identity(value)}, {dtype})", value.origins)
         if value.kind not in ACCUMULATED:
             self.line(f"{name}_at = tl.full({TILE}, {2**63 - 1}, tl.int64)", value.origins)
+        for rider in self._riding(value):
+            self.line(f"_{self.names[rider]} = tl.full({TILE}, 0.0, {dtype})", rider.origins)
+
+    def _riding(self, beside: Value) -> list[Value]:
+        """Sums of exp(v - m) that are taken in the loop of a maximum."""
+        return [rider for rider, other in self.plan.riders.items() if other is beside]
 
     def _accumulate(self, value: Value) -> None:
         """Take this tile into the accumulator, lane by lane."""
         name, source = f"_{self.names[value]}", self.ref(value.inputs[0])
+        for rider in self._riding(value):  # relative to each lane's own maximum so far
+            total = f"_{self.names[rider]}"
+            text = f"tl.where(rmask, sum_exp_combine({name}, {total}, {source}), {total})"
+            self.line(f"{total} = {text}", rider.origins)
         if value.kind in ACCUMULATED:
             combined = ACCUMULATED[value.kind].format(name, source)
             self.line(f"{name} = tl.where(rmask, {combined}, {name})", value.origins)

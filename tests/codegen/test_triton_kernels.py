@@ -106,6 +106,22 @@ def test_a_symbolic_row_length_reduces_in_a_loop(device):
         close(y, x.softmax(1))
 
 
+@devices
+def test_a_looped_softmax_reads_its_rows_twice_and_knows_infinities(device):
+    s0 = size_symbol("s0")
+    source = source_of(softmax(8, s0, hints={s0: 100}), ("amax", "total"), device)
+    assert source.text.count("tl.load(") == 2
+    assert len(source.plan.riders) == 1
+    for n in (100, 61, 300):
+        x = torch.randn(8, n, device=device) * 4
+        x[0], x[1, : n - 3], x[2, 5:] = -math.inf, -math.inf, -math.inf
+        x[3, n // 2], x[4, n // 2], x[5, :32] = math.inf, math.nan, 1e30
+        x[6], x[7, ::2] = 1000.0, -1e4
+        y = torch.empty_like(x)
+        call(source, {"x": x, "softmax": y}, {"s0": n}, Tiles(2, 16))
+        close(y, x.softmax(1))
+
+
 def test_empty_tensors_launch_nothing_and_empty_rows_give_the_identity():
     p = Program()
     p.input("x", (0, 4))
