@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import minicompile as mc
-from minicompile.aot.decompositions import decompose, decomposition
+from minicompile import compat
+from minicompile.aot.decompositions import decompose, decomposition, normalization
 from minicompile.aot.decompositions.registry import rule_for
 from minicompile.errors import VerifyError
 from minicompile.ops.registry import scoped, without
@@ -554,3 +555,24 @@ def test_what_a_factor_of_zero_leaves_out_may_hold_nan(op, sizes, factors):
     fn = lambda *inputs: op(*inputs, **factors)  # noqa: E731
     got = mc.compile(fn, backend="aot_eager", fullgraph=True)(bias, a, b)
     torch.testing.assert_close(got, fn(bias, a, b), equal_nan=True)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_batch_norm_saves_in_inference_is_the_device_s_choice(device: str) -> None:
+    """The CPU's operator saves nothing, the GPU's the statistics that it used."""
+    op, rule = aten._native_batch_norm_legit_functional.default, normalization.batch_norm
+    with compat.fake_mode():
+        x, of_channels = torch.empty(4, 8, device=device), torch.empty(8, device=device)
+        given = (x, *[of_channels] * 4, False, 0.1, 1e-5)
+        shapes = [[tuple(t.shape) for t in fn(*given)] for fn in (op, rule)]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.gpu
+def test_batch_norm_in_inference_on_a_gpu() -> None:
+    module = torch.nn.BatchNorm2d(8).cuda().eval()
+    module.running_var.uniform_(0.5, 2)
+    x = torch.randn(2, 8, 5, 5, device="cuda", requires_grad=True)
+    found = [fn(x) for fn in (module, mc.compile(module, fullgraph=True))]
+    torch.testing.assert_close(*found)
+    torch.testing.assert_close(*[torch.autograd.grad(y.square().sum(), x)[0] for y in found])

@@ -136,10 +136,12 @@ def batch_norm(
     scale, shift = channels(weight, x), channels(bias, x)
     if not training:
         assert running_mean is not None and running_var is not None
-        nothing = x.new_zeros([0]), x.new_zeros([0])
-        normal = (x - channels(running_mean, x)) * channels(torch.rsqrt(running_var + eps), x)
+        rstd = torch.rsqrt(running_var + eps)
+        normal = (x - channels(running_mean, x)) * channels(rstd, x)
+        # the CPU's operator saves nothing
+        saved = (x.new_zeros([0]),) * 2 if x.device.type == "cpu" else (running_mean.clone(), rstd)
         updated = (running_mean.clone(), running_var.clone())
-        return affine(normal, scale, shift), *nothing, *updated
+        return affine(normal, scale, shift), *saved, *updated
     dims = [0, *range(2, x.dim())]
     normal, *statistics = normalize(x, dims, eps)
     mean, rstd, variance = (value.squeeze(dims) for value in statistics)
