@@ -261,10 +261,11 @@ class Recording:
         self.pointers = {n: compat.storage_pointer(s) for n, s in self.storages.items()}
         self.uses = {n: self.uses_of(n) for n in self.storages}
 
-    def uses_of(self, number: int) -> tuple[int, int]:
-        """How many refer to a result's memory: in C++ (0: unknown) and in Python."""
-        references = sys.getrefcount(self.storages[number])
-        return compat.storage_uses(self.pointers[number]), references
+    def uses_of(self, number: int) -> tuple[int, int, int]:
+        """How many refer to a result's memory, in C++ (0: unknown) and in Python; and where it is."""
+        storage = self.storages[number]
+        references = sys.getrefcount(storage)
+        return compat.storage_uses(self.pointers[number]), references, storage.data_ptr()
 
     def held(self, copied: Collection[int]) -> set[int]:
         """The results of the last run that somebody holds still; not those that were handed out as copies."""

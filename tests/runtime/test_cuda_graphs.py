@@ -203,6 +203,32 @@ def test_results_are_held_in_many_ways(device, counted, hold):
         assert (torch.as_tensor(kept) == 2 * step).all()
 
 
+def test_results_that_lose_their_memory(device, counted):
+    """A graph that still knew it would write where something else lies by now."""
+    fn = lambda x: x * 2  # noqa: E731
+    compiled, x = graphed(fn), numbers(device, 16)
+    for step in range(8):
+        out = compiled(x.fill_(step))
+        assert out.eq(2 * step).all()
+        out.untyped_storage().resize_(0)
+        del out
+    assert counted.captures == 2 and counted.replays >= 4
+
+
+@pytest.mark.parametrize("order", ["inside first", "outside first"])
+def test_inference_mode(device, counted, order):
+    fn = lambda x: x * 2  # noqa: E731
+    compiled, held = graphed(fn), []
+    for mode in (order == "inside first", order != "inside first") * 2:
+        for _ in range(4):
+            held.append(numbers(device, 16))
+            with torch.inference_mode(mode):
+                out = compiled(held[-1])
+                assert out.is_inference() == fn(held[-1]).is_inference() == mode
+                torch.testing.assert_close(out, fn(held[-1]))
+    assert counted.replays
+
+
 def test_inputs_that_are_written_to(device, counted):
     def fn(x: Tensor, total: Tensor) -> Tensor:
         total.add_(x)
