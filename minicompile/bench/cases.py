@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class Case:
     def step(self, fn: Callable[..., Any], inputs: list[Any]) -> Callable[[], object]:
         """What is timed: a call, in training with the backward; its results are dropped."""
         if isinstance(self.subject, Model):
-            return lambda: self.subject.run(fn, inputs)
+            return partial(self.subject.once, fn, inputs, self.subject.learnt(inputs))
         if not self.training:
             return lambda: fn(*inputs)
         wanted = [tensor for tensor in inputs if tensor.requires_grad]

@@ -53,23 +53,32 @@ class Model:
         return [module, *tensors, *last]
 
     def run(self, fn: Callable[..., Any], inputs: list[Any]) -> list[Tensor]:
-        """Call `fn`, the model's own or a compiled one: outputs, gradients, parameters and buffers.
+        """Call `fn`, the model's own or a compiled one: outputs, gradients, parameters and buffers."""
+        module, learnt = inputs[0], self.learnt(inputs)
+        outputs = self.once(fn, inputs, learnt)
+        gradients = [t.grad for t in learnt if t.grad is not None]
+        return [*outputs, *gradients, *module.parameters(), *module.buffers()]
+
+    def learnt(self, inputs: list[Any]) -> list[Tensor]:
+        """What gets gradients, in training."""
+        parameters = inputs[0].parameters() if self.training else ()
+        return [*parameters, *(t for t in inputs[1:] if isinstance(t, Tensor) and t.requires_grad)]
+
+    def once(self, fn: Callable[..., Any], inputs: list[Any], learnt: list[Tensor]) -> list[Tensor]:
+        """A call; in training its backward, and for a step the optimizer's. Gives its outputs.
 
         What comes down to an output that is no loss is the (random) input.
         """
         module, *tensors = inputs[:-1] if self.step else inputs
         with torch.set_grad_enabled(self.training):
             outputs = [o for o in tree_leaves(fn(module, *tensors)) if isinstance(o, Tensor)]
-        state = [*module.parameters(), *module.buffers()]
-        if not self.training:
-            return [*outputs, *state]
-        learnt = [t for t in (*module.parameters(), *tensors) if t.requires_grad]
-        for tensor in learnt:
-            tensor.grad = None
-        outputs[-1].backward(tensors[0].detach() if isinstance(module, Block) else None)
+        if self.training:
+            for tensor in learnt:
+                tensor.grad = None
+            outputs[-1].backward(tensors[0].detach() if isinstance(module, Block) else None)
         if self.step:
             inputs[-1].step()
-        return [*outputs, *(t.grad for t in learnt if t.grad is not None), *state]
+        return outputs
 
 
 MODELS: dict[str, Model] = {}
