@@ -69,8 +69,7 @@ Timer = Callable[[int], float]
 
 def time_in_turns(calls: dict[str, Callable[[], object]], seconds: float, device: str) -> Timings:
     """Wall time of each call. What compiles must have done so before."""
-    timers = {name: partial(timed, call, device=device) for name, call in calls.items()}
-    return run_in_turns(timers, seconds)
+    return run_in_turns({n: partial(timed, c, device=device) for n, c in calls.items()}, seconds)
 
 
 def run_in_turns(timers: Mapping[str, Timer], seconds: float) -> Timings:
@@ -156,13 +155,14 @@ def device_timer(calls: Sequence[Callable[[], object]], device: str) -> Timer:
 
 
 COPIED = 256 << 20
+"""Bytes of a copy."""
 
 
-def copy_bandwidth(device: str, size: int = COPIED) -> float:
-    """Bytes a second that a copy of `size` bytes reads and writes: the roof for memory-bound kernels."""
-    pairs = [torch.ones(2, size, dtype=torch.int8, device=device) for _ in range(2)]
+def copy_bandwidth(device: str) -> float:
+    """Bytes a second that a copy of COPIED bytes reads and writes: the roof for memory-bound kernels."""
+    pairs = [torch.ones(2, COPIED, dtype=torch.int8, device=device) for _ in range(2)]
     calls = [partial(pair[0].copy_, pair[1]) for pair in pairs]
-    return 2 * size / run_in_turns({"copy": device_timer(calls, device)}, 0.0).median("copy")
+    return 2 * COPIED / run_in_turns({"copy": device_timer(calls, device)}, 0.0).median("copy")
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:
