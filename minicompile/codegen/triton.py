@@ -39,10 +39,19 @@ from minicompile.codegen.triton_ops import (
     typed_constant,
 )
 from minicompile.errors import Unsupported
+from minicompile.ops.handler import Index
 from minicompile.ops.origin import Origins, union
 from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import Value
-from minicompile.shapes.expr import Size, product
+from minicompile.shapes.expr import (
+    ZERO,
+    Size,
+    coefficient_of,
+    contiguous_strides,
+    loop_symbol,
+    product,
+    same,
+)
 
 Axes = frozenset[str]
 """Which of the tile's axes, "y", "x" and "r", a value varies along."""
@@ -172,10 +181,27 @@ class _Printer(LinePrinter):
             self.line(f"rmask = (rindex < rnumel){whole}" if even else "rmask = rindex < rnumel")
         self._digits(self.plan.reduction_ranges, "rindex")
 
+    def _flat(self, index: Index) -> Index:
+        """An index by an axis's own flattened index, where it walks that axis's loops in one stride."""
+        for axis, loops in self.plan.axes.items():
+            strides = contiguous_strides(list(loops.values()))
+            steps = [coefficient_of(index, var) for var in loops]
+            if (
+                len(loops) > 1
+                and steps[-1]
+                and all(
+                    a is not None and same(a, steps[-1] * b)
+                    for a, b in zip(steps, strides, strict=True)
+                )
+            ):
+                rest = index.xreplace(dict.fromkeys(loops, ZERO))
+                index = rest + steps[-1] * loop_symbol(f"{axis}index")
+        return index
+
     def _digits(self, ranges: dict[sympy.Symbol, Size], linear: str) -> None:
         """Each loop variable that an index mentions, as a digit of the flattened index."""
-        values = self.plan.body.values
-        placed = [(v.index.free_symbols, v.origins) for v in values if v.index is not None]
+        values = [v for v in self.plan.body.values if v.index is not None]
+        placed = [(self._flat(v.index).free_symbols, v.origins) for v in values]
         below: Size = 1
         digits: list[tuple[str, Origins]] = []
         for position, (var, size) in reversed(list(enumerate(ranges.items()))):
@@ -436,4 +462,6 @@ class _Printer(LinePrinter):
                 return loaded[s]
             return f"{s}.to(tl.int64)" if wide and not self.wide else str(s)
 
-        return TritonIndex(self.plan.body.all_ranges, symbol)(value.index)
+        ranges = self.plan.body.all_ranges
+        flat = {loop_symbol(f"{a}index"): product(r.values()) for a, r in self.plan.axes.items()}
+        return TritonIndex({**ranges, **flat}, symbol)(self._flat(value.index))

@@ -151,12 +151,13 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
         block = min(room, spare) if along_r else clamp(spare, min(16, room), room)
         plan.tiles = {"x": min(block, 64), "r": length}
     elif along_r:
-        r = min(length, 8192 if alone else 4096)
-        plan.tiles, each = {"x": clamp(1024 // r, 1, spare), "r": r}, 8
+        aligned = plan.row_length % 8 == 0  # else loads are narrow, and few of them enough
+        r = min(length, 2048 if not aligned else 8192 if alone else 4096)
+        plan.tiles, each = {"x": clamp(1024 // r, 1, spare), "r": r}, 8 if aligned else 16
     else:
         x = clamp(spare, 16, 128 if alone else 64)
-        plan.tiles = {"x": x, "r": min(length, (8192 if alone else 2048) // x)}
-        each = 32 if alone else 8
+        plan.tiles = {"x": x, "r": min(length, (8192 if alone else 4096) // x)}
+        each = 32 if alone else 16
     plan.num_warps = clamp(plan.tiles["x"] * plan.tiles["r"] // (32 * each), 1, 32)
 
 
