@@ -96,12 +96,12 @@ def choose_reduction(plan: KernelPlan, options: Options) -> None:
     """Rows that fit into registers are read once; longer ones are swept in a loop."""
     if not plan.reduction_ranges:
         return
-    plan.riders = riders(plan.body, plan.loop)
     known = all(isinstance(size, int) for size in plan.reduction_ranges.values())
     limit = longest_persistent(plan, gpu_of(plan.device))
     if known and plan.row_length <= limit:
-        plan.reduction, plan.riders = "persistent", {}
+        plan.reduction = "persistent"
     else:
+        plan.riders = riders(plan.body, plan.loop, "max")
         reason = f"a row has {plan.row_length} elements, more than {limit}"
         plan.reject("persistent reduction", reason if known else "its length varies")
 
@@ -109,10 +109,7 @@ def choose_reduction(plan: KernelPlan, options: Options) -> None:
 @plan_rule("triton:split")
 def choose_split(plan: KernelPlan, options: Options) -> None:
     """Few long rows are shared by programs: each takes a part."""
-    if plan.reduction != "looped":
-        return
-    if PART in plan.body.all_ranges:
-        plan.riders = {}
+    if plan.reduction != "looped" or PART in plan.body.all_ranges:
         return
     gpu = gpu_of(plan.device)
     least, columns = (LEAST_ROW, 1) if rows_are_contiguous(plan) else (LEAST_COLUMN, COLUMNS)
@@ -123,12 +120,10 @@ def choose_split(plan: KernelPlan, options: Options) -> None:
         plan.reject("split reduction", why)
     elif shared < alone:
         plan.reduction, plan.parts = "split", parts
+        plan.riders = riders(plan.body, plan.loop, "sum")
         plan.reject("one program for each row", f"about {alone:.0f} us, split {shared:.0f} us")
     else:
         plan.reject("split reduction", f"about {shared:.0f} us, in one launch {alone:.0f} us")
-    # lanes of a tile may have an element more or less, parts of a row no finite maximum
-    kind = "max" if plan.reduction == "looped" else "sum"
-    plan.riders = {v: beside for v, beside in plan.riders.items() if beside.kind == kind}
 
 
 @plan_rule("triton:tiles")
