@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from minicompile.codegen.phases import contiguous_uses, loop_needs, riders, turned
+from minicompile.codegen.phases import contiguous_uses, loop_needs, riders, stages, turned
 from minicompile.codegen.plan import KernelPlan, plan_rule, power_of_two
 from minicompile.codegen.printing import index_dtype
 from minicompile.codegen.split import PART, refusal
@@ -67,12 +67,15 @@ def seconds(plan: KernelPlan, gpu: Gpu, parts: int, programs: int) -> float:
     """Roughly how long a looped reduction takes, or one whose rows `parts` programs share.
 
     Programs that are fewer than those which keep the device busy get up to 1.5 times their share of the
-    bandwidth. Each sweep needs a second launch, which combines the parts.
+    bandwidth. A sweep after the first finds half of what it reads in the cache. Parts are combined by one more
+    launch for each sweep that reduces.
     """
-    sweeps = len(loop_needs(plan.body, plan.loop, riders=plan.riders))
+    own = riders(plan.body, plan.loop, "max" if parts == 1 else "sum")
+    sweeps = len(loop_needs(plan.body, plan.loop, riders=own))
+    launches = 1 if parts == 1 else sweeps + max(stages(plan.body, own).values())
     share = min(1.5 * programs * parts / busy(gpu), 1.0)
-    launches = 1 if parts == 1 else 2 * sweeps
-    return plan.cost.bytes / gpu.bytes_per_second / share + launches * gpu.launch_seconds
+    moved = plan.cost.bytes * (sweeps + 1) / 2
+    return moved / gpu.bytes_per_second / share + launches * gpu.launch_seconds
 
 
 @plan_rule("triton:index_dtype")
@@ -151,8 +154,8 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
         plan.tiles, each = {"x": clamp(1024 // r, 1, spare), "r": r}, 8 if aligned else 16
     else:
         x = clamp(spare, 16, 128 if alone else 64)
-        plan.tiles = {"x": x, "r": min(length, (8192 if alone else 4096) // x)}
-        each = 32 if alone else 16
+        plan.tiles = {"x": x, "r": min(length, (8192 if alone else 2048) // x)}
+        each = 32 if alone else 8
     plan.num_warps = clamp(plan.tiles["x"] * plan.tiles["r"] // (32 * each), 1, 32)
 
 
