@@ -140,7 +140,7 @@ class KernelPlan(Shown):
     in_place: Mapping[str, str] = field(default_factory=dict)
     """Buffers written in the memory of others, element by element when these have been read."""
     parts: int = 1
-    """A split reduction: about how many programs share a row."""
+    """A split reduction: about how many programs share a row. Folds: how many share the rows."""
     launches: tuple[KernelPlan, ...] = ()
     """A split reduction: the kernels that run in place of this one, in order."""
     workspace: Mapping[str, Layout] = field(default_factory=dict)
@@ -171,6 +171,11 @@ class KernelPlan(Shown):
         loops = list(self.ranges.items())
         inner = list(self.ranges).index(self.across) + 1
         return {"y": dict(loops[:inner]), "x": dict(loops[inner:])}
+
+    @property
+    def folds(self) -> list[Value]:
+        """Stores of sums of columns: `parts` programs go over the rows and add to them."""
+        return [v for v in self.body.stores if v.kind == "fold"]
 
     @property
     def rows(self) -> int:

@@ -67,8 +67,8 @@ def seconds(plan: KernelPlan, gpu: Gpu, parts: int, programs: int) -> float:
     """Roughly how long a looped reduction takes, or one whose rows `parts` programs share.
 
     Programs that are fewer than those which keep the device busy get up to 1.5 times their share of the
-    bandwidth. A sweep after the first finds half of what it reads in the cache. Parts are combined by one more
-    launch for each sweep that reduces.
+    bandwidth. A sweep after the first finds half of what it reads in the cache. Parts are combined by one
+    more launch for each sweep that reduces.
     """
     own = riders(plan.body, plan.loop, "max" if parts == 1 else "sum")
     sweeps = len(loop_needs(plan.body, plan.loop, riders=own))
@@ -87,6 +87,7 @@ def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
         return
     body = plan.body
     ranges = body.all_ranges | {v.symbol: v.size for v in body.values if v.symbol is not None}
+    ranges |= {PART: plan.parts} if plan.folds else {}
     for index in iterate_indices(body):
         if not is_float(index) and index_dtype(index, ranges) is not torch.int32:
             plan.reject("int32 indices", f"{index} may not fit")
@@ -101,7 +102,7 @@ def choose_reduction(plan: KernelPlan, options: Options) -> None:
         return
     known = all(isinstance(size, int) for size in plan.reduction_ranges.values())
     limit = longest_persistent(plan, gpu_of(plan.device))
-    if known and plan.row_length <= limit:
+    if (known and plan.row_length <= limit) or plan.folds:
         plan.reduction = "persistent"
     else:
         plan.riders = riders(plan.body, plan.loop, "max")
@@ -112,9 +113,11 @@ def choose_reduction(plan: KernelPlan, options: Options) -> None:
 @plan_rule("triton:split")
 def choose_split(plan: KernelPlan, options: Options) -> None:
     """Few long rows are shared by programs: each takes a part."""
+    gpu = gpu_of(plan.device)
+    if any(value.op == "fold" for value in plan.body.values):
+        plan.reduction, plan.parts = "persistent", min(2 * busy(gpu), plan.rows // 8)
     if plan.reduction != "looped" or PART in plan.body.all_ranges:
         return
-    gpu = gpu_of(plan.device)
     least, columns = (LEAST_ROW, 1) if rows_are_contiguous(plan) else (LEAST_COLUMN, COLUMNS)
     programs = -(-plan.rows // columns)
     parts = power_of_two(min(2 * busy(gpu) // max(programs, 1), plan.row_length // least))

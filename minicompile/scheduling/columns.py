@@ -30,11 +30,11 @@ def join_columns(groups: dict[int, ScheduledNode], fuser: Fuser, options: Option
         if joined is None or not isinstance(rows, FusedSchedulerNode):
             continue
         assert isinstance(columns, FusedSchedulerNode)
-        told = "rows of one are columns of the other: as it holds each row, it adds it to the others"
-        one, other = tuple(rows.nodes), tuple(columns.nodes)
-        fuser.decisions.append(
-            FusionDecision(one, other, "horizontal", True, "shared_read", told)
+        told = (
+            "rows of one are columns of the other: as it holds each row, it adds it to the others"
         )
+        one, other = tuple(rows.nodes), tuple(columns.nodes)
+        fuser.decisions.append(FusionDecision(one, other, "horizontal", True, "shared_read", told))
         both = mask[i] | mask.pop(j)
         before = (ancestors[i] | ancestors.pop(j)) & ~both
         groups[i], mask[i], ancestors[i] = joined, both, before
