@@ -60,7 +60,8 @@ class _Rows(Rewriter):
 
     def visit_fold(self, ops: Recorder, value: Value) -> Value:
         found = self.new[value.inputs[0]]
-        ops.store(self.names[value], self.places[value], found, "fold")
+        place = {"buffer": self.names[value], "index": self.places[value]}
+        ops.emit("store", (found,), found.dtype, kind="fold", **place)
         return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from minicompile.ops.handler import Index
 from minicompile.options import Options
-from minicompile.scheduling.fusion import Fuser
+from minicompile.scheduling.fusion import Fuser, NoPolicy
 from minicompile.scheduling.nodes import FusedSchedulerNode, FusionDecision, ScheduledNode
 from minicompile.shapes.expr import product, simplify_index
 
@@ -27,9 +27,13 @@ def join_columns(groups: dict[int, ScheduledNode], fuser: Fuser, options: Option
             continue
         rows, columns = groups[i], groups[j]
         joined = folded(rows, columns, options)
-        if joined is None or not isinstance(rows, FusedSchedulerNode):
+        if joined is None:
             continue
-        assert isinstance(columns, FusedSchedulerNode)
+        assert isinstance(rows, FusedSchedulerNode) and isinstance(columns, FusedSchedulerNode)
+        sides = ({n.name for n in rows.nodes}, {n.name for n in columns.nodes})
+        apart = (all(pair & side for side in sides) for pair in map(set, fuser.wishes.forbid))
+        if isinstance(fuser.policy, NoPolicy) or any(apart):
+            continue
         told = (
             "rows of one are columns of the other: as it holds each row, it adds it to the others"
         )
@@ -63,7 +67,8 @@ def folded(
     every = [v for body in (*rows.bodies, *columns.bodies) for v in body.values]
     sums = [v for body in columns.bodies for v in body.reductions]
     plain = all(v.op != "scan" and v.kind != "atomic_add" and not v.indirect for v in every)
-    if product(x) < LEAST_ROWS or not plain or not sums:
+    small = len(every) <= options.max_kernel_operations
+    if product(x) < LEAST_ROWS or not plain or not sums or not small:
         return None
     if any(v.kind != "sum" or not v.dtype.is_floating_point for v in sums):
         return None
@@ -79,9 +84,9 @@ def folded(
     bodies = []
     for body, level in zip(columns.bodies, columns.levels, strict=True):
         later = any(v.buffer in made for v in body.loads)
-        if later and (level == "elem" or body.reductions):
+        if later != (level == "row"):
             return None
-        if level == "row" or body.reductions:
+        if later or body.reductions:
             made.update(v.buffer for v in body.stores)
         bodies.append(body.reindexed(moved, rows.ranges, rows.reduction_ranges))
         for value in bodies[-1].reductions:
@@ -90,11 +95,7 @@ def folded(
     shared = [v for body in bodies for v in body.loads if (v.buffer, v.index) in known]
     if not any(v.index is not None and v.index.free_symbols >= over.keys() for v in shared):
         return None
-    levels = ["elem" if level == "elem" else "column" for level in columns.levels]
-    return FusedSchedulerNode(
-        [*rows.nodes, *columns.nodes],
-        [*rows.bodies, *bodies],
-        [*rows.levels, *levels],
-        rows.ranges,
-        rows.reduction_ranges,
-    )
+    nodes, bodies = [*rows.nodes, *columns.nodes], [*rows.bodies, *bodies]
+    levels = list(rows.levels)
+    levels += ["elem" if level == "elem" else "column" for level in columns.levels]
+    return FusedSchedulerNode(nodes, bodies, levels, rows.ranges, rows.reduction_ranges)
