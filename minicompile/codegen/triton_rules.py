@@ -147,7 +147,9 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
     along_r, each = rows_are_contiguous(plan), 16
     # a single load keeps memory busy alone: more of it at once
     alone = sum(value.op == "load" for value in _widest(plan)) == 1
-    if plan.reduction == "persistent":
+    if plan.folds:
+        plan.tiles, each = {"x": clamp(8192 // length, 1, 4), "r": length}, 32
+    elif plan.reduction == "persistent":
         room = max((1024 if along_r else 4096) // length, 1)
         block = min(room, spare) if along_r else clamp(spare, min(16, room), room)
         plan.tiles = {"x": min(block, 64), "r": length}
