@@ -111,10 +111,12 @@ def make_plan(
         cost=cost_of(node, schedule.graph, schedule.memory),
     )
     decide(plan, options)
-    if plan.parts > 1:
-        split(plan) if plan.reduction == "split" else fold(plan)
-        for launch in plan.launches:
-            decide(launch, options)
+    if any(value.op == "fold" for value in plan.body.values):
+        fold(plan)
+    elif plan.reduction == "split":
+        split(plan)
+    for launch in plan.launches:
+        decide(launch, options)
     return plan
 
 

@@ -129,6 +129,8 @@ class _Printer(LinePrinter):
         plan = self.plan
         if plan.reduction == "persistent" and not isinstance(self.length, int):
             raise Unsupported(f"{plan.name}: a persistent reduction needs a row of known length")
+        if plan.folds and plan.reduction != "persistent":
+            raise Unsupported(f"{plan.name}: only whole rows can be added to sums of columns")
         parameters = [a.name for a in plan.arguments] + [str(s) for s in plan.sizes]
         parameters += [f"{block}: tl.constexpr" for block in self.blocks.values()]
         self.line("@triton.jit")

@@ -98,11 +98,11 @@ def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
 @plan_rule("triton:reduction")
 def choose_reduction(plan: KernelPlan, options: Options) -> None:
     """Rows that fit into registers are read once; longer ones are swept in a loop."""
-    if not plan.reduction_ranges:
+    if not plan.reduction_ranges or plan.folds:
         return
     known = all(isinstance(size, int) for size in plan.reduction_ranges.values())
     limit = longest_persistent(plan, gpu_of(plan.device))
-    if (known and plan.row_length <= limit) or plan.folds:
+    if known and plan.row_length <= limit:
         plan.reduction = "persistent"
     else:
         plan.riders = riders(plan.body, plan.loop, "max")
@@ -137,7 +137,8 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
     """Elements per program, and warps to compute them."""
     if plan.reduction == "split":
         return
-    programs = busy(gpu_of(plan.device))
+    gpu = gpu_of(plan.device)
+    programs = busy(gpu)
     if plan.reduction == "none":
         _choose_block(plan, programs)
         return
@@ -148,7 +149,8 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
     # a single load keeps memory busy alone: more of it at once
     alone = sum(value.op == "load" for value in _widest(plan)) == 1
     if plan.folds:
-        plan.tiles, each = {"x": clamp(8192 // length, 1, 4), "r": length}, 32
+        room = longest_persistent(plan, gpu) // length
+        plan.tiles, each = {"x": clamp(power_of_two(room + 1) // 2, 1, 4), "r": length}, 32
     elif plan.reduction == "persistent":
         room = max((1024 if along_r else 4096) // length, 1)
         block = min(room, spare) if along_r else clamp(spare, min(16, room), room)

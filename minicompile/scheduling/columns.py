@@ -11,10 +11,10 @@ from minicompile.ops.handler import Index
 from minicompile.options import Options
 from minicompile.scheduling.fusion import Fuser, NoPolicy
 from minicompile.scheduling.nodes import FusedSchedulerNode, FusionDecision, ScheduledNode
-from minicompile.shapes.expr import product, simplify_index
+from minicompile.shapes.expr import ZERO, coefficient_of, product, simplify_index
 
-WIDEST, LEAST_ROWS = 8192, 2048
-"""Longest row that a program holds, and fewest rows for which another launch pays."""
+HELD, LEAST_ROWS = 2**15, 2048
+"""Most elements of rows that a program holds, and fewest rows for which another launch pays."""
 
 
 def join_columns(groups: dict[int, ScheduledNode], fuser: Fuser, options: Options) -> None:
@@ -62,7 +62,7 @@ def folded(
     sizes = [*columns.reduction_ranges.values()], [*columns.ranges.values()]
     if not triton or not r or sizes != (x, r) or columns.nodes[0].buffer.layout.device != device:
         return None
-    if not all(isinstance(n, int) for n in (*x, *r)) or product(r) > WIDEST:
+    if not all(isinstance(n, int) for n in (*x, *r)):
         return None
     every = [v for body in (*rows.bodies, *columns.bodies) for v in body.values]
     sums = [v for body in columns.bodies for v in body.reductions]
@@ -91,9 +91,15 @@ def folded(
         bodies.append(body.reindexed(moved, rows.ranges, rows.reduction_ranges))
         for value in bodies[-1].reductions:
             value.op = "fold"
-    known = {(v.buffer, v.index) for body in rows.bodies for v in body.loads}
-    shared = [v for body in bodies for v in body.loads if (v.buffer, v.index) in known]
-    if not any(v.index is not None and v.index.free_symbols >= over.keys() for v in shared):
+    inner = next(reversed(rows.reduction_ranges))
+    one, other = (
+        {(v.buffer, v.index or ZERO) for body in group for v in body.loads}
+        for group in (rows.bodies, bodies)
+    )
+    shared = [index for _, index in one & other if index.free_symbols >= over.keys()]
+    held = sum(inner in index.free_symbols for _, index in one | other)
+    side_by_side = any(coefficient_of(index, inner) == 1 for index in shared)
+    if not side_by_side or held * product(r) > HELD:
         return None
     nodes, bodies = [*rows.nodes, *columns.nodes], [*rows.bodies, *bodies]
     levels = list(rows.levels)

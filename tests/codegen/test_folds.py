@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import minicompile as mc
+from minicompile.codegen.plan import KernelPlan, plan_rule
+from minicompile.options import Options
 from minicompile.pipeline_result import Trace
 from minicompile.runtime.assembly import cross_compile
 from tests.codegen.triton_running import devices
@@ -70,6 +72,21 @@ def test_what_follows_from_the_sums_is_computed_with_them(device) -> None:
     torch.testing.assert_close(found, both(x, y), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("rule", ["reduction", "split", "tiles", "index_dtype"])
+def test_no_rule_is_needed_for_the_right_answer(rule) -> None:
+    x, y = torch.randn(2100, 24), torch.randn(2100, 24)
+    with mc.scoped(), mc.without(f"plan:triton:{rule}"):
+        if rule == "tiles":
+
+            @plan_rule("triton:tiles")
+            def tiles(plan: KernelPlan, options: Options) -> None:
+                plan.tiles, plan.num_warps = {"x": 2, "r": 2}, 1
+
+        found = mc.compile(both, options=TRITON)(x, y)
+        assert "rows" in names(traced(both, x, y))
+    torch.testing.assert_close(found, both(x, y), rtol=1e-4, atol=1e-3)
+
+
 def test_the_schedule_says_what_rides_along_and_can_be_told_not_to() -> None:
     x, y = torch.randn(3000, 24), torch.randn(3000, 24)
     schedule = traced(both, x, y).schedule
@@ -85,12 +102,13 @@ def test_the_schedule_says_what_rides_along_and_can_be_told_not_to() -> None:
     ("fn", "size"),
     [
         (both, (500, 24)),
-        (both, (3000, 10000)),
+        (both, (3000, 20000)),
         (lambda x, y: (x - x.sum(0), x - x.sum(1, keepdim=True)), (3000, 24)),
         (lambda x, y: (x - x.sum(1, keepdim=True), y.sum(0)), (3000, 24)),
         (lambda x, y: (x - x.sum(1, keepdim=True), x.amax(0)), (3000, 24)),
+        (lambda x, y: both(x.t(), y.t()), (24, 3000)),
     ],
-    ids=["few rows", "long rows", "needed again", "nothing shared", "a maximum"],
+    ids=["few rows", "long rows", "needed again", "nothing shared", "a maximum", "jumping rows"],
 )
 def test_others_stay_apart(fn, size) -> None:
     trace = traced(fn, torch.randn(size), torch.randn(size))
