@@ -215,16 +215,11 @@ class _Printer(LinePrinter):
         for axis, loops in self.plan.axes.items():
             strides = contiguous_strides(list(loops.values()))
             steps = [coefficient_of(index, var) for var in loops]
-            if (
-                len(loops) > 1
-                and steps[-1]
-                and all(
-                    a is not None and same(a, steps[-1] * b)
-                    for a, b in zip(steps, strides, strict=True)
-                )
-            ):
+            pairs = zip(steps, strides, strict=True)
+            last = steps[-1] if len(loops) > 1 else None
+            if last and all(a is not None and same(a, last * b) for a, b in pairs):
                 rest = index.xreplace(dict.fromkeys(loops, ZERO))
-                index = rest + steps[-1] * loop_symbol(f"{axis}index")
+                index = rest + last * loop_symbol(f"{axis}index")
         return index
 
     def _digits(self, ranges: dict[sympy.Symbol, Size], linear: str) -> None:
