@@ -93,15 +93,15 @@ class LoweringContext:
         return layout.size
 
     def eager_strides(self, size: Sequence[Size]) -> tuple[Size, ...]:
-        """Strides for a new tensor: those of the node's result of this size if dense; else without gaps, with
-        the dimensions in the order of a result of as many, or contiguous."""
+        """Strides for a new tensor: eager's for the node's result of this size if dense; else without gaps,
+        in the order of dimensions that a result has, or contiguous."""
         order = list(range(len(size)))
         for layout in self.layouts:
-            if layout is not None and len(layout.size) == len(size):
-                if (found := dense_order(layout)) is not None:
-                    if same_size(layout.size, size):
-                        return layout.stride
-                    order = found
+            found = dense_order(layout) if layout is not None else None
+            if layout is not None and found is not None and len(found) == len(size):
+                if same_size(layout.size, size):
+                    return layout.stride
+                order = order if layout.is_contiguous() else found
         strides = dict(zip(order, contiguous_strides([size[dim] for dim in order]), strict=True))
         return tuple(strides[dim] for dim in range(len(size)))
 

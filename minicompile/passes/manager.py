@@ -88,10 +88,9 @@ def run_passes(passes: Sequence[Pass], graph: Graph, mode: Any, records: list[Pa
     before = Snapshot(graph)
     for entry in sorted(passes, key=lambda p: (p.order, p.name)):
         done = entry.run(graph.gm, mode)
-        rewrites, reason = (), ""
-        if isinstance(done, str):
-            done, reason = 0, done
-        changed, rewrites = (done, ()) if isinstance(done, int) else (len(done), tuple(done))
+        rewrites = tuple(done) if isinstance(done, list) else ()
+        changed = done if isinstance(done, int) else len(rewrites)
+        reason = done if isinstance(done, str) else ""
         name = f"{entry.stage}.{entry.name}"
         if changed:
             graph.gm.recompile()

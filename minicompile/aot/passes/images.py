@@ -1,45 +1,64 @@
-"""Images between convolutions lie channels-last: the CPU's library is faster then.
+"""Images between convolutions lie channels-last: a CPU's library is faster then.
 
-Convolutions get such images and make such, and what is computed of them elementwise or in windows follows. Any
-other operator, and whoever gets the graph's results, sees a copy that lies as in eager. The partition comes
-later: so what the forward saves lies as the backward wants it.
+Convolutions get and give such images, and what is computed of them by elements or windows follows. For any
+other operator, and for whoever gets the graph's results, they are copied into eager's layout. As this comes
+before the partition, the forward saves images as the backward wants them.
 
 The real compiler: GraphLowering.decide_layout_opt in torch/_inductor/graph.py.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from minicompile import compat
 from minicompile.aot.layout import hint, same_strides
 from minicompile.aot.levels import family
-from minicompile.aot.views import is_view
+from minicompile.aot.partition import bytes_of
+from minicompile.ops.display import bytes_text
 from minicompile.ops.graph import Rewrite, origins_of, statement
 from minicompile.passes.manager import graph_pass
 
 aten = torch.ops.aten
 
-CONVOLUTIONS = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
+CONVOLUTIONS: dict[Any, int] = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
 """How many of the first arguments are images."""
 FOLLOWING = {aten.cat.default, aten.constant_pad_nd.default, aten.clone.default}
-"""Operators whose results lie as their operands do, beside pointwise ones and windows."""
+"""Results lie as operands do, as those of pointwise operators and windows."""
+VIEWS = {aten.permute, aten.expand, aten.slice, aten.select, aten.squeeze, aten.unsqueeze}
+"""They view what lies in any order."""
+ROWS, LAST = torch.contiguous_format, torch.channels_last
 
 
 @graph_pass("channels_last", stage="prims", order=80, option="layout_optimization")
 def channels_last(gm: fx.GraphModule, mode: Any) -> list[Rewrite] | str:
-    """Unless it doesn't pay (then the result says why)."""
-    convs = gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
-    return why_not(gm.graph, convs) or Images(gm.graph, mode).run()
+    """Not where more would be copied than half of what the convolutions read and write: says so then."""
+    if not any(map(is_convolution, gm.graph.nodes)):
+        return "no convolution of images on a CPU"
+    if gm.graph.find_nodes(op="call_function", target=aten.as_strided.default):
+        return "as_strided looks at memory"
+    copy, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in gm.graph.nodes:
+        nodes[node] = copy.node_copy(node, nodes.__getitem__)
+    images = Images(copy, mode)
+    done = images.run()
+    if images.copied * 2 > images.moved:
+        copied, moved = map(bytes_text, (images.copied, images.moved))
+        return f"{copied} would be copied, convolutions read and write {moved}"
+    gm.graph = copy
+    return done
 
 
-def why_not(graph: fx.Graph, convs: list[fx.Node]) -> str:
-    if not convs:
-        return "no convolutions"
-    return ""
+def is_convolution(node: fx.Node) -> bool:
+    if node.target not in CONVOLUTIONS:
+        return False
+    image: Any = node.args[0]
+    return image.meta["val"].dim() == 4 and image.meta["val"].device.type == "cpu"
 
 
 class Images:
@@ -49,37 +68,45 @@ class Images:
         self.graph, self.mode = graph, mode
         self.eager: dict[fx.Node, torch.Tensor] = {}
         """The nodes that lie otherwise now, and their values before."""
-        self.copies: dict[tuple[fx.Node, bool], fx.Node] = {}
-        """By what is copied, and whether that is channels-last then."""
+        self.copies: dict[tuple[fx.Node, torch.memory_format], fx.Node] = {}
+        self.moved = self.copied = 0
+        """Bytes that convolutions read and write, and that are copied."""
 
     def run(self) -> list[Rewrite]:
         done = []
         for node in list(self.graph.nodes):
-            changed = [used for used in node.all_input_nodes if used in self.eager]
-            if node.target in CONVOLUTIONS and node.args[0].meta["val"].dim() == 4:
+            if is_convolution(node):
                 before = statement(node)
-                for used in node.args[: CONVOLUTIONS[node.target]]:
-                    node.replace_input_with(used, self.laid_out(used, node))
+                for image in self.images_read(node):
+                    node.replace_input_with(image, self.laid_out(image, node))
                 self.lay_out(node)
+                parts = [user for user in node.users if user.target is operator.getitem]
+                self.moved += sum(map(bytes_of, [*self.images_read(node), node, *parts[:1]]))
                 done.append(Rewrite("channels_last", before, statement(node), origins_of(node)))
-            elif not changed or node.op == "call_function" and self.follows(node, changed):
-                continue
-            else:
-                for used in changed:
-                    node.replace_input_with(used, self.restored(used, node))
+            elif not self.follows(node):
+                for image in node.all_input_nodes:
+                    if image in self.eager:
+                        node.replace_input_with(image, self.restored(image, node))
         return done
 
-    def follows(self, node: fx.Node, changed: list[fx.Node]) -> bool:
-        """Can a node read images as they lie now? Its results lie so too."""
-        kind, target = family(node.target), node.target
+    def images_read(self, node: fx.Node) -> Any:
+        return node.args[: CONVOLUTIONS[node.target]]
+
+    def follows(self, node: fx.Node) -> bool:
+        """Can a node read images as they lie now? If its results are images, they lie so too."""
+        target, read = node.target, node.all_input_nodes
+        if not isinstance(target, OpOverload):
+            return target is operator.getitem
+        kind = family(target)
         if kind in ("pointwise", "cast", "window") or target in FOLLOWING:
-            if any(used.meta["val"].dim() == 4 and hint(used.meta["val"].stride(1)) == 1 for used in changed):
+            if any(map(is_last, read)):
                 self.lay_out(node)
-        elif kind == "view" and target is not aten.view.default:
-            self.eager[node] = node.meta["val"]
-            args = fx.map_arg((node.args, node.kwargs), lambda used: used.meta["val"])
-            with self.mode:
-                node.meta["val"] = node.target(*args[0], **args[1])
+        elif target.overloadpacket in VIEWS:
+            if read[0] in self.eager:
+                self.eager[node] = node.meta["val"]
+                args: Any = fx.map_arg(node.args, lambda used: used.meta["val"])
+                with self.mode:
+                    node.meta["val"] = target(*args)
         else:
             return kind == "reduction"
         return True
@@ -89,47 +116,56 @@ class Images:
         value = node.meta["val"]
         if isinstance(value, tuple | list):
             node.meta["val"] = tuple(map(self.relaid, value))
-            for user in node.users:
-                self.lay_out(user)
+            for part in node.users:
+                self.lay_out(part)
         elif (relaid := self.relaid(value)) is not value:
             self.eager[node], node.meta["val"] = value, relaid
 
     def relaid(self, value: Any) -> Any:
-        """A row-major image's value channels-last."""
-        if isinstance(value, torch.Tensor) and value.dim() == 4:
-            n, c, h, w = value.shape
-            rows = self.fake(value, (c * h * w, h * w, w, 1))
-            return self.as_channels_last(value) if same_strides(value, rows) else value
-        return value
+        rows = isinstance(value, torch.Tensor) and value.dim() == 4
+        return (
+            self.as_format(value, LAST) if rows and self.as_format(value, ROWS) is value else value
+        )
 
-    def as_channels_last(self, value: torch.Tensor) -> torch.Tensor:
-        n, c, h, w = value.shape
-        found = self.fake(value, (h * w * c, 1, w * c, c))
+    def as_format(self, value: torch.Tensor, form: torch.memory_format) -> torch.Tensor:
+        """An image's value in a layout; the value itself if it lies so."""
+        c, h, w = value.shape[1:]
+        strides = (c * h * w, h * w, w, 1) if form is ROWS else (h * w * c, 1, w * c, c)
+        found = compat.new_fake(self.mode, value.shape, strides, value.dtype, value.device)
         return value if same_strides(value, found) else found
 
-    def fake(self, value: torch.Tensor, strides: Any) -> torch.Tensor:
-        return compat.new_fake(self.mode, value.shape, strides, value.dtype, value.device)
-
     def laid_out(self, image: fx.Node, reader: fx.Node) -> fx.Node:
-        value = self.as_channels_last(image.meta["val"])
-        if value is image.meta["val"]:
-            return image
-        return self.copy(image, reader, value, torch.channels_last)
+        value = self.as_format(image.meta["val"], LAST)
+        return image if value is image.meta["val"] else self.copy(image, reader, LAST, value)
 
     def restored(self, image: fx.Node, reader: fx.Node) -> fx.Node:
-        """As in eager."""
-        if is_view(image) and image in self.eager:
-            with self.graph.inserting_before(reader):
-                made = self.graph.node_copy(image, lambda used: self.restored(used, reader) if used in self.eager else used)
-            made.meta["val"] = self.eager[image]
-            return made
-        return self.copy(image, reader, self.eager[image], torch.contiguous_format)
+        """An image, or a view of one, as eager has it."""
+        if image not in self.eager:
+            return image
+        if getattr(image.target, "overloadpacket", None) not in VIEWS:
+            return self.copy(image, reader, ROWS, self.eager[image])
+        with self.graph.inserting_before(reader):
+            made = self.graph.node_copy(image, lambda used: self.restored(used, reader))
+        made.meta["val"] = self.eager[image]
+        return made
 
-    def copy(self, image: fx.Node, reader: fx.Node, value: torch.Tensor, form: Any) -> fx.Node:
-        key = (image, form is torch.channels_last)
-        if key not in self.copies:
+    def copy(
+        self, image: fx.Node, reader: fx.Node, form: torch.memory_format, value: torch.Tensor
+    ) -> fx.Node:
+        if (image, form) not in self.copies:
             with self.graph.inserting_before(reader):
-                made = self.graph.call_function(aten.clone.default, (image,), {"memory_format": form})
+                made = self.graph.call_function(
+                    aten.clone.default, (image,), {"memory_format": form}
+                )
             made.meta.update(reader.meta, val=value)
-            self.copies[key] = made
-        return self.copies[key]
+            self.copies[image, form] = made
+            self.copied += bytes_of(image)
+        return self.copies[image, form]
+
+
+def is_last(node: fx.Node) -> bool:
+    """Does an image have its channels side by side?"""
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor) or value.dim() != 4:
+        return False
+    return hint(value.stride(1)) == 1 < hint(value.shape[1]) <= hint(value.stride(3))
