@@ -93,17 +93,11 @@ class LoweringContext:
         return layout.size
 
     def eager_strides(self, size: Sequence[Size]) -> tuple[Size, ...]:
-        """Strides for a new tensor: eager's for the node's result of this size if dense; else without gaps,
-        in the order of dimensions that a result has, or contiguous."""
-        order = list(range(len(size)))
+        """Strides for a new tensor: eager's for the node's result of this size if dense, else contiguous."""
         for layout in self.layouts:
-            found = dense_order(layout) if layout is not None else None
-            if layout is not None and found is not None and len(found) == len(size):
-                if same_size(layout.size, size):
-                    return layout.stride
-                order = order if layout.is_contiguous() else found
-        strides = dict(zip(order, contiguous_strides([size[dim] for dim in order]), strict=True))
-        return tuple(strides[dim] for dim in range(len(size)))
+            if layout is not None and same_size(layout.size, size) and is_dense(layout):
+                return layout.stride
+        return contiguous_strides(size)
 
     def new_name(self) -> str:
         number = len(self.operations)

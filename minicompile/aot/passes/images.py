@@ -55,10 +55,16 @@ def channels_last(gm: fx.GraphModule, mode: Any) -> list[Rewrite] | str:
 
 
 def is_convolution(node: fx.Node) -> bool:
-    if node.target not in CONVOLUTIONS:
+    image: Any = node.args[0].meta["val"] if node.target in CONVOLUTIONS else None  # type: ignore[union-attr]
+    return image is not None and image.dim() == 4 and image.device.type == "cpu"
+
+
+def is_last(node: fx.Node) -> bool:
+    """Does an image have its channels side by side?"""
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor) or value.dim() != 4:
         return False
-    image: Any = node.args[0]
-    return image.meta["val"].dim() == 4 and image.meta["val"].device.type == "cpu"
+    return hint(value.stride(1)) == 1 < hint(value.shape[1]) <= hint(value.stride(3))
 
 
 class Images:
@@ -76,33 +82,30 @@ class Images:
         done = []
         for node in list(self.graph.nodes):
             if is_convolution(node):
-                before = statement(node)
-                for image in self.images_read(node):
-                    node.replace_input_with(image, self.laid_out(image, node))
+                before, count = statement(node), CONVOLUTIONS[node.target]
+                for image in node.args[:count]:
+                    node.replace_input_with(image, self.copy(image, node, LAST))  # type: ignore[arg-type]
                 self.lay_out(node)
                 parts = [user for user in node.users if user.target is operator.getitem]
-                self.moved += sum(map(bytes_of, [*self.images_read(node), node, *parts[:1]]))
+                images: Any = [*node.args[:count], node, *parts[:1]]
+                self.moved += sum(map(bytes_of, images))
                 done.append(Rewrite("channels_last", before, statement(node), origins_of(node)))
             elif not self.follows(node):
                 for image in node.all_input_nodes:
-                    if image in self.eager:
-                        node.replace_input_with(image, self.restored(image, node))
+                    node.replace_input_with(image, self.copy(image, node, ROWS))
         return done
-
-    def images_read(self, node: fx.Node) -> Any:
-        return node.args[: CONVOLUTIONS[node.target]]
 
     def follows(self, node: fx.Node) -> bool:
         """Can a node read images as they lie now? If its results are images, they lie so too."""
-        target, read = node.target, node.all_input_nodes
+        target: Any = node.target
         if not isinstance(target, OpOverload):
             return target is operator.getitem
         kind = family(target)
         if kind in ("pointwise", "cast", "window") or target in FOLLOWING:
-            if any(map(is_last, read)):
+            if any(map(is_last, node.all_input_nodes)):
                 self.lay_out(node)
         elif target.overloadpacket in VIEWS:
-            if read[0] in self.eager:
+            if node.args[0] in self.eager:
                 self.eager[node] = node.meta["val"]
                 args: Any = fx.map_arg(node.args, lambda used: used.meta["val"])
                 with self.mode:
@@ -115,57 +118,36 @@ class Images:
         """Give a node's results new strides, where they are images in rows."""
         value = node.meta["val"]
         if isinstance(value, tuple | list):
-            node.meta["val"] = tuple(map(self.relaid, value))
             for part in node.users:
                 self.lay_out(part)
-        elif (relaid := self.relaid(value)) is not value:
-            self.eager[node], node.meta["val"] = value, relaid
+            parts = {part.args[1]: part.meta["val"] for part in node.users}
+            node.meta["val"] = tuple(parts.get(i, value[i]) for i in range(len(value)))
+        elif isinstance(value, torch.Tensor) and value.dim() == 4:
+            new = self.placed(value, LAST) if self.placed(value, ROWS) is value else value
+            if new is not value:
+                self.eager[node], node.meta["val"] = value, new
 
-    def relaid(self, value: Any) -> Any:
-        rows = isinstance(value, torch.Tensor) and value.dim() == 4
-        return (
-            self.as_format(value, LAST) if rows and self.as_format(value, ROWS) is value else value
-        )
-
-    def as_format(self, value: torch.Tensor, form: torch.memory_format) -> torch.Tensor:
+    def placed(self, value: torch.Tensor, form: torch.memory_format) -> torch.Tensor:
         """An image's value in a layout; the value itself if it lies so."""
         c, h, w = value.shape[1:]
         strides = (c * h * w, h * w, w, 1) if form is ROWS else (h * w * c, 1, w * c, c)
         found = compat.new_fake(self.mode, value.shape, strides, value.dtype, value.device)
         return value if same_strides(value, found) else found
 
-    def laid_out(self, image: fx.Node, reader: fx.Node) -> fx.Node:
-        value = self.as_format(image.meta["val"], LAST)
-        return image if value is image.meta["val"] else self.copy(image, reader, LAST, value)
-
-    def restored(self, image: fx.Node, reader: fx.Node) -> fx.Node:
-        """An image, or a view of one, as eager has it."""
-        if image not in self.eager:
+    def copy(self, image: fx.Node, reader: fx.Node, form: torch.memory_format) -> fx.Node:
+        """An image, or a view of one, for a reader: channels-last, or (`ROWS`) as eager has it."""
+        value = image.meta["val"]
+        new = self.placed(value, LAST) if form is LAST else self.eager.get(image, value)
+        if new is value:
             return image
-        if getattr(image.target, "overloadpacket", None) not in VIEWS:
-            return self.copy(image, reader, ROWS, self.eager[image])
-        with self.graph.inserting_before(reader):
-            made = self.graph.node_copy(image, lambda used: self.restored(used, reader))
-        made.meta["val"] = self.eager[image]
-        return made
-
-    def copy(
-        self, image: fx.Node, reader: fx.Node, form: torch.memory_format, value: torch.Tensor
-    ) -> fx.Node:
         if (image, form) not in self.copies:
             with self.graph.inserting_before(reader):
-                made = self.graph.call_function(
-                    aten.clone.default, (image,), {"memory_format": form}
-                )
-            made.meta.update(reader.meta, val=value)
+                if form is ROWS and getattr(image.target, "overloadpacket", None) in VIEWS:
+                    made = self.graph.node_copy(image, lambda used: self.copy(used, reader, ROWS))
+                else:
+                    how: dict[str, Any] = {"memory_format": form}
+                    made = self.graph.call_function(aten.clone.default, (image,), how)
+                    self.copied += bytes_of(image)
+            made.meta.update(reader.meta, val=new)
             self.copies[image, form] = made
-            self.copied += bytes_of(image)
         return self.copies[image, form]
-
-
-def is_last(node: fx.Node) -> bool:
-    """Does an image have its channels side by side?"""
-    value = node.meta["val"]
-    if not isinstance(value, torch.Tensor) or value.dim() != 4:
-        return False
-    return hint(value.stride(1)) == 1 < hint(value.shape[1]) <= hint(value.stride(3))
