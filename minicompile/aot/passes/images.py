@@ -37,7 +37,8 @@ ROWS, LAST = torch.contiguous_format, torch.channels_last
 
 @graph_pass("channels_last", stage="prims", order=80, option="layout_optimization")
 def channels_last(gm: fx.GraphModule, mode: Any) -> list[Rewrite] | str:
-    """Not where more would be copied than half of what the convolutions read and write: says so then."""
+    """Not where more would be copied than half of what the convolutions read and write, nor where a weight's
+    gradient is larger than all images (the library takes scratch memory for it): says so then."""
     if not any(map(is_convolution, gm.graph.nodes)):
         return "no convolution of images on a CPU"
     if gm.graph.find_nodes(op="call_function", target=aten.as_strided.default):
@@ -47,9 +48,11 @@ def channels_last(gm: fx.GraphModule, mode: Any) -> list[Rewrite] | str:
         nodes[node] = copy.node_copy(node, nodes.__getitem__)
     images = Images(copy, mode)
     done = images.run()
-    if images.copied * 2 > images.moved:
-        copied, moved = map(bytes_text, (images.copied, images.moved))
+    copied, moved = map(bytes_text, (images.copied, sum(images.moved)))
+    if images.copied * 2 > sum(images.moved):
         return f"{copied} would be copied, convolutions read and write {moved}"
+    if max(images.weights, default=0) > max(images.moved):
+        return f"scratch for a weight's gradient of {bytes_text(max(images.weights))}"
     gm.graph = copy
     return done
 
@@ -75,8 +78,8 @@ class Images:
         self.eager: dict[fx.Node, torch.Tensor] = {}
         """The nodes that lie otherwise now, and their values before."""
         self.copies: dict[tuple[fx.Node, torch.memory_format], fx.Node] = {}
-        self.moved = self.copied = 0
-        """Bytes that convolutions read and write, and that are copied."""
+        self.copied, self.moved, self.weights = 0, list[int](), list[int]()
+        """Bytes that are copied, of each image that convolutions read or write, of each weight's gradient."""
 
     def run(self) -> list[Rewrite]:
         done = []
@@ -85,10 +88,9 @@ class Images:
                 before, count = statement(node), CONVOLUTIONS[node.target]
                 for image in node.args[:count]:
                     node.replace_input_with(image, self.copy(image, node, LAST))  # type: ignore[arg-type]
-                self.lay_out(node)
-                parts = [user for user in node.users if user.target is operator.getitem]
-                images: Any = [*node.args[:count], node, *parts[:1]]
-                self.moved += sum(map(bytes_of, images))
+                images: Any = [*node.args[:count], *self.lay_out(node)]
+                self.moved += map(bytes_of, images)
+                self.weights += map(bytes_of, node.args[2 : count + 1])
                 done.append(Rewrite("channels_last", before, statement(node), origins_of(node)))
             elif not self.follows(node):
                 for image in node.all_input_nodes:
@@ -114,18 +116,18 @@ class Images:
             return kind == "reduction"
         return True
 
-    def lay_out(self, node: fx.Node) -> None:
-        """Give a node's results new strides, where they are images in rows."""
+    def lay_out(self, node: fx.Node) -> list[fx.Node]:
+        """Give a node's results new strides, where they are images in rows. Weights' gradients are none."""
         value = node.meta["val"]
         if isinstance(value, tuple | list):
-            for part in node.users:
-                self.lay_out(part)
-            parts = {part.args[1]: part.meta["val"] for part in node.users}
+            results = [part for part in node.users if not (part.args[1] and is_convolution(node))]
+            parts = {part.args[1]: part.meta["val"] for part in results if self.lay_out(part)}
             node.meta["val"] = tuple(parts.get(i, value[i]) for i in range(len(value)))
-        elif isinstance(value, torch.Tensor) and value.dim() == 4:
-            new = self.placed(value, LAST) if self.placed(value, ROWS) is value else value
-            if new is not value:
-                self.eager[node], node.meta["val"] = value, new
+            return results
+        in_rows = value.dim() == 4 and self.placed(value, ROWS) is value
+        if in_rows and (new := self.placed(value, LAST)) is not value:
+            self.eager[node], node.meta["val"] = value, new
+        return [node]
 
     def placed(self, value: torch.Tensor, form: torch.memory_format) -> torch.Tensor:
         """An image's value in a layout; the value itself if it lies so."""
