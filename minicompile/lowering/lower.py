@@ -28,7 +28,7 @@ from minicompile.lowering.context import (
     tensor_layouts,
 )
 from minicompile.lowering.ir import (
-    PRODUCTS,
+    LIBRARY_PRODUCTS,
     ExternKernel,
     ExternOutput,
     InputBuffer,
@@ -220,7 +220,7 @@ class _Lowering:
             value = self.values[argument]
             if not isinstance(value, TensorValue):
                 return value
-            if op in PRODUCTS:
+            if op in LIBRARY_PRODUCTS:
                 return ctx.realize(value, why)
             # operators choose their result's strides by their operands'
             return ctx.realize_as(value, layout_of(argument.meta["val"]), why)
