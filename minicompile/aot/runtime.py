@@ -26,8 +26,14 @@ from minicompile.ops.graph import Graph, output_node, placeholders
 
 
 def interpret(graph: Graph) -> BoxedCallable:
-    """Run an ATen graph with eager's operators, one by one; every value dies after its last use."""
-    return compat.boxed_function(graph.gm)
+    """Run an ATen graph with eager's operators, one by one; every value dies after its last use. What lies
+    otherwise in eager than in the graph is copied where that views it."""
+    copy, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in graph.nodes:
+        made = nodes[node] = copy.node_copy(node, nodes.__getitem__)
+        if made.target is torch.ops.aten.view.default:
+            made.target = torch.ops.aten.reshape.default
+    return compat.boxed_function(fx.GraphModule(graph.gm, copy))
 
 
 # The callable ------------------------------------------------------------------------------------

@@ -195,6 +195,8 @@ class _Lowering:
         why = "indices to check" if storage.cost.checks else heuristics.too_large(storage)
         if why is None and users > 1 and node in self.returned:
             why = f"graph output with {users - 1} other users"
+        if why is None and node in self.returned and node.target is torch.ops.aten.clone.default:
+            why = "graph output: what is copied may die"
         if why is None:
             why = heuristics.worth_keeping(storage, users)
         if why is None and self.options.inline == "never" and value.view is None:

@@ -136,7 +136,7 @@ def test_channels_last_is_told_where_it_is_chosen() -> None:
 
 
 def test_saved_images_lie_as_the_backward_wants_them() -> None:
-    """Copied are the first image and the last."""
+    """Copied are the first image and the last, and gradients of weights, which eager has in rows."""
     model, ((x,),) = tower(), images("rows", (4, 16))
     trace = mc.trace(model, x)
     backward = trace.aot.backward
@@ -147,7 +147,8 @@ def test_saved_images_lie_as_the_backward_wants_them() -> None:
     assert large and all(v.stride(1) == 1 for v in large)
     copies = [n for n in trace.aot.joint.nodes if n.target is torch.ops.aten.clone.default]
     sizes = {n.meta["val"].numel() for n in copies if n.meta["val"].dim() == 4}
-    assert sizes == {x.numel(), 4 * 8 * 4 * 4}
+    weights = [w.numel() for w in model.parameters() if w.dim() == 4 and w.shape[2] > 1]
+    assert sizes == {x.numel(), *weights, 4 * 8 * 4 * 4}
 
 
 def test_images_stay_in_rows_where_copies_would_cost_more() -> None:

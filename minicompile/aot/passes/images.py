@@ -88,7 +88,9 @@ class Images:
                 before, count = statement(node), CONVOLUTIONS[node.target]
                 for image in node.args[:count]:
                     node.replace_input_with(image, self.copy(image, node, LAST))  # type: ignore[arg-type]
-                images: Any = [*node.args[:count], *self.lay_out(node)]
+                self.lay_out(node)
+                parts = [u for u in node.users if u.target is operator.getitem and u.args[1] == 0]
+                images: Any = [*node.args[:count], node, *parts]
                 self.moved += map(bytes_of, images)
                 self.weights += map(bytes_of, node.args[2 : count + 1])
                 done.append(Rewrite("channels_last", before, statement(node), origins_of(node)))
@@ -116,18 +118,18 @@ class Images:
             return kind == "reduction"
         return True
 
-    def lay_out(self, node: fx.Node) -> list[fx.Node]:
-        """Give a node's results new strides, where they are images in rows. Weights' gradients are none."""
+    def lay_out(self, node: fx.Node) -> None:
+        """Give a node's results new strides, where they are images in rows."""
         value = node.meta["val"]
         if isinstance(value, tuple | list):
-            results = [part for part in node.users if not (part.args[1] and is_convolution(node))]
-            parts = {part.args[1]: part.meta["val"] for part in results if self.lay_out(part)}
+            for part in node.users:
+                self.lay_out(part)
+            parts = {part.args[1]: part.meta["val"] for part in node.users}
             node.meta["val"] = tuple(parts.get(i, value[i]) for i in range(len(value)))
-            return results
-        in_rows = value.dim() == 4 and self.placed(value, ROWS) is value
-        if in_rows and (new := self.placed(value, LAST)) is not value:
-            self.eager[node], node.meta["val"] = value, new
-        return [node]
+        elif value.dim() == 4 and self.placed(value, ROWS) is value:
+            new = self.placed(value, LAST)
+            if new is not value:
+                self.eager[node], node.meta["val"] = value, new
 
     def placed(self, value: torch.Tensor, form: torch.memory_format) -> torch.Tensor:
         """An image's value in a layout; the value itself if it lies so."""
