@@ -315,7 +315,8 @@ class LoopPrinter(ValuePrinter):
         *outer, last = self.x_loops
         inner, size = last.var, last.size
         tiled = not isinstance(size, int) or size > self.tile
-        fixed = self._fixed(inner)
+        first = self.plan.phases[0]
+        fixed = self._fixed(first.values, inner) if first.level == "row" else frozenset()
         together = len(outer) + (tiled and not fixed)  # loops without anything in between
         shared = bool(outer or tiled) and not self.split
         pragma = self._parallel(max(together, 1)) if shared else ""
@@ -339,8 +340,10 @@ class LoopPrinter(ValuePrinter):
                 self.divided = ()
 
             def one_row(values: Sequence[Value], loop: Loop, *_: Size) -> None:
+                still = self._fixed(values, inner, carried)
                 with self.loop(loop):
-                    lanes(values)
+                    self.compute(v for v in values if v in still)
+                    lanes([v for v in values if v not in still])
 
             for phase in self.plan.phases:
                 values = [v for v in phase.values if v not in fixed | at_hand]
@@ -353,13 +356,15 @@ class LoopPrinter(ValuePrinter):
                 elif values:
                     lanes(values)
 
-    def _fixed(self, inner: sympy.Symbol) -> frozenset[Value]:
-        """Row values that need no reduction and don't vary along the tile."""
-        first = self.plan.phases[0]
-        if first.level != "row":
-            return frozenset()
-        moving = varying(first.values, {inner})
-        return frozenset(v for v in first.values if v not in moving and v.op != "store")
+    def _fixed(
+        self, values: Sequence[Value], inner: sympy.Symbol, carried: Iterable[Value] = ()
+    ) -> frozenset[Value]:
+        """Those that are the same in all columns of a tile, whose loop can read them from outside."""
+        written = {store.buffer for store in self.plan.body.stores}
+        effects = (
+            v for v in values if v.op in ("store", "reduction", "scan") or v.buffer in written
+        )
+        return frozenset(values) - varying(values, {inner}, {*effects, *carried})
 
     def _at_hand(self) -> frozenset[Value]:
         """Plain loads of row values: each phase loads for itself what it reads."""
