@@ -163,6 +163,14 @@ def test_images_stay_in_rows_where_copies_would_cost_more() -> None:
     assert "no change (no convolution of images" in str(nothing)
 
 
+def test_eager_runs_graphs_whose_images_were_laid_out() -> None:
+    torch.manual_seed(0)
+    model, ((x,),) = Mixed(), images("rows", (4, 16))
+    call = mc.compile(model, backend="aot_eager")
+    for a, b in zip(results(call, model, [x]), results(model, model, [x]), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+
+
 def test_several_backward_calls_and_hooks_see_the_saved_images() -> None:
     model, ((x,),) = tower().eval(), images("rows", (4, 16))
     call, moved = mc.compile(model), list[torch.Tensor]()
