@@ -24,7 +24,7 @@ import torch
 from minicompile.codegen.cpp_ops import CTYPES
 from minicompile.codegen.cpp_values import ALIGNED, SIGNS, Loop, ValuePrinter
 from minicompile.codegen.phases import cone, cost, is_update, owns, separates, transposed
-from minicompile.codegen.plan import KernelPlan, Pieces, count, cut_inside, leaves
+from minicompile.codegen.plan import Cut, KernelPlan, Pieces, count, cut_inside, leaves
 from minicompile.ops.table import POSITIONS
 from minicompile.scheduling.body import LoopBody, Value, iterate_indices, varying
 from minicompile.shapes.expr import Size, coefficient_of, product, size_hint
@@ -166,14 +166,15 @@ class LoopPrinter(ValuePrinter):
     def _pointwise(self, part: Pieces, opened: Collection[Loop] = (), shared: bool = False) -> None:
         """The loops of a body, or of its pieces, inside those that are `opened` already, perhaps for threads
         (`shared`)."""
-        ranges = leaves(part)[0].ranges
-        loops = [Loop(var, size) for var, size in ranges.items() if size != 1]
-        loops = [loop for loop in loops if loop not in opened]
+        ranges, stop = leaves(part)[0].ranges, set[sympy.Symbol]()
+        if isinstance(part, Cut):
+            stop = {part.var, *cut_inside(part)}  # loops that differ from piece to piece
+        same = itertools.takewhile(lambda var: var not in stop, ranges)
+        outer = [Loop(var, ranges[var]) for var in same if ranges[var] != 1]
+        outer = [loop for loop in outer if loop not in opened]
         if isinstance(part, LoopBody):
-            self._piece(part, loops, shared)
+            self._piece(part, outer, shared)
             return
-        stop = {part.var, *cut_inside(part)}  # loops that differ from piece to piece
-        outer = [*itertools.takewhile(lambda loop: loop.var not in stop, loops)]
         share = not shared and self._enough(outer)
         with self.loops(outer, self._parallel(len(outer)) if share else ""):
             for piece in part.parts:

@@ -187,6 +187,11 @@ set_creation_meta = torch._C._autograd._set_creation_meta
 VIEW_AS_USUAL = torch._C._autograd.CreationMeta.DEFAULT
 
 
+def has_saved_tensors_hooks() -> bool:
+    """Will the user's hooks get what is saved for the backward?"""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def clear_saved_tensors(ctx: Any) -> None:
     """Let an autograd.Function's saved tensors die before its backward ends, unless the graph is retained."""
     clear = getattr(ctx, "maybe_clear_saved_tensors", None)
