@@ -40,24 +40,24 @@ def stages(body: LoopBody, riders: Mapping[Value, Value] = NO_RIDERS) -> dict[Va
     return found
 
 
-def riders(body: LoopBody, loop: Collection[Value]) -> dict[Value, Value]:
+def riders(body: LoopBody, loop: Collection[Value], kind: str) -> dict[Value, Value]:
     """Reductions that need no loop of their own, and those in whose loop they ride.
 
-    A sum of exp(v - m) rides beside the maximum of v, a sum of (v - m)^2 beside the sum of v, where m is one
-    number a row: what was added up relative to another number than m is corrected in the end.
+    A sum of exp(v - m) rides beside the maximum of v (`kind` "max"), a sum of (v - m)^2 beside the sum of v
+    ("sum"), where m is one number a row: terms relative to another number than m are corrected in the end.
     (Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018; Chan, Golub, LeVeque: "Updating
     formulae and a pairwise algorithm for computing sample variances", 1979.)
     """
-    beside = {(v.kind, v.inputs[0]): v for v in body.reductions}
+    beside = {v.inputs[0]: v for v in body.reductions if v.kind == kind}
     found: dict[Value, Value] = {}
     for value in body.reductions:
-        term, kind = value.inputs[0], {"exp": "max", "mul": "sum"}.get(value.inputs[0].op)
-        if value.kind != "sum" or kind is None or term.inputs[0] is not term.inputs[-1]:
+        term, form = value.inputs[0], {"max": "exp", "sum": "mul"}[kind]
+        if value.kind != "sum" or term.op != form or term.inputs[0] is not term.inputs[-1]:
             continue
         apart = term.inputs[0]
         if apart.op != "sub" or apart.inputs[0] not in loop or apart.inputs[1] in loop:
             continue
-        other, stage = beside.get((kind, apart.inputs[0])), stages(body, found)
+        other, stage = beside.get(apart.inputs[0]), stages(body, found)
         if other is not None and stage[apart.inputs[1]] == stage[other]:
             found[value] = other
     return found

@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import minicompile as mc
+from minicompile.codegen import triton_rules
 from minicompile.codegen.phases import riders
 from minicompile.codegen.plan import KernelPlan, plan_rule
 from minicompile.codegen.split import PART, refusal
+from minicompile.ops.device import Gpu
 from minicompile.ops.registry import scoped
 from minicompile.options import Options
 from minicompile.pipeline_result import Trace
@@ -34,8 +36,7 @@ def parts(count: int) -> Iterator[None]:
         @plan_rule("triton:split")
         def rule(plan: KernelPlan, options: Options) -> None:
             if plan.reduction_ranges and PART not in plan.body.all_ranges and not refusal(plan):
-                found = riders(plan.body, plan.loop)
-                plan.riders = {v: beside for v, beside in found.items() if beside.kind == "sum"}
+                plan.riders = riders(plan.body, plan.loop, "sum")
                 plan.reduction, plan.parts = "split", count
 
         yield
@@ -76,6 +77,15 @@ def test_few_long_rows_are_split_and_the_plan_says_what_either_way_costs() -> No
     assert "split" in told["one program for each row"]
     assert roles(trace) == ["sweep", "finish"]
     assert "launches" in plan.facts()
+
+
+def test_a_smaller_gpu_has_fewer_parts(monkeypatch) -> None:
+    def count() -> int:
+        return traced(lambda x: x.sum(0), torch.empty(2**18, 64)).plans[0].parts
+
+    large = count()
+    monkeypatch.setattr(triton_rules, "gpu_of", lambda device: Gpu(multiprocessors=16))
+    assert 1 < count() < large
 
 
 @pytest.mark.parametrize(
