@@ -7,8 +7,6 @@ import torch
 import torch.nn.functional as F
 
 import minicompile as mc
-from minicompile import compat
-from minicompile.aot.passes import linear
 from minicompile.errors import OptionError
 from minicompile.ops.display import to_html
 from minicompile.options import Options
@@ -191,6 +189,8 @@ def test_large_products_for_tensor_cores_have_rows_of_whole_vectors(monkeypatch)
     products = lambda x, w, b: (F.linear(x, w, b), x @ w.t(), w @ x.t(), F.linear(x, w, b[:1]))  # noqa: E731
     aligned = [leaf(16, 24), leaf(8, 24), leaf(8)]
     checked("pad_products", (products, inputs), (products, aligned), FIRST)
+    columns = lambda x, w: x.t() @ w  # noqa: E731
+    checked("pad_products", (columns, [rand(24, 13), rand(24, 16)]), (columns, [rand(24, 16)] * 2))
     special = [x.detach().clone() for x in inputs]
     special[0][0, 0], special[1][3, 4] = float("inf"), float("nan")
     assert "pad_products" in fired(run(lambda x, w: x @ w.t(), special[:2]))
@@ -769,64 +769,3 @@ def test_an_unknown_stage_is_an_error():
         OptionError, match="no stage 'full'; known: pre_grad, joint, prims, post_grad"
     ):
         graph_pass("bad", stage="full")
-
-
-# Padding
-
-
-@pytest.mark.parametrize("sizes", [(16, 16, 17), (16, 17, 16), (17, 16, 16), (17, 19, 21)])
-@pytest.mark.parametrize("turned", ["", "first", "second", "both"])
-def test_products_are_padded(monkeypatch, sizes, turned):
-    """As on a GPU, with half types of numbers that products don't round."""
-    monkeypatch.setattr(linear, "PADDED_ON", "cpu")
-    monkeypatch.setattr(linear, "PADDED_FROM", 16)
-    rows, inner, columns = sizes
-    a, b = ((rows, inner), (inner, columns))
-    one, other = (torch.randint(-3, 4, s).to(torch.bfloat16) for s in (a, b))
-    one = one.t().contiguous().t() if turned in ("first", "both") else one
-    other = other.t().contiguous().t() if turned in ("second", "both") else other
-    inputs = [one.requires_grad_(), other.requires_grad_()]
-    result = run(lambda a, b: a @ b, inputs)
-    if sizes == (16, 16, 17) or sizes == (17, 19, 21):
-        assert "pad_products" in fired(result)
-    run(lambda a, b: (a @ b).relu() * 2, inputs)
-    run(lambda a, b: (a @ b).t(), inputs)
-    assert "pad_products" not in fired(
-        run(lambda a, b: a @ b, inputs, disable_passes=("pad_products",))
-    )
-
-
-def test_what_is_padded_lies_in_rows(monkeypatch):
-    """A product's operand that another one reads turned is padded once."""
-    monkeypatch.setattr(linear, "PADDED_ON", "cpu")
-    monkeypatch.setattr(linear, "PADDED_FROM", 16)
-    x, w = (torch.randn(s, dtype=torch.bfloat16, requires_grad=True) for s in ((24, 16), (17, 16)))
-    result = run(lambda x, w: (x @ w.t()).sin(), [x, w], atol=0.1)
-    made = targets(result.backward.gm.graph)
-    assert made.count(aten.mm.default) == 2
-    assert made.count(aten.constant_pad_nd.default) == 2  # what comes down, and w
-
-
-def test_small_and_even_products_stay():
-    for shape, device in (((16, 17), "cpu"), ((600, 601), "cpu")):
-        x = torch.ones(shape, dtype=torch.bfloat16, device=device)
-        assert linear.lacking(x, x.t()) == (0, 0, 0)
-    with compat.fake_mode():
-        x = torch.empty(600, 601, dtype=torch.bfloat16, device="cuda")
-        y = torch.empty(601, 1001, dtype=torch.bfloat16, device="cuda")
-        assert linear.lacking(x, y) == (0, 7, 7)
-        assert linear.lacking(y.t(), x.t()) == (7, 7, 0)
-        assert linear.lacking(x.float(), y.float()) == (0, 0, 0)
-        few = torch.empty(100, 601, dtype=torch.bfloat16, device="cuda")
-        assert linear.lacking(few, y) == (0, 0, 0)
-
-
-@pytest.mark.gpu
-def test_products_are_padded_on_a_gpu():
-    x = torch.randn(600, 512, dtype=torch.bfloat16, device="cuda", requires_grad=True)
-    w = torch.randn(1001, 512, dtype=torch.bfloat16, device="cuda", requires_grad=True)
-    found = []
-    for fn in (lambda x, w: x @ w.t(), mc.compile(lambda x, w: x @ w.t(), fullgraph=True)):
-        y = fn(x, w)
-        found.append((y, *torch.autograd.grad(y, [x, w], torch.ones_like(y))))
-    torch.testing.assert_close(*found, rtol=2e-2, atol=0.5)

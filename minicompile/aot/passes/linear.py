@@ -69,70 +69,6 @@ def add_bias_in_product(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
     return done
 
 
-@graph_pass("pad_products", stage="post_grad", order=65)
-def pad_products(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
-    """Rows of half types that don't begin at multiples of 16 bytes keep a GPU's fast products away: such
-    operands get zeros at their ends, and the product loses what they add.
-
-    The real compiler, which measures both: torch/_inductor/fx_passes/pad_mm.py.
-    """
-    done: list[Rewrite] = []
-    made: dict[Any, fx.Node] = {}
-
-    def call(target: Any, *args: Any) -> fx.Node:
-        key = target, repr(args)
-        if key not in made:
-            made[key] = new = gm.graph.call_function(target, args)
-            with mode:
-                value = target(*(a.meta["val"] if isinstance(a, fx.Node) else a for a in args))
-            new.meta = {**node.meta, "val": value}
-        return made[key]
-
-    def padded(matrix: Any, rows: int, columns: int) -> Any:
-        if rows == columns == 0:
-            return matrix
-        if is_call(
-            matrix, aten.permute.default
-        ):  # what lies in rows is padded, so that it goes on to do
-            return call(aten.permute.default, padded(matrix.args[0], columns, rows), [1, 0])
-        return call(aten.constant_pad_nd.default, matrix, [0, columns, 0, rows])
-
-    for node in gm.graph.find_nodes(op="call_function", target=aten.mm.default):
-        rows, inner, columns = missing = lacking(*(value.meta["val"] for value in node.args))
-        if any(missing):
-            before, value = statement(node), node.meta["val"]
-            with gm.graph.inserting_before(node):
-                factors = padded(node.args[0], rows, inner), padded(node.args[1], inner, columns)
-                new = call(aten.mm.default, *factors)
-                for dim, size in enumerate(value.shape):
-                    if new.meta["val"].shape[dim] != size:
-                        new = call(aten.slice.Tensor, new, dim, 0, size)
-                new = gm.graph.call_function(
-                    aten.clone.default, (new,), {"memory_format": torch.contiguous_format}
-                )
-            new.meta = node.meta
-            node.replace_all_uses_with(new)
-            gm.graph.erase_node(node)
-            done.append(Rewrite("pad_products", before, statement(new), origins_of(new)))
-    return done
-
-
-PADDED_ON, PADDED_FROM, PADDED_TO = "cuda", 512, 8
-"""A kind of device; the least size of a matrix; elements."""
-
-
-def lacking(one: Tensor, other: Tensor) -> tuple[int, int, int]:
-    """What rows, inner dimension and columns of a product lack to multiples of PADDED_TO, as far as it
-    matters: in those dimensions whose neighbours are neighbours in memory."""
-    sizes = (*one.shape, other.shape[1])
-    known = all(isinstance(size, int) and size >= PADDED_FROM for size in sizes)
-    if not known or one.dtype.itemsize != 2 or one.device.type != PADDED_ON:
-        return 0, 0, 0
-    rows, inner, columns = (-size % PADDED_TO for size in sizes)
-    along = one.stride(1) == 1 or other.stride(0) == 1
-    return rows * (one.stride(1) != 1), inner * along, columns
-
-
 @graph_pass("back_to_back_gemm", stage="post_grad", order=70)
 def mark_products_of_products(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
     """mm(mm(x, a), b): `meta["back_to_back"]` of the outer one has the bytes that lie between them."""
@@ -187,16 +123,23 @@ def pad_products(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
         if not known or not runs_on_tensor_cores(x.meta["val"]):
             continue
         more, wider = (-size % VECTOR for size in (inner, columns))
-        if not (more or wider) or min(hint(rows), inner, columns) < WORTH_PADDING:
+        # a gradient that is read by columns: its rows are neighbours in memory
+        turned = (
+            isinstance(rows, int) and node.target is aten.mm.default and by_columns(x.meta["val"])
+        )
+        below = -rows % VECTOR if turned else 0
+        if not (more or wider or below) or min(hint(rows), inner, columns) < WORTH_PADDING:
             continue
 
         def padded(
-            *given: Tensor, more: int = more, wider: int = wider, columns: int = columns
-        ) -> Tensor:
+            *given: Tensor, below: int = below, more: int = more, wider: int = wider,
+            rows: Any = rows, columns: int = columns,
+        ) -> Tensor:  # fmt: skip
             *bias, x, weight = given
-            x, weight = pad_matrix(x, 0, more), pad_matrix(weight, more, wider)
+            x, weight = pad_matrix(x, below, more), pad_matrix(weight, more, wider)
             if not bias:
-                return torch.mm(x, weight)[:, :columns]
+                product = torch.mm(x, weight)[:, :columns]
+                return product[:rows] if below else product
             (whole,) = (F.pad(b, (0, wider)) if b.shape[-1] == columns else b for b in bias)
             return torch.addmm(whole, x, weight)[:, :columns]
 
@@ -209,11 +152,15 @@ def runs_on_tensor_cores(value: Tensor) -> bool:
     return value.device.type == "cuda" and value.dtype in (torch.bfloat16, torch.float16)
 
 
+def by_columns(x: Tensor) -> bool:
+    return bool(x.stride(0) < x.stride(1))
+
+
 def pad_matrix(x: Tensor, rows: int, columns: int) -> Tensor:
     """Zeros below and to the right; the matrix lies by columns if it did."""
     if not rows and not columns:
         return x
-    if x.stride(0) < x.stride(1):
+    if by_columns(x):
         return F.pad(x.t(), (0, rows, 0, columns)).t()
     return F.pad(x, (0, columns, 0, rows))
 
