@@ -93,18 +93,22 @@ def run_cache(chosen: argparse.Namespace) -> int:
     """Where compiled code is kept, how much there is; `--clear` empties it."""
     folder = Options().cache_folder
     sizes: list[int] = []
-    for path in folder.rglob("*") if folder.is_dir() else ():
-        with contextlib.suppress(FileNotFoundError):  # others are at work
-            sizes += [path.stat().st_size] * path.is_file()
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # others are at work
+                sizes.append(os.stat(os.path.join(place, name)).st_size)
     print(f"{folder}: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB")
-    if (folder / "cpp").is_dir() and (reason := why_unsafe(folder / "cpp")):
-        print(f"compiled kernels are not kept: {reason}")
+    with contextlib.suppress(FileNotFoundError):
+        if reason := why_unsafe(folder / "cpp"):
+            print(f"compiled kernels are not kept: {reason}")
     if chosen.clear and folder.is_dir():
         if Path.home().is_relative_to(folder) or Path.cwd().is_relative_to(folder):
             reason = "holds your home or working folder, so it is not cleared"
             raise MinicompileError(f"{folder} {reason}")
         try:
-            shutil.rmtree(folder)
+            while folder.exists():
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.rmtree(folder)
         except OSError as error:
             raise MinicompileError(f"{folder} can't be cleared: {error}") from error
         print("cleared")

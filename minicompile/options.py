@@ -101,8 +101,8 @@ class Options:
     """Inference: batch norm goes into the weights of the convolution before it. Rounds differently."""
     memory_budget: float | None = None
     """From 0 (the backward recomputes all that it can) to 1 (like "default"). None: nothing expensive."""
-    layout_optimization: bool | None = None
-    """Images lie channels-last inside of graphs with convolutions. None: on CPUs, in inference."""
+    layout_optimization: bool = True
+    """Images lie channels-last between convolutions, on CPUs (aot/passes/images.py)."""
     memory_pool: bool | None = None
     """A graph's intermediates share one allocation. None: where that saves much and raises no peak."""
     arena_bytes: int = 1 << 30

@@ -134,13 +134,14 @@ class JointParts:
         self.parameters = set(compress(inputs, is_parameter))
         """They live as long as the model: keeping one costs nothing."""
         self.results, self.gradients = map(list, results_of(gm.graph))
+        self.needed_by_forward = ancestors(self.results)
         self.after_tangents = set(self.tangents)
-        """What only the backward can compute."""
+        """What only the backward can compute, from tangents or random numbers that it draws itself."""
         for node in self.nodes:
-            if any(used in self.after_tangents for used in node.all_input_nodes):
+            drawn = is_random(node) and self.is_backward(node)
+            if drawn or any(used in self.after_tangents for used in node.all_input_nodes):
                 self.after_tangents.add(node)
         self.needed_by_backward = ancestors(self.gradients)
-        self.needed_by_forward = ancestors(self.results)
         needed = [node for node in self.nodes if node in self.needed_by_backward]
         after = [node for node in needed if node in self.after_tangents]
         self.read_by_backward = {*self.gradients, *chain(*(n.all_input_nodes for n in after))}

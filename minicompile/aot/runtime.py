@@ -26,8 +26,14 @@ from minicompile.ops.graph import Graph, output_node, placeholders
 
 
 def interpret(graph: Graph) -> BoxedCallable:
-    """Run an ATen graph with eager's operators, one by one; every value dies after its last use."""
-    return compat.boxed_function(graph.gm)
+    """Run an ATen graph with eager's operators, one by one; every value dies after its last use. What lies
+    otherwise in eager than in the graph is copied where that views it."""
+    copy, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in graph.nodes:
+        made = nodes[node] = copy.node_copy(node, nodes.__getitem__)
+        if made.target is torch.ops.aten.view.default:
+            made.target = torch.ops.aten.reshape.default
+    return compat.boxed_function(fx.GraphModule(graph.gm, copy))
 
 
 # The callable ------------------------------------------------------------------------------------
@@ -106,7 +112,9 @@ def training_call(
             results = forward(inputs)
             anchor = compat.empty_strided_cpu((0,), (1,), torch.float32)
             ctx.set_materialize_grads(False)
-            ctx.save_for_backward(anchor, *results[first_saved:first_size])
+            saved = results[first_saved:first_size]
+            ctx.strides = [v.stride() for v in saved] if compat.has_saved_tensors_hooks() else ()
+            ctx.save_for_backward(anchor, *saved)
             ctx.sizes = results[first_size:]
             if large:
                 ctx.taken = taken = {}
@@ -138,6 +146,7 @@ def training_call(
                 if not all(map(compat.has_storage, fitted)):  # under vmap
                     run = interpret(backward_graph)  # operators know what to do, kernels don't
                 arguments = [*ctx.saved_tensors[1:], *ctx.sizes, *fitted]
+                arguments[: len(ctx.strides)] = map(with_strides, arguments, ctx.strides)
                 fitted.clear()
                 compat.clear_saved_tensors(ctx)
                 gradients = without_casts(run, arguments)
@@ -198,6 +207,15 @@ def fit_tangent(
     elif tangent.layout is not torch.strided:  # of a sparse embedding
         tangent = tangent.to_dense()
     return dense_in_order(tangent, order)
+
+
+def with_strides(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """A saved tensor as it was before the user's hooks, which may have copied it into rows."""
+    if value.stride() == strides:
+        return value
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(
+        value
+    )
 
 
 def owners(values: Sequence[Any]) -> list[Any]:

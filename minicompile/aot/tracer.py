@@ -95,8 +95,8 @@ class Tracer(compat.TorchDispatchMode):
     def active(self) -> Iterator[None]:
         """Operators called inside are recorded. Composite ones arrive as what they are made of."""
         # torch's Python kernels of composites: in C++ batch norm hides that it mutates
-        kernels = compat.upsampling_as_in_eager(self.env is None)
-        with kernels, self.mode, compat.python_dispatcher(), self, asking(self.env, self.asks):
+        kernels = compat.python_dispatcher(), compat.upsampling_as_in_eager()
+        with self.mode, kernels[0], kernels[1], self, asking(self.env, self.asks):
             yield
 
     def asks(self) -> tuple[str, SourceLine | None]:

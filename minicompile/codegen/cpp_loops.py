@@ -24,7 +24,7 @@ import torch
 from minicompile.codegen.cpp_ops import CTYPES
 from minicompile.codegen.cpp_values import ALIGNED, SIGNS, Loop, ValuePrinter
 from minicompile.codegen.phases import cone, cost, is_update, owns, separates, transposed
-from minicompile.codegen.plan import KernelPlan, Pieces, count, cut_inside, leaves
+from minicompile.codegen.plan import Cut, KernelPlan, Pieces, count, cut_inside, leaves
 from minicompile.ops.table import POSITIONS
 from minicompile.scheduling.body import LoopBody, Value, iterate_indices, varying
 from minicompile.shapes.expr import Size, coefficient_of, product, size_hint
@@ -166,14 +166,15 @@ class LoopPrinter(ValuePrinter):
     def _pointwise(self, part: Pieces, opened: Collection[Loop] = (), shared: bool = False) -> None:
         """The loops of a body, or of its pieces, inside those that are `opened` already, perhaps for threads
         (`shared`)."""
-        ranges = leaves(part)[0].ranges
-        loops = [Loop(var, size) for var, size in ranges.items() if size != 1]
-        loops = [loop for loop in loops if loop not in opened]
+        ranges, stop = leaves(part)[0].ranges, set[sympy.Symbol]()
+        if isinstance(part, Cut):
+            stop = {part.var, *cut_inside(part)}  # loops that differ from piece to piece
+        same = itertools.takewhile(lambda var: var not in stop, ranges)
+        outer = [Loop(var, ranges[var]) for var in same if ranges[var] != 1]
+        outer = [loop for loop in outer if loop not in opened]
         if isinstance(part, LoopBody):
-            self._piece(part, loops, shared)
+            self._piece(part, outer, shared)
             return
-        stop = {part.var, *cut_inside(part)}  # loops that differ from piece to piece
-        outer = [*itertools.takewhile(lambda loop: loop.var not in stop, loops)]
         share = not shared and self._enough(outer)
         with self.loops(outer, self._parallel(len(outer)) if share else ""):
             for piece in part.parts:
@@ -314,7 +315,8 @@ class LoopPrinter(ValuePrinter):
         *outer, last = self.x_loops
         inner, size = last.var, last.size
         tiled = not isinstance(size, int) or size > self.tile
-        fixed = self._fixed(inner)
+        first = self.plan.phases[0]
+        fixed = self._fixed(first.values, inner) if first.level == "row" else frozenset()
         together = len(outer) + (tiled and not fixed)  # loops without anything in between
         shared = bool(outer or tiled) and not self.split
         pragma = self._parallel(max(together, 1)) if shared else ""
@@ -338,8 +340,10 @@ class LoopPrinter(ValuePrinter):
                 self.divided = ()
 
             def one_row(values: Sequence[Value], loop: Loop, *_: Size) -> None:
+                still = self._fixed(values, inner, carried)
                 with self.loop(loop):
-                    lanes(values)
+                    self.compute(v for v in values if v in still)
+                    lanes([v for v in values if v not in still])
 
             for phase in self.plan.phases:
                 values = [v for v in phase.values if v not in fixed | at_hand]
@@ -352,13 +356,15 @@ class LoopPrinter(ValuePrinter):
                 elif values:
                     lanes(values)
 
-    def _fixed(self, inner: sympy.Symbol) -> frozenset[Value]:
-        """Row values that need no reduction and don't vary along the tile."""
-        first = self.plan.phases[0]
-        if first.level != "row":
-            return frozenset()
-        moving = varying(first.values, {inner})
-        return frozenset(v for v in first.values if v not in moving and v.op != "store")
+    def _fixed(
+        self, values: Sequence[Value], inner: sympy.Symbol, carried: Iterable[Value] = ()
+    ) -> frozenset[Value]:
+        """Those that are the same in all columns of a tile, whose loop can read them from outside."""
+        written = {store.buffer for store in self.plan.body.stores}
+        effects = (
+            v for v in values if v.op in ("store", "reduction", "scan") or v.buffer in written
+        )
+        return frozenset(values) - varying(values, {inner}, {*effects, *carried})
 
     def _at_hand(self) -> frozenset[Value]:
         """Plain loads of row values: each phase loads for itself what it reads."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._decomp.decompositions import upsample_compute_output_size as upsampled_size
 from torch._dispatch.python import enable_python_dispatcher as python_dispatcher
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -28,7 +29,13 @@ from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_m
 from torch.utils._pytree import _broadcast_to_and_flatten as tree_spread
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from minicompile.ops.strides import as_row_major_view, check_position, laid_out_as_eager
+from minicompile.ops.strides import (
+    UPSAMPLED_GRADIENTS,
+    as_row_major_view,
+    check_position,
+    laid_out_as_eager,
+    upsampled_gradient,
+)
 
 TensorGuards: Any = None
 GlobalStateGuard: Any = None
@@ -45,22 +52,31 @@ __all__ = [
 
 
 @contextlib.contextmanager
-def upsampling_as_in_eager(wanted: bool) -> Iterator[None]:
+def upsampling_as_in_eager() -> Iterator[None]:
     """Upsampling is traced as eager's operators, not as what torch's Python kernels make of them."""
-    taken: list[tuple[Any, Any, Any]] = []
-    for name in filter(lambda name: "upsample_" in name and wanted, dir(torch.ops.aten)):
+    taken: list[tuple[Any, dict[Any, Any]]] = []
+    for name in filter(lambda name: "upsample_" in name, dir(torch.ops.aten)):
         packet = getattr(torch.ops.aten, name)
         for op in (getattr(packet, overload) for overload in packet.overloads()):
+            taken.append((op, dict(op.py_kernels)))
             for key in (torch.DispatchKey.Autograd, torch.DispatchKey.CompositeImplicitAutograd):
-                if key in op.py_kernels:
-                    taken.append((op, key, op.py_kernels.pop(key)))
-                    op._dispatch_cache.clear()
+                if op.py_kernels.pop(key, None) and op._overloadname == "vec":
+                    op.py_kernels[key] = functools.partial(upsample_by_factors, packet.default)
+            op._dispatch_cache.clear()
     try:
         yield
     finally:
-        for op, key, kernel in taken:
-            op.py_kernels[key] = kernel
+        for op, kernels in taken:
+            op.py_kernels.clear()
+            op.py_kernels.update(kernels)
             op._dispatch_cache.clear()
+
+
+def upsample_by_factors(op: Any, x: torch.Tensor, size: Any, *rest: Any) -> torch.Tensor:
+    """`op` of a size, or of factors (the last argument); the composite in C++ can't read symbolic sizes."""
+    *corners, factors = rest
+    size = upsampled_size(x.shape, size, factors)
+    return op(x, size, *corners, *(factors or [None] * len(size)))
 
 
 class EagerLayouts(FakeTensorMode):
@@ -81,6 +97,8 @@ class EagerLayouts(FakeTensorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
         if not self.static_shapes:
+            if func in UPSAMPLED_GRADIENTS:
+                return upsampled_gradient(func, args[0], args[2])
             check_position(func, args)
             func, args = as_row_major_view(func, args)
         return laid_out_as_eager(func, args, super().__torch_dispatch__(func, types, args, kwargs))
@@ -167,6 +185,11 @@ creation_meta = torch._C._autograd._get_creation_meta
 """How a view was made, which decides whether autograd lets it be written to."""
 set_creation_meta = torch._C._autograd._set_creation_meta
 VIEW_AS_USUAL = torch._C._autograd.CreationMeta.DEFAULT
+
+
+def has_saved_tensors_hooks() -> bool:
+    """Will the user's hooks get what is saved for the backward?"""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 def clear_saved_tensors(ctx: Any) -> None:

@@ -74,8 +74,6 @@ class LoweringContext:
         self.origins: Origins = NO_ORIGINS
         self.layouts: list[Layout | None] = []
         """How the node's results lie in eager."""
-        self.channels_last = False
-        """Images inside of the graph lie with their channels side by side, whatever eager does."""
 
     def simplified(self, size: Size) -> Size:
         """A size by what guards say of its symbols."""
@@ -96,8 +94,6 @@ class LoweringContext:
 
     def eager_strides(self, size: Sequence[Size]) -> tuple[Size, ...]:
         """Strides for a new tensor: eager's for the node's result of this size if dense, else contiguous."""
-        if self.channels_last and len(size) == 4:
-            return channels_last_strides(size)
         for layout in self.layouts:
             if layout is not None and same_size(layout.size, size) and is_dense(layout):
                 return layout.stride
@@ -316,12 +312,6 @@ class LoweringContext:
         where, what = (scoped(f, len(self.operations), self.origins) for f in (output_index, fn))
         loops = Scatter(tuple(ranges), target.name, where, what, mode)
         return self.in_memory(self._emit(target.layout, loops, cost, self.origins, "scatter"))
-
-
-def channels_last_strides(size: Sequence[Size]) -> tuple[Size, ...]:
-    """Strides of images (n, c, h, w) in the order n, h, w, c."""
-    n, h, w, c = contiguous_strides([size[i] for i in (0, 2, 3, 1)])
-    return n, c, h, w
 
 
 def layout_of(tensor: torch.Tensor) -> Layout:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -23,7 +22,6 @@ from minicompile.lowering import rules
 from minicompile.lowering.context import (
     LoweringContext,
     Rule,
-    channels_last_strides,
     extern_reasons,
     layout_of,
     lowering,
@@ -49,8 +47,6 @@ from minicompile.shapes.expr import Size, size_hint, to_size
 
 __all__ = ["LoweringContext", "lower", "lowering", "rules"]
 
-aten = torch.ops.aten
-ATTENTION = {aten.bmm.default, aten._scaled_dot_product_flash_attention_for_cpu.default}
 NUMBERS = (int, torch.SymInt, torch.SymFloat, sympy.Expr)
 
 
@@ -81,7 +77,6 @@ class _Lowering:
         self.ctx.names.update(
             n.name for n in self.graph.nodes if n.op in ("placeholder", "get_attr")
         )
-        self.ctx.channels_last = self._channels_last()
         for node in self.graph.nodes:
             self.ctx.enter(node)
             if node.op == "output":
@@ -98,20 +93,6 @@ class _Lowering:
         if self.options.verify:
             verify(found)
         return found
-
-    def _channels_last(self) -> bool:
-        """Do images lie channels-last? Unless the option says: on CPUs, whose convolutions are faster then,
-        if no image that one reads or makes leaves the graph (in training the backward gets them) and no
-        attention has other tensors of four dimensions. Never where as_strided sees eager's memory."""
-        called = {n.target for n in self.graph.nodes}
-        convs = self.graph.gm.graph.find_nodes(op="call_function", target=aten.convolution.default)
-        if not convs or aten.as_strided.default in called:
-            return False
-        if (wanted := self.options.layout_optimization) is not None:
-            return wanted
-        images = {image for conv in convs for image in (conv, conv.args[0])}
-        on_cpu = all(conv.meta["val"].device.type == "cpu" for conv in convs)
-        return on_cpu and not images & self.returned and not ATTENTION & called
 
     # -- inputs and outputs
 
@@ -214,6 +195,8 @@ class _Lowering:
         why = "indices to check" if storage.cost.checks else heuristics.too_large(storage)
         if why is None and users > 1 and node in self.returned:
             why = f"graph output with {users - 1} other users"
+        if why is None and node in self.returned and node.target is torch.ops.aten.clone.default:
+            why = "graph output: what is copied may die"
         if why is None:
             why = heuristics.worth_keeping(storage, users)
         if why is None and self.options.inline == "never" and value.view is None:
@@ -233,10 +216,6 @@ class _Lowering:
             layouts = [
                 lay and Layout.contiguous(lay.device, lay.dtype, lay.size) for lay in layouts
             ]
-        images = ctx.channels_last and op is aten.convolution.default and len(val.shape) == 4
-        if images:
-            reason = f"{reason}, channels last"
-            layouts = [channels_last(layout) for layout in layouts if layout is not None]
         single, why = isinstance(val, torch.Tensor), f"read by {op}"
 
         def operand(argument: fx.Node) -> Any:
@@ -246,10 +225,7 @@ class _Lowering:
             if op in LIBRARY_PRODUCTS:
                 return ctx.realize(value, why)
             # operators choose their result's strides by their operands'
-            layout = layout_of(argument.meta["val"])
-            if images and argument is node.args[0]:
-                return ctx.realize_as(value, channels_last(layout), f"{why}, channels last")
-            return ctx.realize_as(value, layout, why)
+            return ctx.realize_as(value, layout_of(argument.meta["val"]), why)
 
         args, kwargs = fx.map_arg((node.args, node.kwargs), operand)
         name = ctx.new_name()
@@ -275,10 +251,6 @@ class _Lowering:
                 where=user_line(node),
             )
         return size
-
-
-def channels_last(layout: Layout) -> Layout:
-    return replace(layout, stride=channels_last_strides(layout.size))
 
 
 def values_in(nested: Any) -> list[TensorValue]:

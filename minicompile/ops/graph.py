@@ -218,7 +218,10 @@ class PassRecord(Shown):
     after: Snapshot | str
     changed: int
     rewrites: tuple[Rewrite, ...] = ()
+    reason: str = ""
+    """Why there is no change, where a pass says so."""
 
     def __str__(self) -> str:
         verdict = f"{self.changed} changes" if self.changed else "no change"
+        verdict += f" ({self.reason})" if self.reason else ""
         return "\n".join([f"pass {self.name}: {verdict}", *map(str, self.rewrites)])

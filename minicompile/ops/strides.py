@@ -71,6 +71,31 @@ def laid_out_as_eager(op: OpOverload, args: Any, result: Any) -> Any:
     return (first, *others) if others else first
 
 
+KEPT_GRADIENTS = {
+    aten.upsample_linear1d_backward.default,
+    aten.upsample_bilinear2d_backward.default,
+    aten.upsample_trilinear3d_backward.default,
+}
+UPSAMPLED_GRADIENTS = KEPT_GRADIENTS | {
+    aten.upsample_nearest1d_backward.default,
+    aten.upsample_nearest3d_backward.default,
+    aten._upsample_nearest_exact1d_backward.default,
+    aten._upsample_nearest_exact3d_backward.default,
+    aten.upsample_bicubic2d_backward.default,
+    aten._upsample_bicubic2d_aa_backward.default,
+}
+"""For these FakeTensor runs C++ that can't read symbolic sizes; the first few keep channels last."""
+
+
+def upsampled_gradient(op: OpOverload, grad: torch.Tensor, size: Any) -> torch.Tensor:
+    """What such an operator gives, for an input of that size."""
+    found = grad.new_empty(size)
+    if op in KEPT_GRADIENTS and channels_last(grad) and not grad.is_contiguous():
+        layout = {4: torch.channels_last, 5: torch.channels_last_3d}[grad.dim()]
+        found = torch.empty_like(found, memory_format=layout)
+    return found
+
+
 def channels_last(x: torch.Tensor) -> bool:
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])

@@ -30,8 +30,9 @@ from minicompile.options import Options
 
 STAGES = ("pre_grad", "joint", "prims", "post_grad")
 
-Run = Callable[[fx.GraphModule, Any], int | list[Rewrite]]
-"""(graph to edit, its FakeTensorMode) -> number of changes, or what they were. Nodes keep their metadata."""
+Run = Callable[[fx.GraphModule, Any], int | list[Rewrite] | str]
+"""(graph to edit, its FakeTensorMode) -> number of changes, or what they were, or why there are none. Nodes
+keep their metadata."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,13 @@ def run_passes(passes: Sequence[Pass], graph: Graph, mode: Any, records: list[Pa
     before = Snapshot(graph)
     for entry in sorted(passes, key=lambda p: (p.order, p.name)):
         done = entry.run(graph.gm, mode)
-        changed, rewrites = (done, ()) if isinstance(done, int) else (len(done), tuple(done))
+        rewrites = tuple(done) if isinstance(done, list) else ()
+        changed = done if isinstance(done, int) else len(rewrites)
+        reason = done if isinstance(done, str) else ""
         name = f"{entry.stage}.{entry.name}"
         if changed:
             graph.gm.recompile()
             graph.made_by = name
         after = Snapshot(graph) if changed else before
-        records.append(PassRecord(name, before, after, changed, rewrites))
+        records.append(PassRecord(name, before, after, changed, rewrites, reason))
         before = after

@@ -77,6 +77,7 @@ class FusionContext:
         self.itemsize = {name: b.layout.dtype.itemsize for name, b in graph.buffers.items()}
         self.bodies = {n.name: size_of(n.body) for n in nodes if isinstance(n, SchedulerNode)}
         """Operations of each body, and how many of its values are alive at once."""
+        self.windows = {n.name for n in nodes if isinstance(n, SchedulerNode) and has_windows(n)}
         self.saved, self.size = cache(self._saved), cache(self._size)
 
     def flows(self, producer: LoopNest, consumer: LoopNest) -> frozenset[str]:
@@ -139,6 +140,13 @@ class FusionContext:
         return KernelSize(len(members), sum(count for count, _ in bodies), registers)
 
 
+def has_windows(node: SchedulerNode) -> bool:
+    """Does a node on a CPU load elements of one buffer under several conditions, each for itself?"""
+    loads = Counter(v.buffer for v in node.body.values if v.op == "load" and v.mask is not None)
+    alone = node.kind == "pointwise" and node.buffer.layout.device.type == "cpu"
+    return alone and max(loads.values(), default=0) > 1
+
+
 def size_of(body: LoopBody) -> tuple[int, int]:
     """How many operations a body has, and how many of its values are alive at once.
 
@@ -183,6 +191,10 @@ class FusionPolicy:
             limit = f"options.max_live_values = {options.max_live_values}"
             told = f"{size.registers} values would be alive at once, more than {limit}"
             return Verdict(False, told, "register_limit")
+        cut = context.windows & {node.name for node in producer.nodes}
+        if cut and consumer.is_reduction and not producer.is_reduction:
+            told = "in windows that end at edges: loops are cut there, but not those of a reduction"
+            return Verdict(False, f"{listed(cut)} loads {told}")
         if context.flows(producer, consumer):
             return Verdict(True, context.handed_over(producer, consumer), "handed_over")
         saved = listed(b for b, count in context.saved(producer, consumer).items() if count)

@@ -182,6 +182,18 @@ def test_large_products_are_onednn_s_on_amd_s_processors(vendor, monkeypatch):
         assert "onednn" not in fired(run(products, large, atol=1e-3))
 
 
+def test_large_products_for_tensor_cores_have_rows_of_whole_vectors(monkeypatch):
+    monkeypatch.setattr("minicompile.aot.passes.linear.runs_on_tensor_cores", lambda value: True)
+    monkeypatch.setattr("minicompile.aot.passes.linear.WORTH_PADDING", 2)
+    inputs = [leaf(20, 13), leaf(11, 13), leaf(11)]
+    products = lambda x, w, b: (F.linear(x, w, b), x @ w.t(), w @ x.t(), F.linear(x, w, b[:1]))  # noqa: E731
+    aligned = [leaf(16, 24), leaf(8, 24), leaf(8)]
+    checked("pad_products", (products, inputs), (products, aligned), FIRST)
+    special = [x.detach().clone() for x in inputs]
+    special[0][0, 0], special[1][3, 4] = float("inf"), float("nan")
+    assert "pad_products" in fired(run(lambda x, w: x @ w.t(), special[:2]))
+
+
 def test_products_of_products_are_marked_with_the_bytes_between():
     inputs = [rand(6, 3), rand(3, 5), rand(5, 2)]
     chain = lambda x, a, b: x @ a @ b  # noqa: E731

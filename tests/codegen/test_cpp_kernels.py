@@ -413,6 +413,25 @@ def test_scatter_adds_duplicates(dtype: torch.dtype) -> None:
     torch.testing.assert_close(out, expected)
 
 
+def test_an_index_that_all_columns_share_is_read_once_a_row() -> None:
+    """A sum over rows beside a scatter of them."""
+
+    def step(x: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        grad = x * 2
+        return grad.sum(0), x.new_zeros(50, 96).index_put((index,), grad, accumulate=True)
+
+    x, index = torch.randn(4, 30, 96), torch.randint(-50, 50, (4, 30))
+    compiled = mc.compile(step)
+    [text] = [k.text for k in mc.trace(compiled, x, index).kernels if "_tile" in k.text]
+    sharing = text.index("bool i0_bad")
+    assert text.index("for (int64_t r0") < sharing < text.index("for (int64_t x1", sharing)
+    assert "for (int64_t" not in text[text.index("for (int64_t r0") + 1 : sharing]
+    for got, wanted in zip(compiled(x, index), step(x, index)):
+        torch.testing.assert_close(got, wanted)
+    with pytest.raises(IndexError):
+        compiled(x, index + 51)
+
+
 def test_scatter_along_the_inner_loop_runs_in_order() -> None:
     p = Program()
     p.input("target", (3,))

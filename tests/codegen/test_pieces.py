@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -111,6 +112,34 @@ def test_a_border_is_cut_off_and_nothing_is_left_to_choose() -> None:
     assert len(bodies) == 5  # above, left, inside, right, below
     assert all(v.op in ("constant", "load", "store") for body in bodies for v in body.values)
     assert "pieces" in plan.facts()
+
+
+def test_vectors_run_along_the_channels_in_every_piece() -> None:
+    x = numbers(2, 8, 12, 12).to(memory_format=torch.channels_last)
+    for pool in (lambda x: F.max_pool2d(x, 3, 2, 1), lambda x: F.avg_pool2d(x, 3, 1, 1)):
+        kernel = mc.trace(pool, x).kernels[0]
+        lines = [line.text.strip() for line in kernel.lines]
+        after = [lines[i + 1] for i, text in enumerate(lines) if re.match("#pragma.* simd", text)]
+        assert isinstance(kernel.plan.pieces, Cut)
+        assert len(after) == len(leaves(kernel.plan.pieces))
+        assert all(text.startswith("for (int64_t x3 = 0; x3 < 8;") for text in after)
+        torch.testing.assert_close(mc.compile(pool)(x), pool(x), equal_nan=True)
+
+
+def test_windows_with_borders_are_cut_by_themselves_rather_than_summed() -> None:
+    x, down = torch.randn(2, 3, 12, 12), torch.randn(2, 3, 6, 6)
+
+    def fn(x: Tensor, at: Tensor, down: Tensor) -> Tensor:
+        windows = [3, 3], [2, 2], [1, 1], [1, 1], False
+        slope = torch.ops.aten.max_pool2d_with_indices_backward(down, x, *windows, at)
+        return torch.stack([slope.sum((0, 2, 3)), slope.square().sum((0, 2, 3))])
+
+    at = F.max_pool2d(x, 3, 2, 1, return_indices=True)[1]
+    trace = mc.trace(fn, x, at, down)
+    refused = [d for d in trace.schedule.decisions if "loads in windows that end" in d.reason]
+    assert refused and not any(d.fused for d in refused)
+    assert isinstance(trace.plans[0].pieces, Cut) and trace.plans[0].reduction == "none"
+    torch.testing.assert_close(mc.compile(fn)(x, at, down), fn(x, at, down))
 
 
 def test_a_short_inner_loop_is_written_out() -> None:

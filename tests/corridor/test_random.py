@@ -152,6 +152,33 @@ def test_the_backward_pass_sees_the_forwards_numbers(language, partitioner, budg
     torch.testing.assert_close(x.grad, x.cos() * weight)
 
 
+class Noisy(torch.autograd.Function):
+    """Its gradient is a random number."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * torch.rand(9, 11)
+
+
+@pytest.mark.parametrize("fallback", [False, True])
+def test_a_backward_pass_that_draws_does_so_each_time(fallback):
+    def f(x):
+        return Noisy.apply(x)
+
+    x = torch.randn(9, 11, requires_grad=True)
+    found = compiled(f, fallback_random=fallback)(x)
+    grads = [
+        seeded(torch.autograd.grad, found.sum(), x, None, True)[0],
+        torch.autograd.grad(found.sum(), x, retain_graph=True)[0],
+    ]
+    drawn = seeded(torch.rand, 9, 11) if fallback else numbers(0, (9, 11), 1)
+    assert torch.equal(grads[0], drawn) and not torch.equal(*grads)
+
+
 def test_what_is_recomputed_comes_from_the_saved_seeds():
     def f(x):
         return F.dropout(x.sin(), 0.5)

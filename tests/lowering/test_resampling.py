@@ -143,6 +143,25 @@ def test_unknown_sizes_fall_back() -> None:
     }
 
 
+FACTORS = [("nearest", 1.1, 1), ("bilinear", 1.1, 2), ("trilinear", 1.1, 3), ("bicubic", 1.7, 2)]
+
+
+@pytest.mark.parametrize(("mode", "factor", "dims"), FACTORS)
+def test_unknown_sizes_times_a_factor_equal_eager(mode: str, factor: float, dims: int) -> None:
+    """Also where the size stays the same (eager copies then), next to infinities, and channels last."""
+    fn = rescale(mode, factor)
+    compiled = mc.compile(fn, dynamic=True, fullgraph=True)
+    for extent in (4, 11):
+        x = values(torch.randn(2, 3, *range(extent, extent + dims)))
+        for given in (x, x.transpose(1, -1).contiguous().transpose(1, -1)):
+            leaf = given.requires_grad_()
+            wanted, got = fn(leaf), compiled(leaf)
+            assert wanted.stride() == got.stride()
+            torch.testing.assert_close(got, wanted, equal_nan=True)
+            grads = [torch.autograd.grad(y.sum(), leaf)[0] for y in (got, wanted)]
+            torch.testing.assert_close(*grads)
+
+
 def test_a_gradient_is_one_kernel() -> None:
     for name in ("nearest, twice", "linear", "cubic", "reflection", "replication", "columns"):
         x = torch.randn(2, 2, 7, 9, requires_grad=True)

@@ -3,7 +3,8 @@
 A bias leaves `addmm` on the way to prims, so that the kernel that follows can add it; where none follows, it
 goes back. What is switched on by an option rounds differently from eager.
 
-The real compiler: torch/_inductor/fx_passes/{post_grad,b2b_gemm,group_batch_fusion}.py, freezing_patterns.py.
+The real compiler: torch/_inductor/fx_passes/{post_grad,b2b_gemm,pad_mm,group_batch_fusion}.py,
+freezing_patterns.py.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import defaultdict
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 
 from minicompile import compat
@@ -30,6 +32,8 @@ LIBRARY |= {aten._scaled_dot_product_flash_attention_for_cpu.default}
 NORM = aten._native_batch_norm_legit_no_training.default
 LARGE_PRODUCT = 2**26
 """Multiplications from which on a choice of library was measured to pay: 0.7 to 1.0 of MKL's time."""
+VECTOR, WORTH_PADDING = 8, 512
+"""Elements of 16 bytes; sides of matrices from which on the products save more than padded copies cost."""
 EXACT = {torch.float32, torch.float64}
 """Half types round after each operator, which a fused one doesn't."""
 
@@ -104,6 +108,50 @@ def choose_library(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
 
 def is_float32_on_cpu(value: Tensor) -> bool:
     return value.dtype is torch.float32 and value.device.type == "cpu"
+
+
+@graph_pass("pad_products", stage="post_grad", order=90)
+def pad_products(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
+    """Large half-precision products on GPUs get rows of whole vectors: tensor cores are faster then."""
+    done: list[Rewrite | None] = []
+    for node in list(gm.graph.nodes):
+        if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
+            continue
+        x, weight = node.args[-2:]
+        (rows, inner), columns = x.meta["val"].shape, weight.meta["val"].shape[1]
+        known = all(isinstance(size, int) for size in (inner, columns))
+        if not known or not runs_on_tensor_cores(x.meta["val"]):
+            continue
+        more, wider = (-size % VECTOR for size in (inner, columns))
+        if not (more or wider) or min(hint(rows), inner, columns) < WORTH_PADDING:
+            continue
+
+        def padded(
+            *given: Tensor, more: int = more, wider: int = wider, columns: int = columns
+        ) -> Tensor:
+            *bias, x, weight = given
+            x, weight = pad_matrix(x, 0, more), pad_matrix(weight, more, wider)
+            if not bias:
+                return torch.mm(x, weight)[:, :columns]
+            (whole,) = (F.pad(b, (0, wider)) if b.shape[-1] == columns else b for b in bias)
+            return torch.addmm(whole, x, weight)[:, :columns]
+
+        match = Match((node,), tuple(node.args), (node,))
+        done.append(replace_nodes("pad_products", gm, mode, match, padded, "post_grad"))
+    return list(filter(None, done))
+
+
+def runs_on_tensor_cores(value: Tensor) -> bool:
+    return value.device.type == "cuda" and value.dtype in (torch.bfloat16, torch.float16)
+
+
+def pad_matrix(x: Tensor, rows: int, columns: int) -> Tensor:
+    """Zeros below and to the right; the matrix lies by columns if it did."""
+    if not rows and not columns:
+        return x
+    if x.stride(0) < x.stride(1):
+        return F.pad(x.t(), (0, rows, 0, columns)).t()
+    return F.pad(x, (0, columns, 0, rows))
 
 
 def is_cheaper(match: Match) -> bool:

@@ -1,8 +1,8 @@
 """Random operators as functions of a seed, which loops compute (`options.fallback_random=False`).
 
-One call draws a seed for each of them from eager's generator, so that `torch.manual_seed` makes a run
-repeatable; the numbers are others than eager's. Only this call is random: what the backward pass needs of the
-numbers it may compute again, from the seeds, which are saved.
+One call per phase draws a seed for each of them from eager's generator, so that `torch.manual_seed` makes a
+run repeatable; the numbers are others than eager's. Only this call is random: what the backward pass needs of
+the forward's numbers it may compute again, from the seeds, which are saved.
 
 The real compiler: torch/_inductor/fx_passes/replace_random.py.
 """
@@ -96,19 +96,19 @@ def drawn(rule: Any, number: int, like: Any, seeds: Tensor, *arguments: Any) -> 
 
 @graph_pass("random_in_kernels", stage="joint", order=80, option="not fallback_random")
 def random_in_kernels(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
-    """Give each random operator a seed of its own, all of a device's drawn at once."""
-    found: dict[torch.device, list[fx.Node]] = defaultdict(list)
+    """Give each random operator a seed of its own, all of a device's and phase's drawn at once."""
+    found: dict[tuple[torch.device, Any], list[fx.Node]] = defaultdict(list)
     for node in filter(can_be_drawn, gm.graph.nodes):
         value = node.meta["val"]
-        found[(value[0] if isinstance(value, tuple) else value).device].append(node)
+        device = (value[0] if isinstance(value, tuple) else value).device
+        found[device, node.meta.get("phase")].append(node)
     done = []
-    for device, nodes in found.items():
+    for (device, phase), nodes in found.items():
         limits = torch.iinfo(torch.int64)
         arguments: Any = (limits.min, limits.max, [len(nodes)])
-        first = next(node for node in gm.graph.nodes if node.op != "placeholder")
-        with gm.graph.inserting_before(first), mode:
+        with gm.graph.inserting_before(nodes[0]), mode:
             seeds = gm.graph.call_function(aten.randint.low, arguments, {"device": device})
-            seeds.meta.update(val=torch.randint(*arguments, device=device), phase="forward")
+            seeds.meta.update(val=torch.randint(*arguments, device=device), phase=phase)
         seeds.meta["origins"] = union(map(origins_of, nodes))
         for number, node in enumerate(nodes):
             before, run = (

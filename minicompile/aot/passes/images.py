@@ -1,0 +1,157 @@
+"""Images between convolutions lie channels-last: a CPU's library is faster then.
+
+Convolutions get and give such images, and what is computed of them by elements or windows follows. For any
+other operator, and for whoever gets the graph's results, they are copied into eager's layout. As this comes
+before the partition, the forward saves images as the backward wants them.
+
+The real compiler: GraphLowering.decide_layout_opt in torch/_inductor/graph.py.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from minicompile import compat
+from minicompile.aot.layout import hint, same_strides
+from minicompile.aot.levels import family
+from minicompile.aot.partition import bytes_of
+from minicompile.ops.display import bytes_text
+from minicompile.ops.graph import Rewrite, origins_of, statement
+from minicompile.passes.manager import graph_pass
+
+aten = torch.ops.aten
+
+CONVOLUTIONS: dict[Any, int] = {aten.convolution.default: 1, aten.convolution_backward.default: 2}
+"""How many of the first arguments are images."""
+FOLLOWING = {aten.cat.default, aten.constant_pad_nd.default, aten.clone.default}
+"""Results lie as operands do, as those of pointwise operators and windows."""
+VIEWS = {aten.permute, aten.expand, aten.slice, aten.select, aten.squeeze, aten.unsqueeze}
+"""They view what lies in any order."""
+ROWS, LAST = torch.contiguous_format, torch.channels_last
+
+
+@graph_pass("channels_last", stage="prims", order=80, option="layout_optimization")
+def channels_last(gm: fx.GraphModule, mode: Any) -> list[Rewrite] | str:
+    """Not where more would be copied than half of what the convolutions read and write, nor where a weight's
+    gradient is larger than all images (the library takes scratch memory for it): says so then."""
+    if not any(map(is_convolution, gm.graph.nodes)):
+        return "no convolution of images on a CPU"
+    if gm.graph.find_nodes(op="call_function", target=aten.as_strided.default):
+        return "as_strided looks at memory"
+    copy, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in gm.graph.nodes:
+        nodes[node] = copy.node_copy(node, nodes.__getitem__)
+    images = Images(copy, mode)
+    done = images.run()
+    copied, moved = map(bytes_text, (images.copied, sum(images.moved)))
+    if images.copied * 2 > sum(images.moved):
+        return f"{copied} would be copied, convolutions read and write {moved}"
+    if max(images.weights, default=0) > max(images.moved):
+        return f"scratch for a weight's gradient of {bytes_text(max(images.weights))}"
+    gm.graph = copy
+    return done
+
+
+def is_convolution(node: fx.Node) -> bool:
+    image: Any = node.args[0].meta["val"] if node.target in CONVOLUTIONS else None  # type: ignore[union-attr]
+    return image is not None and image.dim() == 4 and image.device.type == "cpu"
+
+
+def is_last(node: fx.Node) -> bool:
+    """Does an image have its channels side by side?"""
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor) or value.dim() != 4:
+        return False
+    return hint(value.stride(1)) == 1 < hint(value.shape[1]) <= hint(value.stride(3))
+
+
+class Images:
+    """A graph whose images are laid out anew, from the first node to the last."""
+
+    def __init__(self, graph: fx.Graph, mode: Any) -> None:
+        self.graph, self.mode = graph, mode
+        self.eager: dict[fx.Node, torch.Tensor] = {}
+        """The nodes that lie otherwise now, and their values before."""
+        self.copies: dict[tuple[fx.Node, torch.memory_format], fx.Node] = {}
+        self.copied, self.moved, self.weights = 0, list[int](), list[int]()
+        """Bytes that are copied, of each image that convolutions read or write, of each weight's gradient."""
+
+    def run(self) -> list[Rewrite]:
+        done = []
+        for node in list(self.graph.nodes):
+            if is_convolution(node):
+                before, count = statement(node), CONVOLUTIONS[node.target]
+                for image in node.args[:count]:
+                    node.replace_input_with(image, self.copy(image, node, LAST))  # type: ignore[arg-type]
+                self.lay_out(node)
+                parts = [u for u in node.users if u.target is operator.getitem and u.args[1] == 0]
+                images: Any = [*node.args[:count], node, *parts]
+                self.moved += map(bytes_of, images)
+                self.weights += map(bytes_of, node.args[2 : count + 1])
+                done.append(Rewrite("channels_last", before, statement(node), origins_of(node)))
+            elif not self.follows(node):
+                for image in node.all_input_nodes:
+                    node.replace_input_with(image, self.copy(image, node, ROWS))
+        return done
+
+    def follows(self, node: fx.Node) -> bool:
+        """Can a node read images as they lie now? If its results are images, they lie so too."""
+        target: Any = node.target
+        if not isinstance(target, OpOverload):
+            return target is operator.getitem
+        kind = family(target)
+        if kind in ("pointwise", "cast", "window") or target in FOLLOWING:
+            if any(map(is_last, node.all_input_nodes)):
+                self.lay_out(node)
+        elif target.overloadpacket in VIEWS:
+            if node.args[0] in self.eager:
+                self.eager[node] = node.meta["val"]
+                args: Any = fx.map_arg(node.args, lambda used: used.meta["val"])
+                with self.mode:
+                    node.meta["val"] = target(*args)
+        else:
+            return kind == "reduction"
+        return True
+
+    def lay_out(self, node: fx.Node) -> None:
+        """Give a node's results new strides, where they are images in rows."""
+        value = node.meta["val"]
+        if isinstance(value, tuple | list):
+            for part in node.users:
+                self.lay_out(part)
+            parts = {part.args[1]: part.meta["val"] for part in node.users}
+            node.meta["val"] = tuple(parts.get(i, value[i]) for i in range(len(value)))
+        elif value.dim() == 4 and self.placed(value, ROWS) is value:
+            new = self.placed(value, LAST)
+            if new is not value:
+                self.eager[node], node.meta["val"] = value, new
+
+    def placed(self, value: torch.Tensor, form: torch.memory_format) -> torch.Tensor:
+        """An image's value in a layout; the value itself if it lies so."""
+        c, h, w = value.shape[1:]
+        strides = (c * h * w, h * w, w, 1) if form is ROWS else (h * w * c, 1, w * c, c)
+        found = compat.new_fake(self.mode, value.shape, strides, value.dtype, value.device)
+        return value if same_strides(value, found) else found
+
+    def copy(self, image: fx.Node, reader: fx.Node, form: torch.memory_format) -> fx.Node:
+        """An image, or a view of one, for a reader: channels-last, or (`ROWS`) as eager has it."""
+        value = image.meta["val"]
+        new = self.placed(value, LAST) if form is LAST else self.eager.get(image, value)
+        if new is value:
+            return image
+        if (image, form) not in self.copies:
+            with self.graph.inserting_before(reader):
+                if form is ROWS and getattr(image.target, "overloadpacket", None) in VIEWS:
+                    made = self.graph.node_copy(image, lambda used: self.copy(used, reader, ROWS))
+                else:
+                    how: dict[str, Any] = {"memory_format": form}
+                    made = self.graph.call_function(aten.clone.default, (image,), how)
+                    self.copied += bytes_of(image)
+            made.meta.update(reader.meta, val=new)
+            self.copies[image, form] = made
+        return self.copies[image, form]
