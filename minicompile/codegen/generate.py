@@ -25,6 +25,7 @@ import torch
 from minicompile.codegen import cpp, triton
 from minicompile.codegen import cpp_rules as _cpp_rules  # noqa: F401  registers its rules
 from minicompile.codegen import triton_rules as _triton_rules  # noqa: F401  registers its rules
+from minicompile.codegen.fold import fold
 from minicompile.codegen.legalize import legalize
 from minicompile.codegen.merge import check_in_place, merge, take_over
 from minicompile.codegen.phases import cut, is_update
@@ -110,10 +111,12 @@ def make_plan(
         cost=cost_of(node, schedule.graph, schedule.memory),
     )
     decide(plan, options)
-    if plan.reduction == "split":
+    if any(value.op == "fold" for value in plan.body.values):
+        fold(plan)
+    elif plan.reduction == "split":
         split(plan)
-        for launch in plan.launches:
-            decide(launch, options)
+    for launch in plan.launches:
+        decide(launch, options)
     return plan
 
 

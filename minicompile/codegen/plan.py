@@ -1,7 +1,7 @@
 """What code generation decides and what it writes.
 
     KernelPlan   := one FusedSchedulerNode merged into one typed LoopBody, cut into phases,
-                    with loops and tiles
+                    with loops and tiles; or cut into launches, [KernelPlan] that run in its place
     Cut          := a loop variable, and the pieces of its loop: bodies, or these cut further
     Phase        := "row" (once per x) or "loop" (for every r): the values computed there, in order
     KernelSource := name, language, [CodeLine], plan
@@ -140,9 +140,9 @@ class KernelPlan(Shown):
     in_place: Mapping[str, str] = field(default_factory=dict)
     """Buffers written in the memory of others, element by element when these have been read."""
     parts: int = 1
-    """A split reduction: about how many programs share a row."""
+    """A split reduction: about how many programs share a row. Folds: how many share the rows."""
     launches: tuple[KernelPlan, ...] = ()
-    """A split reduction: the kernels that run in place of this one, in order."""
+    """A split reduction, or folds: the kernels that run in place of this one, in order."""
     workspace: Mapping[str, Layout] = field(default_factory=dict)
     """Memory by which they hand over parts of rows."""
     cost: Cost = field(default_factory=lambda: Cost(0, 0, 0))
@@ -171,6 +171,11 @@ class KernelPlan(Shown):
         loops = list(self.ranges.items())
         inner = list(self.ranges).index(self.across) + 1
         return {"y": dict(loops[:inner]), "x": dict(loops[inner:])}
+
+    @property
+    def folds(self) -> list[Value]:
+        """Stores of sums of columns: `parts` programs go over the rows and add to them."""
+        return [v for v in self.body.stores if v.kind == "fold"]
 
     @property
     def rows(self) -> int:

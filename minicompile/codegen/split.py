@@ -15,7 +15,7 @@ The real compiler: Reduction.create_multilayer in torch/_inductor/ir.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -67,6 +67,43 @@ def split(plan: KernelPlan) -> None:
     """Give a plan its launches and their workspace."""
     splitter = _Splitter(plan, plan.parts)
     plan.launches, plan.workspace = splitter.launches(), splitter.workspace
+
+
+def launch_plan(
+    plan: KernelPlan,
+    role: str,
+    body: LoopBody,
+    workspace: Mapping[str, Layout],
+    every: Collection[Value] = (),
+) -> KernelPlan:
+    """The plan of one launch, nothing decided yet. `every`: stores for all r though their index has no r."""
+    drop_dead(body)
+    stem, _, position = plan.name.rpartition("_")
+    loaded, stored = ({v.buffer for v in group} for group in (body.loads, body.stores))
+    arguments = [a for a in plan.arguments if a.buffer in loaded | stored]
+    spaces = {name: layout for name, layout in workspace.items() if name in loaded | stored}
+    for name, layout in spaces.items():
+        way: Literal["in", "out"] = "out" if name in stored else "in"
+        arguments.append(KernelArgument(f"part_ptr{len(arguments)}", name, layout.dtype, way))
+    moved, hints = {"load": 0, "store": 0}, plan.hints
+    ranges = {v: size_hint(size, hints) for v, size in body.all_ranges.items()}
+    for value in {(v.op, v.buffer, v.index): v for v in (*body.loads, *body.stores)}.values():
+        moved[value.op] += touched_by(value, ranges, hints).count * value.dtype.itemsize
+    return replace(
+        plan,
+        name=f"{stem}_{role}_{position}",
+        body=body,
+        loop=loop_level(body, every) if body.reduction_ranges else frozenset(),
+        arguments=tuple(arguments),
+        workspace=spaces,
+        in_place={new: old for new, old in plan.in_place.items() if new in stored},
+        reduction="looped" if body.reduction_ranges else "none",
+        parts=1,
+        tiles={},
+        cost=Cost(moved["load"], moved["store"], 0),  # operations are the whole kernel's affair
+        riders={},
+        alternatives=(),
+    )
 
 
 def parted(plan: KernelPlan, parts: int) -> tuple[dict[sympy.Symbol, Size], sympy.Symbol, int]:
@@ -167,33 +204,8 @@ class _Splitter:
                     launch.keep(value, launch.new[value])
             elif value in self.kept and self.stage[value] <= k:
                 launch.new[value] = launch.fetch(value)
-        body = launch.body
-        drop_dead(body)
         every = {launch.new[v] for v in values & plan.loop if v.op == "store"}
-        stem, _, position = plan.name.rpartition("_")
-        loaded, stored = ({v.buffer for v in group} for group in (body.loads, body.stores))
-        arguments = [a for a in plan.arguments if a.buffer in loaded | stored]
-        for name in filter((loaded | stored).__contains__, self.workspace):
-            dtype, number = self.workspace[name].dtype, len(arguments)
-            role_of: Literal["in", "out"] = "out" if name in stored else "in"
-            arguments.append(KernelArgument(f"part_ptr{number}", name, dtype, role_of))
-        return replace(
-            plan,
-            name=f"{stem}_{role}{k or ''}_{position}",
-            body=body,
-            loop=loop_level(body, every) if body.reduction_ranges else frozenset(),
-            arguments=tuple(arguments),
-            workspace={
-                a.buffer: self.workspace[a.buffer] for a in arguments if a.buffer in self.workspace
-            },
-            in_place={new: old for new, old in plan.in_place.items() if new in stored},
-            reduction="looped" if body.reduction_ranges else "none",
-            parts=1,
-            tiles={},
-            cost=self._cost(body),
-            riders={},
-            alternatives=(),
-        )
+        return launch_plan(plan, f"{role}{k or ''}", launch.body, self.workspace, every)
 
     def _in_order(self, values: Collection[Value]) -> dict[sympy.Symbol, Size]:
         """All loops as parallel ones, by falling stride of the widest store."""
@@ -206,14 +218,6 @@ class _Splitter:
             return -abs(size_hint(step, self.plan.hints)) if step is not None else 0
 
         return {var: ranges[var] for var in sorted(ranges, key=stride)}
-
-    def _cost(self, body: LoopBody) -> Cost:
-        """What a launch moves; operations are the whole kernel's affair."""
-        hints, moved = self.plan.hints, {"load": 0, "store": 0}
-        ranges = {v: size_hint(size, hints) for v, size in body.all_ranges.items()}
-        for value in {(v.op, v.buffer, v.index): v for v in (*body.loads, *body.stores)}.values():
-            moved[value.op] += touched_by(value, ranges, hints).count * value.dtype.itemsize
-        return Cost(moved["load"], moved["store"], 0)
 
     def memory(self, value: Value, what: str) -> str:
         """The workspace for a "row" value, or for the "part" or "count" of each part of a row."""

@@ -129,17 +129,43 @@ class _Printer(LinePrinter):
         plan = self.plan
         if plan.reduction == "persistent" and not isinstance(self.length, int):
             raise Unsupported(f"{plan.name}: a persistent reduction needs a row of known length")
+        if plan.folds and plan.reduction != "persistent":
+            raise Unsupported(f"{plan.name}: only whole rows can be added to sums of columns")
         parameters = [a.name for a in plan.arguments] + [str(s) for s in plan.sizes]
         parameters += [f"{block}: tl.constexpr" for block in self.blocks.values()]
         self.line("@triton.jit")
         with self.block(f"def {plan.name}({', '.join(parameters)}):"):
             self._indices()
-            for phase in plan.phases:
-                if phase.level == "loop" and plan.reduction == "looped":
-                    self._loop(phase)
-                else:
-                    for value in phase.values:
-                        self.value(value, phase.level)
+            if plan.folds:
+                self._over_rows()
+            else:
+                self._phases()
+
+    def _phases(self) -> None:
+        for phase in self.plan.phases:
+            if phase.level == "loop" and self.plan.reduction == "looped":
+                self._loop(phase)
+            else:
+                for value in phase.values:
+                    self.value(value, phase.level)
+
+    def _over_rows(self) -> None:
+        """Some of the rows, one tile after the other; each is added to the sums of its columns."""
+        plan, folds = self.plan, {v: f"_fold{i}" for i, v in enumerate(self.plan.folds)}
+        for value, name in folds.items():
+            zeros = f"tl.full([1, RBLOCK], 0.0, {TRITON_DTYPES[value.dtype]})"
+            self.line(f"{name} = {zeros}", value.origins)
+        share = -(-plan.rows // plan.parts)
+        self.line(f"xend = tl.minimum((p + 1) * {share}, xnumel)")
+        with self.block(f"for xoffset in range(p * {share}, xend, XBLOCK):"):
+            self.line(f"xindex = xoffset + {self._lanes('x')}")
+            self.line("xmask = xindex < xend")
+            self._digits(plan.ranges, "xindex")
+            self._phases()
+        for value, name in folds.items():
+            pointer = f"{self.arguments[value.buffer].name} + ({self._index(value)})"
+            mask = self._masks(frozenset("r")) or "None"
+            self.line(f"tl.store({pointer}, {name}, {mask})", value.origins)
 
     def _indices(self) -> None:
         """Which elements the program computes."""
@@ -152,6 +178,9 @@ class _Printer(LinePrinter):
         if "y" in parallel:
             self.line("xblocks = (xnumel + XBLOCK - 1) // XBLOCK")
             places = {"y": f"({program} // xblocks)", "x": f"({program} % xblocks)"}
+        if plan.folds:
+            self.line(f"p = {program}")
+            parallel = {}
         for axis, loops in parallel.items():
             block = self.blocks[axis]
             self.line(f"{axis}index = {places[axis]} * {block} + {self._lanes(axis)}")
@@ -186,16 +215,11 @@ class _Printer(LinePrinter):
         for axis, loops in self.plan.axes.items():
             strides = contiguous_strides(list(loops.values()))
             steps = [coefficient_of(index, var) for var in loops]
-            if (
-                len(loops) > 1
-                and steps[-1]
-                and all(
-                    a is not None and same(a, steps[-1] * b)
-                    for a, b in zip(steps, strides, strict=True)
-                )
-            ):
+            pairs = zip(steps, strides, strict=True)
+            last = steps[-1] if len(loops) > 1 else None
+            if last and all(a is not None and same(a, last * b) for a, b in pairs):
                 rest = index.xreplace(dict.fromkeys(loops, ZERO))
-                index = rest + steps[-1] * loop_symbol(f"{axis}index")
+                index = rest + last * loop_symbol(f"{axis}index")
         return index
 
     def _digits(self, ranges: dict[sympy.Symbol, Size], linear: str) -> None:
@@ -248,7 +272,11 @@ class _Printer(LinePrinter):
 
     def value(self, value: Value, level: str) -> None:
         """The lines of one value."""
-        if value.op == "store":
+        if value.kind == "fold":
+            tile = f"tl.where(xmask, {self._tile(value.inputs[0])}, 0.0)"
+            name = f"_fold{self.plan.folds.index(value)}"
+            self.line(f"{name} += tl.sum({tile}, 0)[None, :]", value.origins)
+        elif value.op == "store":
             if value.buffer in self.plan.in_place:  # other warps may still have to load an element
                 self.line("tl.debug_barrier()", value.origins, scaffold=True)
             self.line(self._store(value, level), value.origins)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from minicompile.codegen.phases import contiguous_uses, loop_needs, riders, turned
+from minicompile.codegen.phases import contiguous_uses, loop_needs, riders, stages, turned
 from minicompile.codegen.plan import KernelPlan, plan_rule, power_of_two
 from minicompile.codegen.printing import index_dtype
 from minicompile.codegen.split import PART, refusal
@@ -67,12 +67,15 @@ def seconds(plan: KernelPlan, gpu: Gpu, parts: int, programs: int) -> float:
     """Roughly how long a looped reduction takes, or one whose rows `parts` programs share.
 
     Programs that are fewer than those which keep the device busy get up to 1.5 times their share of the
-    bandwidth. Each sweep needs a second launch, which combines the parts.
+    bandwidth. A sweep after the first finds half of what it reads in the cache. Parts are combined by one
+    more launch for each sweep that reduces.
     """
-    sweeps = len(loop_needs(plan.body, plan.loop, riders=plan.riders))
+    own = riders(plan.body, plan.loop, "max" if parts == 1 else "sum")
+    sweeps = len(loop_needs(plan.body, plan.loop, riders=own))
+    launches = 1 if parts == 1 else sweeps + max(stages(plan.body, own).values())
     share = min(1.5 * programs * parts / busy(gpu), 1.0)
-    launches = 1 if parts == 1 else 2 * sweeps
-    return plan.cost.bytes / gpu.bytes_per_second / share + launches * gpu.launch_seconds
+    moved = plan.cost.bytes * (sweeps + 1) / 2
+    return moved / gpu.bytes_per_second / share + launches * gpu.launch_seconds
 
 
 @plan_rule("triton:index_dtype")
@@ -84,6 +87,7 @@ def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
         return
     body = plan.body
     ranges = body.all_ranges | {v.symbol: v.size for v in body.values if v.symbol is not None}
+    ranges |= {PART: plan.parts} if plan.folds else {}
     for index in iterate_indices(body):
         if not is_float(index) and index_dtype(index, ranges) is not torch.int32:
             plan.reject("int32 indices", f"{index} may not fit")
@@ -94,7 +98,7 @@ def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
 @plan_rule("triton:reduction")
 def choose_reduction(plan: KernelPlan, options: Options) -> None:
     """Rows that fit into registers are read once; longer ones are swept in a loop."""
-    if not plan.reduction_ranges:
+    if not plan.reduction_ranges or plan.folds:
         return
     known = all(isinstance(size, int) for size in plan.reduction_ranges.values())
     limit = longest_persistent(plan, gpu_of(plan.device))
@@ -109,9 +113,11 @@ def choose_reduction(plan: KernelPlan, options: Options) -> None:
 @plan_rule("triton:split")
 def choose_split(plan: KernelPlan, options: Options) -> None:
     """Few long rows are shared by programs: each takes a part."""
+    gpu = gpu_of(plan.device)
+    if any(value.op == "fold" for value in plan.body.values):
+        plan.reduction, plan.parts = "persistent", min(2 * busy(gpu), plan.rows // 8)
     if plan.reduction != "looped" or PART in plan.body.all_ranges:
         return
-    gpu = gpu_of(plan.device)
     least, columns = (LEAST_ROW, 1) if rows_are_contiguous(plan) else (LEAST_COLUMN, COLUMNS)
     programs = -(-plan.rows // columns)
     parts = power_of_two(min(2 * busy(gpu) // max(programs, 1), plan.row_length // least))
@@ -131,7 +137,8 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
     """Elements per program, and warps to compute them."""
     if plan.reduction == "split":
         return
-    programs = busy(gpu_of(plan.device))
+    gpu = gpu_of(plan.device)
+    programs = busy(gpu)
     if plan.reduction == "none":
         _choose_block(plan, programs)
         return
@@ -141,7 +148,10 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
     along_r, each = rows_are_contiguous(plan), 16
     # a single load keeps memory busy alone: more of it at once
     alone = sum(value.op == "load" for value in _widest(plan)) == 1
-    if plan.reduction == "persistent":
+    if plan.folds:
+        room = longest_persistent(plan, gpu) // length
+        plan.tiles, each = {"x": clamp(power_of_two(room + 1) // 2, 1, 4), "r": length}, 32
+    elif plan.reduction == "persistent":
         room = max((1024 if along_r else 4096) // length, 1)
         block = min(room, spare) if along_r else clamp(spare, min(16, room), room)
         plan.tiles = {"x": min(block, 64), "r": length}
@@ -151,8 +161,8 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
         plan.tiles, each = {"x": clamp(1024 // r, 1, spare), "r": r}, 8 if aligned else 16
     else:
         x = clamp(spare, 16, 128 if alone else 64)
-        plan.tiles = {"x": x, "r": min(length, (8192 if alone else 4096) // x)}
-        each = 32 if alone else 16
+        plan.tiles = {"x": x, "r": min(length, (8192 if alone else 2048) // x)}
+        each = 32 if alone else 8
     plan.num_warps = clamp(plan.tiles["x"] * plan.tiles["r"] // (32 * each), 1, 32)
 
 

@@ -118,6 +118,8 @@ def blocks(plan: KernelPlan, tiles: Tiles) -> dict[str, int]:
 
 def programs(plan: KernelPlan, tiles: Tiles) -> Size:
     """How many programs run."""
+    if plan.folds:
+        return plan.parts
     loops = (
         (product(plan.axes[axis].values()), getattr(tiles, axis))
         for axis in plan.axes
