@@ -103,10 +103,11 @@ def compile_graph(
     modules = generate_kernels(plans)
     load = start_loading(modules, options)  # while the compilers work, the wrapper is written
     kernels = by_position(plans, modules)
-    tell("kernels", list(kernels.values()))
+    sources = [kernel for group in kernels.values() for kernel in group]
+    tell("kernels", sources)
     wrapper = generate_wrapper(scheduled, kernels, options)
     tell("wrapper", wrapper)
     finish = partial(load, wrapper, loops.constants)
-    stages = CompiledStages(loops, scheduled, list(plans.values()), list(kernels.values()), wrapper)
+    stages = CompiledStages(loops, scheduled, list(plans.values()), sources, wrapper)
     tell("graph", stages)
     return CompiledGraph(stages, modules, finish)

@@ -193,7 +193,7 @@ class Trace(Shown):
             first = next(iter(compiled.loops.buffers.values()), None)
             spec = spec or device_spec(first.layout.device if first else torch.device("cpu"))
             prefix = "backward " * (name == "backward")
-            names = (prefix + kernel.name for kernel in compiled.kernels)
+            names = (prefix + plan.name for plan in compiled.plans)
             points += roofline_points(compiled.schedule, names, spec)
         if spec is None:
             raise ValueError(f"the trace of {self.name} stops before there are kernels")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minicompile.codegen.phases import choose_stashed, contiguous_uses, is_update, transposed
+from minicompile.codegen.phases import choose_stashed, contiguous_uses, turned
 from minicompile.codegen.pieces import pieces, written_out
 from minicompile.codegen.plan import KernelPlan, count, plan_rule
 from minicompile.options import Options
@@ -98,15 +98,9 @@ def _choose_columns(plan: KernelPlan) -> None:
 
 def _choose_squares(plan: KernelPlan) -> None:
     """Loads that jump along the inner loop are read in squares, which fit into the cache, and turned."""
-    variables = [var for var, size in plan.ranges.items() if size != 1]
-    wide = [var for var in variables if size_hint(plan.ranges[var], plan.hints) >= TURNED]
-    if len(wide) < 2 or wide[-1] is not variables[-1]:
-        return
-    inner = wide[-1]
-    turned = {var: sum(transposed(v, inner, var) for v in plan.body.loads) for var in wide[:-1]}
-    across = max(turned, key=turned.__getitem__)
-    if 0 < turned[across] <= MOST_SQUARES and not any(map(is_update, plan.body.stores)):
-        plan.tiles = {str(across): SQUARE, str(inner): SQUARE}
+    found = turned(plan.body, plan.hints, TURNED)
+    if found is not None and found[2] <= MOST_SQUARES:
+        plan.tiles = {str(var): SQUARE for var in found[:2]}
 
 
 @plan_rule("cpp:stash")

@@ -25,6 +25,7 @@ import torch
 from minicompile.codegen import cpp, triton
 from minicompile.codegen import cpp_rules as _cpp_rules  # noqa: F401  registers its rules
 from minicompile.codegen import triton_rules as _triton_rules  # noqa: F401  registers its rules
+from minicompile.codegen.fold import fold
 from minicompile.codegen.legalize import legalize
 from minicompile.codegen.merge import check_in_place, merge, take_over
 from minicompile.codegen.phases import cut, is_update
@@ -36,6 +37,7 @@ from minicompile.codegen.plan import (
     Language,
     plan_rule,
 )
+from minicompile.codegen.split import split
 from minicompile.errors import BackendError, OptionError
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
@@ -92,7 +94,6 @@ def make_plan(
     in_place = schedule.memory.in_place(position)
     take_over(merged, in_place)
     body, new = legalize(merged, dtypes)
-    loop = loop_level(body, {new[v] for v in every})
     updated = {v.buffer for v in body.stores if is_update(v) or v.buffer in schedule.memory.aliases}
     plan = KernelPlan(
         name=f"{language}_fused_{operation_names(body)}_{position}",
@@ -104,17 +105,30 @@ def make_plan(
         arguments=arguments_of(body, dtypes, updated),
         sizes=size_symbols(body),
         reduction="looped" if body.reduction_ranges else "none",
-        loop=loop,
+        loop=loop_level(body, {new[v] for v in every}),
         in_place=in_place,
         hints=dict(schedule.graph.size_hints),
         cost=cost_of(node, schedule.graph, schedule.memory),
     )
-    for key in plan_rule:
-        if str(key).partition(":")[0] in (language, "any"):
-            plan_rule[key](plan, options)
-    plan.phases = cut(plan.body, loop, plan.stashed, recompute=plan.reduction != "persistent")
-    check_in_place(plan.name, (v for phase in plan.phases for v in phase.values), in_place)
+    decide(plan, options)
+    if any(value.op == "fold" for value in plan.body.values):
+        fold(plan)
+    elif plan.reduction == "split":
+        split(plan)
+    for launch in plan.launches:
+        decide(launch, options)
     return plan
+
+
+def decide(plan: KernelPlan, options: Options) -> None:
+    """What rules decide about a plan, and the phases that follow from it."""
+    for key in plan_rule:
+        if str(key).partition(":")[0] in (plan.language, "any"):
+            plan_rule[key](plan, options)
+    recompute = plan.reduction != "persistent"
+    plan.phases = cut(plan.body, plan.loop, plan.stashed, recompute, plan.riders)
+    order = (v for phase in plan.phases for v in phase.values)
+    check_in_place(plan.name, order, plan.in_place)
 
 
 def operation_names(body: LoopBody, most: int = 4) -> str:
@@ -160,13 +174,16 @@ def generate_kernels(plans: Mapping[int, KernelPlan]) -> list[KernelModule]:
     """One module per language. Kernels are found again by their names."""
     by_language: dict[Language, list[KernelPlan]] = {}
     for plan in plans.values():
-        by_language.setdefault(plan.language, []).append(plan)
+        by_language.setdefault(plan.language, []).extend(plan.launches or (plan,))
     return [code_generator[language](group) for language, group in by_language.items()]
 
 
 def by_position(
     plans: Mapping[int, KernelPlan], modules: Sequence[KernelModule]
-) -> dict[int, KernelSource]:
-    """The kernel of each fused node, by its position in the schedule."""
+) -> dict[int, list[KernelSource]]:
+    """The kernels of each fused node, by its position in the schedule."""
     named = {kernel.name: kernel for module in modules for kernel in module.kernels}
-    return {position: named[plan.name] for position, plan in plans.items()}
+    return {
+        position: [named[launch.name] for launch in plan.launches or (plan,)]
+        for position, plan in plans.items()
+    }

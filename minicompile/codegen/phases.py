@@ -13,36 +13,77 @@ A loop value that a later phase needs again is computed again there, or kept in 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import sympy
 
 from minicompile.codegen.plan import Phase
 from minicompile.ops.table import POINTWISE
 from minicompile.scheduling.body import LoopBody, Value, users, varying
-from minicompile.shapes.expr import bounds, coefficient_of, exact_quotient, is_nonnegative
+from minicompile.shapes.expr import (
+    bounds,
+    coefficient_of,
+    exact_quotient,
+    is_nonnegative,
+    size_hint,
+)
+
+NO_RIDERS: Mapping[Value, Value] = {}
 
 
-def stages(body: LoopBody) -> dict[Value, int]:
+def stages(body: LoopBody, riders: Mapping[Value, Value] = NO_RIDERS) -> dict[Value, int]:
     """How many loops over r must have run before a value can be computed."""
     found: dict[Value, int] = {}
     for value in body.values:
         before = max((found[v] for v in value.operands), default=0)
-        found[value] = before + 1 if value.op == "reduction" else before
+        found[value] = before + (value.op == "reduction" and value not in riders)
     return found
 
 
+def riders(body: LoopBody, loop: Collection[Value], kind: str) -> dict[Value, Value]:
+    """Reductions that need no loop of their own, and those in whose loop they ride.
+
+    A sum of exp(v - m) rides beside the maximum of v (`kind` "max"), a sum of (v - m)^2 beside the sum of v
+    ("sum"), where m is one number a row: terms relative to another number than m are corrected in the end.
+    (Milakov, Gimelshein: "Online normalizer calculation for softmax", 2018; Chan, Golub, LeVeque: "Updating
+    formulae and a pairwise algorithm for computing sample variances", 1979.)
+    """
+    beside = {v.inputs[0]: v for v in body.reductions if v.kind == kind}
+    found: dict[Value, Value] = {}
+    for value in body.reductions:
+        term, form = value.inputs[0], {"max": "exp", "sum": "mul"}[kind]
+        if value.kind != "sum" or term.op != form or term.inputs[0] is not term.inputs[-1]:
+            continue
+        apart = term.inputs[0]
+        if apart.op != "sub" or apart.inputs[0] not in loop or apart.inputs[1] in loop:
+            continue
+        other, stage = beside.get(apart.inputs[0]), stages(body, found)
+        if other is not None and stage[apart.inputs[1]] == stage[other]:
+            found[value] = other
+    return found
+
+
+def middle(rider: Value) -> Value:
+    """m, one number a row, of a sum of exp(v - m) or of (v - m)^2."""
+    return rider.inputs[0].inputs[0].inputs[1]
+
+
 def cut(
-    body: LoopBody, loop: Collection[Value], stashed: Collection[Value], recompute: bool = True
+    body: LoopBody,
+    loop: Collection[Value],
+    stashed: Collection[Value],
+    recompute: bool = True,
+    riders: Mapping[Value, Value] = NO_RIDERS,
 ) -> tuple[Phase, ...]:
     """The phases of a body whose loop-level values are `loop`.
 
     `recompute=False` computes every value once: a persistent kernel holds its rows in registers.
     """
-    stage = stages(body)
-    needs = loop_needs(body, loop, stashed)
-    # constants are written in place, reductions belong to their loop
-    rows = [v for v in body.values if v not in loop and v.op not in ("constant", "reduction")]
+    stage = stages(body, riders)
+    needs = loop_needs(body, loop, stashed, riders)
+    # constants are written in place, reductions belong to their loop, but riders are corrected after it
+    ops = ("constant", "reduction")
+    rows = [v for v in body.values if v not in loop and (v.op not in ops or v in riders)]
     phases: list[Phase] = []
     done: set[Value] = set()
     for k in range(max(stage.values(), default=0) + 1):
@@ -59,13 +100,16 @@ def cut(
 
 
 def loop_needs(
-    body: LoopBody, loop: Collection[Value], stashed: Collection[Value] = ()
+    body: LoopBody,
+    loop: Collection[Value],
+    stashed: Collection[Value] = (),
+    riders: Mapping[Value, Value] = NO_RIDERS,
 ) -> dict[int, frozenset[Value]]:
     """For each loop, by stage: what it must compute or read back from a scratch row."""
-    stage = stages(body)
+    stage = stages(body, riders)
     roots: dict[int, list[Value]] = {}
     for value in body.values:
-        if value.op == "reduction":
+        if value.op == "reduction" and value not in riders:
             roots.setdefault(stage[value] - 1, []).append(value)
         elif value in loop and (value.op == "store" or (value.op == "indirect" and value.check)):
             roots.setdefault(stage[value], []).append(value)
@@ -170,3 +214,18 @@ def transposed(load: Value, inner: sympy.Symbol, across: sympy.Symbol) -> bool:
         return False
     jump = coefficient_of(load.index, inner)
     return jump not in (None, 0, 1) and coefficient_of(load.index, across) == 1
+
+
+def turned(
+    body: LoopBody, hints: Mapping[sympy.Symbol, int], least: int
+) -> tuple[sympy.Symbol, sympy.Symbol, int] | None:
+    """The loop along which most loads are contiguous that jump along the innermost one, that one, and how
+    many do; both make at least `least` steps."""
+    loops = [var for var, size in body.ranges.items() if size != 1]
+    long = [var for var in loops if size_hint(body.ranges[var], hints) >= least]
+    if len(long) < 2 or long[-1] is not loops[-1] or any(map(is_update, body.stores)):
+        return None
+    *others, inner = long
+    found = {var: sum(transposed(v, inner, var) for v in body.loads) for var in others}
+    across = max(found, key=found.__getitem__)
+    return (across, inner, found[across]) if found[across] else None

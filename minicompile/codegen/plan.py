@@ -1,7 +1,7 @@
 """What code generation decides and what it writes.
 
     KernelPlan   := one FusedSchedulerNode merged into one typed LoopBody, cut into phases,
-                    with loops and tiles
+                    with loops and tiles; or cut into launches, [KernelPlan] that run in its place
     Cut          := a loop variable, and the pieces of its loop: bodies, or these cut further
     Phase        := "row" (once per x) or "loop" (for every r): the values computed there, in order
     KernelSource := name, language, [CodeLine], plan
@@ -22,6 +22,7 @@ from typing import Literal
 import sympy
 import torch
 
+from minicompile.lowering.ir import Layout
 from minicompile.ops.display import Shown, count_text
 from minicompile.ops.dtypes import short
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
@@ -113,7 +114,7 @@ class KernelPlan(Shown):
     arguments: tuple[KernelArgument, ...]
     sizes: tuple[sympy.Symbol, ...]
     """Numbers passed after the tensors: sizes as int64, then floats as float64."""
-    reduction: Literal["none", "persistent", "looped"]
+    reduction: Literal["none", "persistent", "looped", "split"]
     vector_axis: Literal["x", "r", "none"] = "none"
     """Innermost, vectorised loop of a C++ kernel."""
     vector_width: int = 1
@@ -123,10 +124,14 @@ class KernelPlan(Shown):
     """Values that differ for each r; all others are computed once per x."""
     stashed: frozenset[Value] = frozenset()
     """Loop values kept in a scratch row between phases; others are computed again."""
+    riders: Mapping[Value, Value] = field(default_factory=dict)
+    """Reductions that need no loop of their own, and those in whose loop they ride."""
     tiles: dict[str, int] = field(default_factory=dict)
-    """Triton: "x" and "r", elements per program. C++: "x", columns per tile; "r" and "chunks", the part
+    """Triton: "y", "x" and "r", elements per program. C++: "x", columns per tile; "r" and "chunks", the part
     of a long row that a thread takes and the most parts there are; two loop variables, the sides of the
     squares in which transposed loads are turned."""
+    across: sympy.Symbol | None = None
+    """Triton: the last loop of the first axis, "y", of a pointwise kernel's square tiles."""
     num_warps: int = 4
     index_dtype: torch.dtype = torch.int64
     parallel: bool = False
@@ -134,6 +139,12 @@ class KernelPlan(Shown):
     """With symbolic sizes: threads share the work from this many iterations on; 0: always."""
     in_place: Mapping[str, str] = field(default_factory=dict)
     """Buffers written in the memory of others, element by element when these have been read."""
+    parts: int = 1
+    """A split reduction: about how many programs share a row. Folds: how many share the rows."""
+    launches: tuple[KernelPlan, ...] = ()
+    """A split reduction, or folds: the kernels that run in place of this one, in order."""
+    workspace: Mapping[str, Layout] = field(default_factory=dict)
+    """Memory by which they hand over parts of rows."""
     cost: Cost = field(default_factory=lambda: Cost(0, 0, 0))
     hints: dict[sympy.Symbol, int] = field(default_factory=dict)
     alternatives: tuple[Alternative, ...] = ()
@@ -149,6 +160,22 @@ class KernelPlan(Shown):
     @property
     def reduction_ranges(self) -> dict[sympy.Symbol, Size]:
         return self.body.reduction_ranges
+
+    @property
+    def axes(self) -> dict[str, dict[sympy.Symbol, Size]]:
+        """The axes of a Triton kernel's tiles, and the loops that each flattens."""
+        if self.reduction_ranges:
+            return {"x": self.ranges, "r": self.reduction_ranges}
+        if self.across is None:
+            return {"x": self.ranges}
+        loops = list(self.ranges.items())
+        inner = list(self.ranges).index(self.across) + 1
+        return {"y": dict(loops[:inner]), "x": dict(loops[inner:])}
+
+    @property
+    def folds(self) -> list[Value]:
+        """Stores of sums of columns: `parts` programs go over the rows and add to them."""
+        return [v for v in self.body.stores if v.kind == "fold"]
 
     @property
     def rows(self) -> int:
@@ -172,21 +199,26 @@ class KernelPlan(Shown):
     def facts(self) -> dict[str, str]:
         """What was decided, in words; what doesn't apply is left out."""
         triton, over = self.language == "triton", ranges_text(self.reduction_ranges)
+        in_parts = f" in {self.parts} parts" if self.parts > 1 else ""
         tiles = ", ".join(f"{axis}: {size}" for axis, size in self.tiles.items())
         sizes = (f"{s} ({self.hints.get(s, '?')} when compiling)" for s in self.sizes)
         found = {
             "loops": ranges_text(self.ranges),
-            "reduction": f"{self.reduction} over {over}" * bool(self.reduction_ranges),
+            "reduction": f"{self.reduction}{in_parts} over {over}" * bool(self.reduction_ranges),
             "phases": ", ".join(f"{p.level} ({len(p.values)} values)" for p in self.phases),
             "vector axis": "" if triton else f"{self.vector_axis} x {self.vector_width}",
             "tiles": tiles or "none",
             "pieces": str(self.pieces) if isinstance(self.pieces, Cut) else "",
             "indices": short(self.index_dtype),
-            "warps": str(self.num_warps) if triton else "",
+            "warps": str(self.num_warps) if triton and not self.launches else "",
             "threads": "" if triton else "parallel" if self.parallel else "one",
             "sizes": ", ".join(sizes),
+            "launches": "; ".join(
+                f"{p.name} {ranges_text(p.body.all_ranges)}" for p in self.launches
+            ),
             "in place": ", ".join(f"{new} of {old}" for new, old in self.in_place.items()),
             "kept between phases": count_text(len(self.stashed), "value") if self.stashed else "",
+            "in the loop of another": count_text(len(self.riders), "reduction") * bool(self.riders),
             "cost": str(self.cost),
         }
         return {name: fact for name, fact in found.items() if fact}

@@ -9,10 +9,11 @@
         tmp0 = tl.load(in_ptr0 + (xindex*1024 + rindex), xmask, other=0.0)
         ...
 
-A pointwise kernel works on blocks [XBLOCK]; one with reductions on tiles [XBLOCK, RBLOCK]. A value has the
-axes its operands and index mention: [XBLOCK, 1] for one value a row, [1, RBLOCK] for one that all rows
-share. A looped reduction sweeps the row once per phase and keeps an accumulator tile in each sweep. A scan
-works on tiles; swept in a loop, it starts each one from the last element of the tile before.
+A pointwise kernel works on blocks [XBLOCK], or, where it reads along another loop than it writes, on squares
+[YBLOCK, XBLOCK]; one with reductions on tiles [XBLOCK, RBLOCK]. A value has the axes its operands and index
+mention: [XBLOCK, 1] for one value a row, [1, RBLOCK] for one that all rows share. A looped reduction sweeps
+the row once per phase and keeps an accumulator tile in each sweep. A scan works on tiles; swept in a loop, it
+starts each one from the last element of the tile before.
 
 A line holds one operation; constants stand in the line that uses them, so that changing a constant changes
 that line alone. The real compiler: torch/_inductor/codegen/{simd,triton}.py.
@@ -25,6 +26,7 @@ from collections.abc import Iterable, Sequence
 import sympy
 import torch
 
+from minicompile.codegen.phases import middle
 from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase, power_of_two
 from minicompile.codegen.printing import LinePrinter
 from minicompile.codegen.triton_ops import (
@@ -37,13 +39,22 @@ from minicompile.codegen.triton_ops import (
     typed_constant,
 )
 from minicompile.errors import Unsupported
+from minicompile.ops.handler import Index
 from minicompile.ops.origin import Origins, union
 from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import Value
-from minicompile.shapes.expr import Size, product
+from minicompile.shapes.expr import (
+    ZERO,
+    Size,
+    coefficient_of,
+    contiguous_strides,
+    loop_symbol,
+    product,
+    same,
+)
 
 Axes = frozenset[str]
-"""Which of the tile's axes, "x" and "r", a value varies along."""
+"""Which of the tile's axes, "y", "x" and "r", a value varies along."""
 
 ATOMIC_DTYPES = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64}
@@ -82,6 +93,8 @@ def kernel_module(plans: Sequence[KernelPlan]) -> KernelModule:
 
 def print_triton(plan: KernelPlan) -> KernelSource:
     """The kernel's source. Raises Unsupported for what Triton or this printer can't express."""
+    if plan.launches:
+        raise Unsupported(f"{plan.name} is split: its launches have texts")
     printer = _Printer(plan)
     printer.kernel()
     return printer.source("triton", prelude)
@@ -90,7 +103,7 @@ def print_triton(plan: KernelPlan) -> KernelSource:
 class _Printer(LinePrinter):
     def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan)
-        self.tiled = bool(plan.reduction_ranges)
+        self.blocks = {axis: f"{axis.upper()}BLOCK" for axis in plan.axes}
         self.wide = plan.index_dtype is torch.int64
         self.position = "rindex" if self.wide else "rindex.to(tl.int64)"
         self.sizes = TritonIndex({})
@@ -116,45 +129,103 @@ class _Printer(LinePrinter):
         plan = self.plan
         if plan.reduction == "persistent" and not isinstance(self.length, int):
             raise Unsupported(f"{plan.name}: a persistent reduction needs a row of known length")
+        if plan.folds and plan.reduction != "persistent":
+            raise Unsupported(f"{plan.name}: only whole rows can be added to sums of columns")
         parameters = [a.name for a in plan.arguments] + [str(s) for s in plan.sizes]
-        parameters += ["XBLOCK: tl.constexpr"] + ["RBLOCK: tl.constexpr"] * self.tiled
+        parameters += [f"{block}: tl.constexpr" for block in self.blocks.values()]
         self.line("@triton.jit")
         with self.block(f"def {plan.name}({', '.join(parameters)}):"):
             self._indices()
-            for phase in plan.phases:
-                if phase.level == "loop" and plan.reduction == "looped":
-                    self._loop(phase)
-                else:
-                    for value in phase.values:
-                        self.value(value, phase.level)
+            if plan.folds:
+                self._over_rows()
+            else:
+                self._phases()
+
+    def _phases(self) -> None:
+        for phase in self.plan.phases:
+            if phase.level == "loop" and self.plan.reduction == "looped":
+                self._loop(phase)
+            else:
+                for value in phase.values:
+                    self.value(value, phase.level)
+
+    def _over_rows(self) -> None:
+        """Some of the rows, one tile after the other; each is added to the sums of its columns."""
+        plan, folds = self.plan, {v: f"_fold{i}" for i, v in enumerate(self.plan.folds)}
+        for value, name in folds.items():
+            zeros = f"tl.full([1, RBLOCK], 0.0, {TRITON_DTYPES[value.dtype]})"
+            self.line(f"{name} = {zeros}", value.origins)
+        share = -(-plan.rows // plan.parts)
+        self.line(f"xend = tl.minimum((p + 1) * {share}, xnumel)")
+        with self.block(f"for xoffset in range(p * {share}, xend, XBLOCK):"):
+            self.line(f"xindex = xoffset + {self._lanes('x')}")
+            self.line("xmask = xindex < xend")
+            self._digits(plan.ranges, "xindex")
+            self._phases()
+        for value, name in folds.items():
+            pointer = f"{self.arguments[value.buffer].name} + ({self._index(value)})"
+            mask = self._masks(frozenset("r")) or "None"
+            self.line(f"tl.store({pointer}, {name}, {mask})", value.origins)
 
     def _indices(self) -> None:
         """Which elements the program computes."""
         plan = self.plan
-        self.line(f"xnumel = {self.sizes(product(plan.ranges.values()))}")
-        start = "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
-        lanes = "tl.arange(0, XBLOCK)" + ("[:, None]" if self.tiled else "")
-        self.line(f"xindex = {start} * XBLOCK + {lanes}")
-        self.line("xmask = xindex < xnumel")
-        self._digits(plan.ranges, "xindex")
-        if not self.tiled:
+        program = "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
+        parallel = {axis: loops for axis, loops in plan.axes.items() if axis != "r"}
+        for axis, loops in parallel.items():
+            self.line(f"{axis}numel = {self.sizes(product(loops.values()))}")
+        places = dict.fromkeys(parallel, program)
+        if "y" in parallel:
+            self.line("xblocks = (xnumel + XBLOCK - 1) // XBLOCK")
+            places = {"y": f"({program} // xblocks)", "x": f"({program} % xblocks)"}
+        if plan.folds:
+            self.line(f"p = {program}")
+            parallel = {}
+        for axis, loops in parallel.items():
+            block = self.blocks[axis]
+            self.line(f"{axis}index = {places[axis]} * {block} + {self._lanes(axis)}")
+            self.line(f"{axis}mask = {axis}index < {axis}numel")
+            self._digits(loops, f"{axis}index")
+        if not plan.reduction_ranges:
             return
         self.line(f"rnumel = {self.sizes(self.length)}")
         if plan.reduction == "persistent":
             self._row_index("")
 
+    def _lanes(self, axis: str) -> str:
+        """0, 1, ... along an axis."""
+        lanes = f"tl.arange(0, {self.blocks[axis]})"
+        if len(self.blocks) == 1:
+            return lanes
+        return lanes + ("[:, None]" if axis == next(iter(self.blocks)) else "[None, :]")
+
     def _row_index(self, start: str) -> None:
         """Which r the tile holds."""
         wide = ".to(tl.int64)" if self.wide else ""
-        self.line(f"rindex = {start}tl.arange(0, RBLOCK)[None, :]{wide}")
+        self.line(f"rindex = {start}{self._lanes('r')}{wide}")
         if not self.full_row:
-            self.line("rmask = rindex < rnumel")
+            tile = self.plan.tiles.get("r", 1)
+            even = start and isinstance(self.length, int) and self.length % tile == 0 and tile > 1
+            whole = " | (rnumel % RBLOCK == 0)"  # known when compiling: then no lane is masked
+            self.line(f"rmask = (rindex < rnumel){whole}" if even else "rmask = rindex < rnumel")
         self._digits(self.plan.reduction_ranges, "rindex")
+
+    def _flat(self, index: Index) -> Index:
+        """An index by an axis's own flattened index, where it walks that axis's loops in one stride."""
+        for axis, loops in self.plan.axes.items():
+            strides = contiguous_strides(list(loops.values()))
+            steps = [coefficient_of(index, var) for var in loops]
+            pairs = zip(steps, strides, strict=True)
+            last = steps[-1] if len(loops) > 1 else None
+            if last and all(a is not None and same(a, last * b) for a, b in pairs):
+                rest = index.xreplace(dict.fromkeys(loops, ZERO))
+                index = rest + last * loop_symbol(f"{axis}index")
+        return index
 
     def _digits(self, ranges: dict[sympy.Symbol, Size], linear: str) -> None:
         """Each loop variable that an index mentions, as a digit of the flattened index."""
-        values = self.plan.body.values
-        placed = [(v.index.free_symbols, v.origins) for v in values if v.index is not None]
+        values = [v for v in self.plan.body.values if v.index is not None]
+        placed = [(self._flat(v.index).free_symbols, v.origins) for v in values]
         below: Size = 1
         digits: list[tuple[str, Origins]] = []
         for position, (var, size) in reversed(list(enumerate(ranges.items()))):
@@ -201,7 +272,11 @@ class _Printer(LinePrinter):
 
     def value(self, value: Value, level: str) -> None:
         """The lines of one value."""
-        if value.op == "store":
+        if value.kind == "fold":
+            tile = f"tl.where(xmask, {self._tile(value.inputs[0])}, 0.0)"
+            name = f"_fold{self.plan.folds.index(value)}"
+            self.line(f"{name} += tl.sum({tile}, 0)[None, :]", value.origins)
+        elif value.op == "store":
             if value.buffer in self.plan.in_place:  # other warps may still have to load an element
                 self.line("tl.debug_barrier()", value.origins, scaffold=True)
             self.line(self._store(value, level), value.origins)
@@ -229,6 +304,9 @@ class _Printer(LinePrinter):
                 return convert(self.ref(source), source.dtype, value.dtype)
             case "bitcast":
                 return f"{self.ref(value.inputs[0])}.to({dtype}, bitcast=True)"
+            case "reduction" if value in self.plan.riders:
+                own, total = (f"_{self.names[v]}" for v in (self.plan.riders[value], value))
+                return f"tl.sum({total} * libdevice.exp({own} - {self.ref(middle(value))}), 1)[:, None]"
             case "reduction":
                 return self._persistent(value)
         return pointwise_text(value, self.ref)
@@ -243,20 +321,18 @@ class _Printer(LinePrinter):
         """Axes of the loop variables and loaded indices in a value's index."""
         if value.index is None:
             return frozenset()
-        ranges = {"x": self.plan.ranges, "r": self.plan.reduction_ranges}
-        found = {a for a, r in ranges.items() if not value.index.free_symbols.isdisjoint(r)}
+        loops = self.plan.axes.items()
+        found = {a for a, r in loops if not value.index.free_symbols.isdisjoint(r)}
         return frozenset(found).union(*(self.axes[indirect] for indirect in value.indirect))
 
     def _shape(self, axes: Axes) -> str:
-        if not self.tiled:
-            return "[XBLOCK]"
-        return f"[{'XBLOCK' if 'x' in axes else 1}, {'RBLOCK' if 'r' in axes else 1}]"
+        """A block over all axes, of which these are more than 1."""
+        return f"[{', '.join(b if a in axes else '1' for a, b in self.blocks.items())}]"
 
     def _masks(self, axes: Axes, extra: Value | None = None) -> str:
         """The condition that a lane stands for an element; "" where all do."""
-        parts = ["xmask"] if "x" in axes else []
-        if "r" in axes and not self.full_row:
-            parts.append("rmask")
+        full = {"r"} if self.full_row else set()
+        parts = [f"{axis}mask" for axis in self.blocks if axis in axes - full]
         if extra is not None:
             parts.append(self.ref(extra))
         return " & ".join(parts)
@@ -291,7 +367,8 @@ class _Printer(LinePrinter):
         self._synchronise([buffer])
 
     def _store(self, value: Value, level: str) -> str:
-        axes: Axes = frozenset({"x", "r"} if level == "loop" and self.tiled else {"x"})
+        every = level == "loop" or not self.plan.reduction_ranges
+        axes: Axes = frozenset(self.blocks if every else {"x"})
         pointer = self._pointer(value, axes)
         mask = self._masks(axes, value.mask)
         self.unsynced.add(value.buffer)
@@ -338,10 +415,20 @@ class _Printer(LinePrinter):
         self.line(f"{name} = tl.full({TILE}, {self._identity(value)}, {dtype})", value.origins)
         if value.kind not in ACCUMULATED:
             self.line(f"{name}_at = tl.full({TILE}, {2**63 - 1}, tl.int64)", value.origins)
+        for rider in self._riding(value):
+            self.line(f"_{self.names[rider]} = tl.full({TILE}, 0.0, {dtype})", rider.origins)
+
+    def _riding(self, beside: Value) -> list[Value]:
+        """Sums of exp(v - m) that are taken in the loop of a maximum."""
+        return [rider for rider, other in self.plan.riders.items() if other is beside]
 
     def _accumulate(self, value: Value) -> None:
         """Take this tile into the accumulator, lane by lane."""
         name, source = f"_{self.names[value]}", self.ref(value.inputs[0])
+        for rider in self._riding(value):  # relative to each lane's own maximum so far
+            total = f"_{self.names[rider]}"
+            text = f"tl.where(rmask, sum_exp_combine({name}, {total}, {source}), {total})"
+            self.line(f"{total} = {text}", rider.origins)
         if value.kind in ACCUMULATED:
             combined = ACCUMULATED[value.kind].format(name, source)
             self.line(f"{name} = tl.where(rmask, {combined}, {name})", value.origins)
@@ -403,4 +490,6 @@ class _Printer(LinePrinter):
                 return loaded[s]
             return f"{s}.to(tl.int64)" if wide and not self.wide else str(s)
 
-        return TritonIndex(self.plan.body.all_ranges, symbol)(value.index)
+        ranges = self.plan.body.all_ranges
+        flat = {loop_symbol(f"{a}index"): product(r.values()) for a, r in self.plan.axes.items()}
+        return TritonIndex({**ranges, **flat}, symbol)(self._flat(value.index))

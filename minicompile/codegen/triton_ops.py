@@ -77,6 +77,13 @@ def max_combine(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 @triton.jit
+def sum_exp_combine(most, total, x):
+    up = x > most
+    scale = libdevice.exp(tl.where(up, most - x, x - most))
+    found = tl.where(up, total * scale + 1, total + scale)
+    return tl.where(x == most, total + 1, found)
+
+@triton.jit
 def prod_combine(a, b):
     return a * b
 

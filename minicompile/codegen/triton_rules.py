@@ -1,6 +1,9 @@
-"""What a Triton kernel's plan decides: persistent or looped reduction, tiles, warps.
+"""What a Triton kernel's plan decides: persistent, looped or split reduction, tiles, warps.
 
-Tiles are "x" and "r": elements of the flattened parallel and reduction dimensions that one program holds.
+Tiles are "y", "x" and "r": elements of the flattened axes that one program holds. The choices follow from
+three facts about the device. A thread loads up to 16 bytes at once, and a few such loads hide memory's
+latency: 8 to 32 elements a thread. A multiprocessor's registers hold what its programs have loaded. And
+memory is only as fast as all multiprocessors together ask for it: each needs programs to run.
 Starting points read off torch/_inductor/runtime/triton_heuristics.py.
 """
 
@@ -8,21 +11,17 @@ from __future__ import annotations
 
 import torch
 
-from minicompile.codegen.phases import contiguous_uses
+from minicompile.codegen.phases import contiguous_uses, loop_needs, riders, stages, turned
 from minicompile.codegen.plan import KernelPlan, plan_rule, power_of_two
 from minicompile.codegen.printing import index_dtype
+from minicompile.codegen.split import PART, refusal
+from minicompile.ops.device import Gpu, gpu_of
 from minicompile.options import Options
-from minicompile.scheduling.body import iterate_indices
+from minicompile.scheduling.body import Value, iterate_indices
 from minicompile.shapes.expr import is_float, product
 
-ROW_REGISTERS = 2**15
-"""Elements of loaded rows that one program may hold: about 64 registers in each of 512 threads."""
-
-LONGEST_ROW = 2**14
-"""Longest persistent row."""
-
-PROGRAMS = 264
-"""Programs that keep a large GPU busy: two for each of 132 multiprocessors."""
+COLUMNS, LEAST_COLUMN, LEAST_ROW = 64, 64, 4096
+"""Columns that a program reduces side by side; fewest elements in a part of a column, and of a row."""
 
 LARGEST_BLOCK = 2**20
 """Triton's limit on a block's elements: how far past its end a flattened index may run."""
@@ -32,17 +31,51 @@ def clamp(n: int, low: int, high: int) -> int:
     return max(low, min(n, high))
 
 
+def busy(gpu: Gpu) -> int:
+    """Programs that keep all multiprocessors busy: two each."""
+    return 2 * gpu.multiprocessors
+
+
 def rows_are_contiguous(plan: KernelPlan) -> bool:
-    """The reduction runs along memory: an inner reduction."""
-    return contiguous_uses(next(reversed(plan.reduction_ranges)), plan.loop) >= 0
+    """The reduction runs along memory: an inner reduction. What differs in each row and column counts."""
+    inner = next(reversed(plan.reduction_ranges))
+    return contiguous_uses(inner, _widest(plan)) >= 0
 
 
-def longest_persistent(plan: KernelPlan) -> int:
-    """The longest row to hold at once, by how many different rows the kernel loads and scans."""
+def _widest(plan: KernelPlan) -> list[Value]:
+    """Loads and stores that differ with the most loops: they move the most."""
+    loops = plan.body.all_ranges
+    found: dict[int, list[Value]] = {0: []}
+    for value in plan.body.values:
+        if value.op in ("load", "store") and value.index is not None:
+            found.setdefault(len(value.index.free_symbols & loops.keys()), []).append(value)
+    return found[max(found)]
+
+
+def longest_persistent(plan: KernelPlan, gpu: Gpu) -> int:
+    """The longest row to hold at once, by how many different rows the kernel loads and scans.
+
+    Rows in fp32 may fill half of the registers; the other half is for what is computed from them.
+    """
     if not rows_are_contiguous(plan):
         return 64
     rows = sum(1 for v in plan.loop if v.op in ("load", "scan"))
-    return min(ROW_REGISTERS // max(rows, 1), LONGEST_ROW)
+    return gpu.registers // 2 // max(rows, 1)
+
+
+def seconds(plan: KernelPlan, gpu: Gpu, parts: int, programs: int) -> float:
+    """Roughly how long a looped reduction takes, or one whose rows `parts` programs share.
+
+    Programs that are fewer than those which keep the device busy get up to 1.5 times their share of the
+    bandwidth. A sweep after the first finds half of what it reads in the cache. Parts are combined by one
+    more launch for each sweep that reduces.
+    """
+    own = riders(plan.body, plan.loop, "max" if parts == 1 else "sum")
+    sweeps = len(loop_needs(plan.body, plan.loop, riders=own))
+    launches = 1 if parts == 1 else sweeps + max(stages(plan.body, own).values())
+    share = min(1.5 * programs * parts / busy(gpu), 1.0)
+    moved = plan.cost.bytes * (sweeps + 1) / 2
+    return moved / gpu.bytes_per_second / share + launches * gpu.launch_seconds
 
 
 @plan_rule("triton:index_dtype")
@@ -54,6 +87,7 @@ def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
         return
     body = plan.body
     ranges = body.all_ranges | {v.symbol: v.size for v in body.values if v.symbol is not None}
+    ranges |= {PART: plan.parts} if plan.folds else {}
     for index in iterate_indices(body):
         if not is_float(index) and index_dtype(index, ranges) is not torch.int32:
             plan.reject("int32 indices", f"{index} may not fit")
@@ -64,36 +98,84 @@ def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
 @plan_rule("triton:reduction")
 def choose_reduction(plan: KernelPlan, options: Options) -> None:
     """Rows that fit into registers are read once; longer ones are swept in a loop."""
-    if not plan.reduction_ranges:
+    if not plan.reduction_ranges or plan.folds:
         return
     known = all(isinstance(size, int) for size in plan.reduction_ranges.values())
-    limit = longest_persistent(plan)
+    limit = longest_persistent(plan, gpu_of(plan.device))
     if known and plan.row_length <= limit:
         plan.reduction = "persistent"
     else:
+        plan.riders = riders(plan.body, plan.loop, "max")
         reason = f"a row has {plan.row_length} elements, more than {limit}"
         plan.reject("persistent reduction", reason if known else "its length varies")
 
 
+@plan_rule("triton:split")
+def choose_split(plan: KernelPlan, options: Options) -> None:
+    """Few long rows are shared by programs: each takes a part."""
+    gpu = gpu_of(plan.device)
+    if any(value.op == "fold" for value in plan.body.values):
+        plan.reduction, plan.parts = "persistent", min(2 * busy(gpu), plan.rows // 8)
+    if plan.reduction != "looped" or PART in plan.body.all_ranges:
+        return
+    least, columns = (LEAST_ROW, 1) if rows_are_contiguous(plan) else (LEAST_COLUMN, COLUMNS)
+    programs = -(-plan.rows // columns)
+    parts = power_of_two(min(2 * busy(gpu) // max(programs, 1), plan.row_length // least))
+    alone, shared = (1e6 * seconds(plan, gpu, n, programs) for n in (1, parts))
+    if (why := refusal(plan)) is not None:
+        plan.reject("split reduction", why)
+    elif shared < alone:
+        plan.reduction, plan.parts = "split", parts
+        plan.riders = riders(plan.body, plan.loop, "sum")
+        plan.reject("one program for each row", f"about {alone:.0f} us, split {shared:.0f} us")
+    else:
+        plan.reject("split reduction", f"about {shared:.0f} us, in one launch {alone:.0f} us")
+
+
 @plan_rule("triton:tiles")
 def choose_tiles(plan: KernelPlan, options: Options) -> None:
-    """Elements per program, and warps to compute them: 8 to 16 elements a thread, so that loads are wide."""
+    """Elements per program, and warps to compute them."""
+    if plan.reduction == "split":
+        return
+    gpu = gpu_of(plan.device)
+    programs = busy(gpu)
     if plan.reduction == "none":
-        block = clamp(power_of_two(plan.rows // PROGRAMS), 128, 1024)
-        plan.tiles, plan.num_warps = {"x": block}, clamp(block // 256, 1, 4)
+        _choose_block(plan, programs)
         return
     length = power_of_two(plan.row_length)
     # rows per program that still leave enough programs
-    busy = power_of_two(plan.rows // PROGRAMS)
-    along_r = rows_are_contiguous(plan)
-    if plan.reduction == "persistent":
+    spare = power_of_two(plan.rows // programs)
+    along_r, each = rows_are_contiguous(plan), 16
+    # a single load keeps memory busy alone: more of it at once
+    alone = sum(value.op == "load" for value in _widest(plan)) == 1
+    if plan.folds:
+        room = longest_persistent(plan, gpu) // length
+        plan.tiles, each = {"x": clamp(power_of_two(room + 1) // 2, 1, 4), "r": length}, 32
+    elif plan.reduction == "persistent":
         room = max((1024 if along_r else 4096) // length, 1)
-        block = min(room, busy) if along_r else clamp(busy, min(16, room), room)
+        block = min(room, spare) if along_r else clamp(spare, min(16, room), room)
         plan.tiles = {"x": min(block, 64), "r": length}
     elif along_r:
-        r = min(length, 2048 if plan.rows > PROGRAMS else 8192)
-        plan.tiles = {"x": clamp(1024 // r, 1, busy), "r": r}
+        aligned = plan.row_length % 8 == 0  # else loads are narrow, and few of them enough
+        r = min(length, 2048 if not aligned else 8192 if alone else 4096)
+        plan.tiles, each = {"x": clamp(1024 // r, 1, spare), "r": r}, 8 if aligned else 16
     else:
-        x = clamp(busy, 16, 64)
-        plan.tiles = {"x": x, "r": min(length, 2048 // x)}
-    plan.num_warps = clamp(plan.tiles["x"] * plan.tiles["r"] // 512, 1, 16)
+        x = clamp(spare, 16, 128 if alone else 64)
+        plan.tiles = {"x": x, "r": min(length, (8192 if alone else 2048) // x)}
+        each = 32 if alone else 8
+    plan.num_warps = clamp(plan.tiles["x"] * plan.tiles["r"] // (32 * each), 1, 32)
+
+
+SQUARE = 32
+"""From which extent on tiles are squares where loads and stores run along different loops."""
+
+
+def _choose_block(plan: KernelPlan, programs: int) -> None:
+    """A block of consecutive elements, or a square where loads and stores run along different loops."""
+    if found := turned(plan.body, plan.hints, SQUARE):
+        large = plan.rows >= programs * 2**14
+        plan.across, plan.num_warps = found[0], 8 if large else 4
+        plan.tiles = {"y": 128, "x": 64} if large else {"y": SQUARE, "x": SQUARE}
+        return
+    block = clamp(power_of_two(plan.rows // programs), 128, 1024)
+    plan.tiles, plan.num_warps = {"x": block}, clamp(block // 256, 1, 4)

@@ -24,7 +24,7 @@ from __future__ import annotations
 import keyword
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -57,9 +57,9 @@ RESERVED = HELPERS | {"aten", "torch", "args", "call", "results", "min", "max", 
 
 
 def generate_wrapper(
-    schedule: Schedule, kernels: Mapping[int, KernelSource], options: Options
+    schedule: Schedule, kernels: Mapping[int, Sequence[KernelSource]], options: Options
 ) -> WrapperSource:
-    """Python for a schedule. `kernels` has the kernel of each fused node by its position in `schedule.nodes`.
+    """Python for a schedule. `kernels` has those of each fused node by its position in `schedule.nodes`.
 
     Raises Unsupported for sizes that no input gives and arguments that have no text.
     """
@@ -68,7 +68,7 @@ def generate_wrapper(
 
 class _Writer:
     def __init__(
-        self, schedule: Schedule, kernels: Mapping[int, KernelSource], options: Options
+        self, schedule: Schedule, kernels: Mapping[int, Sequence[KernelSource]], options: Options
     ) -> None:
         self.schedule, self.kernels, self.options = schedule, kernels, options
         self.graph, self.memory = schedule.graph, schedule.memory
@@ -76,7 +76,7 @@ class _Writer:
         self.used: set[sympy.Symbol] = set()
         self.objects: dict[str, str] = {}
         """Module-level names for operators and devices: looked up once, when the module is loaded."""
-        self.taken = RESERVED | {kernel.name for kernel in kernels.values()}
+        self.taken = RESERVED | {kernel.name for group in kernels.values() for kernel in group}
         self.taken |= set(map(str, self.graph.size_hints))
         self.taken |= set(map(_pool, self.memory.pools))
         self.names: dict[str, str] = {}
@@ -107,7 +107,7 @@ class _Writer:
         body, self.lines = self.lines, []
         self._start(inputs)
         lines = [CodeLine(text, scaffold=True) for text in self._head()] + self.lines + body
-        kernels = [kernel for _, kernel in sorted(self.kernels.items())]
+        kernels = [kernel for _, group in sorted(self.kernels.items()) for kernel in group]
         return WrapperSource(self.graph.name, lines, kernels, owned)
 
     def _head(self) -> list[str]:
@@ -257,10 +257,17 @@ class _Writer:
         if 0 in node.ranges.values():
             self._line(f"# {node.name}: no elements", node.origins)
             return
-        kernel = self.kernels[step]
-        arguments = [self._name(a.buffer) for a in kernel.plan.arguments]
-        arguments += [self._size(s) for s in kernel.plan.sizes]
-        self._line(f"{kernel.name}({', '.join(arguments)})", node.origins)
+        spaces: list[str] = []
+        for kernel in self.kernels[step]:
+            for name, layout in kernel.plan.workspace.items():
+                if self._name(name) not in spaces:
+                    spaces.append(self._name(name))
+                    self._line(f"{spaces[-1]} = {self._empty(layout, False)}", node.origins)
+            arguments = [self._name(a.buffer) for a in kernel.plan.arguments]
+            arguments += [self._size(s) for s in kernel.plan.sizes]
+            self._line(f"{kernel.name}({', '.join(arguments)})", node.origins)
+        if spaces:
+            self._line(f"del {', '.join(spaces)}", node.origins)
 
     def _extern(self, kernel: ExternKernel, given: bool) -> None:
         """A library call; `given` if the plan has memory for its result."""

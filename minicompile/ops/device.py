@@ -65,3 +65,26 @@ def device_spec(device: torch.device) -> DeviceSpec:
         2 * SIDE**3 / multiplying,
         "measured: a copy and a matrix product",
     )
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the plans of GPU kernels rest on. Without a GPU at hand, an H100's."""
+
+    multiprocessors: int = 132
+    registers: int = 2**16
+    """Of 32 bits, each multiprocessor."""
+    bytes_per_second: float = 3e12
+    launch_seconds: float = 3e-6
+    """What one more kernel costs, until its first programs have loaded."""
+
+
+@functools.cache
+def gpu_of(device: torch.device) -> Gpu:
+    """The GPU that kernels for a device are planned for."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return Gpu()
+    found = torch.cuda.get_device_properties(device)
+    registers = getattr(found, "regs_per_multiprocessor", Gpu.registers)  # not in every torch
+    bandwidth = 0.9 * device_spec(device).bytes_per_second
+    return Gpu(found.multi_processor_count, registers, bandwidth)

@@ -35,7 +35,7 @@ from minicompile.codegen.plan import (
     power_of_two,
 )
 from minicompile.runtime.cpp import fail
-from minicompile.runtime.triton import Tiles, blocks, execute
+from minicompile.runtime.triton import Tiles, blocks, execute, programs
 from minicompile.shapes.expr import product, size_hint
 
 interpreter, JITFunction = compat.triton_interpreter()
@@ -63,11 +63,11 @@ class InterpretedKernel:
         if rows == 0:
             return
         length = size_hint(product(plan.reduction_ranges.values()), known)
-        tiles = self.tiles or interpreter_tiles(plan, rows, length)
+        tiles = self.tiles or interpreter_tiles(plan, known, rows, length)
         # bools are bytes in memory, and kernels read them as such
         tensors = [t.view(torch.uint8) if t.dtype is torch.bool else t for t in arguments[:count]]
         numbers = map(scalar, arguments[count:])
-        grid = (-(-rows // tiles.x), 1, 1)
+        grid = (size_hint(programs(plan, tiles), known), 1, 1)
         try:
             with interpreting(), np.errstate(all="ignore"):
                 self.kernel[grid](*tensors, *numbers, **blocks(plan, tiles))
@@ -84,8 +84,11 @@ def scalar(number: int | float) -> Any:
     return tl.tensor(interpreter.TensorHandle(np.array([number], dtype=held), dtype), dtype)
 
 
-def interpreter_tiles(plan: KernelPlan, rows: int, length: int) -> Tiles:
+def interpreter_tiles(plan: KernelPlan, known: Any, rows: int, length: int) -> Tiles:
     """The largest tiles that make sense: whole rows where they fit."""
+    if "y" in plan.axes:
+        y = min(power_of_two(size_hint(product(plan.axes["y"].values()), known)), LANES)
+        return Tiles(LANES // y, y=y)
     r = power_of_two(length)
     if plan.reduction == "looped":
         r = min(r, LANES)

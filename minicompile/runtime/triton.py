@@ -31,7 +31,7 @@ from minicompile import compat
 from minicompile.codegen.plan import KernelPlan, KernelSource, power_of_two
 from minicompile.errors import BackendError
 from minicompile.ops.dtypes import LOOP_DTYPES, short
-from minicompile.shapes.expr import Size, is_float, product, size_hint
+from minicompile.shapes.expr import Size, floor_div, is_float, product, size_hint
 
 Launcher = Callable[..., None]
 """`launcher(*tensors, *sizes)`, in the order of the plan's arguments and sizes."""
@@ -46,11 +46,12 @@ ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class Tiles:
-    """Elements of the flattened x and r dimensions that one program holds, powers of two; and its warps."""
+    """Elements of the flattened x, r and y axes that one program holds, powers of two; and its warps."""
 
     x: int
     r: int = 1
     num_warps: int = 4
+    y: int = 1
 
 
 def load_kernel(source: KernelSource, tiles: Tiles | None = None) -> Launcher:
@@ -83,7 +84,7 @@ def planned_tiles(plan: KernelPlan) -> Tiles:
     r = plan.tiles.get("r", 1)
     if plan.reduction == "persistent":
         r = power_of_two(size_hint(product(plan.reduction_ranges.values()), {}))
-    return Tiles(plan.tiles["x"], r, plan.num_warps)
+    return Tiles(plan.tiles["x"], r, plan.num_warps, plan.tiles.get("y", 1))
 
 
 def module_text(source: KernelSource) -> str:
@@ -112,7 +113,19 @@ def execute(source: KernelSource) -> tuple[Any, dict[str, Any]]:
 
 def blocks(plan: KernelPlan, tiles: Tiles) -> dict[str, int]:
     """The kernel's constants: its last parameters."""
-    return {"XBLOCK": tiles.x} | ({"RBLOCK": tiles.r} if plan.reduction_ranges else {})
+    return {f"{axis.upper()}BLOCK": getattr(tiles, axis) for axis in plan.axes}
+
+
+def programs(plan: KernelPlan, tiles: Tiles) -> Size:
+    """How many programs run."""
+    if plan.folds:
+        return plan.parts
+    loops = (
+        (product(plan.axes[axis].values()), getattr(tiles, axis))
+        for axis in plan.axes
+        if axis != "r"
+    )
+    return product(-floor_div(-size, tile) for size, tile in loops)
 
 
 def compile_kernel(
@@ -191,8 +204,7 @@ def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
     lines += [f"    {p} = {p}.data_ptr()" for p in pointers]
     key = [f"(({' | '.join(pointers)}) % {ALIGNMENT} == 0)"]
     key += [f"({s} % {ALIGNMENT} == 0) << {i + 1}" for i, s in enumerate(plan.integers)]
-    xnumel = str(rows).replace("Max(", "max(").replace("Min(", "min(")
-    grid = f"-(-({xnumel}) // {tiles.x})"
+    grid = str(programs(plan, tiles)).replace("Max(", "max(").replace("Min(", "min(")
     lines += [
         f"    key = {' | '.join(key)}",
         "    run, function, metadata = variants.get(key) or variant(key)",

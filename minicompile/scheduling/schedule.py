@@ -19,6 +19,7 @@ from minicompile.lowering.ir import ExternKernel, LoopGraph, Scatter, written_by
 from minicompile.options import Options
 from minicompile.scheduling.body import record
 from minicompile.scheduling.body import verify as verify_body
+from minicompile.scheduling.columns import join_columns
 from minicompile.scheduling.explain import Answer, FusionSteps, WhatIf, parts
 from minicompile.scheduling.fusion import MAX_NEIGHBOURS, Fuser, FusionContext, Wishes
 from minicompile.scheduling.in_place import refusal
@@ -191,6 +192,8 @@ def best_order(graph: LoopGraph, fuser: Fuser) -> tuple[list[ScheduledNode], Mem
     for i in fuser.mask:
         node = fuser.nodes[i]
         groups[i] = finished(fuser.nests[i]) if isinstance(node, SchedulerNode) else node
+    if fuser.context.options.fusion:
+        join_columns(groups, fuser, fuser.context.options)
     late = {}
     for i in groups:
         users = [j for j in groups if fuser.ancestors[j] & fuser.mask[i]]

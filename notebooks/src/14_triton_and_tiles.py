@@ -337,7 +337,9 @@ sweeps_measured
 # %% [markdown]
 # Long rows held whole run at the speed of a copy; swept, at about half of it. There is a way in
 # between: an *online softmax* keeps maximum and sum together in one sweep, and corrects the sum
-# whenever the maximum grows. You write it in exercise 5.
+# whenever the maximum grows. The compiler does so where a row doesn't fit; you write it in exercise 5.
+# Where rows are long *and* few, most of the GPU would have nothing to do. Then several programs share
+# a row, and one more launch combines what they found: a *split* reduction.
 #
 # ## The model, and matrix products
 #
@@ -374,7 +376,7 @@ print(mc.trace(mc.compile(product_and_relu, options=TRITON), square, square).sch
 # > **In torch.compile.** Inductor's Triton printer is `torch/_inductor/codegen/triton.py`; one rule per
 # > operation, as here. Its tiles come from `torch/_inductor/runtime/triton_heuristics.py`, and with
 # > `mode="max-autotune"` it times several, matrix products with epilogues among them (templates in
-# > `torch/_inductor/kernel`). We have one choice per kernel, and no templates. Below, live: how both
+# > `torch/_inductor/kernel`). So do we with the tiles, and have no templates. Below, live: how both
 # > write the same operations. Our division rounds as eager's does; their maximum keeps NaN in a helper,
 # > ours has an operation for that before it comes to printing.
 

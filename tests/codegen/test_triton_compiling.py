@@ -107,6 +107,25 @@ def test_aligned_pointers_give_wide_loads_and_others_do_not():
     assert "ld.global.v4" not in cross_compile(source, aligned=False).levels["ptx"]
 
 
+@pytest.mark.parametrize("target", [80, 90])
+@pytest.mark.parametrize("dtype", [F32, torch.bfloat16], ids=str)
+def test_rows_of_32768_stay_in_registers(dtype, target):
+    source = source_of(softmax(4096, 32768, dtype), ("amax", "total"))
+    assert source.plan.reduction == "persistent"
+    assert cross_compile(source, ("cuda", target)).spilled_bytes == 0
+    assert source_of(softmax(4096, 32800, dtype), ("amax", "total")).plan.reduction == "looped"
+
+
+def test_squares_load_and_store_wide():
+    p = Program()
+    p.input("x", (4096, 4096))
+    p.pointwise("y", (4096, 4096), lambda o, i: o.load("x", i[1] * 4096 + i[0]))
+    assembly = cross_compile(source_of(p))
+    assert "ld.global.v4" in assembly.levels["ptx"]
+    assert "st.global.v4" in assembly.levels["ptx"]
+    assert assembly.spilled_bytes == 0
+
+
 def test_index_checks_survive_compilation_and_unchecked_indices_cost_none():
     def ptx(check: bool) -> str:
         p = Program()

@@ -9,6 +9,7 @@ import pytest
 import sympy
 import torch
 
+import minicompile as mc
 from minicompile.codegen.generate import plan_rule
 from minicompile.codegen.legalize import settle_checks
 from minicompile.codegen.plan import KernelArgument, KernelPlan, Phase
@@ -61,6 +62,65 @@ def test_transposed_and_broadcast_operands_follow_their_strides(device):
 
 
 @devices
+@pytest.mark.parametrize("tiles", [Tiles(8, y=16), Tiles(64, y=4), Tiles(32, y=32), None], ids=str)
+def test_what_is_read_along_another_loop_is_read_in_squares(tiles, device):
+    p = Program()
+    for name, size in (("x", (3, 37, 50)), ("b", (37,)), ("c", (50,)), ("m", (3, 50, 37))):
+        p.input(name, size)
+
+    def fn(o, i):
+        turned = o.load("x", i[0] * 1850 + i[2] * 50 + i[1])
+        known = o.mul(o.load("b", i[2]), o.load("c", i[1]))
+        return o.add(o.sub(turned, known), o.load("m", i[0] * 1850 + i[1] * 37 + i[2]))
+
+    p.pointwise("y", (3, 50, 37), fn)
+    source = source_of(p, device=device)
+    assert str(source.plan.across) == "x1"
+    assert list(source.plan.tiles) == list(source.plan.axes) == ["y", "x"]
+    x, m, b, c = torch.randn(3, 37, 50), torch.randn(3, 50, 37), torch.randn(37), torch.randn(50)
+    y = torch.full((3 * 1850 + 64,), 77.0)
+    tensors = {"x": x, "m": m, "b": b, "c": c, "y": y}
+    tensors = {name: t.to(device) for name, t in tensors.items()}
+    call(source, tensors, tiles=tiles)
+    expected = x.transpose(1, 2) - b * c[:, None] + m
+    close(tensors["y"][: 3 * 1850].view(3, 50, 37), expected)
+    assert (tensors["y"][3 * 1850 :] == 77).all()
+
+
+@devices
+def test_a_tile_that_leaves_lanes_over_masks_them_whatever_was_planned(device):
+    p = Program()
+    p.input("x", (2, 3 * 2**14))
+    p.reduce("s", (2,), (3 * 2**14,), "sum", lambda o, i, r: o.load("x", i[0] * 3 * 2**14 + r[0]))
+    with mc.without("plan:triton:split"):
+        source = source_of(p, device=device)
+    assert 3 * 2**14 % source.plan.tiles["r"] == 0
+    assert "rnumel % RBLOCK == 0" in source.text
+    x, s = torch.randn(2, 3 * 2**14, device=device), torch.empty(2, device=device)
+    for r in (2**14, 2**15):
+        call(source, {"x": x, "s": s}, tiles=Tiles(2, r))
+        close(s, x.sum(1), rtol=1e-4, atol=1e-3)
+
+
+@devices
+def test_an_axis_walked_in_one_stride_needs_no_digits(device):
+    p = Program()
+    p.input("x", (6, 5, 7))
+    p.input("b", (5,))
+    p.pointwise(
+        "y",
+        (6, 5, 7),
+        lambda o, i: o.mul(o.load("x", 209 - i[0] * 35 - i[1] * 7 - i[2]), o.load("b", i[1])),
+    )
+    source = source_of(p, device=device)
+    assert "209 - xindex" in source.text
+    assert "out_ptr0 + (xindex)" in source.text
+    assert "x0 =" not in source.text
+    x, b = torch.randn(6, 5, 7), torch.randn(5)
+    close(run(p, {"x": x, "b": b}, device=device)["y"], x.flip(0, 1, 2) * b[:, None])
+
+
+@devices
 def test_one_text_serves_every_symbolic_size(device):
     s0 = size_symbol("s0")
     p = Program(hints={s0: 16})
@@ -103,6 +163,22 @@ def test_a_symbolic_row_length_reduces_in_a_loop(device):
     for n in (100, 1, 513):
         x, y = torch.randn(4, n, device=device), torch.empty(4, n, device=device)
         call(source, {"x": x, "softmax": y}, {"s0": n}, Tiles(2, 64))
+        close(y, x.softmax(1))
+
+
+@devices
+def test_a_looped_softmax_reads_its_rows_twice_and_knows_infinities(device):
+    s0 = size_symbol("s0")
+    source = source_of(softmax(8, s0, hints={s0: 100}), ("amax", "total"), device)
+    assert source.text.count("tl.load(") == 2
+    assert len(source.plan.riders) == 1
+    for n in (100, 61, 300):
+        x = torch.randn(8, n, device=device) * 4
+        x[0], x[1, : n - 3], x[2, 5:] = -math.inf, -math.inf, -math.inf
+        x[3, n // 2], x[4, n // 2], x[5, :32] = math.inf, math.nan, 1e30
+        x[6], x[7, ::2] = 1000.0, -1e4
+        y = torch.empty_like(x)
+        call(source, {"x": x, "softmax": y}, {"s0": n}, Tiles(2, 16))
         close(y, x.softmax(1))
 
 

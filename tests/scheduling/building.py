@@ -401,10 +401,10 @@ def random_graph(seed: int, count: int = 9) -> LoopGraph:
 # -- kernels without code generation
 
 
-def python_kernels(schedule: Schedule) -> tuple[dict[int, KernelSource], dict[str, Any]]:
+def python_kernels(schedule: Schedule) -> tuple[dict[int, list[KernelSource]], dict[str, Any]]:
     """A kernel for each fused node that runs its bodies in torch, and the names a wrapper needs."""
     buffers = schedule.graph.buffers
-    kernels: dict[int, KernelSource] = {}
+    kernels: dict[int, list[KernelSource]] = {}
     namespace: dict[str, Any] = {}
     for position, node in enumerate(schedule.nodes):
         if not isinstance(node, FusedSchedulerNode):
@@ -428,7 +428,7 @@ def python_kernels(schedule: Schedule) -> tuple[dict[int, KernelSource], dict[st
             sizes=sizes,
             reduction="none",
         )
-        kernels[position] = KernelSource(plan.name, "cpp", [], plan)
+        kernels[position] = [KernelSource(plan.name, "cpp", [], plan)]
         namespace[plan.name] = _python_kernel(plan, schedule)
     return kernels, namespace
 
