@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "minicompile"
 ROOMS = ("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")
 ROOM_BUDGET = 20_000
 PACKAGE_BUDGET = 26_000
-ROOM_DEBT = 8_068
+ROOM_DEBT = 8_105
 PACKAGE_DEBT = 17_633
 """Lines over budget that are owed."""
 LONG_FILE = 600

@@ -175,7 +175,7 @@ class _Splitter:
         arguments = [a for a in plan.arguments if a.buffer in loaded | stored]
         for name in filter((loaded | stored).__contains__, self.workspace):
             dtype, number = self.workspace[name].dtype, len(arguments)
-            role_of = "out" if name in stored else "in"
+            role_of: Literal["in", "out"] = "out" if name in stored else "in"
             arguments.append(KernelArgument(f"part_ptr{number}", name, dtype, role_of))
         return replace(
             plan,
@@ -199,7 +199,7 @@ class _Splitter:
         """All loops as parallel ones, by falling stride of the widest store."""
         ranges = self.body.all_ranges
         stores = [v for v in self.body.values if v in values and v.op == "store"]
-        widest = max(stores, key=lambda v: len(v.index.free_symbols))
+        widest = max(stores, key=lambda v: len(sympy.sympify(v.index).free_symbols))
 
         def stride(var: sympy.Symbol) -> int:
             step = coefficient_of(widest.index, var)

@@ -166,7 +166,10 @@ class _Printer(LinePrinter):
         wide = ".to(tl.int64)" if self.wide else ""
         self.line(f"rindex = {start}{self._lanes('r')}{wide}")
         if not self.full_row:
-            self.line("rmask = rindex < rnumel")
+            tile = self.plan.tiles.get("r", 1)
+            even = start and isinstance(self.length, int) and self.length % tile == 0 and tile > 1
+            whole = " | (rnumel % RBLOCK == 0)"  # known when compiling: then no lane is masked
+            self.line(f"rmask = (rindex < rnumel){whole}" if even else "rmask = rindex < rnumel")
         self._digits(self.plan.reduction_ranges, "rindex")
 
     def _digits(self, ranges: dict[sympy.Symbol, Size], linear: str) -> None:

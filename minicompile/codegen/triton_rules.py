@@ -17,7 +17,7 @@ from minicompile.codegen.printing import index_dtype
 from minicompile.codegen.split import PART, refusal
 from minicompile.ops.device import Gpu, gpu_of
 from minicompile.options import Options
-from minicompile.scheduling.body import iterate_indices
+from minicompile.scheduling.body import Value, iterate_indices
 from minicompile.shapes.expr import is_float, product
 
 COLUMNS, LEAST_COLUMN, LEAST_ROW = 64, 64, 4096
@@ -39,10 +39,17 @@ def busy(gpu: Gpu) -> int:
 def rows_are_contiguous(plan: KernelPlan) -> bool:
     """The reduction runs along memory: an inner reduction. What differs in each row and column counts."""
     inner = next(reversed(plan.reduction_ranges))
-    touching = [v for v in plan.loop if v.op in ("load", "store") and v.index is not None]
-    loops = {v: len(v.index.free_symbols & plan.body.all_ranges.keys()) for v in touching}
-    widest = max(loops.values(), default=0)
-    return contiguous_uses(inner, (v for v in touching if loops[v] == widest)) >= 0
+    return contiguous_uses(inner, _widest(plan)) >= 0
+
+
+def _widest(plan: KernelPlan) -> list[Value]:
+    """Loads and stores that differ with the most loops: they move the most."""
+    loops = plan.body.all_ranges
+    found: dict[int, list[Value]] = {0: []}
+    for value in plan.body.values:
+        if value.op in ("load", "store") and value.index is not None:
+            found.setdefault(len(value.index.free_symbols & loops.keys()), []).append(value)
+    return found[max(found)]
 
 
 def longest_persistent(plan: KernelPlan, gpu: Gpu) -> int:
@@ -136,29 +143,33 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
     length = power_of_two(plan.row_length)
     # rows per program that still leave enough programs
     spare = power_of_two(plan.rows // programs)
-    along_r = rows_are_contiguous(plan)
+    along_r, each = rows_are_contiguous(plan), 16
+    # a single load keeps memory busy alone: more of it at once
+    alone = sum(value.op == "load" for value in _widest(plan)) == 1
     if plan.reduction == "persistent":
         room = max((1024 if along_r else 4096) // length, 1)
         block = min(room, spare) if along_r else clamp(spare, min(16, room), room)
         plan.tiles = {"x": min(block, 64), "r": length}
     elif along_r:
-        r = min(length, 2048 if plan.rows > programs else 8192)
-        plan.tiles = {"x": clamp(1024 // r, 1, spare), "r": r}
+        r = min(length, 8192 if alone else 4096)
+        plan.tiles, each = {"x": clamp(1024 // r, 1, spare), "r": r}, 8
     else:
-        x = clamp(spare, 16, 128)
-        plan.tiles = {"x": x, "r": min(length, 8192 // x)}
-    each = 512 if along_r or plan.reduction == "persistent" else 1024
-    plan.num_warps = clamp(plan.tiles["x"] * plan.tiles["r"] // each, 1, 16)
+        x = clamp(spare, 16, 128 if alone else 64)
+        plan.tiles = {"x": x, "r": min(length, (8192 if alone else 2048) // x)}
+        each = 32 if alone else 8
+    plan.num_warps = clamp(plan.tiles["x"] * plan.tiles["r"] // (32 * each), 1, 32)
 
 
 SQUARE = 32
-"""Side of the tiles of a kernel that reads along one loop and writes along another."""
+"""From which extent on tiles are squares where loads and stores run along different loops."""
 
 
 def _choose_block(plan: KernelPlan, programs: int) -> None:
     """A block of consecutive elements, or a square where loads and stores run along different loops."""
     if found := turned(plan.body, plan.hints, SQUARE):
-        plan.across, plan.tiles, plan.num_warps = found[0], {"y": SQUARE, "x": SQUARE}, 4
+        large = plan.rows >= programs * 2**14
+        plan.across, plan.num_warps = found[0], 8 if large else 4
+        plan.tiles = {"y": 128, "x": 64} if large else {"y": SQUARE, "x": SQUARE}
         return
     block = clamp(power_of_two(plan.rows // programs), 128, 1024)
     plan.tiles, plan.num_warps = {"x": block}, clamp(block // 256, 1, 4)

@@ -333,6 +333,12 @@ def matmul_precision() -> Any:
     return tuple(read(backend, "matmul") for backend in ("cuda", "mkldnn"))
 
 
+def onednn_linear() -> Any:
+    """x @ weight.t() + bias by oneDNN, an operator; None where torch was built without it."""
+    packet = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    return packet and packet.default
+
+
 AUTOCAST_DEVICES = ("cpu", "cuda", "xpu", "mps", "mtia", "hpu", "xla", "ipu", "maia")
 
 

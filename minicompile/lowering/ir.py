@@ -251,6 +251,8 @@ PRODUCTS = frozenset(
     getattr(torch.ops.aten, name).default for name in ("mm", "bmm", "addmm", "baddbmm")
 )
 """Matrix products: they take `out=`, and their result lies the same way however their operands do."""
+LIBRARY_PRODUCTS = PRODUCTS | {compat.onednn_linear()}
+"""With oneDNN's, which has no `out=`."""
 
 Operation = ComputedBuffer | ExternKernel
 Output: TypeAlias = View | Size | float | bool | None

@@ -30,7 +30,7 @@ from minicompile.lowering.context import (
     tensor_layouts,
 )
 from minicompile.lowering.ir import (
-    PRODUCTS,
+    LIBRARY_PRODUCTS,
     ExternKernel,
     ExternOutput,
     InputBuffer,
@@ -243,7 +243,7 @@ class _Lowering:
             value = self.values[argument]
             if not isinstance(value, TensorValue):
                 return value
-            if op in PRODUCTS:
+            if op in LIBRARY_PRODUCTS:
                 return ctx.realize(value, why)
             # operators choose their result's strides by their operands'
             layout = layout_of(argument.meta["val"])

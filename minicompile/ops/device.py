@@ -85,5 +85,6 @@ def gpu_of(device: torch.device) -> Gpu:
     if device.type != "cuda" or not torch.cuda.is_available():
         return Gpu()
     found = torch.cuda.get_device_properties(device)
-    bandwidth = device_spec(device).bytes_per_second
-    return Gpu(found.multi_processor_count, found.regs_per_multiprocessor, 0.9 * bandwidth)
+    registers = getattr(found, "regs_per_multiprocessor", Gpu.registers)  # not in every torch
+    bandwidth = 0.9 * device_spec(device).bytes_per_second
+    return Gpu(found.multi_processor_count, registers, bandwidth)

@@ -179,8 +179,14 @@ def processor_features() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    wanted = ("flags", "Features", "model name", "CPU part")
+    wanted = ("flags", "Features", "model name", "CPU part", "vendor_id")
     return "\n".join(dict.fromkeys(line for line in lines if line.startswith(wanted)))
+
+
+def processor_vendor() -> str:
+    """ "GenuineIntel", "AuthenticAMD"; "" where that isn't known."""
+    found = re.search(r"^vendor_id\s*: (.+)$", processor_features(), re.MULTILINE)
+    return found[1] if found else ""
 
 
 def machine_flags() -> tuple[str, ...]:

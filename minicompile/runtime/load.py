@@ -19,12 +19,12 @@ import torch
 
 from minicompile import compat
 from minicompile.aot.result import BoxedCallable
-from minicompile.codegen.plan import KernelModule, WrapperSource
+from minicompile.codegen.plan import KernelModule, KernelSource, WrapperSource
 from minicompile.lowering.ir import ConstantBuffer
 from minicompile.ops.build import start_build, start_extension
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
-from minicompile.runtime import cpp, triton
+from minicompile.runtime import autotune, cpp, triton
 from minicompile.runtime.arena import ARENA
 
 Kernels = dict[str, Callable[..., None]]
@@ -50,7 +50,11 @@ def load_cpp(module: KernelModule, options: Options) -> Callable[[], Kernels]:
 
 @kernel_loader("triton")
 def load_triton(module: KernelModule, options: Options) -> Callable[[], Kernels]:
-    return lambda: {kernel.name: triton.load_kernel(kernel) for kernel in module.kernels}
+    def loaded(kernel: KernelSource) -> Callable[..., None]:
+        measured = options.mode.startswith("max-autotune") and kernel.plan.device.type == "cuda"
+        return autotune.tuned(kernel, options) if measured else triton.load_kernel(kernel)
+
+    return lambda: {kernel.name: loaded(kernel) for kernel in module.kernels}
 
 
 def start_loading(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from minicompile.lowering.ir import (
+    LIBRARY_PRODUCTS,
     PRODUCTS,
     ComputedBuffer,
     InputBuffer,
@@ -40,7 +41,7 @@ from minicompile.shapes.expr import Size, size_hint
 
 aten = torch.ops.aten
 
-FRESH = PRODUCTS | {aten.convolution.default, aten.convolution_backward.default}
+FRESH = LIBRARY_PRODUCTS | {aten.convolution.default, aten.convolution_backward.default}
 """Library operators whose results are never views of what they read."""
 
 DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")

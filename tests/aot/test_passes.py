@@ -165,6 +165,23 @@ def test_a_bias_goes_back_into_the_product_where_no_kernel_could_add_it():
     assert "addmm" not in fired(run(lambda x, w, b: x @ w.t() + b, half))
 
 
+@pytest.mark.parametrize("vendor", ["AuthenticAMD", "GenuineIntel"])
+def test_large_products_are_onednn_s_on_amd_s_processors(vendor, monkeypatch):
+    monkeypatch.setattr("minicompile.aot.passes.linear.processor_vendor", lambda: vendor)
+    large = [leaf(512, 256), leaf(600, 256), leaf(600)]
+    products = lambda x, w, b: (F.linear(x, w, b), x @ w.t(), x.t() @ x[:, ::2])  # noqa: E731
+    chosen = fired(run(products, large, atol=1e-3))
+    if vendor == "GenuineIntel":
+        assert "onednn" not in chosen
+        return
+    assert "onednn" in chosen
+    small = [x.detach()[:255] for x in large]
+    for other in (small, [x.detach().double() for x in large], [x.detach().half() for x in large]):
+        assert "onednn" not in fired(run(lambda x, w: x @ w.t(), other[:2], atol=2e-1))
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert "onednn" not in fired(run(products, large, atol=1e-3))
+
+
 def test_products_of_products_are_marked_with_the_bytes_between():
     inputs = [rand(6, 3), rand(3, 5), rand(5, 2)]
     chain = lambda x, a, b: x @ a @ b  # noqa: E731

@@ -1,4 +1,4 @@
-"""Matrix products and convolutions: biases, products of products, products of one input, batch norm.
+"""Matrix products and convolutions: biases, the library, products of products or of one input, batch norm.
 
 A bias leaves `addmm` on the way to prims, so that the kernel that follows can add it; where none follows, it
 goes back. What is switched on by an option rounds differently from eager.
@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from minicompile import compat
 from minicompile.aot.layout import hint
 from minicompile.aot.passes.patterns import home, replace_nodes
 from minicompile.aot.views import alias_root, has_effect, is_view
 from minicompile.ops.graph import Rewrite, origins_of, statement
+from minicompile.ops.toolchain import processor_vendor
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import Match, register_pattern
 
@@ -26,6 +28,8 @@ aten = torch.ops.aten
 LIBRARY = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.convolution.default}
 LIBRARY |= {aten._scaled_dot_product_flash_attention_for_cpu.default}
 NORM = aten._native_batch_norm_legit_no_training.default
+LARGE_PRODUCT = 2**26
+"""Multiplications from which on a choice of library was measured to pay: 0.7 to 1.0 of MKL's time."""
 EXACT = {torch.float32, torch.float64}
 """Half types round after each operator, which a fused one doesn't."""
 
@@ -73,6 +77,33 @@ def mark_products_of_products(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
             after, origins = f"{text}  # {size} bytes between", origins_of(node) | origins_of(inner)
             done.append(Rewrite("back_to_back_gemm", text, after, origins))
     return done
+
+
+@graph_pass("onednn", stage="post_grad", order=80)
+def choose_library(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
+    """Large float32 products on AMD's processors are oneDNN's: eager calls MKL, which is made for Intel's."""
+    done: list[Rewrite] = []
+    linear, switched_on = compat.onednn_linear(), torch.backends.mkldnn.enabled
+    wanted = linear is not None and switched_on and processor_vendor() == "AuthenticAMD"
+    for node in gm.graph.nodes if wanted else ():
+        if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
+            continue
+        *bias, x, weight = node.args
+        (rows, inner), columns = x.meta["val"].shape, weight.meta["val"].shape[1]
+        known = all(isinstance(size, int) for size in (rows, inner, columns))
+        plain = all(is_float32_on_cpu(value.meta["val"]) for value in node.args)
+        if plain and known and rows * inner * columns >= LARGE_PRODUCT:
+            before = statement(node)
+            with gm.graph.inserting_before(node):
+                turned = gm.graph.call_function(aten.permute.default, (weight, [1, 0]))
+            turned.meta = weight.meta | {"val": weight.meta["val"].t()}
+            node.target, node.args = linear, (x, turned, *(bias or [None]), "none", [], "")
+            done.append(Rewrite("onednn", before, statement(node), origins_of(node)))
+    return done
+
+
+def is_float32_on_cpu(value: Tensor) -> bool:
+    return value.dtype is torch.float32 and value.device.type == "cpu"
 
 
 def is_cheaper(match: Match) -> bool:

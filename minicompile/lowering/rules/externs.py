@@ -6,6 +6,7 @@ them functions of a seed (aot/passes/random.py).
 
 from __future__ import annotations
 
+from minicompile import compat
 from minicompile.lowering.context import extern_reasons
 from minicompile.lowering.rules.common import aten
 
@@ -51,3 +52,5 @@ for _reason, _names in REASONS.items():
         _packet = getattr(aten, _name, None)  # some exist only in newer releases
         if _packet is not None:
             extern_reasons(_packet)(_reason)
+if compat.onednn_linear() is not None:
+    extern_reasons(compat.onednn_linear())("library matrix product")

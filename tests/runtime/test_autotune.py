@@ -1,0 +1,118 @@
+"""`mode="max-autotune"` measures tiles around the planned ones and remembers the fastest."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+import minicompile as mc
+from minicompile.options import Options
+from minicompile.runtime.autotune import candidates, tuned
+from minicompile.runtime.triton import Tiles, load_kernel, planned_tiles
+from tests.codegen.fusing import Program, softmax
+from tests.codegen.triton_running import source_of
+
+
+def added(n: int = 4096) -> Program:
+    p = Program()
+    p.input("x", (n,))
+    p.pointwise("y", (n,), lambda o, i: o.mul(o.load("x", i[0]), o.load("x", i[0])))
+    return p
+
+
+def test_candidates_lie_around_the_plan_and_keep_whole_rows() -> None:
+    source = source_of(softmax(4096, 1024), ("amax", "total"))
+    found = candidates(source)
+    assert found[0] == planned_tiles(source.plan)
+    assert len(found) == len(set(found)) > 4
+    assert {tiles.r for tiles in found} == {1024}
+
+
+class Fake:
+    """Loads kernels that write down their tiles; `times` says how long they take."""
+
+    def __init__(self, *broken: Tiles) -> None:
+        self.loaded: list[Tiles] = []
+        self.ran: list[tuple[Tiles, int]] = []
+        self.broken = broken
+
+    def load(self, source: Any, tiles: Tiles) -> Any:
+        if tiles in self.broken:
+            raise RuntimeError("out of resources")
+        self.loaded.append(tiles)
+
+        def launch(*arguments: torch.Tensor) -> None:
+            self.ran.append((tiles, arguments[-1].data_ptr()))
+            load_kernel(source, tiles)(*arguments)
+
+        launch.tiles = tiles  # type: ignore[attr-defined]
+        return launch
+
+    def measure(self, launch: Any, arguments: list[Any]) -> float:
+        launch(*arguments)
+        return -launch.tiles.x - launch.tiles.num_warps
+
+
+def test_the_fastest_is_taken_and_found_again_on_disk(tmp_path) -> None:
+    source, options = source_of(added()), Options(cache_dir=str(tmp_path))
+    tried = candidates(source)
+    best = max(tried, key=lambda t: t.x + t.num_warps)
+    x, fake = torch.randn(4096), Fake()
+    run = tuned(source, options, fake.load, fake.measure)
+    for _ in range(2):
+        y = torch.zeros(4096)
+        run(x, y)
+        assert torch.equal(y, x * x)
+    assert set(fake.loaded) == set(tried)
+    assert [tiles for tiles, _ in fake.ran[-2:]] == [best, best]
+    again = Fake()
+    tuned(source, options, again.load, again.measure)(x, torch.zeros(4096))
+    assert again.loaded == [best]
+    without, other = dataclasses.replace(options, disk_cache=False), Fake()
+    tuned(source, without, other.load, other.measure)(x, torch.zeros(4096))
+    assert len(other.loaded) == len(tried)
+
+
+def test_measuring_leaves_the_results_memory_alone(tmp_path) -> None:
+    source, fake = source_of(added()), Fake()
+    x, y = torch.randn(4096), torch.zeros(4096)
+    tuned(source, Options(cache_dir=str(tmp_path)), fake.load, fake.measure)(x, y)
+    assert [place == y.data_ptr() for _, place in fake.ran] == [False] * (len(fake.ran) - 1) + [
+        True
+    ]
+
+
+def test_what_does_not_compile_is_not_taken(tmp_path) -> None:
+    source = source_of(added())
+    best = max(candidates(source), key=lambda t: t.x + t.num_warps)
+    fake = Fake(best)
+    tuned(source, Options(cache_dir=str(tmp_path)), fake.load, fake.measure)(
+        torch.randn(4096), torch.zeros(4096)
+    )
+    assert best not in {tiles for tiles, _ in fake.ran}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"x": 3}', '{"x": 1048576, "num_warps": 1}'])
+def test_a_damaged_file_is_measured_anew(tmp_path, text) -> None:
+    source, options, fake = source_of(added()), Options(cache_dir=str(tmp_path)), Fake()
+    tuned(source, options, fake.load, fake.measure)(torch.randn(4096), torch.zeros(4096))
+    (file,) = (tmp_path / "tiles").iterdir()
+    file.write_text(text)
+    again = Fake()
+    tuned(source, options, again.load, again.measure)(torch.randn(4096), torch.zeros(4096))
+    assert len(again.loaded) == len(candidates(source))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_on_a_gpu_tuned_kernels_give_the_same(tmp_path) -> None:
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.softmax(-1), x.sum(0), x.t() + 1
+
+    x = torch.randn(4096, 512, device="cuda")
+    found = mc.compile(fn, mode="max-autotune", options={"cache_dir": str(tmp_path)})(x)
+    torch.testing.assert_close(found, fn(x))
+    assert list((tmp_path / "tiles").iterdir())
