@@ -338,8 +338,6 @@ sweeps_measured
 # Long rows held whole run at the speed of a copy; swept, at about half of it. There is a way in
 # between: an *online softmax* keeps maximum and sum together in one sweep, and corrects the sum
 # whenever the maximum grows. The compiler does so where a row doesn't fit; you write it in exercise 5.
-# Where rows are long *and* few, most of the GPU would have nothing to do. Then several programs share
-# a row, and one more launch combines what they found: a *split* reduction.
 #
 # ## Too few rows
 #
