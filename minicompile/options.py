@@ -106,7 +106,7 @@ class Options:
     memory_pool: bool | None = None
     """A graph's intermediates share one allocation. None: where that saves much and raises no peak."""
     arena_bytes: int = 1 << 30
-    """Most memory on the CPU that the process keeps for later calls, in pieces of 1 MiB and more. 0: none."""
+    """Most memory on the CPU that the process keeps for later calls, in pieces of 8 MiB and more. 0: none."""
     verify: bool = False
     """Run each IR's verifier between stages."""
     recompile_limit: int = 8

@@ -61,7 +61,7 @@ class Block:
 
 
 class Arena:
-    """The blocks, by their bytes; those looked at longest ago come first."""
+    """The blocks, by their bytes. The last in use come last and are taken first: caches still have them."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, deque[Block]] = {}
@@ -88,11 +88,11 @@ class Arena:
         blocks = self.blocks.get(size) or deque()
         for _ in range(min(len(blocks), LOOKS)):
             try:
-                block = blocks.popleft()
+                block = blocks.pop()
             except IndexError:  # other threads took them
                 break
             if not block.free():
-                blocks.append(block)
+                blocks.appendleft(block)
             elif block.intact():
                 return block
         return None

@@ -245,8 +245,8 @@ class FusionDecision(Shown):
         return f"{pair}: {verdict} ({self.kind}, {bytes_text(self.score)}): {self.reason}"
 
 
-LARGE = 1 << 20
-"""Bytes from which on memory of compiled CPU code is kept for later calls."""
+LARGE = 8 << 20
+"""Bytes from which on memory of compiled CPU code is kept for later calls; malloc keeps smaller pieces."""
 
 
 def in_arena(device: torch.device, size: int, options: Options) -> bool:

@@ -298,3 +298,52 @@ def softmax_in_two_sweeps(run: Run, online_softmax: Rows) -> str:
             )
         run_rows(run, online_softmax, row_softmax, data, Tiles(x, r))
     return "two sweeps over long rows, and softmax runs on your kernel"
+
+
+LEAST_PROGRAMS, LEAST_PART = 128, 512
+"""Of a split reduction: programs, and elements of each."""
+
+
+def row_sum(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(-1)
+
+
+@lesson.exercise(
+    "ex6",
+    points=4,
+    level="real",
+    visible=[(row_sum, 1, 2**18)],
+    hidden=[(row_max, 3, 50_000), (row_sum, 150, 40_000), (row_sum, 100, 40_000), (row_max, 9, 4096)],
+    forbidden=["choose_split", "triton_rules"],
+    without=["plan:triton:split"],
+)
+def few_rows_are_shared(run: Run, share: Callable[..., Any]) -> str:
+    """Every case has more elements than a row can keep, but the last; many rows need no sharing."""
+    said = ""
+    for function, rows, length in run.cases:
+        x = torch.randn(rows, length)
+        [before] = compiled_kernels(function, x)
+        with mc.scoped():
+            plan_rule("triton:split")(share)
+            after = compiled_kernels(function, x)
+            got = mc.compile(function, options=TRITON)(x)
+        given = f"{function.__name__} of {rows} x {length}"
+        few = before.plan.reduction == "looped" and rows < LEAST_PROGRAMS
+        run.expect(len(after), 1 + few, f"{given}: kernels")
+        run.close(got, function(x), given, rtol=1e-4, atol=1e-3)
+        if few:
+            plan = after[0].plan
+            programs = -(-plan.rows // plan.tiles["x"])
+            for what, least, found in (
+                ("programs", LEAST_PROGRAMS, programs),
+                ("elements of a part", LEAST_PART, plan.row_length),
+            ):
+                run.that(found >= least, f"{given}, {what}", f"at least {least}", found)
+            run.changed(before.text, after[0].text, "the kernel")
+            said = said or f"{programs} programs share {given}"
+    return said
+
+
+def compiled_kernels(function: Function, x: torch.Tensor) -> list[KernelSource]:
+    mc.reset()
+    return list(mc.trace(mc.compile(function, options=TRITON), x).kernels)

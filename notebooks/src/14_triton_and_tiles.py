@@ -338,8 +338,39 @@ sweeps_measured
 # Long rows held whole run at the speed of a copy; swept, at about half of it. There is a way in
 # between: an *online softmax* keeps maximum and sum together in one sweep, and corrects the sum
 # whenever the maximum grows. The compiler does so where a row doesn't fit; you write it in exercise 5.
-# Where rows are long *and* few, most of the GPU would have nothing to do. Then several programs share
-# a row, and one more launch combines what they found: a *split* reduction.
+#
+# ## Too few rows
+#
+# A program takes whole rows. The sum of a matrix is *one* row: one program on one of 132
+# multiprocessors would read everything, and the others would wait. **Predict, then run:** how many
+# kernels does the sum of a million numbers make, and how many programs?
+
+
+# %% name="split"
+def total(x):
+    return x.sum()
+
+
+sweep, finish = mc.trace(mc.compile(total, options=TRITON), torch.randn(2**20)).kernels
+slides(
+    "the sum of 2**20 numbers",
+    ("sweep", "each program: what one part comes to, in a workspace", sweep),
+    ("finish", "one program: the parts", finish),
+)
+
+# %% [markdown]
+# The reduction is *split*: the loop variable `p` counts parts, and parts are rows like any others. One
+# kernel more costs a few microseconds, so that it must be worth it. The plan weighs both:
+
+# %% name="split-or-not"
+for shape in [(1, 2**18), (64, 2**14), (512, 2**11)]:
+    mc.reset()
+    made = mc.trace(mc.compile(lambda x: x.amax(1), options=TRITON), torch.randn(shape)).kernels
+    tiles = ", ".join(f"{-(-k.plan.rows // k.plan.tiles['x'])} programs" for k in made)
+    print(f"{shape[0]:4} rows of {shape[1]:7}: {tiles}")
+
+# %% [markdown]
+# In exercise 6 that decision is yours.
 #
 # ## The model, and matrix products
 #
@@ -403,6 +434,7 @@ for name, names in {
 # 3. Threads should load many neighbouring bytes at once, which needs alignment and large blocks.
 # 4. A persistent reduction loads a row once and holds it in registers; spilled registers undo the gain.
 # 5. A row that doesn't fit is swept, once for each phase, and fewer sweeps mean fewer bytes.
+# 6. Few long rows are split into parts, so that every multiprocessor has programs.
 
 # %% [markdown]
 # ## Exercises
@@ -753,9 +785,63 @@ def online_softmax(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
 
 
 # %% [markdown]
+# **Exercise 6 · Share a row** (4 points). `share(plan, options)` takes the place of the rule
+# `triton:split`. Kernels whose reduction is `"looped"` and that have fewer than 128 rows are to be split:
+# set `plan.reduction = "split"` and `plan.parts` so that at least 128 programs run, and each has at
+# least 512 elements. All others, and the launches of a split kernel, stay as they are.
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# `plan.rows` rows in `n` parts each make `plan.rows * n` programs. The kernels that a split makes have
+# plans of their own, and your rule sees these too: the first has a row for each part.
+#
+# </details>
+
+
+# %% name="ex6-answer" tags=["answer"]
+def share(plan, options):
+    """Split a looped reduction of fewer than 128 rows."""
+    ### BEGIN SOLUTION
+    if plan.reduction == "looped" and plan.rows < 128:
+        plan.reduction, plan.parts = "split", -(-128 // plan.rows)
+    ### END SOLUTION
+
+
+# %% name="ex6-check" tags=["nbval-check-output"]
+check("ex6")
+
+
+# %% name="ex6-wrong-fixed" tags=["wrong"] kind="misconception" says="programs: expected at least 128, got"
+def share(plan, options):
+    if plan.reduction == "looped" and plan.rows < 128:
+        plan.reduction, plan.parts = "split", 16
+
+
+# %% name="ex6-wrong-always" tags=["wrong"] kind="visible-only" says="kernels: expected 1, got 2"
+def share(plan, options):
+    if plan.reduction == "looped" and "p" not in map(str, plan.ranges):
+        plan.reduction, plan.parts = "split", 128
+
+
+# %% name="ex6-wrong-crumbs" tags=["wrong"] kind="visible-only" says="elements: expected at least 512, got"
+def share(plan, options):
+    if plan.reduction == "looped" and plan.rows < 128:
+        plan.reduction, plan.parts = "split", 128
+
+
+# %% name="ex6-wrong-built-in" tags=["wrong"] kind="built-in" says="got a use of"
+def share(plan, options):
+    from minicompile.codegen.triton_rules import choose_split
+
+    choose_split(plan, options)
+
+
+# %% [markdown]
 # ## Go deeper
 #
 # - `minicompile/codegen/triton.py`, `minicompile/codegen/triton_rules.py`: the printer and its rules.
+# - `minicompile/codegen/split.py`: split reductions, and how their parts are combined.
 # - `minicompile/runtime/triton.py`: a launcher that knows its arguments.
 # - `minicompile/runtime/interpreter.py`: the interpreter, and what had to be put right in it.
 # - `torch/_inductor/codegen/triton.py`, `torch/_inductor/runtime/triton_heuristics.py`.

@@ -18,7 +18,7 @@ from minicompile.runtime.arena import ARENA, LOOKS, Arena
 from minicompile.scheduling.nodes import LARGE
 
 SIZE = LARGE // 2
-"""Elements of the tensors here: 2 MiB."""
+"""Elements of the tensors here: 16 MiB."""
 LIMIT = 64 * LARGE
 
 
@@ -193,7 +193,7 @@ def two(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_outputs_that_are_held_stay_as_they_are() -> None:
-    compiled, x = mc.compile(two), torch.zeros(1024, 1024)
+    compiled, x = mc.compile(two), torch.zeros(1024, 2048)
     views, arrays, expected = [], [], []
     with torch.no_grad():
         for n in range(6):
@@ -205,26 +205,26 @@ def test_outputs_that_are_held_stay_as_they_are() -> None:
 
 
 def test_outputs_that_are_dropped_are_used_again() -> None:
-    compiled, x = mc.compile(lambda x: x * 2), torch.ones(1024, 1024)
+    compiled, x = mc.compile(lambda x: x * 2), torch.ones(1024, 2048)
     with torch.no_grad():
         addresses = {compiled(x).data_ptr() for _ in range(4)}
-        assert len(addresses) == 1 and ARENA.bytes() == 4 << 20
+        assert len(addresses) == 1 and ARENA.bytes() == 8 << 20
         mc.reset()
         assert ARENA.bytes() == 0
 
 
 def test_memory_goes_with_the_compiled_function() -> None:
-    compiled, x = mc.compile(lambda x: x * 2), torch.ones(1024, 1024)
+    compiled, x = mc.compile(lambda x: x * 2), torch.ones(1024, 2048)
     with torch.no_grad():
         held = compiled(x)
-    assert ARENA.bytes() == 4 << 20
+    assert ARENA.bytes() == 8 << 20
     del compiled
     gc.collect()
-    assert ARENA.bytes() == 0 and held.sum() == 2 << 20
+    assert ARENA.bytes() == 0 and held.sum() == 4 << 20
 
 
 def test_no_arena_if_so_chosen() -> None:
-    compiled, x = mc.compile(lambda x: x * 2, options={"arena_bytes": 0}), torch.ones(1024, 1024)
+    compiled, x = mc.compile(lambda x: x * 2, options={"arena_bytes": 0}), torch.ones(1024, 2048)
     with torch.no_grad():
         compiled(x)
     assert ARENA.bytes() == 0
@@ -233,10 +233,10 @@ def test_no_arena_if_so_chosen() -> None:
 
 
 def test_the_plan_and_the_wrapper_say_it() -> None:
-    trace = mc.trace(lambda x: x * 2, torch.ones(1024, 1024))
-    assert "1 piece of memory with 4 MiB" in trace.schedule.memory.arena_reason
+    trace = mc.trace(lambda x: x * 2, torch.ones(1024, 2048))
+    assert "1 piece of memory with 8 MiB" in trace.schedule.memory.arena_reason
     assert trace.schedule.memory.arena_reason in str(trace.schedule.memory)
-    assert "empty_in_arena((1024, 1024), (1024, 1), torch.float32)" in trace.wrapper.text
+    assert "empty_in_arena((1024, 2048), (2048, 1), torch.float32)" in trace.wrapper.text
     small = mc.trace(lambda x: x * 2, torch.ones(8, 8))
     assert not small.schedule.memory.arena_reason and "empty_in_arena" not in small.wrapper.text
 
@@ -246,7 +246,7 @@ def test_saved_tensors_stay_until_their_backward() -> None:
         return (torch.tanh(x) * torch.sigmoid(x)).cumsum(0)
 
     compiled = mc.compile(f)
-    inputs = [torch.full((512, 1024), 0.1 * n, requires_grad=True) for n in range(1, 4)]
+    inputs = [torch.full((512, 4096), 0.1 * n, requires_grad=True) for n in range(1, 4)]
     results = [compiled(x) for x in inputs]
     for _ in range(3):
         compiled(inputs[0])  # forgotten at once: its saved tensors are used again
@@ -265,7 +265,7 @@ def test_sizes_that_vary() -> None:
     with torch.no_grad():
         held = []
         for rows in (300, 700, 300, 2, 1100, 300, 700):
-            x = torch.randn(rows, 1024)
+            x = torch.randn(rows, 8192)
             held.append((x, compiled(x)))
         for x, result in held:
             torch.testing.assert_close(result, torch.softmax(x * 2, -1) + x)
@@ -275,7 +275,7 @@ def test_an_error_midway_leaves_it_usable() -> None:
     def f(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
         return (x * 2).cumsum(0)[index] + 1
 
-    compiled, x = mc.compile(f), torch.ones(1024, 1024)
+    compiled, x = mc.compile(f), torch.ones(1024, 2048)
     right, wrong = torch.arange(1024), torch.full((1024,), 5000)
     with torch.no_grad():
         held = compiled(x, right)
@@ -296,12 +296,12 @@ def test_a_call_within_a_call() -> None:
     outer = mc.compile(lambda x: call(x + 1) + (x + 1))
     with torch.no_grad():
         for n in range(4):
-            x = torch.full((1024, 1024), float(n))
+            x = torch.full((1024, 2048), float(n))
             torch.testing.assert_close(outer(x), (x + 1) * 4)
 
 
 def test_threads_call_one_function() -> None:
-    compiled, x, wrong = mc.compile(two), torch.zeros(1024, 512), []
+    compiled, x, wrong = mc.compile(two), torch.zeros(1024, 2048), []
     with torch.no_grad():
         compiled(x)
 
@@ -329,7 +329,7 @@ def test_a_forked_process_has_memory_of_its_own() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # OpenMP does not survive a fork
     try:
-        compiled, x = mc.compile(lambda x: x + 1), torch.zeros(1024, 1024)
+        compiled, x = mc.compile(lambda x: x + 1), torch.zeros(1024, 2048)
         with torch.no_grad():
             held = compiled(x + 40)
             compiled(x)  # leaves a free block to both
