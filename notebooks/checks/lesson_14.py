@@ -313,7 +313,12 @@ def row_sum(x: torch.Tensor) -> torch.Tensor:
     points=4,
     level="real",
     visible=[(row_sum, 1, 2**18)],
-    hidden=[(row_max, 3, 50_000), (row_sum, 150, 40_000), (row_sum, 100, 40_000), (row_max, 9, 4096)],
+    hidden=[
+        (row_max, 3, 50_000),
+        (row_sum, 150, 40_000),
+        (row_sum, 100, 40_000),
+        (row_max, 9, 4096),
+    ],
     forbidden=["choose_split", "triton_rules"],
     without=["plan:triton:split"],
 )

@@ -112,7 +112,7 @@ def test_on_a_gpu_tuned_kernels_give_the_same(tmp_path) -> None:
     def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x.softmax(-1), x.sum(0), x.t() + 1
 
-    x = torch.randn(4096, 512, device="cuda")
+    x = torch.randint(-8, 8, (4096, 512), device="cuda").float()  # sums are exact in any order
     found = mc.compile(fn, mode="max-autotune", options={"cache_dir": str(tmp_path)})(x)
     torch.testing.assert_close(found, fn(x))
     assert list((tmp_path / "tiles").iterdir())
