@@ -37,8 +37,8 @@ from minicompile.codegen.plan import (
     Language,
     plan_rule,
 )
-from minicompile.codegen.split import split
-from minicompile.errors import BackendError, OptionError
+from minicompile.codegen.split import refusal, split
+from minicompile.errors import BackendError, OptionError, Unsupported
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, iterate_indices, loop_level
@@ -110,7 +110,7 @@ def make_plan(
         hints=dict(schedule.graph.size_hints),
         cost=cost_of(node, schedule.graph, schedule.memory),
     )
-    decide(plan, options)
+    decide(plan, options, SPLIT)
     if any(value.op == "fold" for value in plan.body.values):
         fold(plan)
     elif plan.reduction == "split":
@@ -120,11 +120,18 @@ def make_plan(
     return plan
 
 
-def decide(plan: KernelPlan, options: Options) -> None:
+SPLIT = "split"
+"""The decision that only a whole kernel needs: its launches aren't split again."""
+
+
+def decide(plan: KernelPlan, options: Options, *more: str) -> None:
     """What rules decide about a plan, and the phases that follow from it."""
     for key in plan_rule:
-        if str(key).partition(":")[0] in (plan.language, "any"):
+        language, _, decision = str(key).partition(":")
+        if language in (plan.language, "any") and (decision != SPLIT or decision in more):
             plan_rule[key](plan, options)
+    if plan.reduction == "split" and (why := refusal(plan)) is not None:
+        raise Unsupported(f"{plan.name} can't be split: {why}")
     recompute = plan.reduction != "persistent"
     plan.phases = cut(plan.body, plan.loop, plan.stashed, recompute, plan.riders)
     order = (v for phase in plan.phases for v in phase.values)

@@ -110,13 +110,19 @@ def choose_reduction(plan: KernelPlan, options: Options) -> None:
         plan.reject("persistent reduction", reason if known else "its length varies")
 
 
+@plan_rule("triton:fold")
+def choose_programs(plan: KernelPlan, options: Options) -> None:
+    """Where sums of columns ride along, a fixed number of programs takes the rows."""
+    if any(value.op == "fold" for value in plan.body.values):
+        programs = 2 * busy(gpu_of(plan.device))
+        plan.reduction, plan.parts = "persistent", min(programs, plan.rows // 8)
+
+
 @plan_rule("triton:split")
 def choose_split(plan: KernelPlan, options: Options) -> None:
     """Few long rows are shared by programs: each takes a part."""
     gpu = gpu_of(plan.device)
-    if any(value.op == "fold" for value in plan.body.values):
-        plan.reduction, plan.parts = "persistent", min(2 * busy(gpu), plan.rows // 8)
-    if plan.reduction != "looped" or PART in plan.body.all_ranges:
+    if plan.reduction != "looped":
         return
     least, columns = (LEAST_ROW, 1) if rows_are_contiguous(plan) else (LEAST_COLUMN, COLUMNS)
     programs = -(-plan.rows // columns)

@@ -311,7 +311,7 @@ def row_sum(x: torch.Tensor) -> torch.Tensor:
 @lesson.exercise(
     "ex6",
     points=4,
-    level="real",
+    level="stretch",
     visible=[(row_sum, 1, 2**18)],
     hidden=[
         (row_max, 3, 50_000),

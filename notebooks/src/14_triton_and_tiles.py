@@ -341,9 +341,9 @@ sweeps_measured
 #
 # ## Too few rows
 #
-# A program takes whole rows. The sum of a matrix is *one* row: one program on one of 132
-# multiprocessors would read everything, and the others would wait. **Predict, then run:** how many
-# kernels does the sum of a million numbers make, and how many programs?
+# A program takes whole rows. The sum of a matrix is a single row: one program on one multiprocessor
+# would read everything, and the others would wait. **Predict, then run:** how many kernels does the
+# sum of a million numbers make, and how many programs?
 
 
 # %% name="split"
@@ -359,7 +359,7 @@ slides(
 )
 
 # %% [markdown]
-# The reduction is *split*: the loop variable `p` counts parts, and parts are rows like any others. One
+# The reduction is split: the loop variable `p` counts parts, and parts are rows like any others. One
 # kernel more costs a few microseconds, so that it must be worth it. The plan weighs both:
 
 # %% name="split-or-not"
@@ -433,8 +433,7 @@ for name, names in {
 # 2. Masks switch off the lanes behind the end, for loads and for stores.
 # 3. Threads should load many neighbouring bytes at once, which needs alignment and large blocks.
 # 4. A persistent reduction loads a row once and holds it in registers; spilled registers undo the gain.
-# 5. A row that doesn't fit is swept, once for each phase, and fewer sweeps mean fewer bytes.
-# 6. Few long rows are split into parts, so that every multiprocessor has programs.
+# 5. A row that doesn't fit is swept, once for each phase; few long rows are split among programs.
 
 # %% [markdown]
 # ## Exercises
@@ -785,23 +784,22 @@ def online_softmax(in_ptr, out_ptr, xnumel, rnumel, XBLOCK, RBLOCK):
 
 
 # %% [markdown]
-# **Exercise 6 · Share a row** (4 points). `share(plan, options)` takes the place of the rule
+# **Exercise 6 · Share a row** (4 points, optional). `share(plan, options)` takes the place of the rule
 # `triton:split`. Kernels whose reduction is `"looped"` and that have fewer than 128 rows are to be split:
 # set `plan.reduction = "split"` and `plan.parts` so that at least 128 programs run, and each has at
-# least 512 elements. All others, and the launches of a split kernel, stay as they are.
+# least 512 elements. All others stay as they are.
 
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# `plan.rows` rows in `n` parts each make `plan.rows * n` programs. The kernels that a split makes have
-# plans of their own, and your rule sees these too: the first has a row for each part.
+# `plan.rows` rows in `n` parts each make `plan.rows * n` programs.
 #
 # </details>
 
 
 # %% name="ex6-answer" tags=["answer"]
 def share(plan, options):
-    """Split a looped reduction of fewer than 128 rows."""
+    """Split a looped reduction of fewer than 128 rows into parts of at least 512 elements."""
     ### BEGIN SOLUTION
     if plan.reduction == "looped" and plan.rows < 128:
         plan.reduction, plan.parts = "split", -(-128 // plan.rows)
@@ -820,11 +818,11 @@ def share(plan, options):
 
 # %% name="ex6-wrong-always" tags=["wrong"] kind="visible-only" says="kernels: expected 1, got 2"
 def share(plan, options):
-    if plan.reduction == "looped" and "p" not in map(str, plan.ranges):
-        plan.reduction, plan.parts = "split", 128
+    if plan.reduction == "looped":
+        plan.reduction, plan.parts = "split", max(-(-128 // plan.rows), 2)
 
 
-# %% name="ex6-wrong-crumbs" tags=["wrong"] kind="visible-only" says="elements: expected at least 512, got"
+# %% name="ex6-wrong-crumbs" tags=["wrong"] kind="visible-only" says="elements of a part: expected at least 512, got"
 def share(plan, options):
     if plan.reduction == "looped" and plan.rows < 128:
         plan.reduction, plan.parts = "split", 128

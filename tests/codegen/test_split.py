@@ -17,6 +17,7 @@ from minicompile.codegen import triton_rules
 from minicompile.codegen.phases import riders
 from minicompile.codegen.plan import KernelPlan, plan_rule
 from minicompile.codegen.split import PART, refusal
+from minicompile.errors import Unsupported
 from minicompile.ops.device import Gpu
 from minicompile.ops.registry import scoped
 from minicompile.options import Options
@@ -267,3 +268,23 @@ def test_launches_compile_without_spills(fn, size) -> None:
     x = torch.empty(size, dtype=torch.bfloat16)
     for kernel in traced(fn, x).kernels:
         assert cross_compile(kernel).spilled_bytes == 0, kernel.name
+
+
+def test_a_rule_that_splits_all_it_can_reach_gives_no_wrong_answer() -> None:
+    """Launches aren't split again, and what can't be split runs in eager, with the reason."""
+    x = torch.randn(3, 5000)
+    with scoped():
+
+        @plan_rule("triton:split")
+        def rule(plan: KernelPlan, options: Options) -> None:
+            if plan.reduction_ranges:
+                plan.reduction, plan.parts = "split", 100
+
+        found = mc.compile(lambda x: x.amax(1), options=TRITON)(x)
+        last = mc.compile(lambda x: x.argmax(1), options=TRITON)
+        place = last(x)
+        with pytest.raises(Unsupported, match="can't be split: positions are counted"):
+            mc.trace(last, x)
+    torch.testing.assert_close(found, x.amax(1))
+    torch.testing.assert_close(place, x.argmax(1))
+    mc.reset()
