@@ -822,7 +822,7 @@ def share(plan, options):
         plan.reduction, plan.parts = "split", max(-(-128 // plan.rows), 2)
 
 
-# %% name="ex6-wrong-crumbs" tags=["wrong"] kind="visible-only" says="elements of a part: expected at least 512, got"
+# %% name="ex6-wrong-crumbs" tags=["wrong"] kind="visible-only" says="a part: expected at least 512, got"
 def share(plan, options):
     if plan.reduction == "looped" and plan.rows < 128:
         plan.reduction, plan.parts = "split", 128
