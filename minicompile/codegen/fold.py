@@ -14,6 +14,7 @@ from minicompile.codegen.plan import KernelPlan
 from minicompile.codegen.split import PART, launch_plan
 from minicompile.lowering.ir import Layout
 from minicompile.scheduling.body import Recorder, Rewriter, Value, varying
+from minicompile.shapes.expr import Ranges
 
 
 def fold(plan: KernelPlan) -> None:
@@ -55,7 +56,7 @@ class _Rows(Rewriter):
             if value in values or value.op == "constant":
                 self.new[value] = self.visit(value)
 
-    def loops(self, plan: KernelPlan) -> tuple[dict, dict]:  # type: ignore[type-arg]
+    def loops(self, plan: KernelPlan) -> tuple[Ranges, Ranges]:
         return plan.ranges, plan.reduction_ranges
 
     def visit_fold(self, ops: Recorder, value: Value) -> Value:
@@ -68,7 +69,7 @@ class _Rows(Rewriter):
 class _Columns(_Rows):
     """What follows from the folds, when the rows of the workspace are added up."""
 
-    def loops(self, plan: KernelPlan) -> tuple[dict, dict]:  # type: ignore[type-arg]
+    def loops(self, plan: KernelPlan) -> tuple[Ranges, Ranges]:
         return plan.reduction_ranges, {PART: plan.parts}
 
     def visit_fold(self, ops: Recorder, value: Value) -> Value:

@@ -366,8 +366,8 @@ slides(
 for shape in [(1, 2**18), (64, 2**14), (512, 2**11)]:
     mc.reset()
     made = mc.trace(mc.compile(lambda x: x.amax(1), options=TRITON), torch.randn(shape)).kernels
-    tiles = ", ".join(f"{-(-k.plan.rows // k.plan.tiles['x'])} programs" for k in made)
-    print(f"{shape[0]:4} rows of {shape[1]:7}: {tiles}")
+    programs = ", then ".join(str(-(-k.plan.rows // k.plan.tiles["x"])) for k in made)
+    print(f"{shape[0]:4} x {shape[1]:6}, programs: {programs}")
 
 # %% [markdown]
 # In exercise 6 that decision is yours.
