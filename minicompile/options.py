@@ -99,6 +99,9 @@ class Options:
     """Products of one input with several weights become one. Copies the weights: seldom pays on a CPU."""
     fold_batch_norm: bool = False
     """Inference: batch norm goes into the weights of the convolution before it. Rounds differently."""
+    assert_indirect_indexing: bool = True
+    """Kernels look whether indices from memory are in range, and raise as eager does. False: nobody looks,
+    and an index out of range reads or overwrites whatever is there."""
     memory_budget: float | None = None
     """From 0 (the backward recomputes all that it can) to 1 (like "default"). None: nothing expensive."""
     layout_optimization: bool = True
