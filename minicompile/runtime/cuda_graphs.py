@@ -195,7 +195,8 @@ class CudaGraphs:
             now = [inputs[i].data_ptr() for i in sizes.fixed]
             before, sizes.addresses = sizes.addresses, now
             recording = sizes.recording
-            step, moved = next_step(now, before, recording and recording.addresses)
+            recorded = None if recording is None else recording.addresses
+            step, moved = next_step(now, before, recorded)
             if step == "run":
                 return self.call(inputs)
             if recording is None or step == "record":
