@@ -112,6 +112,8 @@ def tuned(
 ) -> Launcher:
     """A kernel that looks for its best tiles when it is called for the first time."""
     plan, tried = source.plan, candidates(source)
+    if plan.reduction_ranges and torch.are_deterministic_algorithms_enabled():
+        return load(source, tried[0])  # others sum in another order
     device = torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else ""
     facts = repr((module_text(source), plan.rows, plan.row_length, device, tried[0]))
     file = options.cache_folder / "tiles" / f"{hashlib.sha256(facts.encode()).hexdigest()}.json"

@@ -724,8 +724,8 @@ def record(run, inputs):
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# A replay reads the recorded addresses. Is anything else there now, the numbers are yesterday's. And what if
-# somebody replaces a parameter after the recording?
+# A replay reads what stands at the recorded addresses. If an input lies elsewhere now, those are an
+# earlier call's numbers. And what if somebody replaces a parameter after the recording?
 #
 # </details>
 

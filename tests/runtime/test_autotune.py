@@ -145,6 +145,21 @@ def test_what_is_gained_is_one_line_for_each_kernel(tmp_path) -> None:
     assert told("perf", run) == []
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_deterministic_sums_keep_their_tiles(tmp_path, deterministic) -> None:
+    options, loaded = Options(cache_dir=str(tmp_path)), []
+    rows = source_of(softmax(64, 256), ("amax", "total"))
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        for source, x in ((rows, torch.randn(64, 256)), (source_of(added()), torch.randn(4096))):
+            fake = Fake()
+            tuned(source, options, fake.load, fake.measure)(x, torch.empty_like(x))
+            loaded.append(set(fake.loaded) == set(candidates(source)))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert loaded == [not deterministic, True]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_terminal_shows_how_far_it_is(tmp_path, monkeypatch, fails) -> None:
     terminal, source, fake = io.StringIO(), source_of(added()), Fake()
