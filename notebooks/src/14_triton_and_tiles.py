@@ -373,9 +373,10 @@ for shape in [(1, 2**18), (64, 2**14), (512, 2**11)]:
 # In exercise 6 that decision is yours.
 #
 # Programs run in no order. Where many add to one element, as in an embedding's backward, they do so with
-# `tl.atomic_add`, and the last digits differ from run to run; after `torch.use_deterministic_algorithms(True)`
-# the compiler leaves such sums to eager's operators. An index that was loaded is checked by `tl.device_assert`,
-# unless you compile with `options={"assert_indirect_indexing": False}`.
+# `tl.atomic_add`, and the last digits differ from run to run; after
+# `torch.use_deterministic_algorithms(True)` the compiler leaves such sums to eager's operators. An index
+# that was loaded is checked by `tl.device_assert`, unless you compile with
+# `options={"assert_indirect_indexing": False}`.
 #
 # ## The model, and matrix products
 #
