@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import minicompile as mc
+from minicompile import compat
 from minicompile.aot.passes import chunked_loss
 from minicompile.bench.timing import peak_bytes
 
@@ -95,6 +96,20 @@ def test_losses_and_gradients_are_eagers(fn: Callable[..., Tensor]) -> None:
 @pytest.mark.parametrize("fn", [plain, with_bias, shifted])
 def test_bfloat16_is_summed_in_float32(fn: Callable[..., Tensor]) -> None:
     check(fn, make(torch.bfloat16))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fn", [plain, with_bias])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_on_a_gpu_are_float32(fn: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    check(fn, [t.detach().cuda().requires_grad_(t.requires_grad) for t in make(dtype)])
+
+
+def test_a_product_that_is_added_to_float32_is_known_when_compiling() -> None:
+    with compat.fake_mode():
+        total, a = torch.empty(4, 4), torch.empty(4, 4, dtype=torch.bfloat16)
+        found = torch.addmm(total, a, a, out_dtype=torch.float32)  # type: ignore[call-overload]
+    assert found.dtype is torch.float32 and found.shape == (4, 4)
 
 
 def test_rows_without_a_class_count_for_nothing() -> None:

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from minicompile import compat
 from minicompile.aot.layout import hint
 from minicompile.aot.passes.patterns import may_write
 from minicompile.ops.graph import Rewrite, origins_of, statement, target_name
@@ -78,7 +79,7 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """total + a @ b, not rounded in between."""
     if total.dtype is a.dtype:
         return torch.addmm(total, a, b)
-    if a.is_cuda:
+    if compat.adds_products_in_float32(a.device, a.dtype):
         return torch.addmm(total, a, b, out_dtype=total.dtype)  # type: ignore[call-overload, no-any-return]
     return total + (a @ b).to(total.dtype)
 
