@@ -27,6 +27,7 @@ from minicompile.aot.runtime import interpret, make_callable
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
 from minicompile.codegen.plan import KernelModule
 from minicompile.codegen.wrapper import generate_wrapper
+from minicompile.debug import reference as _reference  # noqa: F401  registers the interpreter
 from minicompile.dynamo.result import Capture
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph

@@ -19,6 +19,7 @@ import functools
 from collections import Counter
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -31,7 +32,8 @@ from minicompile.aot.layout import conform, same_sizes, size_expr
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import aten_ops, is_pointwise, is_size, results_of
 from minicompile.errors import VerifyError
-from minicompile.ops.graph import Graph
+from minicompile.ops.gates import allowed, gate
+from minicompile.ops.graph import Graph, statement
 from minicompile.ops.origin import Origins, source_lines, union
 from minicompile.ops.philox import PHILOX
 from minicompile.passes.patterns import Replacement
@@ -157,8 +159,20 @@ def lower_to(level: Level, graph: Graph, mode: Any) -> LevelGraph:
     """A new graph with the operators of `level` ("core" or "prims")."""
     gm = graph.gm
     kind = PrimsTracer if level == "prims" else Tracer
-    tracer = kind(mode, rules=lambda op: op if isinstance(op, Replacement) else rule_for(op, level))
-    values: dict[fx.Node, Any] = {}
+    tracer, values = kind(mode), dict[fx.Node, Any]()
+    made: dict[fx.Node, str] = {}
+    """What became of each node, for gates."""
+
+    def rule(op: Any) -> Any:
+        found = op if isinstance(op, Replacement) else rule_for(op, level)
+        before, after = partial(statement, node), partial(made.__getitem__, node)
+        where = partial(union, [tracer.origins])
+        if found in (None, op) or allowed("decomposition", op, before, after, where):
+            return found
+        tracer.declined.setdefault(op, []).append(tracer.origins)
+        return None
+
+    tracer.rules = rule
 
     def lowered(node: fx.Node) -> Any:
         args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
@@ -171,7 +185,10 @@ def lower_to(level: Level, graph: Graph, mode: Any) -> LevelGraph:
         for node in gm.graph.nodes:
             if node.op != "output":
                 tracer.follow(node)
+                start = len(tracer.graph.nodes)
                 values[node] = lowered(node)
+                if gate:
+                    made[node] = "\n".join(map(statement, [*tracer.graph.nodes][start:]))
         results = fx.map_arg(results_of(gm.graph), values.__getitem__)
         lowered_gm = tracer.finish(results, graph.name)
     made_by = f"decomposition to {'Core ATen' if level == 'core' else level}"

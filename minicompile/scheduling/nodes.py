@@ -40,6 +40,7 @@ FusionKind = Literal[
 Cause = Literal[
     "handed_over",  # fused: one reads what the other writes
     "shared_read",  # fused: both read the same elements
+    "gate",  # refused from outside, as bisection does
     "wish",  # fused or kept apart because `what_if` asks for it
     "policy",  # wise or unwise in the eyes of a policy from outside
     "no_saving",  # it would save no memory traffic
