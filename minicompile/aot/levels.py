@@ -85,6 +85,8 @@ class LevelGraph(Graph):
     """The operators that rules replaced -> the origins of each call."""
     declined: dict[OpOverload, list[Origins]] = field(default_factory=dict)
     """Those whose rules left a call as it was."""
+    refused: set[OpOverload] = field(default_factory=set)
+    """Those whose rules a gate refused: eager takes any operands."""
 
     @property
     def calls(self) -> list[tuple[fx.Node, OpOverload]]:
@@ -142,8 +144,10 @@ def verify(graph: LevelGraph, strict: bool = False) -> None:
         wrong = ""
         if op._schema.is_mutable or compat.is_composite(op):
             wrong = "writes to an argument, or only calls other operators"
-        elif rule_for(op, graph.level) is not None and op not in graph.declined:
+        elif rule_for(op, graph.level) is not None and op not in {*graph.declined, *graph.refused}:
             wrong = "has a rule, which was not applied"
+        elif op in graph.refused:
+            continue
         elif graph.level == "prims" and is_pointwise(op) and is_uneven(node):
             wrong = "has operands of several shapes or dtypes"
         elif strict and graph.family(op) == "extern":
@@ -169,7 +173,7 @@ def lower_to(level: Level, graph: Graph, mode: Any) -> LevelGraph:
         where = partial(union, [tracer.origins])
         if found in (None, op) or allowed("decomposition", op, before, after, where):
             return found
-        tracer.declined.setdefault(op, []).append(tracer.origins)
+        tracer.refused.add(op)
         return None
 
     tracer.rules = rule
@@ -192,7 +196,8 @@ def lower_to(level: Level, graph: Graph, mode: Any) -> LevelGraph:
         results = fx.map_arg(results_of(gm.graph), values.__getitem__)
         lowered_gm = tracer.finish(results, graph.name)
     made_by = f"decomposition to {'Core ATen' if level == 'core' else level}"
-    return LevelGraph(lowered_gm, graph.name, made_by, level, tracer.applied, tracer.declined)
+    calls = tracer.applied, tracer.declined, tracer.refused
+    return LevelGraph(lowered_gm, graph.name, made_by, level, *calls)
 
 
 COMPARISONS = aten_ops("eq ne lt le gt ge")
@@ -209,7 +214,8 @@ class PrimsTracer(Tracer):
     """Records pointwise operators with explicit broadcasting and promotion."""
 
     def record(self, func: Any, args: Any, kwargs: Any, value: Any) -> Any:
-        if isinstance(func, OpOverload) and is_pointwise(func) and isinstance(value, torch.Tensor):
+        even = isinstance(func, OpOverload) and is_pointwise(func) and func not in self.refused
+        if even and isinstance(value, torch.Tensor):
             dtypes = operand_dtypes(func, args, value)
             args = tuple(
                 self.operand(arg, dtype, value) if isinstance(arg, torch.Tensor) else arg

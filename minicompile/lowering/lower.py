@@ -140,7 +140,12 @@ class _Lowering:
         if not isinstance(value, TensorValue):
             return value  # type: ignore[no-any-return]
         self.ctx.enter(item)
-        return self.ctx.realize_as(value, layout_of(item.meta["val"]), "graph output")
+        layout = layout_of(item.meta["val"])
+        found = self.ctx.realize_as(value, layout, "graph output")
+        if found is None:
+            where = f"a new tensor with strides {layout.stride} for size {layout.size}"
+            raise Unsupported(where, where=user_line(item))
+        return found
 
     # -- calls
 
@@ -246,8 +251,9 @@ class _Lowering:
                 return value
             if op in LIBRARY_PRODUCTS:
                 return ctx.realize(value, why)
-            # operators choose their result's strides by their operands'
-            return ctx.realize_as(value, layout_of(argument.meta["val"]), why)
+            # operators choose their result's strides by their operands'; the wrapper mends them
+            layout = layout_of(argument.meta["val"])
+            return ctx.realize_as(value, layout, why) or ctx.realize(value, why)
 
         args, kwargs = fx.map_arg((node.args, node.kwargs), operand)
         name = ctx.new_name()
