@@ -12,6 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -564,28 +565,22 @@ def gpu_target(backend: str, arch: int | str) -> Any:
     return GPUTarget(backend, arch, 64 if backend == "hip" else 32)
 
 
-def current_gpu_target() -> Any:
-    """The target of the current CUDA device."""
-    from triton.runtime import driver
+@functools.cache
+def triton_identity() -> str:
+    """What a compiled kernel depends on besides its source, without importing Triton: that takes a second."""
+    from importlib.metadata import PackageNotFoundError, version
+    from importlib.util import find_spec
 
-    return driver.active.get_current_target()
-
-
-def triton_launch(compiled: Any) -> tuple[Callable[..., Any], Any, Any]:
-    """(run, function, metadata) of a compiled kernel, loaded on the current device.
-
-    `run(x, y, z, stream, function, metadata, None, None, None, *arguments)` is what Triton's own launch ends
-    in, without its 8 microseconds of argument analysis. Where a version differs, `run` goes the long way.
-    """
-    compiled[(1, 1, 1)]  # loads the binary
+    spec = find_spec("triton")
+    assert spec is not None and spec.origin is not None
+    library = Path(spec.origin).parent / "_C" / "libtriton.so"
     try:
-        return compiled.run, compiled.function, compiled.packed_metadata
-    except AttributeError:
+        number, info = version("triton"), library.stat()
+    except (OSError, PackageNotFoundError):
+        import triton
 
-        def run(x: int, y: int, z: int, stream: int, *rest: Any) -> None:
-            compiled[(x, y, z)](*rest[5:], stream=stream)
-
-        return run, None, None
+        return f"{triton.__version__} {spec.origin}"
+    return f"{number} {info.st_size} {info.st_mtime_ns}"
 
 
 def triton_interpreter() -> tuple[Any, Any]:

@@ -19,7 +19,7 @@ from minicompile.runtime.triton import (
     ALIGNMENT,
     Tiles,
     compile_kernel,
-    execute,
+    module_file,
     planned_tiles,
     require_triton,
 )
@@ -91,10 +91,7 @@ def cross_compile(
     tiles = tiles or planned_tiles(plan)
     divisible = [a.name for a in plan.arguments]
     divisible += [str(s) for s in plan.sizes if plan.hints.get(s, 1) % ALIGNMENT == 0]
-    function, namespace = execute(source)
-    compiled = compile_kernel(
-        source, function, tiles, divisible if aligned else [], compat.gpu_target(*target)
-    )
+    compiled = compile_kernel(source, tiles, divisible if aligned else [], target)
     texts = {name: text for name, text in compiled.asm.items() if isinstance(text, str)}
     texts.pop("source", None)
     binary = next(compiled.asm[name] for name in BINARIES if name in compiled.asm)
@@ -106,7 +103,7 @@ def cross_compile(
         registers, stack, local = map(int, found.groups())
         spilled = stack + local
     shared = compiled.metadata.shared
-    name, file = f"{target[0]} {target[1]}", namespace["__name__"]
+    name, file = f"{target[0]} {target[1]}", module_file(source)
     return Assembly(source, name, tiles, texts, binary, file, shared, registers, spilled)
 
 

@@ -19,7 +19,7 @@ import torch
 
 from minicompile import compat
 from minicompile.aot.result import BoxedCallable
-from minicompile.codegen.plan import KernelModule, KernelSource, WrapperSource
+from minicompile.codegen.plan import KernelModule, WrapperSource
 from minicompile.lowering.ir import ConstantBuffer
 from minicompile.ops.build import start_build, start_extension
 from minicompile.ops.registry import Registry
@@ -50,11 +50,12 @@ def load_cpp(module: KernelModule, options: Options) -> Callable[[], Kernels]:
 
 @kernel_loader("triton")
 def load_triton(module: KernelModule, options: Options) -> Callable[[], Kernels]:
-    def loaded(kernel: KernelSource) -> Callable[..., None]:
-        measured = options.mode.startswith("max-autotune") and kernel.plan.device.type == "cuda"
-        return autotune.tuned(kernel, options) if measured else triton.load_kernel(kernel)
-
-    return lambda: {kernel.name: loaded(kernel) for kernel in module.kernels}
+    on_gpu = any(kernel.plan.device.type == "cuda" for kernel in module.kernels)
+    if on_gpu and options.mode.startswith("max-autotune"):
+        return lambda: {kernel.name: autotune.tuned(kernel, options) for kernel in module.kernels}
+    if on_gpu and torch.cuda.is_available():
+        return triton.start_kernels(module.kernels, options)
+    return lambda: {kernel.name: triton.load_kernel(kernel) for kernel in module.kernels}
 
 
 def start_loading(
