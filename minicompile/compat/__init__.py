@@ -536,6 +536,9 @@ module_call_impl: Any = torch.nn.Module._call_impl
 # Triton (3.6.0 to 3.9.0) -------------------------------------------------------------------------------
 
 
+_PARSING = threading.Lock()
+
+
 def triton_compile(
     function: Any,
     signature: dict[str, str],
@@ -544,12 +547,25 @@ def triton_compile(
     target: Any,
     options: dict[str, Any],
 ) -> Any:
-    """Compile a JITFunction for a GPUTarget: no driver is needed. `divisible`: arguments that 16 divides."""
+    """Compile a JITFunction for a GPUTarget: no driver is needed. `divisible`: arguments that 16 divides.
+
+    Threads run Triton's passes and `ptxas` side by side, but Python's part, which they can't share anyway, one
+    after the other: before 3.13, `ast.parse` may fail in a thread while another parses (cpython#106905).
+    """
     import triton
     from triton.compiler import ASTSource
 
+    class Source(ASTSource):  # type: ignore[misc]
+        def hash(self) -> str:
+            with _PARSING:
+                return str(super().hash())
+
+        def make_ir(self, *args: Any, **kwargs: Any) -> Any:
+            with _PARSING:
+                return super().make_ir(*args, **kwargs)
+
     place = {name: (i,) for i, name in enumerate(signature)}
-    source = ASTSource(
+    source = Source(
         fn=function,
         signature=signature,
         constexprs={place[name]: value for name, value in constants.items()},
@@ -567,20 +583,12 @@ def gpu_target(backend: str, arch: int | str) -> Any:
 
 @functools.cache
 def triton_identity() -> str:
-    """What a compiled kernel depends on besides its source, without importing Triton: that takes a second."""
-    from importlib.metadata import PackageNotFoundError, version
-    from importlib.util import find_spec
+    """What a compiled kernel depends on besides its source."""
+    import triton
 
-    spec = find_spec("triton")
-    assert spec is not None and spec.origin is not None
-    library = Path(spec.origin).parent / "_C" / "libtriton.so"
-    try:
-        number, info = version("triton"), library.stat()
-    except (OSError, PackageNotFoundError):
-        import triton
-
-        return f"{triton.__version__} {spec.origin}"
-    return f"{number} {info.st_size} {info.st_mtime_ns}"
+    library = Path(triton.__file__).parent / "_C" / "libtriton.so"
+    build = library.stat() if library.exists() else None
+    return f"{triton.__version__} {build and (build.st_size, build.st_mtime_ns)}"
 
 
 def triton_interpreter() -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ a launcher is generated that computes the grid, picks the version, and calls the
         run((1024*s0 + 1023) // 1024, stream(0), in_ptr0, out_ptr0, s0)
 
 A graph's kernels compile side by side, equal ones once. Their machine code is kept on disk, under a key made
-of everything that decides it; with it there, a process never imports Triton.
+of everything that decides it: a later process only reads them.
 The real compiler: torch/_inductor/runtime/triton_heuristics.py (CachingAutotuner), static_cuda_launcher.py.
 """
 
