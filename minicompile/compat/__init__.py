@@ -549,8 +549,8 @@ def triton_compile(
 ) -> Any:
     """Compile a JITFunction for a GPUTarget: no driver is needed. `divisible`: arguments that 16 divides.
 
-    Threads run Triton's passes and `ptxas` side by side, but Python's part, which they can't share anyway, one
-    after the other: before 3.13, `ast.parse` may fail in a thread while another parses (cpython#106905).
+    Threads run Triton's passes and `ptxas` side by side, but Python's part, which they can't share anyway,
+    one after the other: before 3.13, `ast.parse` may fail in a thread while another parses (cpython#106905).
     """
     import triton
     from triton.compiler import ASTSource

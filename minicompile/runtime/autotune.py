@@ -61,7 +61,7 @@ def milliseconds(launch: Launcher, arguments: list[Any]) -> float:
 def tuned(
     source: KernelSource,
     options: Options,
-    load: Callable[[KernelSource, Tiles, Options], Launcher] = load_kernel,
+    load: Callable[[KernelSource, Tiles], Launcher] = load_kernel,
     measure: Callable[[Launcher, list[Any]], float] = milliseconds,
 ) -> Launcher:
     """A kernel that looks for its best tiles when it is called for the first time."""
@@ -73,7 +73,7 @@ def tuned(
     if options.disk_cache:
         with contextlib.suppress(OSError, ValueError, TypeError):
             known = Tiles(**json.loads(file.read_text()))
-            chosen += [load(source, known, options)] if known in tried else []
+            chosen += [load(source, known)] if known in tried else []
 
     def choose(arguments: list[Any]) -> Launcher:
         """A candidate that doesn't compile is none."""
@@ -86,7 +86,7 @@ def tuned(
 
         def loaded(tiles: Tiles) -> Launcher | None:
             with contextlib.suppress(Exception):
-                return load(source, tiles, options)
+                return load(source, tiles)
             return None
 
         with ThreadPoolExecutor() as pool:
@@ -97,12 +97,12 @@ def tuned(
             with contextlib.suppress(OSError):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(json.dumps(asdict(tried[best])))
-        return launchers[best] or load(source, tried[0], options)
+        return launchers[best] or load(source, tried[0])
 
     def launch(*arguments: Any) -> None:
         if not chosen:  # nothing can be measured while a graph is recorded
             recording = plan.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-            chosen.append(load(source, tried[0], options) if recording else choose(list(arguments)))
+            chosen.append(load(source, tried[0]) if recording else choose(list(arguments)))
         chosen[0](*arguments)
 
     return launch

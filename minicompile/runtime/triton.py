@@ -248,8 +248,8 @@ def kernel_binary(
     about, code = compiled.metadata, compiled.asm["cubin"]
     assert not getattr(about, "global_scratch_size", 0), "the launcher passes no scratch memory"
     if folder is not None:
-        head = json.dumps([about.name, about.num_warps, about.shared])
-        content = head.encode() + b"\n" + code
+        line = json.dumps([about.name, about.num_warps, about.shared])
+        content = line.encode() + b"\n" + code
         write_private(folder / f"{key}.cubin", seal(content) + content)
     return Binary(about.name, about.num_warps, about.shared, code)
 
