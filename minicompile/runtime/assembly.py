@@ -19,6 +19,7 @@ from minicompile.runtime.triton import (
     ALIGNMENT,
     Tiles,
     compile_kernel,
+    gpu_kernel,
     module_file,
     planned_tiles,
     require_triton,
@@ -91,7 +92,8 @@ def cross_compile(
     tiles = tiles or planned_tiles(plan)
     divisible = [a.name for a in plan.arguments]
     divisible += [str(s) for s in plan.sizes if plan.hints.get(s, 1) % ALIGNMENT == 0]
-    compiled = compile_kernel(source, tiles, divisible if aligned else [], target)
+    kernel = gpu_kernel(source, tiles)
+    compiled = compile_kernel(kernel, divisible if aligned else [], target)
     texts = {name: text for name, text in compiled.asm.items() if isinstance(text, str)}
     texts.pop("source", None)
     binary = next(compiled.asm[name] for name in BINARIES if name in compiled.asm)
@@ -103,7 +105,7 @@ def cross_compile(
         registers, stack, local = map(int, found.groups())
         spilled = stack + local
     shared = compiled.metadata.shared
-    name, file = f"{target[0]} {target[1]}", module_file(source)
+    name, file = f"{target[0]} {target[1]}", module_file(kernel.name, kernel.module)
     return Assembly(source, name, tiles, texts, binary, file, shared, registers, spilled)
 
 

@@ -55,7 +55,7 @@ def load_triton(module: KernelModule, options: Options) -> Callable[[], Kernels]
         load = partial(triton.load_kernel, options=options)
         return lambda: {k.name: autotune.tuned(k, options, load) for k in module.kernels}
     if on_gpu and torch.cuda.is_available():
-        return triton.start_kernels(module.kernels, options)
+        return triton.start_kernels(triton.gpu_kernels(module.kernels), options)
     return lambda: {kernel.name: triton.load_kernel(kernel) for kernel in module.kernels}
 
 

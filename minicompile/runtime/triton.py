@@ -26,10 +26,9 @@ import linecache
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ from minicompile.codegen.plan import KernelPlan, KernelSource, power_of_two
 from minicompile.errors import BackendError
 from minicompile.ops.build import cache_folder, load_extension, start_extension
 from minicompile.ops.dtypes import LOOP_DTYPES, short
-from minicompile.ops.files import read_private, write_private
+from minicompile.ops.files import read_sealed, write_sealed
 from minicompile.options import Options, triton_variables
 from minicompile.shapes.expr import Size, floor_div, is_float, product, size_hint
 
@@ -67,6 +66,54 @@ class Tiles:
     y: int = 1
 
 
+@dataclass(frozen=True)
+class GpuKernel:
+    """A kernel as text, and all that it takes to compile, load and launch it: what is kept of it on disk."""
+
+    name: str
+    """Without its place in the schedule, so that equal kernels compile once."""
+    module: str
+    types: dict[str, str]
+    """Triton's type of each argument: pointers, integers, floats."""
+    counts: tuple[int, int, int]
+    """How many of each."""
+    constants: dict[str, int]
+    options: dict[str, Any]
+    launcher: str
+    device: int
+    first: int
+    """The pattern of alignment to expect (`CudaKernel.variant`)."""
+
+    @property
+    def key(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def gpu_kernel(source: KernelSource, tiles: Tiles) -> GpuKernel:
+    """What the launcher needs of a kernel."""
+    plan, index = source.plan, source.plan.device.index
+    here = plan.device.type == "cuda" and index is None
+    device = torch.cuda.current_device() if here else index or 0
+    pointers, integers = len(plan.arguments), len(plan.integers)
+    sizes = [plan.hints.get(symbol, ALIGNMENT) for symbol in plan.integers]
+    return GpuKernel(
+        base_name(source),
+        module_text(source),
+        signature(plan),
+        (pointers, integers, len(plan.sizes) - integers),
+        blocks(plan, tiles),
+        compiler_options(plan, tiles),
+        launcher_text(plan, tiles, device),
+        device,
+        1 + sum(2 << i for i, n in enumerate(sizes) if n % ALIGNMENT == 0),
+    )
+
+
+def gpu_kernels(sources: Iterable[KernelSource]) -> dict[str, GpuKernel]:
+    """By name, with the planned tiles."""
+    return {source.name: gpu_kernel(source, planned_tiles(source.plan)) for source in sources}
+
+
 def load_kernel(
     source: KernelSource, tiles: Tiles | None = None, options: Options | None = None
 ) -> Launcher:
@@ -83,34 +130,30 @@ def load_kernel(
         return InterpretedKernel(source, tiles)
     if device.type != "cuda" or not torch.cuda.is_available():
         raise BackendError(f"Triton kernels for {device} need a CUDA GPU, and torch sees none.")
-    return CudaKernel(source, tiles or planned_tiles(source.plan), options or Options()).launch
+    kernel = gpu_kernel(source, tiles or planned_tiles(source.plan))
+    return CudaKernel(kernel, options or Options()).launch
 
 
 def start_kernels(
-    sources: Sequence[KernelSource], options: Options
+    kernels: Mapping[str, GpuKernel], options: Options
 ) -> Callable[[], dict[str, Launcher]]:
-    """Start loading kernels for a GPU, equal ones once. What comes back waits, and raises what went wrong.
+    """Start loading kernels by name, equal ones once. What comes back waits, and raises what went wrong.
 
     Threads do: Triton's passes and `ptxas` let others run.
     """
+    require_triton()
     start_extension(CUDA_LAUNCH)
     device = torch.cuda.current_device()
     pool = ThreadPoolExecutor(
         os.cpu_count(), "minicompile triton", torch.cuda.set_device, (device,)
     )
-    jobs: dict[Any, Future[Launcher]] = {}
-    found: dict[str, Future[Launcher]] = {}
-    for source in sources:
-        plan = source.plan
-        key = module_text(source), *signature(plan).items(), *plan.ranges.values(), plan.device
-        if key not in jobs:
-            jobs[key] = pool.submit(load_kernel, source, None, options)
-        found[source.name] = jobs[key]
+    distinct = {kernel.key: kernel for kernel in kernels.values()}
+    jobs = {key: pool.submit(CudaKernel, kernel, options) for key, kernel in distinct.items()}
     pool.shutdown(wait=False)
 
     def finish() -> dict[str, Launcher]:
         try:
-            return {name: job.result() for name, job in found.items()}
+            return {name: jobs[kernel.key].result().launch for name, kernel in kernels.items()}
         finally:  # after an error or Ctrl-C the others needn't begin
             for job in jobs.values():
                 job.cancel()
@@ -149,14 +192,14 @@ def base_name(source: KernelSource) -> str:
     return re.sub(r"_\d+$", "", source.name)
 
 
-def module_file(source: KernelSource) -> str:
-    """What line tables call the module: the same for the same text."""
-    return f"<{base_name(source)} {hashlib.sha256(module_text(source).encode()).hexdigest()[:12]}>"
+def module_file(name: str, text: str) -> str:
+    """What line tables call a kernel's module: the same for the same text."""
+    return f"<{name} {hashlib.sha256(text.encode()).hexdigest()[:12]}>"
 
 
-def execute(source: KernelSource) -> tuple[Any, dict[str, Any]]:
-    """Run the kernel's module, which imports Triton: (the kernel's JITFunction, the module's namespace)."""
-    text, name, filename = module_text(source), base_name(source), module_file(source)
+def execute(name: str, text: str) -> tuple[Any, dict[str, Any]]:
+    """Run a kernel's module, which imports Triton: (the kernel's JITFunction, the module's namespace)."""
+    filename = module_file(name, text)
     # Triton reads functions' source back
     linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
     namespace: dict[str, Any] = {"__name__": filename}
@@ -199,15 +242,12 @@ def compiler_options(plan: KernelPlan, tiles: Tiles) -> dict[str, Any]:
     }
 
 
-def compile_kernel(
-    source: KernelSource, tiles: Tiles, divisible: list[str], target: tuple[str, int | str]
-) -> Any:
+def compile_kernel(kernel: GpuKernel, divisible: list[str], target: tuple[str, int | str]) -> Any:
     """Triton's compiled kernel, for arguments of which those in `divisible` are multiples of 16."""
-    plan, constants = source.plan, blocks(source.plan, tiles)
-    types = signature(plan) | dict.fromkeys(constants, "constexpr")
-    function, options = execute(source)[0], compiler_options(plan, tiles)
+    types = kernel.types | dict.fromkeys(kernel.constants, "constexpr")
+    function, _ = execute(kernel.name, kernel.module)
     return compat.triton_compile(
-        function, types, constants, divisible, compat.gpu_target(*target), options
+        function, types, kernel.constants, divisible, compat.gpu_target(*target), kernel.options
     )
 
 
@@ -222,35 +262,23 @@ class Binary:
 
 
 def kernel_binary(
-    source: KernelSource,
-    tiles: Tiles,
-    divisible: list[str],
-    target: tuple[str, int | str],
-    options: Options,
+    kernel: GpuKernel, divisible: list[str], target: tuple[str, int | str], options: Options
 ) -> Binary:
-    """From the disk, else compiled and kept there, behind a seal that says it is whole and what it is for."""
-    plan, folder = source.plan, cache_folder(options, "triton")
-    facts = [module_text(source), signature(plan), blocks(plan, tiles), divisible, target]
-    facts += [compiler_options(plan, tiles), compat.triton_identity(), triton_variables()]
+    """From the disk, else compiled and kept there."""
+    facts = [kernel.module, kernel.types, kernel.constants, kernel.options, divisible, target]
+    facts += [compat.triton_identity(), triton_variables()]
     key = hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
-
-    def seal(content: bytes) -> bytes:
-        return hashlib.sha256(key.encode() + content).digest()
-
-    if folder is not None:
-        with suppress(OSError):
-            kept = read_private(folder / f"{key}.cubin")
-            if kept[:32] == seal(kept[32:]):
-                head, _, code = kept[32:].partition(b"\n")
-                name, warps, shared = json.loads(head)
-                return Binary(name, warps, shared, code)
-    compiled = compile_kernel(source, tiles, divisible, target)
+    folder = cache_folder(options, "triton")
+    if folder is not None and (kept := read_sealed(folder / f"{key}.cubin", key)) is not None:
+        head, _, code = kept.partition(b"\n")
+        name, warps, shared = json.loads(head)
+        return Binary(name, warps, shared, code)
+    compiled = compile_kernel(kernel, divisible, target)
     about, code = compiled.metadata, compiled.asm["cubin"]
     assert not getattr(about, "global_scratch_size", 0), "the launcher passes no scratch memory"
     if folder is not None:
         line = json.dumps([about.name, about.num_warps, about.shared])
-        content = line.encode() + b"\n" + code
-        write_private(folder / f"{key}.cubin", seal(content) + content)
+        write_sealed(folder / f"{key}.cubin", key, line.encode() + b"\n" + code)
     return Binary(about.name, about.num_warps, about.shared, code)
 
 
@@ -280,10 +308,8 @@ def _cuda_driver() -> Any:
 class CudaKernel:
     """A kernel on one device: its compiled versions by alignment, and `launch`."""
 
-    def __init__(self, source: KernelSource, tiles: Tiles, options: Options) -> None:
-        self.source, self.tiles, self.options = source, tiles, options
-        index = source.plan.device.index
-        self.device = torch.cuda.current_device() if index is None else index
+    def __init__(self, kernel: GpuKernel, options: Options) -> None:
+        self.kernel, self.options = kernel, options
         self.variants: dict[int, Callable[..., None]] = {}
         current_device, stream = compat.cuda_launch_state()
         namespace: dict[str, Any] = {
@@ -293,39 +319,34 @@ class CudaKernel:
             "variants": self.variants,
             "variant": self.variant,
         }
-        text = launcher_text(source.plan, tiles, self.device)
-        exec(compile(text, f"<launcher of {source.name}>", "exec"), namespace)
+        exec(compile(kernel.launcher, f"<launcher of {kernel.name}>", "exec"), namespace)
         self.launch: Launcher = namespace["launch"]
-        hints = source.plan.hints
-        sizes = [hints.get(symbol, ALIGNMENT) for symbol in source.plan.integers]
-        self.variant(1 + sum(2 << i for i, n in enumerate(sizes) if n % ALIGNMENT == 0))
+        self.variant(kernel.first)
 
     def variant(self, key: int) -> Callable[..., None]:
         """The version for a pattern: bit 0 for all pointers aligned, then one bit per divisible size.
 
         What it gives takes the number of programs, the stream, and the kernel's arguments.
         """
-        plan = self.source.plan
-        divisible = [a.name for a in plan.arguments] if key & 1 else []
-        divisible += [str(s) for i, s in enumerate(plan.integers) if key >> (i + 1) & 1]
-        major, minor = torch.cuda.get_device_capability(self.device)
-        target = ("cuda", 10 * major + minor)
-        binary = kernel_binary(self.source, self.tiles, divisible, target, self.options)
-        counts = len(plan.arguments), len(plan.integers), len(plan.sizes) - len(plan.integers)
-        wide = plan.index_dtype is torch.int64
+        kernel, (pointers, integers, _) = self.kernel, self.kernel.counts
+        names = list(kernel.types)
+        divisible = names[:pointers] if key & 1 else []
+        divisible += [names[pointers + i] for i in range(integers) if key >> (i + 1) & 1]
+        major, minor = torch.cuda.get_device_capability(kernel.device)
+        binary = kernel_binary(kernel, divisible, ("cuda", 10 * major + minor), self.options)
         try:
             self.variants[key] = cuda_driver().bind(
                 binary.code,
                 binary.name,
-                self.device,
+                kernel.device,
                 32 * binary.warps,
                 binary.shared,
-                *counts,
-                wide,
+                *kernel.counts,
+                "i64" in kernel.types.values(),
             )
         except RuntimeError as error:
             raise BackendError(
-                f"{self.source.name} can't be loaded on {torch.cuda.get_device_name(self.device)}, with "
+                f"{kernel.name} can't be loaded on {torch.cuda.get_device_name(kernel.device)}, with "
                 f"{binary.warps} warps and {binary.shared} bytes of shared memory: {error}"
             ) from error
         return self.variants[key]

@@ -20,6 +20,7 @@ from minicompile.runtime.assembly import Assembly, _tool_output, cross_compile
 from minicompile.runtime.triton import (
     CudaKernel,
     Tiles,
+    gpu_kernel,
     launcher_text,
     load_kernel,
     module_text,
@@ -187,10 +188,8 @@ class FakeGpu:
         self.current = before
 
 
-def cuda_kernel(source: KernelSource, **options) -> CudaKernel:
-    return CudaKernel(
-        source, planned_tiles(source.plan), Options(**{"disk_cache": False} | options)
-    )
+def cuda_kernel(source: KernelSource) -> CudaKernel:
+    return CudaKernel(gpu_kernel(source, planned_tiles(source.plan)), Options(disk_cache=False))
 
 
 def test_the_launcher_passes_pointers_grid_and_stream(monkeypatch):

@@ -21,7 +21,7 @@ from minicompile.errors import BackendError
 from minicompile.ops.build import load_extension
 from minicompile.options import Options, child_environment
 from minicompile.runtime import triton
-from minicompile.runtime.triton import CUDA_LAUNCH, start_kernels
+from minicompile.runtime.triton import CUDA_LAUNCH, GpuKernel, gpu_kernels, start_kernels
 from tests.codegen.fusing import Program
 
 DRIVER = r"""
@@ -116,9 +116,9 @@ class Gpu:
         self.compiled: list[str] = []
         compile_kernel = triton.compile_kernel
 
-        def compile_and_tell(source: KernelSource, *facts: Any) -> Any:
-            self.compiled.append(source.name)
-            return compile_kernel(source, *facts)
+        def compile_and_tell(kernel: GpuKernel, *facts: Any) -> Any:
+            self.compiled.append(kernel.name)
+            return compile_kernel(kernel, *facts)
 
         monkeypatch.setattr(triton, "compile_kernel", compile_and_tell)
         monkeypatch.setattr(triton, "cuda_driver", lambda: self)
@@ -152,7 +152,7 @@ def added(number: float, n: int = 4096, position: int = 0) -> KernelSource:
 def test_equal_kernels_compile_once_and_all_come_back(monkeypatch, tmp_path) -> None:
     gpu = Gpu(monkeypatch)
     sources = [added(number, position=i) for i, number in enumerate((1.0, 2.0, 1.0))]
-    found = start_kernels(sources, Options(cache_dir=str(tmp_path)))()
+    found = start_kernels(gpu_kernels(sources), Options(cache_dir=str(tmp_path)))()
     assert list(found) == [source.name for source in sources]
     assert found[sources[0].name] is found[sources[2].name] is not found[sources[1].name]
     assert len(gpu.compiled) == len(gpu.bound) == 2
@@ -175,7 +175,9 @@ def test_kernels_are_parsed_one_after_the_other(monkeypatch, tmp_path) -> None:
             at_work.pop()
 
     monkeypatch.setattr(ast, "parse", slowly)
-    start_kernels([added(float(n), position=n) for n in range(4)], Options(disk_cache=False))()
+    start_kernels(
+        gpu_kernels([added(float(n), position=n) for n in range(4)]), Options(disk_cache=False)
+    )()
     assert len(most) >= 4
     assert max(most) == 1
 
@@ -187,7 +189,7 @@ def test_a_kernel_on_disk_is_loaded_and_a_damaged_one_compiled_again(monkeypatch
     def load(source: KernelSource) -> int:
         """How often it was compiled."""
         before = len(gpu.compiled)
-        start_kernels([source], options)()
+        start_kernels(gpu_kernels([source]), options)()
         return len(gpu.compiled) - before
 
     assert load(added(1.0)) == 1
@@ -215,7 +217,9 @@ def test_a_kernel_on_disk_is_loaded_and_a_damaged_one_compiled_again(monkeypatch
 def test_without_a_disk_cache_nothing_is_kept(monkeypatch, tmp_path) -> None:
     gpu = Gpu(monkeypatch)
     for _ in range(2):
-        start_kernels([added(1.0)], Options(cache_dir=str(tmp_path), disk_cache=False))()
+        start_kernels(
+            gpu_kernels([added(1.0)]), Options(cache_dir=str(tmp_path), disk_cache=False)
+        )()
     assert len(gpu.compiled) == 2
     assert not list(tmp_path.rglob("*.cubin"))
 
@@ -228,7 +232,9 @@ def test_what_goes_wrong_in_one_kernel_is_raised_and_the_rest_is_let_be(
     monkeypatch.setattr(triton.os, "cpu_count", lambda: 1)
     broken = added(1.0)
     broken.lines[-1] = CodeLine("    no_such_function()")
-    finish = start_kernels([broken, *(added(float(n), position=n) for n in range(2, 9))], options)
+    finish = start_kernels(
+        gpu_kernels([broken, *(added(float(n), position=n) for n in range(2, 9))]), options
+    )
     with pytest.raises(Exception, match="no_such_function"):
         finish()
     assert len(gpu.compiled) < 8
@@ -236,7 +242,7 @@ def test_what_goes_wrong_in_one_kernel_is_raised_and_the_rest_is_let_be(
         triton, "kernel_binary", lambda *a: triton.Binary("k", 4, 999999, b"broken")
     )
     with pytest.raises(BackendError, match=r"a GPU.* 999999 bytes .*invalid image"):
-        start_kernels([added(1.0)], options)()
+        start_kernels(gpu_kernels([added(1.0)]), options)()
 
 
 @needs_extension
