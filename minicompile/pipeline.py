@@ -29,11 +29,12 @@ from minicompile.codegen.plan import KernelModule
 from minicompile.codegen.wrapper import generate_wrapper
 from minicompile.dynamo.result import Capture
 from minicompile.lowering.lower import lower
+from minicompile.ops.events import Watch
 from minicompile.ops.graph import Graph
 from minicompile.options import Options
 from minicompile.pipeline_result import CompiledStages
-from minicompile.runtime import cuda_graphs
-from minicompile.runtime.load import start_loading
+from minicompile.runtime import cuda_graphs, graph_cache
+from minicompile.runtime.load import start_kept, start_loading
 from minicompile.scheduling.schedule import schedule
 
 # Now rather than in the first call: our rules, and what torch imports for its first fake mode.
@@ -44,17 +45,15 @@ compat.fake_mode()
 def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
     """Every room after capture. `capture.watch` hears what each one made."""
     aot = differentiate(capture, options)
-    tell = partial(capture.watch.tell, graph="forward")
-    forward = compile_graph(aot.forward, options, aot.metadata.written_back, tell)
+    forward = ready(aot.forward, "forward", options, aot.metadata.written_back, capture.watch)
     backward = None
     if aot.backward is not None:
-        tell = partial(capture.watch.tell, graph="backward")
-        backward = compile_graph(aot.backward, options, None, tell)
+        backward = ready(aot.backward, "backward", options, {}, capture.watch)
     graphs = [forward] if backward is None else [forward, backward]
     capture.watch.tell("building", [module for graph in graphs for module in graph.modules])
     calls = [graph.finish() for graph in graphs]
     if options.mode in cuda_graphs.MODES:
-        schedules = [graph.stages.schedule for graph in graphs]
+        schedules = [graph.stages.schedule for graph in graphs if graph.stages is not None]
         first_saved = len(aot.metadata.result_requires_grad)
         calls = cuda_graphs.around(calls, schedules, first_saved, capture.watch.tell)
     return make_callable(aot, calls[0], calls[1] if backward else None, capture.name)
@@ -84,10 +83,25 @@ def differentiate(capture: Capture, options: Options) -> AotResult:
 class CompiledGraph:
     """One ATen graph's stages, and its kernels on their way through the system's compilers."""
 
-    stages: CompiledStages
+    stages: CompiledStages | None
+    """None of one that was kept on disk."""
     modules: list[KernelModule]
     finish: Callable[[], BoxedCallable]
     """Waits for the compilers. Raises BackendError where one is missing or fails."""
+
+
+def ready(
+    graph: Graph, name: str, options: Options, written_back: Mapping[int, int], watch: Watch
+) -> CompiledGraph:
+    """What the disk has of a GPU graph; else it is compiled, and kept."""
+    key = graph_cache.key_of(graph, options, written_back, watch)
+    if key is not None and (kept := graph_cache.read(key, options)) is not None:
+        return CompiledGraph(None, [], start_kept(*kept, options))
+    compiled = compile_graph(graph, options, written_back, partial(watch.tell, graph=name))
+    stages = compiled.stages
+    if key is not None and stages is not None and not stages.loops.constants:
+        graph_cache.keep(key, stages.wrapper, compiled.modules, options)
+    return compiled
 
 
 def compile_graph(

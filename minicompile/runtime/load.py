@@ -81,6 +81,14 @@ def start_loading(
     return finish
 
 
+def start_kept(
+    wrapper: WrapperSource, kernels: Mapping[str, triton.GpuKernel], options: Options
+) -> Callable[[], BoxedCallable]:
+    """The same for a graph that the disk had; what comes back waits for its kernels and loads the wrapper."""
+    wait = triton.start_kernels(kernels, options)
+    return lambda: load_wrapper(wrapper, wait())
+
+
 def empty_strided(
     size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:

@@ -75,7 +75,7 @@ class GpuKernel:
     module: str
     types: dict[str, str]
     """Triton's type of each argument: pointers, integers, floats."""
-    counts: tuple[int, int, int]
+    counts: list[int]
     """How many of each."""
     constants: dict[str, int]
     options: dict[str, Any]
@@ -100,7 +100,7 @@ def gpu_kernel(source: KernelSource, tiles: Tiles) -> GpuKernel:
         base_name(source),
         module_text(source),
         signature(plan),
-        (pointers, integers, len(plan.sizes) - integers),
+        [pointers, integers, len(plan.sizes) - integers],
         blocks(plan, tiles),
         compiler_options(plan, tiles),
         launcher_text(plan, tiles, device),
