@@ -564,6 +564,10 @@ def triton_compile(
             with _PARSING:
                 return super().make_ir(*args, **kwargs)
 
+    with _PARSING, contextlib.suppress(ImportError):
+        from triton.runtime.cache import triton_key
+
+        triton_key()  # reads half a gigabyte: once, rather than in each thread
     place = {name: (i,) for i, name in enumerate(signature)}
     source = Source(
         fn=function,
