@@ -181,7 +181,6 @@ class Instrumented:
         self, capture: Capture, graph: Graph, back: Mapping[int, int] | None = None
     ) -> TimedGraph:
         stages = pipeline.compile_graph(graph, self.options, back).stages
-        assert stages is not None
         steps = steps_of(stages.wrapper)
         modules = generate_kernels(dict(enumerate(stages.plans)))
         copy = with_clock(stages.wrapper, steps)
