@@ -53,7 +53,8 @@ def load_triton(module: KernelModule, options: Options) -> Callable[[], Kernels]
     on_gpu = any(kernel.plan.device.type == "cuda" for kernel in module.kernels)
     if on_gpu and options.mode.startswith("max-autotune"):
         load = partial(triton.load_kernel, options=options)
-        return lambda: {k.name: autotune.tuned(k, options, load) for k in module.kernels}
+        tuned = partial(autotune.tuned, options=options, load=load, tell=module.tell)
+        return lambda: {kernel.name: tuned(kernel) for kernel in module.kernels}
     if on_gpu and torch.cuda.is_available():
         return triton.start_kernels(triton.gpu_kernels(module.kernels), options)
     return lambda: {kernel.name: triton.load_kernel(kernel) for kernel in module.kernels}
