@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,9 +24,11 @@ from minicompile.aot.partition import bytes_of
 from minicompile.aot.result import (
     AotResult,
     BoxedCallable,
+    Differentiated,
     OutputSpec,
     RuntimeMetadata,
     SharedMemory,
+    Tangent,
 )
 from minicompile.compat import any_autocast_enabled, is_view
 from minicompile.ops.graph import Graph, output_node, placeholders
@@ -57,27 +58,8 @@ def make_callable(
     return assemble(result.metadata, forward, backward, differentiated(result), name)
 
 
-@dataclass(frozen=True)
-class Tangent:
-    """A gradient of a result, as the compiled backward takes it; dimensions from the outermost in memory."""
-
-    dtype: torch.dtype
-    device: torch.device
-    order: list[int]
-    bytes: int
-
-
-@dataclass(frozen=True)
-class Differentiated:
-    """What autograd has to know of a backward graph. `sources`: the tangents that each gradient depends on,
-    by number; `interpreted`: the graph by eager's operators."""
-
-    tangents: list[Tangent]
-    sources: list[list[int]]
-    interpreted: Callable[[], BoxedCallable]
-
-
 def differentiated(result: AotResult) -> Differentiated | None:
+    """What is around a backward graph, if there is one."""
     if result.backward is None:
         return None
     expected = placeholders(result.backward.gm.graph)[result.metadata.saved :]

@@ -29,8 +29,13 @@ import torch
 from torch import fx
 
 from minicompile import compat
-from minicompile.aot.result import BoxedCallable, OutputSpec, RuntimeMetadata
-from minicompile.aot.runtime import Differentiated, Tangent
+from minicompile.aot.result import (
+    BoxedCallable,
+    Differentiated,
+    OutputSpec,
+    RuntimeMetadata,
+    Tangent,
+)
 from minicompile.codegen.plan import CodeLine, KernelModule, WrapperSource
 from minicompile.dynamo.result import Capture
 from minicompile.ops.build import cache_folder

@@ -264,7 +264,7 @@ def test_rules_from_elsewhere_and_rules_taken_away_are_seen(disk, tmp_path) -> N
     with scoped():
         rules = ALL["pass"].rules
         name, entry = next(iter(rules.items()))
-        rules[name] = dataclasses.replace(entry, run=lambda graph: 0)
+        rules[name] = dataclasses.replace(entry, run=lambda gm, mode: 0)
         assert key() is None
     with scoped():
         observer("mine")(lambda event: None)
