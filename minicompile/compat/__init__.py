@@ -536,6 +536,9 @@ def wrapped_original(function: Any) -> Any:
 TensorBase = torch._C.TensorBase
 """The C class below torch.Tensor, which defines its methods."""
 
+BUILTINS = {"nn": torch._C._nn, "C": torch._C}
+"""Where functions live that torch writes in C++, among others."""
+
 GLOBAL_HOOK_TABLES: list[dict[Any, Any]] = [
     getattr(torch.nn.modules.module, f"_global_{kind}_hooks")
     for kind in ("backward_pre", "backward", "forward_pre", "forward")

@@ -77,6 +77,7 @@ PLACES = {
     "linalg": torch.linalg,
     "fft": torch.fft,
     "operator": operator,
+    **compat.BUILTINS,
 }
 """Where torch's functions are found."""
 
@@ -192,12 +193,11 @@ def options_text(options: Options) -> str:
 
 
 def settings() -> str:
-    """What of torch's settings decides, also which attention and convolution an operator stands for."""
+    """What of torch's settings decides, also which operator stands for an attention or a batch norm."""
     flags = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
     attention = [getattr(torch.backends.cuda, f"{flag}_enabled")() for flag in flags]
     cudnn = torch.backends.cudnn
-    convolution = (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32)
-    return repr((compat.global_facts(), attention, convolution))
+    return repr((compat.global_facts(), attention, cudnn.enabled, cudnn.deterministic))
 
 
 def rules_text() -> str:
