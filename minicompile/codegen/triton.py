@@ -214,7 +214,9 @@ class _Printer(LinePrinter):
         self.line(f"{place} = {start}{self._lanes('r')}{self.cast}")
         if self.plan.granule > 1:
             self.line("rindex = rplace - xshift")
-            self.line("rmask = (rindex >= 0) & (rindex < rnumel)")
+            self.line(
+                f"rmask = rindex.to(tl.uint{64 if self.wide else 32}) < rnumel"
+            )  # nor below 0
         elif not self.full_row:
             tile = self.plan.tiles.get("r", 1)
             even = start and isinstance(self.length, int) and self.length % tile == 0 and tile > 1
