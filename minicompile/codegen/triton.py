@@ -119,7 +119,9 @@ class _Printer(LinePrinter):
         whole = self.length == power_of_two(plan.row_length)
         self.full_row = plan.reduction == "persistent" and whole
         """No lane is left over."""
-        self.twins = twins(plan.body) if plan.reduction == "looped" else {}
+        looped = plan.reduction == "looped"
+        self.granule = plan.granule if looped else 1
+        self.twins = twins(plan.body) if looped else {}
         self.unsynced: set[str] = set()
         """Buffers stored since the last barrier."""
         self.loaded_before: set[tuple[str, Index | None]] = set()
@@ -194,7 +196,7 @@ class _Printer(LinePrinter):
         if not plan.reduction_ranges:
             return
         self.line(f"rnumel = {self.sizes(self.length)}")
-        if (wide := plan.granule) > 1:
+        if (wide := self.granule) > 1:
             self.line(f"xstart = xindex * rnumel // {wide} * {wide}")
             self.line("xshift = xindex * rnumel - xstart")
             self.line(f"rlimit = (xshift + rnumel + {wide - 1}) // {wide} * {wide}")
@@ -210,9 +212,9 @@ class _Printer(LinePrinter):
 
     def _row_index(self, start: str) -> None:
         """Which r the tile holds."""
-        place = "rplace" if self.plan.granule > 1 else "rindex"
+        place = "rplace" if self.granule > 1 else "rindex"
         self.line(f"{place} = {start}{self._lanes('r')}{self.cast}")
-        if self.plan.granule > 1:
+        if self.granule > 1:
             self.line("rindex = rplace - xshift")
             self.line(
                 f"rmask = rindex.to(tl.uint{64 if self.wide else 32}) < rnumel"
@@ -263,7 +265,7 @@ class _Printer(LinePrinter):
             for name, start in self._carried(scan).items():
                 self.line(f"{name} = {start}", scan.origins)
         self._synchronise(v.buffer for v in phase.values if v.op == "load")
-        more = f" + {self.plan.granule - 1}" if self.plan.granule > 1 else ""
+        more = f" + {self.granule - 1}" if self.granule > 1 else ""
         with self.block(f"for roffset in range(0, rnumel{more}, RBLOCK):"):
             self._row_index("roffset + ")
             for value in phase.values:
@@ -360,7 +362,7 @@ class _Printer(LinePrinter):
         """The addresses of a load or store, as a block over `axes`."""
         assert value.index is not None
         index = self._index(value)
-        if self.plan.granule > 1 and along_rows(value, self.plan.body):
+        if self.granule > 1 and along_rows(value, self.plan.body):
             index = "xstart + rplace"
         elif self._index_axes(value) != axes:
             index = f"tl.full({self._shape(axes)}, 0, tl.int32) + {index}"
@@ -371,7 +373,7 @@ class _Printer(LinePrinter):
         axes = self.axes[value]
         pointer = self._pointer(value, axes)
         mask, more = self._masks(axes, value.mask), self._eviction(value)
-        if self.plan.granule > 1 and along_rows(value, self.plan.body):
+        if self.granule > 1 and along_rows(value, self.plan.body):
             mask = (
                 "xmask & (rplace < rlimit)"  # lanes that differ from rmask's hold what nobody uses
             )
@@ -410,7 +412,7 @@ class _Printer(LinePrinter):
                 raise Unsupported(f"no atomic addition of {value.dtype} in Triton")
             self.line(f'tl.atomic_add({pointer}, {text}, {mask}, sem="relaxed")', value.origins)
             return
-        if (wide := self.plan.granule) == 1 or not along_rows(value, self.plan.body):
+        if (wide := self.granule) == 1 or not along_rows(value, self.plan.body):
             more = self._eviction(value) if every else ""
             self.line(f"tl.store({pointer}, {text}, {mask}{more})", value.origins)
             return
@@ -460,7 +462,7 @@ class _Printer(LinePrinter):
         self.line(f"{name} = tl.full({shape}, {self._identity(value)}, {dtype})", value.origins)
         if value.kind in POSITIONS:
             first = f"{self._lanes('r')}{self.cast}"
-            if self.plan.granule > 1:
+            if self.granule > 1:
                 first = f"tl.where({first} < xshift, RBLOCK, 0) + {first} - xshift"
             self.line(f"{name}_at = tl.broadcast_to({first}, {TILE})", value.origins)
         for rider in riding:

@@ -190,7 +190,8 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
         each = 32 if length >= LONG_ROW else 16
         plan.tiles = {"x": min(block, 64), "r": length}
     elif along_r and (cached := rows_to_cache(plan, gpu)):
-        plan.rows_cached, plan.tiles = True, {"x": 1, "r": min(length, 16384 // cached)}
+        plan.granule, plan.rows_cached = granule(plan), True
+        plan.tiles = {"x": 1, "r": min(length, 16384 // cached)}
     elif along_r:
         plan.granule = granule(plan)
         aligned = plan.row_length % 8 == 0  # else loads are narrow, or many are computed from
