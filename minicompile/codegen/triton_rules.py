@@ -153,6 +153,7 @@ def choose_order(plan: KernelPlan, options: Options) -> None:
         return
     many = {var for var, size in plan.ranges.items() if size_hint(size, plan.hints) > 1}
     for load in (v for v in plan.body.loads if v in plan.loop and not v.indirect):
+        assert load.index is not None
         shared = many - load.index.free_symbols
         times = count((plan.ranges[var] for var in shared), plan.hints)
         passed = plan.cost.bytes // times
