@@ -127,7 +127,7 @@ def scan_logsumexp(a, b):
 
 @triton.jit
 def argmax_moves(a, b):
-    return (b > a) | ((b != b) & (a == a))
+    return ((a >= b) == 0) & (a == a)
 
 @triton.jit
 def argmax_combine(a, at, b, bt):
