@@ -134,6 +134,9 @@ class KernelPlan(Shown):
     """Triton: the last loop of the first axis, "y", of a pointwise kernel's square tiles."""
     granule: int = 1
     """Triton: rows begin anywhere, and tiles where so many elements, a wide load's, begin."""
+    side_by_side: bool = False
+    """Triton: threads have so few registers that two programs fit into a multiprocessor's: one loads while
+    the other computes."""
     rows_cached: bool = False
     """Triton: rows that are read again are kept in the cache until then."""
     num_warps: int = 4
@@ -215,6 +218,7 @@ class KernelPlan(Shown):
             "pieces": str(self.pieces) if isinstance(self.pieces, Cut) else "",
             "indices": short(self.index_dtype),
             "tiles begin": f"at multiples of {self.granule}" * (self.granule > 1),
+            "registers": "two programs fit side by side" * self.side_by_side,
             "cache": "rows stay until they are read again" * self.rows_cached,
             "warps": str(self.num_warps) if triton and not self.launches else "",
             "threads": "" if triton else "parallel" if self.parallel else "one",

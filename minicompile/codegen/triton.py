@@ -15,9 +15,9 @@ mention: [XBLOCK, 1] for one value a row, [1, RBLOCK] for one that all rows shar
 the row once per phase and keeps an accumulator tile in each sweep. A scan works on tiles; swept in a loop, it
 starts each one from the last element of the tile before.
 
-Rows of a length that no wide load divides begin anywhere in memory. Their tiles then begin before them, where
-a wide load does: `rplace` counts from there, and the lanes before and behind the row are masked. Both ends are
-stored apart.
+Rows of a length that no wide load divides begin anywhere in memory. Their tiles then begin before them,
+where a wide load does: `rplace` counts from there, and the lanes before and behind the row are masked. Both
+ends are stored apart.
 
 A line holds one operation; constants stand in the line that uses them, so that changing a constant changes
 that line alone. The real compiler: torch/_inductor/codegen/{simd,triton}.py.

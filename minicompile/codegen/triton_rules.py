@@ -190,11 +190,11 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
         block = min(room, spare) if along_r else clamp(spare, min(16, room), room)
         each = 32 if length >= LONG_ROW else 16
         plan.tiles = {"x": min(block, 64), "r": length}
-    elif along_r and (cached := rows_to_cache(plan, gpu)):
+    elif along_r and (cached := rows_to_cache(plan, gpu)) and stores_rows(plan):
         plan.granule, plan.rows_cached = granule(plan), True
         plan.tiles = {"x": 1, "r": min(length, 16384 // cached)}
     elif along_r:
-        plan.granule = granule(plan)
+        plan.granule, plan.rows_cached = granule(plan), cached > 0
         aligned = plan.row_length % 8 == 0  # else loads are narrow, or many are computed from
         r = min(length, 2048 if not aligned else 8192 if alone else 4096)
         plan.tiles = {"x": clamp(1024 // r, 1, spare), "r": r}
@@ -204,6 +204,9 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
         plan.tiles = {"x": x, "r": min(length, (8192 if alone else 2048) // x)}
         each = 32 if alone else 8
     plan.num_warps = clamp(plan.tiles["x"] * plan.tiles["r"] // (32 * each), 1, 32)
+    # half of the longest row that is held: then no thread lacks registers
+    fits = 2 * plan.tiles["x"] * length <= longest_persistent(plan, gpu)
+    plan.side_by_side = bool(plan.folds) or (plan.reduction == "persistent" and along_r and fits)
 
 
 def stores_rows(plan: KernelPlan) -> bool:
@@ -213,13 +216,11 @@ def stores_rows(plan: KernelPlan) -> bool:
 
 def rows_to_cache(plan: KernelPlan, gpu: Gpu, most: int = 2) -> int:
     """How many rows each multiprocessor may have in work so that a second sweep finds all of them in the
-    cache; 0 where that can't be or doesn't matter: what a row is written to would push out others."""
+    cache; 0 where no row is swept twice."""
     sweeps = loop_needs(plan.body, plan.loop, riders=plan.riders).values()
     again = [v for v in plan.body.loads if v in plan.loop and sum(v in s for s in sweeps) > 1]
     row = plan.row_length * sum(v.dtype.itemsize for v in again)
-    if not row or not stores_rows(plan):
-        return 0
-    return min(3 * gpu.l2_bytes // 4 // (gpu.multiprocessors * row), most)
+    return min(3 * gpu.l2_bytes // 4 // (gpu.multiprocessors * row), most) if row else 0
 
 
 WIDE = 16

@@ -30,6 +30,7 @@ import torch
 from minicompile import compat
 from minicompile.codegen.plan import KernelPlan, KernelSource, power_of_two
 from minicompile.errors import BackendError
+from minicompile.ops.device import gpu_of
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.shapes.expr import Size, floor_div, is_float, product, size_hint
 
@@ -42,6 +43,10 @@ POINTER_TYPES[torch.bool] = "*u8"
 
 ALIGNMENT = 16
 """Bytes of the widest load; also what Triton's divisibility hint promises."""
+
+
+MOST_REGISTERS = 255
+"""That a thread can have."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +153,9 @@ def compile_kernel(
         "sanitize_overflow": False,
         "enable_reflect_ftz": False,
     }
+    if plan.side_by_side:
+        most = gpu_of(plan.device).registers // (2 * 32 * tiles.num_warps)
+        options |= {"maxnreg": most} if most < MOST_REGISTERS else {}
     return compat.triton_compile(function, types, constants, divisible, target, options)
 
 
