@@ -134,6 +134,8 @@ class KernelPlan(Shown):
     """Triton: the last loop of the first axis, "y", of a pointwise kernel's square tiles."""
     granule: int = 1
     """Triton: rows begin anywhere, and tiles where so many elements, a wide load's, begin."""
+    loads_ahead: bool = False
+    """Triton: a program that takes rows in turn loads the next ones before it computes these."""
     side_by_side: bool = False
     """Triton: threads have so few registers that two programs fit into a multiprocessor's: one loads while
     the other computes."""
@@ -218,6 +220,7 @@ class KernelPlan(Shown):
             "pieces": str(self.pieces) if isinstance(self.pieces, Cut) else "",
             "indices": short(self.index_dtype),
             "tiles begin": f"at multiples of {self.granule}" * (self.granule > 1),
+            "loads": "one tile ahead" * self.loads_ahead,
             "registers": "two programs fit side by side" * self.side_by_side,
             "cache": "rows stay until they are read again" * self.rows_cached,
             "warps": str(self.num_warps) if triton and not self.launches else "",

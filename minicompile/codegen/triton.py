@@ -25,7 +25,7 @@ that line alone. The real compiler: torch/_inductor/codegen/{simd,triton}.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import sympy
 import torch
@@ -126,6 +126,8 @@ class _Printer(LinePrinter):
         looped = plan.reduction == "looped"
         self.granule = plan.granule if looped else 1
         self.twins = twins(plan.body) if looped else {}
+        written = {v.buffer for v in plan.body.stores} | {*plan.in_place.values()}
+        self.ahead = [v for v in plan.body.loads if plan.loads_ahead and self._early(v, written)]
         self.unsynced: set[str] = set()
         """Buffers stored since the last barrier."""
         self.loaded_before: set[tuple[str, Index | None]] = set()
@@ -157,7 +159,7 @@ class _Printer(LinePrinter):
             if phase.level == "loop" and self.plan.reduction == "looped":
                 self._loop(phase)
             else:
-                for value in phase.values:
+                for value in (v for v in phase.values if v not in self.ahead):
                     self.value(value, phase.level)
 
     def _over_rows(self) -> None:
@@ -168,15 +170,38 @@ class _Printer(LinePrinter):
             self.line(f"{name} = {zeros}", value.origins)
         share = -(-plan.rows // plan.parts)
         self.line(f"xend = tl.minimum((p + 1) * {share}, xnumel)")
+        if self.ahead:
+            self._load_ahead(f"p * {share}")
         with self.block(f"for xoffset in range(p * {share}, xend, XBLOCK):"):
-            self.line(f"xindex = xoffset + {self._lanes('x')}")
-            self.line("xmask = xindex < xend")
-            self._digits(plan.ranges, "xindex")
+            for value in self.ahead:
+                self.line(
+                    f"{self.names[value]} = _{self.names[value]}", value.origins, scaffold=True
+                )
+            if self.ahead:
+                self._load_ahead("xoffset + XBLOCK")
+            self._rows_from("xoffset")
             self._phases()
         for value, name in folds.items():
             pointer = f"{self.arguments[value.buffer].name} + ({self._index(value)})"
             mask = self._masks(frozenset("r")) or "None"
             self.line(f"tl.store({pointer}, {name}, {mask})", value.origins)
+
+    def _rows_from(self, start: str) -> None:
+        """The rows of a tile, of those between which a program sums."""
+        self.line(f"xindex = {start} + {self._lanes('x')}")
+        self.line("xmask = xindex < xend")
+        self._digits(self.plan.ranges, "xindex")
+
+    def _early(self, value: Value, written: Collection[str]) -> bool:
+        """The load of rows needs nothing that the program computes."""
+        plain = value.mask is None and not value.indirect and value.buffer not in written
+        return plain and self.axes[value] == {"x", "r"}
+
+    def _load_ahead(self, start: str) -> None:
+        """Rows that are computed with in the next round: they arrive while this one computes."""
+        self._rows_from(start)
+        for value in self.ahead:
+            self.line(f"_{self.names[value]} = {self._load(value)}", value.origins)
 
     def _indices(self) -> None:
         """Which elements the program computes."""

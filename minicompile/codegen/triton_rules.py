@@ -122,7 +122,10 @@ def choose_reduction(plan: KernelPlan, options: Options) -> None:
 def choose_programs(plan: KernelPlan, options: Options) -> None:
     """Where sums of columns ride along, a fixed number of programs takes the rows."""
     if any(value.op == "fold" for value in plan.body.values):
-        programs = 2 * busy(gpu_of(plan.device))
+        held = sum(v.dtype.itemsize for v in _widest(plan) if v.op == "load")
+        # two programs keep memory busy if there are registers for that
+        plan.loads_ahead = plan.row_length >= LONG_ROW and held <= AHEAD
+        programs = busy(gpu_of(plan.device)) * (1 if plan.loads_ahead else 2)
         plan.reduction, plan.parts = "persistent", min(programs, plan.rows // 8)
 
 
@@ -184,7 +187,8 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
     alone = sum(value.op == "load" for value in _widest(plan)) == 1
     if plan.folds:
         room = longest_persistent(plan, gpu) // length
-        plan.tiles, each = {"x": clamp(power_of_two(room + 1) // 2, 1, 4), "r": length}, 32
+        x = 1 if plan.loads_ahead else clamp(power_of_two(room + 1) // 2, 1, 4)
+        plan.tiles, each = {"x": x, "r": length}, 16 if plan.loads_ahead else 32
     elif plan.reduction == "persistent":
         room = max((1024 if along_r else 4096) // length, 1)
         block = min(room, spare) if along_r else clamp(spare, min(16, room), room)
@@ -238,6 +242,9 @@ def granule(plan: KernelPlan) -> int:
     found = WIDE // min(v.dtype.itemsize for v in along)
     return found if length % found and rows * length % found == 0 else 1
 
+
+AHEAD = 8
+"""Most bytes of each element of a row that a program loads before it computes with them."""
 
 LONG_ROW = 4096
 """Elements from which on a thread that holds part of a row has many: fewer threads wait for each other."""
