@@ -192,7 +192,8 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
     elif plan.reduction == "persistent":
         room = max((1024 if along_r else 4096) // length, 1)
         block = min(room, spare) if along_r else clamp(spare, min(16, room), room)
-        each = 32 if length >= LONG_ROW else 16
+        few = plan.rows <= programs  # nothing else hides a lone row's latency
+        each = 8 if few else 32 if length >= LONG_ROW else 16
         plan.tiles = {"x": min(block, 64), "r": length}
     elif along_r and (cached := rows_to_cache(plan, gpu)) and stores_rows(plan):
         plan.granule, plan.rows_cached = granule(plan), True

@@ -10,7 +10,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minicompile import compat
 from minicompile.codegen.plan import KernelSource
@@ -87,24 +87,28 @@ def cross_compile(
     Triton.
     """
     require_triton()
-    plan = source.plan
-    tiles = tiles or planned_tiles(plan)
+    plan, gpu = source.plan, compat.gpu_target(*target)
+    if tiles is None:  # plans count warps of 32 threads
+        tiles = planned_tiles(plan)
+        tiles = replace(tiles, num_warps=max(tiles.num_warps * 32 // gpu.warp_size, 1))
     divisible = [a.name for a in plan.arguments]
     divisible += [str(s) for s in plan.sizes if plan.hints.get(s, 1) % ALIGNMENT == 0]
     function, namespace = execute(source)
-    compiled = compile_kernel(
-        source, function, tiles, divisible if aligned else [], compat.gpu_target(*target)
-    )
+    compiled = compile_kernel(source, function, tiles, divisible if aligned else [], gpu)
     texts = {name: text for name, text in compiled.asm.items() if isinstance(text, str)}
     texts.pop("source", None)
     binary = next(compiled.asm[name] for name in BINARIES if name in compiled.asm)
     registers = spilled = None
     if sass := _tool_output(binary, "nvdisasm", "-g", "-c"):
         texts["sass"] = sass
-    usage = _tool_output(binary, "cuobjdump", "-res-usage")
+    usage = texts.get("amdgcn") or _tool_output(binary, "cuobjdump", "-res-usage")
     if found := re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage):
         registers, stack, local = map(int, found.groups())
         spilled = stack + local
+    elif found := re.search(
+        r"private_segment_fixed_size: +(\d+).*\.vgpr_count: +(\d+)", usage, re.S
+    ):
+        spilled, registers = map(int, found.groups())
     shared = compiled.metadata.shared
     name, file = f"{target[0]} {target[1]}", namespace["__name__"]
     return Assembly(source, name, tiles, texts, binary, file, shared, registers, spilled)
