@@ -130,8 +130,8 @@ class _Printer(LinePrinter):
         self.ahead = [v for v in plan.body.loads if plan.loads_ahead and self._early(v, written)]
         self.unsynced: set[str] = set()
         """Buffers stored since the last barrier."""
-        self.loaded_before: set[tuple[str, Index | None]] = set()
-        """What loops before this one have loaded."""
+        self.later: set[Value] = set()
+        """Values that loops after this one compute, too."""
         self.stored_before: set[str] = set()
         """Buffers stored by loops before this one."""
 
@@ -288,6 +288,8 @@ class _Printer(LinePrinter):
     def _loop(self, phase: Phase) -> None:
         """One sweep over the row: accumulators before, their reduction to one value after."""
         reductions = [v for v in phase.values if v.op == "reduction"]
+        place = self.plan.phases.index(phase)
+        self.later = {v for after in self.plan.phases[place + 1 :] for v in after.values}
         for reduction in reductions:
             self._accumulator(reduction)
         for scan in (v for v in phase.values if v.op == "scan"):
@@ -302,7 +304,6 @@ class _Printer(LinePrinter):
                     self._accumulate(value)
                 else:
                     self.value(value, "loop")
-        self.loaded_before |= {(v.buffer, v.index) for v in phase.values if v.op == "load"}
         self.stored_before |= {v.buffer for v in phase.values if v.op == "store"}
         for value in reductions:
             name = f"_{self.names[value]}"
@@ -415,8 +416,7 @@ class _Printer(LinePrinter):
         """Rows that a later loop reads again are the last to leave the cache."""
         if not self.plan.rows_cached or self.axes[value] != {"x", "r"}:
             return ""
-        again = (value.buffer, value.index) in self.loaded_before or value.op == "store"
-        return f', eviction_policy="evict_{"first" if again else "last"}"'
+        return f', eviction_policy="evict_{"last" if value in self.later else "first"}"'
 
     def _check_order(self, value: Value) -> None:
         """A load sees what came before it in the body and nothing that came after."""

@@ -162,6 +162,15 @@ def test_as_many_rows_are_in_work_as_the_cache_holds(dtype, n, warps, tile):
         assert (source.plan.num_warps, source.plan.tiles["r"]) == (warps, tile)
 
 
+def test_every_sweep_but_the_last_keeps_its_rows():
+    @plan_rule("triton:reduction")
+    def thrice(plan: KernelPlan, options: Options) -> None:
+        """The sum has a sweep of its own."""
+
+    source = source_of(softmax(1024, 65536), INTERNAL)
+    assert re.findall(r"evict_(\w+)", source.text) == ["last", "last", "first", "first"]
+
+
 def added(order: tuple[int, int] = (3, 2), n: int = 64) -> Program:
     """Row sums of x[b, t] + places[t]."""
     p, (batch, length) = Program(), order
