@@ -181,8 +181,10 @@ def linear_width(linear: fx.Node) -> Any:
 def chunks(node: fx.Node) -> tuple[list[fx.Node], fx.Node, int] | str:
     """The calls between a linear layer and a loss, that layer, and a chunk's rows; or why not."""
     given = arguments(node)
-    logits, labels = given["input"], given["target"].meta["val"]
-    value = logits.meta["val"]
+    logits = given["input"]
+    if any("val" not in n.meta for n in node.all_input_nodes):
+        return "nothing is known of its tensors"
+    value, labels = logits.meta["val"], given["target"].meta["val"]
     if value.dim() != 2 or labels.dtype.is_floating_point or labels.dim() != 1:
         return "the loss isn't one of rows of logits and their classes"
     if given.get("weight") is not None or given.get("label_smoothing", 0.0) != 0.0:
