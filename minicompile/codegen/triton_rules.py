@@ -189,14 +189,18 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
         room = longest_persistent(plan, gpu) // length
         x = 1 if plan.loads_ahead else clamp(power_of_two(room + 1) // 2, 1, 4)
         plan.tiles, each = {"x": x, "r": length}, 16 if plan.loads_ahead else 32
+        plan.side_by_side = True
     elif plan.reduction == "persistent":
         room = max((1024 if along_r else 4096) // length, 1)
         block = min(room, spare) if along_r else clamp(spare, min(16, room), room)
         few = plan.rows <= programs  # nothing else hides a lone row's latency
         each = 8 if few else 32 if length >= LONG_ROW else 16
         plan.tiles = {"x": min(block, 64), "r": length}
+        # the longest rows that are held need the registers of two programs
+        longest = longest_persistent(plan, gpu) // 2
+        plan.side_by_side = along_r and plan.tiles["x"] * length <= longest
     elif along_r and (cached := rows_to_cache(plan, gpu)) and stores_rows(plan):
-        plan.granule, plan.rows_cached = granule(plan), True
+        plan.granule, plan.rows_cached, plan.side_by_side = granule(plan), True, cached > 1
         plan.tiles = {"x": 1, "r": min(length, 16384 // cached)}
     elif along_r:
         plan.granule, plan.rows_cached = granule(plan), cached > 0
@@ -209,9 +213,6 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
         plan.tiles = {"x": x, "r": min(length, (8192 if alone else 2048) // x)}
         each = 32 if alone else 8
     plan.num_warps = clamp(plan.tiles["x"] * plan.tiles["r"] // (32 * each), 1, 32)
-    # half of the longest row that is held: then no thread lacks registers
-    fits = 2 * plan.tiles["x"] * length <= longest_persistent(plan, gpu)
-    plan.side_by_side = bool(plan.folds) or (plan.reduction == "persistent" and along_r and fits)
 
 
 def stores_rows(plan: KernelPlan) -> bool:

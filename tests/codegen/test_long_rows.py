@@ -171,6 +171,20 @@ def test_every_sweep_but_the_last_keeps_its_rows():
     assert re.findall(r"evict_(\w+)", source.text) == ["last", "last", "first", "first"]
 
 
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("n", [8192, 16384])
+def test_two_programs_have_registers_where_rows_are_held_that_leave_some(n, dtype):
+    @plan_rule("triton:reduction")
+    def held(plan: KernelPlan, options: Options) -> None:
+        """Whole rows."""
+        plan.reduction = "persistent"
+
+    source = source_of(softmax(4096, n, dtype), INTERNAL)
+    assembly = cross_compile(source)
+    assert assembly.registers * 32 * source.plan.num_warps <= Gpu().registers // 2
+    assert assembly.spilled_bytes <= 8
+
+
 def added(order: tuple[int, int] = (3, 2), n: int = 64) -> Program:
     """Row sums of x[b, t] + places[t]."""
     p, (batch, length) = Program(), order
