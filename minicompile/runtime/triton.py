@@ -38,6 +38,7 @@ from minicompile import compat
 from minicompile.codegen.plan import KernelPlan, KernelSource, power_of_two
 from minicompile.errors import BackendError
 from minicompile.ops.build import cache_folder, load_extension, start_extension
+from minicompile.ops.device import gpu_of
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.files import read_sealed, write_sealed
 from minicompile.options import Options, triton_variables
@@ -54,6 +55,10 @@ CUDA_LAUNCH = Path(__file__).with_name("cuda_launch.c")
 
 ALIGNMENT = 16
 """Bytes of the widest load; also what Triton's divisibility hint promises."""
+
+
+MOST_REGISTERS = 255
+"""That a thread can have."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +238,9 @@ def signature(plan: KernelPlan) -> dict[str, str]:
 
 def compiler_options(plan: KernelPlan, tiles: Tiles) -> dict[str, Any]:
     """Multiply and add round apart and small numbers stay, as in eager; index checks stay in the code."""
-    return {
+    most = gpu_of(plan.device).registers // (2 * 32 * tiles.num_warps)
+    limited = {"maxnreg": most} if plan.side_by_side and most < MOST_REGISTERS else {}
+    return limited | {
         "num_warps": tiles.num_warps,
         "enable_fp_fusion": False,
         "debug": any(v.op == "indirect" and v.check for v in plan.body.values),
