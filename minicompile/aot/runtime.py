@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,15 @@ from torch import fx
 from minicompile import compat
 from minicompile.aot.layout import dense_in_order, stride_order
 from minicompile.aot.partition import bytes_of
-from minicompile.aot.result import AotResult, BoxedCallable, OutputSpec, SharedMemory
+from minicompile.aot.result import (
+    AotResult,
+    BoxedCallable,
+    Differentiated,
+    OutputSpec,
+    RuntimeMetadata,
+    SharedMemory,
+    Tangent,
+)
 from minicompile.compat import any_autocast_enabled, is_view
 from minicompile.ops.graph import Graph, output_node, placeholders
 
@@ -46,11 +55,36 @@ def make_callable(
 
     `forward` and `backward` run the graphs of `result`, compiled or interpreted; `name` is the user's.
     """
-    if backward is None:
+    return assemble(result.metadata, forward, backward, differentiated(result), name)
+
+
+def differentiated(result: AotResult) -> Differentiated | None:
+    """What is around a backward graph, if there is one."""
+    if result.backward is None:
+        return None
+    expected = placeholders(result.backward.gm.graph)[result.metadata.saved :]
+    values = [node.meta["val"] for node in expected]
+    tangents = [
+        Tangent(value.dtype, value.device, stride_order(value), bytes_of(node))
+        for value, node in zip(values, expected, strict=True)
+    ]
+    sources = computed_from(result.backward, expected)
+    return Differentiated(tangents, sources, partial(interpret, result.backward))
+
+
+def assemble(
+    metadata: RuntimeMetadata,
+    forward: BoxedCallable,
+    backward: BoxedCallable | None,
+    about: Differentiated | None,
+    name: str,
+) -> BoxedCallable:
+    """`make_callable` from what it needs of the graphs."""
+    if backward is None or about is None:
         compute = inference_call(forward)
     else:
-        compute = training_call(result, forward, backward, name)
-    call = with_epilogue(compute, result)
+        compute = training_call(metadata, about, forward, backward, name)
+    call = with_epilogue(compute, metadata)
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         return without_casts(call, inputs) if any_autocast_enabled() else call(inputs)
@@ -85,24 +119,23 @@ def inference_call(forward: BoxedCallable) -> BoxedCallable:
 
 
 def training_call(
-    result: AotResult, forward: BoxedCallable, backward: BoxedCallable, name: str
+    metadata: RuntimeMetadata,
+    about: Differentiated,
+    forward: BoxedCallable,
+    backward: BoxedCallable,
+    name: str,
 ) -> BoxedCallable:
     """An autograd.Function around the two graphs; compiled once, applied at every call.
 
     Inputs reach it in their list, so that the forward can let go of them; those that get a gradient are
     arguments as well. Large tangents, which the engine would hold, are taken from it by a hook.
     """
-    assert result.backward is not None
-    metadata, backward_graph = result.metadata, result.backward
     first_saved = len(metadata.result_requires_grad)
     first_size = first_saved + metadata.saved - metadata.saved_sizes
     wanted, differentiable = metadata.differentiable_inputs, metadata.result_requires_grad
     constant = [] if all(differentiable) else [not flag for flag in differentiable]
-    expected = placeholders(backward_graph.gm.graph)[metadata.saved :]
-    values = [node.meta["val"] for node in expected]
-    orders = list(map(stride_order, values))
-    sources = computed_from(backward_graph, expected)
-    large = sum(map(bytes_of, expected)) >= LARGE
+    expected, sources = about.tangents, list(map(frozenset, about.sources))
+    large = sum(tangent.bytes for tangent in expected) >= LARGE
     nothing = (None,) * (len(differentiable) + 1)
     owned = getattr(forward, "owned", False)
 
@@ -139,12 +172,12 @@ def training_call(
             def compute() -> tuple[Any, ...]:
                 for check in metadata.before_backward:
                     check()
-                missing = {node for node, tangent in zip(expected, given) if tangent is None}
-                fitted = list(map(fit_tangent, given, ctx.shapes, values, orders))
+                missing = {i for i, tangent in enumerate(given) if tangent is None}
+                fitted = list(map(fit_tangent, given, ctx.shapes, expected))
                 given.clear()
                 run = backward
                 if not all(map(compat.has_storage, fitted)):  # under vmap
-                    run = interpret(backward_graph)  # operators know what to do, kernels don't
+                    run = about.interpreted()  # operators know what to do, kernels don't
                 arguments = [*ctx.saved_tensors[1:], *ctx.sizes, *fitted]
                 arguments[: len(ctx.strides)] = map(with_strides, arguments, ctx.strides)
                 fitted.clear()
@@ -164,14 +197,15 @@ def training_call(
     return lambda inputs: apply(inputs, *[inputs[i] for i in wanted])[:-1]
 
 
-def computed_from(backward: Graph, tangents: list[fx.Node]) -> list[set[fx.Node]]:
+def computed_from(backward: Graph, tangents: list[fx.Node]) -> list[list[int]]:
     """The tangents that each gradient depends on: without any of them there is none, as in eager."""
-    found: dict[Any, set[fx.Node]] = {None: set()}
+    numbers = {node: {i} for i, node in enumerate(tangents)}
+    found: dict[Any, set[int]] = {None: set()}
     for node in backward.gm.graph.nodes:
         used = (found[one] for one in node.all_input_nodes)
-        found[node] = {node} if node in tangents else set().union(*used)
+        found[node] = numbers.get(node) or set().union(*used)
     gradients: Any = output_node(backward.gm.graph).args[0]
-    return [found[node] for node in gradients]
+    return [sorted(found[node]) for node in gradients]
 
 
 class FirstDerivativeOnly(torch.autograd.Function):
@@ -198,15 +232,13 @@ LARGE = 1 << 20
 """Bytes of tangents from which on it pays to let go of them when they are used."""
 
 
-def fit_tangent(
-    tangent: torch.Tensor | None, shape: Any, value: torch.Tensor, order: list[int]
-) -> torch.Tensor:
+def fit_tangent(tangent: torch.Tensor | None, shape: Any, expected: Tangent) -> torch.Tensor:
     """An incoming gradient in the layout of the backward graph's input; zeros for a missing one."""
     if tangent is None:
-        tangent = torch.zeros(shape, dtype=value.dtype, device=value.device)
+        tangent = torch.zeros(shape, dtype=expected.dtype, device=expected.device)
     elif tangent.layout is not torch.strided:  # of a sparse embedding
         tangent = tangent.to_dense()
-    return dense_in_order(tangent, order)
+    return dense_in_order(tangent, expected.order)
 
 
 def with_strides(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
@@ -230,13 +262,12 @@ PLACES = {"input": 0, "input_view": 0, "fresh": 1, "view": 1, "output": 2}
 """Where an output comes from: inputs, results of the graph, outputs so far."""
 
 
-def with_epilogue(compute: BoxedCallable, result: AotResult) -> BoxedCallable:
+def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCallable:
     """Add shared memories to the inputs; afterwards change inputs in place, and make the outputs that are
     inputs, views of inputs or of bases, or constants.
 
     Each output is constant, an element of one of three lists (`PLACES`), or a view of it.
     """
-    metadata = result.metadata
     returned, mutated, memories = metadata.returned, metadata.mutated_inputs, metadata.memories
     histories = metadata.result_requires_grad[returned:]
     specs = metadata.outputs
