@@ -123,7 +123,7 @@ class Bisection(Shown):
         lines = [f"bisection of {self.name}: {self.verdict}"]
         lines += [f"  {name}: {line}" for name, fact in self.facts for line in fact.splitlines()]
         lines += [f"    {line}" for line in self.changes]
-        lines.append(f"  {count_text(len(self.tries), 'try').replace('trys', 'tries')}:")
+        lines.append(f"  {len(self.tries)} tries:")
         lines += [f"    {line}" for line in aligned([t.cells for t in self.tries], left=2)]
         return "\n".join(lines)
 

@@ -19,7 +19,7 @@ from minicompile.codegen.generate import code_generator
 from minicompile.codegen.plan import KernelModule
 from minicompile.debug.bisect import bisect_script
 from minicompile.debug.gates import Setting
-from minicompile.extension import backends, call_rules, gate, graph_pass
+from minicompile.extension import call_rules, gate, graph_pass
 from minicompile.lessons.bugs import planted
 from minicompile.ops.display import to_html
 from minicompile.ops.gates import Application
@@ -53,17 +53,6 @@ def interrupted(x: torch.Tensor) -> torch.Tensor:
     y = x.exp()
     z = torch.sort(y).values
     return z + y
-
-
-@BUGS("a backend")
-def wrong_eager(patch: pytest.MonkeyPatch) -> None:
-    for name in ("eager", "aot_eager", "inductor"):
-        make = backends[name]
-
-        def wrong(options: Any, make: Any = make) -> Any:
-            return lambda capture: lambda given: [make(options)(capture)(given)[0] + 1]
-
-        backends(name)(wrong)
 
 
 @BUGS("a captured call")
