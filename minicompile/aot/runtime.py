@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from minicompile import compat
+from minicompile.aot.chain import Link, chained, in_turn, one_by_one, pass_on, split
 from minicompile.aot.layout import dense_in_order, stride_order
 from minicompile.aot.partition import bytes_of
 from minicompile.aot.result import AotResult, BoxedCallable, OutputSpec, SharedMemory
@@ -105,6 +106,18 @@ def training_call(
     large = sum(map(bytes_of, expected)) >= LARGE
     nothing = (None,) * (len(differentiable) + 1)
     owned = getattr(forward, "owned", False)
+    groups = getattr(backward, "groups", ())
+    if groups:
+        sources = [sources[i] for group in groups for i in group.outputs]
+    made = (
+        node.meta["val"].device for node in output_node(backward_graph.gm.graph).all_input_nodes
+    )
+    device = next((d for d in made if d.type != "cpu"), torch.device("cpu"))
+
+    def present(gradients: Sequence[Any], missing: set[fx.Node]) -> Sequence[Any]:
+        if not missing:
+            return gradients
+        return [one if used - missing else None for one, used in zip(gradients, sources)]
 
     class Compiled(torch.autograd.Function):
         @staticmethod
@@ -136,7 +149,7 @@ def training_call(
             tangents = ctx.taken.pop(threading.get_ident()) if large else passed
             given = list(itertools.compress(tangents, differentiable))
 
-            def compute() -> tuple[Any, ...]:
+            def prepare() -> tuple[BoxedCallable, list[Any], set[fx.Node]]:
                 for check in metadata.before_backward:
                     check()
                 missing = {node for node, tangent in zip(expected, given) if tangent is None}
@@ -145,22 +158,36 @@ def training_call(
                 run = backward
                 if not all(map(compat.has_storage, fitted)):  # under vmap
                     run = interpret(backward_graph)  # operators know what to do, kernels don't
+                    run = one_by_one(run, groups) if groups else run
                 arguments = [*ctx.saved_tensors[1:], *ctx.sizes, *fitted]
                 arguments[: len(ctx.strides)] = map(with_strides, arguments, ctx.strides)
                 fitted.clear()
                 compat.clear_saved_tensors(ctx)
-                gradients = without_casts(run, arguments)
-                if missing:
-                    pairs = zip(gradients, sources)
-                    gradients = [one if used - missing else None for one, used in pairs]
-                return None, *gradients
+                return run, arguments, missing
+
+            def in_groups() -> Iterator[Sequence[Any]]:
+                run, arguments, missing = prepare()
+                parts = in_turn(without_casts, run, arguments, groups)
+                if not missing:
+                    return parts
+                return split(present([*itertools.chain(*parts)], missing), groups)
+
+            def compute() -> tuple[Any, ...]:
+                if groups:
+                    return None, *itertools.chain(*in_groups())
+                run, arguments, missing = prepare()
+                return None, *present(without_casts(run, arguments), missing)
 
             if torch.is_grad_enabled():
-                return FirstDerivativeOnly.apply(name, compute, ctx.saved_tensors[0], *tangents)
+                every = FirstDerivativeOnly.apply(name, compute, ctx.saved_tensors[0], *tangents)
+                return every if not groups else (None, *pass_on(split(every[1:], groups), device))
             del tangents
-            return compute()
+            return compute() if not groups else (None, *pass_on(in_groups(), device))
 
     apply = compat.direct_apply(Compiled)
+    if groups:
+        places = [[wanted[i] for i in group.outputs] for group in groups]
+        return chained(apply, places, device, compat.direct_apply(Link))
     return lambda inputs: apply(inputs, *[inputs[i] for i in wanted])[:-1]
 
 

@@ -252,6 +252,27 @@ def autograd_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None
             op._dispatch_cache.clear()
 
 
+_NAMES = """all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single barrier
+    batch_isend_irecv broadcast broadcast_object_list gather gather_object irecv isend recv reduce reduce_scatter
+    reduce_scatter_tensor scatter scatter_object_list send"""
+COLLECTIVES = [
+    getattr(torch.distributed, n) for n in _NAMES.split() if hasattr(torch.distributed, n)
+]
+"""What processes do together, in place. None where torch was built without."""
+
+
+def ddp_buckets() -> tuple[int, int, list[torch.Tensor]] | None:
+    """In a DistributedDataParallel's forward: the bytes that fill its first and its later buckets, and the
+    parameters whose gradients it sums over processes (torch 2.11 to 2.13)."""
+    module: Any = torch.nn.parallel.DistributedDataParallel._get_active_ddp_module()
+    if module is None:
+        return None
+    first = rest = module.bucket_bytes_cap
+    if module.bucket_bytes_cap_default:
+        first = min(getattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", rest), rest)
+    return first, rest, [p for p in module._module_parameters if p.requires_grad]
+
+
 any_autocast_enabled = torch._C._is_any_autocast_enabled
 without_autocast = torch._C._DisableAutocast
 """A context in which operators run in the dtypes they are given."""

@@ -1,0 +1,222 @@
+"""What test_distributed.py runs in each of two processes: `python -m tests.aot.ddp_programs RANK PORT CHECK...`."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import minicompile as mc
+from minicompile.lessons.model import GPT
+
+WORLD = 2
+checks: dict[str, Callable[[], None]] = {}
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    checks[function.__name__] = function
+    return function
+
+
+class Net(nn.Module):
+    """Layers, a batch norm (buffers), a parameter used at both ends."""
+
+    def __init__(self, layers: int = 6, width: int = 32, broken: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.norm = nn.BatchNorm1d(width)
+        self.spare = nn.Linear(width, width)
+        self.broken, self.use_spare = broken, True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for number, layer in enumerate(self.layers):
+            x = nn.functional.gelu(layer(x)) + x
+            if self.broken and number == 2:
+                torch._dynamo.graph_break() if False else print(end="")
+        x = self.norm(x)
+        if self.use_spare:
+            x = self.spare(x)
+        return x @ self.first.weight
+
+
+def batches(count: int, width: int = 32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    return [torch.randn(8, width, generator=generator) for _ in range(count)]
+
+
+def train(
+    how: str,
+    steps: int = 3,
+    quiet: bool = False,
+    spare: bool = True,
+    broken: bool = False,
+    **options: Any,
+) -> list[torch.Tensor]:
+    """Losses and all parameters' gradients, step by step. `quiet`: every other step under no_sync."""
+    torch.manual_seed(0)
+    model = Net(broken=broken)
+    model.use_spare = spare
+    inner = mc.compile(model) if how == "inside" else model
+    wrapped = DistributedDataParallel(inner, bucket_cap_mb=0.01, **options)
+    call = mc.compile(wrapped) if how == "outside" else wrapped
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    seen: list[torch.Tensor] = []
+    for number, x in enumerate(batches(steps)):
+        with wrapped.no_sync() if quiet and number % 2 == 0 else nullcontext():
+            loss = call(x).square().mean()
+            loss.backward()
+        seen.append(loss.detach())
+        seen += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        if not (quiet and number % 2 == 0):
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen + list(model.buffers())
+
+
+def same_as_eager(**options: Any) -> None:
+    expected = train("eager", **options)
+    for how in ("inside", "outside"):
+        mc.reset()
+        found = train(how, **options)
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@check
+def plain() -> None:
+    same_as_eager()
+
+
+@check
+def unused_parameters() -> None:
+    same_as_eager(find_unused_parameters=True, spare=False)
+
+
+@check
+def static_graph() -> None:
+    same_as_eager(static_graph=True)
+
+
+@check
+def no_sync() -> None:
+    same_as_eager(quiet=True, steps=4)
+
+
+@check
+def gradient_as_bucket_view() -> None:
+    same_as_eager(gradient_as_bucket_view=True)
+
+
+@check
+def graph_break() -> None:
+    same_as_eager(broken=True)
+
+
+@check
+def gpt() -> None:
+    """Losses of a small GPT."""
+    found: list[list[float]] = []
+    for how in ("eager", "inside", "outside"):
+        mc.reset()
+        torch.manual_seed(0)
+        model = GPT()
+        inner = mc.compile(model) if how == "inside" else model
+        call: Any = DistributedDataParallel(inner, bucket_cap_mb=0.1)
+        call = mc.compile(call) if how == "outside" else call
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        generator, config, losses = torch.Generator().manual_seed(dist.get_rank()), model.config, []
+        for _ in range(3):
+            tokens = torch.randint(
+                config.vocab_size, (2, 4, config.block_size), generator=generator
+            )
+            loss = call(tokens[0], tokens[1])[1]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        found.append(losses)
+    for losses in found[1:]:
+        torch.testing.assert_close(losses, found[0], rtol=1e-5, atol=1e-5)
+
+
+events: list[str] = []
+
+
+@torch.library.custom_op("ddp_programs::begin", mutates_args=())
+def begin(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@torch.library.custom_op("ddp_programs::arrive", mutates_args=())
+def arrive(x: torch.Tensor) -> torch.Tensor:
+    events.append("last")
+    return x.clone()
+
+
+begin.register_fake(torch.empty_like)
+arrive.register_fake(torch.empty_like)
+begin.register_autograd(lambda ctx, gradient: arrive(gradient))
+
+
+class Marked(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(begin(x))
+
+
+def order_of_events(bucket_cap_mb: float) -> list[str]:
+    """What happens in a backward, in order: `bucket` (one is complete), `last` (a library call at the very end
+    of the compiled graph runs)."""
+    torch.manual_seed(0)
+    model = Marked()
+    x = batches(1)[0].requires_grad_()
+    wrapped = DistributedDataParallel(mc.compile(model), bucket_cap_mb=bucket_cap_mb)
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations
+        events.append("bucket")
+        return (
+            dist.all_reduce(bucket.buffer(), async_op=True)
+            .get_future()
+            .then(lambda f: f.value()[0])
+        )
+
+    wrapped.register_comm_hook(None, hook)
+    for _ in range(3):  # DDP makes its buckets anew after the first backward
+        events.clear()
+        wrapped(x).square().mean().backward()
+    return list(events)
+
+
+@check
+def overlap() -> None:
+    order = order_of_events(0.01)
+    assert order[:2] == ["bucket", "bucket"] and "last" in order, order
+    mc.reset()
+    order = order_of_events(25)
+    assert order == ["last", "bucket"], order
+
+
+def main(rank: str, port: str, *names: str) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", int(port), WORLD, rank == "0")
+    dist.init_process_group("gloo", store=store, rank=int(rank), world_size=WORLD)
+    for name in names:
+        mc.reset()
+        checks[name]()
+        print("passed", name, flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
