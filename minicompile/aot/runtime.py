@@ -107,17 +107,11 @@ def training_call(
     nothing = (None,) * (len(differentiable) + 1)
     owned = getattr(forward, "owned", False)
     groups = getattr(backward, "groups", ())
-    if groups:
-        sources = [sources[i] for group in groups for i in group.outputs]
+    by_group = [[sources[i] for i in group.outputs] for group in groups]
     made = (
         node.meta["val"].device for node in output_node(backward_graph.gm.graph).all_input_nodes
     )
     device = next((d for d in made if d.type != "cpu"), torch.device("cpu"))
-
-    def present(gradients: Sequence[Any], missing: set[fx.Node]) -> Sequence[Any]:
-        if not missing:
-            return gradients
-        return [one if used - missing else None for one, used in zip(gradients, sources)]
 
     class Compiled(torch.autograd.Function):
         @staticmethod
@@ -168,15 +162,13 @@ def training_call(
             def in_groups() -> Iterator[Sequence[Any]]:
                 run, arguments, missing = prepare()
                 parts = in_turn(without_casts, run, arguments, groups)
-                if not missing:
-                    return parts
-                return split(present([*itertools.chain(*parts)], missing), groups)
+                return map(present, parts, by_group, itertools.repeat(missing))
 
             def compute() -> tuple[Any, ...]:
                 if groups:
                     return None, *itertools.chain(*in_groups())
                 run, arguments, missing = prepare()
-                return None, *present(without_casts(run, arguments), missing)
+                return None, *present(without_casts(run, arguments), sources, missing)
 
             if torch.is_grad_enabled():
                 every = FirstDerivativeOnly.apply(name, compute, ctx.saved_tensors[0], *tangents)
@@ -189,6 +181,15 @@ def training_call(
         places = [[wanted[i] for i in group.outputs] for group in groups]
         return chained(apply, places, device, compat.direct_apply(Link))
     return lambda inputs: apply(inputs, *[inputs[i] for i in wanted])[:-1]
+
+
+def present(
+    gradients: Sequence[Any], sources: Sequence[set[fx.Node]], missing: set[fx.Node]
+) -> Sequence[Any]:
+    """None for the gradients whose tangents are all missing."""
+    if not missing:
+        return gradients
+    return [one if used - missing else None for one, used in zip(gradients, sources)]
 
 
 def computed_from(backward: Graph, tangents: list[fx.Node]) -> list[set[fx.Node]]:

@@ -252,9 +252,9 @@ def autograd_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None
             op._dispatch_cache.clear()
 
 
-_NAMES = """all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single barrier
-    batch_isend_irecv broadcast broadcast_object_list gather gather_object irecv isend recv reduce reduce_scatter
-    reduce_scatter_tensor scatter scatter_object_list send"""
+_NAMES = """all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single
+    barrier batch_isend_irecv broadcast broadcast_object_list gather gather_object irecv isend recv reduce
+    reduce_scatter reduce_scatter_tensor scatter scatter_object_list send"""
 COLLECTIVES = [
     getattr(torch.distributed, n) for n in _NAMES.split() if hasattr(torch.distributed, n)
 ]

@@ -1,4 +1,6 @@
-"""What test_distributed.py runs in each of two processes: `python -m tests.aot.ddp_programs RANK PORT CHECK...`."""
+"""What test_distributed.py runs in each of two processes:
+
+python -m tests.aot.ddp_programs RANK PORT CHECK..."""
 
 from __future__ import annotations
 
@@ -94,7 +96,10 @@ def same_as_eager(**options: Any) -> None:
 
 @check
 def plain() -> None:
-    same_as_eager()
+    told = io.StringIO()
+    with mc.logs("ddp", file=told):
+        same_as_eager()
+    assert told.getvalue().count("groups of gradients") == 2, told.getvalue()
 
 
 @check
@@ -174,8 +179,8 @@ class Marked(Net):
 
 
 def order_of_events(bucket_cap_mb: float) -> list[str]:
-    """What happens in a backward, in order: `bucket` (one is complete), `last` (a library call at the very end
-    of the compiled graph runs)."""
+    """What happens in a backward, in order: `bucket` (one is complete), `last` (a library call at the very
+    end of the compiled graph runs)."""
     torch.manual_seed(0)
     model = Marked()
     x = batches(1)[0].requires_grad_()

@@ -1,5 +1,5 @@
-"""Gradients that are handed out while the compiled backward runs, for DistributedDataParallel: whatever is done
-with the autograd graph gives eager's results. One process; test_distributed.py has two."""
+"""Gradients that are handed out while the compiled backward runs, for DistributedDataParallel: whatever is
+done with the autograd graph gives eager's results. One process; test_distributed.py has two."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import minicompile as mc
-from minicompile.aot import chain
+from minicompile.aot import chain, runtime
+from minicompile.runtime import cuda_graphs
 
 dist = pytest.importorskip("torch.distributed")
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
@@ -53,13 +54,34 @@ def pair(make: Callable[[], nn.Module] = Net, **options: Any) -> tuple[nn.Module
     torch.manual_seed(0)
     eager = make()
     torch.manual_seed(0)
-    compiled = DistributedDataParallel(mc.compile(make(), **options), bucket_cap_mb=BUCKET)
-    told = io.StringIO()
-    with mc.logs("ddp", file=told):
-        compiled(torch.randn(3, WIDTH))
-    assert "groups of gradients" in told.getvalue()
-    # what follows is about the compiled graph, not about DDP's hooks
-    return eager, compiled.module
+    ddp = DistributedDataParallel(mc.compile(make(), **options), bucket_cap_mb=BUCKET)
+    return eager, Unreduced(ddp)
+
+
+class Unreduced(nn.Module):
+    """Calls a DistributedDataParallel whose hooks wait for no gradient; its calls have groups."""
+
+    def __init__(self, ddp: nn.Module) -> None:
+        super().__init__()
+        self.ddp = ddp
+
+    def forward(self, x: torch.Tensor) -> Any:
+        told = io.StringIO()
+        with self.ddp.no_sync(), mc.logs("ddp", file=told):
+            results = self.ddp(x)
+        assert all("groups of gradients" in line for line in told.getvalue().splitlines())
+        assert not results[0].requires_grad or "Link" in str(walk(results[0].grad_fn))
+        return results
+
+
+def walk(node: Any) -> list[str]:
+    """The names of a node and those behind it."""
+    left, names = [node], []
+    while left:
+        node = left.pop()
+        names.append(node.name())
+        left += [following for following, _ in node.next_functions if following is not None]
+    return names
 
 
 def agree(one: Any, other: Any) -> None:
@@ -103,13 +125,13 @@ def test_gradients_of_some_inputs_alone(which: int) -> None:
 def test_a_backward_that_stops_early_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     _, compiled = pair()
     alive: list[Any] = []
-    real = chain.baton_for
 
-    def baton_for(rest: Any, device: torch.device) -> torch.Tensor:
-        alive.append(weakref.ref(rest))
-        return real(rest, device)
+    def in_turn(*args: Any) -> Any:
+        made = chain.in_turn(*args)
+        alive.append(weakref.ref(made))
+        return made
 
-    monkeypatch.setattr(chain, "baton_for", baton_for)
+    monkeypatch.setattr(runtime, "in_turn", in_turn)
     y, _ = compiled(torch.randn(3, WIDTH))
     last = [*compiled.parameters()][-1]
     torch.autograd.grad(y.sum(), [last])
@@ -208,7 +230,7 @@ def test_autograd_keeps_the_memory_of_gradients_that_are_handed_out() -> None:
 def test_an_error_in_the_middle_is_raised_and_the_next_backward_is_right() -> None:
     eager, compiled = pair()
     x = torch.randn(3, WIDTH)
-    middle = compiled.get_parameter(f"layers.{LAYERS // 2}.weight")
+    middle = [*compiled.parameters()][LAYERS]
     hook = middle.register_hook(lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         compiled(x)[0].sum().backward()
@@ -276,7 +298,9 @@ def test_a_parameter_used_in_several_places_and_tangents_that_are_gradients() ->
     def do(model: nn.Module, x: torch.Tensor) -> Any:
         y, _ = model(x)
         y.backward(torch.arange(y.numel(), dtype=y.dtype).view(y.shape))
-        model.shift.grad.add_(1)  # must not show in the other's
+        next(p for p in model.parameters() if p.shape[0] == 3).grad.add_(
+            1
+        )  # must not show in the other's
         return [x.grad, *gradients(model)]
 
     on_both(do, Tied)
@@ -292,13 +316,20 @@ def test_dynamic_sizes() -> None:
         agree(gradients(compiled), gradients(eager))
 
 
-@pytest.mark.parametrize(
-    ("mode", "told"), [("reduce-overhead", "groups of gradients"), (None, "groups of gradients")]
-)
-def test_modes_of_cuda_graphs_keep_the_groups_where_there_is_no_cuda_graph(
-    mode: str | None, told: str
-) -> None:
-    pair(mode=mode)
+def test_groups_stay_in_modes_of_cuda_graphs_where_there_is_no_cuda_graph() -> None:
+    _, compiled = pair(mode="reduce-overhead")
+    compiled(torch.randn(3, WIDTH))[0].sum().backward()
+
+
+def test_a_cuda_graph_hands_out_all_gradients_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_graphs, "refusal", lambda schedule, kind: "")
+    monkeypatch.setattr(cuda_graphs, "around", lambda calls, *_: calls)
+    told = io.StringIO()
+    ddp = DistributedDataParallel(mc.compile(Net(), mode="reduce-overhead"), bucket_cap_mb=BUCKET)
+    with mc.logs("ddp", file=told):
+        y, _ = ddp(torch.randn(3, WIDTH))
+    assert "a CUDA graph is replayed as a whole" in told.getvalue()
+    assert "Link" not in str(walk(y.grad_fn))
 
 
 def test_one_bucket_needs_no_chain() -> None:
@@ -306,12 +337,7 @@ def test_one_bucket_needs_no_chain() -> None:
     with mc.logs("ddp", file=told):
         y, _ = DistributedDataParallel(model)(torch.randn(3, WIDTH))
     assert "gradients come out at its end" in told.getvalue()
-    found, nodes = [y.grad_fn], list[str]()
-    while found:
-        node = found.pop()
-        nodes.append(node.name())
-        found += [following for following, _ in node.next_functions if following is not None]
-    assert not [name for name in nodes if "Link" in name]
+    assert "Link" not in str(walk(y.grad_fn))
 
 
 def test_parameters_that_are_not_reduced_fill_no_bucket() -> None:
