@@ -255,10 +255,34 @@ def autograd_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None
 _NAMES = """all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single
     barrier batch_isend_irecv broadcast broadcast_object_list gather gather_object irecv isend recv reduce
     reduce_scatter reduce_scatter_tensor scatter scatter_object_list send"""
+FUNCTIONAL_COLLECTIVES = "torch.distributed._functional_collectives"
+"""A module that takes two seconds to import: known by name."""
 COLLECTIVES = [
     getattr(torch.distributed, n) for n in _NAMES.split() if hasattr(torch.distributed, n)
 ]
 """What processes do together, in place. None where torch was built without."""
+
+
+def is_collective(op: Any) -> bool:
+    """Whether an operator exchanges tensors with other processes, or waits for that: in one order for all."""
+    return getattr(op, "namespace", "").startswith("_c10d_functional")
+
+
+def wait_tensor() -> torch._ops.OpOverload:
+    """The operator that waits for a collective's result; of another tensor it does nothing."""
+    op: torch._ops.OpOverload = torch.ops._c10d_functional.wait_tensor.default
+    return op
+
+
+def group_name(group: Any) -> str | None:
+    """The name by which operators know a ProcessGroup (torch 2.11 to 2.13); None for anything else."""
+    known = getattr(torch.distributed, "ProcessGroup", ())
+    return str(group.group_name) if isinstance(group, known) else None
+
+
+def group_size(name: str) -> int:
+    """How many processes a group has."""
+    return int(torch.distributed.distributed_c10d._resolve_process_group(name).size())
 
 
 def ddp_buckets() -> tuple[int, int, list[torch.Tensor]] | None:

@@ -1,9 +1,10 @@
 """What test_distributed.py runs in each of two processes:
 
-python -m tests.aot.ddp_programs RANK PORT CHECK..."""
+python -m tests.aot.ddp_programs BACKEND RANK PORT CHECK..."""
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as fc
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -43,7 +45,7 @@ class Net(nn.Module):
         for number, layer in enumerate(self.layers):
             x = nn.functional.gelu(layer(x)) + x
             if self.broken and number == 2:
-                torch._dynamo.graph_break() if False else print(end="")
+                print(end="")
         x = self.norm(x)
         if self.use_spare:
             x = self.spare(x)
@@ -52,7 +54,8 @@ class Net(nn.Module):
 
 def batches(count: int, width: int = 32) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(dist.get_rank())
-    return [torch.randn(8, width, generator=generator) for _ in range(count)]
+    made = [torch.randn(8, width, generator=generator, device="cpu") for _ in range(count)]
+    return [x.to(torch.get_default_device()) for x in made]
 
 
 def train(
@@ -141,9 +144,9 @@ def gpt() -> None:
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
         generator, config, losses = torch.Generator().manual_seed(dist.get_rank()), model.config, []
         for _ in range(3):
-            tokens = torch.randint(
-                config.vocab_size, (2, 4, config.block_size), generator=generator
-            )
+            shape = (2, 4, config.block_size)
+            tokens = torch.randint(config.vocab_size, shape, generator=generator, device="cpu")
+            tokens = tokens.to(torch.get_default_device())
             loss = call(tokens[0], tokens[1])[1]
             optimizer.zero_grad()
             loss.backward()
@@ -210,11 +213,100 @@ def overlap() -> None:
     assert order == ["last", "bucket"], order
 
 
-def main(rank: str, port: str, *names: str) -> None:
+# Collectives inside of compiled functions
+
+
+def mean_of_all(x: torch.Tensor) -> torch.Tensor:
+    total = fc.all_reduce(x * 2, "sum", dist.group.WORLD)
+    return total.sin() / WORLD + x
+
+
+def gathered(x: torch.Tensor) -> torch.Tensor:
+    return fc.all_gather_tensor(x + 1, 0, dist.group.WORLD).flip(0) * 2
+
+
+def scattered(x: torch.Tensor) -> torch.Tensor:
+    return fc.reduce_scatter_tensor(x.exp(), "sum", 0, dist.group.WORLD) - 1
+
+
+def several(x: torch.Tensor) -> list[torch.Tensor]:
+    """Their order matters, one result is never read, and x changes afterwards."""
+    one = fc.all_reduce(x, "sum", dist.group.WORLD)
+    fc.all_reduce(x.cos(), "max", dist.group.WORLD)
+    two = fc.all_reduce(x.sin(), "min", dist.group.WORLD)
+    three = fc.all_gather_tensor(x, 0, dist.group.WORLD)
+    results = [one + two, three * 2, two]
+    x.mul_(3)
+    return results
+
+
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    """Not functional: between two graphs."""
+    y = x * 2
+    dist.all_reduce(y)
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    return y + x
+
+
+def example() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(dist.get_rank() + 5)
+    return torch.randn(4, 6, generator=generator, device="cpu").to(torch.get_default_device())
+
+
+@check
+def collectives_are_in_the_graph() -> None:
+    for function in (mean_of_all, gathered, scattered, several):
+        given, mine, compiled = example(), example(), mc.compile(function, fullgraph=True)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(mine), function(given), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(mine, given)
+    for function in (mean_of_all, gathered):
+        given = example().t()
+        found, expected = mc.compile(function, fullgraph=True)(given), function(given)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@check
+def collective_results_that_nobody_reads_are_waited_for() -> None:
+    with mc.logs("output_code", file=(told := io.StringIO())):
+        mc.compile(several, fullgraph=True)(example())
+    calls = [line for line in told.getvalue().splitlines() if "to_layout" not in line]
+    for name, times in (("all_reduce", 3), ("all_gather_into_tensor", 1), ("wait_tensor", 4)):
+        assert sum(f"_c10d_functional_{name}_default(" in line for line in calls) == times, calls
+
+
+@check
+def collectives_in_place_end_the_graph() -> None:
+    given, mine = example(), example()
+    torch.testing.assert_close(mc.compile(in_place)(mine), in_place(given))
+    torch.testing.assert_close(mine, given)
+    reasons = str(mc.explain(in_place)(example()).breaks)
+    assert "processes exchange tensors in place" in reasons, reasons
+
+
+@check
+def collectives_in_training() -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        total = fc.all_reduce((x * x).detach(), "sum", dist.group.WORLD)
+        return (total * x.tanh()).sum()
+
+    found = []
+    for function in (loss, mc.compile(loss)):
+        x = example().requires_grad_()
+        function(x).backward()
+        found.append(x.grad)
+    torch.testing.assert_close(*found)
+
+
+def main(backend: str, rank: str, port: str, *names: str) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(int(rank))
+        torch.set_default_device("cuda")
     store = dist.TCPStore("127.0.0.1", int(port), WORLD, rank == "0")
-    dist.init_process_group("gloo", store=store, rank=int(rank), world_size=WORLD)
+    dist.init_process_group(backend, store=store, rank=int(rank), world_size=WORLD)
     for name in names:
         mc.reset()
         checks[name]()
