@@ -5,6 +5,7 @@ python -m tests.aot.ddp_programs BACKEND RANK PORT CHECK..."""
 from __future__ import annotations
 
 import io
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -313,6 +314,7 @@ def main(backend: str, rank: str, port: str, *names: str) -> None:
         print("passed", name, flush=True)
     dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # the interpreter's end may meet threads of gloo that still run
 
 
 if __name__ == "__main__":

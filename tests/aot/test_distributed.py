@@ -39,7 +39,7 @@ def run_pair(*checks: str, backend: str = "gloo") -> None:
         for process in started:
             output, _ = process.communicate(timeout=500)
             assert process.returncode == 0, output[-3000:]
-            assert [f"passed {name}" for name in checks] == output.splitlines()[-len(checks) :]
+            assert {f"passed {name}" for name in checks} <= set(output.splitlines())
     finally:
         for process in started:
             process.kill()
