@@ -69,6 +69,14 @@ def compiler_variables() -> str:
     return " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
 
 
+def triton_variables() -> str:
+    """The environment variables that change what Triton makes of a kernel."""
+    names = (
+        n for n in sorted(os.environ) if n.startswith(("TRITON_", "DISABLE_", "LLVM_", "MLIR_"))
+    )
+    return " ".join(f"{n}={os.environ[n]}" for n in names if not n.endswith(("_DIR", "_HOME")))
+
+
 @dataclass(frozen=True)
 class Options:
     """Everything that can be chosen about one compilation."""

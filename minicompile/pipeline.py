@@ -15,15 +15,16 @@ room sees only the results of earlier ones. The real compiler: torch/_inductor/c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from minicompile import compat
 from minicompile.aot.autograd import ahead_of_time
 from minicompile.aot.decompositions import decomposition
 from minicompile.aot.result import AotResult, BoxedCallable
-from minicompile.aot.runtime import interpret, make_callable
+from minicompile.aot.runtime import assemble, differentiated, interpret, make_callable
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
 from minicompile.codegen.plan import KernelModule
 from minicompile.codegen.wrapper import generate_wrapper
@@ -33,8 +34,8 @@ from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
 from minicompile.options import Options
 from minicompile.pipeline_result import CompiledStages
-from minicompile.runtime import cuda_graphs
-from minicompile.runtime.load import start_loading
+from minicompile.runtime import cuda_graphs, graph_cache
+from minicompile.runtime.load import start_kept, start_loading
 from minicompile.scheduling.groups import Buckets, output_groups
 from minicompile.scheduling.schedule import schedule
 
@@ -45,6 +46,9 @@ compat.fake_mode()
 
 def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
     """Every room after capture. `capture.watch` hears what each one made."""
+    key = graph_cache.key_of(capture, options)
+    if key is not None and (kept := graph_cache.read(key, options)) is not None:
+        return from_disk(kept, capture, options)
     aot = differentiate(capture, options)
     tell = partial(capture.watch.tell, graph="forward")
     forward = compile_graph(aot.forward, options, aot.metadata.written_back, tell)
@@ -56,11 +60,33 @@ def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
     graphs = [forward] if backward is None else [forward, backward]
     capture.watch.tell("building", [module for graph in graphs for module in graph.modules])
     calls = [graph.finish() for graph in graphs]
+    about = differentiated(aot)
+    if key is not None and not any(graph.stages.loops.constants for graph in graphs):
+        texts = [(graph.stages.wrapper, graph.modules) for graph in graphs]
+        graph_cache.keep(key, aot.metadata, texts, about, options)
     if options.mode in cuda_graphs.MODES:
         schedules = [graph.stages.schedule for graph in graphs]
         first_saved = len(aot.metadata.result_requires_grad)
         calls = cuda_graphs.around(calls, schedules, first_saved, capture.watch.tell)
-    return make_callable(aot, calls[0], calls[1] if backward else None, capture.name)
+    return assemble(aot.metadata, calls[0], calls[1] if backward else None, about, capture.name)
+
+
+def from_disk(kept: graph_cache.Kept, capture: Capture, options: Options) -> BoxedCallable:
+    """What an earlier process compiled of an equal capture."""
+
+    @cache
+    def interpreted() -> BoxedCallable:
+        """The backward graph, differentiated now, in a thread of its own: no user's mode is active there."""
+        with ThreadPoolExecutor(1) as pool:
+            backward = pool.submit(differentiate, capture, options).result().backward
+        assert backward is not None
+        return interpret(backward)
+
+    capture.watch.tell("building", [])
+    waits = [start_kept(graph.wrapper, graph.kernels, options) for graph in kept.graphs]
+    forward, *backward = [wait() for wait in waits]
+    about = kept.about(interpreted) if backward else None
+    return assemble(kept.metadata, forward, backward[0] if backward else None, about, capture.name)
 
 
 def aot_eager(capture: Capture, options: Options) -> BoxedCallable:

@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
 from minicompile.ops.display import Shown, listed
 from minicompile.ops.graph import Graph, PassRecord
 from minicompile.ops.origin import Origins
@@ -157,6 +159,26 @@ class RuntimeMetadata(Shown):
             lines.append(f"  one more input, shared memory: {memory}")
         lines += [f"  changed in place: {spec}" for spec in self.relaid]
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """A gradient of a result, as the compiled backward takes it; dimensions from the outermost in memory."""
+
+    dtype: torch.dtype
+    device: torch.device
+    order: list[int]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """What autograd has to know of a backward graph. `sources`: the tangents that each gradient depends on,
+    by number; `interpreted`: the graph by eager's operators."""
+
+    tangents: list[Tangent]
+    sources: list[list[int]]
+    interpreted: Callable[[], BoxedCallable]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,15 @@ from minicompile import compat
 from minicompile.aot.chain import Link, chained, in_turn, one_by_one, pass_on, split
 from minicompile.aot.layout import dense_in_order, stride_order
 from minicompile.aot.partition import bytes_of
-from minicompile.aot.result import AotResult, BoxedCallable, OutputSpec, SharedMemory
+from minicompile.aot.result import (
+    AotResult,
+    BoxedCallable,
+    Differentiated,
+    OutputSpec,
+    RuntimeMetadata,
+    SharedMemory,
+    Tangent,
+)
 from minicompile.compat import any_autocast_enabled, is_view
 from minicompile.ops.graph import Graph, output_node, placeholders
 
@@ -47,11 +56,36 @@ def make_callable(
 
     `forward` and `backward` run the graphs of `result`, compiled or interpreted; `name` is the user's.
     """
-    if backward is None:
+    return assemble(result.metadata, forward, backward, differentiated(result), name)
+
+
+def differentiated(result: AotResult) -> Differentiated | None:
+    """What is around a backward graph, if there is one."""
+    if result.backward is None:
+        return None
+    expected = placeholders(result.backward.gm.graph)[result.metadata.saved :]
+    values = [node.meta["val"] for node in expected]
+    tangents = [
+        Tangent(value.dtype, value.device, stride_order(value), bytes_of(node))
+        for value, node in zip(values, expected, strict=True)
+    ]
+    sources = computed_from(result.backward, expected)
+    return Differentiated(tangents, sources, partial(interpret, result.backward))
+
+
+def assemble(
+    metadata: RuntimeMetadata,
+    forward: BoxedCallable,
+    backward: BoxedCallable | None,
+    about: Differentiated | None,
+    name: str,
+) -> BoxedCallable:
+    """`make_callable` from what it needs of the graphs."""
+    if backward is None or about is None:
         compute = inference_call(forward)
     else:
-        compute = training_call(result, forward, backward, name)
-    call = with_epilogue(compute, result)
+        compute = training_call(metadata, about, forward, backward, name)
+    call = with_epilogue(compute, metadata)
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         return without_casts(call, inputs) if any_autocast_enabled() else call(inputs)
@@ -86,32 +120,28 @@ def inference_call(forward: BoxedCallable) -> BoxedCallable:
 
 
 def training_call(
-    result: AotResult, forward: BoxedCallable, backward: BoxedCallable, name: str
+    metadata: RuntimeMetadata,
+    about: Differentiated,
+    forward: BoxedCallable,
+    backward: BoxedCallable,
+    name: str,
 ) -> BoxedCallable:
     """An autograd.Function around the two graphs; compiled once, applied at every call.
 
     Inputs reach it in their list, so that the forward can let go of them; those that get a gradient are
     arguments as well. Large tangents, which the engine would hold, are taken from it by a hook.
     """
-    assert result.backward is not None
-    metadata, backward_graph = result.metadata, result.backward
     first_saved = len(metadata.result_requires_grad)
     first_size = first_saved + metadata.saved - metadata.saved_sizes
     wanted, differentiable = metadata.differentiable_inputs, metadata.result_requires_grad
     constant = [] if all(differentiable) else [not flag for flag in differentiable]
-    expected = placeholders(backward_graph.gm.graph)[metadata.saved :]
-    values = [node.meta["val"] for node in expected]
-    orders = list(map(stride_order, values))
-    sources = computed_from(backward_graph, expected)
-    large = sum(map(bytes_of, expected)) >= LARGE
+    expected, sources = about.tangents, list(map(frozenset, about.sources))
+    large = sum(tangent.bytes for tangent in expected) >= LARGE
     nothing = (None,) * (len(differentiable) + 1)
     owned = getattr(forward, "owned", False)
     groups = getattr(backward, "groups", ())
     by_group = [[sources[i] for i in group.outputs] for group in groups]
-    made = (
-        node.meta["val"].device for node in output_node(backward_graph.gm.graph).all_input_nodes
-    )
-    device = next((d for d in made if d.type != "cpu"), torch.device("cpu"))
+    device = next((t.device for t in expected if t.device.type != "cpu"), torch.device("cpu"))
 
     class Compiled(torch.autograd.Function):
         @staticmethod
@@ -143,15 +173,15 @@ def training_call(
             tangents = ctx.taken.pop(threading.get_ident()) if large else passed
             given = list(itertools.compress(tangents, differentiable))
 
-            def prepare() -> tuple[BoxedCallable, list[Any], set[fx.Node]]:
+            def prepare() -> tuple[BoxedCallable, list[Any], set[int]]:
                 for check in metadata.before_backward:
                     check()
-                missing = {node for node, tangent in zip(expected, given) if tangent is None}
-                fitted = list(map(fit_tangent, given, ctx.shapes, values, orders))
+                missing = {i for i, tangent in enumerate(given) if tangent is None}
+                fitted = list(map(fit_tangent, given, ctx.shapes, expected))
                 given.clear()
                 run = backward
                 if not all(map(compat.has_storage, fitted)):  # under vmap
-                    run = interpret(backward_graph)  # operators know what to do, kernels don't
+                    run = about.interpreted()  # operators know what to do, kernels don't
                     run = one_by_one(run, groups) if groups else run
                 arguments = [*ctx.saved_tensors[1:], *ctx.sizes, *fitted]
                 arguments[: len(ctx.strides)] = map(with_strides, arguments, ctx.strides)
@@ -184,7 +214,7 @@ def training_call(
 
 
 def present(
-    gradients: Sequence[Any], sources: Sequence[set[fx.Node]], missing: set[fx.Node]
+    gradients: Sequence[Any], sources: Sequence[frozenset[int]], missing: set[int]
 ) -> Sequence[Any]:
     """None for the gradients whose tangents are all missing."""
     if not missing:
@@ -192,14 +222,15 @@ def present(
     return [one if used - missing else None for one, used in zip(gradients, sources)]
 
 
-def computed_from(backward: Graph, tangents: list[fx.Node]) -> list[set[fx.Node]]:
+def computed_from(backward: Graph, tangents: list[fx.Node]) -> list[list[int]]:
     """The tangents that each gradient depends on: without any of them there is none, as in eager."""
-    found: dict[Any, set[fx.Node]] = {None: set()}
+    numbers = {node: {i} for i, node in enumerate(tangents)}
+    found: dict[Any, set[int]] = {None: set()}
     for node in backward.gm.graph.nodes:
         used = (found[one] for one in node.all_input_nodes)
-        found[node] = {node} if node in tangents else set().union(*used)
+        found[node] = numbers.get(node) or set().union(*used)
     gradients: Any = output_node(backward.gm.graph).args[0]
-    return [found[node] for node in gradients]
+    return [sorted(found[node]) for node in gradients]
 
 
 class FirstDerivativeOnly(torch.autograd.Function):
@@ -226,15 +257,13 @@ LARGE = 1 << 20
 """Bytes of tangents from which on it pays to let go of them when they are used."""
 
 
-def fit_tangent(
-    tangent: torch.Tensor | None, shape: Any, value: torch.Tensor, order: list[int]
-) -> torch.Tensor:
+def fit_tangent(tangent: torch.Tensor | None, shape: Any, expected: Tangent) -> torch.Tensor:
     """An incoming gradient in the layout of the backward graph's input; zeros for a missing one."""
     if tangent is None:
-        tangent = torch.zeros(shape, dtype=value.dtype, device=value.device)
+        tangent = torch.zeros(shape, dtype=expected.dtype, device=expected.device)
     elif tangent.layout is not torch.strided:  # of a sparse embedding
         tangent = tangent.to_dense()
-    return dense_in_order(tangent, order)
+    return dense_in_order(tangent, expected.order)
 
 
 def with_strides(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
@@ -258,13 +287,12 @@ PLACES = {"input": 0, "input_view": 0, "fresh": 1, "view": 1, "output": 2}
 """Where an output comes from: inputs, results of the graph, outputs so far."""
 
 
-def with_epilogue(compute: BoxedCallable, result: AotResult) -> BoxedCallable:
+def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCallable:
     """Add shared memories to the inputs; afterwards change inputs in place, and make the outputs that are
     inputs, views of inputs or of bases, or constants.
 
     Each output is constant, an element of one of three lists (`PLACES`), or a view of it.
     """
-    metadata = result.metadata
     returned, mutated, memories = metadata.returned, metadata.mutated_inputs, metadata.memories
     histories = metadata.result_requires_grad[returned:]
     specs = metadata.outputs

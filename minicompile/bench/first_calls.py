@@ -5,7 +5,7 @@
     warm start       a new process with the cache folders that "fresh" left
 
 In each process the compiler's modules are imported and eager has run a few times before the clock starts;
-then it runs over one call, in training with its backward.
+then it runs over one call, in training with its backward, until the GPU is done where there is one.
 """
 
 from __future__ import annotations
@@ -31,19 +31,28 @@ from minicompile.options import child_environment
 
 CONTESTANTS = {TORCH: TORCH_CONTESTANT, OURS: OUR_CONTESTANT}
 FRESH, WARM_TOOLCHAIN, WARM_START = "fresh", "warm toolchain", "warm start"
-REPEATS = 3
 EAGER_CALLS = 3
 TIMEOUT_SECONDS = 600
 
 PATTERN_TARGETS = {FRESH: 1 / 20, WARM_TOOLCHAIN: 1 / 5, WARM_START: 1 / 3}
 TRAINING_TARGETS = {FRESH: 1 / 5, WARM_START: 1 / 3}
+GPU_TARGETS = {FRESH: 1 / 2, WARM_START: 1 / 3}
 CASES = {
-    "gelu_bias, cache": PATTERN_TARGETS,
-    "softmax, cache": PATTERN_TARGETS,
-    "layer_norm, cache": PATTERN_TARGETS,
-    "gpt2_block_training": TRAINING_TARGETS,
+    "cpu": {
+        "gelu_bias, cache": (PATTERN_TARGETS, 3),
+        "softmax, cache": (PATTERN_TARGETS, 3),
+        "layer_norm, cache": (PATTERN_TARGETS, 3),
+        "gpt2_block_training": (TRAINING_TARGETS, 3),
+    },
+    "cuda": {
+        "softmax_4k, gpu": (GPU_TARGETS, 2),
+        "layer_norm, gpu, training": (GPU_TARGETS, 2),
+        "gpt2": (GPU_TARGETS, 1),
+        "gpt2_training": (GPU_TARGETS, 1),
+        "resnet50": (GPU_TARGETS, 1),
+    },
 }
-"""Which part of torch.compile's time is allowed in each state."""
+"""By device: which part of torch.compile's time is allowed in each state, and how often it is measured."""
 PATTERN_SECONDS = 0.3
 """A pattern's first call with a warm toolchain."""
 
@@ -68,33 +77,44 @@ class FirstCall:
         return found
 
 
-def report(compiler: str, case_name: str, state: str, device: str, threads: str) -> None:
+def report(
+    compiler: str, case_name: str, state: str, device: str, threads: str, dtype: str
+) -> None:
     """What a fresh process runs: prints the seconds of the first call."""
     torch.set_num_threads(int(threads))
-    (case,) = (c for c in find_cases([], ["pattern", "model"], ["cache"]) if c.name == case_name)
+    cases = find_cases([], ["pattern", "model"], ["gpu" if device == "cuda" else "cache"])
+    (case,) = (c for c in cases if c.name == case_name)
     (other,) = find_cases([], ["call"], [])
     for module in CONTESTANTS[compiler].modules:
         importlib.import_module(module)
-    inputs = case.inputs(device, torch.float32)
+    inputs = case.inputs(device, getattr(torch, dtype))
     for _ in range(EAGER_CALLS):
         case.results(case.subject.fn, inputs)
     compile_with = COMPILERS[compiler]
     if state == WARM_TOOLCHAIN:
         other.results(compile_with(other.subject.fn), other.inputs(device, torch.float32))
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    wait()
     start = time.perf_counter()
-    case.results(compile_with(case.subject.fn), inputs)
+    case.results(compile_with(case.subject.fn, case.mode), inputs)
+    wait()
     print(json.dumps(time.perf_counter() - start))
 
 
 def in_fresh_process(
-    compiler: str, case: str, state: str, device: str, threads: int, cache: str
+    compiler: str, case: str, state: str, device: str, threads: int, cache: str, dtype: str
 ) -> float:
     """Seconds of a first call. Raises BackendError with what the process printed last."""
     run = f"import sys; from {__name__} import report; report(*sys.argv[1:])"
-    command = [sys.executable, "-c", run, compiler, case, state, device, str(threads)]
-    around = child_environment(**{CONTESTANTS[compiler].cache_variable: cache})
+    command = [sys.executable, "-c", run, compiler, case, state, device, str(threads), dtype]
+    folders = {CONTESTANTS[compiler].cache_variable: cache, "TRITON_CACHE_DIR": f"{cache}/triton/0"}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, env=around, check=False
+        command,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        env=child_environment(**folders),
+        check=False,
     )
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
@@ -102,21 +122,25 @@ def in_fresh_process(
     return float(json.loads(done.stdout.splitlines()[-1]))
 
 
-def measure_first_calls(screen: Screen, device: str, threads: int) -> list[FirstCall]:
+def measure_first_calls(
+    screen: Screen, device: str, threads: int, dtype: str = "float32"
+) -> list[FirstCall]:
     """Every case from every state, both compilers in turns."""
     found = []
-    total = REPEATS * sum(map(len, CASES.values()))
+    total = sum(repeats * len(targets) for targets, repeats in CASES[device].values())
     with screen.progress("first calls", total) as progress:
         done = 0
-        for case, targets in CASES.items():
+        for case, (targets, repeats) in CASES[device].items():
             seconds: dict[tuple[str, str], list[float]] = {}
-            for _ in range(REPEATS):
+            for _ in range(repeats):
                 with tempfile.TemporaryDirectory(prefix="minicompile-bench-") as folder:
                     for state in targets:
                         for compiler in CONTESTANTS:
                             empty = "other" if state == WARM_TOOLCHAIN else "cache"
                             cache = str(Path(folder, compiler, empty))
-                            took = in_fresh_process(compiler, case, state, device, threads, cache)
+                            took = in_fresh_process(
+                                compiler, case, state, device, threads, cache, dtype
+                            )
                             seconds.setdefault((compiler, state), []).append(took)
                         progress(done := done + 1)
             for state, limit in targets.items():

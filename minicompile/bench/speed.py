@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import platform
 import subprocess
 import sys
 import tempfile
@@ -47,6 +46,7 @@ from minicompile.bench.cases import (
     in_float64,
 )
 from minicompile.bench.first_calls import FirstCall, measure_first_calls
+from minicompile.bench.machine import circumstances
 from minicompile.bench.patterns import SCALES, Pattern
 from minicompile.bench.screen import Screen
 from minicompile.bench.timing import (
@@ -413,15 +413,17 @@ def run_here(
         found = [row for row in rows if row.kind == kind and row.to_theirs is not None]
         if found:
             screen.say(f"{kind}: geometric mean {mean_ratio(found):.2f} of {len(found)} cases")
-    first: list[FirstCall] = measure_first_calls(screen, device, threads) if chosen.first else []
+    first: list[FirstCall] = []
+    if chosen.first:
+        first = measure_first_calls(screen, device, threads, dtype)
     missed = missed_targets(rows, GPU_TARGETS if chosen.gpu else TARGETS)
     missed += [sentence for call in first for sentence in call.missed()]
     for sentence in missed:
         screen.say(f"MISSED: {sentence}")
     facts.append(
         {
-            "device": where, "threads": threads, "dtype": dtype, "torch": torch.__version__,
-            "python": platform.python_version(), "copy_bandwidth": bandwidth,
+            **circumstances(device),
+            "device": where, "threads": threads, "dtype": dtype, "copy_bandwidth": bandwidth,
             "cases": [asdict(row) for row in rows], "first_calls": [asdict(call) for call in first],
             "missed": missed,
         }

@@ -28,6 +28,7 @@ from minicompile.codegen import triton_rules as _triton_rules  # noqa: F401  reg
 from minicompile.codegen.fold import fold
 from minicompile.codegen.legalize import legalize
 from minicompile.codegen.merge import check_in_place, merge, take_over
+from minicompile.codegen.one_term import take_one_term
 from minicompile.codegen.phases import cut, is_update
 from minicompile.codegen.plan import (
     KernelArgument,
@@ -93,7 +94,8 @@ def make_plan(
     merged, every = merge(node, schedule.memory.internal, dtypes)
     in_place = schedule.memory.in_place(position)
     take_over(merged, in_place)
-    body, new = legalize(merged, dtypes)
+    legal, new = legalize(merged, dtypes)
+    body, newer = take_one_term(legal)
     updated = {v.buffer for v in body.stores if is_update(v) or v.buffer in schedule.memory.aliases}
     plan = KernelPlan(
         name=f"{language}_fused_{operation_names(body)}_{position}",
@@ -105,7 +107,7 @@ def make_plan(
         arguments=arguments_of(body, dtypes, updated),
         sizes=size_symbols(body),
         reduction="looped" if body.reduction_ranges else "none",
-        loop=loop_level(body, {new[v] for v in every}),
+        loop=loop_level(body, {newer[new[v]] for v in every}),
         in_place=in_place,
         hints=dict(schedule.graph.size_hints),
         cost=cost_of(node, schedule.graph, schedule.memory),

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 import sympy
+import torch
 
 from minicompile.codegen.plan import Phase
 from minicompile.ops.table import POINTWISE
@@ -23,8 +24,10 @@ from minicompile.scheduling.body import LoopBody, Value, users, varying
 from minicompile.shapes.expr import (
     bounds,
     coefficient_of,
+    contiguous_strides,
     exact_quotient,
     is_nonnegative,
+    same,
     size_hint,
 )
 
@@ -66,6 +69,29 @@ def riders(body: LoopBody, loop: Collection[Value], kind: str) -> dict[Value, Va
 def middle(rider: Value) -> Value:
     """m, one number a row, of a sum of exp(v - m) or of (v - m)^2."""
     return rider.inputs[0].inputs[0].inputs[1]
+
+
+def is_share(value: Value, loop: Collection[Value]) -> bool:
+    """exp(v - m), with m the maximum of v, by its sum in the row: a division of a number from 0 to 1 by one
+    from 1 on, or of NaN by NaN."""
+    term, total = value.inputs
+    if total.op != "reduction" or total.kind != "sum" or total.inputs[0] is not term:
+        return False
+    if term.op != "exp" or term.dtype is not torch.float32 or term.inputs[0].op != "sub":
+        return False
+    apart, most = term.inputs[0].inputs
+    beside = most.op == "reduction" and most.kind == "max" and most.inputs[0] is apart
+    return beside and {term, value} <= set(loop)
+
+
+def twins(body: LoopBody) -> dict[Value, Value]:
+    """Maxima of what the position of the maximum is sought of, and that search, which finds both."""
+    found = {
+        (v.kind.removeprefix("arg"), v.inputs[0]): v for v in body.reductions if "arg" in v.kind
+    }
+    return {
+        v: found[v.kind, v.inputs[0]] for v in body.reductions if (v.kind, v.inputs[0]) in found
+    }
 
 
 def cut(
@@ -206,6 +232,15 @@ def owns(store: Value, var: sympy.Symbol, body: LoopBody) -> bool:
     ranges = {**body.all_ranges, **{v.symbol: v.size for v in store.indirect if v.symbol}}
     ends = bounds(sympy.Add(*near), ranges)
     return ends is not None and is_nonnegative(step - 1 - ends[1] + ends[0])
+
+
+def along_rows(value: Value, body: LoopBody) -> bool:
+    """The access goes through all rows, one after the other: its index is that of the iteration."""
+    if value.op not in ("load", "store") or value.mask is not None or value.indirect:
+        return False
+    ranges = body.all_ranges
+    steps = zip(ranges, contiguous_strides(list(ranges.values())), strict=True)
+    return bool(same(value.index, sum((var * step for var, step in steps), sympy.Integer(0))))
 
 
 def transposed(load: Value, inner: sympy.Symbol, across: sympy.Symbol) -> bool:

@@ -133,6 +133,15 @@ class KernelPlan(Shown):
     squares in which transposed loads are turned."""
     across: sympy.Symbol | None = None
     """Triton: the last loop of the first axis, "y", of a pointwise kernel's square tiles."""
+    granule: int = 1
+    """Triton: rows begin anywhere, and tiles where so many elements, a wide load's, begin."""
+    loads_ahead: bool = False
+    """Triton: a program that takes rows in turn loads the next ones before it computes these."""
+    side_by_side: bool = False
+    """Triton: threads have so few registers that two programs fit into a multiprocessor's: one loads while
+    the other computes."""
+    rows_cached: bool = False
+    """Triton: rows that are read again are kept in the cache until then."""
     num_warps: int = 4
     index_dtype: torch.dtype = torch.int64
     parallel: bool = False
@@ -211,6 +220,10 @@ class KernelPlan(Shown):
             "tiles": tiles or "none",
             "pieces": str(self.pieces) if isinstance(self.pieces, Cut) else "",
             "indices": short(self.index_dtype),
+            "tiles begin": f"at multiples of {self.granule}" * (self.granule > 1),
+            "loads": "one tile ahead" * self.loads_ahead,
+            "registers": "two programs fit side by side" * self.side_by_side,
+            "cache": "rows stay until they are read again" * self.rows_cached,
             "warps": str(self.num_warps) if triton and not self.launches else "",
             "threads": "" if triton else "parallel" if self.parallel else "one",
             "sizes": ", ".join(sizes),

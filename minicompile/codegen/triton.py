@@ -15,18 +15,22 @@ mention: [XBLOCK, 1] for one value a row, [1, RBLOCK] for one that all rows shar
 the row once per phase and keeps an accumulator tile in each sweep. A scan works on tiles; swept in a loop, it
 starts each one from the last element of the tile before.
 
+Rows of a length that no wide load divides begin anywhere in memory. Their tiles then begin before them,
+where a wide load does: `rplace` counts from there, and the lanes before and behind the row are masked. Both
+ends are stored apart.
+
 A line holds one operation; constants stand in the line that uses them, so that changing a constant changes
 that line alone. The real compiler: torch/_inductor/codegen/{simd,triton}.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import sympy
 import torch
 
-from minicompile.codegen.phases import middle
+from minicompile.codegen.phases import along_rows, is_share, middle, twins
 from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase, power_of_two
 from minicompile.codegen.printing import LinePrinter
 from minicompile.codegen.triton_ops import (
@@ -77,8 +81,8 @@ REDUCED = {
     "prod": "tl.reduce({0}, 1, prod_combine)[:, None]",
     "max": "tl.reduce({0}, 1, max_combine)[:, None]",
     "min": "tl.reduce({0}, 1, min_combine)[:, None]",
-    "argmax": "tl.reduce(({0}, {1}), 1, argmax_combine)[1][:, None]",
-    "argmin": "tl.reduce(({0}, {1}), 1, argmin_combine)[1][:, None]",
+    "argmax": "tl.reduce(({0}, {1}), 1, argmax_combine)[1][:, None].to(tl.int64)",
+    "argmin": "tl.reduce(({0}, {1}), 1, argmin_combine)[1][:, None].to(tl.int64)",
 }
 """One value a row, from a tile and the positions of its elements."""
 
@@ -105,6 +109,8 @@ class _Printer(LinePrinter):
         super().__init__(plan)
         self.blocks = {axis: f"{axis.upper()}BLOCK" for axis in plan.axes}
         self.wide = plan.index_dtype is torch.int64
+        self.cast = ".to(tl.int64)" * self.wide
+        """What makes an index as wide as it must be."""
         self.position = "rindex" if self.wide else "rindex.to(tl.int64)"
         self.sizes = TritonIndex({})
         self.axes: dict[Value, Axes] = {}
@@ -117,8 +123,15 @@ class _Printer(LinePrinter):
         whole = self.length == power_of_two(plan.row_length)
         self.full_row = plan.reduction == "persistent" and whole
         """No lane is left over."""
+        looped = plan.reduction == "looped"
+        self.granule = plan.granule if looped else 1
+        self.twins = twins(plan.body) if looped else {}
+        written = {v.buffer for v in plan.body.stores} | {*plan.in_place.values()}
+        self.ahead = [v for v in plan.body.loads if plan.loads_ahead and self._early(v, written)]
         self.unsynced: set[str] = set()
         """Buffers stored since the last barrier."""
+        self.later: set[Value] = set()
+        """Values that loops after this one compute, too."""
         self.stored_before: set[str] = set()
         """Buffers stored by loops before this one."""
 
@@ -146,7 +159,7 @@ class _Printer(LinePrinter):
             if phase.level == "loop" and self.plan.reduction == "looped":
                 self._loop(phase)
             else:
-                for value in phase.values:
+                for value in (v for v in phase.values if v not in self.ahead):
                     self.value(value, phase.level)
 
     def _over_rows(self) -> None:
@@ -157,15 +170,38 @@ class _Printer(LinePrinter):
             self.line(f"{name} = {zeros}", value.origins)
         share = -(-plan.rows // plan.parts)
         self.line(f"xend = tl.minimum((p + 1) * {share}, xnumel)")
+        if self.ahead:
+            self._load_ahead(f"p * {share}")
         with self.block(f"for xoffset in range(p * {share}, xend, XBLOCK):"):
-            self.line(f"xindex = xoffset + {self._lanes('x')}")
-            self.line("xmask = xindex < xend")
-            self._digits(plan.ranges, "xindex")
+            for value in self.ahead:
+                self.line(
+                    f"{self.names[value]} = _{self.names[value]}", value.origins, scaffold=True
+                )
+            if self.ahead:
+                self._load_ahead("xoffset + XBLOCK")
+            self._rows_from("xoffset")
             self._phases()
         for value, name in folds.items():
             pointer = f"{self.arguments[value.buffer].name} + ({self._index(value)})"
             mask = self._masks(frozenset("r")) or "None"
             self.line(f"tl.store({pointer}, {name}, {mask})", value.origins)
+
+    def _rows_from(self, start: str) -> None:
+        """The rows of a tile, of those between which a program sums."""
+        self.line(f"xindex = {start} + {self._lanes('x')}")
+        self.line("xmask = xindex < xend")
+        self._digits(self.plan.ranges, "xindex")
+
+    def _early(self, value: Value, written: Collection[str]) -> bool:
+        """The load of rows needs nothing that the program computes."""
+        plain = value.mask is None and not value.indirect and value.buffer not in written
+        return plain and self.axes[value] == {"x", "r"}
+
+    def _load_ahead(self, start: str) -> None:
+        """Rows that are computed with in the next round: they arrive while this one computes."""
+        self._rows_from(start)
+        for value in self.ahead:
+            self.line(f"_{self.names[value]} = {self._load(value)}", value.origins)
 
     def _indices(self) -> None:
         """Which elements the program computes."""
@@ -189,6 +225,10 @@ class _Printer(LinePrinter):
         if not plan.reduction_ranges:
             return
         self.line(f"rnumel = {self.sizes(self.length)}")
+        if (wide := self.granule) > 1:
+            self.line(f"xstart = xindex * rnumel // {wide} * {wide}")
+            self.line("xshift = xindex * rnumel - xstart")
+            self.line(f"rlimit = (xshift + rnumel + {wide - 1}) // {wide} * {wide}")
         if plan.reduction == "persistent":
             self._row_index("")
 
@@ -201,9 +241,14 @@ class _Printer(LinePrinter):
 
     def _row_index(self, start: str) -> None:
         """Which r the tile holds."""
-        wide = ".to(tl.int64)" if self.wide else ""
-        self.line(f"rindex = {start}{self._lanes('r')}{wide}")
-        if not self.full_row:
+        place = "rplace" if self.granule > 1 else "rindex"
+        self.line(f"{place} = {start}{self._lanes('r')}{self.cast}")
+        if self.granule > 1:
+            self.line("rindex = rplace - xshift")
+            self.line(
+                f"rmask = rindex.to(tl.uint{64 if self.wide else 32}) < rnumel"
+            )  # nor below 0
+        elif not self.full_row:
             tile = self.plan.tiles.get("r", 1)
             even = start and isinstance(self.length, int) and self.length % tile == 0 and tile > 1
             whole = " | (rnumel % RBLOCK == 0)"  # known when compiling: then no lane is masked
@@ -243,13 +288,16 @@ class _Printer(LinePrinter):
     def _loop(self, phase: Phase) -> None:
         """One sweep over the row: accumulators before, their reduction to one value after."""
         reductions = [v for v in phase.values if v.op == "reduction"]
+        place = self.plan.phases.index(phase)
+        self.later = {v for after in self.plan.phases[place + 1 :] for v in after.values}
         for reduction in reductions:
             self._accumulator(reduction)
         for scan in (v for v in phase.values if v.op == "scan"):
             for name, start in self._carried(scan).items():
                 self.line(f"{name} = {start}", scan.origins)
         self._synchronise(v.buffer for v in phase.values if v.op == "load")
-        with self.block("for roffset in range(0, rnumel, RBLOCK):"):
+        more = f" + {self.granule - 1}" if self.granule > 1 else ""
+        with self.block(f"for roffset in range(0, rnumel{more}, RBLOCK):"):
             self._row_index("roffset + ")
             for value in phase.values:
                 if value.op == "reduction":
@@ -259,7 +307,7 @@ class _Printer(LinePrinter):
         self.stored_before |= {v.buffer for v in phase.values if v.op == "store"}
         for value in reductions:
             name = f"_{self.names[value]}"
-            reduced = self._reduce(value, name, f"{name}_at")
+            reduced = name if self._riding(value) else self._reduce(value, name, f"{name}_at")
             self.line(f"{self.names[value]} = {reduced}", value.origins)
 
     def _synchronise(self, loaded: Iterable[str]) -> None:
@@ -279,7 +327,7 @@ class _Printer(LinePrinter):
         elif value.op == "store":
             if value.buffer in self.plan.in_place:  # other warps may still have to load an element
                 self.line("tl.debug_barrier()", value.origins, scaffold=True)
-            self.line(self._store(value, level), value.origins)
+            self._store(value, level)
         elif value.op == "indirect":
             self._indirect(value)
         elif value.op == "scan":
@@ -305,10 +353,13 @@ class _Printer(LinePrinter):
             case "bitcast":
                 return f"{self.ref(value.inputs[0])}.to({dtype}, bitcast=True)"
             case "reduction" if value in self.plan.riders:
-                own, total = (f"_{self.names[v]}" for v in (self.plan.riders[value], value))
-                return f"tl.sum({total} * libdevice.exp({own} - {self.ref(middle(value))}), 1)[:, None]"
+                own, total = (self.names[v] for v in (self.plan.riders[value], value))
+                apart = f"libdevice.exp({own} - {self.ref(middle(value))})"
+                return f"tl.sum(_{total}, 1)[:, None] * {apart}"
             case "reduction":
                 return self._persistent(value)
+            case "truediv" if is_share(value, self.plan.loop):
+                return f"share_of({', '.join(map(self.ref, value.inputs))})"
         return pointwise_text(value, self.ref)
 
     def ref(self, value: Value) -> str:
@@ -341,7 +392,9 @@ class _Printer(LinePrinter):
         """The addresses of a load or store, as a block over `axes`."""
         assert value.index is not None
         index = self._index(value)
-        if self._index_axes(value) != axes:
+        if self.granule > 1 and along_rows(value, self.plan.body):
+            index = "xstart + rplace"
+        elif self._index_axes(value) != axes:
             index = f"tl.full({self._shape(axes)}, 0, tl.int32) + {index}"
         return f"{self.arguments[value.buffer].name} + ({index})"
 
@@ -349,11 +402,21 @@ class _Printer(LinePrinter):
         self._check_order(value)
         axes = self.axes[value]
         pointer = self._pointer(value, axes)
-        mask = self._masks(axes, value.mask)
+        mask, more = self._masks(axes, value.mask), self._eviction(value)
+        if self.granule > 1 and along_rows(value, self.plan.body):
+            mask = (
+                "xmask & (rplace < rlimit)"  # lanes that differ from rmask's hold what nobody uses
+            )
         if not mask:
-            return f"tl.load({pointer})"
+            return f"tl.load({pointer}{more})"
         other = "0.0" if value.dtype.is_floating_point else "0"
-        return f"tl.load({pointer}, {mask}, other={other})"
+        return f"tl.load({pointer}, {mask}, other={other}{more})"
+
+    def _eviction(self, value: Value) -> str:
+        """Rows that a later loop reads again are the last to leave the cache."""
+        if not self.plan.rows_cached or self.axes[value] != {"x", "r"}:
+            return ""
+        return f', eviction_policy="evict_{"last" if value in self.later else "first"}"'
 
     def _check_order(self, value: Value) -> None:
         """A load sees what came before it in the body and nothing that came after."""
@@ -366,18 +429,28 @@ class _Printer(LinePrinter):
             )
         self._synchronise([buffer])
 
-    def _store(self, value: Value, level: str) -> str:
+    def _store(self, value: Value, level: str) -> None:
         every = level == "loop" or not self.plan.reduction_ranges
         axes: Axes = frozenset(self.blocks if every else {"x"})
         pointer = self._pointer(value, axes)
         mask = self._masks(axes, value.mask)
         self.unsynced.add(value.buffer)
         text = self.ref(value.inputs[0])
-        if value.kind == "store":
-            return f"tl.store({pointer}, {text}, {mask})"
-        if value.dtype not in ATOMIC_DTYPES:
-            raise Unsupported(f"no atomic addition of {value.dtype} in Triton")
-        return f'tl.atomic_add({pointer}, {text}, {mask}, sem="relaxed")'
+        if value.kind != "store":
+            if value.dtype not in ATOMIC_DTYPES:
+                raise Unsupported(f"no atomic addition of {value.dtype} in Triton")
+            self.line(f'tl.atomic_add({pointer}, {text}, {mask}, sem="relaxed")', value.origins)
+            return
+        if (wide := self.granule) == 1 or not along_rows(value, self.plan.body):
+            more = self._eviction(value) if every else ""
+            self.line(f"tl.store({pointer}, {text}, {mask}{more})", value.origins)
+            return
+        first, last = (f"(xshift + {n}) // {wide} * {wide}" for n in (wide - 1, "rnumel"))
+        self.line(f"whole = (rplace >= {first}) & (rplace < {last})", value.origins, scaffold=True)
+        self.line(f"tl.store({pointer}, {text}, xmask & whole)", value.origins)
+        ends = f"if (roffset == 0) | (roffset + RBLOCK + {wide} > rnumel):"
+        with self.block(ends):
+            self.line(f"tl.store({pointer}, {text}, {mask} & ~whole)", value.origins)
 
     def _indirect(self, value: Value) -> None:
         """A loaded index: negative ones count from the end, others out of range are errors."""
@@ -410,12 +483,18 @@ class _Printer(LinePrinter):
         return text if whole else f"tl.broadcast_to({text}, {TILE})"
 
     def _accumulator(self, value: Value) -> None:
-        name = f"_{self.names[value]}"
+        name, riding = f"_{self.names[value]}", self._riding(value)
         dtype = TRITON_DTYPES[value.inputs[0].dtype]
-        self.line(f"{name} = tl.full({TILE}, {self._identity(value)}, {dtype})", value.origins)
-        if value.kind not in ACCUMULATED:
-            self.line(f"{name}_at = tl.full({TILE}, {2**63 - 1}, tl.int64)", value.origins)
-        for rider in self._riding(value):
+        if value in self.twins:
+            return
+        shape = "[XBLOCK, 1]" if riding else TILE
+        self.line(f"{name} = tl.full({shape}, {self._identity(value)}, {dtype})", value.origins)
+        if value.kind in POSITIONS:
+            first = f"{self._lanes('r')}{self.cast}"
+            if self.granule > 1:
+                first = f"tl.where({first} < xshift, RBLOCK, 0) + {first} - xshift"
+            self.line(f"{name}_at = tl.broadcast_to({first}, {TILE})", value.origins)
+        for rider in riding:
             self.line(f"_{self.names[rider]} = tl.full({TILE}, 0.0, {dtype})", rider.origins)
 
     def _riding(self, beside: Value) -> list[Value]:
@@ -423,24 +502,36 @@ class _Printer(LinePrinter):
         return [rider for rider, other in self.plan.riders.items() if other is beside]
 
     def _accumulate(self, value: Value) -> None:
-        """Take this tile into the accumulator, lane by lane."""
+        """Take this tile into the accumulator: lane by lane, but a maximum with riders for the whole row."""
         name, source = f"_{self.names[value]}", self.ref(value.inputs[0])
-        for rider in self._riding(value):  # relative to each lane's own maximum so far
-            total = f"_{self.names[rider]}"
-            text = f"tl.where(rmask, sum_exp_combine({name}, {total}, {source}), {total})"
-            self.line(f"{total} = {text}", rider.origins)
-        if value.kind in ACCUMULATED:
+        if value in self.twins:
+            return
+        if value.kind in POSITIONS:  # positions grow: the one that is there wins ties
+            text = f"rmask & {value.kind}_moves({name}, {source})"
+            self.line(f"{name}_up = {text}", value.origins)
+            self.line(f"{name} = tl.where({name}_up, {source}, {name})", value.origins)
+            self.line(f"{name}_at = tl.where({name}_up, rindex, {name}_at)", value.origins)
+            return
+        riding = self._riding(value)
+        if not riding:
             combined = ACCUMULATED[value.kind].format(name, source)
             self.line(f"{name} = tl.where(rmask, {combined}, {name})", value.origins)
             return
-        combined = f"{value.kind}_combine({name}, {name}_at, {source}, {self.position})"
-        self.line(f"{name}_new, {name}_new_at = {combined}", value.origins)
-        for part in ("", "_at"):
-            text = f"{name}{part} = tl.where(rmask, {name}_new{part}, {name}{part})"
-            self.line(text, value.origins)
+        tile = f"tl.where(rmask, {self._tile(value.inputs[0])}, {self._identity(value)})"
+        self.line(f"{name}_tile = {tile}", value.origins)
+        most = self._reduce(value, f"{name}_tile", "")
+        self.line(f"{name}_new = max_combine({name}, {most})", value.origins)
+        for rider in riding:
+            total = f"_{self.names[rider]}"
+            text = f"sum_exp_combine({total}, {name}, {name}_new, {name}_tile)"
+            self.line(f"{total} = {text}", rider.origins)
+        self.line(f"{name} = {name}_new", value.origins)
 
     def _reduce(self, value: Value, tile: str, position: str) -> str:
         """One value per row from a tile."""
+        if (twin := self.twins.get(value)) is not None:
+            name = f"_{self.names[twin]}"
+            return f"tl.reduce(({name}, {name}_at), 1, {twin.kind}_combine)[0][:, None]"
         text = REDUCED[value.kind].format(tile, position)
         if value.kind == "sum" and value.dtype.itemsize < 4:  # tl.sum widens small integers
             text += f".to({TRITON_DTYPES[value.dtype]})"

@@ -10,6 +10,9 @@ prelude then holds that function. Each gives eager's value, NaN and signed zeros
 - fp32 division and square root are the IEEE ones (`/` and `tl.sqrt` compile to approximations).
 - Transcendental functions are libdevice's, as eager CUDA's are (1 to 2 ulp); `tl.exp` is `ex2.approx`, which
   loses up to 40 ulp at large arguments.
+- A share of a softmax, exp(v - m) by the sum of these, is divided by multiplying with the inverse and
+  correcting, which rounds as division does where the share is above 2^-100 (Markstein: "Computation of
+  elementary functions on the IBM RISC System/6000 processor", 1990).
 - What legalize.py has already written out (floor division, remainders, NaN in maximum, arithmetic on bools
   and half types) has no rule here.
 
@@ -77,11 +80,17 @@ def max_combine(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 @triton.jit
-def sum_exp_combine(most, total, x):
-    up = x > most
-    scale = libdevice.exp(tl.where(up, most - x, x - most))
-    found = tl.where(up, total * scale + 1, total + scale)
-    return tl.where(x == most, total + 1, found)
+def sum_exp_combine(total, most, new, x):
+    base = tl.where(tl.abs(new) == float("inf"), 0.0, new)
+    scale = libdevice.exp(tl.where(most == new, 0.0, most - base))
+    return total * scale + libdevice.exp(x - base)
+
+@triton.jit
+def share_of(x, total):
+    inverse = tl.div_rn(1.0, total)
+    near = x * inverse
+    near = tl.fma(tl.fma(near, -total, x), inverse, near)
+    return tl.fma(tl.fma(near, -total, x), inverse, near)
 
 @triton.jit
 def prod_combine(a, b):
@@ -115,6 +124,10 @@ def scan_logsumexp(a, b):
     found = libdevice.log1p(libdevice.exp(low - high)) + high
     found = tl.where((low == high) & (tl.abs(low) == float("inf")), b, found)
     return tl.where((a != a) | (b != b), a + b, found)
+
+@triton.jit
+def argmax_moves(a, b):
+    return ((a >= b) == 0) & (a == a)
 
 @triton.jit
 def argmax_combine(a, at, b, bt):

@@ -11,14 +11,22 @@ from __future__ import annotations
 
 import torch
 
-from minicompile.codegen.phases import contiguous_uses, loop_needs, riders, stages, turned
-from minicompile.codegen.plan import KernelPlan, plan_rule, power_of_two
+from minicompile.codegen.phases import (
+    along_rows,
+    contiguous_uses,
+    loop_needs,
+    riders,
+    stages,
+    turned,
+)
+from minicompile.codegen.plan import KernelPlan, count, plan_rule, power_of_two
 from minicompile.codegen.printing import index_dtype
 from minicompile.codegen.split import PART, refusal
 from minicompile.ops.device import Gpu, gpu_of
+from minicompile.ops.display import bytes_text
 from minicompile.options import Options
 from minicompile.scheduling.body import Value, iterate_indices
-from minicompile.shapes.expr import is_float, product
+from minicompile.shapes.expr import is_float, product, size_hint
 
 COLUMNS, LEAST_COLUMN, LEAST_ROW = 64, 64, 4096
 """Columns that a program reduces side by side; fewest elements in a part of a column, and of a row."""
@@ -114,7 +122,10 @@ def choose_reduction(plan: KernelPlan, options: Options) -> None:
 def choose_programs(plan: KernelPlan, options: Options) -> None:
     """Where sums of columns ride along, a fixed number of programs takes the rows."""
     if any(value.op == "fold" for value in plan.body.values):
-        programs = 2 * busy(gpu_of(plan.device))
+        held = sum(v.dtype.itemsize for v in _widest(plan) if v.op == "load")
+        # two programs keep memory busy if there are registers for that
+        plan.loads_ahead = plan.row_length >= LONG_ROW and held <= AHEAD
+        programs = busy(gpu_of(plan.device)) * (1 if plan.loads_ahead else 2)
         plan.reduction, plan.parts = "persistent", min(programs, plan.rows // 8)
 
 
@@ -138,6 +149,26 @@ def choose_split(plan: KernelPlan, options: Options) -> None:
         plan.reject("split reduction", f"about {shared:.0f} us, in one launch {alone:.0f} us")
 
 
+@plan_rule("triton:order")
+def choose_order(plan: KernelPlan, options: Options) -> None:
+    """Rows to which the same long row is added follow one another: it is in the cache then."""
+    if plan.reduction not in ("persistent", "looped") or plan.folds or plan.row_length < LONG_ROW:
+        return
+    many = {var for var, size in plan.ranges.items() if size_hint(size, plan.hints) > 1}
+    for load in (v for v in plan.body.loads if v in plan.loop and not v.indirect):
+        assert load.index is not None
+        shared = many - load.index.free_symbols
+        times = count((plan.ranges[var] for var in shared), plan.hints)
+        passed = plan.cost.bytes // times
+        if shared and shared != many and passed > gpu_of(plan.device).l2_bytes // 4:
+            order = sorted(plan.ranges, key=shared.__contains__)
+            if order != list(plan.ranges):
+                bytes_between = f"{bytes_text(passed)} would pass between two uses of a row"
+                plan.reject("rows in the order of memory", bytes_between)
+                plan.body.ranges = {var: plan.ranges[var] for var in order}
+            return
+
+
 @plan_rule("triton:tiles")
 def choose_tiles(plan: KernelPlan, options: Options) -> None:
     """Elements per program, and warps to compute them."""
@@ -156,22 +187,69 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
     alone = sum(value.op == "load" for value in _widest(plan)) == 1
     if plan.folds:
         room = longest_persistent(plan, gpu) // length
-        plan.tiles, each = {"x": clamp(power_of_two(room + 1) // 2, 1, 4), "r": length}, 32
+        x = 1 if plan.loads_ahead else clamp(power_of_two(room + 1) // 2, 1, 4)
+        plan.tiles, each = {"x": x, "r": length}, 16 if plan.loads_ahead else 32
+        plan.side_by_side = True
     elif plan.reduction == "persistent":
         room = max((1024 if along_r else 4096) // length, 1)
         block = min(room, spare) if along_r else clamp(spare, min(16, room), room)
+        few = plan.rows <= programs  # nothing else hides a lone row's latency
+        each = 8 if few else 32 if length >= LONG_ROW else 16
         plan.tiles = {"x": min(block, 64), "r": length}
-        each = 8 if plan.rows <= programs else 16  # nothing else hides a lone row's latency
+        # the longest rows that are held need the registers of two programs
+        longest = longest_persistent(plan, gpu) // 2
+        plan.side_by_side = along_r and plan.tiles["x"] * length <= longest
+    elif along_r and (cached := rows_to_cache(plan, gpu)) and stores_rows(plan):
+        plan.granule, plan.rows_cached, plan.side_by_side = granule(plan), True, cached > 1
+        plan.tiles = {"x": 1, "r": min(length, 16384 // cached)}
     elif along_r:
-        aligned = plan.row_length % 8 == 0  # else loads are narrow, and few of them enough
+        plan.granule, plan.rows_cached = granule(plan), cached > 0
+        aligned = plan.row_length % 8 == 0  # else loads are narrow, or many are computed from
         r = min(length, 2048 if not aligned else 8192 if alone else 4096)
-        plan.tiles, each = {"x": clamp(1024 // r, 1, spare), "r": r}, 8 if aligned else 16
+        plan.tiles = {"x": clamp(1024 // r, 1, spare), "r": r}
+        each = 8 if aligned or stores_rows(plan) else 16
     else:
         x = clamp(spare, 16, 128 if alone else 64)
         plan.tiles = {"x": x, "r": min(length, (8192 if alone else 2048) // x)}
         each = 32 if alone else 8
     plan.num_warps = clamp(plan.tiles["x"] * plan.tiles["r"] // (32 * each), 1, 32)
 
+
+def stores_rows(plan: KernelPlan) -> bool:
+    """The kernel writes as much as it reads."""
+    return any(v in plan.loop for v in plan.body.stores)
+
+
+def rows_to_cache(plan: KernelPlan, gpu: Gpu, most: int = 2) -> int:
+    """How many rows each multiprocessor may have in work so that a second sweep finds all of them in the
+    cache; 0 where no row is swept twice."""
+    sweeps = loop_needs(plan.body, plan.loop, riders=plan.riders).values()
+    again = [v for v in plan.body.loads if v in plan.loop and sum(v in s for s in sweeps) > 1]
+    row = plan.row_length * sum(v.dtype.itemsize for v in again)
+    return min(3 * gpu.l2_bytes // 4 // (gpu.multiprocessors * row), most) if row else 0
+
+
+WIDE = 16
+"""Bytes of a thread's widest load."""
+
+
+def granule(plan: KernelPlan) -> int:
+    """Where rows begin anywhere in memory: the elements of a wide load, in which a tile then begins. 1 where
+    that doesn't help. The tensor's end is one of a wide load: it reads nothing beyond."""
+    body, rows, length = plan.body, product(plan.ranges.values()), plan.row_length
+    along = [v for v in (*body.loads, *body.stores) if along_rows(v, body)]
+    known = all(isinstance(size, int) for size in body.all_ranges.values())
+    if not along or not known or body.scans:
+        return 1
+    found = WIDE // min(v.dtype.itemsize for v in along)
+    return found if length % found and rows * length % found == 0 else 1
+
+
+AHEAD = 8
+"""Most bytes of each element of a row that a program loads before it computes with them."""
+
+LONG_ROW = 4096
+"""Elements from which on a thread that holds part of a row has many: fewer threads wait for each other."""
 
 SQUARE = 32
 """From which extent on tiles are squares where loads and stores run along different loops."""

@@ -12,6 +12,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -580,6 +581,9 @@ def wrapped_original(function: Any) -> Any:
 TensorBase = torch._C.TensorBase
 """The C class below torch.Tensor, which defines its methods."""
 
+BUILTINS = {"nn": torch._C._nn, "C": torch._C}
+"""Where functions live that torch writes in C++, among others."""
+
 GLOBAL_HOOK_TABLES: list[dict[Any, Any]] = [
     getattr(torch.nn.modules.module, f"_global_{kind}_hooks")
     for kind in ("backward_pre", "backward", "forward_pre", "forward")
@@ -594,6 +598,9 @@ module_call_impl: Any = torch.nn.Module._call_impl
 # Triton (3.6.0 to 3.9.0) -------------------------------------------------------------------------------
 
 
+_PARSING = threading.Lock()
+
+
 def triton_compile(
     function: Any,
     signature: dict[str, str],
@@ -602,12 +609,29 @@ def triton_compile(
     target: Any,
     options: dict[str, Any],
 ) -> Any:
-    """Compile a JITFunction for a GPUTarget: no driver is needed. `divisible`: arguments that 16 divides."""
+    """Compile a JITFunction for a GPUTarget: no driver is needed. `divisible`: arguments that 16 divides.
+
+    Threads run Triton's passes and `ptxas` side by side, but Python's part, which they can't share anyway,
+    one after the other: before 3.13, `ast.parse` may fail in a thread while another parses (cpython#106905).
+    """
     import triton
     from triton.compiler import ASTSource
 
+    class Source(ASTSource):  # type: ignore[misc]
+        def hash(self) -> str:
+            with _PARSING:
+                return str(super().hash())
+
+        def make_ir(self, *args: Any, **kwargs: Any) -> Any:
+            with _PARSING:
+                return super().make_ir(*args, **kwargs)
+
+    with _PARSING, contextlib.suppress(ImportError):
+        from triton.runtime.cache import triton_key
+
+        triton_key()  # reads half a gigabyte: once, rather than in each thread
     place = {name: (i,) for i, name in enumerate(signature)}
-    source = ASTSource(
+    source = Source(
         fn=function,
         signature=signature,
         constexprs={place[name]: value for name, value in constants.items()},
@@ -623,28 +647,14 @@ def gpu_target(backend: str, arch: int | str) -> Any:
     return GPUTarget(backend, arch, 64 if backend == "hip" else 32)
 
 
-def current_gpu_target() -> Any:
-    """The target of the current CUDA device."""
-    from triton.runtime import driver
+@functools.cache
+def triton_identity() -> str:
+    """What a compiled kernel depends on besides its source."""
+    import triton
 
-    return driver.active.get_current_target()
-
-
-def triton_launch(compiled: Any) -> tuple[Callable[..., Any], Any, Any]:
-    """(run, function, metadata) of a compiled kernel, loaded on the current device.
-
-    `run(x, y, z, stream, function, metadata, None, None, None, *arguments)` is what Triton's own launch ends
-    in, without its 8 microseconds of argument analysis. Where a version differs, `run` goes the long way.
-    """
-    compiled[(1, 1, 1)]  # loads the binary
-    try:
-        return compiled.run, compiled.function, compiled.packed_metadata
-    except AttributeError:
-
-        def run(x: int, y: int, z: int, stream: int, *rest: Any) -> None:
-            compiled[(x, y, z)](*rest[5:], stream=stream)
-
-        return run, None, None
+    library = Path(triton.__file__).parent / "_C" / "libtriton.so"
+    build = library.stat() if library.exists() else None
+    return f"{triton.__version__} {build and (build.st_size, build.st_mtime_ns)}"
 
 
 def triton_interpreter() -> tuple[Any, Any]:

@@ -216,11 +216,11 @@ def _clean(folder: Path | None) -> None:
         remove_leftovers(folder, f"*{UNFINISHED}")
 
 
-def cache_folder(options: Options) -> Path | None:
-    """Where libraries are kept, made if need be; None where that is switched off, impossible or unsafe."""
+def cache_folder(options: Options, language: str = "cpp") -> Path | None:
+    """Where compiled code is kept, made if need be; None where that is switched off, impossible or unsafe."""
     if not options.disk_cache:
         return None
-    folder = options.cache_folder / "cpp"
+    folder = options.cache_folder / language
     reason = make_private(folder)
     if reason:
         warnings.warn(f"compiled kernels are not kept: {reason}", stacklevel=2)

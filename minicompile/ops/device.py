@@ -77,6 +77,8 @@ class Gpu:
     bytes_per_second: float = 3e12
     launch_seconds: float = 3e-6
     """What one more kernel costs, until its first programs have loaded."""
+    l2_bytes: int = 50 * 2**20
+    """Of the cache that all multiprocessors share."""
 
 
 @functools.cache
@@ -87,4 +89,5 @@ def gpu_of(device: torch.device) -> Gpu:
     found = torch.cuda.get_device_properties(device)
     registers = getattr(found, "regs_per_multiprocessor", Gpu.registers)  # not in every torch
     bandwidth = 0.9 * device_spec(device).bytes_per_second
-    return Gpu(found.multi_processor_count, registers, bandwidth)
+    cache = getattr(found, "L2_cache_size", Gpu.l2_bytes)
+    return Gpu(found.multi_processor_count, registers, bandwidth, l2_bytes=cache)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shutil
 import stat
@@ -65,6 +66,21 @@ def write_private(path: Path, content: bytes) -> bool:
                 os.unlink(part)
         return False
     return True
+
+
+def read_sealed(path: Path, key: str) -> bytes | None:
+    """What `write_sealed` wrote under this key; None where there is nothing, or it isn't whole."""
+    try:
+        kept = read_private(path)
+    except OSError:
+        return None
+    seal, content = kept[:32], kept[32:]
+    return content if seal == hashlib.sha256(key.encode() + content).digest() else None
+
+
+def write_sealed(path: Path, key: str, content: bytes) -> bool:
+    """Let a file appear that says that it is whole and what it is for. False if it can't be written."""
+    return write_private(path, hashlib.sha256(key.encode() + content).digest() + content)
 
 
 def remove_leftovers(folder: Path, pattern: str) -> None:

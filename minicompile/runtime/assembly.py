@@ -19,7 +19,8 @@ from minicompile.runtime.triton import (
     ALIGNMENT,
     Tiles,
     compile_kernel,
-    execute,
+    gpu_kernel,
+    module_file,
     planned_tiles,
     require_triton,
 )
@@ -93,8 +94,8 @@ def cross_compile(
         tiles = replace(tiles, num_warps=max(tiles.num_warps * 32 // gpu.warp_size, 1))
     divisible = [a.name for a in plan.arguments]
     divisible += [str(s) for s in plan.sizes if plan.hints.get(s, 1) % ALIGNMENT == 0]
-    function, namespace = execute(source)
-    compiled = compile_kernel(source, function, tiles, divisible if aligned else [], gpu)
+    kernel = gpu_kernel(source, tiles)
+    compiled = compile_kernel(kernel, divisible if aligned else [], target)
     texts = {name: text for name, text in compiled.asm.items() if isinstance(text, str)}
     texts.pop("source", None)
     binary = next(compiled.asm[name] for name in BINARIES if name in compiled.asm)
@@ -110,7 +111,7 @@ def cross_compile(
     ):
         spilled, registers = map(int, found.groups())
     shared = compiled.metadata.shared
-    name, file = f"{target[0]} {target[1]}", namespace["__name__"]
+    name, file = f"{target[0]} {target[1]}", module_file(kernel.name, kernel.module)
     return Assembly(source, name, tiles, texts, binary, file, shared, registers, spilled)
 
 

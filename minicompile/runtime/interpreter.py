@@ -35,7 +35,14 @@ from minicompile.codegen.plan import (
     power_of_two,
 )
 from minicompile.runtime.cpp import fail
-from minicompile.runtime.triton import Tiles, blocks, execute, programs
+from minicompile.runtime.triton import (
+    Tiles,
+    base_name,
+    blocks,
+    execute,
+    module_text,
+    programs,
+)
 from minicompile.shapes.expr import product, size_hint
 
 interpreter, JITFunction = compat.triton_interpreter()
@@ -51,7 +58,7 @@ class InterpretedKernel:
 
     def __init__(self, source: KernelSource, tiles: Tiles | None = None) -> None:
         self.plan, self.tiles = source.plan, tiles
-        function, namespace = execute(source)
+        function, namespace = execute(base_name(source), module_text(source))
         # Triton patches the modules it finds here; tl.max uses the last one
         namespace |= {"libdevice": TorchLibdevice(), "range": interpreted_range, "core": tl.core}
         self.kernel = interpreter.InterpretedFunction(function.fn)

@@ -19,7 +19,7 @@ import torch
 
 from minicompile import compat
 from minicompile.aot.result import BoxedCallable
-from minicompile.codegen.plan import KernelModule, KernelSource, WrapperSource
+from minicompile.codegen.plan import KernelModule, WrapperSource
 from minicompile.lowering.ir import ConstantBuffer
 from minicompile.ops.build import start_build, start_extension
 from minicompile.ops.registry import Registry
@@ -50,15 +50,14 @@ def load_cpp(module: KernelModule, options: Options) -> Callable[[], Kernels]:
 
 @kernel_loader("triton")
 def load_triton(module: KernelModule, options: Options) -> Callable[[], Kernels]:
-    def loaded(kernel: KernelSource) -> Callable[..., None]:
-        measured = options.mode.startswith("max-autotune") and kernel.plan.device.type == "cuda"
-        return (
-            autotune.tuned(kernel, options, tell=module.tell)
-            if measured
-            else triton.load_kernel(kernel)
-        )
-
-    return lambda: {kernel.name: loaded(kernel) for kernel in module.kernels}
+    on_gpu = any(kernel.plan.device.type == "cuda" for kernel in module.kernels)
+    if on_gpu and options.mode.startswith("max-autotune"):
+        load = partial(triton.load_kernel, options=options)
+        tuned = partial(autotune.tuned, options=options, load=load, tell=module.tell)
+        return lambda: {kernel.name: tuned(kernel) for kernel in module.kernels}
+    if on_gpu and torch.cuda.is_available():
+        return triton.start_kernels(triton.gpu_kernels(module.kernels), options)
+    return lambda: {kernel.name: triton.load_kernel(kernel) for kernel in module.kernels}
 
 
 def start_loading(
@@ -81,6 +80,14 @@ def start_loading(
         return call
 
     return finish
+
+
+def start_kept(
+    wrapper: WrapperSource, kernels: Mapping[str, triton.GpuKernel], options: Options
+) -> Callable[[], BoxedCallable]:
+    """The same for a graph that the disk had; what comes back waits for its kernels and loads the wrapper."""
+    wait = triton.start_kernels(kernels, options)
+    return lambda: load_wrapper(wrapper, wait())
 
 
 def empty_strided(

@@ -15,6 +15,7 @@ from minicompile.aot import partition as rules
 from minicompile.aot.result import AotResult, Partition
 from minicompile.lessons.exercise import Lesson, Run
 from minicompile.lessons.model import Block, GPTConfig
+from minicompile.ops.display import bytes_text
 from minicompile.ops.events import Event, observer
 from minicompile.ops.graph import user_line
 
@@ -458,3 +459,52 @@ def weigh_values(run: Run, weight: Callable[..., Any]) -> str:
         run.expect(str(split_of(aot)), str(split_of(built_in)), "what the block saves")
         said = f"{split_of(aot).saved_bytes} bytes saved, as by the built-in rule"
     return said
+
+
+# Exercise 6
+
+
+def tokens_loss(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    logits = F.linear(x, weight).view(-1, weight.shape[0])
+    return F.cross_entropy(logits, labels, ignore_index=7)
+
+
+@lesson.exercise(
+    "ex6",
+    points=3,
+    level="stretch",
+    visible=[("4 rows", 4, 1.0, 0)],
+    hidden=[
+        ("6 rows, some of which are labels that don't count", 6, 1.0, 3),
+        ("large logits", 5, 500.0, 1),
+    ],
+    forbidden=["cross_entropy", "nll_loss", "grad", "backward", "vjp", "chunked_loss"],
+)
+def a_loss_in_chunks(run: Run, losses_and_slopes: Callable[..., Any]) -> str:
+    """Losses and their gradients, alone and in the pass."""
+    for what, rows, scale, ignored in run.cases:
+        logits = (torch.randn(rows, 9) * scale).requires_grad_()
+        labels = torch.randint(9, (rows,))
+        labels[:ignored] = -100
+        losses = F.cross_entropy(logits, labels, reduction="sum")
+        (slopes,) = torch.autograd.grad(losses, logits)
+        got = losses_and_slopes(logits.detach(), labels, -100)
+        pair = isinstance(got, Sequence) and len(got) == 2
+        run.that(pair, f"losses_and_slopes of {what}", "two tensors", type(got).__name__)
+        run.close(got[0], losses.detach(), f"the losses of {what}", rtol=1e-4, atol=1e-4)
+        run.close(got[1], slopes, f"the slopes of {what}", rtol=1e-4, atol=1e-5)
+    x, weight = (torch.randn(n, 8, requires_grad=True) for n in (2048, 8192))
+    labels, pass_of = torch.randint(8192, (2048,)), "minicompile.aot.passes.chunked_loss"
+    eager = tokens_loss(x, weight, labels)
+    expected = torch.autograd.grad(eager, [x, weight])
+    whole, _ = divided(tokens_loss, x, weight, labels, chunk_loss=False)
+    with run.replaced(f"{pass_of}:losses_and_slopes", losses_and_slopes):
+        aot, loss = divided(tokens_loss, x, weight, labels)
+    run.close(loss.detach(), eager.detach(), "the model's loss", rtol=1e-4, atol=1e-4)
+    for name, found, wanted in zip(
+        ("x", "weight"), torch.autograd.grad(loss, [x, weight]), expected
+    ):
+        run.close(found, wanted, f"the model's gradient of {name}", rtol=1e-4, atol=1e-4)
+    run.changed(str(split_of(whole)), str(split_of(aot)), "what the loss saves")
+    before, after = (bytes_text(split_of(one).saved_bytes) for one in (whole, aot))
+    return f"{after} saved instead of {before}"

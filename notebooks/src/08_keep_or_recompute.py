@@ -296,12 +296,41 @@ for title, fn in (("as it is", block.mlp), ("in checkpoint", wrapped)):
     print(f"{title:>13}: {divided(fn, h).partition.saved_bytes} bytes saved beside inputs")
 
 # %% [markdown]
+# ## Keep the gradient instead
+#
+# A language model's last product gives a row of logits for each token, as wide as the vocabulary: often
+# the largest value of the whole step, and the loss's backward needs it again. No cut helps, as a product is
+# what we don't make twice. But for a loss the forward can do the backward's work at once, a chunk of
+# rows at a time: logits, their losses, the slope by each of them, and two products with it. Then the chunk
+# is forgotten. What crosses are two gradients, as large as `x` and the weight however many rows there are.
+
+# %% name="chunks"
+
+
+def loss(x, w, labels):
+    return F.cross_entropy(F.linear(x, w), labels)
+
+
+tokens, vocabulary = torch.randn(2048, 16), torch.randn(16384, 16, requires_grad=True)
+labels = torch.randint(16384, (2048,))
+for title, chunks in (("all rows at once", False), ("in chunks", True)):
+    aot = divided(loss, tokens.requires_grad_(), vocabulary, labels, chunk_loss=chunks)
+    print(f"{title:>16}: {bytes_text(aot.partition.saved_bytes)} saved beside inputs")
+
+# %% [markdown]
+# A pass over the captured graph does it (the next lesson is about passes), before gradients are known:
+
+# %% name="chunks-pass"
+print(next(record for record in aot.passes if "chunked_loss" in record.name))
+
+# %% [markdown]
 # > **In torch.compile.** Its partitioner is where the idea comes from; below it divides our `net`, live.
 # > `default_partition` of eager-like training, then the minimum cut: look at what the forward returns
 # > beside its result. A budget is `torch._functorch.config.activation_memory_budget`. We simplified: no
 # > limit on the length of recomputed chains, no rule that banned operators near each other stay
 # > together, no ILP solver. Read `torch/_functorch/partitioners.py`; its knapsacks are in
-# > `torch/_functorch/_activation_checkpointing/knapsack.py`.
+# > `torch/_functorch/_activation_checkpointing/knapsack.py`. Losses go in chunks if you switch
+# > `torch._inductor.config.auto_chunker` on.
 
 # %% name="torch-partitioner"
 from functorch.compile import (
@@ -334,7 +363,7 @@ for divide in (default_partition, min_cut_rematerialization_partition):
 # 2. A cheapest set of saved values is a minimum cut of a network whose pipes are as wide as bytes.
 # 3. Random operators must never run twice, or the gradient belongs to another mask.
 # 4. Library calls and sums shouldn't run twice, which is a matter of time and not of truth.
-# 5. A memory budget moves the line: fewer bytes, more work.
+# 5. A memory budget moves the line: fewer bytes, more work; a loss in chunks saves bytes for no work.
 
 # %% [markdown]
 # ## Exercises
@@ -639,10 +668,85 @@ def weight(node):
 
 
 # %% [markdown]
+# **Exercise 6 · A loss in chunks** (3 points, stretch). Write `losses_and_slopes(logits, labels, ignore)`,
+# the inside of such a chunk, as formulas: the sum of the rows' cross-entropy losses, and the gradient of
+# that sum by `logits`, a tensor as large. A row whose label is `ignore` doesn't count. The check tries it
+# alone, then makes it the pass's, and compares a model's loss and gradients with eager's.
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# The loss of a row is minus the logarithm of the softmax at its label. Its slope by one of the logits is
+# the softmax there, less 1 at the label. Take `torch.log_softmax`, which keeps large logits from
+# overflowing; compare `torch.arange` with the labels to find where each row's label is: a label that
+# doesn't count may lie outside of the row, so don't index with it.
+#
+# </details>
+
+
+# %% name="ex6-answer" tags=["answer"]
+def losses_and_slopes(logits, labels, ignore):
+    """The sum of the losses, and its gradient by the logits."""
+    ### BEGIN SOLUTION
+    logs = torch.log_softmax(logits, -1)
+    right = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
+    counts = (labels != ignore)[:, None]
+    losses = -torch.where(right & counts, logs, 0).sum()
+    return losses, (logs.exp() - right.to(logits.dtype)) * counts
+    ### END SOLUTION
+
+
+# %% name="ex6-check" tags=["nbval-check-output"]
+check("ex6")
+
+
+# %% name="ex6-wrong-softmax" tags=["wrong"] kind="misconception" says="the slopes of 4 rows"
+def losses_and_slopes(logits, labels, ignore):
+    logs = torch.log_softmax(logits, -1)
+    right = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
+    counts = (labels != ignore)[:, None]
+    return -torch.where(right & counts, logs, 0).sum(), logs.exp() * counts
+
+
+# %% name="ex6-wrong-mean" tags=["wrong"] kind="misconception" says="the losses of 4 rows"
+def losses_and_slopes(logits, labels, ignore):
+    logs = torch.log_softmax(logits, -1)
+    right = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
+    counts = (labels != ignore)[:, None]
+    losses = -torch.where(right & counts, logs, 0).sum()
+    return losses / len(labels), (logs.exp() - right.to(logits.dtype)) * counts / len(labels)
+
+
+# %% name="ex6-wrong-ignored" tags=["wrong"] kind="visible-only" says="that don't count"
+def losses_and_slopes(logits, labels, ignore):
+    logs = torch.log_softmax(logits, -1)
+    right = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
+    return -torch.where(right, logs, 0).sum(), logs.exp() - right.to(logits.dtype)
+
+
+# %% name="ex6-wrong-overflow" tags=["wrong"] kind="visible-only" says="large logits"
+def losses_and_slopes(logits, labels, ignore):
+    softmax = logits.exp() / logits.exp().sum(-1, keepdim=True)
+    right = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
+    counts = (labels != ignore)[:, None]
+    losses = -torch.where(right & counts, softmax.log(), 0).sum()
+    return losses, (softmax - right.to(logits.dtype)) * counts
+
+
+# %% name="ex6-wrong-autograd" tags=["wrong"] kind="built-in" says="a use of cross_entropy"
+def losses_and_slopes(logits, labels, ignore):
+    logits = logits.detach().requires_grad_()
+    with torch.enable_grad():
+        losses = F.cross_entropy(logits, labels, ignore_index=ignore, reduction="sum")
+    return losses.detach(), torch.autograd.grad(losses, logits)[0]
+
+
+# %% [markdown]
 # ## Go deeper
 #
 # - `minicompile/aot/partition.py`: this lesson is `min_cut` and `why_not_recomputed` there.
 # - `minicompile/aot/maxflow.py`: Dinic's algorithm in one page.
+# - `minicompile/aot/passes/chunked_loss.py`: which losses go in chunks, and why others don't.
 # - `torch/_functorch/partitioners.py`: `min_cut_rematerialization_partition`, and its bans.
 # - `torch/_functorch/_activation_checkpointing/knapsack.py`: greedy, exact and by integer programming.
 #

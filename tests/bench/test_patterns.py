@@ -54,6 +54,8 @@ ROW = 4 * 24
         ("layer_norm", True, 2 * BYTES + 2 * ROW + 3 * BYTES + 4 * ROW),
         # the sum is an output, and the backward needs no more than that; both summands' gradients are one
         ("rms_norm", True, 4 * BYTES + ROW + 4 * BYTES + 2 * ROW),
+        # forward: logits, labels of 8 bytes, loss; backward: as much as the logits, loss's gradient, logits'
+        ("bce_loss", True, BYTES + 2 * BYTES + 4 + BYTES + 4 + BYTES),
         ("square_sum", False, 4 * 2 * 16 * 40 + 4),
         # of the table no more than a row for each token; places, weight, bias
         ("embedding_sum", False, 8 * 2 * 16 + 2 * BYTES + BYTES // 2 + 2 * ROW),

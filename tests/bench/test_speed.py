@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 
 from minicompile.__main__ import main
 from minicompile.bench import cases as cases_module
-from minicompile.bench import first_calls, speed, timing
+from minicompile.bench import first_calls, machine, speed, timing
 from minicompile.bench.cases import COMPILERS, EAGER, MODELS, OURS, TORCH, find_cases, in_float64
 from minicompile.bench.first_calls import FirstCall
 from minicompile.bench.patterns import MEMORY_BOUND, ON_GPU, PATTERNS, SIZES
@@ -186,10 +188,38 @@ def test_first_calls_that_are_too_slow():
 
 def test_a_first_call_in_a_fresh_process(tmp_path: Path):
     case = "gelu_bias, cache"
-    cold = first_calls.in_fresh_process(OURS, case, first_calls.FRESH, "cpu", 1, str(tmp_path))
-    warm = first_calls.in_fresh_process(OURS, case, first_calls.WARM_START, "cpu", 1, str(tmp_path))
+    given = ("cpu", 1, str(tmp_path), "float32")
+    cold = first_calls.in_fresh_process(OURS, case, first_calls.FRESH, *given)
+    warm = first_calls.in_fresh_process(OURS, case, first_calls.WARM_START, *given)
     assert cold > 0 and warm > 0
     assert list(tmp_path.rglob("*.so"))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_first_calls_of_each_device(monkeypatch, capsys, device: str):
+    """Each case exists; both compilers are asked from each state, with caches of their own."""
+    scales: list[Any] = ["gpu" if device == "cuda" else "cache"]
+    known = {case.name for case in find_cases([], ["pattern", "model"], scales)}
+    assert set(first_calls.CASES[device]) <= known
+    caches: dict[tuple[str, str], set[str]] = {}
+
+    def took(compiler, case, state, on, threads, cache, dtype):
+        assert (on, threads, dtype) == (device, 2, "bfloat16")
+        caches.setdefault((case, compiler), set()).add(cache)
+        return 1.0 if compiler == OURS else 2.5
+
+    monkeypatch.setattr(first_calls, "in_fresh_process", took)
+    found = first_calls.measure_first_calls(speed.Screen(plain=True), device, 2, "bfloat16")
+    states = {(call.case, call.state) for call in found}
+    wanted = {
+        (c, state) for c, (targets, _) in first_calls.CASES[device].items() for state in targets
+    }
+    assert states == wanted
+    late = [call.missed() for call in found if call.limit < 1 / 2.5]
+    assert all(late) and not any(call.missed() for call in found if call.limit == 1 / 2)
+    used = [cache for some in caches.values() for cache in some]
+    assert len(used) == len(set(used))
+    assert "1/2.5" in capsys.readouterr().out
 
 
 def test_turns_meet_the_same_machine():
@@ -215,6 +245,30 @@ def test_peaks_count_what_lives_at_once():
     assert 2 << 20 <= peak_bytes(step) < (2 << 20) + 64  # the number 1 is a tensor too
 
 
+def says_where(facts: dict[str, Any]) -> None:
+    """Date, command, commit, machine and versions are told."""
+    assert datetime.datetime.fromisoformat(facts["date"]).tzinfo is not None
+    assert facts["command"].startswith("python -m minicompile")
+    assert {"torch", "python", "cuda"} <= set(facts["versions"])
+    assert facts["machine"]["cores"] >= 1 and facts["machine"]["processor"]
+
+
+def test_kept_results_say_where_they_come_from():
+    folder = Path(speed.__file__).parent / "results"
+    readme = (folder / "README.md").read_text()
+    for file in folder.iterdir():
+        if file.suffix == ".json":
+            assert f"`{file.name}`" in readme
+            for facts in json.loads(file.read_text()):
+                says_where(facts)
+                assert not facts["commit"].endswith("+")
+
+
+def test_a_package_outside_of_a_repository_has_no_commit(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(machine, "__file__", str(tmp_path / "machine.py"))
+    assert machine.commit() == ""
+
+
 def test_the_command(monkeypatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     replaced(monkeypatch, torch_compile=identity)
     file = tmp_path / "facts.json"
@@ -226,6 +280,9 @@ def test_the_command(monkeypatch, tmp_path: Path, capsys: pytest.CaptureFixture[
     (facts,) = json.loads(file.read_text())
     assert [case["case"] for case in facts["cases"]] == ["softmax, small"]
     assert code == int(bool(facts["missed"]))
+    says_where(facts)
+    if (Path(__file__).parents[2] / ".git").exists():
+        assert re.fullmatch(r"[0-9a-f]{12}\+?", facts["commit"])
     assert "softmax, small" in said and "geometric mean" in said
 
 

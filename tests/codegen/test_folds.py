@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -39,9 +40,14 @@ def names(trace: Trace, graph: str = "forward") -> list[str]:
 
 
 @devices
+@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
 @pytest.mark.parametrize("rows", [2048, 2100])
 @pytest.mark.parametrize("fn", [layer_norm, rms_norm])
-def test_a_norms_backward_reads_its_rows_once(fn, rows, device) -> None:
+def test_a_norms_backward_reads_its_rows_once(fn, rows, ahead, device, monkeypatch) -> None:
+    if ahead:
+        monkeypatch.setattr("minicompile.codegen.triton_rules.LONG_ROW", 40)
+        monkeypatch.setattr("minicompile.codegen.triton_rules.AHEAD", 16)
+
     def given() -> list[Tensor]:
         torch.manual_seed(0)
         last = (rows, 40) if fn is rms_norm else (40,)
@@ -54,7 +60,13 @@ def test_a_norms_backward_reads_its_rows_once(fn, rows, device) -> None:
         outputs = out if isinstance(out, tuple) else (out,)
         return torch.autograd.grad(outputs, args, [o.detach().cos() for o in outputs])
 
-    assert names(traced(fn, *given()), "backward") == ["rows", "columns"]
+    traces = traced(fn, *given())
+    assert names(traces, "backward") == ["rows", "columns"]
+    lines = [line.strip() for line in traces.backward.kernels[0].text.splitlines()]
+    loads = [line for line in lines if re.search(r"load\(\w+ \+ \(r0 \+ 40\*x0\)", line)]
+    assert len(loads) >= 2
+    # ahead: before the loop, and in it
+    assert all(lines.count(line) == 1 + ahead == 1 + line.startswith("_tmp") for line in loads)
     found = gradients(mc.compile(fn, options=TRITON))
     torch.testing.assert_close(found, gradients(fn), rtol=1e-4, atol=2e-4)
 

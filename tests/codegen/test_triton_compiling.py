@@ -14,10 +14,13 @@ from minicompile.codegen.plan import KernelSource
 from minicompile.codegen.triton import print_triton
 from minicompile.errors import BackendError
 from minicompile.ops.table import POINTWISE, result_dtype
-from minicompile.runtime.assembly import Assembly, cross_compile
+from minicompile.options import Options
+from minicompile.runtime import triton
+from minicompile.runtime.assembly import Assembly, _tool_output, cross_compile
 from minicompile.runtime.triton import (
     CudaKernel,
     Tiles,
+    gpu_kernel,
     launcher_text,
     load_kernel,
     module_text,
@@ -161,18 +164,22 @@ class FakeGpu:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launches: list[tuple] = []
-        self.compiled: list[object] = []
+        self.bound: list[tuple] = []
         self.current = 0
-        monkeypatch.setattr(compat, "current_gpu_target", lambda: compat.gpu_target("cuda", 90))
-        monkeypatch.setattr(compat, "triton_launch", self.load)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+        monkeypatch.setattr(triton, "cuda_driver", lambda: self)
         monkeypatch.setattr(
             compat, "cuda_launch_state", lambda: (lambda: self.current, lambda device: 99)
         )
         monkeypatch.setattr(torch.cuda, "device", self.on_device)
 
-    def load(self, compiled):
-        self.compiled.append(compiled)
-        return (lambda *args: self.launches.append(args)), f"version{len(self.compiled)}", None
+    def bind(self, *facts):
+        self.bound.append(facts)
+        version = f"version{len(self.bound)}"
+        return lambda *args: self.launches.append((version, *args))
+
+    def sass(self, number):
+        return _tool_output(self.bound[number][0], "nvdisasm", "-c")
 
     @contextlib.contextmanager
     def on_device(self, index):
@@ -182,7 +189,7 @@ class FakeGpu:
 
 
 def cuda_kernel(source: KernelSource) -> CudaKernel:
-    return CudaKernel(source, planned_tiles(source.plan))
+    return CudaKernel(gpu_kernel(source, planned_tiles(source.plan)), Options(disk_cache=False))
 
 
 def test_the_launcher_passes_pointers_grid_and_stream(monkeypatch):
@@ -193,23 +200,9 @@ def test_the_launcher_passes_pointers_grid_and_stream(monkeypatch):
     kernel = cuda_kernel(source)
     a, y = torch.empty(5000), torch.empty(5000)
     kernel.launch(a, y)
-    block = source.plan.tiles["x"]
-    grid = -(-5000 // block)
-    expected = (
-        grid,
-        1,
-        1,
-        99,
-        "version1",
-        None,
-        None,
-        None,
-        None,
-        a.data_ptr(),
-        y.data_ptr(),
-        block,
-    )
-    assert gpu.launches == [expected]
+    block, warps = source.plan.tiles["x"], source.plan.num_warps
+    assert gpu.launches == [("version1", -(-5000 // block), 99, a.data_ptr(), y.data_ptr())]
+    assert [facts[2:] for facts in gpu.bound] == [(0, 32 * warps, 0, 2, 0, 0, False)]
 
 
 def test_an_unaligned_pointer_gets_a_version_that_assumes_nothing(monkeypatch):
@@ -220,9 +213,8 @@ def test_an_unaligned_pointer_gets_a_version_that_assumes_nothing(monkeypatch):
     kernel.launch(a[:-1], y)
     kernel.launch(a[1:], y)
     kernel.launch(a[1:], y)
-    assert [launch[4] for launch in gpu.launches] == ["version1", "version2", "version2"]
-    wide = ["ld.global.v4" in compiled.asm["ptx"] for compiled in gpu.compiled]
-    assert wide == [True, False]
+    assert [launch[0] for launch in gpu.launches] == ["version1", "version2", "version2"]
+    assert ["LDG.E.128" in gpu.sass(number) for number in range(2)] == [True, False]
 
 
 def test_a_symbolic_size_sets_the_grid_and_picks_its_version(monkeypatch):
@@ -237,8 +229,8 @@ def test_a_symbolic_size_sets_the_grid_and_picks_its_version(monkeypatch):
     for n in (32, 33, 4000):
         kernel.launch(x, x, n)
     block = source.plan.tiles["x"]
-    assert [launch[0] for launch in gpu.launches] == [-(-n * 100 // block) for n in (32, 33, 4000)]
-    assert [launch[4] for launch in gpu.launches] == ["version1", "version2", "version1"]
+    assert [launch[1] for launch in gpu.launches] == [-(-n * 100 // block) for n in (32, 33, 4000)]
+    assert [launch[0] for launch in gpu.launches] == ["version1", "version2", "version1"]
 
 
 def test_a_float_is_passed_as_it_is_and_picks_no_version(monkeypatch):
@@ -251,9 +243,9 @@ def test_a_float_is_passed_as_it_is_and_picks_no_version(monkeypatch):
     x = torch.empty(4096)
     for number in (16.0, 0.1):
         kernel.launch(x, x, number)
-    assert [launch[-2] for launch in gpu.launches] == [16.0, 0.1]
-    assert [launch[4] for launch in gpu.launches] == ["version1", "version1"]
-    assert ".f64" in gpu.compiled[0].asm["ptx"]
+    assert [launch[-1] for launch in gpu.launches] == [16.0, 0.1]
+    assert [launch[0] for launch in gpu.launches] == ["version1", "version1"]
+    assert "F2F.F32.F64" in gpu.sass(0)
 
 
 def test_a_kernel_of_another_device_runs_there(monkeypatch):
@@ -306,20 +298,6 @@ def test_equal_kernels_at_different_places_compile_to_the_same_module():
     )
     assert first.name != second.name
     assert module_text(first) == module_text(second)
-
-
-def test_a_triton_with_other_handles_still_launches():
-    calls = []
-
-    class Compiled:
-        """What a compiled kernel promises publicly, and nothing else."""
-
-        def __getitem__(self, grid):
-            return lambda *args, **kw: calls.append((grid, args, kw))
-
-    run, function, metadata = compat.triton_launch(Compiled())
-    run(7, 1, 1, 99, function, metadata, None, None, None, 1024, 2048, 256)
-    assert calls == [((7, 1, 1), (1024, 2048, 256), {"stream": 99})]
 
 
 @pytest.mark.parametrize("name", [n for n, spec in POINTWISE.items() if spec.arity < 3])

@@ -46,18 +46,14 @@ class ChunkedLoss(torch.autograd.Function):
         dtype: torch.dtype, ignore: int, mean: bool,
     ) -> Tensor:  # fmt: skip
         wide = torch.promote_types(dtype, torch.float32)
-        classes, by_x = torch.arange(weight.shape[0], device=x.device), []
+        by_x = []
         by_weight = weight.new_zeros(weight.shape, dtype=wide)
         by_bias = None if bias is None else bias.new_zeros(bias.shape, dtype=wide)
-        nothing = classes.new_zeros((), dtype=wide).expand(len(x), len(weight))
+        nothing = x.new_zeros((), dtype=wide).expand(len(x), len(weight))
         total = F.nll_loss(nothing, target, ignore_index=ignore, reduction="sum")  # checks classes
         for rows, labels in zip(x.split(size), target.split(size)):
-            logits = F.linear(rows, weight, bias).to(wide)
-            logs = torch.log_softmax(logits, -1)
-            right, counts = classes == labels.unsqueeze(1), labels != ignore
-            losses = -torch.where(right, logs, 0).sum(1)
-            total = total + torch.where(counts, losses, 0).sum()
-            down = (logs.exp() - right.to(wide)) * counts.unsqueeze(1).to(wide)
+            losses, down = losses_and_slopes(F.linear(rows, weight, bias).to(wide), labels, ignore)
+            total = total + losses
             by_bias = None if by_bias is None else by_bias + down.sum(0)
             down = down.to(x.dtype)
             by_x.append(down @ weight)
@@ -73,6 +69,16 @@ class ChunkedLoss(torch.autograd.Function):
         scale = scale if count is None else scale / count.clamp(min=1)
         scaled = ((g * scale).to(by_x.dtype) for g in (by_x, by_weight))
         return *scaled, None if by_bias is None else (by_bias * scale).to(by_x.dtype), *[None] * 5
+
+
+def losses_and_slopes(logits: Tensor, labels: Tensor, ignore: int) -> tuple[Tensor, Tensor]:
+    """The sum of the losses of rows, and its gradient by the logits. Rows labelled `ignore` don't count."""
+    logs = torch.log_softmax(logits, -1)
+    classes = torch.arange(logits.shape[1], device=logits.device)
+    right, counts = classes == labels.unsqueeze(1), labels != ignore
+    losses = torch.where(counts, -torch.where(right, logs, 0).sum(1), 0)
+    slopes = (logs.exp() - right.to(logs.dtype)) * counts.unsqueeze(1).to(logs.dtype)
+    return losses.sum(), slopes
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -181,8 +187,10 @@ def linear_width(linear: fx.Node) -> Any:
 def chunks(node: fx.Node) -> tuple[list[fx.Node], fx.Node, int] | str:
     """The calls between a linear layer and a loss, that layer, and a chunk's rows; or why not."""
     given = arguments(node)
-    logits, labels = given["input"], given["target"].meta["val"]
-    value = logits.meta["val"]
+    logits = given["input"]
+    if any("val" not in n.meta for n in node.all_input_nodes):
+        return "nothing is known of its tensors"
+    value, labels = logits.meta["val"], given["target"].meta["val"]
     if value.dim() != 2 or labels.dtype.is_floating_point or labels.dim() != 1:
         return "the loss isn't one of rows of logits and their classes"
     if given.get("weight") is not None or given.get("label_smoothing", 0.0) != 0.0:

@@ -1,0 +1,278 @@
+"""Rows that are swept in a loop: where tiles begin, what a sweep keeps, what stays in the cache."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import minicompile as mc
+from minicompile.codegen.phases import riders
+from minicompile.codegen.plan import CodeLine, KernelPlan, plan_rule
+from minicompile.codegen.triton_rules import choose_order
+from minicompile.ops.device import Gpu
+from minicompile.ops.registry import scoped
+from minicompile.options import Options
+from minicompile.runtime.assembly import cross_compile
+from minicompile.runtime.triton import Tiles
+from tests.codegen.fusing import Program, softmax
+from tests.codegen.triton_running import call, devices, run, source_of
+
+F32, BF16, I64 = torch.float32, torch.bfloat16, torch.int64
+INTERNAL = ("amax", "total")
+
+
+@pytest.fixture(autouse=True)
+def looped():
+    """Every row is swept in a loop, however short."""
+    with scoped():
+
+        @plan_rule("triton:reduction")
+        def looped(plan: KernelPlan, options: Options) -> None:
+            if plan.reduction_ranges:
+                plan.reduction = "looped"
+                plan.riders = riders(plan.body, plan.loop, "max")
+
+        @plan_rule("triton:split")
+        def whole(plan: KernelPlan, options: Options) -> None:
+            """One program takes a row."""
+
+        yield
+
+
+def special_rows(n: int) -> torch.Tensor:
+    """Eight rows: ordinary, infinite, not a number, far apart."""
+    torch.manual_seed(n)
+    x = torch.randn(8, n) * 4
+    x[0], x[1, : n - 3], x[2, 5:] = -math.inf, -math.inf, -math.inf
+    x[3, n // 2], x[4, n - 1], x[5, :32] = math.inf, math.nan, 1e30
+    x[6], x[7, ::2] = 1000.0, -1e4
+    return x
+
+
+# Tiles that begin where loads are wide -------------------------------------------------------------
+
+
+@devices
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("n", [97, 331, 130, 67])
+@pytest.mark.parametrize(
+    "tiles", [Tiles(1, 32), Tiles(4, 64), Tiles(1, 256), Tiles(2, 16)], ids=str
+)
+def test_rows_may_begin_anywhere(n, dtype, tiles, device):
+    source = source_of(softmax(8, n, dtype), INTERNAL)
+    assert source.plan.granule == 16 // dtype.itemsize
+    x = special_rows(n).to(dtype)
+    found = run(softmax(8, n, dtype), {"x": x}, INTERNAL, device, tiles)["softmax"].cpu()
+    torch.testing.assert_close(found, x.softmax(1), equal_nan=True)
+
+
+def test_their_loads_and_stores_are_wide():
+    ptx = cross_compile(source_of(softmax(1024, 50257, BF16), INTERNAL)).levels["ptx"]
+    assert set(re.findall(r"ld\.global\S*?(v\d|[bu]16)", ptx)) == {"v4"}
+    assert re.search(r"st\.global\S*\.v4", ptx)
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "why"),
+    [
+        (3, 97, "the last load would go beyond the tensor's end"),
+        (8, 96, "every row begins where a wide load does"),
+    ],
+)
+def test_tiles_begin_with_their_rows_where(rows, n, why):
+    assert source_of(softmax(rows, n), INTERNAL).plan.granule == 1, why
+
+
+# What a sweep keeps --------------------------------------------------------------------------------
+
+
+def best(kind: str, n: int) -> Program:
+    p = Program()
+    p.input("x", (8, n))
+    for name, dtype in ((kind, F32), (f"arg{kind}", I64)):
+        p.reduce(name, (8,), (n,), name, lambda o, i, r: o.load("x", i[0] * n + r[0]), dtype)
+    return p
+
+
+@devices
+@pytest.mark.parametrize("kind", ["max", "min"])
+@pytest.mark.parametrize("n", [97, 128, 40])
+def test_one_search_finds_the_best_element_and_its_place(kind, n, device):
+    source = source_of(best(kind, n))
+    assert source.text.count("tl.full(") == 1  # one accumulator of numbers
+    assert "int64" not in source.text.partition("for roffset")[2].partition("tl.reduce")[0]
+    x = special_rows(n)
+    x[5, n // 3 :: 7] = -1e30 if kind == "min" else 2e30  # the first of several
+    x[6, 1::2], x[7] = -0.0, torch.where(torch.arange(n) < n - 2, math.inf, -math.inf)
+    x[7] = x[7] if kind == "min" else -x[7]
+    x[0] = -math.inf if kind == "max" else math.inf
+    for tiles in (Tiles(1, 16), Tiles(4, 32), Tiles(2, 128)):
+        found = run(best(kind, n), {"x": x}, device=device, tiles=tiles)
+        values, places = getattr(x, kind)(1)
+        assert torch.equal(found[f"arg{kind}"].cpu(), places)
+        torch.testing.assert_close(found[kind].cpu(), values, equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("scale", [0.01, 1.0, 8.0])
+def test_shares_of_a_softmax_are_rounded_as_divisions(scale):
+    x = torch.randn(256, 8192) * scale
+    shares = run(softmax(256, 8192), {"x": x}, INTERNAL, "cuda")["softmax"]
+    source = source_of(softmax(256, 8192), INTERNAL, "cuda")
+    assert "share_of" in source.text
+    source.lines[:] = [
+        CodeLine(line.text.replace("share_of", "tl.div_rn"), line.origins) for line in source.lines
+    ]
+    divided = torch.empty_like(shares)
+    call(source, {"x": x.cuda(), "softmax": divided})
+    assert torch.equal(shares, divided)
+
+
+def test_a_share_costs_no_division():
+    ptx = cross_compile(source_of(softmax(64, 4096), INTERNAL)).levels["ptx"]
+    assert ptx.count("div.rn") == 1  # the inverse of the sum
+    p = softmax(64, 4096)
+    p.pointwise(
+        "other",
+        (64, 4096),
+        lambda o, i: o.truediv(o.load("x", i[0] * 4096 + i[1]), o.load("total", i[0])),
+    )
+    assert len(re.findall(r"share_of\(", source_of(p, INTERNAL).text)) == 1  # not that of any x
+
+
+# The cache -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n", "warps", "tile"),
+    [(BF16, 65536, 16, 8192), (F32, 65536, 32, 16384), (F32, 2**20, None, None)],
+    ids=str,
+)
+def test_as_many_rows_are_in_work_as_the_cache_holds(dtype, n, warps, tile):
+    source = source_of(softmax(1024, n, dtype), INTERNAL)
+    assert source.plan.rows_cached == (warps is not None)
+    policies = re.findall(r"evict_(\w+)", source.text)
+    assert policies == (["last", "first", "first"] if warps else [])
+    if warps:
+        assert (source.plan.num_warps, source.plan.tiles["r"]) == (warps, tile)
+
+
+def test_every_sweep_but_the_last_keeps_its_rows():
+    @plan_rule("triton:reduction")
+    def thrice(plan: KernelPlan, options: Options) -> None:
+        """The sum has a sweep of its own."""
+
+    source = source_of(softmax(1024, 65536), INTERNAL)
+    assert re.findall(r"evict_(\w+)", source.text) == ["last", "last", "first", "first"]
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("n", [8192, 16384])
+def test_two_programs_have_registers_where_rows_are_held_that_leave_some(n, dtype):
+    @plan_rule("triton:reduction")
+    def held(plan: KernelPlan, options: Options) -> None:
+        """Whole rows."""
+        plan.reduction = "persistent"
+
+    source = source_of(softmax(4096, n, dtype), INTERNAL)
+    assembly = cross_compile(source)
+    assert assembly.registers * 32 * source.plan.num_warps <= Gpu().registers // 2
+    assert assembly.spilled_bytes <= 8
+
+
+def added(order: tuple[int, int] = (3, 2), n: int = 64) -> Program:
+    """Row sums of x[b, t] + places[t]."""
+    p, (batch, length) = Program(), order
+    p.input("x", (batch, length, n))
+    p.input("places", (length, n))
+
+    def both(o, i, r):
+        return o.add(
+            o.load("x", (i[0] * length + i[1]) * n + r[0]), o.load("places", i[1] * n + r[0])
+        )
+
+    p.reduce("y", (batch, length), (n,), "sum", both)
+    return p
+
+
+def test_rows_that_share_a_row_follow_one_another(monkeypatch):
+    monkeypatch.setattr("minicompile.codegen.triton_rules.LONG_ROW", 64)
+    plan = added().plan(language="triton")
+    assert [int(n) for n in plan.ranges.values()] == [3, 2]  # all is in the cache
+    monkeypatch.setattr("minicompile.codegen.triton_rules.gpu_of", lambda d: Gpu(l2_bytes=64))
+    choose_order(plan, Options())
+    assert [int(n) for n in plan.ranges.values()] == [2, 3]
+    assert "rows in the order of memory" in str(plan)
+    x, places = torch.randn(3, 2, 64), torch.randn(2, 64)
+    found = run(added(), {"x": x, "places": places})["y"]
+    torch.testing.assert_close(found, (x + places).sum(-1))
+
+
+# Sums of which one term isn't zero -----------------------------------------------------------------
+
+
+def loss_step(x, labels, reduction):
+    return F.cross_entropy(x, labels, reduction=reduction, ignore_index=3)
+
+
+@pytest.mark.parametrize("language", ["cpp", "triton"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_the_gradient_of_a_loss_is_eagers_without_summing_a_row(dtype, reduction, language):
+    torch.manual_seed(0)
+    x = torch.randn(8, 37).to(dtype).requires_grad_()
+    labels = torch.tensor([0, 36, 3, 5, 3, 36, 0, 17])
+    compiled = mc.compile(loss_step, options={"device_codegen": language})
+    down = torch.randn(8).to(dtype) if reduction == "none" else torch.tensor(-0.0).to(dtype) + 1
+    (ours,), (eager,) = (
+        torch.autograd.grad(fn(x, labels, reduction), [x], [down]) for fn in (compiled, loss_step)
+    )
+    coarse = {"rtol": 0.05, "atol": 1e-3} if dtype is BF16 else {}
+    torch.testing.assert_close(ours, eager, **coarse)
+    backward = mc.trace(compiled, x, labels, reduction).backward
+    assert not any(plan.body.reductions for plan in backward.plans)
+
+
+def chosen(test, other=0.0) -> Program:
+    p = Program()
+    p.input("at", (4,), I64)
+    p.input("c", (4,))
+
+    def term(o, i, r):
+        place = o.index_expr(r[0], I64)
+        return o.where(
+            test(o, place, o.load("at", i[0])), o.load("c", i[0]), o.constant(other, F32)
+        )
+
+    p.reduce("y", (4,), (8,), "sum", term)
+    return p
+
+
+def eq(o, place, at):
+    return o.eq(place, at)
+
+
+def test_places_out_of_range_add_nothing_and_no_sum_is_minus_zero():
+    at, c = torch.tensor([-1, 8, 7, 0]), torch.tensor([1.0, 2.0, -0.0, math.nan])
+    assert not chosen(eq).plan(language="triton").body.reductions
+    found = run(chosen(eq), {"at": at, "c": c})["y"]
+    assert found.tolist()[:3] == [0, 0, 0]
+    assert not found[2].signbit()
+    assert found[3].isnan()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        chosen(lambda o, place, at: o.le(place, at)),
+        chosen(lambda o, place, at: o.logical_or(o.eq(place, at), o.eq(at, o.constant(1, I64)))),
+        chosen(eq, other=1.0),
+    ],
+)
+def test_sums_of_several_terms_stay(program):
+    assert program.plan(language="triton").body.reductions
