@@ -283,7 +283,8 @@ def group_name(group: Any) -> str | None:
 
 def group_size(name: str) -> int:
     """How many processes a group has."""
-    return int(torch.distributed.distributed_c10d._resolve_process_group(name).size())
+    c10d: Any = torch.distributed.distributed_c10d
+    return int(c10d._resolve_process_group(name).size())
 
 
 def ddp_buckets() -> tuple[int, int, list[torch.Tensor]] | None:
