@@ -22,6 +22,6 @@ def bisection(found: Bisection) -> str:
         for t in found.tries
         for setting, told in [t.cells]
     ]
-    content = facts(found.facts) + f"<pre>{changes}</pre>" * bool(changes)
+    content = facts(found.facts) + f'<pre class="code">{changes}</pre>' * bool(changes)
     content += table(("allowed", ""), tries)
     return box(f"bisection of {found.name}", found.verdict, content)
