@@ -14,6 +14,7 @@ printers only print. The real compiler: torch/_inductor/codegen/{common,simd,tri
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,10 +29,18 @@ from minicompile.ops.dtypes import short
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
-from minicompile.scheduling.body import LoopBody, Value, ranges_text
+from minicompile.scheduling.body import LoopBody, Value, iterate_indices, ranges_text
 from minicompile.scheduling.cost import Cost
 from minicompile.scheduling.nodes import FusedSchedulerNode
-from minicompile.shapes.expr import Size, is_float, size_hint
+from minicompile.shapes.expr import (
+    FloorDiv,
+    ModularIndexing,
+    Size,
+    is_float,
+    product,
+    size_hint,
+    size_symbol,
+)
 
 Language = str
 """A key of the registries `code_generator` and `kernel_loader`: "cpp", "triton"."""
@@ -131,9 +140,15 @@ class KernelPlan(Shown):
     of a long row that a thread takes and the most parts there are; two loop variables, the sides of the
     squares in which transposed loads are turned."""
     across: sympy.Symbol | None = None
-    """Triton: the last loop of the first axis, "y", of a pointwise kernel's square tiles."""
+    """Triton: the last loop of the first axis, "y", of a pointwise kernel's tiles of two axes."""
+    outer: frozenset[sympy.Symbol] = frozenset()
+    """Triton: loops over r around that over tiles, which save the division of an index by a varying size."""
     num_warps: int = 4
     index_dtype: torch.dtype = torch.int64
+    index_reach: tuple[Size, ...] = ()
+    """Triton: a launch has int32 indices if these are below 2**31, else int64."""
+    assumes: dict[sympy.Basic, str] = field(default_factory=dict)
+    """What must hold of the sizes, which the graph is guarded by, and why."""
     parallel: bool = False
     parallel_above: int = 0
     """With symbolic sizes: threads share the work from this many iterations on; 0: always."""
@@ -165,12 +180,13 @@ class KernelPlan(Shown):
     def axes(self) -> dict[str, dict[sympy.Symbol, Size]]:
         """The axes of a Triton kernel's tiles, and the loops that each flattens."""
         if self.reduction_ranges:
-            return {"x": self.ranges, "r": self.reduction_ranges}
+            inner = {v: n for v, n in self.reduction_ranges.items() if v not in self.outer}
+            return {"x": self.ranges, "r": inner}
         if self.across is None:
             return {"x": self.ranges}
         loops = list(self.ranges.items())
-        inner = list(self.ranges).index(self.across) + 1
-        return {"y": dict(loops[:inner]), "x": dict(loops[inner:])}
+        outer = list(self.ranges).index(self.across) + 1
+        return {"y": dict(loops[:outer]), "x": dict(loops[outer:])}
 
     @property
     def folds(self) -> list[Value]:
@@ -192,6 +208,36 @@ class KernelPlan(Shown):
         """How many r each of them has, at the hints."""
         return count(self.reduction_ranges.values(), self.hints)
 
+    @property
+    def varying_row(self) -> Size | None:
+        """Triton: the length of a row that a program holds, if that isn't known before the launch."""
+        length = product(self.reduction_ranges.values())
+        return length if self.reduction == "persistent" and not isinstance(length, int) else None
+
+    @functools.cached_property
+    def derived(self) -> dict[sympy.Symbol, sympy.Expr]:
+        """Triton: numbers that each launch computes from the sizes, by name.
+
+        Quotients and remainders; and products that 16 divides, at the hints, but none of their factors: loads
+        are wide where the compiler knows it.
+        """
+        body, sizes, hints = self.body, set(self.sizes), self.hints
+        every = [*body.all_ranges.values(), *(v.size for v in body.values), *iterate_indices(body)]
+        found: set[sympy.Expr] = set()
+        for size in every:
+            parts = sympy.preorder_traversal(sympy.sympify(size))
+            for part in parts:
+                if isinstance(part, FloorDiv | ModularIndexing) and part.free_symbols <= sizes:
+                    found.add(part)
+                    parts.skip()
+                elif part.is_Mul or part.is_Pow:
+                    factors = [f for f in sympy.Mul.make_args(part) if f.as_base_exp()[0] in sizes]
+                    whole, each = sympy.Mul(*factors), (s.as_base_exp()[0] for s in factors)
+                    alone = any(size_hint(s, hints) % 16 == 0 for s in each)
+                    if not alone and size_hint(whole, hints) % 16 == 0:
+                        found.add(whole)
+        return {size_symbol(f"size{i}"): part for i, part in enumerate(sorted(found, key=str))}
+
     def reject(self, description: str, reason: str) -> None:
         """Note down a plan that was considered, and why it was not taken."""
         self.alternatives += (Alternative(description, reason),)
@@ -209,10 +255,12 @@ class KernelPlan(Shown):
             "vector axis": "" if triton else f"{self.vector_axis} x {self.vector_width}",
             "tiles": tiles or "none",
             "pieces": str(self.pieces) if isinstance(self.pieces, Cut) else "",
-            "indices": short(self.index_dtype),
+            "indices": short(self.index_dtype)
+            + ", if a launch needs no i64" * bool(self.index_reach),
             "warps": str(self.num_warps) if triton and not self.launches else "",
             "threads": "" if triton else "parallel" if self.parallel else "one",
             "sizes": ", ".join(sizes),
+            "assumes": "; ".join(f"{fact}: {why}" for fact, why in self.assumes.items()),
             "launches": "; ".join(
                 f"{p.name} {ranges_text(p.body.all_ranges)}" for p in self.launches
             ),

@@ -42,6 +42,9 @@ from minicompile.shapes.expr import (
 
 PART = loop_symbol("p")
 
+ALIGNED = 16
+"""Long parts of varying length are multiples of this, so that each begins where wide loads can."""
+
 
 def refusal(plan: KernelPlan) -> str | None:
     """Why programs can't share the rows of a kernel; None if they can."""
@@ -100,6 +103,7 @@ def launch_plan(
         reduction="looped" if body.reduction_ranges else "none",
         parts=1,
         tiles={},
+        assumes={},
         cost=Cost(moved["load"], moved["store"], 0),  # operations are the whole kernel's affair
         riders={},
         alternatives=(),
@@ -130,7 +134,9 @@ class _Splitter:
         whole, self.var, count = parted(plan, parts)
         self.parts: dict[sympy.Symbol, Size] = {**whole, PART: count}
         size = plan.reduction_ranges[self.var]
-        chunk = floor_div(size + count - 1, count)
+        long = not isinstance(size, int) and size_hint(size, plan.hints) >= 64 * ALIGNED * count
+        step = ALIGNED if long else 1
+        chunk = step * floor_div(size + step * count - 1, step * count)
         rest = {v: n for v, n in plan.reduction_ranges.items() if v not in whole}
         rest[self.var] = chunk
         self.inside = {v: n for v, n in rest.items() if n != 1 or len(rest) == 1}

@@ -21,6 +21,7 @@ that line alone. The real compiler: torch/_inductor/codegen/{simd,triton}.py.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 
 import sympy
@@ -105,16 +106,20 @@ class _Printer(LinePrinter):
         super().__init__(plan)
         self.blocks = {axis: f"{axis.upper()}BLOCK" for axis in plan.axes}
         self.wide = plan.index_dtype is torch.int64
+        width = "tl.int64" if self.wide else f"{plan.integers[0]}.dtype" if plan.index_reach else ""
+        self.cast = f".to({width})" * bool(width)
+        """What makes an index as wide as it must be."""
         self.position = "rindex" if self.wide else "rindex.to(tl.int64)"
-        self.sizes = TritonIndex({})
+        self.given = {expr: name for name, expr in plan.derived.items()}
+        self.sizes = TritonIndex({}, given=self.given)
         self.axes: dict[Value, Axes] = {}
         for value in plan.body.values:
             across = (self.axes[operand] for operand in value.operands)
             varies = self._index_axes(value).union(*across)
             own = {"reduction": {"x"}, "scan": {"x", "r"}}.get(value.op)
             self.axes[value] = frozenset(own) if own else varies
-        self.length = product(plan.reduction_ranges.values())
-        whole = self.length == power_of_two(plan.row_length)
+        self.length = product(plan.axes.get("r", {}).values())
+        whole = self.length == power_of_two(plan.row_length)  # never a symbolic one
         self.full_row = plan.reduction == "persistent" and whole
         """No lane is left over."""
         self.unsynced: set[str] = set()
@@ -127,11 +132,10 @@ class _Printer(LinePrinter):
     def kernel(self) -> None:
         """All lines of the function."""
         plan = self.plan
-        if plan.reduction == "persistent" and not isinstance(self.length, int):
-            raise Unsupported(f"{plan.name}: a persistent reduction needs a row of known length")
         if plan.folds and plan.reduction != "persistent":
             raise Unsupported(f"{plan.name}: only whole rows can be added to sums of columns")
         parameters = [a.name for a in plan.arguments] + [str(s) for s in plan.sizes]
+        parameters += [str(s) for s in plan.derived]
         parameters += [f"{block}: tl.constexpr" for block in self.blocks.values()]
         self.line("@triton.jit")
         with self.block(f"def {plan.name}({', '.join(parameters)}):"):
@@ -155,9 +159,9 @@ class _Printer(LinePrinter):
         for value, name in folds.items():
             zeros = f"tl.full([1, RBLOCK], 0.0, {TRITON_DTYPES[value.dtype]})"
             self.line(f"{name} = {zeros}", value.origins)
-        share = -(-plan.rows // plan.parts)
-        self.line(f"xend = tl.minimum((p + 1) * {share}, xnumel)")
-        with self.block(f"for xoffset in range(p * {share}, xend, XBLOCK):"):
+        self.line(f"share = (xnumel + {plan.parts - 1}) // {plan.parts}")
+        self.line("xend = tl.minimum((p + 1) * share, xnumel)")
+        with self.block("for xoffset in range(p * share, xend, XBLOCK):"):
             self.line(f"xindex = xoffset + {self._lanes('x')}")
             self.line("xmask = xindex < xend")
             self._digits(plan.ranges, "xindex")
@@ -170,7 +174,7 @@ class _Printer(LinePrinter):
     def _indices(self) -> None:
         """Which elements the program computes."""
         plan = self.plan
-        program = "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
+        program = f"tl.program_id(0){self.cast}"
         parallel = {axis: loops for axis, loops in plan.axes.items() if axis != "r"}
         for axis, loops in parallel.items():
             self.line(f"{axis}numel = {self.sizes(product(loops.values()))}")
@@ -201,14 +205,13 @@ class _Printer(LinePrinter):
 
     def _row_index(self, start: str) -> None:
         """Which r the tile holds."""
-        wide = ".to(tl.int64)" if self.wide else ""
-        self.line(f"rindex = {start}{self._lanes('r')}{wide}")
+        self.line(f"rindex = {start}{self._lanes('r')}{self.cast}")
         if not self.full_row:
             tile = self.plan.tiles.get("r", 1)
             even = start and isinstance(self.length, int) and self.length % tile == 0 and tile > 1
             whole = " | (rnumel % RBLOCK == 0)"  # known when compiling: then no lane is masked
             self.line(f"rmask = (rindex < rnumel){whole}" if even else "rmask = rindex < rnumel")
-        self._digits(self.plan.reduction_ranges, "rindex")
+        self._digits(self.plan.axes["r"], "rindex")
 
     def _flat(self, index: Index) -> Index:
         """An index by an axis's own flattened index, where it walks that axis's loops in one stride."""
@@ -249,7 +252,14 @@ class _Printer(LinePrinter):
             for name, start in self._carried(scan).items():
                 self.line(f"{name} = {start}", scan.origins)
         self._synchronise(v.buffer for v in phase.values if v.op == "load")
-        with self.block("for roffset in range(0, rnumel, RBLOCK):"):
+        with contextlib.ExitStack() as loops:
+            for var, size in self.plan.reduction_ranges.items():
+                if var in self.plan.outer:
+                    loops.enter_context(
+                        self.block(f"for {var}_at in range(0, {self.sizes(size)}):")
+                    )
+                    self.line(f"{var} = tl.full([], {var}_at, {self.plan.integers[0]}.dtype)")
+            loops.enter_context(self.block("for roffset in range(0, rnumel, RBLOCK):"))
             self._row_index("roffset + ")
             for value in phase.values:
                 if value.op == "reduction":
@@ -492,4 +502,4 @@ class _Printer(LinePrinter):
 
         ranges = self.plan.body.all_ranges
         flat = {loop_symbol(f"{a}index"): product(r.values()) for a, r in self.plan.axes.items()}
-        return TritonIndex({**ranges, **flat}, symbol)(self._flat(value.index))
+        return TritonIndex({**ranges, **flat}, symbol, self.given)(self._flat(value.index))

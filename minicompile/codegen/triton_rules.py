@@ -9,16 +9,19 @@ Starting points read off torch/_inductor/runtime/triton_heuristics.py.
 
 from __future__ import annotations
 
+import sympy
 import torch
+from sympy import sympify
 
 from minicompile.codegen.phases import contiguous_uses, loop_needs, riders, stages, turned
-from minicompile.codegen.plan import KernelPlan, plan_rule, power_of_two
-from minicompile.codegen.printing import index_dtype
+from minicompile.codegen.plan import KernelPlan, count, plan_rule, power_of_two
+from minicompile.codegen.printing import INT32_END, reach
 from minicompile.codegen.split import PART, refusal
 from minicompile.ops.device import Gpu, gpu_of
+from minicompile.ops.table import POSITIONS
 from minicompile.options import Options
 from minicompile.scheduling.body import Value, iterate_indices
-from minicompile.shapes.expr import is_float, product
+from minicompile.shapes.expr import Expr, Ranges, is_float, is_nonnegative, product, size_hint
 
 COLUMNS, LEAST_COLUMN, LEAST_ROW = 64, 64, 4096
 """Columns that a program reduces side by side; fewest elements in a part of a column, and of a row."""
@@ -80,19 +83,35 @@ def seconds(plan: KernelPlan, gpu: Gpu, parts: int, programs: int) -> float:
 
 @plan_rule("triton:index_dtype")
 def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
-    """int32 only where every index provably fits, and the flattened ones to the end of their last block."""
-    flat = (product(plan.ranges.values()), product(plan.reduction_ranges.values()))
-    if not all(isinstance(n, int) and n + LARGEST_BLOCK < 2**31 for n in flat):
-        plan.reject("int32 indices", "too many elements, or their number varies")
-        return
+    """int32 only where every index fits, and the flattened ones to the end of their last block.
+
+    Where sizes vary, each launch finds out.
+    """
     body = plan.body
+    flat = (product(plan.ranges.values()), product(plan.reduction_ranges.values()))
+    ends: set[Expr] = {sympify(n) + LARGEST_BLOCK for n in flat}
     ranges = body.all_ranges | {v.symbol: v.size for v in body.values if v.symbol is not None}
     ranges |= {PART: plan.parts} if plan.folds else {}
     for index in iterate_indices(body):
-        if not is_float(index) and index_dtype(index, ranges) is not torch.int32:
+        found = set() if is_float(index) else reach(index, ranges)
+        if found is None or any(end.is_Integer and end >= INT32_END for end in found):
             plan.reject("int32 indices", f"{index} may not fit")
             return
+        ends |= found
+    if any(end.is_Integer and end >= INT32_END for end in ends):
+        plan.reject("int32 indices", "too many elements")
+        return
     plan.index_dtype = torch.int32
+    symbolic = sorted((end for end in ends if end.free_symbols), key=str)
+    plan.index_reach = tuple(
+        end
+        for i, end in enumerate(symbolic)
+        if not any(
+            is_nonnegative(more - end) and (j < i or not is_nonnegative(end - more))
+            for j, more in enumerate(symbolic)
+            if j != i
+        )
+    )
 
 
 @plan_rule("triton:reduction")
@@ -100,14 +119,21 @@ def choose_reduction(plan: KernelPlan, options: Options) -> None:
     """Rows that fit into registers are read once; longer ones are swept in a loop."""
     if not plan.reduction_ranges or plan.folds:
         return
-    known = all(isinstance(size, int) for size in plan.reduction_ranges.values())
     limit = longest_persistent(plan, gpu_of(plan.device))
-    if known and plan.row_length <= limit:
+    if plan.row_length <= limit:
         plan.reduction = "persistent"
+        assume_row(plan, limit)
     else:
         plan.riders = riders(plan.body, plan.loop, "max")
         reason = f"a row has {plan.row_length} elements, more than {limit}"
-        plan.reject("persistent reduction", reason if known else "its length varies")
+        plan.reject("persistent reduction", reason)
+
+
+def assume_row(plan: KernelPlan, limit: int) -> None:
+    """Longer rows, if there may be such, are another compilation's."""
+    if plan.varying_row is not None:
+        fits = sympy.Le(plan.varying_row, limit)
+        plan.assumes[fits] = f"{plan.name} holds whole rows"
 
 
 @plan_rule("triton:fold")
@@ -115,7 +141,8 @@ def choose_programs(plan: KernelPlan, options: Options) -> None:
     """Where sums of columns ride along, a fixed number of programs takes the rows."""
     if any(value.op == "fold" for value in plan.body.values):
         programs = 2 * busy(gpu_of(plan.device))
-        plan.reduction, plan.parts = "persistent", min(programs, plan.rows // 8)
+        plan.reduction, plan.parts = "persistent", min(programs, max(plan.rows // 8, 1))
+        assume_row(plan, longest_persistent(plan, gpu_of(plan.device)))
 
 
 @plan_rule("triton:split")
@@ -148,7 +175,9 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
     if plan.reduction == "none":
         _choose_block(plan, programs)
         return
-    length = power_of_two(plan.row_length)
+    if plan.reduction == "looped" and not ordered(plan):
+        plan.outer = frozenset(outer_loops(plan, plan.reduction_ranges))
+    length = power_of_two(count(plan.axes["r"].values(), plan.hints))
     # rows per program that still leave enough programs
     spare = power_of_two(plan.rows // programs)
     along_r, each = rows_are_contiguous(plan), 16
@@ -172,12 +201,29 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
     plan.num_warps = clamp(plan.tiles["x"] * plan.tiles["r"] // (32 * each), 1, 32)
 
 
-SQUARE = 32
-"""From which extent on tiles are squares where loads and stores run along different loops."""
+def outer_loops(plan: KernelPlan, ranges: Ranges) -> list[sympy.Symbol]:
+    """All loops but the last, if that is a long one whose size varies: to find one's place in each from a
+    flattened index takes a division for each element, where the compiler knows no size to divide by."""
+    loops = [var for var, size in ranges.items() if size != 1]
+    if len(loops) < 2 or isinstance(ranges[loops[-1]], int):
+        return []
+    long = size_hint(ranges[loops[-1]], plan.hints) >= LONG
+    return list(ranges)[: list(ranges).index(loops[-1])] if long else []
+
+
+def ordered(plan: KernelPlan) -> bool:
+    """Some value depends on the order in which a row's elements come."""
+    return bool(plan.body.scans) or any(v.kind in POSITIONS for v in plan.body.reductions)
+
+
+SQUARE, LONG = 32, 32
+"""From which extent on tiles are squares where loads and stores run along different loops; and have two axes
+where sizes vary."""
 
 
 def _choose_block(plan: KernelPlan, programs: int) -> None:
-    """A block of consecutive elements, or a square where loads and stores run along different loops."""
+    """A block of consecutive elements, or of two axes: a square where loads and stores run along different
+    loops, and rows side by side where indices would have to be divided by varying sizes."""
     if found := turned(plan.body, plan.hints, SQUARE):
         large = plan.rows >= programs * 2**14
         plan.across, plan.num_warps = found[0], 8 if large else 4
@@ -185,3 +231,10 @@ def _choose_block(plan: KernelPlan, programs: int) -> None:
         return
     block = clamp(power_of_two(plan.rows // programs), 128, 1024)
     plan.tiles, plan.num_warps = {"x": block}, clamp(block // 256, 1, 4)
+    if outer := outer_loops(plan, plan.ranges):
+        *_, length = (size_hint(n, plan.hints) for n in plan.ranges.values() if n != 1)
+        idle = {block >> i: -length % (block >> i) for i in range(6)}  # lanes, by a tile's length
+        few = [n for n in idle if 8 * idle[n] <= length]
+        x = max(few) if few else min(idle, key=idle.__getitem__)
+        plan.across = outer[-1]
+        plan.tiles = {"y": block // x, "x": x}

@@ -16,10 +16,11 @@ from minicompile import compat
 from minicompile.codegen.plan import KernelSource
 from minicompile.ops.display import Shown
 from minicompile.runtime.triton import (
-    ALIGNMENT,
     Tiles,
     compile_kernel,
     execute,
+    needs_int64,
+    planned_divisible,
     planned_tiles,
     require_triton,
 )
@@ -90,10 +91,15 @@ def cross_compile(
     plan = source.plan
     tiles = tiles or planned_tiles(plan)
     divisible = [a.name for a in plan.arguments]
-    divisible += [str(s) for s in plan.sizes if plan.hints.get(s, 1) % ALIGNMENT == 0]
+    divisible += planned_divisible(plan)
     function, namespace = execute(source)
     compiled = compile_kernel(
-        source, function, tiles, divisible if aligned else [], compat.gpu_target(*target)
+        source,
+        function,
+        tiles,
+        divisible if aligned else [],
+        needs_int64(plan, plan.hints),
+        compat.gpu_target(*target),
     )
     texts = {name: text for name, text in compiled.asm.items() if isinstance(text, str)}
     texts.pop("source", None)

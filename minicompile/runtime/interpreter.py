@@ -35,7 +35,7 @@ from minicompile.codegen.plan import (
     power_of_two,
 )
 from minicompile.runtime.cpp import fail
-from minicompile.runtime.triton import Tiles, blocks, execute, programs
+from minicompile.runtime.triton import Tiles, blocks, execute, for_row, needs_int64, programs
 from minicompile.shapes.expr import product, size_hint
 
 interpreter, JITFunction = compat.triton_interpreter()
@@ -64,9 +64,12 @@ class InterpretedKernel:
             return
         length = size_hint(product(plan.reduction_ranges.values()), known)
         tiles = self.tiles or interpreter_tiles(plan, known, rows, length)
+        if plan.varying_row is not None:
+            tiles = for_row(tiles, power_of_two(length))
         # bools are bytes in memory, and kernels read them as such
         tensors = [t.view(torch.uint8) if t.dtype is torch.bool else t for t in arguments[:count]]
-        numbers = map(scalar, arguments[count:])
+        given = [*known.values(), *(size_hint(n, known) for n in plan.derived.values())]
+        numbers = [scalar(n, needs_int64(plan, known)) for n in given]
         grid = (size_hint(programs(plan, tiles), known), 1, 1)
         try:
             with interpreting(), np.errstate(all="ignore"):
@@ -78,9 +81,11 @@ class InterpretedKernel:
             raise
 
 
-def scalar(number: int | float) -> Any:
-    """A number as wide as compiled kernels get it; the interpreter itself would take int32, or no float."""
-    dtype, held = (tl.float64, np.float64) if isinstance(number, float) else (tl.int64, np.int64)
+def scalar(number: int | float, wide: bool) -> Any:
+    """A number as wide as compiled kernels get it; the interpreter itself takes no float."""
+    dtype, held = (tl.int64, np.int64) if wide else (tl.int32, np.int32)
+    if isinstance(number, float):
+        dtype, held = tl.float64, np.float64
     return tl.tensor(interpreter.TensorHandle(np.array([number], dtype=held), dtype), dtype)
 
 

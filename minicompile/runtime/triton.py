@@ -21,17 +21,19 @@ import hashlib
 import importlib.util
 import linecache
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+import sympy
 import torch
 
 from minicompile import compat
 from minicompile.codegen.plan import KernelPlan, KernelSource, power_of_two
+from minicompile.codegen.printing import INT32_END
 from minicompile.errors import BackendError
 from minicompile.ops.dtypes import LOOP_DTYPES, short
-from minicompile.shapes.expr import Size, floor_div, is_float, product, size_hint
+from minicompile.shapes.expr import Size, floor_div, is_float, product, size_hint, size_symbol
 
 Launcher = Callable[..., None]
 """`launcher(*tensors, *sizes)`, in the order of the plan's arguments and sizes."""
@@ -42,6 +44,10 @@ POINTER_TYPES[torch.bool] = "*u8"
 
 ALIGNMENT = 16
 """Bytes of the widest load; also what Triton's divisibility hint promises."""
+
+
+MOST_ROWS = 64
+"""That a program holds side by side if they turn out to be short."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +87,23 @@ def require_triton() -> None:
 
 def planned_tiles(plan: KernelPlan) -> Tiles:
     """The plan's tiles; a persistent row always fits its tile."""
-    r = plan.tiles.get("r", 1)
-    if plan.reduction == "persistent":
-        r = power_of_two(size_hint(product(plan.reduction_ranges.values()), {}))
+    persistent = plan.reduction == "persistent"
+    r = power_of_two(plan.row_length) if persistent else plan.tiles.get("r", 1)
     return Tiles(plan.tiles["x"], r, plan.num_warps, plan.tiles.get("y", 1))
+
+
+def for_row(tiles: Tiles, r: int) -> Tiles:
+    """Tiles for rows of another length: about as many elements, and warps for them."""
+    most = tiles.x * tiles.r
+    x = min(max(most // r, 1), max(tiles.x, MOST_ROWS))
+    warps = min(max(x * r * tiles.num_warps // most, 1), 32)
+    return replace(tiles, x=x, r=r, num_warps=warps)
+
+
+def needs_int64(plan: KernelPlan, known: Mapping[sympy.Symbol, int]) -> bool:
+    """Are a launch's indices int64?"""
+    ends = (size_hint(end, known) for end in plan.index_reach)
+    return plan.index_dtype is torch.int64 or any(end >= INT32_END for end in ends)
 
 
 def module_text(source: KernelSource) -> str:
@@ -129,17 +148,19 @@ def programs(plan: KernelPlan, tiles: Tiles) -> Size:
 
 
 def compile_kernel(
-    source: KernelSource, function: Any, tiles: Tiles, divisible: list[str], target: Any
+    source: KernelSource, function: Any, tiles: Tiles, divisible: list[str], wide: bool, target: Any
 ) -> Any:
     """Triton's compiled kernel, for arguments of which those in `divisible` are multiples of 16.
+    `wide`: sizes and indices are int64.
 
     Multiply and add round apart and small numbers stay, as in eager; index checks stay in the code.
     """
     plan = source.plan
     constants = blocks(plan, tiles)
-    integer = "i64" if plan.index_dtype is torch.int64 else "i32"
+    integer = "i64" if wide else "i32"
     types = {a.name: POINTER_TYPES[a.dtype] for a in plan.arguments}
     types |= {str(s): "fp64" if is_float(s) else integer for s in plan.sizes}
+    types |= {str(s): integer for s in plan.derived}
     types |= dict.fromkeys(constants, "constexpr")
     options = {
         "num_warps": tiles.num_warps,
@@ -152,14 +173,15 @@ def compile_kernel(
 
 
 class CudaKernel:
-    """A kernel on one device: its compiled versions by alignment, and `launch`."""
+    """A kernel on one device: its compiled versions, and `launch`."""
 
     def __init__(self, source: KernelSource, tiles: Tiles) -> None:
         self.source, self.tiles = source, tiles
-        index = source.plan.device.index
+        plan = source.plan
+        index = plan.device.index
         self.device = torch.cuda.current_device() if index is None else index
         self.function, _ = execute(source)
-        self.variants: dict[int, tuple[Callable[..., Any], Any, Any]] = {}
+        self.variants: dict[int, tuple[Callable[..., Any], Any, Any, int]] = {}
         current_device, stream = compat.cuda_launch_state()
         namespace: dict[str, Any] = {
             "current_device": current_device,
@@ -168,23 +190,46 @@ class CudaKernel:
             "variants": self.variants,
             "variant": self.variant,
         }
-        text = launcher_text(source.plan, tiles, self.device)
+        text = launcher_text(plan, tiles, self.device)
         exec(compile(text, f"<launcher of {source.name}>", "exec"), namespace)
         self.launch: Launcher = namespace["launch"]
-        hints = source.plan.hints
-        sizes = [hints.get(symbol, ALIGNMENT) for symbol in source.plan.integers]
-        self.variant(1 + sum(2 << i for i, n in enumerate(sizes) if n % ALIGNMENT == 0))
+        integers, known = passed_integers(plan), planned_divisible(plan)
+        key = 1 + sum(2 << i for i, s in enumerate(integers) if str(s) in known)
+        rest = tiles.r * (plan.varying_row is not None) << 1
+        if plan.index_reach:
+            rest |= needs_int64(plan, plan.hints)
+        self.variant(key | rest << len(integers) + 1)
 
-    def variant(self, key: int) -> tuple[Callable[..., Any], Any, Any]:
-        """The version for a pattern: bit 0 for all pointers aligned, then one bit per divisible size."""
-        plan = self.source.plan
+    def variant(self, key: int) -> tuple[Callable[..., Any], Any, Any, int]:
+        """The version for a pattern, and its XBLOCK: bit 0 for all pointers aligned, then one bit for each
+        divisible size, one for int64 indices, and the tile of a row of varying length."""
+        plan, integers = self.source.plan, passed_integers(self.source.plan)
         divisible = [a.name for a in plan.arguments] if key & 1 else []
-        divisible += [str(s) for i, s in enumerate(plan.integers) if key >> (i + 1) & 1]
+        divisible += [str(s) for i, s in enumerate(integers) if key >> (i + 1) & 1]
+        rest = key >> len(integers) + 1
+        tiles = for_row(self.tiles, rest >> 1) if rest >> 1 else self.tiles
+        wide = bool(rest & 1) or plan.index_dtype is torch.int64
         with torch.cuda.device(self.device):
             target = compat.current_gpu_target()
-            compiled = compile_kernel(self.source, self.function, self.tiles, divisible, target)
-            self.variants[key] = compat.triton_launch(compiled)
+            compiled = compile_kernel(self.source, self.function, tiles, divisible, wide, target)
+            self.variants[key] = *compat.triton_launch(compiled), tiles.x
         return self.variants[key]
+
+
+def passed_integers(plan: KernelPlan) -> list[sympy.Symbol]:
+    """What a launch passes after the tensors, less the floats."""
+    return [*plan.integers, *plan.derived]
+
+
+def planned_divisible(plan: KernelPlan) -> set[str]:
+    """Numbers that are multiples of 16, at the hints."""
+    hints = {s: plan.hints.get(s, ALIGNMENT) for s in plan.integers}
+    numbers = {s: s for s in plan.integers} | plan.derived
+    return {str(s) for s, expr in numbers.items() if size_hint(expr, hints) % ALIGNMENT == 0}
+
+
+def python(size: Size) -> str:
+    return str(size).replace("Max(", "max(").replace("Min(", "min(")
 
 
 def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
@@ -192,7 +237,7 @@ def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
     pointers = [a.name for a in plan.arguments]
     sizes = [str(s) for s in plan.sizes]
     rows: Size = product(plan.ranges.values())
-    arguments = pointers + sizes + [str(n) for n in blocks(plan, tiles).values()]
+    constants = [str(n) for n in blocks(plan, tiles).values()]
     lines = [f"def launch({', '.join(pointers + sizes)}):"]
     if rows == 0:
         return "\n".join([*lines, "    return"])
@@ -202,13 +247,24 @@ def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
         f"            return launch({', '.join(pointers + sizes)})",
     ]
     lines += [f"    {p} = {p}.data_ptr()" for p in pointers]
+    lines += [f"    {s} = {python(expr)}" for s, expr in plan.derived.items()]
+    integers = passed_integers(plan)
     key = [f"(({' | '.join(pointers)}) % {ALIGNMENT} == 0)"]
-    key += [f"({s} % {ALIGNMENT} == 0) << {i + 1}" for i, s in enumerate(plan.integers)]
-    grid = str(programs(plan, tiles)).replace("Max(", "max(").replace("Min(", "min(")
+    key += [f"({s} % {ALIGNMENT} == 0) << {i + 1}" for i, s in enumerate(integers)]
+    if plan.index_reach:
+        beyond = " or ".join(f"{python(end)} >= {INT32_END}" for end in plan.index_reach)
+        key.append(f"({beyond}) << {len(integers) + 1}")
+    grid = programs(plan, tiles)
+    if plan.varying_row is not None:
+        lines.append(f"    RBLOCK = 1 << ({python(plan.varying_row)} - 1).bit_length()")
+        key.append(f"RBLOCK << {len(integers) + 2}")
+        constants = ["XBLOCK", "RBLOCK"]
+        grid = plan.parts if plan.folds else -floor_div(-rows, size_symbol("XBLOCK"))
+    arguments = [*pointers, *sizes, *map(str, plan.derived), *constants]
     lines += [
         f"    key = {' | '.join(key)}",
-        "    run, function, metadata = variants.get(key) or variant(key)",
-        f"    run({grid}, 1, 1, stream({device}), function, metadata, None, None, None, "
+        "    run, function, metadata, XBLOCK = variants.get(key) or variant(key)",
+        f"    run({python(grid)}, 1, 1, stream({device}), function, metadata, None, None, None, "
         f"{', '.join(arguments)})",
     ]
     return "\n".join(lines)
