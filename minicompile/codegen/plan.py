@@ -140,9 +140,7 @@ class KernelPlan(Shown):
     of a long row that a thread takes and the most parts there are; two loop variables, the sides of the
     squares in which transposed loads are turned."""
     across: sympy.Symbol | None = None
-    """Triton: the last loop of the first axis, "y", of a pointwise kernel's tiles of two axes."""
-    outer: frozenset[sympy.Symbol] = frozenset()
-    """Triton: loops over r around that over tiles, which save the division of an index by a varying size."""
+    """Triton: the last loop of the first axis, "y", of a pointwise kernel's square tiles."""
     num_warps: int = 4
     index_dtype: torch.dtype = torch.int64
     index_reach: tuple[Size, ...] = ()
@@ -180,13 +178,12 @@ class KernelPlan(Shown):
     def axes(self) -> dict[str, dict[sympy.Symbol, Size]]:
         """The axes of a Triton kernel's tiles, and the loops that each flattens."""
         if self.reduction_ranges:
-            inner = {v: n for v, n in self.reduction_ranges.items() if v not in self.outer}
-            return {"x": self.ranges, "r": inner}
+            return {"x": self.ranges, "r": self.reduction_ranges}
         if self.across is None:
             return {"x": self.ranges}
         loops = list(self.ranges.items())
-        outer = list(self.ranges).index(self.across) + 1
-        return {"y": dict(loops[:outer]), "x": dict(loops[outer:])}
+        inner = list(self.ranges).index(self.across) + 1
+        return {"y": dict(loops[:inner]), "x": dict(loops[inner:])}
 
     @property
     def folds(self) -> list[Value]:
@@ -209,10 +206,14 @@ class KernelPlan(Shown):
         return count(self.reduction_ranges.values(), self.hints)
 
     @property
-    def varying_row(self) -> Size | None:
-        """Triton: the length of a row that a program holds, if that isn't known before the launch."""
-        length = product(self.reduction_ranges.values())
-        return length if self.reduction == "persistent" and not isinstance(length, int) else None
+    def length(self) -> Size:
+        """Triton: how far the tiles of a reduction go."""
+        return product(self.reduction_ranges.values())
+
+    @property
+    def varying(self) -> bool:
+        """Triton: that isn't known before the launch."""
+        return not isinstance(self.length, int)
 
     @functools.cached_property
     def derived(self) -> dict[sympy.Symbol, sympy.Expr]:

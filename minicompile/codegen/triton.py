@@ -21,13 +21,12 @@ that line alone. The real compiler: torch/_inductor/codegen/{simd,triton}.py.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 
 import sympy
 import torch
 
-from minicompile.codegen.phases import middle
+from minicompile.codegen.phases import cone, middle
 from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase, power_of_two
 from minicompile.codegen.printing import LinePrinter
 from minicompile.codegen.triton_ops import (
@@ -49,6 +48,7 @@ from minicompile.shapes.expr import (
     Size,
     coefficient_of,
     contiguous_strides,
+    is_nonnegative,
     loop_symbol,
     product,
     same,
@@ -78,8 +78,8 @@ REDUCED = {
     "prod": "tl.reduce({0}, 1, prod_combine)[:, None]",
     "max": "tl.reduce({0}, 1, max_combine)[:, None]",
     "min": "tl.reduce({0}, 1, min_combine)[:, None]",
-    "argmax": "tl.reduce(({0}, {1}), 1, argmax_combine)[1][:, None]",
-    "argmin": "tl.reduce(({0}, {1}), 1, argmin_combine)[1][:, None]",
+    "argmax": "tl.reduce(({0}, {1}), 1, argmax_combine)[1][:, None].to(tl.int64)",
+    "argmin": "tl.reduce(({0}, {1}), 1, argmin_combine)[1][:, None].to(tl.int64)",
 }
 """One value a row, from a tile and the positions of its elements."""
 
@@ -101,13 +101,22 @@ def print_triton(plan: KernelPlan) -> KernelSource:
     return printer.source("triton", prelude)
 
 
+def loads_first(values: Sequence[Value]) -> list[Value]:
+    """The same values; what loads need comes before what uses them, so that more than one is on its way."""
+    stored = {v.buffer for v in values if v.op == "store"}
+    loads = [v for v in values if v.op == "load" and v.buffer not in stored]
+    early = cone(loads, values, ())
+    return sorted(values, key=lambda v: v not in early)
+
+
 class _Printer(LinePrinter):
     def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan)
         self.blocks = {axis: f"{axis.upper()}BLOCK" for axis in plan.axes}
         self.wide = plan.index_dtype is torch.int64
-        width = "tl.int64" if self.wide else f"{plan.integers[0]}.dtype" if plan.index_reach else ""
-        self.cast = f".to({width})" * bool(width)
+        varies, width = bool(plan.index_reach), "tl.int64" if self.wide else "tl.int32"
+        self.width = f"{plan.integers[0]}.dtype" if varies else width
+        self.cast = f".to({self.width})" * (varies or self.wide)
         """What makes an index as wide as it must be."""
         self.position = "rindex" if self.wide else "rindex.to(tl.int64)"
         self.given = {expr: name for name, expr in plan.derived.items()}
@@ -118,8 +127,8 @@ class _Printer(LinePrinter):
             varies = self._index_axes(value).union(*across)
             own = {"reduction": {"x"}, "scan": {"x", "r"}}.get(value.op)
             self.axes[value] = frozenset(own) if own else varies
-        self.length = product(plan.axes.get("r", {}).values())
-        whole = self.length == power_of_two(plan.row_length)  # never a symbolic one
+        self.length = plan.length
+        whole = self.length == power_of_two(plan.row_length)
         self.full_row = plan.reduction == "persistent" and whole
         """No lane is left over."""
         self.unsynced: set[str] = set()
@@ -137,6 +146,7 @@ class _Printer(LinePrinter):
         parameters = [a.name for a in plan.arguments] + [str(s) for s in plan.sizes]
         parameters += [str(s) for s in plan.derived]
         parameters += [f"{block}: tl.constexpr" for block in self.blocks.values()]
+        parameters += ["WHOLE: tl.constexpr"] * plan.varying
         self.line("@triton.jit")
         with self.block(f"def {plan.name}({', '.join(parameters)}):"):
             self._indices()
@@ -193,6 +203,8 @@ class _Printer(LinePrinter):
         if not plan.reduction_ranges:
             return
         self.line(f"rnumel = {self.sizes(self.length)}")
+        if plan.varying and is_nonnegative(self.length - 1):
+            self.line("tl.assume(rnumel > 0)")
         if plan.reduction == "persistent":
             self._row_index("")
 
@@ -209,9 +221,10 @@ class _Printer(LinePrinter):
         if not self.full_row:
             tile = self.plan.tiles.get("r", 1)
             even = start and isinstance(self.length, int) and self.length % tile == 0 and tile > 1
-            whole = " | (rnumel % RBLOCK == 0)"  # known when compiling: then no lane is masked
-            self.line(f"rmask = (rindex < rnumel){whole}" if even else "rmask = rindex < rnumel")
-        self._digits(self.plan.axes["r"], "rindex")
+            # known when compiling: then no lane is masked
+            whole = " | WHOLE" if self.plan.varying else " | (rnumel % RBLOCK == 0)" * bool(even)
+            self.line(f"rmask = (rindex < rnumel){whole}" if whole else "rmask = rindex < rnumel")
+        self._digits(self.plan.reduction_ranges, "rindex")
 
     def _flat(self, index: Index) -> Index:
         """An index by an axis's own flattened index, where it walks that axis's loops in one stride."""
@@ -252,16 +265,11 @@ class _Printer(LinePrinter):
             for name, start in self._carried(scan).items():
                 self.line(f"{name} = {start}", scan.origins)
         self._synchronise(v.buffer for v in phase.values if v.op == "load")
-        with contextlib.ExitStack() as loops:
-            for var, size in self.plan.reduction_ranges.items():
-                if var in self.plan.outer:
-                    loops.enter_context(
-                        self.block(f"for {var}_at in range(0, {self.sizes(size)}):")
-                    )
-                    self.line(f"{var} = tl.full([], {var}_at, {self.plan.integers[0]}.dtype)")
-            loops.enter_context(self.block("for roffset in range(0, rnumel, RBLOCK):"))
+        with self.block("for roffset in range(0, rnumel, RBLOCK):"):
+            if self.plan.varying:
+                self.line("tl.assume(roffset >= 0)")
             self._row_index("roffset + ")
-            for value in phase.values:
+            for value in loads_first(phase.values):
                 if value.op == "reduction":
                     self._accumulate(value)
                 else:
@@ -308,7 +316,7 @@ class _Printer(LinePrinter):
             case "load":
                 return self._load(value)
             case "index_expr":
-                return f"({self._index(value, wide=value.dtype is torch.int64)}).to({dtype})"
+                return f"({self._index(value)}).to({dtype})"
             case "to_dtype":
                 source = value.inputs[0]
                 return convert(self.ref(source), source.dtype, value.dtype)
@@ -411,7 +419,7 @@ class _Printer(LinePrinter):
         text = self._tile(value.inputs[0])
         if not self.full_row:
             text = f"tl.where(rmask, {text}, {self._identity(value)})"
-        return self._reduce(value, text, f"tl.broadcast_to({self.position}, {TILE})")
+        return self._reduce(value, text, f"tl.broadcast_to(rindex, {TILE})")
 
     def _tile(self, value: Value) -> str:
         """A value as a whole tile."""
@@ -424,7 +432,8 @@ class _Printer(LinePrinter):
         dtype = TRITON_DTYPES[value.inputs[0].dtype]
         self.line(f"{name} = tl.full({TILE}, {self._identity(value)}, {dtype})", value.origins)
         if value.kind not in ACCUMULATED:
-            self.line(f"{name}_at = tl.full({TILE}, {2**63 - 1}, tl.int64)", value.origins)
+            first = f"tl.broadcast_to({self._lanes('r')}{self.cast}, {TILE})"
+            self.line(f"{name}_at = {first}", value.origins)
         for rider in self._riding(value):
             self.line(f"_{self.names[rider]} = tl.full({TILE}, 0.0, {dtype})", rider.origins)
 
@@ -443,10 +452,9 @@ class _Printer(LinePrinter):
             combined = ACCUMULATED[value.kind].format(name, source)
             self.line(f"{name} = tl.where(rmask, {combined}, {name})", value.origins)
             return
-        combined = f"{value.kind}_combine({name}, {name}_at, {source}, {self.position})"
-        self.line(f"{name}_new, {name}_new_at = {combined}", value.origins)
-        for part in ("", "_at"):
-            text = f"{name}{part} = tl.where(rmask, {name}_new{part}, {name}{part})"
+        self.line(f"{name}_moves = rmask & {value.kind}_moves({name}, {source})", value.origins)
+        for part, new in (("", source), ("_at", "rindex")):
+            text = f"{name}{part} = tl.where({name}_moves, {new}, {name}{part})"
             self.line(text, value.origins)
 
     def _reduce(self, value: Value, tile: str, position: str) -> str:
@@ -490,16 +498,11 @@ class _Printer(LinePrinter):
 
     # Indices -----------------------------------------------------------------------------------------
 
-    def _index(self, value: Value, wide: bool = False) -> str:
-        """A value's index; `wide` forces int64 arithmetic."""
+    def _index(self, value: Value) -> str:
+        """A value's index."""
         assert value.index is not None
         loaded = {v.symbol: self.names[v] for v in value.indirect}
-
-        def symbol(s: sympy.Symbol) -> str:
-            if s in loaded:
-                return loaded[s]
-            return f"{s}.to(tl.int64)" if wide and not self.wide else str(s)
-
         ranges = self.plan.body.all_ranges
         flat = {loop_symbol(f"{a}index"): product(r.values()) for a, r in self.plan.axes.items()}
-        return TritonIndex({**ranges, **flat}, symbol, self.given)(self._flat(value.index))
+        names = TritonIndex({**ranges, **flat}, lambda s: loaded.get(s, str(s)), self.given)
+        return names(self._flat(value.index))

@@ -117,6 +117,10 @@ def scan_logsumexp(a, b):
     return tl.where((a != a) | (b != b), a + b, found)
 
 @triton.jit
+def argmax_moves(a, b):
+    return (b > a) | ((b != b) & (a == a))
+
+@triton.jit
 def argmax_combine(a, at, b, bt):
     wins = (a > b) | ((a != a) & (b == b))
     ties = (a == b) | ((a != a) & (b != b))

@@ -14,14 +14,13 @@ import torch
 from sympy import sympify
 
 from minicompile.codegen.phases import contiguous_uses, loop_needs, riders, stages, turned
-from minicompile.codegen.plan import KernelPlan, count, plan_rule, power_of_two
+from minicompile.codegen.plan import KernelPlan, plan_rule, power_of_two
 from minicompile.codegen.printing import INT32_END, reach
 from minicompile.codegen.split import PART, refusal
 from minicompile.ops.device import Gpu, gpu_of
-from minicompile.ops.table import POSITIONS
 from minicompile.options import Options
 from minicompile.scheduling.body import Value, iterate_indices
-from minicompile.shapes.expr import Expr, Ranges, is_float, is_nonnegative, product, size_hint
+from minicompile.shapes.expr import Expr, is_float, is_nonnegative, product
 
 COLUMNS, LEAST_COLUMN, LEAST_ROW = 64, 64, 4096
 """Columns that a program reduces side by side; fewest elements in a part of a column, and of a row."""
@@ -120,19 +119,23 @@ def choose_reduction(plan: KernelPlan, options: Options) -> None:
     if not plan.reduction_ranges or plan.folds:
         return
     limit = longest_persistent(plan, gpu_of(plan.device))
-    if plan.row_length <= limit:
+    varies = not all(isinstance(size, int) for size in plan.reduction_ranges.values())
+    if plan.row_length > limit:
+        why = f"a row has {plan.row_length} elements, more than {limit}"
+    elif varies and not rows_are_contiguous(plan):
+        why = "columns of varying length may soon be longer"
+    else:
         plan.reduction = "persistent"
         assume_row(plan, limit)
-    else:
-        plan.riders = riders(plan.body, plan.loop, "max")
-        reason = f"a row has {plan.row_length} elements, more than {limit}"
-        plan.reject("persistent reduction", reason)
+        return
+    plan.riders = riders(plan.body, plan.loop, "max")
+    plan.reject("persistent reduction", why)
 
 
 def assume_row(plan: KernelPlan, limit: int) -> None:
     """Longer rows, if there may be such, are another compilation's."""
-    if plan.varying_row is not None:
-        fits = sympy.Le(plan.varying_row, limit)
+    if plan.varying:
+        fits = sympy.Le(plan.length, max(limit, plan.row_length))
         plan.assumes[fits] = f"{plan.name} holds whole rows"
 
 
@@ -152,8 +155,8 @@ def choose_split(plan: KernelPlan, options: Options) -> None:
     if plan.reduction != "looped":
         return
     least, columns = (LEAST_ROW, 1) if rows_are_contiguous(plan) else (LEAST_COLUMN, COLUMNS)
-    programs = -(-plan.rows // columns)
-    parts = power_of_two(min(2 * busy(gpu) // max(programs, 1), plan.row_length // least))
+    programs = max(-(-plan.rows // columns), 1)
+    parts = power_of_two(min(2 * busy(gpu) // programs, plan.row_length // least))
     alone, shared = (1e6 * seconds(plan, gpu, n, programs) for n in (1, parts))
     if (why := refusal(plan)) is not None:
         plan.reject("split reduction", why)
@@ -175,9 +178,7 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
     if plan.reduction == "none":
         _choose_block(plan, programs)
         return
-    if plan.reduction == "looped" and not ordered(plan):
-        plan.outer = frozenset(outer_loops(plan, plan.reduction_ranges))
-    length = power_of_two(count(plan.axes["r"].values(), plan.hints))
+    length = power_of_two(plan.row_length)
     # rows per program that still leave enough programs
     spare = power_of_two(plan.rows // programs)
     along_r, each = rows_are_contiguous(plan), 16
@@ -201,29 +202,12 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
     plan.num_warps = clamp(plan.tiles["x"] * plan.tiles["r"] // (32 * each), 1, 32)
 
 
-def outer_loops(plan: KernelPlan, ranges: Ranges) -> list[sympy.Symbol]:
-    """All loops but the last, if that is a long one whose size varies: to find one's place in each from a
-    flattened index takes a division for each element, where the compiler knows no size to divide by."""
-    loops = [var for var, size in ranges.items() if size != 1]
-    if len(loops) < 2 or isinstance(ranges[loops[-1]], int):
-        return []
-    long = size_hint(ranges[loops[-1]], plan.hints) >= LONG
-    return list(ranges)[: list(ranges).index(loops[-1])] if long else []
-
-
-def ordered(plan: KernelPlan) -> bool:
-    """Some value depends on the order in which a row's elements come."""
-    return bool(plan.body.scans) or any(v.kind in POSITIONS for v in plan.body.reductions)
-
-
-SQUARE, LONG = 32, 32
-"""From which extent on tiles are squares where loads and stores run along different loops; and have two axes
-where sizes vary."""
+SQUARE = 32
+"""From which extent on tiles are squares where loads and stores run along different loops."""
 
 
 def _choose_block(plan: KernelPlan, programs: int) -> None:
-    """A block of consecutive elements, or of two axes: a square where loads and stores run along different
-    loops, and rows side by side where indices would have to be divided by varying sizes."""
+    """A block of consecutive elements, or a square where loads and stores run along different loops."""
     if found := turned(plan.body, plan.hints, SQUARE):
         large = plan.rows >= programs * 2**14
         plan.across, plan.num_warps = found[0], 8 if large else 4
@@ -231,10 +215,3 @@ def _choose_block(plan: KernelPlan, programs: int) -> None:
         return
     block = clamp(power_of_two(plan.rows // programs), 128, 1024)
     plan.tiles, plan.num_warps = {"x": block}, clamp(block // 256, 1, 4)
-    if outer := outer_loops(plan, plan.ranges):
-        *_, length = (size_hint(n, plan.hints) for n in plan.ranges.values() if n != 1)
-        idle = {block >> i: -length % (block >> i) for i in range(6)}  # lanes, by a tile's length
-        few = [n for n in idle if 8 * idle[n] <= length]
-        x = max(few) if few else min(idle, key=idle.__getitem__)
-        plan.across = outer[-1]
-        plan.tiles = {"y": block // x, "x": x}

@@ -18,6 +18,7 @@ from minicompile.ops.display import Shown
 from minicompile.runtime.triton import (
     Tiles,
     compile_kernel,
+    constants,
     execute,
     needs_int64,
     planned_divisible,
@@ -97,6 +98,7 @@ def cross_compile(
         source,
         function,
         tiles,
+        constants(plan, tiles, plan.hints),
         divisible if aligned else [],
         needs_int64(plan, plan.hints),
         compat.gpu_target(*target),

@@ -35,7 +35,7 @@ from minicompile.codegen.plan import (
     power_of_two,
 )
 from minicompile.runtime.cpp import fail
-from minicompile.runtime.triton import Tiles, blocks, execute, for_row, needs_int64, programs
+from minicompile.runtime.triton import Tiles, constants, execute, for_row, needs_int64, programs
 from minicompile.shapes.expr import product, size_hint
 
 interpreter, JITFunction = compat.triton_interpreter()
@@ -64,7 +64,7 @@ class InterpretedKernel:
             return
         length = size_hint(product(plan.reduction_ranges.values()), known)
         tiles = self.tiles or interpreter_tiles(plan, known, rows, length)
-        if plan.varying_row is not None:
+        if plan.varying and plan.reduction == "persistent":
             tiles = for_row(tiles, power_of_two(length))
         # bools are bytes in memory, and kernels read them as such
         tensors = [t.view(torch.uint8) if t.dtype is torch.bool else t for t in arguments[:count]]
@@ -73,7 +73,7 @@ class InterpretedKernel:
         grid = (size_hint(programs(plan, tiles), known), 1, 1)
         try:
             with interpreting(), np.errstate(all="ignore"):
-                self.kernel[grid](*tensors, *numbers, **blocks(plan, tiles))
+                self.kernel[grid](*tensors, *numbers, **constants(plan, tiles, known))
         except interpreter.InterpreterError as error:
             if isinstance(error.__cause__, AssertionError):  # a check of an index, or of a divisor
                 division = "division" in str(error.__cause__)

@@ -130,9 +130,16 @@ def execute(source: KernelSource) -> tuple[Any, dict[str, Any]]:
     return namespace[name], namespace
 
 
-def blocks(plan: KernelPlan, tiles: Tiles) -> dict[str, int]:
+def constants(
+    plan: KernelPlan, tiles: Tiles, known: Mapping[sympy.Symbol, int]
+) -> dict[str, int | bool]:
     """The kernel's constants: its last parameters."""
-    return {f"{axis.upper()}BLOCK": getattr(tiles, axis) for axis in plan.axes}
+    found: dict[str, int | bool]
+    found = {f"{axis.upper()}BLOCK": getattr(tiles, axis) for axis in plan.axes}
+    if plan.varying:
+        length = size_hint(plan.length, known)
+        found["WHOLE"] = length > 0 and length % tiles.r == 0
+    return found
 
 
 def programs(plan: KernelPlan, tiles: Tiles) -> Size:
@@ -148,7 +155,13 @@ def programs(plan: KernelPlan, tiles: Tiles) -> Size:
 
 
 def compile_kernel(
-    source: KernelSource, function: Any, tiles: Tiles, divisible: list[str], wide: bool, target: Any
+    source: KernelSource,
+    function: Any,
+    tiles: Tiles,
+    constants: Mapping[str, int | bool],
+    divisible: list[str],
+    wide: bool,
+    target: Any,
 ) -> Any:
     """Triton's compiled kernel, for arguments of which those in `divisible` are multiples of 16.
     `wide`: sizes and indices are int64.
@@ -156,7 +169,6 @@ def compile_kernel(
     Multiply and add round apart and small numbers stay, as in eager; index checks stay in the code.
     """
     plan = source.plan
-    constants = blocks(plan, tiles)
     integer = "i64" if wide else "i32"
     types = {a.name: POINTER_TYPES[a.dtype] for a in plan.arguments}
     types |= {str(s): "fp64" if is_float(s) else integer for s in plan.sizes}
@@ -195,23 +207,27 @@ class CudaKernel:
         self.launch: Launcher = namespace["launch"]
         integers, known = passed_integers(plan), planned_divisible(plan)
         key = 1 + sum(2 << i for i, s in enumerate(integers) if str(s) in known)
-        rest = tiles.r * (plan.varying_row is not None) << 1
-        if plan.index_reach:
-            rest |= needs_int64(plan, plan.hints)
+        rest = tiles.r * (plan.varying and plan.reduction == "persistent") << 2
+        rest |= constants(plan, tiles, plan.hints).get("WHOLE", False) << 1
+        rest |= bool(plan.index_reach) and needs_int64(plan, plan.hints)
         self.variant(key | rest << len(integers) + 1)
 
     def variant(self, key: int) -> tuple[Callable[..., Any], Any, Any, int]:
         """The version for a pattern, and its XBLOCK: bit 0 for all pointers aligned, then one bit for each
-        divisible size, one for int64 indices, and the tile of a row of varying length."""
+        divisible size, for int64 indices, for a row of whole tiles; and the tile of a varying row."""
         plan, integers = self.source.plan, passed_integers(self.source.plan)
         divisible = [a.name for a in plan.arguments] if key & 1 else []
         divisible += [str(s) for i, s in enumerate(integers) if key >> (i + 1) & 1]
         rest = key >> len(integers) + 1
-        tiles = for_row(self.tiles, rest >> 1) if rest >> 1 else self.tiles
+        tiles = for_row(self.tiles, rest >> 2) if rest >> 2 else self.tiles
+        given = {**constants(plan, tiles, plan.hints), "WHOLE": bool(rest & 2)}
+        given = given if plan.varying else constants(plan, tiles, {})
         wide = bool(rest & 1) or plan.index_dtype is torch.int64
         with torch.cuda.device(self.device):
             target = compat.current_gpu_target()
-            compiled = compile_kernel(self.source, self.function, tiles, divisible, wide, target)
+            compiled = compile_kernel(
+                self.source, self.function, tiles, given, divisible, wide, target
+            )
             self.variants[key] = *compat.triton_launch(compiled), tiles.x
         return self.variants[key]
 
@@ -237,7 +253,7 @@ def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
     pointers = [a.name for a in plan.arguments]
     sizes = [str(s) for s in plan.sizes]
     rows: Size = product(plan.ranges.values())
-    constants = [str(n) for n in blocks(plan, tiles).values()]
+    blocks = {f"{axis.upper()}BLOCK": str(getattr(tiles, axis)) for axis in plan.axes}
     lines = [f"def launch({', '.join(pointers + sizes)}):"]
     if rows == 0:
         return "\n".join([*lines, "    return"])
@@ -255,12 +271,17 @@ def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
         beyond = " or ".join(f"{python(end)} >= {INT32_END}" for end in plan.index_reach)
         key.append(f"({beyond}) << {len(integers) + 1}")
     grid = programs(plan, tiles)
-    if plan.varying_row is not None:
-        lines.append(f"    RBLOCK = 1 << ({python(plan.varying_row)} - 1).bit_length()")
-        key.append(f"RBLOCK << {len(integers) + 2}")
-        constants = ["XBLOCK", "RBLOCK"]
-        grid = plan.parts if plan.folds else -floor_div(-rows, size_symbol("XBLOCK"))
-    arguments = [*pointers, *sizes, *map(str, plan.derived), *constants]
+    if plan.varying:
+        lines.append(f"    rnumel = {python(plan.length)}")
+        if plan.reduction == "persistent":
+            lines.append("    RBLOCK = 1 << (rnumel - 1).bit_length()")
+            key.append(f"RBLOCK << {len(integers) + 3}")
+            blocks = {"XBLOCK": "XBLOCK", "RBLOCK": "RBLOCK"}
+            grid = plan.parts if plan.folds else -floor_div(-rows, size_symbol("XBLOCK"))
+        lines.append(f"    whole = rnumel % {blocks['RBLOCK']} == 0 < rnumel")
+        key.append(f"whole << {len(integers) + 2}")
+        blocks["WHOLE"] = "whole"
+    arguments = [*pointers, *sizes, *map(str, plan.derived), *blocks.values()]
     lines += [
         f"    key = {' | '.join(key)}",
         "    run, function, metadata, XBLOCK = variants.get(key) or variant(key)",
