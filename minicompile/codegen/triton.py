@@ -114,10 +114,9 @@ class _Printer(LinePrinter):
         super().__init__(plan)
         self.blocks = {axis: f"{axis.upper()}BLOCK" for axis in plan.axes}
         self.wide = plan.index_dtype is torch.int64
-        varies, width = bool(plan.index_reach), "tl.int64" if self.wide else "tl.int32"
-        self.width = f"{plan.integers[0]}.dtype" if varies else width
-        self.cast = f".to({self.width})" * (varies or self.wide)
-        """What makes an index as wide as it must be."""
+        width = "tl.int64" if self.wide else f"{plan.integers[0]}.dtype" if plan.index_reach else ""
+        self.cast = f".to({width})" * bool(width)
+        """What makes an index as wide as it must be: as wide as a launch passes sizes."""
         self.position = "rindex" if self.wide else "rindex.to(tl.int64)"
         self.given = {expr: name for name, expr in plan.derived.items()}
         self.sizes = TritonIndex({}, given=self.given)
@@ -128,7 +127,7 @@ class _Printer(LinePrinter):
             own = {"reduction": {"x"}, "scan": {"x", "r"}}.get(value.op)
             self.axes[value] = frozenset(own) if own else varies
         self.length = plan.length
-        whole = self.length == power_of_two(plan.row_length)
+        whole = bool(self.length == power_of_two(plan.row_length))
         self.full_row = plan.reduction == "persistent" and whole
         """No lane is left over."""
         self.unsynced: set[str] = set()

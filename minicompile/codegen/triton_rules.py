@@ -89,6 +89,7 @@ def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
     body = plan.body
     flat = (product(plan.ranges.values()), product(plan.reduction_ranges.values()))
     ends: set[Expr] = {sympify(n) + LARGEST_BLOCK for n in flat}
+    ends |= {*plan.integers, *plan.derived.values()}
     ranges = body.all_ranges | {v.symbol: v.size for v in body.values if v.symbol is not None}
     ranges |= {PART: plan.parts} if plan.folds else {}
     for index in iterate_indices(body):

@@ -35,7 +35,15 @@ from minicompile.codegen.plan import (
     power_of_two,
 )
 from minicompile.runtime.cpp import fail
-from minicompile.runtime.triton import Tiles, constants, execute, for_row, needs_int64, programs
+from minicompile.runtime.triton import (
+    Tiles,
+    constants,
+    execute,
+    fills,
+    for_row,
+    needs_int64,
+    programs,
+)
 from minicompile.shapes.expr import product, size_hint
 
 interpreter, JITFunction = compat.triton_interpreter()
@@ -68,12 +76,13 @@ class InterpretedKernel:
             tiles = for_row(tiles, power_of_two(length))
         # bools are bytes in memory, and kernels read them as such
         tensors = [t.view(torch.uint8) if t.dtype is torch.bool else t for t in arguments[:count]]
-        given = [*known.values(), *(size_hint(n, known) for n in plan.derived.values())]
-        numbers = [scalar(n, needs_int64(plan, known)) for n in given]
+        sizes = [*known.values(), *(size_hint(n, known) for n in plan.derived.values())]
+        numbers = [scalar(n, needs_int64(plan, known)) for n in sizes]
+        given = constants(plan, tiles, fills(length, tiles))
         grid = (size_hint(programs(plan, tiles), known), 1, 1)
         try:
             with interpreting(), np.errstate(all="ignore"):
-                self.kernel[grid](*tensors, *numbers, **constants(plan, tiles, known))
+                self.kernel[grid](*tensors, *numbers, **given)
         except interpreter.InterpreterError as error:
             if isinstance(error.__cause__, AssertionError):  # a check of an index, or of a divisor
                 division = "division" in str(error.__cause__)
@@ -83,10 +92,8 @@ class InterpretedKernel:
 
 def scalar(number: int | float, wide: bool) -> Any:
     """A number as wide as compiled kernels get it; the interpreter itself takes no float."""
-    dtype, held = (tl.int64, np.int64) if wide else (tl.int32, np.int32)
-    if isinstance(number, float):
-        dtype, held = tl.float64, np.float64
-    return tl.tensor(interpreter.TensorHandle(np.array([number], dtype=held), dtype), dtype)
+    dtype = tl.float64 if isinstance(number, float) else tl.int64 if wide else tl.int32
+    return tl.tensor(interpreter.TensorHandle(np.array([number], dtype=dtype.name), dtype), dtype)
 
 
 def interpreter_tiles(plan: KernelPlan, known: Any, rows: int, length: int) -> Tiles:

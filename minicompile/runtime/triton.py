@@ -1,16 +1,16 @@
 """Loading Triton kernels: compiled ahead with a generated launcher on a GPU, interpreted elsewhere.
 
 Triton's own `kernel[grid](...)` analyses every argument on every call, 8 to 12 microseconds. A kernel's
-argument types are known here, so it is compiled before its first call, once per pattern of alignment, and
-a launcher is generated that computes the grid, picks the version, and calls straight into Triton's C
-launcher:
+argument types are known here, so it is compiled before its first call, and a launcher is generated that calls
+straight into Triton's C launcher. What depends on sizes it works out once for all calls of those sizes: the
+grid, and the version, of which there is one for each `Version` of facts that make a kernel faster.
 
     def launch(in_ptr0, out_ptr0, s0):
         if current_device() != 0: ...
         in_ptr0 = in_ptr0.data_ptr()
         ...
-        run, function, metadata = variants.get(key) or variant(key)
-        run((1024*s0 + 1023) // 1024, 1, 1, stream(0), function, metadata, None, None, None, in_ptr0, ...)
+        run, function, metadata, grid, more = known.get((aligned, s0)) or prepare(aligned, s0)
+        run(grid, 1, 1, stream(0), function, metadata, None, None, None, in_ptr0, out_ptr0, s0, *more)
 
 The real compiler: torch/_inductor/runtime/triton_heuristics.py (CachingAutotuner), static_cuda_launcher.py.
 """
@@ -23,7 +23,7 @@ import linecache
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import sympy
 import torch
@@ -41,6 +41,9 @@ Launcher = Callable[..., None]
 POINTER_TYPES = {dtype: f"*{short(dtype)}".replace("*f", "*fp") for dtype in LOOP_DTYPES}
 POINTER_TYPES[torch.bool] = "*u8"
 """Bools are bytes in memory, and kernels read them as such."""
+
+MOST_SIZES = 4096
+"""Of which a launcher remembers what they lead to."""
 
 ALIGNMENT = 16
 """Bytes of the widest load; also what Triton's divisibility hint promises."""
@@ -130,16 +133,15 @@ def execute(source: KernelSource) -> tuple[Any, dict[str, Any]]:
     return namespace[name], namespace
 
 
-def constants(
-    plan: KernelPlan, tiles: Tiles, known: Mapping[sympy.Symbol, int]
-) -> dict[str, int | bool]:
+def constants(plan: KernelPlan, tiles: Tiles, whole: bool) -> dict[str, int]:
     """The kernel's constants: its last parameters."""
-    found: dict[str, int | bool]
     found = {f"{axis.upper()}BLOCK": getattr(tiles, axis) for axis in plan.axes}
-    if plan.varying:
-        length = size_hint(plan.length, known)
-        found["WHOLE"] = length > 0 and length % tiles.r == 0
-    return found
+    return {**found, "WHOLE": whole} if plan.varying else found
+
+
+def fills(length: int, tiles: Tiles) -> bool:
+    """A row fills its tiles."""
+    return 0 == length % tiles.r < length
 
 
 def programs(plan: KernelPlan, tiles: Tiles) -> Size:
@@ -158,7 +160,7 @@ def compile_kernel(
     source: KernelSource,
     function: Any,
     tiles: Tiles,
-    constants: Mapping[str, int | bool],
+    constants: dict[str, int],
     divisible: list[str],
     wide: bool,
     target: Any,
@@ -184,6 +186,21 @@ def compile_kernel(
     return compat.triton_compile(function, types, constants, divisible, target, options)
 
 
+class Version(NamedTuple):
+    """What a compiled version of a kernel relies on."""
+
+    aligned: bool
+    """Every pointer is a multiple of ALIGNMENT."""
+    divisible: tuple[bool, ...]
+    """Of `passed_integers`: which are."""
+    wide: bool
+    """Indices are int64, though others are int32."""
+    row: int
+    """The tile of a row whose length varies; 0 where none does."""
+    whole: bool
+    """Such a row, or one that is swept, fills its tiles."""
+
+
 class CudaKernel:
     """A kernel on one device: its compiled versions, and `launch`."""
 
@@ -193,43 +210,37 @@ class CudaKernel:
         index = plan.device.index
         self.device = torch.cuda.current_device() if index is None else index
         self.function, _ = execute(source)
-        self.variants: dict[int, tuple[Callable[..., Any], Any, Any, int]] = {}
+        self.variants: dict[Version, tuple[Callable[..., Any], Any, Any, int]] = {}
         current_device, stream = compat.cuda_launch_state()
         namespace: dict[str, Any] = {
             "current_device": current_device,
             "stream": stream,
             "on_device": torch.cuda.device,
+            "known": {},
             "variants": self.variants,
             "variant": self.variant,
         }
         text = launcher_text(plan, tiles, self.device)
         exec(compile(text, f"<launcher of {source.name}>", "exec"), namespace)
         self.launch: Launcher = namespace["launch"]
-        integers, known = passed_integers(plan), planned_divisible(plan)
-        key = 1 + sum(2 << i for i, s in enumerate(integers) if str(s) in known)
-        rest = tiles.r * (plan.varying and plan.reduction == "persistent") << 2
-        rest |= constants(plan, tiles, plan.hints).get("WHOLE", False) << 1
-        rest |= bool(plan.index_reach) and needs_int64(plan, plan.hints)
-        self.variant(key | rest << len(integers) + 1)
+        namespace["prepare"](True, *(plan.hints.get(s, ALIGNMENT) for s in plan.integers))
 
-    def variant(self, key: int) -> tuple[Callable[..., Any], Any, Any, int]:
-        """The version for a pattern, and its XBLOCK: bit 0 for all pointers aligned, then one bit for each
-        divisible size, for int64 indices, for a row of whole tiles; and the tile of a varying row."""
-        plan, integers = self.source.plan, passed_integers(self.source.plan)
-        divisible = [a.name for a in plan.arguments] if key & 1 else []
-        divisible += [str(s) for i, s in enumerate(integers) if key >> (i + 1) & 1]
-        rest = key >> len(integers) + 1
-        tiles = for_row(self.tiles, rest >> 2) if rest >> 2 else self.tiles
-        given = {**constants(plan, tiles, plan.hints), "WHOLE": bool(rest & 2)}
-        given = given if plan.varying else constants(plan, tiles, {})
-        wide = bool(rest & 1) or plan.index_dtype is torch.int64
+    def variant(self, *facts: Any) -> tuple[Callable[..., Any], Any, Any, int]:
+        """The version for a launch, and its XBLOCK."""
+        version, plan = Version(*facts), self.source.plan
+        divisible = [a.name for a in plan.arguments] if version.aligned else []
+        pairs = zip(passed_integers(plan), version.divisible, strict=True)
+        divisible += [str(s) for s, divides in pairs if divides]
+        tiles = for_row(self.tiles, version.row) if version.row else self.tiles
+        given = constants(plan, tiles, version.whole)
+        wide = version.wide or plan.index_dtype is torch.int64
         with torch.cuda.device(self.device):
             target = compat.current_gpu_target()
             compiled = compile_kernel(
                 self.source, self.function, tiles, given, divisible, wide, target
             )
-            self.variants[key] = *compat.triton_launch(compiled), tiles.x
-        return self.variants[key]
+            self.variants[version] = *compat.triton_launch(compiled), tiles.x
+        return self.variants[version]
 
 
 def passed_integers(plan: KernelPlan) -> list[sympy.Symbol]:
@@ -237,11 +248,11 @@ def passed_integers(plan: KernelPlan) -> list[sympy.Symbol]:
     return [*plan.integers, *plan.derived]
 
 
-def planned_divisible(plan: KernelPlan) -> set[str]:
+def planned_divisible(plan: KernelPlan) -> list[str]:
     """Numbers that are multiples of 16, at the hints."""
-    hints = {s: plan.hints.get(s, ALIGNMENT) for s in plan.integers}
     numbers = {s: s for s in plan.integers} | plan.derived
-    return {str(s) for s, expr in numbers.items() if size_hint(expr, hints) % ALIGNMENT == 0}
+    hints = {s: plan.hints.get(s, ALIGNMENT) for s in plan.integers}
+    return [str(s) for s, expr in numbers.items() if size_hint(expr, hints) % ALIGNMENT == 0]
 
 
 def python(size: Size) -> str:
@@ -249,43 +260,46 @@ def python(size: Size) -> str:
 
 
 def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
-    """Python source of the launcher. Tensors without elements launch nothing."""
+    """Python source of `launch`; and of `prepare`, for sizes that it hasn't had before. Tensors without
+    elements launch nothing."""
     pointers = [a.name for a in plan.arguments]
-    sizes = [str(s) for s in plan.sizes]
+    given = ", ".join([*pointers, *map(str, plan.sizes)])
+    key = ", ".join(["aligned", *map(str, plan.integers)])
     rows: Size = product(plan.ranges.values())
-    blocks = {f"{axis.upper()}BLOCK": str(getattr(tiles, axis)) for axis in plan.axes}
-    lines = [f"def launch({', '.join(pointers + sizes)}):"]
     if rows == 0:
-        return "\n".join([*lines, "    return"])
-    lines += [
+        return f"def launch({given}):\n    pass\n\ndef prepare({key}):\n    pass"
+    lines = [
+        f"def launch({given}):",
         f"    if current_device() != {device}:",
         f"        with on_device({device}):",
-        f"            return launch({', '.join(pointers + sizes)})",
+        f"            return launch({given})",
+        *(f"    {p} = {p}.data_ptr()" for p in pointers),
+        f"    aligned = ({' | '.join(pointers)}) % {ALIGNMENT} == 0",
+        f"    run, function, metadata, grid, more = known.get(({key})) or prepare({key})",
+        f"    run(grid, 1, 1, stream({device}), function, metadata, None, None, None, {given}, *more)",
+        "",
+        f"def prepare({key}):",
+        *(f"    {s} = {python(expr)}" for s, expr in plan.derived.items()),
     ]
-    lines += [f"    {p} = {p}.data_ptr()" for p in pointers]
-    lines += [f"    {s} = {python(expr)}" for s, expr in plan.derived.items()]
-    integers = passed_integers(plan)
-    key = [f"(({' | '.join(pointers)}) % {ALIGNMENT} == 0)"]
-    key += [f"({s} % {ALIGNMENT} == 0) << {i + 1}" for i, s in enumerate(integers)]
-    if plan.index_reach:
-        beyond = " or ".join(f"{python(end)} >= {INT32_END}" for end in plan.index_reach)
-        key.append(f"({beyond}) << {len(integers) + 1}")
-    grid = programs(plan, tiles)
+    beyond = [f"{python(end)} >= {INT32_END}" for end in plan.index_reach]
+    divisible = "".join(f"{s} % {ALIGNMENT} == 0, " for s in passed_integers(plan))
+    blocks = {f"{axis.upper()}BLOCK": str(getattr(tiles, axis)) for axis in plan.axes}
+    grid, row, whole = programs(plan, tiles), "0", "False"
     if plan.varying:
         lines.append(f"    rnumel = {python(plan.length)}")
         if plan.reduction == "persistent":
             lines.append("    RBLOCK = 1 << (rnumel - 1).bit_length()")
-            key.append(f"RBLOCK << {len(integers) + 3}")
-            blocks = {"XBLOCK": "XBLOCK", "RBLOCK": "RBLOCK"}
+            row, blocks = "RBLOCK", {"XBLOCK": "XBLOCK", "RBLOCK": "RBLOCK"}
             grid = plan.parts if plan.folds else -floor_div(-rows, size_symbol("XBLOCK"))
         lines.append(f"    whole = rnumel % {blocks['RBLOCK']} == 0 < rnumel")
-        key.append(f"whole << {len(integers) + 2}")
-        blocks["WHOLE"] = "whole"
-    arguments = [*pointers, *sizes, *map(str, plan.derived), *blocks.values()]
+        blocks["WHOLE"] = whole = "whole"
+    more = "".join(f"{n}, " for n in (*map(str, plan.derived), *blocks.values()))
     lines += [
-        f"    key = {' | '.join(key)}",
-        "    run, function, metadata, XBLOCK = variants.get(key) or variant(key)",
-        f"    run({python(grid)}, 1, 1, stream({device}), function, metadata, None, None, None, "
-        f"{', '.join(arguments)})",
+        f"    version = aligned, ({divisible}), {' or '.join(beyond) or False}, {row}, {whole}",
+        "    run, function, metadata, XBLOCK = variants.get(version) or variant(*version)",
+        f"    if len(known) == {MOST_SIZES}:",
+        "        known.clear()",
+        f"    known[{key}] = found = run, function, metadata, {python(grid)}, ({more})",
+        "    return found",
     ]
     return "\n".join(lines)
