@@ -93,7 +93,8 @@ class InterpretedKernel:
 def scalar(number: int | float, wide: bool) -> Any:
     """A number as wide as compiled kernels get it; the interpreter itself takes no float."""
     dtype = tl.float64 if isinstance(number, float) else tl.int64 if wide else tl.int32
-    return tl.tensor(interpreter.TensorHandle(np.array([number], dtype=dtype.name), dtype), dtype)
+    held = np.array([number], dtype=dtype.name.replace("fp", "float"))
+    return tl.tensor(interpreter.TensorHandle(held, dtype), dtype)
 
 
 def interpreter_tiles(plan: KernelPlan, known: Any, rows: int, length: int) -> Tiles:
