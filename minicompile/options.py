@@ -90,6 +90,8 @@ class Options:
     """Written-out attention becomes scaled_dot_product_attention: twice as fast from 1,000 tokens on.
 
     Rounds differently; a row whose every position is masked gives 0, where softmax gives NaN."""
+    chunk_loss: bool = True
+    """Cross-entropy of a linear layer is computed in chunks of rows where logits are many (aot/passes)."""
     fallback_random: bool = True
     """Random numbers are eager's: the same seed gives the same ones. False: kernels compute theirs, which
     fuses (ops/philox.py), from seeds that eager's generator draws."""
@@ -99,10 +101,13 @@ class Options:
     """Products of one input with several weights become one. Copies the weights: seldom pays on a CPU."""
     fold_batch_norm: bool = False
     """Inference: batch norm goes into the weights of the convolution before it. Rounds differently."""
+    assert_indirect_indexing: bool = True
+    """Kernels look whether indices from memory are in range, and raise as eager does. False: nobody looks,
+    and an index out of range reads or overwrites whatever is there."""
     memory_budget: float | None = None
     """From 0 (the backward recomputes all that it can) to 1 (like "default"). None: nothing expensive."""
     layout_optimization: bool = True
-    """Images lie channels-last between convolutions, on CPUs (aot/passes/images.py)."""
+    """Images lie channels-last between convolutions (aot/passes/images.py)."""
     memory_pool: bool | None = None
     """A graph's intermediates share one allocation. None: where that saves much and raises no peak."""
     arena_bytes: int = 1 << 30

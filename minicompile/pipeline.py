@@ -109,6 +109,8 @@ def compile_graph(
     plans = make_plans(scheduled, options)
     tell("plans", list(plans.values()))
     modules = generate_kernels(plans)
+    for module in modules:
+        module.tell = tell
     load = start_loading(modules, options)  # while the compilers work, the wrapper is written
     kernels = by_position(plans, modules)
     sources = [kernel for group in kernels.values() for kernel in group]

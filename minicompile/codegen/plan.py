@@ -18,7 +18,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import sympy
 import torch
@@ -339,6 +339,8 @@ class KernelModule(Shown):
     """The text in files that can be compiled side by side."""
     cached: int | None = None
     """How many of these files the disk cache had; None where it is not known."""
+    tell: Callable[[str, Any], None] = lambda kind, made: None
+    """Hears of what is found out about the kernels when they are called."""
 
     def __str__(self) -> str:
         return self.text

@@ -192,6 +192,7 @@ def choose_tiles(plan: KernelPlan, options: Options) -> None:
         room = max((1024 if along_r else 4096) // length, 1)
         block = min(room, spare) if along_r else clamp(spare, min(16, room), room)
         plan.tiles = {"x": min(block, 64), "r": length}
+        each = 8 if plan.rows <= programs else 16  # nothing else hides a lone row's latency
     elif along_r:
         aligned = plan.row_length % 8 == 0  # else loads are narrow, and few of them enough
         r = min(length, 2048 if not aligned else 8192 if alone else 4096)

@@ -207,12 +207,18 @@ class _Writer:
                 flat = Layout(device, torch.uint8, (pool.bytes,), (1,))
                 arena = in_arena(device, pool.bytes, self.options)
                 self._line(f"{_pool(device)} = {self._empty(flat, arena)}")
-        for allocation in self.memory.allocate[step]:
-            self._allocate(allocation)
+        fused, given = isinstance(node, FusedSchedulerNode), self.memory.allocate[step]
+        sums = [a for a in given if a.in_place and not fused]  # the library reads what it writes
+        for allocation in given:
+            if allocation not in sums:
+                self._allocate(allocation)
         if isinstance(node, FusedSchedulerNode):
             self._kernel(step, node)
+        elif sums:
+            self._extern(node.kernel, sums[0].reuses)
+            self._allocate(sums[0])
         else:
-            self._extern(node.kernel, given=bool(self.memory.allocate[step]))
+            self._extern(node.kernel, given[0].buffer if given else None)
         dead = [n for n in self.memory.free[step] if n in self.bound - self.handed_on]
         self.bound.difference_update(dead)
         names = [*map(self._name, dead), *(_pool(d) for d, p in pools.items() if p.dies == step)]
@@ -269,18 +275,18 @@ class _Writer:
         if spaces:
             self._line(f"del {', '.join(spaces)}", node.origins)
 
-    def _extern(self, kernel: ExternKernel, given: bool) -> None:
-        """A library call; `given` if the plan has memory for its result."""
+    def _extern(self, kernel: ExternKernel, given: str | None) -> None:
+        """A library call; `given` is the buffer that the plan has for its result."""
         arguments = [self._argument(a) for a in kernel.args]
         arguments += [f"{key}={self._argument(value)}" for key, value in kernel.kwargs.items()]
         outputs = [o for o in kernel.outputs if o is not None]
-        self.bound.update(o.name for o in outputs)
         origins = kernel.origins
-        if given:  # torch's binding takes half the time of the operator's
-            arguments.append(f"out={self._name(outputs[0].name)}")
+        if given is not None:  # torch's binding takes half the time of the operator's
+            arguments.append(f"out={self._name(given)}")
             function = str(kernel.op).split(".")[1]
             self._line(f"torch.{function}({', '.join(arguments)})", origins)
             return
+        self.bound.update(o.name for o in outputs)
         call = f"{self._operator(kernel.op)}({', '.join(arguments)})"
         if len(outputs) == 1 and outputs[0].index is None:
             self._line(f"{self._name(outputs[0].name)} = {call}", origins)

@@ -101,7 +101,21 @@ class EagerLayouts(FakeTensorMode):
                 return upsampled_gradient(func, args[0], args[2])
             check_position(func, args)
             func, args = as_row_major_view(func, args)
+        if func is torch.ops.aten.addmm.dtype:  # torch 2.11 takes the dtype for a factor
+            return torch.empty_like(args[0])
         return laid_out_as_eager(func, args, super().__torch_dispatch__(func, types, args, kwargs))
+
+
+@functools.cache
+def adds_products_in_float32(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a product of half types can be added to a float32 matrix in place, without rounding it."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return False
+    with no_dispatch_modes(), contextlib.suppress(RuntimeError, TypeError):
+        total, factor = (torch.ones(16, 16, device=device, dtype=d) for d in (torch.float32, dtype))
+        torch.addmm(total, factor, factor, torch.float32, out=total)  # type: ignore[call-overload]
+        return bool((total == 17).all())
+    return False
 
 
 def fake_mode(symbolic: bool = False) -> Any:

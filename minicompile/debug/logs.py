@@ -26,7 +26,7 @@ from minicompile.debug import stages
 from minicompile.dynamo.result import failure_lines
 from minicompile.errors import OptionError
 from minicompile.ops.display import count_text
-from minicompile.ops.events import KINDS, Event, observer
+from minicompile.ops.events import CALLED, KINDS, Event, observer
 from minicompile.ops.graph import Listing
 from minicompile.ops.registry import Registry
 from minicompile.options import in_colour, moves_cursor
@@ -224,8 +224,10 @@ for _stage, _name, _kinds, _doc, _text in (
     ("inductor", "schedule", "schedule", "kernels in order, memory", schedule),
     ("inductor", "ir_post_fusion", "schedule", "kernels", lambda e, _: stages.post_fusion(e.subject)),
     ("inductor", "output_code", "graph", "all code", lambda e, _: stages.output_code(e.subject)),
-    ("inductor", "perf", " ".join(k for k in KINDS[1:] if k != "cudagraphs"), "what each step took", perf),
+    ("inductor", "perf", " ".join(k for k in KINDS[1:] if k not in CALLED), "what each step took", perf),
     ("inductor", "cudagraphs", "cudagraphs", "CUDA graphs that are asked for, and why there are none",
      lambda e, _: f"{e.graph}: {e.subject}"),
+    ("inductor", "autotuning", "autotuning", "tiles that max-autotune measured, and what they gain",
+     lambda e, more: e.subject.told(more) if e.subject.done else ""),
 ):  # fmt: skip
     log_channel(_name, _doc, *_kinds.split(), stage=_stage)(_text)

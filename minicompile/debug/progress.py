@@ -1,4 +1,5 @@
-"""What a compilation of over a second is doing: a line on a terminal or in a notebook, gone at the end.
+"""What a compilation of over a second is doing, or max-autotune: a line on a terminal or in a notebook, gone
+at the end.
 
 Silent where stderr is a pipe or a file, and with `MINICOMPILE_PROGRESS=0`. A thread draws, since the
 compiler waits for others; it ends with the compilation, however that ends.
@@ -58,7 +59,9 @@ class Progress:
 
     def __call__(self, event: Event) -> None:
         of, thread = event.of, None
-        if event.kind == "start":
+        measured = event.subject if event.kind == "autotuning" else None
+        ends = measured.done if measured else event.kind == "done"
+        if event.kind == "start" or (measured and not ends):
             if not of.options.progress or not (moves_cursor(sys.stderr) or notebook()):
                 return
         elif id(of) not in self.running:
@@ -66,8 +69,9 @@ class Progress:
         with self.lock:
             _, began, stage, kernels = self.running.get(id(of), (of, time.monotonic(), "", 0))
             kernels += len(event.subject) if event.kind == "kernels" else 0
-            self.running[id(of)] = of, began, NEXT.get(event.kind, stage), kernels
-            if event.kind == "done":
+            stage = measured.stage if measured else NEXT.get(event.kind, stage)
+            self.running[id(of)] = of, began, stage, kernels
+            if ends:
                 del self.running[id(of)]
                 if not self.running:
                     self.stop.set()

@@ -46,6 +46,7 @@ from minicompile.ops.handler import Index, InnerFn, Ops, ReductionFn, StoreMode,
 from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.ops.registry import Registry
 from minicompile.ops.table import POSITIONS, ReductionKind, ScanKind, reduction_identity
+from minicompile.options import Options
 from minicompile.shapes.expr import ZERO, Size, contiguous_strides, product, same, to_size
 
 OutputIndex = Callable[[Ops, Sequence[Index]], Sequence[Index]]
@@ -62,7 +63,8 @@ extern_reasons: Registry[str] = Registry(
 class LoweringContext:
     """The node being lowered, and the operations made so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: Options) -> None:
+        self.options = options
         self.operations: list[Operation] = []
         self.constants: list[ConstantBuffer] = []
         self.input_offsets: dict[str, Size] = {}

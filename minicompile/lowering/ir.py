@@ -249,7 +249,7 @@ class ExternKernel(Shown):
 
 PRODUCTS = frozenset(
     getattr(torch.ops.aten, name).default for name in ("mm", "bmm", "addmm", "baddbmm")
-)
+) | {torch.ops.aten.addmm.dtype}
 """Matrix products: they take `out=`, and their result lies the same way however their operands do."""
 LIBRARY_PRODUCTS = PRODUCTS | {compat.onednn_linear()}
 """With oneDNN's, which has no `out=`."""

@@ -61,7 +61,7 @@ def lower(graph: Graph, options: Options) -> LoopGraph:
 class _Lowering:
     def __init__(self, graph: Graph, options: Options) -> None:
         self.graph, self.options = graph, options
-        self.ctx = LoweringContext()
+        self.ctx = LoweringContext(options)
         self.values: dict[fx.Node, Any] = {}
         self.inputs: list[InputBuffer | Size] = []
         self.hints: dict[sympy.Symbol, int] = {}

@@ -313,4 +313,8 @@ def _reshape_layout(
         for dim in reversed(view_dims):
             stride[dim] = step
             step = to_size(step * new[dim])
+    grouped = {dim for _, view_dims in groups for dim in view_dims}
+    for dim in reversed(range(len(new) - 1)):
+        if dim not in grouped:  # of one element: libraries call a row of strides (1, 1) a column
+            stride[dim] = to_size(stride[dim + 1] * new[dim + 1])
     return Layout(layout.device, layout.dtype, new, tuple(stride), layout.offset)

@@ -13,6 +13,7 @@
 | graph | CompiledStages: all of these |
 | building | [KernelModule]: their compilers run; told before waiting for them |
 | cudagraphs | what becomes of the CUDA graph that was asked for, or why there is none; also when called |
+| autotuning | Tuning: times of a kernel's tiles so far, told when it is called (runtime/autotune.py) |
 | done | the Capture, its code loaded; None where there is none: the frame runs in eager, or raised |
 
 `@observer("mine")` registers a function that is called with each Event; if it raises, a warning says so and
@@ -33,8 +34,11 @@ from minicompile.options import Options
 
 KINDS = (
     *("start", "capture", "break", "aot", "loops", "schedule", "plans", "kernels", "wrapper"),
-    *("graph", "building", "cudagraphs", "done"),
+    *("graph", "building", "cudagraphs", "autotuning", "done"),
 )
+
+CALLED = ("cudagraphs", "autotuning")
+"""Told when what was compiled is called, too."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from minicompile import compat
 from minicompile.codegen.plan import KernelSource
@@ -90,8 +90,10 @@ def cross_compile(
     Triton.
     """
     require_triton()
-    plan = source.plan
-    tiles = tiles or planned_tiles(plan)
+    plan, gpu = source.plan, compat.gpu_target(*target)
+    if tiles is None:  # plans count warps of 32 threads
+        tiles = planned_tiles(plan)
+        tiles = replace(tiles, num_warps=max(tiles.num_warps * 32 // gpu.warp_size, 1))
     divisible = [a.name for a in plan.arguments]
     divisible += planned_divisible(plan)
     function, namespace = execute(source)
@@ -102,7 +104,7 @@ def cross_compile(
         constants(plan, tiles, fills(plan.row_length, tiles)),
         divisible if aligned else [],
         needs_int64(plan, plan.hints),
-        compat.gpu_target(*target),
+        gpu,
     )
     texts = {name: text for name, text in compiled.asm.items() if isinstance(text, str)}
     texts.pop("source", None)
@@ -110,10 +112,14 @@ def cross_compile(
     registers = spilled = None
     if sass := _tool_output(binary, "nvdisasm", "-g", "-c"):
         texts["sass"] = sass
-    usage = _tool_output(binary, "cuobjdump", "-res-usage")
+    usage = texts.get("amdgcn") or _tool_output(binary, "cuobjdump", "-res-usage")
     if found := re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage):
         registers, stack, local = map(int, found.groups())
         spilled = stack + local
+    elif found := re.search(
+        r"private_segment_fixed_size: +(\d+).*\.vgpr_count: +(\d+)", usage, re.S
+    ):
+        spilled, registers = map(int, found.groups())
     shared = compiled.metadata.shared
     name, file = f"{target[0]} {target[1]}", namespace["__name__"]
     return Assembly(source, name, tiles, texts, binary, file, shared, registers, spilled)

@@ -1,7 +1,8 @@
 """`mode="max-autotune"`: of the tiles around the planned ones, those that run fastest on the device.
 
 A kernel is measured at its first call, on the arguments it gets; what it writes is a copy meanwhile. The
-choice is kept on disk, by the kernel's text, the sizes it was planned for, and the device.
+choice is kept on disk, by the kernel's text, the sizes it was planned for, and the device. Each time is told
+as it comes: MINICOMPILE_LOGS=autotuning says what was gained, a terminal how far it is.
 The real compiler: CachingAutotuner in torch/_inductor/runtime/triton_heuristics.py.
 """
 
@@ -14,19 +15,63 @@ import json
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 from minicompile.codegen.plan import KernelSource
+from minicompile.ops.display import count_text
 from minicompile.options import Options
-from minicompile.runtime.triton import Launcher, Tiles, load_kernel, module_text, planned_tiles
+from minicompile.runtime.triton import (
+    Launcher,
+    Tiles,
+    blocks,
+    load_kernel,
+    module_text,
+    planned_tiles,
+)
 
 EACH = range(2, 65)
 """How many elements of a tile a thread may have."""
 
 REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a kernel's candidates took so far, in milliseconds; infinity for one that doesn't compile."""
+
+    source: KernelSource
+    tried: list[Tiles]
+    times: list[float]
+    done: bool = False
+
+    @property
+    def stage(self) -> str:
+        """How far it is."""
+        return f"measuring {len(self.times)} of {len(self.tried)} tiles of {self.source.name}"
+
+    def described(self, tiles: Tiles) -> str:
+        sizes = [f"{name}={size}" for name, size in blocks(self.source.plan, tiles).items()]
+        return f"{', '.join(sizes)}, {count_text(tiles.num_warps, 'warp')}"
+
+    def told(self, verbose: bool = False) -> str:
+        """The best of the candidates, and by how much it beats the planned tiles; verbose: all of them."""
+        name, pairs = self.source.name, list(zip(self.times, self.tried, strict=False))
+        if not pairs:
+            known = len(self.tried) == 1
+            why = (
+                f"{self.described(self.tried[0])}, as measured earlier" if known else "interrupted"
+            )
+            return f"{name}: {why}"
+        (planned, _), (best, tiles) = pairs[0], min(pairs, key=lambda pair: pair[0])
+        first = (
+            f"{name}: {len(pairs)} candidates, {planned:.4f} ms as planned, "
+            f"{best:.4f} ms ({1 - best / planned:.0%} less) with {self.described(tiles)}"
+        )
+        lines = [f"  {time:.4f} ms: {self.described(tiles)}" for time, tiles in pairs]
+        return "\n".join([first, *(lines if verbose else [])])
 
 
 def candidates(source: KernelSource) -> list[Tiles]:
@@ -63,9 +108,12 @@ def tuned(
     options: Options,
     load: Callable[[KernelSource, Tiles], Launcher] = load_kernel,
     measure: Callable[[Launcher, list[Any]], float] = milliseconds,
+    tell: Callable[[str, Any], None] = lambda kind, made: None,
 ) -> Launcher:
     """A kernel that looks for its best tiles when it is called for the first time."""
     plan, tried = source.plan, candidates(source)
+    if plan.reduction_ranges and torch.are_deterministic_algorithms_enabled():
+        return load(source, tried[0])  # others sum in another order
     device = torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else ""
     facts = repr((module_text(source), plan.rows, plan.row_length, device, tried[0]))
     file = options.cache_folder / "tiles" / f"{hashlib.sha256(facts.encode()).hexdigest()}.json"
@@ -74,6 +122,8 @@ def tuned(
         with contextlib.suppress(OSError, ValueError, TypeError):
             known = Tiles(**json.loads(file.read_text()))
             chosen += [load(source, known)] if known in tried else []
+    if chosen:
+        tell("autotuning", Tuning(source, [known], [], done=True))
 
     def choose(arguments: list[Any]) -> Launcher:
         """A candidate that doesn't compile is none."""
@@ -81,17 +131,21 @@ def tuned(
             if argument.role != "in":
                 arguments[i] = arguments[i].clone()
 
-        def timed(launch: Launcher | None) -> float:
-            return math.inf if launch is None else measure(launch, arguments)
-
         def loaded(tiles: Tiles) -> Launcher | None:
             with contextlib.suppress(Exception):
                 return load(source, tiles)
             return None
 
-        with ThreadPoolExecutor() as pool:
-            launchers = list(pool.map(loaded, tried))
-        times = list(map(timed, launchers))
+        times: list[float] = []
+        try:
+            tell("autotuning", Tuning(source, tried, []))
+            with ThreadPoolExecutor() as pool:
+                launchers = list(pool.map(loaded, tried))
+            for launch in launchers:
+                times.append(math.inf if launch is None else measure(launch, arguments))
+                tell("autotuning", Tuning(source, tried, list(times)))
+        finally:
+            tell("autotuning", Tuning(source, tried, times, done=True))
         best = times.index(min(times))
         if options.disk_cache:
             with contextlib.suppress(OSError):

@@ -26,7 +26,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ from minicompile.lowering.ir import InputBuffer, LoopGraph, View
 from minicompile.ops.display import count_text
 from minicompile.runtime.load import to_layout
 from minicompile.scheduling.nodes import Schedule
+
+Step = Literal["run", "record", "replay"]
 
 MODES = ("reduce-overhead", "max-autotune")
 MOST_RECORDINGS = 16
@@ -103,6 +105,19 @@ def saved_in_graph(forward: Schedule, first: int) -> set[int]:
     given = {buffer.name for buffer in forward.graph.given}
     saved = enumerate(forward.graph.outputs[first:])
     return {i for i, value in saved if isinstance(value, View) and value.buffer not in given}
+
+
+def next_step(
+    now: list[int], before: list[int] | None, recorded: list[int] | None
+) -> tuple[Step, list[int]]:
+    """What a call does, and the places in `now` of inputs that moved, which are copied from here on. By the
+    addresses of those that are not copied yet: now, at the call before (None: there was none), and in the
+    graph (None: there is none)."""
+    if now == recorded:
+        return "replay", []
+    if before is None:
+        return "run", []
+    return "record", [i for i, (new, old) in enumerate(zip(now, before, strict=True)) if new != old]
 
 
 def around(
@@ -180,14 +195,18 @@ class CudaGraphs:
             now = [inputs[i].data_ptr() for i in sizes.fixed]
             before, sizes.addresses = sizes.addresses, now
             recording = sizes.recording
-            if recording is None or now != recording.addresses:
-                return self.record(inputs, sizes, before, place)
+            recorded = None if recording is None else recording.addresses
+            step, moved = next_step(now, before, recorded)
+            if step == "run":
+                return self.call(inputs)
+            if recording is None or step == "record":
+                return self.record(inputs, sizes, moved, place)
             if held := recording.held(sizes.copied):
                 if not held - self.kept_results:
                     return self.call(inputs)
                 sizes.copied |= held - self.kept_results
                 self.say(f"results {sorted(sizes.copied)} are held at the next call: copied")
-                return self.record(inputs, sizes, before, place)  # their memory is the holder's
+                return self.record(inputs, sizes, [], place)  # their memory is the holder's
             given = list(inputs)
             inputs.clear()
             return recording.run(given, self.written, sizes.copied)
@@ -205,14 +224,11 @@ class CudaGraphs:
         return found
 
     def record(
-        self, inputs: list[Any], sizes: Sizes, before: list[int] | None, place: Any
+        self, inputs: list[Any], sizes: Sizes, places: list[int], place: Any
     ) -> Sequence[Any]:
-        """Run without a graph; then capture one, if all that isn't copied lies where it lay before."""
-        if before is None or not sizes.tries:
-            return self.call(inputs)
-        pairs = zip(sizes.fixed, before, strict=True)
-        moved = {i for i, then in pairs if inputs[i].data_ptr() != then}
-        if moved & self.kept_inputs:
+        """Run without a graph; then capture one that copies the inputs at these places of `fixed`, too."""
+        moved = {sizes.fixed[i] for i in places}
+        if moved & self.kept_inputs or not sizes.tries:
             return self.call(inputs)
         sizes.fixed = [i for i in sizes.fixed if i not in moved]
         sizes.addresses = [inputs[i].data_ptr() for i in sizes.fixed]

@@ -52,7 +52,11 @@ def load_cpp(module: KernelModule, options: Options) -> Callable[[], Kernels]:
 def load_triton(module: KernelModule, options: Options) -> Callable[[], Kernels]:
     def loaded(kernel: KernelSource) -> Callable[..., None]:
         measured = options.mode.startswith("max-autotune") and kernel.plan.device.type == "cuda"
-        return autotune.tuned(kernel, options) if measured else triton.load_kernel(kernel)
+        return (
+            autotune.tuned(kernel, options, tell=module.tell)
+            if measured
+            else triton.load_kernel(kernel)
+        )
 
     return lambda: {kernel.name: loaded(kernel) for kernel in module.kernels}
 

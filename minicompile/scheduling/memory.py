@@ -213,7 +213,7 @@ def in_place_decisions(alive: Liveness, nodes: Sequence[ScheduledNode]) -> list[
             made.setdefault(life.born, []).append(life)
     found: list[InPlaceDecision] = []
     for step, node in enumerate(nodes):
-        if not isinstance(node, FusedSchedulerNode):
+        if not isinstance(node, FusedSchedulerNode) and node.kernel.op not in in_place.SUMS:
             continue
         left = made.get(step, [])
         for old in dying.get(step, ()):

@@ -236,7 +236,6 @@ def verify(result: Schedule) -> None:
             if dependency.buffer not in present:
                 raise VerifyError(f"{node.name} reads {dependency.buffer}, which isn't in memory")
         for new, old in memory.in_place(step).items():
-            assert isinstance(node, FusedSchedulerNode)
             if (why := refusal(node, old, new)) is not None:
                 raise VerifyError(f"{node.name} can't write {new} in place of {old}: {why}")
         present.difference_update(a.reuses for a in memory.allocate[step] if a.reuses is not None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ import minicompile as mc
 from minicompile.codegen.plan import WrapperSource
 from minicompile.lessons.exercise import Lesson, Run, Wrong, show
 from minicompile.lessons.model import GPT, GPTConfig
-from minicompile.lessons.replay import launching
+from minicompile.lessons.replay import StandIn, launching
+from minicompile.runtime import cuda_graphs
 
 lesson = Lesson("15")
 
@@ -305,3 +307,61 @@ def launches_are_replayed(run: Run, record: Callable[..., Any]) -> str:
         run.changed("no launch", " ".join(launched), "what was launched")
         said = said or f"{len(launched)} launches recorded, replayed without the wrapper"
     return said
+
+
+Steps = tuple[list[str], list[str]]
+
+
+@lesson.exercise(
+    "ex6",
+    points=4,
+    level="real",
+    visible=["aw aw aw aw", "aw bw cw dw"],
+    hidden=["aw bw cw cv dv av bw", "aw av aw av bv aw", "aw aw bw aw cw cv", "aw aw bv aw"],
+    forbidden=["next_step", "cuda_graphs", "CudaGraphs"],
+)
+def graphs_are_replayed_where_that_is_right(run: Run, what_to_do: Callable[..., Any]) -> str:
+    """Two letters are a call: which tensors it gets. Each stays where it is and has new numbers each time."""
+    said = ""
+    for calls in run.cases:
+        found, expected = (graphed(run, calls, r) for r in (what_to_do, cuda_graphs.next_step))
+        for got, right, what in zip(found, expected, ("what they did", "copied"), strict=True):
+            run.expect(got, right, f"calls {calls}: {what}")
+        run.changed(" ".join(["run"] * len(found[0])), " ".join(found[0]), "what a call does")
+        said = said or f"{calls}: {', '.join(found[0])}"
+    return said
+
+
+def graphed(run: Run, calls: str, rule: Callable[..., Any]) -> Steps:
+    """What calls did by a rule, and the tensors from which on an input is copied. Checks their results."""
+    tensors = {name: torch.empty(8, 8) for name in sorted(set(calls) - {" "})}
+    names = {tensor.data_ptr(): name for name, tensor in tensors.items()}
+    steps: list[str] = []
+    copied: list[str] = []
+
+    def noted(now: list[int], before: Any, recorded: Any) -> Any:
+        given = f"calls {calls}: call {len(steps) + 1}"
+        got = rule(list(now), before and list(before), recorded and list(recorded))
+        fits = isinstance(got, tuple) and len(got) == 2 and isinstance(got[1], list)
+        run.that(fits, given, "a step and a list", show(got))
+        step, moved = got
+        known = ("run", "record", "replay")[: 2 + (recorded is not None)]
+        run.that(step in known, given, f"one of {', '.join(known)}", show(step))
+        steps.append(step)
+        copied.extend(names[now[place]] for place in moved if step == "record")
+        return got
+
+    around = partial(cuda_graphs.around, gpu=StandIn)
+    random = torch.Generator().manual_seed(1)
+    mc.reset()
+    compiled = mc.compile(chain, mode="reduce-overhead", fullgraph=True)
+    with (
+        run.replaced("minicompile.runtime.cuda_graphs:around", around),
+        run.replaced("minicompile.runtime.cuda_graphs:next_step", noted),
+        torch.no_grad(),
+    ):
+        for number, call in enumerate(calls.split(), 1):
+            x, w = (tensors[name].normal_(generator=random) for name in call)
+            given = f"calls {calls}: result of call {number}"
+            run.close(compiled(x, w), chain(x, w), given, rtol=1e-5, atol=1e-5)
+    return steps, copied

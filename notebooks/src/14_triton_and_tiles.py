@@ -372,6 +372,12 @@ for shape in [(1, 2**18), (64, 2**14), (512, 2**11)]:
 # %% [markdown]
 # In exercise 6 that decision is yours.
 #
+# Programs run in no order. Where many add to one element, as in an embedding's backward, they do so with
+# `tl.atomic_add`, and the last digits differ from run to run; after
+# `torch.use_deterministic_algorithms(True)` the compiler leaves such sums to eager's operators. An index
+# that was loaded is checked by `tl.device_assert`, unless you compile with
+# `options={"assert_indirect_indexing": False}`.
+#
 # ## The model, and matrix products
 #
 # One block of the lesson model, planned for a GPU. Every kernel is a pointwise one or a reduction:
@@ -407,7 +413,8 @@ print(mc.trace(mc.compile(product_and_relu, options=TRITON), square, square).sch
 # > **In torch.compile.** Inductor's Triton printer is `torch/_inductor/codegen/triton.py`; one rule per
 # > operation, as here. Its tiles come from `torch/_inductor/runtime/triton_heuristics.py`, and with
 # > `mode="max-autotune"` it times several, matrix products with epilogues among them (templates in
-# > `torch/_inductor/kernel`). So do we with the tiles, and have no templates. Below, live: how both
+# > `torch/_inductor/kernel`). So do we with the tiles (`MINICOMPILE_LOGS=autotuning` says what that
+# > gained), and have no templates. Below, live: how both
 # > write the same operations. Our division rounds as eager's does; their maximum keeps NaN in a helper,
 # > ours has an operation for that before it comes to printing.
 

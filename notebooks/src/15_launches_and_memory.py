@@ -167,7 +167,7 @@ slides(
 # A recorded launch knows addresses, not variables. Three things follow. New inputs must be copied
 # into the old memory. The results stand in the same memory each time, so whoever keeps one must copy
 # it. And all of Python is gone: an `if`, a print, a shape that changes are not in the list. You write
-# the recorder in exercise 5.
+# the recorder in exercise 5, and in exercise 6 the rule that says which calls may be replayed.
 #
 # ## When is memory free again?
 #
@@ -713,12 +713,92 @@ def record(run, inputs):
 
 
 # %% [markdown]
+# **Exercise 6 · Run, record or replay?** (4 points). `what_to_do(now, before, recorded)` decides on one
+# call. `now` lists the addresses of the inputs that are not copied yet, `before` those of the call before
+# (`None` at the first), `recorded` those in the graph (`None` while there is none). Answer
+# `("run", [])` at the first call, `("replay", [])` where a replay is right, else `("record", moved)`:
+# the places in `now` of the inputs that moved since the call before. They are copied from then on, so copy no
+# others: a model's parameters stay where they are. The compiler asks your rule; a stand-in for the
+# GPU replays.
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# A replay reads what stands at the recorded addresses. If an input lies elsewhere now, those are an
+# earlier call's numbers. And what if somebody replaces a parameter after the recording?
+#
+# </details>
+
+
+# %% name="ex6-answer" tags=["answer"]
+def what_to_do(now, before, recorded):
+    """What a call does, and which inputs are copied from now on."""
+    ### BEGIN SOLUTION
+    if now == recorded:
+        return "replay", []
+    if before is None:
+        return "run", []
+    return "record", [place for place in range(len(now)) if now[place] != before[place]]
+    ### END SOLUTION
+
+
+# %% name="ex6-check" tags=["nbval-check-output"]
+check("ex6")
+
+
+# %% name="ex6-wrong-stays" tags=["wrong"] kind="visible-only" says="expected float32[8, 8]"
+def what_to_do(now, before, recorded):
+    if recorded is not None:
+        return "replay", []
+    if before is None:
+        return "run", []
+    return "record", [place for place in range(len(now)) if now[place] != before[place]]
+
+
+# %% name="ex6-wrong-all" tags=["wrong"] kind="misconception" says="copied: expected [], got ['a', 'w']"
+def what_to_do(now, before, recorded):
+    if now == recorded:
+        return "replay", []
+    return ("run", []) if before is None else ("record", list(range(len(now))))
+
+
+# %% name="ex6-wrong-none" tags=["wrong"] kind="misconception" says="'record', 'record', 'record']"
+def what_to_do(now, before, recorded):
+    if now == recorded:
+        return "replay", []
+    return ("run", []) if before is None else ("record", [])
+
+
+# %% name="ex6-wrong-since" tags=["wrong"] kind="misconception" says="'record', 'record', 'replay']"
+def what_to_do(now, before, recorded):
+    if now == recorded:
+        return "replay", []
+    if before is None:
+        return "run", []
+    recorded = recorded or now
+    return "record", [place for place in range(len(now)) if now[place] != recorded[place]]
+
+
+# %% name="ex6-wrong-never" tags=["wrong"] kind="misconception" says="got ['run', 'run', 'run', 'run']"
+def what_to_do(now, before, recorded):
+    return "run", []
+
+
+# %% name="ex6-wrong-borrowed" tags=["wrong"] kind="built-in" says="got a use of"
+def what_to_do(now, before, recorded):
+    from minicompile.runtime.cuda_graphs import next_step
+
+    return next_step(now, before, recorded)
+
+
+# %% [markdown]
 # ## Go deeper
 #
 # - `minicompile/codegen/wrapper.py`: the writer of what a call runs.
 # - `minicompile/scheduling/memory.py`, `minicompile/scheduling/in_place.py`: whose memory, and when.
 # - `minicompile/ops/build.py`: the disk cache; `minicompile/ops/toolchain.py`: what is in its key.
 # - `minicompile/runtime/fast_call.c`: a cheap launch.
+# - `minicompile/runtime/cuda_graphs.py`: when to record; `MINICOMPILE_LOGS=cudagraphs` tells it.
 # - `torch/_inductor/codegen/memory_planning.py`, `torch/_inductor/codecache.py`: theirs.
 # - `torch/_inductor/cudagraph_trees.py`: CUDA graphs that share memory.
 #

@@ -123,6 +123,19 @@ def test_channels_last_inside_of_a_graph_changes_no_result(
         compare(model, lambda x: model(x), many if dynamic else many[:1], dynamic)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("made", [tower, Mixed])
+def test_channels_last_on_a_gpu_changes_no_result(made: Callable[[], nn.Module]) -> None:
+    """In float64, as convolutions in float32 are rounded to TF32; without dropout's random numbers."""
+    torch.manual_seed(0)
+    model = made().to("cuda", torch.float64).train(made is tower)
+    with torch.set_grad_enabled(made is tower):
+        (x,) = images("rows", (4, 16))[0]
+        x = x.to("cuda", torch.float64).requires_grad_(made is tower)
+        assert layout_record(mc.trace(model, x)).changed
+        compare(model, lambda x: model(x), [(x,)])
+
+
 def test_channels_last_is_told_where_it_is_chosen() -> None:
     model, ((x,),) = tower(), images("rows", (4, 16))
     off = mc.compile(model, options={"layout_optimization": False})

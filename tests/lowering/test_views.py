@@ -9,6 +9,7 @@ import pytest
 import sympy
 import torch
 
+import minicompile as mc
 from minicompile.debug.reference import evaluate
 from minicompile.lowering import views
 from minicompile.lowering.ir import ExternKernel, Layout, Pointwise, View
@@ -173,3 +174,11 @@ def test_views_carry_their_origins_to_the_loads_they_shift() -> None:
     graph = lowered(lambda x: x[2:] * 2, x)
     (buffer,) = graph.operations
     assert len(buffer.origins) == 2  # the slice and the product
+
+
+def test_a_lone_row_for_a_library_lies_as_in_eager() -> None:
+    """Of a row with strides (1, 1) a matrix product takes the slower way for columns."""
+    weight = torch.randn(8, 4)
+    trace = mc.trace(lambda x: (x + 1).view(-1, 8) @ weight, torch.randn(1, 1, 8))
+    (product,) = trace.graphs["forward"].loops.externs
+    assert [view.layout.stride for view in product.views()] == [(8, 1), (4, 1)]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
+import re
+import time
 from typing import Any
 
 import pytest
 import torch
 
 import minicompile as mc
+from minicompile.debug import progress
+from minicompile.ops.events import Compilation, Watch, observer
 from minicompile.options import Options
 from minicompile.runtime.autotune import candidates, tuned
 from minicompile.runtime.triton import Tiles, load_kernel, planned_tiles
@@ -106,6 +112,82 @@ def test_a_damaged_file_is_measured_anew(tmp_path, text) -> None:
     assert len(again.loaded) == len(candidates(source))
 
 
+def told(channel: str, run: Any) -> list[str]:
+    """The lines of a log channel while `run` gets a compilation's options and what tells of it."""
+    out = io.StringIO()
+    with mc.logs(channel, file=out):
+        run(Watch(Compilation(3, 0, "fn", Options())).tell)
+    return out.getvalue().splitlines()
+
+
+def test_what_is_gained_is_one_line_for_each_kernel(tmp_path) -> None:
+    source, fake, options = source_of(added()), Fake(), Options(cache_dir=str(tmp_path))
+    tried = candidates(source)
+    fake.broken = (tried[1],)
+
+    def measure(launch: Any, arguments: list[Any]) -> float:
+        return {tried[0]: 0.5, tried[-1]: 0.4}.get(launch.tiles, 0.75)
+
+    def run(tell: Any) -> None:
+        launch = tuned(source, options, fake.load, measure, tell)
+        for _ in range(3):
+            launch(torch.randn(4096), torch.zeros(4096))
+
+    best = f"XBLOCK={tried[-1].x}, {tried[-1].num_warps} warps"
+    line = f"[3/0] autotuning: {source.name}: "
+    gained = f"{len(tried)} candidates, 0.5000 ms as planned, 0.4000 ms (20% less) with {best}"
+    assert told("autotuning", run) == [line + gained]
+    assert told("autotuning", run) == [line + f"{best}, as measured earlier"]
+    options = dataclasses.replace(options, disk_cache=False)
+    first, *others = told("+autotuning", run)
+    assert first == line + gained
+    assert len(others) == len(tried) and sum(" inf ms: " in other for other in others) == 1
+    assert told("perf", run) == []
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_deterministic_sums_keep_their_tiles(tmp_path, deterministic) -> None:
+    options, loaded = Options(cache_dir=str(tmp_path)), []
+    rows = source_of(softmax(64, 256), ("amax", "total"))
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        for source, x in ((rows, torch.randn(64, 256)), (source_of(added()), torch.randn(4096))):
+            fake = Fake()
+            tuned(source, options, fake.load, fake.measure)(x, torch.empty_like(x))
+            loaded.append(set(fake.loaded) == set(candidates(source)))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert loaded == [not deterministic, True]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_terminal_shows_how_far_it_is(tmp_path, monkeypatch, fails) -> None:
+    terminal, source, fake = io.StringIO(), source_of(added()), Fake()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setattr(progress, "DELAY", 0.01)
+    monkeypatch.setattr(progress, "REFRESH", 0.01)
+    count = len(candidates(source))
+
+    def measure(launch: Any, arguments: list[Any]) -> float:
+        time.sleep(0.05)
+        if fails and launch.tiles == fake.loaded[3]:
+            raise KeyboardInterrupt
+        return 1.0
+
+    options = Options(cache_dir=str(tmp_path), progress=True)
+    tell = Watch(Compilation(3, 0, "fn", options)).tell
+    run = tuned(source, options, fake.load, measure, tell)
+    with pytest.raises(KeyboardInterrupt) if fails else contextlib.nullcontext():
+        run(torch.randn(4096), torch.zeros(4096))
+    *lines, last = terminal.getvalue().split("\r\x1b[K")
+    places = {re.search(r"measuring (\d+) of (\d+) tiles of triton_", line) for line in lines[1:]}
+    assert last == "" and {int(place[2]) for place in places} == {count}
+    assert len({int(place[1]) for place in places}) > 2
+    assert observer["progress"].running == {}  # type: ignore[attr-defined]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_on_a_gpu_tuned_kernels_give_the_same(tmp_path) -> None:
@@ -113,6 +195,9 @@ def test_on_a_gpu_tuned_kernels_give_the_same(tmp_path) -> None:
         return x.softmax(-1), x.sum(0), x.t() + 1
 
     x = torch.randint(-8, 8, (4096, 512), device="cuda").float()  # sums are exact in any order
-    found = mc.compile(fn, mode="max-autotune", options={"cache_dir": str(tmp_path)})(x)
+    out = io.StringIO()
+    with mc.logs("autotuning", file=out):
+        found = mc.compile(fn, mode="max-autotune", options={"cache_dir": str(tmp_path)})(x)
     torch.testing.assert_close(found, fn(x))
+    assert all(" candidates, " in line for line in out.getvalue().splitlines()) and out.getvalue()
     assert list((tmp_path / "tiles").iterdir())

@@ -1,11 +1,10 @@
 """`mode="reduce-overhead"`: calls are replayed where that gives what a call would have given, and only there.
 
-Without a GPU a stand-in captures: it runs the call again to replay it, into the results' fixed memory.
+Without a GPU a stand-in captures (minicompile/lessons/replay.py).
 """
 
 from __future__ import annotations
 
-import ctypes
 import io
 import threading
 from collections.abc import Iterator
@@ -17,65 +16,10 @@ import torch
 from torch import Tensor, nn
 
 import minicompile as mc
+from minicompile.lessons.replay import StandIn
 from minicompile.runtime import cuda_graphs
-from minicompile.runtime.cuda_graphs import Gpu
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
-
-
-class StandIn(Gpu):
-    """Memory as a CUDA graph has it: capturing computes nothing, a replay writes where the last one wrote."""
-
-    kind = "cpu"
-    captures = replays = 0
-    fails = False
-    where: Any = 0
-
-    def __init__(self, device: torch.device) -> None:
-        pass
-
-    def place(self) -> Any:
-        return StandIn.where
-
-    def capture(self, call: Any, inputs: list[Any], place: Any) -> Any:
-        StandIn.captures += 1
-        if StandIn.fails:
-            raise RuntimeError("operation not permitted\nwhen stream is capturing")
-        given = list(map(by_address, inputs))
-        before = [v.clone() if isinstance(v, Tensor) else v for v in given]
-        results = call(list(inputs))
-        for value, old in zip(given, before, strict=True):
-            if isinstance(value, Tensor):
-                value.copy_(old)
-        memories = {storage(v) for v in inputs if isinstance(v, Tensor)}
-        mine = [
-            i for i, r in enumerate(results) if isinstance(r, Tensor) and storage(r) not in memories
-        ]
-        targets = {i: by_address(results[i]) for i in mine}
-        for target in targets.values():
-            target.fill_(77)
-
-        def replay() -> None:
-            StandIn.replays += 1
-            new = call(list(given))
-            for i, target in targets.items():
-                target.copy_(new[i])
-
-        return replay, results
-
-
-def storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def by_address(value: Any) -> Any:
-    """A tensor's memory as a graph knows it: it lives no longer for that, and autograd sees no writes."""
-    if not isinstance(value, Tensor) or not value.numel():
-        return value
-    span = sum((n - 1) * step for n, step in zip(value.shape, value.stride(), strict=True)) + 1
-    bytes_there = (ctypes.c_char * (span * value.itemsize)).from_address(value.data_ptr())
-    flat = torch.frombuffer(bytes_there, dtype=value.dtype)
-    return flat.as_strided(value.shape, value.stride())
 
 
 class Counted:
@@ -89,8 +33,6 @@ class Counted:
 def device(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     mc.reset()
     if request.param == "cpu":
-        for name, value in {"captures": 0, "replays": 0, "fails": False, "where": 0}.items():
-            monkeypatch.setattr(StandIn, name, value)
         monkeypatch.setattr(cuda_graphs, "around", partial(cuda_graphs.around, gpu=StandIn))
     yield request.param
     mc.reset()
@@ -425,7 +367,7 @@ def test_a_capture_that_fails_is_told(device, monkeypatch, counted):
         monkeypatch.setattr(StandIn, "fails", True)
     else:
         failing = lambda *given: (_ for _ in ()).throw(RuntimeError("operation not permitted\n"))  # noqa: E731
-        monkeypatch.setattr(Gpu, "capture", failing)
+        monkeypatch.setattr(cuda_graphs.Gpu, "capture", failing)
     x = numbers(device, 4)
     said = told(lambda x: x + 1, x, calls=6)
     assert said.count("forward: no CUDA graph: operation not permitted\n") == 1

@@ -212,7 +212,8 @@ formulas(
 def added_to(product: Callable[[Tensor, Tensor], Tensor]) -> Rule:
     """beta * bias + alpha * product(a, b); a bias that isn't read (beta 0) may hold NaN.
 
-    Half types keep the library call: it adds before rounding. So does alpha 0, for which it reads no factor.
+    Half types keep the library call: it adds before rounding. So does alpha 0, for which it reads no factor,
+    and what is added to a whole matrix, which may become the result in place.
     """
 
     def rule(bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
@@ -220,6 +221,8 @@ def added_to(product: Callable[[Tensor, Tensor], Tensor]) -> Rule:
             return NotImplemented
         if not (a.is_floating_point() or a.is_complex()):
             alpha, beta = int(alpha), int(beta)
+        if product is torch.mm and bias.shape == (a.shape[0], b.shape[1]) and beta != 0:
+            return NotImplemented
         result = scaled(product(a, b), alpha)
         return result if beta == 0 else result + scaled(bias, beta)
 

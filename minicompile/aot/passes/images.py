@@ -1,4 +1,4 @@
-"""Images between convolutions lie channels-last: a CPU's library is faster then.
+"""Images between convolutions lie channels-last: a CPU's library is faster then, and so is a GPU's.
 
 Convolutions get and give such images, and what is computed of them by elements or windows follows. For any
 other operator, and for whoever gets the graph's results, they are copied into eager's layout. As this comes
@@ -40,7 +40,7 @@ def channels_last(gm: fx.GraphModule, mode: Any) -> list[Rewrite] | str:
     """Not where more would be copied than half of what the convolutions read and write, nor where a weight's
     gradient is larger than all images (the library takes scratch memory for it): says so then."""
     if not any(map(is_convolution, gm.graph.nodes)):
-        return "no convolution of images on a CPU"
+        return "no convolution of images"
     if gm.graph.find_nodes(op="call_function", target=aten.as_strided.default):
         return "as_strided looks at memory"
     copy, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
@@ -59,7 +59,7 @@ def channels_last(gm: fx.GraphModule, mode: Any) -> list[Rewrite] | str:
 
 def is_convolution(node: fx.Node) -> bool:
     image: Any = node.args[0].meta["val"] if node.target in CONVOLUTIONS else None  # type: ignore[union-attr]
-    return image is not None and image.dim() == 4 and image.device.type == "cpu"
+    return image is not None and image.dim() == 4
 
 
 def is_last(node: fx.Node) -> bool:

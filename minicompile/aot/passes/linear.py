@@ -96,6 +96,7 @@ def choose_library(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
         (rows, inner), columns = x.meta["val"].shape, weight.meta["val"].shape[1]
         known = all(isinstance(size, int) for size in (rows, inner, columns))
         plain = all(is_float32_on_cpu(value.meta["val"]) for value in node.args)
+        plain = plain and all(b.meta["val"].dim() == 1 for b in bias)
         if plain and known and rows * inner * columns >= LARGE_PRODUCT:
             before = statement(node)
             with gm.graph.inserting_before(node):

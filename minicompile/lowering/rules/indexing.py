@@ -1,8 +1,9 @@
 """Reading and writing at loaded positions: index, gather, embedding; index_put, scatter.
 
-An index out of range is an error. What is written goes into a fresh copy. Of several writes to one element
-the last stays, as in eager; where eager's order depends on strides, its kernels are called. So they are for
-half types that accumulate: each atomic addition would round.
+An index out of range is an error, unless `options.assert_indirect_indexing` is False. What is written goes
+into a fresh copy. Of several writes to one element the last stays, as in eager; where eager's order depends
+on strides, its kernels are called. So they are for half types that accumulate: each atomic addition would
+round; and where deterministic algorithms are asked for, since atomic additions come in any order.
 """
 
 from __future__ import annotations
@@ -37,9 +38,11 @@ def integer_index(index: TensorValue, x: TensorValue, extent: Size) -> None:
 
 
 def loaded_index(
-    ops: Ops, tensor: TensorValue, at: Sequence[Index], extent: Size, wrap: bool, ordered: bool
-) -> Index:
-    """The integer at `at` as a checked index into a dimension; no load where it is known to fit.
+    ctx: LoweringContext, ops: Ops, tensor: TensorValue, at: Sequence[Index], extent: Size,
+    wrap: bool, ordered: bool
+) -> Index:  # fmt: skip
+    """The integer at `at` as an index into a dimension, checked if options say so; no load where it is known
+    to fit.
 
     `ordered`: it stays one that loops can't share between threads, since the last of several writes stays.
     """
@@ -47,10 +50,11 @@ def loaded_index(
     if known is not None and is_nonnegative(known.low) and is_nonnegative(extent - 1 - known.high):
         return known.formula(at)
     value = tensor.load_as(ops, at, torch.int64)
-    return ops.indirect_indexing(value, extent, check=True, wrap_negative=wrap)
+    return ops.indirect_indexing(value, extent, ctx.options.assert_indirect_indexing, wrap)
 
 
 def advanced_index(
+    ctx: LoweringContext,
     x: TensorValue,
     indices: Sequence[TensorValue | None],
     wrap: bool = True,
@@ -81,14 +85,16 @@ def advanced_index(
                 out.append(next(kept))
             else:
                 at = views.broadcast_index(index[start:end], tensor.size, shape)
-                out.append(loaded_index(ops, tensor, at, extent, wrap, ordered))
+                out.append(loaded_index(ctx, ops, tensor, at, extent, wrap, ordered))
         return out
 
     kept = [extent for extent, tensor in zip(x.size, every, strict=True) if tensor is None]
     return (*kept[:start], *shape, *kept[start:]), position
 
 
-def along(x: TensorValue, dim: int, index: TensorValue, ordered: bool = False) -> OutputIndex:
+def along(
+    ctx: LoweringContext, x: TensorValue, dim: int, index: TensorValue, ordered: bool = False
+) -> OutputIndex:
     """The positions in x that `index` gives: each element's own, but in dimension `dim` the loaded one."""
     if x.dim == 0 or index.dim == 0:
         raise Unsupported("gather or scatter of a 0-d tensor")
@@ -96,7 +102,7 @@ def along(x: TensorValue, dim: int, index: TensorValue, ordered: bool = False) -
     integer_index(index, x, x.size[dim])
 
     def position(ops: Ops, i: Sequence[Index]) -> list[Index]:
-        at = loaded_index(ops, index, i, x.size[dim], False, ordered)
+        at = loaded_index(ctx, ops, index, i, x.size[dim], False, ordered)
         return [*i[:dim], at, *i[dim + 1 :]]
 
     return position
@@ -125,7 +131,7 @@ def read(
 def index(
     ctx: LoweringContext, x: TensorValue, indices: Sequence[TensorValue | None]
 ) -> TensorValue:
-    return read(ctx, x, indices, *advanced_index(x, indices))
+    return read(ctx, x, indices, *advanced_index(ctx, x, indices))
 
 
 @lowering(aten.index_select.default)
@@ -133,7 +139,7 @@ def index_select(ctx: LoweringContext, x: TensorValue, dim: int, index: TensorVa
     if x.dim == 0 or index.dim == 0:
         raise Unsupported("index_select of a 0-d tensor")
     indices = [*[None] * views.wrap_dim(dim, x.dim), index]
-    return read(ctx, x, indices, *advanced_index(x, indices, wrap=False))
+    return read(ctx, x, indices, *advanced_index(ctx, x, indices, wrap=False))
 
 
 @lowering(aten.embedding.default)
@@ -141,14 +147,14 @@ def embedding(
     ctx: LoweringContext, weight: TensorValue, indices: TensorValue, *_: Any, **__: Any
 ) -> TensorValue:
     """Rows of `weight`; the other arguments matter to gradients only."""
-    return read(ctx, weight, [indices], *advanced_index(weight, [indices], wrap=False))
+    return read(ctx, weight, [indices], *advanced_index(ctx, weight, [indices], wrap=False))
 
 
 @lowering(aten.gather.default)
 def gather(
     ctx: LoweringContext, x: TensorValue, dim: int, index: TensorValue, sparse_grad: bool = False
 ) -> TensorValue:
-    return read(ctx, x, [index], index.size, along(x, dim, index))
+    return read(ctx, x, [index], index.size, along(ctx, x, dim, index))
 
 
 # -- writing
@@ -157,17 +163,19 @@ ADDABLE = frozenset({torch.float32, torch.float64, torch.int32, torch.int64})
 """What can be added atomically and exactly."""
 
 
-def can_accumulate(x: TensorValue) -> None:
+def can_accumulate(ctx: LoweringContext, x: TensorValue) -> None:
     if x.dtype not in ADDABLE:
         raise Unsupported(f"accumulating {x.dtype}: each addition would round or isn't atomic")
     if x.dtype.is_floating_point:
-        in_any_order(x)
+        in_any_order(ctx, x)
 
 
-def in_any_order(x: TensorValue) -> None:
-    """Writes to x may meet in any order on a GPU, as in eager; on a CPU loops keep theirs."""
-    if x.device.type != "cpu" and torch.are_deterministic_algorithms_enabled():
-        raise Unsupported("deterministic algorithms are asked for")
+def in_any_order(ctx: LoweringContext, x: TensorValue) -> None:
+    """Writes to x may meet in any order on a GPU, as in eager's kernels; C++ loops keep theirs.
+    Guards tell when `torch.use_deterministic_algorithms` changes (compat.global_facts)."""
+    parallel = x.device.type != "cpu" or ctx.options.device_codegen == "triton"
+    if parallel and torch.are_deterministic_algorithms_enabled():
+        raise Unsupported("deterministic algorithms are asked for, and threads write in any order")
 
 
 def chosen(
@@ -194,12 +202,12 @@ def index_put(
     one, mask = product(values.size) == 1, indices[0]
     if one and not accumulate and len(indices) == 1 and mask and mask.dtype is torch.bool:
         return chosen(ctx, x, mask, values)
-    size, position = advanced_index(x, indices, ordered=not one)
+    size, position = advanced_index(ctx, x, indices, ordered=not one)
     common_device(x, values)
     if accumulate:
-        can_accumulate(x)
+        can_accumulate(ctx, x)
     elif not one:
-        in_any_order(x)
+        in_any_order(ctx, x)
         shape = broadcast_size(*[index for index in indices if index is not None])
         if sum(extent != 1 for extent in shape) > 1:  # eager's order depends on strides
             raise Unsupported("writes whose order matters where indices repeat")
@@ -214,8 +222,8 @@ def index_put(
 def scatter_add(
     ctx: LoweringContext, x: TensorValue, dim: int, index: TensorValue, src: TensorValue
 ) -> TensorValue:
-    can_accumulate(x)
-    return ctx.scatter(x, index.size, along(x, dim, index), src.load, "atomic_add")
+    can_accumulate(ctx, x)
+    return ctx.scatter(x, index.size, along(ctx, x, dim, index), src.load, "atomic_add")
 
 
 @lowering(aten.scatter.src)
@@ -223,8 +231,8 @@ def scatter(
     ctx: LoweringContext, x: TensorValue, dim: int, index: TensorValue, src: TensorValue
 ) -> TensorValue:
     """Two writes that meet differ in `dim` alone: loops and eager both take these in order."""
-    in_any_order(x)
-    return ctx.scatter(x, index.size, along(x, dim, index, ordered=True), src.load, "store")
+    in_any_order(ctx, x)
+    return ctx.scatter(x, index.size, along(ctx, x, dim, index, ordered=True), src.load, "store")
 
 
 @lowering(aten.scatter.value)
@@ -235,4 +243,4 @@ def scatter_value(
     def body(ops: Ops, _: Sequence[Index]) -> V:
         return constant(ops, value, x.dtype)
 
-    return ctx.scatter(x, index.size, along(x, dim, index), body, "store")
+    return ctx.scatter(x, index.size, along(ctx, x, dim, index), body, "store")

@@ -1,0 +1,165 @@
+"""Reading and writing at loaded positions: checks that can be left out, and sums that come out alike."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import minicompile as mc
+from minicompile.pipeline_result import Trace
+from minicompile.runtime.assembly import cross_compile
+from tests.codegen.triton_running import devices
+
+LANGUAGES = ("cpp", "triton")
+
+READS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "index": lambda x, i: x[i],
+    "index_select": lambda x, i: x.index_select(0, i),
+    "embedding": lambda x, i: F.embedding(i, x),
+    "gather": lambda x, i: x.gather(0, i[:, None].expand(-1, 4)),
+    "scatter_add": lambda x, i: x.scatter_add(0, i[:, None].expand(-1, 4), x[:1].expand(len(i), 4)),
+    "index_put": lambda x, i: x.index_put((i,), x[0], accumulate=True),
+}
+
+WRITES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "index_add": lambda x, i, v: x.index_add(0, i, v),
+    "scatter_add": lambda x, i, v: x.scatter_add(0, i[:, None].expand_as(v), v),
+    "index_put, added": lambda x, i, v: x.index_put((i,), v, accumulate=True),
+    "index_put": lambda x, i, v: x.index_put((i,), v),
+    "scatter": lambda x, i, v: x.scatter(0, i[:, None].expand_as(v), v),
+}
+"""Functions whose result depends on the order of the writes to one element."""
+
+
+def traced(fn: Callable[..., Tensor], *inputs: Tensor, **options: object) -> Trace:
+    return mc.trace(mc.compile(fn, options=options), *inputs)
+
+
+@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_without_checks_the_answers_are_the_same(language: str, name: str) -> None:
+    fn, x, i = READS[name], torch.randn(9, 4), torch.tensor([0, 8, 3, 3])
+    checked, plain = (
+        mc.compile(fn, options={"device_codegen": language, "assert_indirect_indexing": on})
+        for on in (True, False)
+    )
+    torch.testing.assert_close(plain(x, i), fn(x, i))
+    for bad in (9, -10):
+        with pytest.raises(IndexError, match=r"out of range in a dimension of size 9"):
+            checked(x, torch.tensor([0, bad, 3, 3]))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_negative_index_counts_from_the_end_whether_or_not_it_is_checked(language: str) -> None:
+    x, i = torch.randn(9, 4), torch.tensor([-1, -9, 2])
+    for on in (True, False):
+        options = {"device_codegen": language, "assert_indirect_indexing": on}
+        assert torch.equal(mc.compile(READS["index"], options=options)(x, i), x[i])
+
+
+@pytest.mark.parametrize(
+    ("language", "check"), [("cpp", "error |="), ("triton", "tl.device_assert(")]
+)
+@pytest.mark.parametrize("name", READS)
+def test_kernels_look_unless_they_are_told_not_to(name: str, language: str, check: str) -> None:
+    x, i = torch.randn(9, 4), torch.tensor([0, 8, 3, 3])
+
+    def looks(**options: object) -> bool:
+        kernels = traced(READS[name], x, i, device_codegen=language, **options).kernels
+        return any(check in kernel.text for kernel in kernels)
+
+    assert looks()
+    assert not looks(assert_indirect_indexing=False)
+
+
+def test_machine_code_traps_only_where_there_are_checks() -> None:
+    x, i = torch.randn(9, 4), torch.tensor([0, 8, 3, 3])
+    for on in (True, False):
+        options = {"device_codegen": "triton", "assert_indirect_indexing": on}
+        (kernel,) = traced(READS["index"], x, i, **options).kernels
+        assert ("__assertfail" in cross_compile(kernel).levels["ptx"]) is on
+
+
+@pytest.fixture
+def deterministic() -> Iterator[Callable[..., None]]:
+    yield torch.use_deterministic_algorithms
+    torch.use_deterministic_algorithms(False)
+
+
+def colliding(device: str = "cpu", dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    """Sums of many numbers, which differ by the order of addition."""
+    generator = torch.Generator().manual_seed(0)
+    i = torch.randint(3, (4096,), generator=generator)
+    x, v = (torch.randn(n, 8, generator=generator) * 100 for n in (3, 4096))
+    return x.to(device, dtype), i.to(device), v.to(device, dtype)
+
+
+@pytest.mark.parametrize("warn_only", [False, True])
+@pytest.mark.parametrize("name", WRITES)
+def test_deterministic_algorithms_are_eagers(name: str, warn_only: bool, deterministic) -> None:
+    fn, inputs, out = WRITES[name], colliding(), io.StringIO()
+    compiled = mc.compile(fn, options={"device_codegen": "triton"})
+    deterministic(True)
+    expected = fn(*inputs)
+    deterministic(False)
+    if "add" in name:  # else any of the writes may stay, in eager too
+        torch.testing.assert_close(compiled(*inputs), expected, rtol=1e-4, atol=1e-2)
+    compiled(*inputs)
+    assert not traced(fn, *inputs, device_codegen="triton").loops.externs
+    deterministic(True, warn_only=warn_only)
+    with mc.logs("recompiles", "inductor", file=out):
+        torch.testing.assert_close(compiled(*inputs), expected, rtol=0, atol=0)
+    assert re.search("recompiles: .*deterministic", out.getvalue())
+    assert "(deterministic algorithms are asked for" in out.getvalue()
+    trace = traced(fn, *inputs, device_codegen="triton")
+    assert not any("atomic" in kernel.text for kernel in trace.kernels)
+    assert trace.loops.externs
+
+
+def test_a_deterministic_backward_adds_in_order_too(deterministic) -> None:
+    table, i = torch.randn(5, 8, requires_grad=True), torch.randint(5, (64,))
+    for asked in (False, True):
+        deterministic(asked)
+        trace = traced(lambda w, i: F.embedding(i, w), table, i, device_codegen="triton")
+        assert any("atomic" in k.text for k in trace.backward.kernels) is not asked
+        assert any(e.op.name() == "aten::index_put" for e in trace.backward.loops.externs) is asked
+
+
+def test_whole_numbers_are_added_in_any_order(deterministic) -> None:
+    deterministic(True)
+    inputs = colliding(dtype=torch.int64)
+    trace = traced(WRITES["index_put, added"], *inputs, device_codegen="triton")
+    assert not trace.loops.externs
+    assert any("atomic" in kernel.text for kernel in trace.kernels)
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_cpp_loops_keep_the_order_however_many_threads_there_are(name: str, deterministic) -> None:
+    fn, inputs, threads = WRITES[name], colliding(), torch.get_num_threads()
+    deterministic(True)
+    found = []
+    try:
+        for count in (1, 2, 4):
+            torch.set_num_threads(count)
+            found.append(mc.compile(fn)(*inputs))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(found[0], other) for other in found)
+    assert not traced(fn, *inputs).loops.externs
+
+
+@devices
+@pytest.mark.parametrize("name", WRITES)
+def test_deterministic_sums_are_the_same_every_time(name: str, device: str, deterministic) -> None:
+    deterministic(True)
+    inputs = colliding(device)
+    compiled = mc.compile(WRITES[name], options={"device_codegen": "triton"})
+    first = compiled(*inputs)
+    assert all(torch.equal(compiled(*inputs), first) for _ in range(8))
+    torch.testing.assert_close(first, WRITES[name](*inputs), rtol=1e-4, atol=1e-2)
