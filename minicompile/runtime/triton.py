@@ -133,9 +133,14 @@ def execute(source: KernelSource) -> tuple[Any, dict[str, Any]]:
     return namespace[name], namespace
 
 
+def blocks(plan: KernelPlan, tiles: Tiles) -> dict[str, int]:
+    """The tiles as a kernel knows them."""
+    return {f"{axis.upper()}BLOCK": getattr(tiles, axis) for axis in plan.axes}
+
+
 def constants(plan: KernelPlan, tiles: Tiles, whole: bool) -> dict[str, int]:
     """The kernel's constants: its last parameters."""
-    found = {f"{axis.upper()}BLOCK": getattr(tiles, axis) for axis in plan.axes}
+    found = blocks(plan, tiles)
     return {**found, "WHOLE": whole} if plan.varying else found
 
 
@@ -263,37 +268,37 @@ def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
     """Python source of `launch`; and of `prepare`, for sizes that it hasn't had before. Tensors without
     elements launch nothing."""
     pointers = [a.name for a in plan.arguments]
-    given = ", ".join([*pointers, *map(str, plan.sizes)])
+    parameters = ", ".join([*pointers, *map(str, plan.sizes)])
     key = ", ".join(["aligned", *map(str, plan.integers)])
     rows: Size = product(plan.ranges.values())
     if rows == 0:
-        return f"def launch({given}):\n    pass\n\ndef prepare({key}):\n    pass"
+        return f"def launch({parameters}):\n    pass\n\ndef prepare({key}):\n    pass"
     lines = [
-        f"def launch({given}):",
+        f"def launch({parameters}):",
         f"    if current_device() != {device}:",
         f"        with on_device({device}):",
-        f"            return launch({given})",
+        f"            return launch({parameters})",
         *(f"    {p} = {p}.data_ptr()" for p in pointers),
         f"    aligned = ({' | '.join(pointers)}) % {ALIGNMENT} == 0",
         f"    run, function, metadata, grid, more = known.get(({key})) or prepare({key})",
-        f"    run(grid, 1, 1, stream({device}), function, metadata, None, None, None, {given}, *more)",
+        f"    run(grid, 1, 1, stream({device}), function, metadata, None, None, None, {parameters}, *more)",
         "",
         f"def prepare({key}):",
         *(f"    {s} = {python(expr)}" for s, expr in plan.derived.items()),
     ]
     beyond = [f"{python(end)} >= {INT32_END}" for end in plan.index_reach]
     divisible = "".join(f"{s} % {ALIGNMENT} == 0, " for s in passed_integers(plan))
-    blocks = {f"{axis.upper()}BLOCK": str(getattr(tiles, axis)) for axis in plan.axes}
+    given: dict[str, int | str] = {**constants(plan, tiles, False)}
     grid, row, whole = programs(plan, tiles), "0", "False"
     if plan.varying:
         lines.append(f"    rnumel = {python(plan.length)}")
         if plan.reduction == "persistent":
             lines.append("    RBLOCK = 1 << (rnumel - 1).bit_length()")
-            row, blocks = "RBLOCK", {"XBLOCK": "XBLOCK", "RBLOCK": "RBLOCK"}
+            row, given = "RBLOCK", {name: name for name in given}
             grid = plan.parts if plan.folds else -floor_div(-rows, size_symbol("XBLOCK"))
-        lines.append(f"    whole = rnumel % {blocks['RBLOCK']} == 0 < rnumel")
-        blocks["WHOLE"] = whole = "whole"
-    more = "".join(f"{n}, " for n in (*map(str, plan.derived), *blocks.values()))
+        lines.append(f"    WHOLE = rnumel % {given['RBLOCK']} == 0 < rnumel")
+        given["WHOLE"] = whole = "WHOLE"
+    more = "".join(f"{n}, " for n in (*plan.derived, *given.values()))
     lines += [
         f"    version = aligned, ({divisible}), {' or '.join(beyond) or False}, {row}, {whole}",
         "    run, function, metadata, XBLOCK = variants.get(version) or variant(*version)",
