@@ -46,6 +46,8 @@ Language = str
 """A key of the registries `code_generator` and `kernel_loader`: "cpp", "triton"."""
 
 
+INT32_END = 2**31
+
 INDEX_ERROR, ZERO_DIVISION = 1, 2
 """Bits that a C kernel returns; runtime/cpp.py raises what they stand for."""
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import sympy
 import torch
 
-from minicompile.codegen.plan import CodeLine, KernelPlan, KernelSource, Language
+from minicompile.codegen.plan import INT32_END, CodeLine, KernelPlan, KernelSource, Language
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import Origins
 from minicompile.scheduling.body import names
@@ -178,9 +178,6 @@ class IndexPrinter:
         if found is not None and is_nonnegative(found[0]) and is_nonnegative(divisor):
             return f"{self.within(base, _QUOTIENT)} {sign} {self.within(divisor)}", _QUOTIENT
         return f"{helper}({self(base)}, {self(divisor)})", _ATOM
-
-
-INT32_END = 2**31
 
 
 def reach(index: Expr, ranges: Ranges) -> set[Expr] | None:

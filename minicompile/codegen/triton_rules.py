@@ -14,8 +14,8 @@ import torch
 from sympy import sympify
 
 from minicompile.codegen.phases import contiguous_uses, loop_needs, riders, stages, turned
-from minicompile.codegen.plan import KernelPlan, plan_rule, power_of_two
-from minicompile.codegen.printing import INT32_END, reach
+from minicompile.codegen.plan import INT32_END, KernelPlan, plan_rule, power_of_two
+from minicompile.codegen.printing import reach
 from minicompile.codegen.split import PART, refusal
 from minicompile.ops.device import Gpu, gpu_of
 from minicompile.options import Options

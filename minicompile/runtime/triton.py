@@ -29,8 +29,7 @@ import sympy
 import torch
 
 from minicompile import compat
-from minicompile.codegen.plan import KernelPlan, KernelSource, power_of_two
-from minicompile.codegen.printing import INT32_END
+from minicompile.codegen.plan import INT32_END, KernelPlan, KernelSource, power_of_two
 from minicompile.errors import BackendError
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.shapes.expr import Size, floor_div, is_float, product, size_hint, size_symbol
