@@ -20,6 +20,7 @@ PUBLIC = {
     "trace": "api",
     "what_if": "debug.experiment",
     "accuracy": "debug.accuracy",
+    "bisect": "debug.bisect",
     "launches": "debug.launches",
     "logs": "debug.logs",
     "fresh_cache": "api",

@@ -45,6 +45,10 @@ def script() -> Any:
     return importlib.import_module("minicompile.debug.script")
 
 
+def bisector() -> Any:
+    return importlib.import_module("minicompile.debug.bisect")
+
+
 def grader() -> Any:
     return importlib.import_module("minicompile.lessons.grade")
 
@@ -141,6 +145,11 @@ COMMANDS = {
         "run a script and write down all that it compiles",
         lambda chosen: int(script().run(chosen)),
         lambda to: script().add_arguments(to),
+    ),
+    "bisect": Command(
+        "find what in the compiler makes a script fail",
+        lambda chosen: int(bisector().run(chosen)),
+        lambda to: bisector().add_arguments(to),
     ),
     "grade": Command(
         "grade the exercises of lesson notebooks, or of a folder of them",

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from minicompile.debug import dump, logs, progress  # noqa: F401 (they observe compilations)
+from minicompile.debug import dump, gates, logs, progress  # noqa: F401 (they observe compilations)
 from minicompile.dynamo.dispatch import Backend, Dispatcher, all_dispatchers, plain_backend
 from minicompile.dynamo.module import allow_in_graph, behind, disable, is_disabled, original_of
 from minicompile.dynamo.result import Capture, Explanation, Timeline
@@ -64,6 +64,9 @@ def torch_inductor_backend(options: Options) -> Backend:
     from minicompile.debug import torch_bridge
 
     return torch_bridge.to_inductor
+
+
+gates.obey(backends.rules)
 
 
 def callable_backend(function: Callable[[Any, list[Any]], Callable[..., Any]]) -> Backend:

@@ -17,6 +17,7 @@
 | `code_generator(language)` | a language that kernels are printed in | codegen |
 | `kernel_loader(language)` | how its kernels are compiled and called | runtime |
 | `backends(name)` | what `mc.compile(backend=name)` does | api |
+| `gate(name)` | whether a single application of a rule may be done | all |
 | `observer(name)` | what hears of each stage as it is made | all |
 | `log_channel(name, doc, kinds)` | a channel of `MINICOMPILE_LOGS`: what it prints of an event | debug |
 
@@ -40,6 +41,7 @@ from minicompile.dynamo.guards import guard_rules
 from minicompile.dynamo.interpreter import bytecode
 from minicompile.lowering.lower import lowering
 from minicompile.ops.events import observer
+from minicompile.ops.gates import gate
 from minicompile.ops.registry import Registry, scoped, without
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import register_pattern

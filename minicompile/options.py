@@ -62,6 +62,11 @@ def child_environment(**values: str) -> dict[str, str]:
     return {**os.environ, **values}
 
 
+def bisection() -> tuple[str, str]:
+    """`MINICOMPILE_BISECT`, `MINICOMPILE_BISECT_REPORT`: a setting, where to report (debug/gates.py)."""
+    return os.environ.get("MINICOMPILE_BISECT", ""), os.environ.get("MINICOMPILE_BISECT_REPORT", "")
+
+
 def compiler_variables() -> str:
     """The environment variables that change what a C compiler makes of a source."""
     paths = ("CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH")

@@ -28,13 +28,16 @@ from minicompile.aot.runtime import assemble, differentiated, interpret, make_ca
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
 from minicompile.codegen.plan import KernelModule
 from minicompile.codegen.wrapper import generate_wrapper
+from minicompile.debug import reference as _reference  # noqa: F401  registers the interpreter
 from minicompile.dynamo.result import Capture
+from minicompile.lowering.ir import InputBuffer, LoopGraph, View
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph
 from minicompile.options import Options
 from minicompile.pipeline_result import CompiledStages
 from minicompile.runtime import cuda_graphs, graph_cache
 from minicompile.runtime.load import start_kept, start_loading
+from minicompile.scheduling.groups import Buckets, output_groups
 from minicompile.scheduling.schedule import schedule
 
 # Now rather than in the first call: our rules, and what torch imports for its first fake mode.
@@ -53,7 +56,8 @@ def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
     backward = None
     if aot.backward is not None:
         tell = partial(capture.watch.tell, graph="backward")
-        backward = compile_graph(aot.backward, options, None, tell)
+        buckets = ddp_buckets(capture, aot, forward.stages.loops)
+        backward = compile_graph(aot.backward, options, None, tell, buckets)
     graphs = [forward] if backward is None else [forward, backward]
     for plan in (plan for graph in graphs for plan in graph.stages.every_plan):
         for fact, why in plan.assumes.items():
@@ -109,6 +113,23 @@ def differentiate(capture: Capture, options: Options) -> AotResult:
     return aot
 
 
+def ddp_buckets(capture: Capture, aot: AotResult, forward: LoopGraph) -> Buckets | None:
+    """What DistributedDataParallel sums at once, if the captured call is inside its forward."""
+    if (found := compat.ddp_buckets()) is None:
+        return None
+    first, rest, parameters = found
+    sizes = {id(p): p.nbytes for p in parameters}
+    wanted, start = aot.metadata.differentiable_inputs, len(aot.metadata.result_requires_grad)
+    reals = [one.real() if one.real is not None else None for one in capture.inputs]
+    names = {b.name: i for i, b in enumerate(forward.inputs) if isinstance(b, InputBuffer)}
+    same: dict[int, list[int]] = {}
+    for number, saved in enumerate(forward.outputs[start:]):
+        given = names.get(saved.buffer) if isinstance(saved, View) else None
+        if given in wanted:
+            same.setdefault(wanted.index(given), []).append(number)
+    return Buckets(first, rest, [sizes.get(id(reals[i]), 0) for i in wanted], same)
+
+
 @dataclass(eq=False)
 class CompiledGraph:
     """One ATen graph's stages, and its kernels on their way through the system's compilers."""
@@ -124,13 +145,19 @@ def compile_graph(
     options: Options,
     written_back: Mapping[int, int] | None = None,
     tell: Callable[[str, Any], None] = lambda kind, made: None,
+    buckets: Buckets | None = None,
 ) -> CompiledGraph:
     """From ATen to kernels; the C++ compiler already runs when this returns. `written_back`: the outputs that
-    go into inputs, by number; `tell` hears of each stage."""
+    go into inputs, by number; `tell` hears of each stage; `buckets`: outputs are handed out while it runs."""
     loops = lower(graph, options)
     loops.written_back = dict(written_back or {})
     tell("loops", loops)
     scheduled = schedule(loops, options)
+    if buckets is not None:
+        why = "gradients come out at its end: a CUDA graph is replayed as a whole"
+        if options.mode not in cuda_graphs.MODES or cuda_graphs.refusal(scheduled, "cuda"):
+            scheduled.groups, why = output_groups(scheduled, buckets)
+        tell("groups", why)
     tell("schedule", scheduled)
     plans = make_plans(scheduled, options)
     tell("plans", list(plans.values()))

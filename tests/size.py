@@ -17,8 +17,8 @@ PACKAGE = Path(__file__).parent.parent / "minicompile"
 ROOMS = ("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")
 ROOM_BUDGET = 20_000
 PACKAGE_BUDGET = 26_000
-ROOM_DEBT = 9_563
-PACKAGE_DEBT = 19_594
+ROOM_DEBT = 11_448
+PACKAGE_DEBT = 22_482
 """Lines over budget that are owed."""
 LONG_FILE = 600
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,3 +52,19 @@ def test_how_to_use_it_works_as_written():
     [code] = blocks("Use")
     exec(code, {"model": Loss(), "inputs": inputs, "targets": torch.zeros(3, 4)})
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_several_processes_train_as_written(tmp_path: Path):
+    import torch
+
+    if not torch.distributed.is_available():
+        pytest.skip("torch without distributed")
+    [code] = blocks("Several processes")
+    (tmp_path / "train.py").write_text(code, encoding="utf-8")
+    [command] = re.findall(r"^MINICOMPILE_LOGS=ddp torchrun (.*)$", README, flags=re.M)
+    run = [sys.executable, "-m", "torch.distributed.run", *command.split()]
+    environment = {**os.environ, "MINICOMPILE_LOGS": "ddp", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr.count("ddp: backward: gradients") == 2, done.stderr

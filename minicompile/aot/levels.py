@@ -19,6 +19,7 @@ import functools
 from collections import Counter
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -31,7 +32,8 @@ from minicompile.aot.layout import conform, same_sizes, size_expr
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import aten_ops, is_pointwise, is_size, results_of
 from minicompile.errors import VerifyError
-from minicompile.ops.graph import Graph
+from minicompile.ops.gates import allowed, gate
+from minicompile.ops.graph import Graph, statement
 from minicompile.ops.origin import Origins, source_lines, union
 from minicompile.ops.philox import PHILOX
 from minicompile.passes.patterns import Replacement
@@ -83,6 +85,8 @@ class LevelGraph(Graph):
     """The operators that rules replaced -> the origins of each call."""
     declined: dict[OpOverload, list[Origins]] = field(default_factory=dict)
     """Those whose rules left a call as it was."""
+    refused: set[OpOverload] = field(default_factory=set)
+    """Those whose rules a gate refused: eager takes any operands."""
 
     @property
     def calls(self) -> list[tuple[fx.Node, OpOverload]]:
@@ -140,8 +144,10 @@ def verify(graph: LevelGraph, strict: bool = False) -> None:
         wrong = ""
         if op._schema.is_mutable or compat.is_composite(op):
             wrong = "writes to an argument, or only calls other operators"
-        elif rule_for(op, graph.level) is not None and op not in graph.declined:
+        elif rule_for(op, graph.level) is not None and op not in {*graph.declined, *graph.refused}:
             wrong = "has a rule, which was not applied"
+        elif op in graph.refused:
+            continue
         elif graph.level == "prims" and is_pointwise(op) and is_uneven(node):
             wrong = "has operands of several shapes or dtypes"
         elif strict and graph.family(op) == "extern":
@@ -157,8 +163,20 @@ def lower_to(level: Level, graph: Graph, mode: Any) -> LevelGraph:
     """A new graph with the operators of `level` ("core" or "prims")."""
     gm = graph.gm
     kind = PrimsTracer if level == "prims" else Tracer
-    tracer = kind(mode, rules=lambda op: op if isinstance(op, Replacement) else rule_for(op, level))
-    values: dict[fx.Node, Any] = {}
+    tracer, values = kind(mode), dict[fx.Node, Any]()
+    made: dict[fx.Node, str] = {}
+    """What became of each node, for gates."""
+
+    def rule(op: Any) -> Any:
+        found = op if isinstance(op, Replacement) else rule_for(op, level)
+        before, after = partial(statement, node), partial(made.__getitem__, node)
+        where = partial(union, [tracer.origins])
+        if found in (None, op) or allowed("decomposition", op, before, after, where):
+            return found
+        tracer.refused.add(op)
+        return None
+
+    tracer.rules = rule
 
     def lowered(node: fx.Node) -> Any:
         args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
@@ -171,11 +189,15 @@ def lower_to(level: Level, graph: Graph, mode: Any) -> LevelGraph:
         for node in gm.graph.nodes:
             if node.op != "output":
                 tracer.follow(node)
+                start = len(tracer.graph.nodes)
                 values[node] = lowered(node)
+                if gate:
+                    made[node] = "\n".join(map(statement, [*tracer.graph.nodes][start:]))
         results = fx.map_arg(results_of(gm.graph), values.__getitem__)
         lowered_gm = tracer.finish(results, graph.name)
     made_by = f"decomposition to {'Core ATen' if level == 'core' else level}"
-    return LevelGraph(lowered_gm, graph.name, made_by, level, tracer.applied, tracer.declined)
+    calls = tracer.applied, tracer.declined, tracer.refused
+    return LevelGraph(lowered_gm, graph.name, made_by, level, *calls)
 
 
 COMPARISONS = aten_ops("eq ne lt le gt ge")
@@ -192,7 +214,8 @@ class PrimsTracer(Tracer):
     """Records pointwise operators with explicit broadcasting and promotion."""
 
     def record(self, func: Any, args: Any, kwargs: Any, value: Any) -> Any:
-        if isinstance(func, OpOverload) and is_pointwise(func) and isinstance(value, torch.Tensor):
+        even = isinstance(func, OpOverload) and is_pointwise(func) and func not in self.refused
+        if even and isinstance(value, torch.Tensor):
             dtypes = operand_dtypes(func, args, value)
             args = tuple(
                 self.operand(arg, dtype, value) if isinstance(arg, torch.Tensor) else arg

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from itertools import chain, compress
 from typing import Any
 
@@ -39,6 +40,7 @@ from minicompile.aot.views import (
     is_view,
     results_of,
 )
+from minicompile.ops.gates import allowed
 from minicompile.ops.graph import Graph, origins_of, output_node, placeholders
 from minicompile.ops.philox import PHILOX
 from minicompile.options import Options
@@ -74,7 +76,12 @@ def partition(
     copy_mutated_inputs(joint.gm, [inputs[i] for i in sorted(changed)])
     parts = JointParts(joint.gm, fakes)
     naive, budget = save_all(parts), options.memory_budget
-    if options.partitioner == "default" or budget == 1:
+    method = options.partitioner
+    if method == "min_cut" and not allowed(
+        "partitioner", joint.name, partial(", ".join, (n.name for n in naive)), lambda: report
+    ):
+        method = "default"
+    if method == "default" or budget == 1:
         reasons = naive
     else:
         reasons = min_cut(parts) if budget is None else within_budget(parts, naive, budget)
@@ -105,7 +112,7 @@ def partition(
         tuple(map(recomputed, again)),
         sum(map(bytes_of, set(saved) - set(parts.primals))),
         sum(map(bytes_of, naive.keys() - set(parts.primals))),
-        options.partitioner,
+        method,
         {node.name: origins_of(node) for node in (*saved, *again)},
     )
     return forward, backward, report
@@ -371,6 +378,8 @@ def why_never_recomputed(node: fx.Node) -> str:
         return "an input of the graph"
     if is_random(call_of(node)):
         return "random: a second call would draw other numbers"
+    if compat.is_collective(call_of(node).target):
+        return "other processes take part"
     if "old_contents" in node.meta:
         return "the old contents of an input that is written to"
     return ""

@@ -28,7 +28,17 @@ if TYPE_CHECKING:
 
 BoxedCallable = Callable[[list[Any]], Sequence[Any]]
 """Takes a list of inputs, which it may empty, and gives the outputs in order. None of these is a view if its
-attribute `owned` is true."""
+attribute `owned` is true. Where it has `groups`, it gives a list of outputs for each (aot/chain.py)."""
+
+
+@dataclass(frozen=True)
+class OutputGroup:
+    """Results of a graph, by number, that are handed out while it runs: after `step`."""
+
+    step: int
+    outputs: tuple[int, ...]
+    read_later: tuple[int, ...] = ()
+    """The inputs that are still needed then."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from minicompile import compat
+from minicompile.aot.chain import Link, chained, in_turn, one_by_one, pass_on, split
 from minicompile.aot.layout import dense_in_order, stride_order
 from minicompile.aot.partition import bytes_of
 from minicompile.aot.result import (
@@ -138,6 +139,9 @@ def training_call(
     large = sum(tangent.bytes for tangent in expected) >= LARGE
     nothing = (None,) * (len(differentiable) + 1)
     owned = getattr(forward, "owned", False)
+    groups = getattr(backward, "groups", ())
+    by_group = [[sources[i] for i in group.outputs] for group in groups]
+    device = next((t.device for t in expected if t.device.type != "cpu"), torch.device("cpu"))
 
     class Compiled(torch.autograd.Function):
         @staticmethod
@@ -169,7 +173,7 @@ def training_call(
             tangents = ctx.taken.pop(threading.get_ident()) if large else passed
             given = list(itertools.compress(tangents, differentiable))
 
-            def compute() -> tuple[Any, ...]:
+            def prepare() -> tuple[BoxedCallable, list[Any], set[int]]:
                 for check in metadata.before_backward:
                     check()
                 missing = {i for i, tangent in enumerate(given) if tangent is None}
@@ -178,23 +182,44 @@ def training_call(
                 run = backward
                 if not all(map(compat.has_storage, fitted)):  # under vmap
                     run = about.interpreted()  # operators know what to do, kernels don't
+                    run = one_by_one(run, groups) if groups else run
                 arguments = [*ctx.saved_tensors[1:], *ctx.sizes, *fitted]
                 arguments[: len(ctx.strides)] = map(with_strides, arguments, ctx.strides)
                 fitted.clear()
                 compat.clear_saved_tensors(ctx)
-                gradients = without_casts(run, arguments)
-                if missing:
-                    pairs = zip(gradients, sources)
-                    gradients = [one if used - missing else None for one, used in pairs]
-                return None, *gradients
+                return run, arguments, missing
+
+            def in_groups() -> Iterator[Sequence[Any]]:
+                run, arguments, missing = prepare()
+                parts = in_turn(without_casts, run, arguments, groups)
+                return map(present, parts, by_group, itertools.repeat(missing))
+
+            def compute() -> tuple[Any, ...]:
+                if groups:
+                    return None, *itertools.chain(*in_groups())
+                run, arguments, missing = prepare()
+                return None, *present(without_casts(run, arguments), sources, missing)
 
             if torch.is_grad_enabled():
-                return FirstDerivativeOnly.apply(name, compute, ctx.saved_tensors[0], *tangents)
+                every = FirstDerivativeOnly.apply(name, compute, ctx.saved_tensors[0], *tangents)
+                return every if not groups else (None, *pass_on(split(every[1:], groups), device))
             del tangents
-            return compute()
+            return compute() if not groups else (None, *pass_on(in_groups(), device))
 
     apply = compat.direct_apply(Compiled)
+    if groups:
+        places = [[wanted[i] for i in group.outputs] for group in groups]
+        return chained(apply, places, device, compat.direct_apply(Link))
     return lambda inputs: apply(inputs, *[inputs[i] for i in wanted])[:-1]
+
+
+def present(
+    gradients: Sequence[Any], sources: Sequence[frozenset[int]], missing: set[int]
+) -> Sequence[Any]:
+    """None for the gradients whose tangents are all missing."""
+    if not missing:
+        return gradients
+    return [one if used - missing else None for one, used in zip(gradients, sources)]
 
 
 def computed_from(backward: Graph, tangents: list[fx.Node]) -> list[list[int]]:

@@ -88,6 +88,7 @@ class Tracer(compat.TorchDispatchMode):
         self.applied: dict[OpOverload, list[Origins]] = {}
         self.declined: dict[OpOverload, list[Origins]] = {}
         """The operators whose rules were called -> the origins of each call."""
+        self.refused: set[OpOverload] = set()
         self._last_input: fx.Node | None = None
         self._bound: dict[int, tuple[torch.Tensor, fx.Node]] = {}
 

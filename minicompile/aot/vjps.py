@@ -17,8 +17,8 @@ The real compiler: tools/autograd/derivatives.yaml.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from minicompile import compat
 from minicompile.aot.views import arguments
 from minicompile.errors import OptionError
 from minicompile.ops.dtypes import value_text
+from minicompile.ops.gates import allowed
 from minicompile.ops.origin import place_of
 from minicompile.ops.registry import Registry
 
@@ -50,7 +51,11 @@ def own_gradients() -> contextlib.AbstractContextManager[None]:
     """A context in which, under the python dispatcher, the registered rules replace torch's formulas."""
     kernels: dict[OpOverload, Callable[..., Any]] = {}
     for op, rule in vjp.items():
-        kernels[op] = functools.partial(call, op, rule)
+        formula = partial("{} of {}".format, "torch's formula", op)
+        own = partial("the rule at {}".format, place_of(rule))
+        if op.namespace == "aten" and not allowed("vjp", op, formula, own):
+            continue
+        kernels[op] = partial(call, op, rule)
         packet = getattr(getattr(torch.ops, op.namespace), f"{op.overloadpacket.__name__}_", None)
         in_place = getattr(packet, op._overloadname, None)
         if in_place is not None:

@@ -53,7 +53,7 @@ class LoopPrinter(ValuePrinter):
     def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan)
         columns = bool(plan.reduction_ranges) and plan.vector_axis == "x"
-        self.tile = plan.tiles["x"] if columns else 0
+        self.tile = plan.tiles.get("x", 0) if columns else 0
         """Columns of a tile; 0 in kernels of rows."""
         self.lane = ""
         """The column at hand: its place in the tile."""
@@ -63,6 +63,8 @@ class LoopPrinter(ValuePrinter):
         """Reductions of columns whose chunks are still to be combined, by the loop that comes next."""
         self.started: set[Value] = set()
         """Scans whose accumulators are declared."""
+        self.kept: set[Value] = set()
+        """Values that have a place outside of the loops over a row."""
         self.x_loops = [Loop(var, size) for var, size in plan.ranges.items() if size != 1]
         r_loops = [Loop(var, size) for var, size in plan.reduction_ranges.items()]
         self.r_loops = [loop for loop in r_loops if loop.size != 1] or r_loops[:1]
@@ -600,8 +602,9 @@ class LoopPrinter(ValuePrinter):
         for value in filled:
             scratch[value] = f"{self.names[value]}_part[{inner}{before}]"
         wanted = [v for v in values if v.op in ("store", "reduction") or v.check or v in scratch]
-        if filled and isinstance(most, int):
-            self._scratch(filled, "_part", most)
+        if isinstance(most, int):
+            self._scratch([v for v in filled if v not in self.kept], "_part", most)
+            self.kept.update(filled if at_once else ())
         layer = self._layers(values)
         for k in sorted(set(layer.values())):
             roots = (v for v in wanted if v not in by_row and layer[v] == k)

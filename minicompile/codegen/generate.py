@@ -17,6 +17,7 @@ The real compiler: torch/_inductor/codegen/{simd,cpp,common}.py, torch/_inductor
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import sympy
@@ -40,6 +41,7 @@ from minicompile.codegen.plan import (
 )
 from minicompile.codegen.split import refusal, split
 from minicompile.errors import BackendError, OptionError, Unsupported
+from minicompile.ops.gates import allowed
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, iterate_indices, loop_level
@@ -54,6 +56,9 @@ code_generator: Registry[CodeGenerator] = Registry(
 )
 generate_cpp = code_generator("cpp")(cpp.kernel_module)
 code_generator("triton")(triton.kernel_module)
+
+REFERENCE = "reference"
+"""The language in which the interpreter of loops runs a kernel; debug/reference.py registers it."""
 
 DEVICE_LANGUAGE: Mapping[str, Language] = {"cpu": "cpp", "cuda": "triton"}
 
@@ -78,8 +83,17 @@ def make_plans(schedule: Schedule, options: Options) -> dict[int, KernelPlan]:
     for position, node in enumerate(schedule.nodes):
         if isinstance(node, FusedSchedulerNode):
             language = language_of(node.nodes[0].buffer.layout.device, options)
+            loops = partial("\n".join, (str(part.body) for part in node.nodes))
+            text = partial(_text, plans, position)
+            origins = partial(getattr, node, "origins")
+            if not allowed("code generator", node.name, loops, text, origins):
+                language = REFERENCE
             plans[position] = make_plan(node, schedule, language, options, position)
     return plans
+
+
+def _text(plans: Mapping[int, KernelPlan], position: int) -> str:
+    return "\n".join(map(str, generate_kernels({position: plans[position]})))
 
 
 def make_plan(
@@ -122,15 +136,24 @@ def make_plan(
     return plan
 
 
+NEEDED = {"triton:fold", "triton:tiles"}
+"""Decisions without which there is no kernel."""
+
 SPLIT = "split"
 """The decision that only a whole kernel needs: its launches aren't split again."""
 
 
 def decide(plan: KernelPlan, options: Options, *more: str) -> None:
     """What rules decide about a plan, and the phases that follow from it."""
+
+    def text() -> str:
+        return f"{plan}\n{plan.body}"
+
     for key in plan_rule:
         language, _, decision = str(key).partition(":")
-        if language in (plan.language, "any") and (decision != SPLIT or decision in more):
+        if language not in (plan.language, "any") or (decision == SPLIT and decision not in more):
+            continue
+        if key in NEEDED or allowed("plan rule", key, text, text, lambda: plan.origins):
             plan_rule[key](plan, options)
     if plan.reduction == "split" and (why := refusal(plan)) is not None:
         raise Unsupported(f"{plan.name} can't be split: {why}")

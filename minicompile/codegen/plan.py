@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import sympy
 import torch
 
+from minicompile.aot.result import OutputGroup
 from minicompile.lowering.ir import Layout
 from minicompile.ops.display import Shown, count_text
 from minicompile.ops.dtypes import short
@@ -370,6 +371,8 @@ class WrapperSource(Code, Shown):
     kernels: list[KernelSource]
     owned: bool = False
     """No output is a view, be it of memory made here."""
+    groups: Sequence[OutputGroup] = ()
+    """If any, `call` is a generator that gives these outputs one group after the other."""
 
 
 def count(sizes: Iterable[Size], hints: Mapping[sympy.Symbol, int]) -> int:

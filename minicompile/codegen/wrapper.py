@@ -9,6 +9,12 @@
         ...
         return (buf3,)
 
+Where the schedule has groups of outputs it is a generator, which gives each group's list when it is finished:
+
+        results = [buf3]
+        del buf3
+        yield results
+
 Names the text expects where it runs, besides `torch`: each kernel and each constant by its name; `aten`
 (`torch.ops.aten`); `empty_strided_cpu(size, stride, dtype)` and, for other devices,
 `empty_strided(size, stride, dtype, device)`; `empty_in_arena(size, stride, dtype)`, in memory that an
@@ -30,6 +36,7 @@ from typing import Any
 import sympy
 import torch
 
+from minicompile import compat
 from minicompile.codegen.plan import CodeLine, KernelSource, WrapperSource
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, InputBuffer, Layout, View
@@ -98,17 +105,21 @@ class _Writer:
 
     def write(self) -> WrapperSource:
         inputs = [self._input_name(value) for value in self.graph.inputs]
+        groups = {group.step: group for group in self.schedule.groups}
         for step, node in enumerate(self.schedule.nodes):
             self._step(step, node)
+            if step in groups:
+                self._hand_out([self.graph.outputs[i] for i in groups[step].outputs])
         outputs = tuple(self.graph.outputs)
-        self._line(f"return {self._argument(outputs)}")
+        if not groups:
+            self._line(f"return {self._argument(outputs)}")
         views = [o for o in outputs if isinstance(o, View)]
         owned = all(o.buffer in self.owned and self._argument(o) in self.taken for o in views)
         body, self.lines = self.lines, []
         self._start(inputs)
         lines = [CodeLine(text, scaffold=True) for text in self._head()] + self.lines + body
         kernels = [kernel for _, group in sorted(self.kernels.items()) for kernel in group]
-        return WrapperSource(self.graph.name, lines, kernels, owned)
+        return WrapperSource(self.graph.name, lines, kernels, owned, self.schedule.groups)
 
     def _head(self) -> list[str]:
         kernels = len(self.schedule.kernels)
@@ -225,6 +236,16 @@ class _Writer:
         if names:
             self._line(f"del {', '.join(names)}", union(self.made_by[n] for n in dead) or None)
 
+    def _hand_out(self, outputs: list[Any]) -> None:
+        """Give some results before the end. Autograd keeps a gradient's memory if it alone refers to it, so
+        whoever takes the list empties it."""
+        self._line(f"results = {self._argument(outputs)}")
+        given = {o.buffer for o in outputs if isinstance(o, View)} & self.bound
+        if given:
+            self._line(f"del {', '.join(map(self._name, sorted(given)))}")
+        self.bound -= given
+        self._line("yield results")
+
     def _allocate(self, allocation: Allocation) -> None:
         layout, origins = self.layouts[allocation.buffer], self.made_by[allocation.buffer]
         name, old = self._name(allocation.buffer), allocation.reuses
@@ -298,17 +319,20 @@ class _Writer:
         else:
             self._line(call, origins)
         for output in outputs:
-            self._expect(self._name(output.name), output.layout, origins)
+            self._expect(self._name(output.name), output.layout, kernel.op, origins)
 
-    def _expect(self, name: str, layout: Layout, origins: Origins) -> None:
+    def _expect(self, name: str, layout: Layout, op: Any, origins: Origins) -> None:
         """What a library returns must lie as kernels expect it. The rest `verify` makes sure of."""
+        made = name
+        if compat.is_collective(op):  # it may still be on its way
+            made = f"{self._operator(compat.wait_tensor())}({name})"
         if self.options.verify:
             self._line(f"assert {name}.dtype is {layout.dtype}", origins)
             self._line(f"assert {name}.size() == {self._sizes(layout.size)}", origins)
         if not layout.size or 0 in layout.size:
             return
         self._line(f"if {name}.stride() != {self._sizes(layout.stride)}:", origins)
-        self._line(f"    {name} = to_layout({name}, {self._memory(layout)})", origins)
+        self._line(f"    {name} = to_layout({made}, {self._memory(layout)})", origins)
 
     # -- text
 

@@ -253,6 +253,52 @@ def autograd_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None
             op._dispatch_cache.clear()
 
 
+_NAMES = """all_gather all_gather_into_tensor all_gather_object all_reduce all_to_all all_to_all_single
+    barrier batch_isend_irecv broadcast broadcast_object_list gather gather_object irecv isend recv reduce
+    reduce_scatter reduce_scatter_tensor scatter scatter_object_list send"""
+FUNCTIONAL_COLLECTIVES = "torch.distributed._functional_collectives"
+"""A module that takes two seconds to import: known by name."""
+COLLECTIVES = [
+    getattr(torch.distributed, n) for n in _NAMES.split() if hasattr(torch.distributed, n)
+]
+"""What processes do together, in place. None where torch was built without."""
+
+
+def is_collective(op: Any) -> bool:
+    """Whether an operator exchanges tensors with other processes, or waits for that: in one order for all."""
+    return getattr(op, "namespace", "").startswith("_c10d_functional")
+
+
+def wait_tensor() -> torch._ops.OpOverload:
+    """The operator that waits for a collective's result; of another tensor it does nothing."""
+    op: torch._ops.OpOverload = torch.ops._c10d_functional.wait_tensor.default
+    return op
+
+
+def group_name(group: Any) -> str | None:
+    """The name by which operators know a ProcessGroup (torch 2.11 to 2.13); None for anything else."""
+    known = getattr(torch.distributed, "ProcessGroup", ())
+    return str(group.group_name) if isinstance(group, known) else None
+
+
+def group_size(name: str) -> int:
+    """How many processes a group has."""
+    c10d: Any = torch.distributed.distributed_c10d
+    return int(c10d._resolve_process_group(name).size())
+
+
+def ddp_buckets() -> tuple[int, int, list[torch.Tensor]] | None:
+    """In a DistributedDataParallel's forward: the bytes that fill its first and its later buckets, and the
+    parameters whose gradients it sums over processes (torch 2.11 to 2.13)."""
+    module: Any = torch.nn.parallel.DistributedDataParallel._get_active_ddp_module()
+    if module is None:
+        return None
+    first = rest = module.bucket_bytes_cap
+    if module.bucket_bytes_cap_default:
+        first = min(getattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", rest), rest)
+    return first, rest, [p for p in module._module_parameters if p.requires_grad]
+
+
 any_autocast_enabled = torch._C._is_any_autocast_enabled
 without_autocast = torch._C._DisableAutocast
 """A context in which operators run in the dtypes they are given."""

@@ -29,6 +29,8 @@ from typing import Any
 import sympy
 import torch
 
+from minicompile.codegen.generate import REFERENCE, code_generator
+from minicompile.codegen.plan import CodeLine, KernelModule, KernelPlan, KernelSource
 from minicompile.compat import tree_map
 from minicompile.errors import VerifyError
 from minicompile.lowering.ir import (
@@ -41,11 +43,14 @@ from minicompile.lowering.ir import (
     Scatter,
     View,
     loop_ranges,
+    loops_text,
     run_loops,
 )
 from minicompile.ops import philox
 from minicompile.ops.handler import Index, Ops, StoreMode
 from minicompile.ops.table import POINTWISE, POSITIONS, ReductionKind, ScanKind, result_dtype
+from minicompile.options import Options
+from minicompile.runtime.load import Kernels, kernel_loader
 from minicompile.shapes.expr import (
     FloorDiv,
     ModularIndexing,
@@ -322,3 +327,46 @@ class ReferenceOps(Ops):
         if found.dtype is not dtype:
             raise VerifyError(f"ops.{name} gave {found.dtype}, the table says {dtype}")
         return found
+
+
+# -- the interpreter as a language: options={"device_codegen": "reference"}
+
+
+@code_generator(REFERENCE)
+def reference_module(plans: Sequence[KernelPlan]) -> KernelModule:
+    """A kernel's text is its formulas: what the interpreter runs are the nodes' loops."""
+    kernels = []
+    for plan in plans:
+        loops = [(part.name, part.buffer) for part in plan.node.nodes]
+        lines = [CodeLine(f"{name} = {loops_text(b.loops)}", b.origins) for name, b in loops]
+        kernels.append(KernelSource(plan.name, REFERENCE, lines, plan))
+    return KernelModule(REFERENCE, "\n".join(kernel.text for kernel in kernels), kernels)
+
+
+@kernel_loader(REFERENCE)
+def load_reference(module: KernelModule, options: Options) -> Callable[[], Kernels]:
+    return lambda: {k.name: functools.partial(run_kernel, k.plan) for k in module.kernels}
+
+
+def run_kernel(plan: KernelPlan, *given: Any) -> None:
+    """One node after the other, each into memory of its own; what the kernel writes is copied at the end."""
+    count, run = len(plan.arguments), _Run(ReferenceOps)
+    run.sizes = dict(zip(plan.sizes, given[count:], strict=True))
+    outside = {a.buffer: elements_of(tensor) for a, tensor in zip(plan.arguments, given)}
+    run.memory.update(outside)
+    for new, old in plan.in_place.items():
+        run.memory[old] = outside[new]
+    for part in plan.node.nodes:
+        if isinstance(loops := part.buffer.loops, Scatter):  # its memory is its target's
+            run.memory[loops.target] = run.memory[part.name]
+        run.loop(part.buffer)
+    for name, memory in outside.items():
+        if run.memory[name] is not memory:
+            memory.copy_(run.memory[name])
+
+
+def elements_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's elements from its first to its last, one-dimensional."""
+    steps = zip(tensor.shape, tensor.stride())
+    count = 1 + sum((size - 1) * step for size, step in steps) if tensor.numel() else 0
+    return tensor.as_strided((count,), (1,), tensor.storage_offset())

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from minicompile import compat
 from minicompile.dynamo.calls import CallRule, Calls, call_rules
 from minicompile.dynamo.containers import python_method, unless_defined
 from minicompile.dynamo.interpreter import BINARY, COMPARE, UNARY, UNBOUND, TracedGenerator
@@ -60,6 +61,7 @@ def refuse(id: str, what: str, *functions: Any) -> None:
 
 for _id, _what, _owner, _names in FUNCTIONS:
     refuse(_id, _what, *(getattr(_owner, name) for name in _names.split()))
+refuse("several-processes", "processes exchange tensors in place", *compat.COLLECTIVES)
 
 
 # -- functions that are operations of the interpreter

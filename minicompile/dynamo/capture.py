@@ -16,6 +16,7 @@ import gc
 import inspect
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -211,7 +212,10 @@ def finished(
     if env is not None:
         env.asker = no_asker
     tracer.log.names = [node.name for node in recorder.calls]
-    given = [GraphInput(node.name, t.source, fakes[t]) for t, (node, _) in recorder.inputs.items()]
+    given = [
+        GraphInput(node.name, t.source, fakes[t], weakref.ref(t.real))
+        for t, (node, _) in recorder.inputs.items()
+    ]
     symbols = env.symbols if env is not None else {}
     for symbol, node in recorder.numbers.items():
         given.append(GraphInput(node.name, symbols[symbol], node.meta["val"]))

@@ -48,6 +48,8 @@ from minicompile.dynamo.sizes import Dynamic, shape_guards
 from minicompile.dynamo.variables import UserError, is_constant
 from minicompile.errors import BackendError, MinicompileError, OptionError, Unsupported
 from minicompile.ops.events import Compilation, Watch
+from minicompile.ops.gates import allowed
+from minicompile.ops.origin import Origin, SourceLine
 from minicompile.options import Options
 
 Backend = Callable[[Capture], BoxedGraph]
@@ -204,6 +206,12 @@ class Dispatcher:
         active = tuple(compat.active_modes())  # a function mode would see the fingerprint's reads
         key = active or fingerprint(arguments)
         if not self.fullgraph and (self.stopped or key in self.refused):
+            return None
+        code = self.function.__code__
+        line = SourceLine(code.co_filename, code.co_firstlineno, self.name)
+        origins = frozenset({Origin(self.name, "", (line,))})
+        shown = (lambda: "runs in eager"), (lambda: "captured and compiled"), (lambda: origins)
+        if not allowed("capture", self.name, *shown):
             return None
         values = self.values(arguments)
         reasons = self.reasons(values)

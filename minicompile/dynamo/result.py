@@ -16,6 +16,7 @@ import functools
 import itertools
 import textwrap
 import types
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -326,6 +327,8 @@ class GraphInput:
     name: str
     source: Source
     fake: Any
+    real: weakref.ref[torch.Tensor] | None = field(default=None, repr=False)
+    """The tensor that it was in the call that was captured."""
 
     def __str__(self) -> str:
         return f"{self.name}: {value_text(self.fake)} = {self.source}"

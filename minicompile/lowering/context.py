@@ -88,11 +88,15 @@ class LoweringContext:
         self.layouts = tensor_layouts(node.meta.get("val"))
 
     @property
-    def result_size(self) -> tuple[Size, ...]:
-        """The size of the node's result (it has one) in eager."""
+    def result(self) -> Layout:
+        """How the node's result (it has one) lies in eager."""
         (layout,) = self.layouts
         assert layout is not None
-        return layout.size
+        return layout
+
+    @property
+    def result_size(self) -> tuple[Size, ...]:
+        return self.result.size
 
     def eager_strides(self, size: Sequence[Size]) -> tuple[Size, ...]:
         """Strides for a new tensor: eager's for the node's result of this size if dense, else contiguous."""
@@ -185,8 +189,9 @@ class LoweringContext:
             return self.realize(self.copy_of(value), why)
         return View(buffer.name, value.layout)
 
-    def realize_as(self, value: TensorValue, layout: Layout, why: str) -> View:
-        """The value in memory with exactly this size and these strides (the offset is free)."""
+    def realize_as(self, value: TensorValue, layout: Layout, why: str) -> View | None:
+        """The value in memory with exactly this size and these strides (the offset is free); None where a
+        new tensor can't have them."""
         if not same_size(list(map(self.simplified, value.size)), layout.size):
             raise VerifyError(f"size {value.size} where eager has {layout.size}")
         storage = value.storage
@@ -203,7 +208,7 @@ class LoweringContext:
         written = Layout(layout.device, layout.dtype, once, layout.stride)
         order = dense_order(written)
         if order is None:
-            raise Unsupported(f"a new tensor with strides {layout.stride} for size {layout.size}")
+            return None
         part = self.view(value, ViewMap(once, list))
         if value.dtype not in LOOP_DTYPES:
             permuted = self.view(part, views.permute(once, order))

@@ -228,7 +228,8 @@ class ExternKernel(Shown):
     @property
     def has_effect(self) -> bool:
         """Whether eager would behave differently without it, even if nobody reads its results."""
-        return not self.outputs or torch.Tag.nondeterministic_seeded in self.op.tags
+        seeded = torch.Tag.nondeterministic_seeded in self.op.tags
+        return not self.outputs or seeded or compat.is_collective(self.op)
 
     def views(self) -> list[View]:
         """The tensors it reads, in order."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import sympy
@@ -41,7 +42,15 @@ from minicompile.lowering.ir import (
 )
 from minicompile.lowering.value import Storage, TensorValue
 from minicompile.ops.dtypes import LOOP_DTYPES, short
-from minicompile.ops.graph import Graph, origins_of, output_node, target_name, user_line
+from minicompile.ops.gates import REFUSED, allowed
+from minicompile.ops.graph import (
+    Graph,
+    origins_of,
+    output_node,
+    statement,
+    target_name,
+    user_line,
+)
 from minicompile.options import Options
 from minicompile.shapes.expr import Size, size_hint, to_size
 
@@ -131,7 +140,12 @@ class _Lowering:
         if not isinstance(value, TensorValue):
             return value  # type: ignore[no-any-return]
         self.ctx.enter(item)
-        return self.ctx.realize_as(value, layout_of(item.meta["val"]), "graph output")
+        layout = layout_of(item.meta["val"])
+        found = self.ctx.realize_as(value, layout, "graph output")
+        if found is None:
+            where = f"a new tensor with strides {layout.stride} for size {layout.size}"
+            raise Unsupported(where, where=user_line(item))
+        return found
 
     # -- calls
 
@@ -149,6 +163,8 @@ class _Lowering:
             raise Unsupported(f"{op} mutates its argument", where=user_line(node))
         rule, operands = lowering.get(op), values_in((args, kwargs))
         reason = self._why_extern(op, rule, operands)
+        if reason is None and not self._may_lower(node, op):
+            reason = REFUSED
         if reason is None:
             assert rule is not None
             try:
@@ -177,6 +193,17 @@ class _Lowering:
             if dtype not in LOOP_DTYPES:
                 return f"loops can't hold {short(dtype)}"
         return None
+
+    def _may_lower(self, node: fx.Node, op: torch._ops.OpOverload) -> bool:
+        """Do gates let an operator's rule be used? Where a library can't take its place, it must be."""
+        ctx, origins, only_loops = self.ctx, self.ctx.origins, is_view(op) and _copy_of(op) is None
+
+        def after() -> str:
+            made = (made for made in ctx.operations if origins & made.origins)
+            return "\n".join(map(str, made))
+
+        before = partial(statement, node)
+        return only_loops or allowed("lowering", op, before, after, lambda: origins)
 
     def _fresh(self, result: Any, given: set[Storage]) -> Any:
         """Results that eager puts into new memory are new tensors here too, even if nothing changed."""
@@ -224,8 +251,9 @@ class _Lowering:
                 return value
             if op in LIBRARY_PRODUCTS:
                 return ctx.realize(value, why)
-            # operators choose their result's strides by their operands'
-            return ctx.realize_as(value, layout_of(argument.meta["val"]), why)
+            # operators choose their result's strides by their operands'; the wrapper mends them
+            layout = layout_of(argument.meta["val"])
+            return ctx.realize_as(value, layout, why) or ctx.realize(value, why)
 
         args, kwargs = fx.map_arg((node.args, node.kwargs), operand)
         name = ctx.new_name()
@@ -264,11 +292,15 @@ def _number(value: Any) -> Any:
 
 def _copying(node: fx.Node, op: torch._ops.OpOverload, reason: str) -> torch._ops.OpOverload:
     """A view operator's copying variant: an alias of an argument could be overwritten with it."""
-    packet = getattr(torch.ops.aten, f"{op.overloadpacket.__name__}_copy", None)
-    found = getattr(packet, op._overloadname, None) if op.namespace == "aten" else None
+    found = _copy_of(op)
     if found is None:
         raise Unsupported(f"{op}: {reason}", where=user_line(node))
-    return found  # type: ignore[no-any-return]
+    return found
+
+
+def _copy_of(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
+    packet = getattr(torch.ops.aten, f"{op.overloadpacket.__name__}_copy", None)
+    return getattr(packet, op._overloadname, None) if op.namespace == "aten" else None
 
 
 def is_view(op: torch._ops.OpOverload) -> bool:

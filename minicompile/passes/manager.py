@@ -24,7 +24,9 @@ from typing import Any
 from torch import fx
 
 from minicompile.errors import OptionError
-from minicompile.ops.graph import Graph, PassRecord, Rewrite, Snapshot
+from minicompile.ops.gates import REFUSED, allowed
+from minicompile.ops.graph import Graph, PassRecord, Rewrite, Snapshot, origins_of, statement
+from minicompile.ops.origin import Origins, union
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 
@@ -83,11 +85,25 @@ def check_names(options: Options, known: Sequence[Pass]) -> None:
             raise OptionError(text)
 
 
+def may_run(entry: Pass, before: Snapshot, records: list[PassRecord]) -> bool:
+    """Do gates let a pass run? What it changes can be read off its record later."""
+    number = len(records)
+
+    def changed() -> Origins:
+        after: Any = records[number].after
+        nodes, kept = list[Any](before.kept), set(map(statement, after.nodes))
+        return union(origins_of(node) for node in nodes if statement(node) not in kept)
+
+    name = f"{entry.stage}.{entry.name}"
+    after = lambda: records[number].after  # noqa: E731
+    return allowed(f"{entry.stage} pass", name, lambda: before, after, changed)
+
+
 def run_passes(passes: Sequence[Pass], graph: Graph, mode: Any, records: list[PassRecord]) -> None:
     """Run passes on the graph, in place; `records` gets what each did."""
     before = Snapshot(graph)
     for entry in sorted(passes, key=lambda p: (p.order, p.name)):
-        done = entry.run(graph.gm, mode)
+        done = entry.run(graph.gm, mode) if may_run(entry, before, records) else REFUSED
         rewrites = tuple(done) if isinstance(done, list) else ()
         changed = done if isinstance(done, int) else len(rewrites)
         reason = done if isinstance(done, str) else ""

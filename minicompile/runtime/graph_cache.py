@@ -94,6 +94,8 @@ def key_of(capture: Capture, options: Options) -> str | None:
     watched = capture.watch.listeners or options.logs or options.trace
     if watched or set(observer) - UNCONCERNED or compat.any_autocast_enabled():
         return None
+    if compat.ddp_buckets() is not None:  # the parameters that it sums decide, too
+        return None
     if not options.disk_cache or options.mode != "default" or capture.shape_env is not None:
         return None
     try:

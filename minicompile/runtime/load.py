@@ -136,5 +136,5 @@ def load_wrapper(wrapper: WrapperSource, namespace: Mapping[str, Any]) -> BoxedC
     }
     exec(compile(text, filename, "exec"), scope)
     call = scope["call"]
-    call.owned = wrapper.owned
+    call.owned, call.groups = wrapper.owned, wrapper.groups
     return cast(BoxedCallable, call)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from minicompile.ops.handler import Index
 from minicompile.options import Options
-from minicompile.scheduling.fusion import Fuser, NoPolicy
+from minicompile.scheduling.fusion import Fuser, NoPolicy, may_fuse
 from minicompile.scheduling.nest import Hints
 from minicompile.scheduling.nodes import FusedSchedulerNode, FusionDecision, ScheduledNode
 from minicompile.shapes.expr import ZERO, coefficient_of, product, simplify_index, size_hint
@@ -39,7 +39,10 @@ def join_columns(groups: dict[int, ScheduledNode], fuser: Fuser, options: Option
             "rows of one are columns of the other: as it holds each row, it adds it to the others"
         )
         one, other = tuple(rows.nodes), tuple(columns.nodes)
-        fuser.decisions.append(FusionDecision(one, other, "horizontal", True, "shared_read", told))
+        decision = FusionDecision(one, other, "horizontal", True, "shared_read", told)
+        if not may_fuse(decision):
+            continue
+        fuser.decisions.append(decision)
         both = mask[i] | mask.pop(j)
         before = (ancestors[i] | ancestors.pop(j)) & ~both
         groups[i], mask[i], ancestors[i] = joined, both, before

@@ -18,11 +18,13 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import NamedTuple
 
 from minicompile.lowering.ir import PRODUCTS, LoopGraph
+from minicompile.ops.gates import REFUSED, allowed
+from minicompile.ops.origin import Origins, union
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.scheduling.align import align
@@ -369,6 +371,9 @@ class Fuser:
     def _ask(self, a: int, b: int) -> None:
         """Fuse two groups or not, and record why."""
         decision, joined = self.decide(a, b)
+        if isinstance(joined, LoopNest) and not may_fuse(decision):
+            decision = replace(decision, fused=False, cause="gate", reason=REFUSED)
+            joined = Refusal(REFUSED, "gate")
         self.decisions.append(decision)
         if isinstance(joined, LoopNest):
             self._fuse(a, b, joined)
@@ -488,6 +493,17 @@ class Fuser:
                 self.ancestors[i] = ancestors | merged | before
         for i in self._neighbours(keep):
             self._push(keep, i)
+
+
+def may_fuse(decision: FusionDecision) -> bool:
+    """Do gates let two groups become one kernel?"""
+
+    def origins() -> Origins:
+        return union(node.origins for node in decision.nodes if isinstance(node, SchedulerNode))
+
+    name = f"{decision.producer} and {decision.consumer}"
+    before = partial("two kernels, {} and {}".format, decision.producer, decision.consumer)
+    return allowed("fusion", name, before, lambda: f"one kernel: {decision.reason}", origins)
 
 
 def _most_first(saved: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

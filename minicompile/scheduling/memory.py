@@ -9,7 +9,7 @@ The real compiler: torch/_inductor/codegen/memory_planning.py, AllocateLine in c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,6 +25,8 @@ from minicompile.lowering.ir import (
 )
 from minicompile.ops.display import bytes_text, count_text
 from minicompile.ops.dtypes import is_int
+from minicompile.ops.gates import REFUSED, allowed
+from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.options import Options
 from minicompile.scheduling import in_place
 from minicompile.scheduling.nodes import (
@@ -196,6 +198,20 @@ def plan_memory(graph: LoopGraph, nodes: Sequence[ScheduledNode], options: Optio
     return plan
 
 
+def in_place_refusal(node: ScheduledNode, old: str, new: str) -> str | None:
+    """Why a kernel can't write `new` where `old` lies, be it that a gate forbids it."""
+    if (why := in_place.refusal(node, old, new)) is not None:
+        return why
+    origins = lambda: node.origins if isinstance(node, FusedSchedulerNode) else node.kernel.origins  # noqa: E731
+    return None if may_share(f"{new} in place of {old}", new, origins) else REFUSED
+
+
+def may_share(how: str, new: str, origins: Callable[[], Origins] = lambda: NO_ORIGINS) -> bool:
+    """Do gates let a buffer have memory that others have too?"""
+    before, after = (f"{new}: {where}" for where in ("memory of its own", how))
+    return allowed("memory", how, lambda: before, lambda: after, origins)
+
+
 def decided(step: int, old: str, new: str, why_not: str | None) -> InPlaceDecision:
     reason = why_not or "each element is read where it is written, and never after"
     return InPlaceDecision(step, old, new, why_not is None, reason)
@@ -218,7 +234,7 @@ def in_place_decisions(alive: Liveness, nodes: Sequence[ScheduledNode]) -> list[
         left = made.get(step, [])
         for old in dying.get(step, ()):
             for new in [life for life in left if life.key == old.key]:
-                why = in_place.refusal(node, old.name, new.name)
+                why = in_place_refusal(node, old.name, new.name)
                 found.append(decided(step, old.name, new.name, why))
                 if why is None:
                     left.remove(new)
@@ -249,7 +265,7 @@ def written_back(
         elif fails and fails[-1] >= life.born:
             why = f"{nodes[fails[-1]].name} may raise an error, and would leave it written"
         elif last == life.born:
-            why = in_place.refusal(node, old.name, life.name)
+            why = in_place_refusal(node, old.name, life.name)
         found.append(decided(life.born, old.name, life.name, why))
     return found
 
@@ -283,7 +299,9 @@ def _handed_on(lives: Sequence[Life], live: list[int], taken: Mapping[str, str])
         if old.lent or old.name in gone or not later:
             continue
         idle = range(old.dies + 1, later[0].born)
-        if all(live[step] + old.bytes <= peak for step in idle):
+        fits = all(live[step] + old.bytes <= peak for step in idle)
+        told = f"{later[0].name} where {old.name} was"
+        if fits and may_share(told, later[0].name):
             found[later[0].name] = old.name
             waiting[old.key].remove(later[0])
             for step in idle:
@@ -341,6 +359,8 @@ def _pool(plan: MemoryPlan, pieces: Sequence[Life], options: Options) -> dict[st
             why = f"it saves {bytes_text(apart - size)} of fresh memory" + ", too little" * (
                 not wanted
             )
+        if wanted and not may_share(f"a pool on {device}", ", ".join(p.name for p in own)):
+            wanted, why = False, REFUSED
         if wanted:
             plan.pools[device] = Block((), born, dies, size, "pool", 0)
             plan.live_bytes = live

@@ -23,6 +23,7 @@ from typing import Literal, TypeAlias
 import sympy
 import torch
 
+from minicompile.aot.result import OutputGroup
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, LoopGraph
 from minicompile.ops.display import Several, Shown, bytes_text, count_text, listed
 from minicompile.ops.handler import Index
@@ -40,6 +41,7 @@ FusionKind = Literal[
 Cause = Literal[
     "handed_over",  # fused: one reads what the other writes
     "shared_read",  # fused: both read the same elements
+    "gate",  # refused from outside, as bisection does
     "wish",  # fused or kept apart because `what_if` asks for it
     "policy",  # wise or unwise in the eyes of a policy from outside
     "no_saving",  # it would save no memory traffic
@@ -371,6 +373,8 @@ class Schedule(Shown):
     nodes: list[ScheduledNode]
     decisions: list[FusionDecision]
     memory: MemoryPlan
+    groups: list[OutputGroup] = field(default_factory=list, kw_only=True)
+    """Where results are handed out before the end; none where all come out there."""
 
     def __post_init__(self) -> None:
         listed(self, "before", "nodes", "decisions")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from . import (  # noqa: F401
     accuracy,
     aot,
+    bisect,
     capture,
     diff,
     fusion,

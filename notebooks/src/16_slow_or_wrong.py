@@ -290,10 +290,27 @@ slides(
 )
 
 # %% [markdown]
+# ## The compiler asks itself
+#
+# `mc.bisect` is this method as a tool. Every room asks before it applies a rule, whether it may; a gate
+# answers, and counts. So one loop halves them all: passes, decompositions, lowerings, fusions, decisions
+# about a kernel. Predict its answer for the program above: the fusion, or the rule?
+
+# %% name="machine"
+with planted("wrong base"):
+    found = mc.bisect(weigh, [plain])
+found
+
+# %% [markdown]
+# Read the tries from above: the ladder, then each subsystem left out as a whole. Several cure it; the
+# search goes on in the latest, because to leave out an early one takes work from all that follow. Then
+# it halves, and at last refuses the one application alone. What it changed is shown, and holds the cause.
+# A script is bisected by its exit code: `minicompile bisect script.py` runs it anew for each try.
+#
 # > **In torch.compile.** The same ladder: `backend="eager"`, `"aot_eager"`, `"inductor"`. The bisector
 # > is `torch/_inductor/compiler_bisector.py`: it tries the backends in order, then the subsystems of the
-# > guilty one, then counts the applications of a subsystem, as we counted fusions. The minifier is
-# > `torch/_dynamo/repro/after_aot.py`. Simplified here: one process, and you write the loop.
+# > guilty one, then counts the applications of a subsystem. The minifier is
+# > `torch/_dynamo/repro/after_aot.py`. Simplified here: one subsystem is searched, and one culprit.
 
 # %% name="torch-compile"
 from torch._inductor.compiler_bisector import BACKENDS
@@ -371,7 +388,7 @@ with mc.logs("recompiles", "graph_breaks"):
 #
 # 1. Run the program one stage further at a time, beside float64: the first wrong stage names the room.
 # 2. Look at gradients and state as well, since outputs may be right while they are wrong.
-# 3. What can be left out by name or by count can be bisected, with both ends tried first.
+# 3. What can be left out by name or by count can be bisected, with both ends tried first; `mc.bisect` does.
 # 4. A bisector finds what wakes a bug; make the program small, and read what remains.
 # 5. A slow program is asked in the same order: breaks, missed guards, calls, kernels.
 #
@@ -705,6 +722,7 @@ def why_slow(told):
 #
 # - `minicompile/debug/accuracy.py`: stages, copies, and why float64 is the measure.
 # - `minicompile/debug/reference.py`: the interpreter of loops. `tests/fuzz/shrink.py`: programs made small.
+# - `minicompile/ops/gates.py`, `minicompile/debug/bisect.py`: who asks, and who counts.
 # - `minicompile/lessons/bugs.py`: what was planted. Read it last.
 # - `torch/_inductor/compiler_bisector.py`, `torch/_dynamo/repro/after_aot.py` and
 #   `torch/_functorch/fx_minifier.py`.

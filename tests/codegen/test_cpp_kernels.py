@@ -10,7 +10,7 @@ import torch
 
 import minicompile as mc
 from minicompile.codegen.cpp import kernel_module, print_kernel
-from minicompile.codegen.plan import KernelPlan
+from minicompile.codegen.plan import KernelPlan, plan_rule
 from minicompile.ops.build import start_build
 from minicompile.ops.toolchain import processor_features
 from minicompile.options import Options
@@ -47,6 +47,20 @@ def test_softmax_rows_match_eager(size: tuple[int, int], dtype: torch.dtype) -> 
     out = torch.empty_like(x)
     run(plan, {"x": x, "softmax": out})
     torch.testing.assert_close(out, torch.softmax(x, -1), equal_nan=True)
+
+
+@pytest.mark.parametrize("rule", ["short", "vector", "tiles", "stash", "parallel", "pieces", ""])
+def test_kernels_are_right_without_any_rule_of_their_plans(rule: str) -> None:
+    def columns(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = torch.softmax(x.double() * 2, -1).cumsum(-1)
+        return first, torch.softmax(x, 0), x.sum(0), x.t() + 1, (x * 2).cumsum(-1).cumsum(-1)
+
+    x = special(40, 150)
+    keys = [key for key in plan_rule if str(key).startswith(f"cpp:{rule}")]
+    with mc.without(*(f"plan:{key}" for key in keys)):
+        found = mc.compile(columns, fullgraph=True)(x)
+    for one, other in zip(found, columns(x), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_layer_norm_stashes_the_sum_that_three_phases_need() -> None:

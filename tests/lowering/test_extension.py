@@ -22,6 +22,16 @@ def test_a_rule_taken_away_leaves_an_operator_call() -> None:
     check(aten.relu, X, externs=0)
 
 
+@pytest.mark.parametrize("rule", ["arange.start_step", "full.default"])
+def test_sequences_and_constants_are_eagers_without_their_decompositions(rule: str) -> None:
+    def fn(x):
+        filled = torch.full((5,), 2) * torch.full((5,), 0.5, dtype=torch.float16, pin_memory=False)
+        return torch.arange(5) * 1_000_000_000_000, torch.arange(5.0), filled, torch.arange(5) + x
+
+    with without(f"decomposition:aten.{rule}"):
+        check(fn, X)
+
+
 def test_an_own_rule_replaces_the_built_in_one() -> None:
     with scoped():
 

@@ -221,7 +221,8 @@ def added_to(product: Callable[[Tensor, Tensor], Tensor]) -> Rule:
             return NotImplemented
         if not (a.is_floating_point() or a.is_complex()):
             alpha, beta = int(alpha), int(beta)
-        if product is torch.mm and bias.shape == (a.shape[0], b.shape[1]) and beta != 0:
+        whole = product is torch.mm and bias.dim() == 2 and beta != 0
+        if whole and bias.shape == (a.shape[0], b.shape[1]):
             return NotImplemented
         result = scaled(product(a, b), alpha)
         return result if beta == 0 else result + scaled(bias, beta)

@@ -26,6 +26,7 @@ from minicompile.aot.levels import lower_to
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import ALIASES, alias_root, has_effect, is_random, returned_nodes
 from minicompile.errors import OptionError
+from minicompile.ops.gates import allowed
 from minicompile.ops.graph import Graph, Rewrite, origins_of, statement
 from minicompile.ops.origin import union
 from minicompile.passes.manager import Pass
@@ -262,12 +263,16 @@ class Rewriter:
             why = f"the replacement can't be traced: {type(error).__name__}: {error}"
             entry.fail(why, entry.replace)
         before, after = ("\n".join(map(statement, n)) for n in (match.nodes, new.calls))
+        rewrite = Rewrite(entry.name, before, after, union(map(origins_of, match.nodes)))
+        name, shown = f"pattern:{entry.name}", (lambda: before, lambda: after)
+        if not allowed(f"{entry.stage} pass", name, *shown, lambda: rewrite.origins):
+            return None
         for place, group in zip(places, groups):
             put(self.gm.graph, match, place, *group)
         for node in reversed(match.nodes):
             if not node.users:
                 self.gm.graph.erase_node(node)
-        return Rewrite(entry.name, before, after, union(map(origins_of, match.nodes)))
+        return rewrite
 
     def replacement(self, match: Match, results: Sequence[fx.Node]) -> Replacement:
         """The replacement, its results laid out as those found; what is returned has memory of its own."""

@@ -56,12 +56,11 @@ def full(
     ctx: LoweringContext,
     size: Sequence[Size],
     value: Scalar,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
+    **_: Any,
 ) -> TensorValue:
     """One number everywhere."""
-    where = target_device(device)
+    dtype = ctx.result.dtype
+    where = target_device(ctx.result.device)
     return ctx.pointwise(size, where, lambda ops, _: constant(ops, value, dtype), dtype)
 
 
@@ -97,13 +96,10 @@ def arange(
     start: Scalar,
     end: Scalar,
     step: Scalar = 1,
-    *,
-    dtype: torch.dtype | None = None,
-    device: Any = None,
     **_: Any,
 ) -> TensorValue:
     """start + i * step as a float: of whole numbers, which are exact."""
-    dtype = dtype or torch.get_default_dtype()
+    dtype, device = ctx.result.dtype, ctx.result.device
     if is_int(dtype) or not all(isinstance(n, int | sympy.Expr) for n in (start, end, step)):
         return known_now(ctx, start, end, step, dtype=dtype, device=device)
     wide = computation_dtype(dtype)
@@ -111,7 +107,7 @@ def arange(
     def body(ops: Ops, index: Sequence[Index]) -> V:
         return ops.to_dtype(ops.index_expr(index[0] * step + start, wide), dtype)
 
-    return ctx.pointwise(ctx.result_size, target_device(torch.device(device or "cpu")), body, dtype)
+    return ctx.pointwise(ctx.result_size, target_device(device), body, dtype)
 
 
 @lowering(aten.linspace.default, aten.logspace.default)

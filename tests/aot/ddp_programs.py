@@ -1,0 +1,321 @@
+"""What test_distributed.py runs in each of two processes:
+
+python -m tests.aot.ddp_programs BACKEND RANK PORT CHECK..."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as fc
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import minicompile as mc
+from minicompile.lessons.model import GPT
+
+WORLD = 2
+checks: dict[str, Callable[[], None]] = {}
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    checks[function.__name__] = function
+    return function
+
+
+class Net(nn.Module):
+    """Layers, a batch norm (buffers), a parameter used at both ends."""
+
+    def __init__(self, layers: int = 6, width: int = 32, broken: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+        self.norm = nn.BatchNorm1d(width)
+        self.spare = nn.Linear(width, width)
+        self.broken, self.use_spare = broken, True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for number, layer in enumerate(self.layers):
+            x = nn.functional.gelu(layer(x)) + x
+            if self.broken and number == 2:
+                print(end="")
+        x = self.norm(x)
+        if self.use_spare:
+            x = self.spare(x)
+        return x @ self.first.weight
+
+
+def batches(count: int, width: int = 32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    made = [torch.randn(8, width, generator=generator, device="cpu") for _ in range(count)]
+    return [x.to(torch.get_default_device()) for x in made]
+
+
+def train(
+    how: str,
+    steps: int = 3,
+    quiet: bool = False,
+    spare: bool = True,
+    broken: bool = False,
+    **options: Any,
+) -> list[torch.Tensor]:
+    """Losses and all parameters' gradients, step by step. `quiet`: every other step under no_sync."""
+    torch.manual_seed(0)
+    model = Net(broken=broken)
+    model.use_spare = spare
+    inner = mc.compile(model) if how == "inside" else model
+    wrapped = DistributedDataParallel(inner, bucket_cap_mb=0.01, **options)
+    call = mc.compile(wrapped) if how == "outside" else wrapped
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    seen: list[torch.Tensor] = []
+    for number, x in enumerate(batches(steps)):
+        with wrapped.no_sync() if quiet and number % 2 == 0 else nullcontext():
+            loss = call(x).square().mean()
+            loss.backward()
+        seen.append(loss.detach())
+        seen += [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        if not (quiet and number % 2 == 0):
+            optimizer.step()
+            optimizer.zero_grad()
+    return seen + list(model.buffers())
+
+
+def same_as_eager(**options: Any) -> None:
+    expected = train("eager", **options)
+    for how in ("inside", "outside"):
+        mc.reset()
+        found = train(how, **options)
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+@check
+def plain() -> None:
+    told = io.StringIO()
+    with mc.logs("ddp", file=told):
+        same_as_eager()
+    assert told.getvalue().count("groups of gradients") == 2, told.getvalue()
+
+
+@check
+def unused_parameters() -> None:
+    same_as_eager(find_unused_parameters=True, spare=False)
+
+
+@check
+def static_graph() -> None:
+    same_as_eager(static_graph=True)
+
+
+@check
+def no_sync() -> None:
+    same_as_eager(quiet=True, steps=4)
+
+
+@check
+def gradient_as_bucket_view() -> None:
+    same_as_eager(gradient_as_bucket_view=True)
+
+
+@check
+def graph_break() -> None:
+    same_as_eager(broken=True)
+
+
+@check
+def gpt() -> None:
+    """Losses of a small GPT."""
+    found: list[list[float]] = []
+    for how in ("eager", "inside", "outside"):
+        mc.reset()
+        torch.manual_seed(0)
+        model = GPT()
+        inner = mc.compile(model) if how == "inside" else model
+        call: Any = DistributedDataParallel(inner, bucket_cap_mb=0.1)
+        call = mc.compile(call) if how == "outside" else call
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        generator, config, losses = torch.Generator().manual_seed(dist.get_rank()), model.config, []
+        for _ in range(3):
+            shape = (2, 4, config.block_size)
+            tokens = torch.randint(config.vocab_size, shape, generator=generator, device="cpu")
+            tokens = tokens.to(torch.get_default_device())
+            loss = call(tokens[0], tokens[1])[1]
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        found.append(losses)
+    for losses in found[1:]:
+        torch.testing.assert_close(losses, found[0], rtol=1e-5, atol=1e-5)
+
+
+events: list[str] = []
+
+
+@torch.library.custom_op("ddp_programs::begin", mutates_args=())
+def begin(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@torch.library.custom_op("ddp_programs::arrive", mutates_args=())
+def arrive(x: torch.Tensor) -> torch.Tensor:
+    events.append("last")
+    return x.clone()
+
+
+begin.register_fake(torch.empty_like)
+arrive.register_fake(torch.empty_like)
+begin.register_autograd(lambda ctx, gradient: arrive(gradient))
+
+
+class Marked(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(begin(x))
+
+
+def order_of_events(bucket_cap_mb: float) -> list[str]:
+    """What happens in a backward, in order: `bucket` (one is complete), `last` (a library call at the very
+    end of the compiled graph runs)."""
+    torch.manual_seed(0)
+    model = Marked()
+    x = batches(1)[0].requires_grad_()
+    wrapped = DistributedDataParallel(mc.compile(model), bucket_cap_mb=bucket_cap_mb)
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations
+        events.append("bucket")
+        return (
+            dist.all_reduce(bucket.buffer(), async_op=True)
+            .get_future()
+            .then(lambda f: f.value()[0])
+        )
+
+    wrapped.register_comm_hook(None, hook)
+    for _ in range(3):  # DDP makes its buckets anew after the first backward
+        events.clear()
+        wrapped(x).square().mean().backward()
+    return list(events)
+
+
+@check
+def overlap() -> None:
+    order = order_of_events(0.01)
+    assert order[:2] == ["bucket", "bucket"] and "last" in order, order
+    mc.reset()
+    order = order_of_events(25)
+    assert order == ["last", "bucket"], order
+
+
+# Collectives inside of compiled functions
+
+
+def mean_of_all(x: torch.Tensor) -> torch.Tensor:
+    total = fc.all_reduce(x * 2, "sum", dist.group.WORLD)
+    return total.sin() / WORLD + x
+
+
+def gathered(x: torch.Tensor) -> torch.Tensor:
+    return fc.all_gather_tensor(x + 1, 0, dist.group.WORLD).flip(0) * 2
+
+
+def scattered(x: torch.Tensor) -> torch.Tensor:
+    return fc.reduce_scatter_tensor(x.exp(), "sum", 0, dist.group.WORLD) - 1
+
+
+def several(x: torch.Tensor) -> list[torch.Tensor]:
+    """Their order matters, one result is never read, and x changes afterwards."""
+    one = fc.all_reduce(x, "sum", dist.group.WORLD)
+    fc.all_reduce(x.cos(), "max", dist.group.WORLD)
+    two = fc.all_reduce(x.sin(), "min", dist.group.WORLD)
+    three = fc.all_gather_tensor(x, 0, dist.group.WORLD)
+    results = [one + two, three * 2, two]
+    x.mul_(3)
+    return results
+
+
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    """Not functional: between two graphs."""
+    y = x * 2
+    dist.all_reduce(y)
+    work = dist.all_reduce(x, async_op=True)
+    work.wait()
+    return y + x
+
+
+def example() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(dist.get_rank() + 5)
+    return torch.randn(4, 6, generator=generator, device="cpu").to(torch.get_default_device())
+
+
+@check
+def collectives_are_in_the_graph() -> None:
+    for function in (mean_of_all, gathered, scattered, several):
+        given, mine, compiled = example(), example(), mc.compile(function, fullgraph=True)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(mine), function(given), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(mine, given)
+    for function in (mean_of_all, gathered):
+        given = example().t()
+        found, expected = mc.compile(function, fullgraph=True)(given), function(given)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@check
+def collective_results_that_nobody_reads_are_waited_for() -> None:
+    with mc.logs("output_code", file=(told := io.StringIO())):
+        mc.compile(several, fullgraph=True)(example())
+    calls = [line for line in told.getvalue().splitlines() if "to_layout" not in line]
+    for name, times in (("all_reduce", 3), ("all_gather_into_tensor", 1), ("wait_tensor", 4)):
+        assert sum(f"_c10d_functional_{name}_default(" in line for line in calls) == times, calls
+
+
+@check
+def collectives_in_place_end_the_graph() -> None:
+    given, mine = example(), example()
+    torch.testing.assert_close(mc.compile(in_place)(mine), in_place(given))
+    torch.testing.assert_close(mine, given)
+    reasons = str(mc.explain(in_place)(example()).breaks)
+    assert "processes exchange tensors in place" in reasons, reasons
+
+
+@check
+def collectives_in_training() -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        total = fc.all_reduce((x * x).detach(), "sum", dist.group.WORLD)
+        return (total * x.tanh()).sum()
+
+    found = []
+    for function in (loss, mc.compile(loss)):
+        x = example().requires_grad_()
+        function(x).backward()
+        found.append(x.grad)
+    torch.testing.assert_close(*found)
+
+
+def main(backend: str, rank: str, port: str, *names: str) -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(int(rank))
+        torch.set_default_device("cuda")
+    store = dist.TCPStore("127.0.0.1", int(port), WORLD, rank == "0")
+    dist.init_process_group(backend, store=store, rank=int(rank), world_size=WORLD)
+    for name in names:
+        mc.reset()
+        checks[name]()
+        print("passed", name, flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    os._exit(0)  # the interpreter's end may meet threads of gloo that still run
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
