@@ -302,9 +302,10 @@ with planted("wrong base"):
 found
 
 # %% [markdown]
-# Read the tries from above: the ladder, then each subsystem left out as a whole. Several cure it; the
-# search goes on in the latest, because to leave out an early one takes work from all that follow. Then
-# it halves, and at last refuses the one application alone. What it changed is shown, and holds the cause.
+# Read the tries from above, what was allowed and what came of it: the ladder, then each subsystem left
+# out as a whole. Several cure it; the search goes on in the latest, because to leave out an early one takes
+# work from all that follow. Then it halves, and at last refuses the one application alone. What that
+# changed is shown, and holds the cause.
 # A script is bisected by its exit code: `minicompile bisect script.py` runs it anew for each try.
 #
 # > **In torch.compile.** The same ladder: `backend="eager"`, `"aot_eager"`, `"inductor"`. The bisector
