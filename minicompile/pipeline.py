@@ -59,6 +59,9 @@ def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
         buckets = ddp_buckets(capture, aot, forward.stages.loops)
         backward = compile_graph(aot.backward, options, None, tell, buckets)
     graphs = [forward] if backward is None else [forward, backward]
+    for plan in (plan for graph in graphs for plan in graph.stages.every_plan):
+        for fact, why in plan.assumes.items():
+            capture.shape_env.evaluate(fact, why)
     capture.watch.tell("building", [module for graph in graphs for module in graph.modules])
     calls = [graph.finish() for graph in graphs]
     about = differentiated(aot)

@@ -75,6 +75,11 @@ class CompiledStages(Shown):
         self.plans, self.kernels = Several(self.plans), Several(self.kernels)
 
     @property
+    def every_plan(self) -> list[KernelPlan]:
+        """Those of launches too."""
+        return [plan for whole in self.plans for plan in (whole, *whole.launches)]
+
+    @property
     def stages(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in COMPILED}
 

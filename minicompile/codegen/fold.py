@@ -30,7 +30,7 @@ def fold(plan: KernelPlan) -> None:
     columns = _Columns(plan, names, spaces, late)
     held = launch_plan(plan, "rows", rows.body, spaces)
     plan.launches = (
-        replace(held, parts=plan.parts, reduction="persistent"),
+        replace(held, parts=plan.parts, reduction="persistent", loads_ahead=plan.loads_ahead),
         launch_plan(plan, "columns", columns.body, spaces),
     )
     plan.workspace = spaces

@@ -14,6 +14,7 @@ printers only print. The real compiler: torch/_inductor/codegen/{common,simd,tri
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,14 +30,24 @@ from minicompile.ops.dtypes import short
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
-from minicompile.scheduling.body import LoopBody, Value, ranges_text
+from minicompile.scheduling.body import LoopBody, Value, iterate_indices, ranges_text
 from minicompile.scheduling.cost import Cost
 from minicompile.scheduling.nodes import FusedSchedulerNode
-from minicompile.shapes.expr import Size, is_float, size_hint
+from minicompile.shapes.expr import (
+    FloorDiv,
+    ModularIndexing,
+    Size,
+    is_float,
+    product,
+    size_hint,
+    size_symbol,
+)
 
 Language = str
 """A key of the registries `code_generator` and `kernel_loader`: "cpp", "triton"."""
 
+
+INT32_END = 2**31
 
 INDEX_ERROR, ZERO_DIVISION = 1, 2
 """Bits that a C kernel returns; runtime/cpp.py raises what they stand for."""
@@ -144,6 +155,10 @@ class KernelPlan(Shown):
     """Triton: rows that are read again are kept in the cache until then."""
     num_warps: int = 4
     index_dtype: torch.dtype = torch.int64
+    index_reach: tuple[Size, ...] = ()
+    """Triton: a launch has int32 indices if these are below 2**31, else int64."""
+    assumes: dict[sympy.Basic, str] = field(default_factory=dict)
+    """What must hold of the sizes, which the graph is guarded by, and why."""
     parallel: bool = False
     parallel_above: int = 0
     """With symbolic sizes: threads share the work from this many iterations on; 0: always."""
@@ -202,6 +217,40 @@ class KernelPlan(Shown):
         """How many r each of them has, at the hints."""
         return count(self.reduction_ranges.values(), self.hints)
 
+    @property
+    def length(self) -> Size:
+        """Triton: how far the tiles of a reduction go."""
+        return product(self.reduction_ranges.values())
+
+    @property
+    def varying(self) -> bool:
+        """Triton: that isn't known before the launch."""
+        return not isinstance(self.length, int)
+
+    @functools.cached_property
+    def derived(self) -> dict[sympy.Symbol, sympy.Expr]:
+        """Triton: numbers that each launch computes from the sizes, by name.
+
+        Quotients and remainders; and products that 16 divides, at the hints, but none of their factors: loads
+        are wide where the compiler knows it.
+        """
+        body, sizes, hints = self.body, set(self.sizes), self.hints
+        every = [*body.all_ranges.values(), *(v.size for v in body.values), *iterate_indices(body)]
+        found: set[sympy.Expr] = set()
+        for size in every:
+            parts = sympy.preorder_traversal(sympy.sympify(size))
+            for part in parts:
+                if isinstance(part, FloorDiv | ModularIndexing) and part.free_symbols <= sizes:
+                    found.add(part)
+                    parts.skip()
+                elif part.is_Mul or part.is_Pow:
+                    factors = [f for f in sympy.Mul.make_args(part) if f.as_base_exp()[0] in sizes]
+                    whole, each = sympy.Mul(*factors), (s.as_base_exp()[0] for s in factors)
+                    alone = any(size_hint(s, hints) % 16 == 0 for s in each)
+                    if not alone and size_hint(whole, hints) % 16 == 0:
+                        found.add(whole)
+        return {size_symbol(f"size{i}"): part for i, part in enumerate(sorted(found, key=str))}
+
     def reject(self, description: str, reason: str) -> None:
         """Note down a plan that was considered, and why it was not taken."""
         self.alternatives += (Alternative(description, reason),)
@@ -219,7 +268,8 @@ class KernelPlan(Shown):
             "vector axis": "" if triton else f"{self.vector_axis} x {self.vector_width}",
             "tiles": tiles or "none",
             "pieces": str(self.pieces) if isinstance(self.pieces, Cut) else "",
-            "indices": short(self.index_dtype),
+            "indices": short(self.index_dtype)
+            + ", if a launch needs no i64" * bool(self.index_reach),
             "tiles begin": f"at multiples of {self.granule}" * (self.granule > 1),
             "loads": "one tile ahead" * self.loads_ahead,
             "registers": "two programs fit side by side" * self.side_by_side,
@@ -227,6 +277,7 @@ class KernelPlan(Shown):
             "warps": str(self.num_warps) if triton and not self.launches else "",
             "threads": "" if triton else "parallel" if self.parallel else "one",
             "sizes": ", ".join(sizes),
+            "assumes": "; ".join(f"{fact}: {why}" for fact, why in self.assumes.items()),
             "launches": "; ".join(
                 f"{p.name} {ranges_text(p.body.all_ranges)}" for p in self.launches
             ),

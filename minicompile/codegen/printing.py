@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 
 import sympy
 import torch
 
-from minicompile.codegen.plan import CodeLine, KernelPlan, KernelSource, Language
+from minicompile.codegen.plan import INT32_END, CodeLine, KernelPlan, KernelSource, Language
 from minicompile.errors import Unsupported
 from minicompile.ops.origin import Origins
 from minicompile.scheduling.body import names
@@ -19,6 +20,7 @@ from minicompile.shapes.expr import (
     Ranges,
     Size,
     bounds,
+    exact_quotient,
     is_nonnegative,
 )
 
@@ -113,8 +115,14 @@ class IndexPrinter:
     maximum: str
     minimum: str
 
-    def __init__(self, ranges: Ranges, symbol: Callable[[sympy.Symbol], str] = str) -> None:
-        self.ranges, self.symbol = ranges, symbol
+    def __init__(
+        self,
+        ranges: Ranges,
+        symbol: Callable[[sympy.Symbol], str] = str,
+        given: Mapping[Expr, sympy.Symbol] = MappingProxyType({}),
+    ) -> None:
+        """`given`: expressions that have names."""
+        self.ranges, self.symbol, self.given = ranges, symbol, given
         self.known: dict[Expr, str] = {}
 
     def __call__(self, expr: Expr | Size) -> str:
@@ -130,8 +138,8 @@ class IndexPrinter:
         return text if own >= level else f"({text})"
 
     def _print(self, expr: Expr) -> tuple[str, int]:
-        if expr.is_Symbol:
-            return self.symbol(expr), _ATOM
+        if expr.is_Symbol or expr in self.given:
+            return self.symbol(self.given.get(expr, expr)), _ATOM
         if expr.is_Integer:
             return str(expr), _ATOM if expr >= 0 else _SUM
         if isinstance(expr, sympy.Add):
@@ -143,6 +151,10 @@ class IndexPrinter:
                 text += f" {sign} {self.within(size, _QUOTIENT)}"
             return text, _SUM
         if isinstance(expr, sympy.Mul):
+            for known in self.given:
+                rest = exact_quotient(expr, known) if known.is_Mul or known.is_Pow else None
+                if rest is not None:
+                    return self._print(self.given[known] * rest)
             return "*".join(map(self.within, expr.as_ordered_factors())), _PRODUCT
         if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
             return "*".join([self.within(expr.base)] * int(expr.exp)), _PRODUCT
@@ -168,8 +180,9 @@ class IndexPrinter:
         return f"{helper}({self(base)}, {self(divisor)})", _ATOM
 
 
-def index_dtype(index: Expr, ranges: Ranges) -> torch.dtype:
-    """int32 where the index and what it divides provably fit for all values of its variables, else int64.
+def reach(index: Expr, ranges: Ranges) -> set[Expr] | None:
+    """What must be below 2**31 for int32 to hold the index and what it divides, whatever its variables are;
+    None where that isn't known.
 
     Sums and products may wrap on the way and still end right; quotients of what has wrapped don't.
     """
@@ -177,7 +190,16 @@ def index_dtype(index: Expr, ranges: Ranges) -> torch.dtype:
     for part in sympy.preorder_traversal(index):
         if isinstance(part, FloorDiv | ModularIndexing):
             parts += part.args
+    ends: set[Expr] = set()
     for found in (bounds(part, ranges) for part in parts):
-        if found is None or not all(b.is_Integer and -(2**31) <= int(b) < 2**31 for b in found):
-            return torch.int64
-    return torch.int32
+        if found is None:
+            return None
+        ends |= {-1 - found[0], found[1]}
+    return ends
+
+
+def index_dtype(index: Expr, ranges: Ranges) -> torch.dtype:
+    """int32 where it provably holds the index, else int64."""
+    ends = reach(index, ranges)
+    fits = ends is not None and all(end.is_Integer and end < INT32_END for end in ends)
+    return torch.int32 if fits else torch.int64

@@ -42,6 +42,9 @@ from minicompile.shapes.expr import (
 
 PART = loop_symbol("p")
 
+ALIGNED = 16
+"""Long parts of varying length are multiples of this, so that each begins where wide loads can."""
+
 
 def refusal(plan: KernelPlan) -> str | None:
     """Why programs can't share the rows of a kernel; None if they can."""
@@ -100,6 +103,10 @@ def launch_plan(
         reduction="looped" if body.reduction_ranges else "none",
         parts=1,
         tiles={},
+        loads_ahead=False,
+        index_dtype=torch.int64,
+        index_reach=(),
+        assumes={},
         cost=Cost(moved["load"], moved["store"], 0),  # operations are the whole kernel's affair
         riders={},
         alternatives=(),
@@ -130,11 +137,14 @@ class _Splitter:
         whole, self.var, count = parted(plan, parts)
         self.parts: dict[sympy.Symbol, Size] = {**whole, PART: count}
         size = plan.reduction_ranges[self.var]
-        chunk = floor_div(size + count - 1, count)
+        long = not isinstance(size, int) and size_hint(size, plan.hints) >= 64 * ALIGNED * count
+        step = ALIGNED if long else 1
+        chunk = step * floor_div(size + step * count - 1, step * count)
         rest = {v: n for v, n in plan.reduction_ranges.items() if v not in whole}
         rest[self.var] = chunk
         self.inside = {v: n for v, n in rest.items() if n != 1 or len(rest) == 1}
         self.place = PART * chunk + (self.var if self.var in self.inside else 0)
+        self.chunk, self.left = chunk, size - PART * chunk
         self.end = None if isinstance(size, int) and size % count == 0 else size
         self.riders = plan.riders
         self.stage = stages(self.body, self.riders)
@@ -220,7 +230,7 @@ class _Splitter:
         return {var: ranges[var] for var in sorted(ranges, key=stride)}
 
     def memory(self, value: Value, what: str) -> str:
-        """The workspace for a "row" value, or for the "part" or "count" of each part of a row."""
+        """The workspace for a "row" value, or for the "part" of each part of a row."""
         if (value, what) not in self.names:
             name = f"{what}{len(self.names)}_{self.plan.name.rpartition('_')[2]}"
             loops = {**(self.parts if what != "row" else {}), **self.plan.ranges}
@@ -250,6 +260,19 @@ class _Launch(Rewriter):
     def _place(self, name: str) -> sympy.Expr:
         layout, loops = self.of.workspace[name], [*self.of.parts, *self.of.plan.ranges]
         return layout.index(loops[len(loops) - len(layout.size) :])
+
+    def count(self, ops: Recorder, dtype: torch.dtype) -> Value:
+        """How many elements a part has."""
+        of = self.of
+        if of.length is not None:
+            return ops.constant(float(of.length), dtype)
+        zero = ops.constant(0, torch.int64)
+        found, chunk = (ops.index_expr(sympy.sympify(n), torch.int64) for n in (of.left, of.chunk))
+        found = ops.pointwise("where", ops.pointwise("lt", found, zero), zero, found)
+        found = ops.pointwise("where", ops.pointwise("lt", found, chunk), found, chunk)
+        within = product(n for v, n in of.inside.items() if v is not of.var)
+        each = ops.index_expr(sympy.sympify(within), torch.int64)
+        return ops.to_dtype(ops.pointwise("mul", found, each), dtype)
 
     def mean(self, ops: Recorder, total: Value, count: Value) -> Value:
         """The mean of a part, which may be empty."""
@@ -286,10 +309,7 @@ class _Sweep(_Launch):
         beside = self.of.riders.get(value)
         source = self.new[value.inputs[0] if beside is None else beside.inputs[0]]
         if beside is not None:
-            count = ops.constant(float(self.of.length or 1), value.dtype)
-            if self.of.length is None:
-                count = self._reduce(ops, value, count)
-                self.keep(value, count, "count")
+            count = self.count(ops, value.dtype)
             apart = ops.pointwise("sub", source, self.mean(ops, self.new[beside], count))
             source = ops.pointwise("mul", apart, apart)
         found = self._reduce(ops, value, source)
@@ -310,9 +330,7 @@ class _Finish(_Launch):
     def visit_reduction(self, ops: Recorder, value: Value) -> Value:
         found, beside = self.fetch(value, "part"), self.of.riders.get(value)
         if beside is not None:
-            count = ops.constant(float(self.of.length or 1), value.dtype)
-            if self.of.length is None:
-                count = self.fetch(value, "count")
+            count = self.count(ops, value.dtype)
             own = self.mean(ops, self.fetch(beside, "part"), count)
             apart = ops.pointwise("sub", own, self.new[middle(value)])
             more = ops.pointwise("mul", count, ops.pointwise("mul", apart, apart))

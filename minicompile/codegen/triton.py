@@ -30,7 +30,7 @@ from collections.abc import Collection, Iterable, Sequence
 import sympy
 import torch
 
-from minicompile.codegen.phases import along_rows, is_share, middle, twins
+from minicompile.codegen.phases import along_rows, cone, is_share, middle, twins
 from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase, power_of_two
 from minicompile.codegen.printing import LinePrinter
 from minicompile.codegen.triton_ops import (
@@ -52,6 +52,7 @@ from minicompile.shapes.expr import (
     Size,
     coefficient_of,
     contiguous_strides,
+    is_nonnegative,
     loop_symbol,
     product,
     same,
@@ -104,28 +105,39 @@ def print_triton(plan: KernelPlan) -> KernelSource:
     return printer.source("triton", prelude)
 
 
+def loads_first(values: Sequence[Value]) -> list[Value]:
+    """The same values; what loads need comes before what uses them, so that more than one is on its way."""
+    stored = {v.buffer for v in values if v.op == "store"}
+    loads = [v for v in values if v.op == "load" and v.buffer not in stored]
+    early = cone(loads, values, ())
+    return sorted(values, key=lambda v: v not in early)
+
+
 class _Printer(LinePrinter):
     def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan)
         self.blocks = {axis: f"{axis.upper()}BLOCK" for axis in plan.axes}
         self.wide = plan.index_dtype is torch.int64
-        self.cast = ".to(tl.int64)" * self.wide
-        """What makes an index as wide as it must be."""
+        width = "tl.int64" if self.wide else f"{plan.integers[0]}.dtype" if plan.index_reach else ""
+        self.cast = f".to({width})" * bool(width)
+        """What makes an index as wide as it must be: as wide as a launch passes sizes."""
         self.position = "rindex" if self.wide else "rindex.to(tl.int64)"
-        self.sizes = TritonIndex({})
+        self.given = {expr: name for name, expr in plan.derived.items()}
+        self.sizes = TritonIndex({}, given=self.given)
         self.axes: dict[Value, Axes] = {}
         for value in plan.body.values:
             across = (self.axes[operand] for operand in value.operands)
             varies = self._index_axes(value).union(*across)
             own = {"reduction": {"x"}, "scan": {"x", "r"}}.get(value.op)
             self.axes[value] = frozenset(own) if own else varies
-        self.length = product(plan.reduction_ranges.values())
-        whole = self.length == power_of_two(plan.row_length)
+        self.length = plan.length
+        whole = bool(self.length == power_of_two(plan.row_length))
         self.full_row = plan.reduction == "persistent" and whole
         """No lane is left over."""
         looped = plan.reduction == "looped"
         self.granule = plan.granule if looped else 1
-        self.twins = twins(plan.body) if looped else {}
+        alike = twins(plan.body) if looped else {}
+        self.twins = {v: twin for v, twin in alike.items() if v not in plan.riders.values()}
         written = {v.buffer for v in plan.body.stores} | {*plan.in_place.values()}
         self.ahead = [v for v in plan.body.loads if plan.loads_ahead and self._early(v, written)]
         self.unsynced: set[str] = set()
@@ -140,12 +152,12 @@ class _Printer(LinePrinter):
     def kernel(self) -> None:
         """All lines of the function."""
         plan = self.plan
-        if plan.reduction == "persistent" and not isinstance(self.length, int):
-            raise Unsupported(f"{plan.name}: a persistent reduction needs a row of known length")
         if plan.folds and plan.reduction != "persistent":
             raise Unsupported(f"{plan.name}: only whole rows can be added to sums of columns")
         parameters = [a.name for a in plan.arguments] + [str(s) for s in plan.sizes]
+        parameters += [str(s) for s in plan.derived]
         parameters += [f"{block}: tl.constexpr" for block in self.blocks.values()]
+        parameters += ["WHOLE: tl.constexpr"] * plan.varying
         self.line("@triton.jit")
         with self.block(f"def {plan.name}({', '.join(parameters)}):"):
             self._indices()
@@ -168,11 +180,11 @@ class _Printer(LinePrinter):
         for value, name in folds.items():
             zeros = f"tl.full([1, RBLOCK], 0.0, {TRITON_DTYPES[value.dtype]})"
             self.line(f"{name} = {zeros}", value.origins)
-        share = -(-plan.rows // plan.parts)
-        self.line(f"xend = tl.minimum((p + 1) * {share}, xnumel)")
+        self.line(f"share = (xnumel + {plan.parts - 1}) // {plan.parts}")
+        self.line("xend = tl.minimum((p + 1) * share, xnumel)")
         if self.ahead:
-            self._load_ahead(f"p * {share}")
-        with self.block(f"for xoffset in range(p * {share}, xend, XBLOCK):"):
+            self._load_ahead("p * share")
+        with self.block("for xoffset in range(p * share, xend, XBLOCK):"):
             for value in self.ahead:
                 self.line(
                     f"{self.names[value]} = _{self.names[value]}", value.origins, scaffold=True
@@ -206,7 +218,7 @@ class _Printer(LinePrinter):
     def _indices(self) -> None:
         """Which elements the program computes."""
         plan = self.plan
-        program = "tl.program_id(0).to(tl.int64)" if self.wide else "tl.program_id(0)"
+        program = f"tl.program_id(0){self.cast}"
         parallel = {axis: loops for axis, loops in plan.axes.items() if axis != "r"}
         for axis, loops in parallel.items():
             self.line(f"{axis}numel = {self.sizes(product(loops.values()))}")
@@ -225,6 +237,8 @@ class _Printer(LinePrinter):
         if not plan.reduction_ranges:
             return
         self.line(f"rnumel = {self.sizes(self.length)}")
+        if plan.varying and is_nonnegative(self.length - 1):
+            self.line("tl.assume(rnumel > 0)")
         if (wide := self.granule) > 1:
             self.line(f"xstart = xindex * rnumel // {wide} * {wide}")
             self.line("xshift = xindex * rnumel - xstart")
@@ -251,8 +265,9 @@ class _Printer(LinePrinter):
         elif not self.full_row:
             tile = self.plan.tiles.get("r", 1)
             even = start and isinstance(self.length, int) and self.length % tile == 0 and tile > 1
-            whole = " | (rnumel % RBLOCK == 0)"  # known when compiling: then no lane is masked
-            self.line(f"rmask = (rindex < rnumel){whole}" if even else "rmask = rindex < rnumel")
+            # known when compiling: then no lane is masked
+            whole = " | WHOLE" if self.plan.varying else " | (rnumel % RBLOCK == 0)" * bool(even)
+            self.line(f"rmask = (rindex < rnumel){whole}" if whole else "rmask = rindex < rnumel")
         self._digits(self.plan.reduction_ranges, "rindex")
 
     def _flat(self, index: Index) -> Index:
@@ -298,8 +313,10 @@ class _Printer(LinePrinter):
         self._synchronise(v.buffer for v in phase.values if v.op == "load")
         more = f" + {self.granule - 1}" if self.granule > 1 else ""
         with self.block(f"for roffset in range(0, rnumel{more}, RBLOCK):"):
+            if self.plan.varying:
+                self.line("tl.assume(roffset >= 0)")
             self._row_index("roffset + ")
-            for value in phase.values:
+            for value in loads_first(phase.values):
                 if value.op == "reduction":
                     self._accumulate(value)
                 else:
@@ -346,7 +363,7 @@ class _Printer(LinePrinter):
             case "load":
                 return self._load(value)
             case "index_expr":
-                return f"({self._index(value, wide=value.dtype is torch.int64)}).to({dtype})"
+                return f"({self._index(value)}).to({dtype})"
             case "to_dtype":
                 source = value.inputs[0]
                 return convert(self.ref(source), source.dtype, value.dtype)
@@ -474,7 +491,7 @@ class _Printer(LinePrinter):
         text = self._tile(value.inputs[0])
         if not self.full_row:
             text = f"tl.where(rmask, {text}, {self._identity(value)})"
-        return self._reduce(value, text, f"tl.broadcast_to({self.position}, {TILE})")
+        return self._reduce(value, text, f"tl.broadcast_to(rindex, {TILE})")
 
     def _tile(self, value: Value) -> str:
         """A value as a whole tile."""
@@ -571,16 +588,11 @@ class _Printer(LinePrinter):
 
     # Indices -----------------------------------------------------------------------------------------
 
-    def _index(self, value: Value, wide: bool = False) -> str:
-        """A value's index; `wide` forces int64 arithmetic."""
+    def _index(self, value: Value) -> str:
+        """A value's index."""
         assert value.index is not None
         loaded = {v.symbol: self.names[v] for v in value.indirect}
-
-        def symbol(s: sympy.Symbol) -> str:
-            if s in loaded:
-                return loaded[s]
-            return f"{s}.to(tl.int64)" if wide and not self.wide else str(s)
-
         ranges = self.plan.body.all_ranges
         flat = {loop_symbol(f"{a}index"): product(r.values()) for a, r in self.plan.axes.items()}
-        return TritonIndex({**ranges, **flat}, symbol)(self._flat(value.index))
+        names = TritonIndex({**ranges, **flat}, lambda s: loaded.get(s, str(s)), self.given)
+        return names(self._flat(value.index))

@@ -9,7 +9,9 @@ Starting points read off torch/_inductor/runtime/triton_heuristics.py.
 
 from __future__ import annotations
 
+import sympy
 import torch
+from sympy import sympify
 
 from minicompile.codegen.phases import (
     along_rows,
@@ -19,14 +21,14 @@ from minicompile.codegen.phases import (
     stages,
     turned,
 )
-from minicompile.codegen.plan import KernelPlan, count, plan_rule, power_of_two
-from minicompile.codegen.printing import index_dtype
+from minicompile.codegen.plan import INT32_END, KernelPlan, count, plan_rule, power_of_two
+from minicompile.codegen.printing import reach
 from minicompile.codegen.split import PART, refusal
 from minicompile.ops.device import Gpu, gpu_of
 from minicompile.ops.display import bytes_text
 from minicompile.options import Options
 from minicompile.scheduling.body import Value, iterate_indices
-from minicompile.shapes.expr import is_float, product, size_hint
+from minicompile.shapes.expr import Expr, is_float, is_nonnegative, product, size_hint
 
 COLUMNS, LEAST_COLUMN, LEAST_ROW = 64, 64, 4096
 """Columns that a program reduces side by side; fewest elements in a part of a column, and of a row."""
@@ -88,19 +90,36 @@ def seconds(plan: KernelPlan, gpu: Gpu, parts: int, programs: int) -> float:
 
 @plan_rule("triton:index_dtype")
 def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
-    """int32 only where every index provably fits, and the flattened ones to the end of their last block."""
-    flat = (product(plan.ranges.values()), product(plan.reduction_ranges.values()))
-    if not all(isinstance(n, int) and n + LARGEST_BLOCK < 2**31 for n in flat):
-        plan.reject("int32 indices", "too many elements, or their number varies")
-        return
+    """int32 only where every index fits, and the flattened ones to the end of their last block.
+
+    Where sizes vary, each launch finds out.
+    """
     body = plan.body
+    flat = (product(plan.ranges.values()), product(plan.reduction_ranges.values()))
+    ends: set[Expr] = {sympify(n) + LARGEST_BLOCK for n in flat}
+    ends |= {*plan.integers, *plan.derived.values()}
     ranges = body.all_ranges | {v.symbol: v.size for v in body.values if v.symbol is not None}
     ranges |= {PART: plan.parts} if plan.folds else {}
     for index in iterate_indices(body):
-        if not is_float(index) and index_dtype(index, ranges) is not torch.int32:
+        found = set() if is_float(index) else reach(index, ranges)
+        if found is None or any(end.is_Integer and end >= INT32_END for end in found):
             plan.reject("int32 indices", f"{index} may not fit")
             return
+        ends |= found
+    if any(end.is_Integer and end >= INT32_END for end in ends):
+        plan.reject("int32 indices", "too many elements")
+        return
     plan.index_dtype = torch.int32
+    symbolic = sorted((end for end in ends if end.free_symbols), key=str)
+    plan.index_reach = tuple(
+        end
+        for i, end in enumerate(symbolic)
+        if not any(
+            is_nonnegative(more - end) and (j < i or not is_nonnegative(end - more))
+            for j, more in enumerate(symbolic)
+            if j != i
+        )
+    )
 
 
 @plan_rule("triton:reduction")
@@ -108,14 +127,25 @@ def choose_reduction(plan: KernelPlan, options: Options) -> None:
     """Rows that fit into registers are read once; longer ones are swept in a loop."""
     if not plan.reduction_ranges or plan.folds:
         return
-    known = all(isinstance(size, int) for size in plan.reduction_ranges.values())
     limit = longest_persistent(plan, gpu_of(plan.device))
-    if known and plan.row_length <= limit:
-        plan.reduction = "persistent"
+    varies = not all(isinstance(size, int) for size in plan.reduction_ranges.values())
+    if plan.row_length > limit:
+        why = f"a row has {plan.row_length} elements, more than {limit}"
+    elif varies and not rows_are_contiguous(plan):
+        why = "columns of varying length may soon be longer"
     else:
-        plan.riders = riders(plan.body, plan.loop, "max")
-        reason = f"a row has {plan.row_length} elements, more than {limit}"
-        plan.reject("persistent reduction", reason if known else "its length varies")
+        plan.reduction = "persistent"
+        assume_row(plan, limit)
+        return
+    plan.riders = riders(plan.body, plan.loop, "max")
+    plan.reject("persistent reduction", why)
+
+
+def assume_row(plan: KernelPlan, limit: int) -> None:
+    """Longer rows, if there may be such, are another compilation's."""
+    if plan.varying:
+        fits = sympy.Le(plan.length, max(limit, plan.row_length))
+        plan.assumes[fits] = f"{plan.name} holds whole rows"
 
 
 @plan_rule("triton:fold")
@@ -126,7 +156,8 @@ def choose_programs(plan: KernelPlan, options: Options) -> None:
         # two programs keep memory busy if there are registers for that
         plan.loads_ahead = plan.row_length >= LONG_ROW and held <= AHEAD
         programs = busy(gpu_of(plan.device)) * (1 if plan.loads_ahead else 2)
-        plan.reduction, plan.parts = "persistent", min(programs, plan.rows // 8)
+        plan.reduction, plan.parts = "persistent", min(programs, max(plan.rows // 8, 1))
+        assume_row(plan, longest_persistent(plan, gpu_of(plan.device)))
 
 
 @plan_rule("triton:split")
@@ -136,8 +167,8 @@ def choose_split(plan: KernelPlan, options: Options) -> None:
     if plan.reduction != "looped":
         return
     least, columns = (LEAST_ROW, 1) if rows_are_contiguous(plan) else (LEAST_COLUMN, COLUMNS)
-    programs = -(-plan.rows // columns)
-    parts = power_of_two(min(2 * busy(gpu) // max(programs, 1), plan.row_length // least))
+    programs = max(-(-plan.rows // columns), 1)
+    parts = power_of_two(min(2 * busy(gpu) // programs, plan.row_length // least))
     alone, shared = (1e6 * seconds(plan, gpu, n, programs) for n in (1, parts))
     if (why := refusal(plan)) is not None:
         plan.reject("split reduction", why)

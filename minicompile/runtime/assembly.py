@@ -16,11 +16,11 @@ from minicompile import compat
 from minicompile.codegen.plan import KernelSource
 from minicompile.ops.display import Shown
 from minicompile.runtime.triton import (
-    ALIGNMENT,
     Tiles,
     compile_kernel,
     gpu_kernel,
     module_file,
+    planned_divisible,
     planned_tiles,
     require_triton,
 )
@@ -93,7 +93,7 @@ def cross_compile(
         tiles = planned_tiles(plan)
         tiles = replace(tiles, num_warps=max(tiles.num_warps * 32 // gpu.warp_size, 1))
     divisible = [a.name for a in plan.arguments]
-    divisible += [str(s) for s in plan.sizes if plan.hints.get(s, 1) % ALIGNMENT == 0]
+    divisible += planned_divisible(plan)
     kernel = gpu_kernel(source, tiles)
     compiled = compile_kernel(kernel, divisible if aligned else [], target)
     texts = {name: text for name, text in compiled.asm.items() if isinstance(text, str)}

@@ -38,9 +38,12 @@ from minicompile.runtime.cpp import fail
 from minicompile.runtime.triton import (
     Tiles,
     base_name,
-    blocks,
+    constants,
     execute,
+    fills,
+    for_row,
     module_text,
+    needs_int64,
     programs,
 )
 from minicompile.shapes.expr import product, size_hint
@@ -71,13 +74,17 @@ class InterpretedKernel:
             return
         length = size_hint(product(plan.reduction_ranges.values()), known)
         tiles = self.tiles or interpreter_tiles(plan, known, rows, length)
+        if plan.varying and plan.reduction == "persistent":
+            tiles = for_row(tiles, power_of_two(length))
         # bools are bytes in memory, and kernels read them as such
         tensors = [t.view(torch.uint8) if t.dtype is torch.bool else t for t in arguments[:count]]
-        numbers = map(scalar, arguments[count:])
+        sizes = [*known.values(), *(size_hint(n, known) for n in plan.derived.values())]
+        numbers = [scalar(n, needs_int64(plan, known)) for n in sizes]
+        given = constants(plan, tiles, fills(length, tiles))
         grid = (size_hint(programs(plan, tiles), known), 1, 1)
         try:
             with interpreting(), np.errstate(all="ignore"):
-                self.kernel[grid](*tensors, *numbers, **blocks(plan, tiles))
+                self.kernel[grid](*tensors, *numbers, **given)
         except interpreter.InterpreterError as error:
             if isinstance(error.__cause__, AssertionError):  # a check of an index, or of a divisor
                 division = "division" in str(error.__cause__)
@@ -85,10 +92,11 @@ class InterpretedKernel:
             raise
 
 
-def scalar(number: int | float) -> Any:
-    """A number as wide as compiled kernels get it; the interpreter itself would take int32, or no float."""
-    dtype, held = (tl.float64, np.float64) if isinstance(number, float) else (tl.int64, np.int64)
-    return tl.tensor(interpreter.TensorHandle(np.array([number], dtype=held), dtype), dtype)
+def scalar(number: int | float, wide: bool) -> Any:
+    """A number as wide as compiled kernels get it; the interpreter itself takes no float."""
+    dtype = tl.float64 if isinstance(number, float) else tl.int64 if wide else tl.int32
+    held = np.array([number], dtype=dtype.name.replace("fp", "float"))
+    return tl.tensor(interpreter.TensorHandle(held, dtype), dtype)
 
 
 def interpreter_tiles(plan: KernelPlan, known: Any, rows: int, length: int) -> Tiles:

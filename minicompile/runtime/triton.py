@@ -1,15 +1,16 @@
 """Loading Triton kernels: compiled ahead with a generated launcher on a GPU, interpreted elsewhere.
 
 Triton's own `kernel[grid](...)` analyses every argument on every call, 8 to 12 microseconds. A kernel's
-argument types are known here, so it is compiled before its first call, once per pattern of alignment, and
-a launcher is generated that computes the grid, picks the version, and calls the driver (cuda_launch.c):
+argument types are known here, so it is compiled before its first call, and a launcher is generated that
+calls the driver (cuda_launch.c). What depends on sizes it works out once for all calls of those sizes: the
+grid, and the version, of which there is one for each `Version` of facts that make a kernel faster.
 
     def launch(in_ptr0, out_ptr0, s0):
         if current_device() != 0: ...
         in_ptr0 = in_ptr0.data_ptr()
         ...
-        run = variants.get(key) or variant(key)
-        run((1024*s0 + 1023) // 1024, stream(0), in_ptr0, out_ptr0, s0)
+        run, grid = known.get((aligned, s0)) or prepare(aligned, s0)
+        run(grid, stream(0), in_ptr0, out_ptr0, s0)
 
 A graph's kernels compile side by side, equal ones once. Their machine code is kept on disk, under a key made
 of everything that decides it: a later process only reads them.
@@ -28,21 +29,22 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import sympy
 import torch
 
 from minicompile import compat
-from minicompile.codegen.plan import KernelPlan, KernelSource, power_of_two
+from minicompile.codegen.plan import INT32_END, KernelPlan, KernelSource, power_of_two
 from minicompile.errors import BackendError
 from minicompile.ops.build import cache_folder, load_extension, start_extension
 from minicompile.ops.device import gpu_of
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.files import read_sealed, write_sealed
 from minicompile.options import Options, triton_variables
-from minicompile.shapes.expr import Size, floor_div, is_float, product, size_hint
+from minicompile.shapes.expr import Size, floor_div, is_float, product, size_hint, size_symbol
 
 Launcher = Callable[..., None]
 """`launcher(*tensors, *sizes)`, in the order of the plan's arguments and sizes."""
@@ -53,12 +55,18 @@ POINTER_TYPES[torch.bool] = "*u8"
 
 CUDA_LAUNCH = Path(__file__).with_name("cuda_launch.c")
 
+MOST_SIZES = 4096
+"""Of which a launcher remembers what they lead to."""
+
 ALIGNMENT = 16
 """Bytes of the widest load; also what Triton's divisibility hint promises."""
 
 
 MOST_REGISTERS = 255
 """That a thread can have."""
+
+MOST_ROWS = 64
+"""That a program holds side by side if they turn out to be short."""
 
 
 @dataclass(frozen=True)
@@ -73,25 +81,37 @@ class Tiles:
 
 @dataclass(frozen=True)
 class GpuKernel:
-    """A kernel as text, and all that it takes to compile, load and launch it: what is kept of it on disk."""
+    """A kernel as text, and all that it takes to compile, load and launch it: what is kept of it on disk.
+
+    Types, constants and options are those at the hints; `versioned` has them for other sizes.
+    """
 
     name: str
     """Without its place in the schedule, so that equal kernels compile once."""
     module: str
     types: dict[str, str]
-    """Triton's type of each argument: pointers, integers, floats."""
+    """Triton's type of each argument: pointers, integers, floats, numbers derived from sizes."""
     counts: list[int]
     """How many of each."""
     constants: dict[str, int]
     options: dict[str, Any]
+    registers: int
+    """That a program may have, so that another fits beside it; 0: all."""
     launcher: str
     device: int
-    first: int
-    """The pattern of alignment to expect (`CudaKernel.variant`)."""
+    expected: list[int]
+    """The integers to expect."""
 
     @property
     def key(self) -> str:
         return json.dumps(asdict(self))
+
+    @property
+    def integers(self) -> list[str]:
+        """What a launch passes after the tensors, less the floats."""
+        pointers, integers, floats, _ = self.counts
+        names = list(self.types)[pointers:]
+        return names[:integers] + names[integers + floats :]
 
 
 def gpu_kernel(source: KernelSource, tiles: Tiles) -> GpuKernel:
@@ -99,18 +119,19 @@ def gpu_kernel(source: KernelSource, tiles: Tiles) -> GpuKernel:
     plan, index = source.plan, source.plan.device.index
     here = plan.device.type == "cuda" and index is None
     device = torch.cuda.current_device() if here else index or 0
-    pointers, integers = len(plan.arguments), len(plan.integers)
-    sizes = [plan.hints.get(symbol, ALIGNMENT) for symbol in plan.integers]
+    pointers, integers, sizes = len(plan.arguments), len(plan.integers), expected_sizes(plan)
+    registers = gpu_of(plan.device).registers // 2 if plan.side_by_side else 0
     return GpuKernel(
         base_name(source),
         module_text(source),
-        signature(plan),
-        [pointers, integers, len(plan.sizes) - integers],
-        blocks(plan, tiles),
-        compiler_options(plan, tiles),
+        signature(plan, needs_int64(plan, sizes)),
+        [pointers, integers, len(plan.sizes) - integers, len(plan.derived)],
+        constants(plan, tiles, fills(plan.row_length, tiles)),
+        compiler_options(plan, tiles) | register_limit(registers, tiles.num_warps),
+        registers,
         launcher_text(plan, tiles, device),
         device,
-        1 + sum(2 << i for i, n in enumerate(sizes) if n % ALIGNMENT == 0),
+        list(sizes.values()),
     )
 
 
@@ -176,10 +197,35 @@ def require_triton() -> None:
 
 def planned_tiles(plan: KernelPlan) -> Tiles:
     """The plan's tiles; a persistent row always fits its tile."""
-    r = plan.tiles.get("r", 1)
-    if plan.reduction == "persistent":
-        r = power_of_two(size_hint(product(plan.reduction_ranges.values()), {}))
+    persistent = plan.reduction == "persistent"
+    r = power_of_two(plan.row_length) if persistent else plan.tiles.get("r", 1)
     return Tiles(plan.tiles["x"], r, plan.num_warps, plan.tiles.get("y", 1))
+
+
+def for_row(tiles: Tiles, r: int) -> Tiles:
+    """Tiles for rows of another length: about as many elements, and warps for them."""
+    most = tiles.x * tiles.r
+    x = min(max(most // r, 1), max(tiles.x, MOST_ROWS))
+    warps = min(max(x * r * tiles.num_warps // most, 1), 32)
+    return replace(tiles, x=x, r=r, num_warps=warps)
+
+
+def expected_sizes(plan: KernelPlan) -> dict[sympy.Symbol, int]:
+    """The hints; integers without one are taken for multiples of 16."""
+    return {symbol: plan.hints.get(symbol, ALIGNMENT) for symbol in plan.integers}
+
+
+def planned_divisible(plan: KernelPlan) -> list[str]:
+    """Numbers that are multiples of 16, at the hints."""
+    sizes = expected_sizes(plan)
+    numbers = {symbol: symbol for symbol in sizes} | plan.derived
+    return [str(s) for s, expr in numbers.items() if size_hint(expr, sizes) % ALIGNMENT == 0]
+
+
+def needs_int64(plan: KernelPlan, known: Mapping[sympy.Symbol, int]) -> bool:
+    """Are a launch's indices int64?"""
+    ends = (size_hint(end, known) for end in plan.index_reach)
+    return plan.index_dtype is torch.int64 or any(end >= INT32_END for end in ends)
 
 
 def module_text(source: KernelSource) -> str:
@@ -213,8 +259,18 @@ def execute(name: str, text: str) -> tuple[Any, dict[str, Any]]:
 
 
 def blocks(plan: KernelPlan, tiles: Tiles) -> dict[str, int]:
-    """The kernel's constants: its last parameters."""
+    """The tiles as a kernel knows them."""
     return {f"{axis.upper()}BLOCK": getattr(tiles, axis) for axis in plan.axes}
+
+
+def constants(plan: KernelPlan, tiles: Tiles, whole: bool) -> dict[str, int]:
+    """The kernel's constants: its last parameters."""
+    return blocks(plan, tiles) | ({"WHOLE": whole} if plan.varying else {})
+
+
+def fills(length: int, tiles: Tiles) -> bool:
+    """A row fills its tiles."""
+    return 0 == length % tiles.r < length
 
 
 def programs(plan: KernelPlan, tiles: Tiles) -> Size:
@@ -229,18 +285,26 @@ def programs(plan: KernelPlan, tiles: Tiles) -> Size:
     return product(-floor_div(-size, tile) for size, tile in loops)
 
 
-def signature(plan: KernelPlan) -> dict[str, str]:
+def integer_type(wide: bool) -> str:
+    return "i64" if wide else "i32"
+
+
+def signature(plan: KernelPlan, wide: bool) -> dict[str, str]:
     """Triton's type of each argument."""
-    integer = "i64" if plan.index_dtype is torch.int64 else "i32"
     types = {a.name: POINTER_TYPES[a.dtype] for a in plan.arguments}
-    return types | {str(s): "fp64" if is_float(s) else integer for s in plan.sizes}
+    numbers = [*plan.sizes, *plan.derived]
+    return types | {str(s): "fp64" if is_float(s) else integer_type(wide) for s in numbers}
+
+
+def register_limit(registers: int, warps: int) -> dict[str, int]:
+    """Each thread's share of a program's registers."""
+    most = registers // (32 * warps)
+    return {"maxnreg": most} if 0 < most < MOST_REGISTERS else {}
 
 
 def compiler_options(plan: KernelPlan, tiles: Tiles) -> dict[str, Any]:
     """Multiply and add round apart and small numbers stay, as in eager; index checks stay in the code."""
-    most = gpu_of(plan.device).registers // (2 * 32 * tiles.num_warps)
-    limited = {"maxnreg": most} if plan.side_by_side and most < MOST_REGISTERS else {}
-    return limited | {
+    return {
         "num_warps": tiles.num_warps,
         "enable_fp_fusion": False,
         "debug": any(v.op == "indirect" and v.check for v in plan.body.values),
@@ -312,73 +376,133 @@ def _cuda_driver() -> Any:
     return extension
 
 
+class Version(NamedTuple):
+    """What a compiled version of a kernel relies on."""
+
+    aligned: bool
+    """Every pointer is a multiple of ALIGNMENT."""
+    divisible: tuple[bool, ...]
+    """Of `GpuKernel.integers`: which are."""
+    wide: bool
+    """Indices are int64."""
+    row: int
+    """The tile of a row whose length varies; 0 where none does."""
+    whole: bool
+    """Such a row, or one that is swept, fills its tiles."""
+
+
+def versioned(kernel: GpuKernel, version: Version) -> GpuKernel:
+    """The kernel with the types, constants and options that follow from a version's facts."""
+    types = kernel.types | dict.fromkeys(kernel.integers, integer_type(version.wide))
+    constants, options = dict(kernel.constants), dict(kernel.options)
+    if version.row:
+        x, r, warps = constants["XBLOCK"], constants["RBLOCK"], options["num_warps"]
+        tiles = for_row(Tiles(x, r, warps), version.row)
+        constants |= {"XBLOCK": tiles.x, "RBLOCK": tiles.r}
+        options.pop("maxnreg", None)
+        shared = kernel.registers if tiles.r <= r else 0  # longer rows need more
+        options |= {"num_warps": tiles.num_warps} | register_limit(shared, tiles.num_warps)
+    if "WHOLE" in constants:
+        constants["WHOLE"] = version.whole
+    return replace(kernel, types=types, constants=constants, options=options)
+
+
 class CudaKernel:
-    """A kernel on one device: its compiled versions by alignment, and `launch`."""
+    """A kernel on one device: its compiled versions, and `launch`."""
 
     def __init__(self, kernel: GpuKernel, options: Options) -> None:
         self.kernel, self.options = kernel, options
-        self.variants: dict[int, Callable[..., None]] = {}
+        self.variants: dict[Version, tuple[Callable[..., None], int]] = {}
         current_device, stream = compat.cuda_launch_state()
         namespace: dict[str, Any] = {
             "current_device": current_device,
             "stream": stream,
             "on_device": torch.cuda.device,
+            "known": {},
             "variants": self.variants,
             "variant": self.variant,
         }
         exec(compile(kernel.launcher, f"<launcher of {kernel.name}>", "exec"), namespace)
         self.launch: Launcher = namespace["launch"]
-        self.variant(kernel.first)
+        namespace["prepare"](True, *kernel.expected)
 
-    def variant(self, key: int) -> Callable[..., None]:
-        """The version for a pattern: bit 0 for all pointers aligned, then one bit per divisible size.
+    def variant(self, *facts: Any) -> tuple[Callable[..., None], int]:
+        """What launches the version for a launch's facts, and its XBLOCK.
 
-        What it gives takes the number of programs, the stream, and the kernel's arguments.
+        It takes the number of programs, the stream, and the kernel's arguments.
         """
-        kernel, (pointers, integers, _) = self.kernel, self.kernel.counts
-        names = list(kernel.types)
-        divisible = names[:pointers] if key & 1 else []
-        divisible += [names[pointers + i] for i in range(integers) if key >> (i + 1) & 1]
+        version = Version(*facts)
+        kernel = versioned(self.kernel, version)
+        divisible = list(kernel.types)[: kernel.counts[0]] if version.aligned else []
+        pairs = zip(kernel.integers, version.divisible, strict=True)
+        divisible += [name for name, divides in pairs if divides]
         major, minor = torch.cuda.get_device_capability(kernel.device)
         binary = kernel_binary(kernel, divisible, ("cuda", 10 * major + minor), self.options)
         try:
-            self.variants[key] = cuda_driver().bind(
+            run = cuda_driver().bind(
                 binary.code,
                 binary.name,
                 kernel.device,
                 32 * binary.warps,
                 binary.shared,
                 *kernel.counts,
-                "i64" in kernel.types.values(),
+                version.wide,
             )
         except RuntimeError as error:
             raise BackendError(
                 f"{kernel.name} can't be loaded on {torch.cuda.get_device_name(kernel.device)}, with "
                 f"{binary.warps} warps and {binary.shared} bytes of shared memory: {error}"
             ) from error
-        return self.variants[key]
+        self.variants[version] = run, kernel.constants["XBLOCK"]
+        return self.variants[version]
+
+
+def python(size: Size) -> str:
+    return str(size).replace("Max(", "max(").replace("Min(", "min(")
 
 
 def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
-    """Python source of the launcher. Tensors without elements launch nothing."""
+    """Python source of `launch`; and of `prepare`, for sizes that it hasn't had before. Tensors without
+    elements launch nothing."""
     pointers = [a.name for a in plan.arguments]
-    sizes = [str(s) for s in plan.sizes]
+    parameters = ", ".join([*pointers, *map(str, plan.sizes)])
+    key = ", ".join(["aligned", *map(str, plan.integers)])
     rows: Size = product(plan.ranges.values())
-    lines = [f"def launch({', '.join(pointers + sizes)}):"]
     if rows == 0:
-        return "\n".join([*lines, "    return"])
-    lines += [
+        return f"def launch({parameters}):\n    pass\n\ndef prepare({key}):\n    pass"
+    derived = "".join(f", {name}" for name in plan.derived)
+    lines = [
+        f"def launch({parameters}):",
         f"    if current_device() != {device}:",
         f"        with on_device({device}):",
-        f"            return launch({', '.join(pointers + sizes)})",
+        f"            return launch({parameters})",
+        *(f"    {p} = {p}.data_ptr()" for p in pointers),
+        f"    aligned = ({' | '.join(pointers)}) % {ALIGNMENT} == 0",
+        f"    run, grid{derived} = known.get(({key})) or prepare({key})",
+        f"    run(grid, stream({device}), {parameters}{derived})",
+        "",
+        f"def prepare({key}):",
+        *(f"    {name} = {python(expr)}" for name, expr in plan.derived.items()),
     ]
-    lines += [f"    {p} = {p}.data_ptr()" for p in pointers]
-    key = [f"(({' | '.join(pointers)}) % {ALIGNMENT} == 0)"]
-    key += [f"({s} % {ALIGNMENT} == 0) << {i + 1}" for i, s in enumerate(plan.integers)]
-    grid = str(programs(plan, tiles)).replace("Max(", "max(").replace("Min(", "min(")
+    divisible = "".join(f"{n} % {ALIGNMENT} == 0, " for n in (*plan.integers, *plan.derived))
+    beyond = [f"{python(end)} >= {INT32_END}" for end in plan.index_reach]
+    wide = " or ".join(beyond) or str(plan.index_dtype is torch.int64)
+    grid, row, whole = programs(plan, tiles), "0", "False"
+    if plan.varying:
+        tile = str(tiles.r)
+        lines.append(f"    rnumel = {python(plan.length)}")
+        if plan.reduction == "persistent":
+            lines.append("    RBLOCK = 1 << (rnumel - 1).bit_length()")
+            row = tile = "RBLOCK"
+            grid = plan.parts if plan.folds else -floor_div(-rows, size_symbol("XBLOCK"))
+        lines.append(f"    WHOLE = rnumel % {tile} == 0 < rnumel")
+        whole = "WHOLE"
     lines += [
-        f"    key = {' | '.join(key)}",
-        "    run = variants.get(key) or variant(key)",
-        f"    run({grid}, stream({device}), {', '.join(pointers + sizes)})",
+        f"    version = aligned, ({divisible}), {wide}, {row}, {whole}",
+        "    run, XBLOCK = variants.get(version) or variant(*version)",
+        f"    if len(known) == {MOST_SIZES}:",
+        "        known.clear()",
+        f"    known[{key}] = found = run, {python(grid)}{derived}",
+        "    return found",
     ]
     return "\n".join(lines)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from minicompile.ops.handler import Index
 from minicompile.options import Options
 from minicompile.scheduling.fusion import Fuser, NoPolicy, may_fuse
+from minicompile.scheduling.nest import Hints
 from minicompile.scheduling.nodes import FusedSchedulerNode, FusionDecision, ScheduledNode
-from minicompile.shapes.expr import ZERO, coefficient_of, product, simplify_index
+from minicompile.shapes.expr import ZERO, coefficient_of, product, simplify_index, size_hint
 
 HELD, LEAST_ROWS = 2**15, 2048
 """Most elements of rows that a program holds, and fewest rows for which another launch pays."""
@@ -26,7 +27,7 @@ def join_columns(groups: dict[int, ScheduledNode], fuser: Fuser, options: Option
         if ancestors[i] & mask[j] or ancestors[j] & mask[i]:
             continue
         rows, columns = groups[i], groups[j]
-        joined = folded(rows, columns, options)
+        joined = folded(rows, columns, fuser.context.hints, options)
         if joined is None:
             continue
         assert isinstance(rows, FusedSchedulerNode) and isinstance(columns, FusedSchedulerNode)
@@ -52,7 +53,7 @@ def join_columns(groups: dict[int, ScheduledNode], fuser: Fuser, options: Option
 
 
 def folded(
-    rows: ScheduledNode, columns: ScheduledNode, options: Options
+    rows: ScheduledNode, columns: ScheduledNode, hints: Hints, options: Options
 ) -> FusedSchedulerNode | None:
     """Both as one kernel over the rows' loops: the columns' sums are folds. None if they can't be."""
     if not isinstance(rows, FusedSchedulerNode) or not isinstance(columns, FusedSchedulerNode):
@@ -65,13 +66,11 @@ def folded(
     sizes = [*columns.reduction_ranges.values()], [*columns.ranges.values()]
     if not triton or not r or sizes != (x, r) or columns.nodes[0].buffer.layout.device != device:
         return None
-    if not all(isinstance(n, int) for n in (*x, *r)):
-        return None
     every = [v for body in (*rows.bodies, *columns.bodies) for v in body.values]
     sums = [v for body in columns.bodies for v in body.reductions]
     plain = all(v.op != "scan" and v.kind != "atomic_add" and not v.indirect for v in every)
     small = len(every) <= options.max_kernel_operations
-    if product(x) < LEAST_ROWS or not plain or not sums or not small:
+    if size_hint(product(x), hints) < LEAST_ROWS or not plain or not sums or not small:
         return None
     if any(v.kind != "sum" or not v.dtype.is_floating_point for v in sums):
         return None
@@ -102,7 +101,7 @@ def folded(
     shared = [index for _, index in one & other if index.free_symbols >= over.keys()]
     held = sum(inner in index.free_symbols for _, index in one | other)
     side_by_side = any(coefficient_of(index, inner) == 1 for index in shared)
-    if not side_by_side or held * product(r) > HELD:
+    if not side_by_side or held * size_hint(product(r), hints) > HELD:
         return None
     nodes, bodies = [*rows.nodes, *columns.nodes], [*rows.bodies, *bodies]
     levels = list(rows.levels)

@@ -277,6 +277,11 @@ def bounds(expr: Expr, ranges: Ranges) -> tuple[Expr, Expr] | None:
             else:
                 return None
         return low, high
+    if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
+        base = bounds(expr.base, ranges)
+        if base is None or not is_nonnegative(base[0]):
+            return None
+        return base[0] ** expr.exp, base[1] ** expr.exp
     if isinstance(expr, FloorDiv):
         base = bounds(expr.args[0], ranges)
         if base is None or not expr.args[1].is_positive:

@@ -19,6 +19,7 @@ from minicompile.runtime import triton
 from minicompile.runtime.assembly import Assembly, _tool_output, cross_compile
 from minicompile.runtime.triton import (
     CudaKernel,
+    GpuKernel,
     Tiles,
     gpu_kernel,
     launcher_text,
@@ -165,7 +166,15 @@ class FakeGpu:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.launches: list[tuple] = []
         self.bound: list[tuple] = []
+        self.compiled: list[GpuKernel] = []
         self.current = 0
+        compile_kernel = triton.compile_kernel
+
+        def compile_and_tell(kernel, *facts):
+            self.compiled.append(kernel)
+            return compile_kernel(kernel, *facts)
+
+        monkeypatch.setattr(triton, "compile_kernel", compile_and_tell)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
         monkeypatch.setattr(triton, "cuda_driver", lambda: self)
         monkeypatch.setattr(
@@ -177,6 +186,12 @@ class FakeGpu:
         self.bound.append(facts)
         version = f"version{len(self.bound)}"
         return lambda *args: self.launches.append((version, *args))
+
+    def kernels(self):
+        """What each launch was compiled from."""
+        return [
+            self.compiled[int(launch[0].removeprefix("version")) - 1] for launch in self.launches
+        ]
 
     def sass(self, number):
         return _tool_output(self.bound[number][0], "nvdisasm", "-c")
@@ -202,7 +217,7 @@ def test_the_launcher_passes_pointers_grid_and_stream(monkeypatch):
     kernel.launch(a, y)
     block, warps = source.plan.tiles["x"], source.plan.num_warps
     assert gpu.launches == [("version1", -(-5000 // block), 99, a.data_ptr(), y.data_ptr())]
-    assert [facts[2:] for facts in gpu.bound] == [(0, 32 * warps, 0, 2, 0, 0, False)]
+    assert [facts[2:] for facts in gpu.bound] == [(0, 32 * warps, 0, 2, 0, 0, 0, False)]
 
 
 def test_an_unaligned_pointer_gets_a_version_that_assumes_nothing(monkeypatch):

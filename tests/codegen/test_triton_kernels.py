@@ -16,7 +16,7 @@ from minicompile.codegen.plan import KernelArgument, KernelPlan, Phase
 from minicompile.codegen.triton import print_triton
 from minicompile.errors import Unsupported
 from minicompile.ops.registry import scoped
-from minicompile.runtime.triton import Tiles
+from minicompile.runtime.triton import Tiles, needs_int64
 from minicompile.scheduling.body import LoopBody, Recorder
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, float_symbol, size_symbol
 from tests.codegen.fusing import Program, layer_norm, softmax
@@ -157,28 +157,19 @@ def test_a_float_is_an_argument_in_double_precision(dtype, device):
 
 
 @devices
-def test_a_symbolic_row_length_reduces_in_a_loop(device):
-    s0 = size_symbol("s0")
-    source = source_of(softmax(4, s0, hints={s0: 100}), ("amax", "total"), device)
-    for n in (100, 1, 513):
-        x, y = torch.randn(4, n, device=device), torch.empty(4, n, device=device)
-        call(source, {"x": x, "softmax": y}, {"s0": n}, Tiles(2, 64))
-        close(y, x.softmax(1))
-
-
-@devices
 def test_a_looped_softmax_reads_its_rows_twice_and_knows_infinities(device):
     s0 = size_symbol("s0")
-    source = source_of(softmax(8, s0, hints={s0: 100}), ("amax", "total"), device)
+    source = source_of(softmax(4096, s0, hints={s0: 50_000}), ("amax", "total"), device)
     assert source.text.count("tl.load(") == 2
     assert len(source.plan.riders) == 1
     for n in (100, 61, 300):
-        x = torch.randn(8, n, device=device) * 4
+        x = torch.zeros(4096, n, device=device)
+        x[:8] = torch.randn(8, n, device=device) * 4
         x[0], x[1, : n - 3], x[2, 5:] = -math.inf, -math.inf, -math.inf
         x[3, n // 2], x[4, n // 2], x[5, :32] = math.inf, math.nan, 1e30
         x[6], x[7, ::2] = 1000.0, -1e4
         y = torch.empty_like(x)
-        call(source, {"x": x, "softmax": y}, {"s0": n}, Tiles(2, 16))
+        call(source, {"x": x, "softmax": y}, {"s0": n}, Tiles(512, 16))
         close(y, x.softmax(1))
 
 
@@ -363,8 +354,8 @@ def test_symbolic_sizes_are_multiplied_wide_enough(device):
     p = Program(hints={s0: 4, s1: 8})
     p.pointwise("y", (s0,), lambda o, i: o.index_expr(i[0] * s0 * s1 - s1, I64), I64)
     source = source_of(p, (), device)
-    assert source.plan.index_dtype is I64
     for far in (8, 2**31 - 1, 2**31, 2**40):
+        assert needs_int64(source.plan, {s0: 5, s1: far}) == (far > 8)
         y = torch.empty(5, dtype=I64, device=device)
         call(source, {"y": y}, {"s0": 5, "s1": far}, Tiles(64))
         assert y.tolist() == [i * 5 * far - far for i in range(5)]
@@ -624,10 +615,3 @@ def test_values_of_a_sweep_are_computed_again_in_the_next():
         force(looped=True)
         out = run(p, {"x": x}, ("s",), tiles=Tiles(4, 64))
     close(out["t"], (x + x.sum(1, keepdim=True)).sum(1), rtol=1e-4, atol=1e-3)
-
-
-def test_a_persistent_row_of_unknown_length_is_refused():
-    s0 = size_symbol("s0")
-    with scoped(), pytest.raises(Unsupported, match="known length"):
-        force(looped=False)
-        source_of(softmax(4, s0, hints={s0: 8}))

@@ -1,0 +1,377 @@
+"""Triton kernels for sizes that vary: planned by the sizes at hand, right at all others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import minicompile as mc
+from minicompile.codegen import split, triton_rules
+from minicompile.codegen.phases import riders
+from minicompile.codegen.plan import KernelPlan, plan_rule
+from minicompile.codegen.triton import print_triton
+from minicompile.ops.registry import scoped
+from minicompile.options import Options
+from minicompile.runtime.assembly import cross_compile
+from minicompile.runtime.triton import (
+    Tiles,
+    Version,
+    fills,
+    for_row,
+    gpu_kernel,
+    needs_int64,
+    planned_tiles,
+    versioned,
+)
+from minicompile.shapes.expr import FloorDiv, float_symbol, size_symbol
+from tests.codegen.fusing import Program, softmax
+from tests.codegen.test_triton_compiling import FakeGpu, cuda_kernel
+from tests.codegen.triton_running import DEVICES, call, source_of
+
+F32 = torch.float32
+TRITON = {"device_codegen": "triton"}
+S0, S1 = size_symbol("s0"), size_symbol("s1")
+
+
+def close(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def compiled(fn: Callable[..., Any]) -> Any:
+    return mc.compile(fn, dynamic=True, fullgraph=True, options=TRITON)
+
+
+def gradients(fn: Callable[..., Any], *args: Tensor) -> list[Tensor]:
+    """Outputs and gradients, at weights that differ."""
+    leaves = [a.clone().requires_grad_() for a in args]
+    found = fn(*leaves)
+    outputs = list(found) if isinstance(found, tuple) else [found]
+    down = [o.detach().cos() for o in outputs]
+    return [*(o.detach() for o in outputs), *torch.autograd.grad(outputs, leaves, down)]
+
+
+# Rows ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_are_held_whole_whatever_their_length(device) -> None:
+    source = source_of(softmax(4, S0, hints={S0: 100}), ("amax", "total"), device)
+    assert source.plan.reduction == "persistent"
+    assert source.text.count("tl.load(") == 1
+    for n in (100, 1, 2, 16, 64, 128, 129, 1000, 4096):
+        x, y = torch.randn(4, n, device=device), torch.empty(4, n, device=device)
+        call(source, {"x": x, "softmax": y}, {"s0": n})
+        close(y, x.softmax(1))
+
+
+def test_longer_rows_than_a_program_holds_are_compiled_once_more() -> None:
+    fn = compiled(lambda x: torch.softmax(x, -1))
+    for size in ((5, 100), (7, 300), (3, 2), (2, 32_768), (900, 64), (0, 4), (4, 0), (3, 1)):
+        x = torch.randn(size)
+        close(fn(x), x.softmax(-1))
+    before = mc.explain(fn)(torch.randn(3, 5))
+    x = torch.randn(2, 40_000)
+    close(fn(x), x.softmax(-1))
+    x = torch.randn(2, 70_001)
+    close(fn(x), x.softmax(-1))
+    after = mc.explain(fn)(torch.randn(3, 5))
+    guard = "x.size(1) <= 32768"
+    assert guard in str(before)
+    assert "holds whole rows" in str(before)
+    assert len(after.captures) == len(before.captures) + 1
+
+
+def test_the_plan_says_what_it_assumes() -> None:
+    (plan,) = mc.trace(compiled(lambda x: x.softmax(-1)), torch.randn(8, 100)).plans
+    assert plan.facts()["assumes"] == f"s1 <= 32768: {plan.name} holds whole rows"
+
+
+def test_columns_of_varying_length_are_swept() -> None:
+    (plan,) = mc.trace(compiled(lambda x: x.amax(0)), torch.randn(8, 100)).plans
+    assert plan.reduction == "looped" and not plan.assumes
+    assert "columns of varying length" in str(plan)
+
+
+def test_a_launch_picks_the_tile_of_its_row(monkeypatch) -> None:
+    gpu = FakeGpu(monkeypatch)
+    kernel = cuda_kernel(source_of(softmax(640, S0, hints={S0: 1024}), ("amax", "total"), "cuda"))
+    x = torch.empty(640, 1024)
+    for n in (1024, 1000, 513, 512, 40):
+        kernel.launch(x, x, n)
+    constants = (kernel.constants.values() for kernel in gpu.kernels())
+    x_block, r_block, whole = zip(*constants, strict=True)
+    assert r_block == (1024, 1024, 1024, 512, 64)
+    assert whole == (True, False, False, True, False)
+    assert [launch[1] for launch in gpu.launches] == [math.ceil(640 / n) for n in x_block]
+    assert x_block[0] * 1024 == x_block[3] * 512
+    versions = [launch[0] for launch in gpu.launches]
+    assert versions[1] == versions[2]
+    assert len(set(versions)) == 4
+
+
+def test_calls_of_the_same_sizes_are_prepared_once(monkeypatch) -> None:
+    gpu = FakeGpu(monkeypatch)
+    kernel = cuda_kernel(source_of(softmax(4, S0, hints={S0: 64}), ("amax", "total"), "cuda"))
+    prepared = []
+    inner = kernel.launch.__globals__["prepare"]
+    monkeypatch.setitem(
+        kernel.launch.__globals__, "prepare", lambda *key: prepared.append(key) or inner(*key)
+    )
+    x = torch.empty(4, 64)
+    for n in (64, 48, 48, 64, 48):
+        kernel.launch(x, x, n)
+    assert prepared == [(True, 48)]
+    assert [kernel.constants["RBLOCK"] for kernel in gpu.kernels()] == [64] * 5
+    assert [launch[-1] for launch in gpu.launches] == [64, 48, 48, 64, 48]
+
+
+def test_tiles_for_other_rows_hold_as_much() -> None:
+    tiles = Tiles(2, 1024, 8)
+    assert for_row(tiles, 256) == Tiles(8, 256, 8)
+    assert for_row(tiles, 16) == Tiles(64, 16, 4)
+    assert for_row(tiles, 8192) == Tiles(1, 8192, 32)
+    assert fills(2048, tiles) and not fills(0, tiles) and not fills(1000, tiles)
+
+
+def test_versions_for_other_rows_have_other_warps_and_registers() -> None:
+    plan = source_of(softmax(4096, S0, hints={S0: 8192}), ("amax", "total"), "cuda:0").plan
+    assert plan.side_by_side
+    kernel = gpu_kernel(print_triton(plan), planned_tiles(plan))
+    compiled = {
+        row: versioned(kernel, Version(True, (True,), row > 8192, row, False))
+        for row in (8192, 4096, 64, 16_384)
+    }
+    options = {row: found.options for row, found in compiled.items()}
+    assert options[8192] == kernel.options and kernel.options["num_warps"] == 8
+    assert [o["num_warps"] for o in options.values()] == [8, 8, 4, 16]
+    assert [o.get("maxnreg") for o in options.values()] == [128, 128, None, None]
+    assert [found.types["s0"] for found in compiled.values()] == ["i32", "i32", "i32", "i64"]
+    assert not compiled[8192].constants["WHOLE"] and kernel.constants["WHOLE"]
+
+
+def test_whole_rows_need_no_masks() -> None:
+    source = source_of(softmax(512, S0, hints={S0: 4096}), ("amax", "total"))
+    static = source_of(softmax(512, 4096), ("amax", "total"))
+    found, expected = (cross_compile(s).levels["ptx"].count("selp") for s in (source, static))
+    assert found == expected
+
+
+# Widths --------------------------------------------------------------------------------------------------
+
+
+def scaled(hint: int = 32) -> Program:
+    p = Program(hints={S0: hint})
+    p.input("x", (S0, 100))
+    p.pointwise("y", (S0, 100), lambda o, i: o.load("x", i[0] * 100 + i[1]))
+    return p
+
+
+def test_a_launch_has_int64_indices_from_where_int32_end(monkeypatch) -> None:
+    gpu = FakeGpu(monkeypatch)
+    source = source_of(scaled(), device="cuda")
+    kernel = cuda_kernel(source)
+    assert source.plan.index_dtype is torch.int32
+    x = torch.empty(1)
+    last = (2**31 - triton_rules.LARGEST_BLOCK - 1) // 100
+    for n in (32, last, last + 1, 2**40):
+        assert needs_int64(source.plan, {S0: n}) == (n > last)
+        kernel.launch(x, x, n)
+    types = [kernel.types["s0"] for kernel in gpu.kernels()]
+    assert types == ["i32", "i32", "i64", "i64"]
+    assert [facts[-1] for facts in gpu.bound] == [
+        kernel.types["s0"] == "i64" for kernel in gpu.compiled
+    ]
+
+
+def test_large_strides_count_too() -> None:
+    p = Program(hints={S0: 8})
+    p.input("x", (4, 2**30))
+    p.pointwise("y", (4, S0), lambda o, i: o.load("x", i[0] * 2**30 + i[1]))
+    assert needs_int64(source_of(p).plan, {S0: 8})
+    q = Program(hints={S0: 8, S1: 8})
+    q.input("x", (S0, S1))
+    q.pointwise("y", (S0,), lambda o, i: o.load("x", i[0] * S1))
+    plan = source_of(q).plan
+    assert not needs_int64(plan, {S0: 2, S1: 2**31 - 1})
+    assert needs_int64(plan, {S0: 3, S1: 2**30})
+    assert needs_int64(plan, {S0: 2, S1: 2**31})
+
+
+@pytest.mark.parametrize("reduce", [torch.argmax, torch.argmin])
+def test_positions_of_equal_elements_and_nan(reduce) -> None:
+    fn = mc.compile(lambda x: reduce(x, -1), dynamic=True, fullgraph=True, options=TRITON)
+    inf = math.inf
+    for row in (
+        [1.0, 3.0, 3.0, 1.0] * 20_000,
+        [-inf] * 70_000,
+        [inf] * 70_000,
+        [0.0] * 50_000 + [math.nan] * 20_000,
+        [-inf] * 66_000 + [inf, -inf],
+    ):
+        x = torch.tensor([row, row[::-1]])
+        close(fn(x), reduce(x, -1))
+
+
+# What launches compute from sizes ------------------------------------------------------------------------
+
+
+def test_quotients_and_products_of_sizes_are_known_to_be_multiples_of_16() -> None:
+    p = Program(hints={S0: 256, S1: 24})
+    p.input("x", (S0, S1, S1))
+    half = FloorDiv(S0, 2)
+    p.pointwise(
+        "y", (half, S1, S1), lambda o, i: o.load("x", (i[0] + half) * S1**2 + i[1] * S1 + i[2])
+    )
+    source = source_of(p)
+    assert set(source.plan.derived.values()) == {half, S1**2}
+    assert "ld.global.v4" in cross_compile(source).levels["ptx"]
+    for s0, s1 in ((256, 24), (9, 5), (2, 3)):
+        x, y = torch.randn(s0, s1, s1), torch.empty(s0 // 2, s1, s1)
+        call(source, {"x": x, "y": y}, {"s0": s0, "s1": s1})
+        close(y, x[s0 // 2 : 2 * (s0 // 2)])
+
+
+def test_floats_stand_between_sizes_and_what_is_computed_from_them(monkeypatch) -> None:
+    gpu = FakeGpu(monkeypatch)
+    half, f0 = FloorDiv(S0, 2), float_symbol("f0")
+    p = Program(hints={S0: 64, f0: 1.5})
+    p.input("x", (S0,))
+    p.pointwise("y", (half,), lambda o, i: o.mul(o.load("x", i[0] + half), o.index_expr(f0, F32)))
+    kernel = cuda_kernel(source_of(p, device="cuda"))
+    x = torch.empty(64)
+    for n in (64, 40, 41):
+        kernel.launch(x, x, n, 0.25)
+    assert [launch[5:] for launch in gpu.launches] == [
+        (64, 0.25, 32),
+        (40, 0.25, 20),
+        (41, 0.25, 20),
+    ]
+    assert [facts[5:] for facts in gpu.bound] == [(2, 1, 1, 1, False)] * 2
+    types = ["*fp32", "*fp32", "i32", "fp64", "i32"]
+    assert all(list(found.types.values()) == types for found in gpu.compiled)
+
+
+def test_parts_of_varying_rows_begin_where_wide_loads_can() -> None:
+    trace = mc.trace(compiled(lambda x: (x * x).sum()), torch.empty(1024, 4096))
+    sweep, _ = trace.kernels
+    (chunk,) = sweep.plan.derived.values()
+    (length,) = sweep.plan.reduction_ranges.values()
+    assert length == split.ALIGNED * chunk
+    assert "ld.global.v4" in cross_compile(sweep).levels["ptx"]
+
+
+@pytest.fixture
+def early(monkeypatch) -> Iterator[None]:
+    """Rows are split, and sums of columns folded, at sizes for tests."""
+    monkeypatch.setattr(triton_rules, "LEAST_ROW", 8)
+    monkeypatch.setattr(triton_rules, "LEAST_COLUMN", 4)
+    monkeypatch.setattr(triton_rules, "COLUMNS", 4)
+    monkeypatch.setattr(triton_rules, "longest_persistent", lambda plan, gpu: 40)
+    monkeypatch.setattr(triton_rules, "seconds", lambda plan, gpu, parts, programs: -parts)
+    monkeypatch.setattr("minicompile.scheduling.columns.LEAST_ROWS", 8)
+    yield
+
+
+def batch_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.relu(F.batch_norm(x, None, None, w, b, True))
+
+
+def layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.layer_norm(x, (x.shape[-1],), w, b)
+
+
+def roles(plans: list[KernelPlan]) -> list[str]:
+    return [launch.name.split("_")[-2] for plan in plans for launch in plan.launches]
+
+
+def test_split_rows_are_right_at_every_size(early) -> None:
+    fn = compiled(batch_norm)
+    first = torch.randn(8, 3, 9, 9), torch.randn(3), torch.randn(3)
+    assert "sweep" in roles(mc.trace(fn, *first).plans)
+    for size in ((8, 3, 9, 9), (9, 17, 8, 8), (2, 2, 2, 2), (33, 3, 16, 16), (3, 40, 5, 5)):
+        torch.manual_seed(0)
+        x, w, b = torch.randn(size) * 3 + 50, torch.randn(size[1]), torch.randn(size[1])
+        found, expected = (gradients(f, x, w, b) for f in (fn, batch_norm))
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_folds_are_right_at_every_size(early) -> None:
+    fn = compiled(layer_norm)
+    trace = mc.trace(fn, *(torch.randn(n).requires_grad_() for n in ((64, 24), (24,), (24,))))
+    assert roles(trace.backward.plans) == ["rows", "columns"]
+    for rows, columns in ((64, 24), (2, 3), (1000, 24), (7, 40), (500, 16), (65, 300), (3, 2)):
+        torch.manual_seed(0)
+        given = torch.randn(rows, columns), torch.randn(columns), torch.randn(columns)
+        close(gradients(fn, *given), gradients(layer_norm, *given))
+
+
+def test_rows_loaded_ahead_are_right_at_every_size(early, monkeypatch) -> None:
+    monkeypatch.setattr(triton_rules, "LONG_ROW", 16)
+    fn = compiled(layer_norm)
+    trace = mc.trace(fn, *(torch.randn(n).requires_grad_() for n in ((64, 24), (24,), (24,))))
+    (rows,) = (plan.launches[0] for plan in trace.backward.plans if plan.launches)
+    assert rows.loads_ahead and rows.side_by_side and rows.varying
+    for size in ((64, 24), (2, 3), (1000, 24), (7, 40), (65, 17)):
+        torch.manual_seed(0)
+        given = torch.randn(size), torch.randn(size[1]), torch.randn(size[1])
+        close(gradients(fn, *given), gradients(layer_norm, *given))
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_swept_rows_of_varying_length_are_right(name) -> None:
+    """Maxima that ride and that are twins, in sweeps whose rows stay in the cache."""
+
+    def fn(x: Tensor) -> Any:
+        best, place = getattr(x, name)(-1)
+        return x.softmax(-1), best, place, x.logsumexp(-1)
+
+    with scoped():
+
+        @plan_rule("triton:reduction")
+        def looped(plan: KernelPlan, options: Options) -> None:
+            if plan.reduction_ranges:
+                plan.reduction, plan.riders = "looped", riders(plan.body, plan.loop, "max")
+
+        swept = compiled(fn)
+        plans = mc.trace(swept, torch.randn(64, 100)).plans
+        assert all(plan.granule == 1 and plan.varying for plan in plans)
+        assert any(plan.rows_cached for plan in plans)
+        assert any(plan.riders for plan in plans)
+        for rows, n in ((64, 100), (3, 7), (5, 70_001), (2, 65_536), (4, 1)):
+            torch.manual_seed(n)
+            x = torch.randn(rows, n)
+            x[0, n // 2] = x[0, 0]
+            x[1, -1], x[-1] = math.nan, -math.inf
+            close(swept(x), fn(x))
+
+
+def test_a_row_without_elements_at_run_time_is_not_whole() -> None:
+    p = Program(hints={S0: 64})
+    p.input("x", (4, S0))
+    p.reduce("y", (4,), (S0 - 2,), "sum", lambda o, i, r: o.load("x", i[0] * S0 + r[0]))
+    source = source_of(p)
+    y = torch.full((4,), 7.0)
+    call(source, {"x": torch.ones(4, 2), "y": y}, {"s0": 2})
+    assert y.tolist() == [0, 0, 0, 0]
+
+
+def test_loads_of_a_sweep_come_before_what_uses_them() -> None:
+    p = Program()
+    for name in ("a", "b"):
+        p.input(name, (4000, 100_000))
+
+    def product(o: Any, i: Any, r: Any) -> Any:
+        a = o.exp(o.load("a", i[0] * 100_000 + r[0]))
+        return o.mul(a, o.load("b", i[0] * 100_000 + r[0]))
+
+    p.reduce("y", (4000,), (100_000,), "max", product)
+    lines = print_triton(p.plan(language="triton")).text.splitlines()
+    (last,) = [i for i, line in enumerate(lines) if "tl.load(in_ptr1" in line]
+    (use,) = [i for i, line in enumerate(lines) if "libdevice.exp" in line]
+    assert last < use
