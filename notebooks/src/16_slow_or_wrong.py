@@ -299,7 +299,7 @@ slides(
 # %% name="machine"
 with planted("wrong base"):
     found = mc.bisect(weigh, [plain])
-found
+found  # below: of each try, what was allowed and what came of it
 
 # %% [markdown]
 # Read the tries from above: the ladder, then each subsystem left out as a whole. Several cure it; the
