@@ -58,7 +58,6 @@ CAPTURING = {
     "accuracy_stage",
     "log_channel",
     "observer",
-    "planted",
 }
 """Registries that don't decide what becomes of a captured graph; all others do."""
 UNCONCERNED = {"progress", "dump", "logs"}

@@ -23,15 +23,20 @@ from minicompile.extension import call_rules, gate, graph_pass
 from minicompile.lessons.bugs import planted
 from minicompile.ops.display import to_html
 from minicompile.ops.gates import Application
-from minicompile.ops.registry import Registry
 from minicompile.scheduling import in_place
 from minicompile.scheduling.fusion import Fuser
 from tests.show.test_views import parsed
 
 aten = torch.ops.aten
-BUGS: Registry[Callable[[pytest.MonkeyPatch], object]] = Registry(
-    "planted", "name -> what plants it"
-)
+Plant = Callable[[pytest.MonkeyPatch], object]
+BUGS: dict[str, Plant] = {}
+
+
+def bug(name: str) -> Callable[[Plant], Plant]:
+    """Adds what plants a bug."""
+    return lambda plant: BUGS.setdefault(name, plant)
+
+
 INPUT = torch.linspace(-3, 3, 36).reshape(4, 9)
 WITH_NAN = torch.where(INPUT[1, 1] == INPUT, torch.nan, INPUT)
 
@@ -55,36 +60,36 @@ def interrupted(x: torch.Tensor) -> torch.Tensor:
     return z + y
 
 
-@BUGS("a captured call")
+@bug("a captured call")
 def wrong_call(patch: pytest.MonkeyPatch) -> None:
     call_rules(torch.erf)(lambda tracer, args, kwargs: args[0])
 
 
-@BUGS("a pass that crashes")
+@bug("a pass that crashes")
 def crash(patch: pytest.MonkeyPatch) -> None:
     @graph_pass("explode", stage="post_grad")
     def explode(gm: Any, mode: Any) -> int:
         raise IndexError("out of nodes")
 
 
-@BUGS("a pattern")
+@bug("a pattern")
 def wrong_pattern(patch: pytest.MonkeyPatch) -> None:
     mc.register_pattern("keep", search=lambda x: torch.tanh(x), examples=[torch.empty(2)])(
         torch.sin
     )
 
 
-@BUGS("a fusion")
+@bug("a fusion")
 def wrong_fusion(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fuser, "_cycle", lambda self, a, b: None)
 
 
-@BUGS("a place in memory")
+@bug("a place in memory")
 def wrong_place(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(in_place, "refusal", lambda node, old, new: None)
 
 
-@BUGS("a printer")
+@bug("a printer")
 def wrong_printer(patch: pytest.MonkeyPatch) -> None:
     def misprint(plans: Any) -> KernelModule:
         module = cpp.kernel_module(plans)
