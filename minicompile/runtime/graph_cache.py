@@ -228,13 +228,8 @@ def rule_text(rule: Any, within: tuple[Any, ...] = ()) -> str:
     elif isinstance(rule, functools.partial):
         held = [rule.func, *rule.args, *rule.keywords.values()]
     else:
-        held = (
-            ()
-            if isinstance(rule, type)
-            else vars(rule).values()
-            if hasattr(rule, "__dict__")
-            else ()
-        )
+        own = hasattr(rule, "__dict__") and not isinstance(rule, type)
+        held = vars(rule).values() if own else ()
     inside = [rule_text(one, (*within, rule)) for one in held]
     return f"{module}.{named.__qualname__}{inside}"
 

@@ -186,6 +186,13 @@ def test_what_it_leaves_is_told() -> None:
     assert "logits in torch.float16" in refused(plain, make(torch.float16))
 
 
+def test_labels_are_of_the_types_that_eager_takes() -> None:
+    x, w, b, t = make()
+    for call in (plain, mc.compile(plain)):
+        with pytest.raises(RuntimeError, match="Long or Byte"):
+            call(x, w, b, t.to(torch.int32))
+
+
 def test_a_number_of_rows_that_varies_keeps_one_product() -> None:
     compiled = mc.compile(plain, dynamic=True)
     for count in (10, 7, 1):

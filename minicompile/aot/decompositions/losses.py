@@ -81,7 +81,9 @@ def along_classes(values: Tensor, x: Tensor) -> Tensor:
 def nll_loss(
     x: Tensor, target: Tensor, weight: Maybe, reduction: int, ignore: int
 ) -> tuple[Tensor, Tensor]:
-    """(loss, total weight of the targets that count)."""
+    """(loss, total weight of the targets that count). Eager refuses other types of targets."""
+    if target.dtype not in (torch.int64, torch.uint8):
+        return NotImplemented
     dim, counts = class_dim(x), target != ignore
     if weight is not None:
         weight = along_classes(weight, x).expand(x.shape)

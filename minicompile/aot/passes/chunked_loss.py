@@ -33,6 +33,8 @@ CHUNKS, LEAST_ROWS = 8, 256
 """Most chunks, and fewest rows in one: products of fewer are slow."""
 ROWS = {"view", "reshape", "flatten", "contiguous", "float"}
 """Methods after which the last dimension is still the vocabulary, and rows follow each other as before."""
+LABELS = {torch.int64, torch.uint8}
+"""Eager takes no others; real numbers would be likelihoods."""
 PRECISE = {torch.float32, torch.float64, torch.bfloat16}
 """Gradients wait for their scale as sums over rows: float16 could overflow."""
 
@@ -191,7 +193,7 @@ def chunks(node: fx.Node) -> tuple[list[fx.Node], fx.Node, int] | str:
     if any("val" not in n.meta for n in node.all_input_nodes):
         return "nothing is known of its tensors"
     value, labels = logits.meta["val"], given["target"].meta["val"]
-    if value.dim() != 2 or labels.dtype.is_floating_point or labels.dim() != 1:
+    if value.dim() != 2 or labels.dtype not in LABELS or labels.dim() != 1:
         return "the loss isn't one of rows of logits and their classes"
     if given.get("weight") is not None or given.get("label_smoothing", 0.0) != 0.0:
         return "class weights and label smoothing aren't covered"
