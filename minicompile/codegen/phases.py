@@ -84,6 +84,13 @@ def is_share(value: Value, loop: Collection[Value]) -> bool:
     return beside and {term, value} <= set(loop)
 
 
+def only_narrowed(value: Value, body: LoopBody) -> bool:
+    """Is a float32 number rounded to 16 bits wherever it is used? Then its last bits hardly count."""
+    short = (torch.bfloat16, torch.float16)
+    using = users(body.values)[value]
+    return all(user.op == "to_dtype" and user.dtype in short for user in using)
+
+
 def twins(body: LoopBody) -> dict[Value, Value]:
     """Maxima of what the position of the maximum is sought of, and that search, which finds both."""
     found = {

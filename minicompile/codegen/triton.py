@@ -30,7 +30,7 @@ from collections.abc import Collection, Iterable, Sequence
 import sympy
 import torch
 
-from minicompile.codegen.phases import along_rows, cone, is_share, middle, twins
+from minicompile.codegen.phases import along_rows, cone, is_share, middle, only_narrowed, twins
 from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase, power_of_two
 from minicompile.codegen.printing import LinePrinter
 from minicompile.codegen.triton_ops import (
@@ -376,7 +376,10 @@ class _Printer(LinePrinter):
             case "reduction":
                 return self._persistent(value)
             case "truediv" if is_share(value, self.plan.loop):
-                return f"share_of({', '.join(map(self.ref, value.inputs))})"
+                term, total = map(self.ref, value.inputs)
+                if only_narrowed(value, self.plan.body):
+                    return f"{term} * tl.div_rn(1.0, {total})"
+                return f"share_of({term}, {total})"
         return pointwise_text(value, self.ref)
 
     def ref(self, value: Value) -> str:

@@ -1,7 +1,8 @@
 """`python -m tests.bench.dynamic`: what kernels for every size cost beside those for one, in one process.
 
 The same functions compiled three times: for their sizes alone, with all dimensions symbolic, and with a
-marked batch dimension. Whole calls, timed in turn; medians.
+marked batch dimension. Whole calls, timed in turn; medians. With `--gpu`: the device time of the
+memory-bound patterns.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
+from minicompile.bench.cases import Case, find_cases
 from minicompile.bench.screen import Screen
+from minicompile.bench.speed import Row, error_of, in_float64, measure_device
+from minicompile.bench.timing import geometric_mean
 from tests.bench.calls import in_turn, time_text
 
 ALLOWED = 1.15
@@ -49,6 +53,44 @@ def measure(function: Function, rows: int, columns: int) -> list[float]:
     return in_turn(calls, SAMPLES, max(1, int(SECONDS / max(in_turn(calls, 3, 1)))))
 
 
+def measure_on_gpu(case: Case, dtype: torch.dtype, seconds: float) -> tuple[Row, float]:
+    """Seconds of device time for one size and with all dimensions symbolic, and by how much the latter's
+    error exceeds eager's."""
+    minicompile.reset()
+    inputs = case.inputs("cuda", dtype)
+    exact = case.results(case.subject.fn, in_float64(inputs))
+    eager = error_of(case.results(case.subject.fn, inputs), exact)
+    row, compiled = Row(case.name, case.kind, 0), {}
+    for name, dynamic in (("one size", False), ("every size", True)):
+        compiled[name] = minicompile.compile(case.subject.fn, dynamic=dynamic)
+        found = case.results(compiled[name], case.inputs("cuda", dtype))
+    off = error_of(found, exact) / max(eager, torch.finfo(dtype).eps)
+    del inputs, exact, found
+    measure_device(row, case, compiled, "cuda", dtype, seconds, 1.0)
+    return row, off
+
+
+def run_on_gpu(names: list[str], dtypes: list[str], seconds: float, plain: bool) -> int:
+    """The patterns, or those named; 1 if one takes too long or failed."""
+    screen, missed = Screen(plain), False
+    for dtype in dtypes:
+        rows, ratios = [], []
+        for case in find_cases(names, ["pattern"], ["gpu"]):
+            row, off = measure_on_gpu(case, getattr(torch, dtype), seconds)
+            times = list(row.device_seconds.values())
+            why = "".join(row.failures.values())
+            ratios.append(times[1] / times[0] if len(times) == 2 else float("inf"))
+            rows.append([case.name, *map(time_text, times), f"{ratios[-1]:.2f}", f"{off:.1f}", why])
+        screen.table(
+            f"{dtype}: device time, at most {ALLOWED} times as long; error by eager's",
+            ("", "one size", "every size", "ratio", "error", ""),
+            rows,
+        )
+        screen.say(f"geometric mean {geometric_mean(ratios):.2f}")
+        missed |= max(ratios) > ALLOWED
+    return int(missed)
+
+
 def run(threads: int, plain: bool) -> int:
     """Measure and print; 1 if a ratio is above what is allowed."""
     if threads:
@@ -70,5 +112,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.bench.dynamic", description=__doc__)
     parser.add_argument("--threads", type=int, default=0, help="threads of PyTorch's kernels")
     parser.add_argument("--plain", action="store_true", help="no rich, even where it is installed")
+    parser.add_argument("--gpu", nargs="*", metavar="NAME", help="patterns on a GPU (default: all)")
+    parser.add_argument("--dtype", default="bfloat16,float32", help="of the patterns")
+    parser.add_argument("--seconds", type=float, default=0.1, help="to time a pattern for")
     chosen = parser.parse_args()
+    if chosen.gpu is not None:
+        dtypes = chosen.dtype.split(",")
+        sys.exit(run_on_gpu(chosen.gpu, dtypes, chosen.seconds, chosen.plain))
     sys.exit(run(chosen.threads, chosen.plain))
