@@ -145,7 +145,8 @@ class KernelPlan(Shown):
     across: sympy.Symbol | None = None
     """Triton: the last loop of the first axis, "y", of a pointwise kernel's square tiles."""
     granule: int = 1
-    """Triton: rows begin anywhere, and tiles where so many elements, a wide load's, begin."""
+    """Triton: rows begin anywhere, and tiles where so many elements, a wide load's, begin. With sizes that
+    vary, this is for the launches whose rows do."""
     loads_ahead: bool = False
     """Triton: a program that takes rows in turn loads the next ones before it computes these."""
     side_by_side: bool = False
@@ -226,6 +227,12 @@ class KernelPlan(Shown):
     def varying(self) -> bool:
         """Triton: that isn't known before the launch."""
         return not isinstance(self.length, int)
+
+    @property
+    def granule_varies(self) -> bool:
+        """Triton: where tiles begin isn't known before the launch."""
+        known = all(isinstance(size, int) for size in self.body.all_ranges.values())
+        return self.granule > 1 and not known
 
     @functools.cached_property
     def derived(self) -> dict[sympy.Symbol, sympy.Expr]:
@@ -383,3 +390,9 @@ def count(sizes: Iterable[Size], hints: Mapping[sympy.Symbol, int]) -> int:
 def power_of_two(n: int) -> int:
     """The smallest power of two that is at least n (and at least 1)."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+def granule_of(wide: int, rows: int, length: int) -> int:
+    """Where rows of a length begin anywhere: the elements of a wide load, at which tiles begin then; else 1.
+    The tensor's end must be one of a wide load: none goes beyond it."""
+    return wide if length % wide != 0 == rows * length % wide else 1

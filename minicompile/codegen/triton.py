@@ -135,7 +135,9 @@ class _Printer(LinePrinter):
         self.full_row = plan.reduction == "persistent" and whole
         """No lane is left over."""
         looped = plan.reduction == "looped"
-        self.granule = plan.granule if looped else 1
+        self.anywhere = looped and plan.granule > 1
+        """Rows begin anywhere, or may."""
+        self.granule = "WIDE" if plan.granule_varies else str(plan.granule)
         alike = twins(plan.body) if looped else {}
         self.twins = {v: twin for v, twin in alike.items() if v not in plan.riders.values()}
         written = {v.buffer for v in plan.body.stores} | {*plan.in_place.values()}
@@ -158,6 +160,7 @@ class _Printer(LinePrinter):
         parameters += [str(s) for s in plan.derived]
         parameters += [f"{block}: tl.constexpr" for block in self.blocks.values()]
         parameters += ["WHOLE: tl.constexpr"] * plan.varying
+        parameters += ["WIDE: tl.constexpr"] * plan.granule_varies
         self.line("@triton.jit")
         with self.block(f"def {plan.name}({', '.join(parameters)}):"):
             self._indices()
@@ -239,12 +242,16 @@ class _Printer(LinePrinter):
         self.line(f"rnumel = {self.sizes(self.length)}")
         if plan.varying and is_nonnegative(self.length - 1):
             self.line("tl.assume(rnumel > 0)")
-        if (wide := self.granule) > 1:
+        if self.anywhere:
+            wide = self.granule
             self.line(f"xstart = xindex * rnumel // {wide} * {wide}")
             self.line("xshift = xindex * rnumel - xstart")
-            self.line(f"rlimit = (xshift + rnumel + {wide - 1}) // {wide} * {wide}")
+            self.line(f"rlimit = (xshift + rnumel + {self._below_granule()}) // {wide} * {wide}")
         if plan.reduction == "persistent":
             self._row_index("")
+
+    def _below_granule(self) -> str:
+        return f"({self.granule} - 1)" if self.plan.granule_varies else str(self.plan.granule - 1)
 
     def _lanes(self, axis: str) -> str:
         """0, 1, ... along an axis."""
@@ -255,13 +262,15 @@ class _Printer(LinePrinter):
 
     def _row_index(self, start: str) -> None:
         """Which r the tile holds."""
-        place = "rplace" if self.granule > 1 else "rindex"
+        place = "rplace" if self.anywhere else "rindex"
         self.line(f"{place} = {start}{self._lanes('r')}{self.cast}")
-        if self.granule > 1:
+        if self.anywhere:
             self.line("rindex = rplace - xshift")
-            self.line(
-                f"rmask = rindex.to(tl.uint{64 if self.wide else 32}) < rnumel"
-            )  # nor below 0
+            if self.plan.varying:
+                self.line("rmask = (rindex >= 0) & (rindex < rnumel) | WHOLE")
+            else:
+                width = 64 if self.wide else 32  # as one of them, a number below 0 is no small one
+                self.line(f"rmask = rindex.to(tl.uint{width}) < rnumel")
         elif not self.full_row:
             tile = self.plan.tiles.get("r", 1)
             even = start and isinstance(self.length, int) and self.length % tile == 0 and tile > 1
@@ -311,7 +320,7 @@ class _Printer(LinePrinter):
             for name, start in self._carried(scan).items():
                 self.line(f"{name} = {start}", scan.origins)
         self._synchronise(v.buffer for v in phase.values if v.op == "load")
-        more = f" + {self.granule - 1}" if self.granule > 1 else ""
+        more = f" + {self._below_granule()}" if self.anywhere else ""
         with self.block(f"for roffset in range(0, rnumel{more}, RBLOCK):"):
             if self.plan.varying:
                 self.line("tl.assume(roffset >= 0)")
@@ -412,7 +421,7 @@ class _Printer(LinePrinter):
         """The addresses of a load or store, as a block over `axes`."""
         assert value.index is not None
         index = self._index(value)
-        if self.granule > 1 and along_rows(value, self.plan.body):
+        if self.anywhere and along_rows(value, self.plan.body):
             index = "xstart + rplace"
         elif self._index_axes(value) != axes:
             index = f"tl.full({self._shape(axes)}, 0, tl.int32) + {index}"
@@ -423,10 +432,10 @@ class _Printer(LinePrinter):
         axes = self.axes[value]
         pointer = self._pointer(value, axes)
         mask, more = self._masks(axes, value.mask), self._eviction(value)
-        if self.granule > 1 and along_rows(value, self.plan.body):
-            mask = (
-                "xmask & (rplace < rlimit)"  # lanes that differ from rmask's hold what nobody uses
-            )
+        if self.anywhere and along_rows(value, self.plan.body):
+            # lanes that differ from rmask's hold what nobody uses
+            inside = "((rplace < rlimit) | WHOLE)" if self.plan.varying else "(rplace < rlimit)"
+            mask = f"xmask & {inside}"
         if not mask:
             return f"tl.load({pointer}{more})"
         other = "0.0" if value.dtype.is_floating_point else "0"
@@ -461,15 +470,21 @@ class _Printer(LinePrinter):
                 raise Unsupported(f"no atomic addition of {value.dtype} in Triton")
             self.line(f'tl.atomic_add({pointer}, {text}, {mask}, sem="relaxed")', value.origins)
             return
-        if (wide := self.granule) == 1 or not along_rows(value, self.plan.body):
+        if not self.anywhere or not along_rows(value, self.plan.body):
             more = self._eviction(value) if every else ""
             self.line(f"tl.store({pointer}, {text}, {mask}{more})", value.origins)
             return
-        first, last = (f"(xshift + {n}) // {wide} * {wide}" for n in (wide - 1, "rnumel"))
-        self.line(f"whole = (rplace >= {first}) & (rplace < {last})", value.origins, scaffold=True)
+        wide = self.granule
+        first, last = (
+            f"(xshift + {n}) // {wide} * {wide}" for n in (self._below_granule(), "rnumel")
+        )
+        inner = f"(rplace >= {first}) & (rplace < {last})" + " | WHOLE" * self.plan.varying
+        self.line(f"whole = {inner}", value.origins, scaffold=True)
         self.line(f"tl.store({pointer}, {text}, xmask & whole)", value.origins)
-        ends = f"if (roffset == 0) | (roffset + RBLOCK + {wide} > rnumel):"
-        with self.block(ends):
+        ends = f"(roffset == 0) | (roffset + RBLOCK + {wide} > rnumel)"
+        if self.plan.granule_varies:
+            ends = f"{wide} > 1 and ({ends})"
+        with self.block(f"if {ends}:"):
             self.line(f"tl.store({pointer}, {text}, {mask} & ~whole)", value.origins)
 
     def _indirect(self, value: Value) -> None:
@@ -511,7 +526,7 @@ class _Printer(LinePrinter):
         self.line(f"{name} = tl.full({shape}, {self._identity(value)}, {dtype})", value.origins)
         if value.kind in POSITIONS:
             first = f"{self._lanes('r')}{self.cast}"
-            if self.granule > 1:
+            if self.anywhere:
                 first = f"tl.where({first} < xshift, RBLOCK, 0) + {first} - xshift"
             self.line(f"{name}_at = tl.broadcast_to({first}, {TILE})", value.origins)
         for rider in riding:

@@ -21,7 +21,14 @@ from minicompile.codegen.phases import (
     stages,
     turned,
 )
-from minicompile.codegen.plan import INT32_END, KernelPlan, count, plan_rule, power_of_two
+from minicompile.codegen.plan import (
+    INT32_END,
+    KernelPlan,
+    count,
+    granule_of,
+    plan_rule,
+    power_of_two,
+)
 from minicompile.codegen.printing import reach
 from minicompile.codegen.split import PART, refusal
 from minicompile.ops.device import Gpu, gpu_of
@@ -266,14 +273,14 @@ WIDE = 16
 
 def granule(plan: KernelPlan) -> int:
     """Where rows begin anywhere in memory: the elements of a wide load, in which a tile then begins. 1 where
-    that doesn't help. The tensor's end is one of a wide load: it reads nothing beyond."""
-    body, rows, length = plan.body, product(plan.ranges.values()), plan.row_length
+    that doesn't help, at the hints."""
+    body = plan.body
     along = [v for v in (*body.loads, *body.stores) if along_rows(v, body)]
-    known = all(isinstance(size, int) for size in body.all_ranges.values())
-    if not along or not known or body.scans:
+    if not along or body.scans:
         return 1
     found = WIDE // min(v.dtype.itemsize for v in along)
-    return found if length % found and rows * length % found == 0 else 1
+    known = all(isinstance(size, int) for size in body.all_ranges.values())
+    return granule_of(found, plan.rows if known else found, plan.row_length)
 
 
 AHEAD = 8

@@ -40,7 +40,6 @@ from minicompile.runtime.triton import (
     base_name,
     constants,
     execute,
-    fills,
     for_row,
     module_text,
     needs_int64,
@@ -80,7 +79,7 @@ class InterpretedKernel:
         tensors = [t.view(torch.uint8) if t.dtype is torch.bool else t for t in arguments[:count]]
         sizes = [*known.values(), *(size_hint(n, known) for n in plan.derived.values())]
         numbers = [scalar(n, needs_int64(plan, known)) for n in sizes]
-        given = constants(plan, tiles, fills(length, tiles))
+        given = constants(plan, tiles, rows, length)
         grid = (size_hint(programs(plan, tiles), known), 1, 1)
         try:
             with interpreting(), np.errstate(all="ignore"):

@@ -37,7 +37,7 @@ import sympy
 import torch
 
 from minicompile import compat
-from minicompile.codegen.plan import INT32_END, KernelPlan, KernelSource, power_of_two
+from minicompile.codegen.plan import INT32_END, KernelPlan, KernelSource, granule_of, power_of_two
 from minicompile.errors import BackendError
 from minicompile.ops.build import cache_folder, load_extension, start_extension
 from minicompile.ops.device import gpu_of
@@ -126,7 +126,7 @@ def gpu_kernel(source: KernelSource, tiles: Tiles) -> GpuKernel:
         module_text(source),
         signature(plan, needs_int64(plan, sizes)),
         [pointers, integers, len(plan.sizes) - integers, len(plan.derived)],
-        constants(plan, tiles, fills(plan.row_length, tiles)),
+        constants(plan, tiles, plan.rows, plan.row_length),
         compiler_options(plan, tiles) | register_limit(registers, tiles.num_warps),
         registers,
         launcher_text(plan, tiles, device),
@@ -263,9 +263,14 @@ def blocks(plan: KernelPlan, tiles: Tiles) -> dict[str, int]:
     return {f"{axis.upper()}BLOCK": getattr(tiles, axis) for axis in plan.axes}
 
 
-def constants(plan: KernelPlan, tiles: Tiles, whole: bool) -> dict[str, int]:
-    """The kernel's constants: its last parameters."""
-    return blocks(plan, tiles) | ({"WHOLE": whole} if plan.varying else {})
+def constants(plan: KernelPlan, tiles: Tiles, rows: int, length: int) -> dict[str, int]:
+    """The kernel's constants for so many rows of a length: its last parameters."""
+    found = blocks(plan, tiles)
+    if plan.varying:
+        found["WHOLE"] = fills(length, tiles)
+    if plan.granule_varies:
+        found["WIDE"] = granule_of(plan.granule, rows, length)
+    return found
 
 
 def fills(length: int, tiles: Tiles) -> bool:
@@ -393,6 +398,8 @@ class Version(NamedTuple):
     """The tile of a row whose length varies; 0 where none does."""
     whole: bool
     """Such a row, or one that is swept, fills its tiles."""
+    granule: int = 1
+    """Where tiles begin, if that varies."""
 
 
 def versioned(kernel: GpuKernel, version: Version) -> GpuKernel:
@@ -408,6 +415,8 @@ def versioned(kernel: GpuKernel, version: Version) -> GpuKernel:
         options |= {"num_warps": tiles.num_warps} | register_limit(shared, tiles.num_warps)
     if "WHOLE" in constants:
         constants["WHOLE"] = version.whole
+    if "WIDE" in constants:
+        constants["WIDE"] = version.granule
     return replace(kernel, types=types, constants=constants, options=options)
 
 
@@ -422,6 +431,7 @@ class CudaKernel:
             "current_device": current_device,
             "stream": stream,
             "on_device": torch.cuda.device,
+            "granule_of": granule_of,
             "known": {},
             "variants": self.variants,
             "variant": self.variant,
@@ -491,7 +501,7 @@ def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
     divisible = "".join(f"{n} % {ALIGNMENT} == 0, " for n in (*plan.integers, *plan.derived))
     beyond = [f"{python(end)} >= {INT32_END}" for end in plan.index_reach]
     wide = " or ".join(beyond) or str(plan.index_dtype is torch.int64)
-    grid, row, whole = programs(plan, tiles), "0", "False"
+    grid, row, whole, granule = programs(plan, tiles), "0", "False", "1"
     if plan.varying:
         tile = str(tiles.r)
         lines.append(f"    rnumel = {python(plan.length)}")
@@ -501,8 +511,10 @@ def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
             grid = plan.parts if plan.folds else -floor_div(-rows, size_symbol("XBLOCK"))
         lines.append(f"    WHOLE = rnumel % {tile} == 0 < rnumel")
         whole = "WHOLE"
+    if plan.granule_varies:
+        granule = f"granule_of({plan.granule}, {python(rows)}, {python(plan.length)})"
     lines += [
-        f"    version = aligned, ({divisible}), {wide}, {row}, {whole}",
+        f"    version = aligned, ({divisible}), {wide}, {row}, {whole}, {granule}",
         "    run, XBLOCK = variants.get(version) or variant(*version)",
         f"    if len(known) == {MOST_SIZES}:",
         "        known.clear()",

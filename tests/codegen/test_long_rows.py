@@ -18,11 +18,14 @@ from minicompile.ops.registry import scoped
 from minicompile.options import Options
 from minicompile.runtime.assembly import cross_compile
 from minicompile.runtime.triton import Tiles
+from minicompile.shapes.expr import size_symbol
 from tests.codegen.fusing import Program, softmax
+from tests.codegen.test_triton_compiling import FakeGpu, cuda_kernel
 from tests.codegen.triton_running import call, devices, run, source_of
 
 F32, BF16, I64 = torch.float32, torch.bfloat16, torch.int64
 INTERNAL = ("amax", "total")
+S0, S1 = size_symbol("s0"), size_symbol("s1")
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +71,46 @@ def test_rows_may_begin_anywhere(n, dtype, tiles, device):
     x = special_rows(n).to(dtype)
     found = run(softmax(8, n, dtype), {"x": x}, INTERNAL, device, tiles)["softmax"].cpu()
     torch.testing.assert_close(found, x.softmax(1), equal_nan=True)
+
+
+@devices
+@pytest.mark.parametrize("rows", [8, 3])
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+def test_rows_of_varying_length_begin_where_a_launch_says(dtype, rows, device):
+    varying = softmax(S0, S1, dtype, hints={S0: 16, S1: 97})
+    source = source_of(varying, INTERNAL, device)
+    assert source.plan.granule_varies and "WIDE" in source.text
+    for n in (97, 128, 130, 331, 320, 24, 1):
+        x = special_rows(max(n, 36))[:rows, :n].to(dtype).contiguous().to(device)
+        found = torch.full_like(x, 77)
+        for tiles in (Tiles(1, 32), Tiles(4, 64), Tiles(2, 16)):
+            call(source, {"x": x, "softmax": found}, {"s0": rows, "s1": n}, tiles)
+            torch.testing.assert_close(found, x.softmax(1), equal_nan=True)
+
+
+@pytest.mark.parametrize("n", [50_257, 49_152])
+def test_varying_rows_cost_as_many_instructions_as_others(n):
+    """What a launch knows, the compiler does: lanes are masked where those of one size are."""
+
+    def instructions(source):
+        sass = cross_compile(source).levels["sass"]
+        return len(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/", sass, re.M)), sass.count("LDG")
+
+    varying = softmax(S0, S1, BF16, hints={S0: 1024, S1: n})
+    (many, loads), (few, wide) = (
+        instructions(source_of(p, INTERNAL)) for p in (varying, softmax(1024, n, BF16))
+    )
+    assert loads == wide and many <= 1.15 * few
+
+
+def test_a_launch_says_where_tiles_begin(monkeypatch):
+    gpu = FakeGpu(monkeypatch)
+    varying = softmax(S0, S1, BF16, hints={S0: 16, S1: 97})
+    kernel = cuda_kernel(source_of(varying, INTERNAL, "cuda"))
+    x = torch.empty(1)
+    for rows, n in ((16, 97), (16, 96), (3, 97), (8, 5), (8, 12)):
+        kernel.launch(x, x, rows, n)
+    assert [found.constants["WIDE"] for found in gpu.kernels()] == [8, 1, 1, 8, 8]
 
 
 def test_their_loads_and_stores_are_wide():
