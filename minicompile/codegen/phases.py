@@ -84,11 +84,24 @@ def is_share(value: Value, loop: Collection[Value]) -> bool:
     return beside and {term, value} <= set(loop)
 
 
-def only_narrowed(value: Value, body: LoopBody) -> bool:
+def only_narrowed(share: Value, body: LoopBody) -> bool:
     """Is a float32 number rounded to 16 bits wherever it is used? Then its last bits hardly count."""
     short = (torch.bfloat16, torch.float16)
-    using = users(body.values)[value]
+    using = users(body.values)[share]
     return all(user.op == "to_dtype" and user.dtype in short for user in using)
+
+
+def rough_exponentials(body: LoopBody, loop: Collection[Value]) -> set[Value]:
+    """Each exp(v - m) that serves only such a share: some roundings of a float32 more are none of 16 bits."""
+    using = users(body.values)
+    shares = [v for v in body.values if v.op == "truediv" and is_share(v, loop)]
+    return {
+        v.inputs[0]
+        for v in shares
+        if only_narrowed(v, body)
+        and set(using[v.inputs[0]]) == {v, v.inputs[1]}
+        and using[v.inputs[1]] == [v]
+    }
 
 
 def twins(body: LoopBody) -> dict[Value, Value]:

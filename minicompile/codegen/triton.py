@@ -30,7 +30,15 @@ from collections.abc import Collection, Iterable, Sequence
 import sympy
 import torch
 
-from minicompile.codegen.phases import along_rows, cone, is_share, middle, only_narrowed, twins
+from minicompile.codegen.phases import (
+    along_rows,
+    cone,
+    is_share,
+    middle,
+    only_narrowed,
+    rough_exponentials,
+    twins,
+)
 from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase, power_of_two
 from minicompile.codegen.printing import LinePrinter
 from minicompile.codegen.triton_ops import (
@@ -135,6 +143,8 @@ class _Printer(LinePrinter):
         self.full_row = plan.reduction == "persistent" and whole
         """No lane is left over."""
         looped = plan.reduction == "looped"
+        self.rough = rough_exponentials(plan.body, plan.loop)
+        """What the GPU's own exponential is good enough for."""
         self.anywhere = looped and plan.granule > 1
         """Rows begin anywhere, or may."""
         self.granule = "WIDE" if plan.granule_varies else str(plan.granule)
@@ -389,6 +399,8 @@ class _Printer(LinePrinter):
                 if only_narrowed(value, self.plan.body):
                     return f"{term} * tl.div_rn(1.0, {total})"
                 return f"share_of({term}, {total})"
+            case "exp" if value in self.rough:
+                return f"tl.exp({self.ref(value.inputs[0])})"
         return pointwise_text(value, self.ref)
 
     def ref(self, value: Value) -> str:

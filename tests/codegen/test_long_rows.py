@@ -188,6 +188,31 @@ def test_a_share_costs_no_division():
     assert len(re.findall(r"share_of\(", source_of(p, INTERNAL).text)) == 1  # not that of any x
 
 
+@devices
+@pytest.mark.parametrize("spread", [1.0, 30.0, 1e4])
+def test_shares_kept_in_16_bits_are_rounded_as_well_as_those_of_eager(spread, device):
+    p = softmax(64, 3000, BF16)
+    source = source_of(p, INTERNAL, device)
+    assert "share_of(" not in source.text and "tl.exp(" in source.text
+    torch.manual_seed(0)
+    x = (torch.randn(64, 3000) * spread).to(BF16)
+    x[0], x[1, 7], x[2, 3], x[3, ::2], x[4, :] = 3e38, math.inf, math.nan, -math.inf, -math.inf
+    exact = x.double().softmax(1)
+    found = run(p, {"x": x}, INTERNAL, device)["softmax"].cpu()
+    assert torch.equal(found.isnan(), exact.isnan())
+    last_bit = torch.exp2(exact.log2().floor().clamp(min=-126) - 7)
+    near = (found.double() - exact).abs() <= 0.51 * last_bit
+    assert near[~exact.isnan()].all()
+
+
+@pytest.mark.parametrize("kept", ["total", "softmax"])
+def test_shares_whose_parts_are_kept_in_float32_are_divided(kept):
+    dtype, internal = (BF16, ("amax",)) if kept == "total" else (F32, INTERNAL)
+    text = source_of(softmax(64, 3000, dtype), internal).text
+    assert "tl.exp(" not in text and "libdevice.exp(" in text
+    assert ("share_of(" in text) == (kept == "softmax")
+
+
 # The cache -----------------------------------------------------------------------------------------
 
 
