@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +54,7 @@ CASES = {
     },
 }
 """By device: which part of torch.compile's time is allowed in each state, and how often it is measured."""
+FIRST_CALLS = sorted({name.partition(",")[0] for cases in CASES.values() for name in cases})
 PATTERN_SECONDS = 0.3
 """A pattern's first call with a warm toolchain."""
 
@@ -123,14 +125,19 @@ def in_fresh_process(
 
 
 def measure_first_calls(
-    screen: Screen, device: str, threads: int, dtype: str = "float32"
+    screen: Screen,
+    device: str,
+    threads: int,
+    dtype: str = "float32",
+    wanted: Collection[str] = FIRST_CALLS,
 ) -> list[FirstCall]:
-    """Every case from every state, both compilers in turns."""
+    """The wanted cases from every state, both compilers in turns."""
     found = []
-    total = sum(repeats * len(targets) for targets, repeats in CASES[device].values())
+    cases = {name: c for name, c in CASES[device].items() if name.partition(",")[0] in wanted}
+    total = sum(repeats * len(targets) for targets, repeats in cases.values())
     with screen.progress("first calls", total) as progress:
         done = 0
-        for case, (targets, repeats) in CASES[device].items():
+        for case, (targets, repeats) in cases.items():
             seconds: dict[tuple[str, str], list[float]] = {}
             for _ in range(repeats):
                 with tempfile.TemporaryDirectory(prefix="minicompile-bench-") as folder:
@@ -142,6 +149,7 @@ def measure_first_calls(
                                 compiler, case, state, device, threads, cache, dtype
                             )
                             seconds.setdefault((compiler, state), []).append(took)
+                            screen.say(f"{case}, {state}: {compiler} {took:.2f} s")
                         progress(done := done + 1)
             for state, limit in targets.items():
                 ours, theirs = (statistics.median(seconds[c, state]) for c in (OURS, TORCH))

@@ -45,7 +45,7 @@ from minicompile.bench.cases import (
     find_cases,
     in_float64,
 )
-from minicompile.bench.first_calls import FirstCall, measure_first_calls
+from minicompile.bench.first_calls import FIRST_CALLS, FirstCall, measure_first_calls
 from minicompile.bench.machine import circumstances
 from minicompile.bench.patterns import SCALES, Pattern
 from minicompile.bench.screen import Screen
@@ -304,7 +304,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", default="float32", help=f"of {', '.join(DTYPES)}")
     add("--compilers", help=f"of {', '.join(COMPILERS)} (default: all, on a GPU no max-autotune)")
     add("--seconds", type=float, default=3.0, help="to time a case for (default 3)")
-    add("--first", action="store_true", help="first calls too, in fresh processes (minutes)")
+    cases = (
+        f"first calls of cases, in fresh processes (minutes): {', '.join(FIRST_CALLS)}; default all"
+    )
+    add("--first", nargs="?", const=",".join(FIRST_CALLS), default="", metavar="CASES", help=cases)
     add("--json", type=Path, metavar="FILE", help="write everything measured to FILE")
     add("--plain", action="store_true", help="no colours and bars, even where rich is installed")
 
@@ -361,9 +364,9 @@ def run_child(chosen: argparse.Namespace, threads: int, facts: list[dict[str, An
     with tempfile.TemporaryDirectory(prefix="minicompile-bench-") as folder:
         file = Path(folder) / "facts.json"
         command = [sys.executable, "-m", "minicompile", "bench", *chosen.names]
-        for name in ("kinds", "scales", "dtype", "compilers", "seconds"):
+        for name in ("kinds", "scales", "dtype", "compilers", "seconds", "first"):
             command += [f"--{name}", str(getattr(chosen, name))]
-        command += [f"--{name}" for name in ("gpu", "first", "plain") if getattr(chosen, name)]
+        command += [f"--{name}" for name in ("gpu", "plain") if getattr(chosen, name)]
         done = subprocess.run(
             [*command, "--threads", str(threads), "--json", str(file)], check=False
         )
@@ -415,7 +418,8 @@ def run_here(
             screen.say(f"{kind}: geometric mean {mean_ratio(found):.2f} of {len(found)} cases")
     first: list[FirstCall] = []
     if chosen.first:
-        first = measure_first_calls(screen, device, threads, dtype)
+        wanted = parts(chosen.first, FIRST_CALLS, "case of first calls")
+        first = measure_first_calls(screen, device, threads, dtype, wanted)
     missed = missed_targets(rows, GPU_TARGETS if chosen.gpu else TARGETS)
     missed += [sentence for call in first for sentence in call.missed()]
     for sentence in missed:
