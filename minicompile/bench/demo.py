@@ -14,9 +14,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import platform
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -39,8 +36,9 @@ from minicompile.bench.contest import (
     missed_targets,
     run_contest,
 )
+from minicompile.bench.machine import circumstances, in_new_python
 from minicompile.bench.screen import Screen
-from minicompile.errors import BackendError, MinicompileError
+from minicompile.errors import MinicompileError
 from minicompile.lessons.model import GPT
 from minicompile.lessons.train import TrainResult, train
 from minicompile.options import environment
@@ -87,8 +85,10 @@ MEASURED_STEPS = 5
 TIMEOUT_SECONDS = 1200
 
 
-def measure(contestant: Contestant, device: str) -> dict[str, float]:
-    """In this process: seconds of importing and of compiling the lesson model."""
+def measure(name: str, device: str, threads: str) -> dict[str, float]:
+    """In this process: seconds of importing a compiler and of its compiling the lesson model."""
+    contestant = next(c for c in CONTESTANTS if c.name == name)
+    torch.set_num_threads(int(threads))
     torch.manual_seed(0)
     model = GPT().to(device)
     train(model, WARM_STEPS)
@@ -102,24 +102,10 @@ def measure(contestant: Contestant, device: str) -> dict[str, float]:
 
 def measure_in_fresh_process(name: str, device: str, threads: int) -> dict[str, float]:
     """`measure` in a new Python with this environment. Raises BackendError with what it printed last."""
-    run = f"import sys; from {__name__} import report; report(*sys.argv[1:])"
-    command = [sys.executable, "-c", run, name, device, str(threads)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        raise BackendError(f"{name} did not finish compiling within {TIMEOUT_SECONDS} s") from error
-    if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-        raise BackendError(f"{name} failed while compiling in a fresh process: {last}")
-    measured: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    measured: dict[str, float] = in_new_python(
+        f"compiling by {name}", TIMEOUT_SECONDS, measure, name, device, threads
+    )
     return measured
-
-
-def report(name: str, device: str, threads: str) -> None:
-    """What a fresh process runs: `measure`, printed as JSON."""
-    torch.set_num_threads(int(threads))
-    contestant = next(c for c in CONTESTANTS if c.name == name)
-    print(json.dumps(measure(contestant, device)))
 
 
 # -- the command
@@ -250,11 +236,10 @@ def measured(standing: Standing) -> dict[str, Any]:
 def as_json(contest: Contest, missed: list[str], device: str, threads: int) -> str:
     """Everything measured, for a file."""
     facts = {
+        **circumstances(device.partition(":")[0]),
         "steps": contest.steps,
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else "cpu",
         "threads": threads,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
         "missed": missed,
         "contestants": list(map(measured, contest.standings)),
     }

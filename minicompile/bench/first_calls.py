@@ -11,10 +11,7 @@ then it runs over one call, in training with its backward, until the GPU is done
 from __future__ import annotations
 
 import importlib
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Collection
@@ -26,9 +23,8 @@ import torch
 from minicompile.bench.cases import COMPILERS, OURS, TORCH, find_cases
 from minicompile.bench.demo import OURS as OUR_CONTESTANT
 from minicompile.bench.demo import TORCH as TORCH_CONTESTANT
+from minicompile.bench.machine import in_new_python
 from minicompile.bench.screen import Screen
-from minicompile.errors import BackendError
-from minicompile.options import child_environment
 
 CONTESTANTS = {TORCH: TORCH_CONTESTANT, OURS: OUR_CONTESTANT}
 FRESH, WARM_TOOLCHAIN, WARM_START = "fresh", "warm toolchain", "warm start"
@@ -79,10 +75,10 @@ class FirstCall:
         return found
 
 
-def report(
+def seconds_of(
     compiler: str, case_name: str, state: str, device: str, threads: str, dtype: str
-) -> None:
-    """What a fresh process runs: prints the seconds of the first call."""
+) -> float:
+    """What a fresh process runs: the seconds of the first call."""
     torch.set_num_threads(int(threads))
     cases = find_cases([], ["pattern", "model"], ["gpu" if device == "cuda" else "cache"])
     (case,) = (c for c in cases if c.name == case_name)
@@ -100,28 +96,16 @@ def report(
     start = time.perf_counter()
     case.results(compile_with(case.subject.fn, case.mode), inputs)
     wait()
-    print(json.dumps(time.perf_counter() - start))
+    return time.perf_counter() - start
 
 
 def in_fresh_process(
     compiler: str, case: str, state: str, device: str, threads: int, cache: str, dtype: str
 ) -> float:
     """Seconds of a first call. Raises BackendError with what the process printed last."""
-    run = f"import sys; from {__name__} import report; report(*sys.argv[1:])"
-    command = [sys.executable, "-c", run, compiler, case, state, device, str(threads), dtype]
+    what, given = f"{compiler} at {case}, {state},", (compiler, case, state, device, threads, dtype)
     folders = {CONTESTANTS[compiler].cache_variable: cache, "TRITON_CACHE_DIR": f"{cache}/triton/0"}
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        env=child_environment(**folders),
-        check=False,
-    )
-    if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-        raise BackendError(f"{compiler} failed at {case}, {state}: {last}")
-    return float(json.loads(done.stdout.splitlines()[-1]))
+    return float(in_new_python(what, TIMEOUT_SECONDS, seconds_of, *given, **folders))
 
 
 def measure_first_calls(

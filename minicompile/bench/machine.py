@@ -1,17 +1,23 @@
-"""Where and with what something was measured, for those who read the numbers later."""
+"""Where and with what something was measured, for those who read the numbers later; and a Python process of
+its own for what is measured from cold."""
 
 from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from minicompile.errors import BackendError
+from minicompile.options import child_environment
 
 VERSIONS = ("minicompile", "torch", "triton", "transformers", "numpy", "sympy")
 
@@ -63,3 +69,25 @@ def processor() -> str:
         return platform.processor()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor())
+
+
+def in_new_python(
+    what: str, seconds: int, function: Callable[..., Any], *arguments: object, **environment: str
+) -> Any:
+    """What a function of a module gives for these arguments, which it gets as text; the result is JSON.
+
+    Raises BackendError that begins with `what` if it fails, with what it printed last, or takes too long.
+    """
+    name = function.__name__
+    run = f"import json, sys; from {function.__module__} import {name}"
+    command = [sys.executable, "-c", f"{run}; print(json.dumps({name}(*sys.argv[1:])))"]
+    command += map(str, arguments)
+    around = child_environment(**environment)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=around)
+    except subprocess.TimeoutExpired as error:
+        raise BackendError(f"{what} did not finish within {seconds} s") from error
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+        raise BackendError(f"{what} failed in a fresh process: {last}")
+    return json.loads(done.stdout.splitlines()[-1])

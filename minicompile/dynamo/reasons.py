@@ -82,8 +82,6 @@ allowed-function: give it all its tensors as arguments, and return tensors
     visible there.
 several-processes: compile what lies between, or use functional collectives
     Processes exchange tensors at a moment that all must reach, and in the order in which they call.
-several-processes: compile what lies between, or use functional collectives
-    Processes exchange tensors at a moment that all must reach, and in the order in which they call.
 no-value-yet: assign it before the call
     A variable or slot that existed before the call is empty, and no guard can watch over nothing.
 nested-compile: leave such calls outside of the compiled function

@@ -1,7 +1,7 @@
 """`SymNode`: the number inside a `torch.SymInt`, whose arithmetic builds a sympy expression.
 
 torch's C++ and Python code computes shapes with `torch.SymInt`; each operation is forwarded to the node by
-name (`add`, `guard_bool`, `is_contiguous`, ...). A comparison gives another node; only when
+name (`add`, `guard_bool`, `sym_max`, ...). A comparison gives another node; only when
 somebody needs its truth (`guard_bool`) is the `ShapeEnv` asked, which may add a guard. `SizeNodes` gives such
 numbers nodes in a graph.
 
@@ -142,52 +142,6 @@ class SymNode:
     def sym_ite(self, then: SymNode, otherwise: SymNode) -> SymNode:
         return then if self.guard_bool() else otherwise
 
-    # Layout predicates over sizes and strides: decided at once, so that they guard on little
-
-    def is_contiguous(self, sizes: Nodes, strides: Nodes) -> SymNode:
-        return self._contiguous_in_order(range(len(sizes) - 1, -1, -1), sizes, strides)
-
-    def is_non_overlapping_and_dense(self, sizes: Nodes, strides: Nodes) -> SymNode:
-        order = sorted(range(len(sizes)), key=lambda dim: strides[dim].hint)
-        return self._contiguous_in_order(order, sizes, strides)
-
-    def is_non_overlapping_and_dense_indicator(self, sizes: Nodes, strides: Nodes) -> SymNode:
-        return self.wrap_int(int(self.is_non_overlapping_and_dense(sizes, strides).guard_bool()))
-
-    def _holds(
-        self, relation: Callable[..., sympy.Basic], left: sympy.Expr, right: sympy.Expr | int
-    ) -> bool:
-        return bool(self.shape_env.evaluate(relation(left, right), "memory layout of a tensor"))
-
-    def _contiguous_in_order(self, order: Sequence[int], sizes: Nodes, strides: Nodes) -> SymNode:
-        """Are elements adjacent in memory when dimensions are walked in `order`, innermost first?"""
-        if len(sizes) != len(order):
-            return self.wrap_bool(False)
-        expected: sympy.Expr = sympy.Integer(1)
-        for dim in order:
-            size, stride = sizes[dim].expr, strides[dim].expr
-            if self._holds(sympy.Eq, size, 1):
-                continue
-            if not self._holds(sympy.Eq, stride, expected):  # a tensor without elements is adjacent
-                return self.wrap_bool(any(self._holds(sympy.Eq, node.expr, 0) for node in sizes))
-            expected = expected * size
-        return self.wrap_bool(True)
-
-    def _ordered_strides(self, order: Sequence[int], sizes: Nodes, strides: Nodes) -> SymNode:
-        """Do strides grow in `order`? (torch's test for channels-last.)"""
-        if len(sizes) != len(order) or strides[1].expr.is_zero:
-            return self.wrap_bool(False)
-        smallest: sympy.Expr = sympy.Integer(0)
-        for dim in order:
-            size, stride = sizes[dim].expr, strides[dim].expr
-            if size.is_zero or not self._holds(sympy.Ge, stride, smallest):
-                return self.wrap_bool(False)
-            if dim == 0 and smallest == strides[1].expr:
-                # all inner dimensions have size 1: N111 counts as contiguous
-                return self.wrap_bool(False)
-            smallest = stride * size if self._holds(sympy.Gt, size, 1) else stride
-        return self.wrap_bool(True)
-
 
 def _modulo(base: sympy.Expr, divisor: sympy.Expr) -> sympy.Expr:
     """`base % divisor`, zero where division is exact."""
@@ -233,8 +187,6 @@ ROUNDING = {
     "trunc": _rounded("int"),
     "ceil": _rounded("ceil"),
 }
-CHANNELS_LAST = {"2d": (1, 3, 2, 0), "3d": (1, 4, 3, 2, 0)}
-"""The dimensions of a channels-last tensor, innermost first."""
 ANSWERS = {
     "has_hint": True,
     "is_symbolic": True,
@@ -242,7 +194,8 @@ ANSWERS = {
     "is_nested_int": False,
     "nested_int": None,
 }
-"""What torch asks of nodes and all of ours answer alike."""
+"""What torch asks of nodes and all of ours answer alike. How tensors lie in memory it doesn't ask: where all
+sizes have hints it works that out by their arithmetic (c10/core/SymbolicShapeMeta.cpp)."""
 
 
 DIVISIONS = {FloorDiv, _modulo, *(PYTHON_NUMBERS[name] for name in ("truediv", "floordiv", "mod"))}
@@ -253,13 +206,6 @@ for _name in ARITHMETIC:
 for _rules, _pytype in ((TRUTHS, bool), (CONVERSIONS, float), (ROUNDING, int)):
     for _name, _rule in _rules.items():
         setattr(SymNode, _name, functools.partialmethod(SymNode._apply, _rule, _pytype))
-for _rank, _order in CHANNELS_LAST.items():
-    for _name, _test in (
-        ("contiguous", SymNode._contiguous_in_order),
-        ("strides", SymNode._ordered_strides),
-    ):
-        _bound = functools.partialmethod(_test, _order)
-        setattr(SymNode, f"is_channels_last_{_name}_{_rank}", _bound)
 for _type in (int, float, bool):
     setattr(SymNode, f"is_{_type.__name__}", lambda self, _type=_type: self.pytype is _type)
 for _name, _answer in ANSWERS.items():

@@ -71,15 +71,6 @@ def glu_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
     return torch.cat([grad * s, grad * value * s * (1 - s)], dim)
 
 
-def rrelu_backward(
-    grad: Tensor, x: Tensor, noise: Tensor, low: float, high: float, training: bool, is_result: bool
-) -> Tensor:
-    """Each slope is drawn from an interval, or is its middle."""
-    if training and high - low > 1e-6:
-        return grad * noise
-    return aten.leaky_relu_backward.default(grad, x, (low + high) / 2, is_result)
-
-
 formulas(
     {
         aten.silu.default: lambda x: x * sigmoid(x),
@@ -105,7 +96,6 @@ formulas(
         ),
         aten.celu.default: lambda x, alpha=1.0: aten.elu.default(x, alpha, 1.0, 1 / alpha),
         aten.mish.default: lambda x: x * tanh(log1p(exp(x))),
-        aten.rrelu_with_noise_backward.default: rrelu_backward,
         aten.leaky_relu.default: lambda x, slope=0.01: where(x > 0, x, x * slope),
         aten.leaky_relu_backward.default: lambda grad, x, slope, is_result: where(
             x > 0, grad, grad * slope

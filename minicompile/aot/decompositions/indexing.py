@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -67,15 +66,6 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return torch.where(mask, index(source.reshape([-1]), [torch.where(mask, place, 0)]), x)
 
 
-@decompose(aten.scatter.reduce, aten.scatter.value_reduce, to="prims")
-def scatter_combined(x: Tensor, dim: int, at: Tensor, source: Any, *, reduce: str) -> Tensor:
-    if reduce != "add":
-        return NotImplemented
-    if not isinstance(source, Tensor):
-        source = torch.full(at.shape, source, dtype=x.dtype, device=x.device)
-    return x.scatter_add(dim, at, source)
-
-
 @decompose(aten.scatter_reduce.two, to="prims")
 def scatter_reduce(
     x: Tensor, dim: int, at: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
@@ -91,14 +81,6 @@ def scatter_reduce(
         return total
     ones = torch.ones_like(x) if include_self else torch.zeros_like(x)
     return total / ones.scatter_add(dim, at, torch.ones_like(source)).clamp(min=1)
-
-
-@decompose(aten.max_unpool2d.default, aten.max_unpool3d.default, to="prims")
-def max_unpool(x: Tensor, at: Tensor, size: list[Any], *_: Any) -> Tensor:
-    lead = x.shape[: -len(size)]
-    flat = x.new_zeros([*lead, math.prod(size)])
-    at, values = (v.reshape([*lead, -1]) for v in (at, x))
-    return flat.scatter(-1, at, values).reshape([*lead, *size])
 
 
 def within(x: Tensor, places: list[Any]) -> list[Any]:

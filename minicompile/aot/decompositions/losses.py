@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, clamp, exp, log, log1p, where
 
 from minicompile.aot.decompositions.registry import (
-    HALF_TYPES,
     Dtype,
     Maybe,
     decompose,
@@ -183,18 +182,6 @@ def smooth_l1_backward(grad: Tensor, x: Tensor, y: Tensor, reduction: int, beta:
     z = x - y
     steep = where(z <= -beta, -1.0, where(z >= beta, 1.0, z / beta))
     return steep * slope(grad, x, reduction)
-
-
-@decompose(aten.soft_margin_loss.default, to="core")
-def soft_margin(x: Tensor, y: Tensor, reduction: int = MEAN) -> Tensor:
-    """Eager rounds each step in half types, which shows where exp overflows: these stay its own."""
-    return NotImplemented if x.dtype in HALF_TYPES else reduce(log1p(exp(-y * x)), reduction)
-
-
-@decompose(aten.soft_margin_loss_backward.default, to="core")
-def soft_margin_backward(grad: Tensor, x: Tensor, y: Tensor, reduction: int) -> Tensor:
-    z = exp(-y * x)
-    return NotImplemented if x.dtype in HALF_TYPES else -y * slope(grad, x, reduction) * z / (1 + z)
 
 
 formulas(

@@ -150,19 +150,6 @@ formulas(
 )
 
 
-def lcm(x: Tensor, y: Tensor) -> Tensor:
-    divisor = torch.gcd(x, y)
-    return ((x // where(divisor == 0, 1, divisor)) * y).abs()
-
-
-@decompose(aten.round.decimals, to="core")
-def round_decimals(x: Tensor, *, decimals: int) -> Tensor:
-    if not x.is_floating_point() or x.dtype in HALF_TYPES:
-        return NotImplemented
-    scale = float(10 ** abs(decimals))
-    return torch.round(x * scale) / scale if decimals >= 0 else torch.round(x / scale) * scale
-
-
 @decompose(aten.isin.Tensor_Tensor, to="core")
 def isin(x: Tensor, among: Tensor, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """By comparison with each, if they are few."""
@@ -174,7 +161,6 @@ def isin(x: Tensor, among: Tensor, *, assume_unique: bool = False, invert: bool 
 
 formulas(
     {
-        aten.lcm.default: lcm,
         aten.fmax.default: lambda x, y: where((x >= y) | torch.isnan(y), x, y),
         aten.fmin.default: lambda x, y: where((x <= y) | torch.isnan(y), x, y),
         aten.heaviside.default: lambda x, y: where(x == 0, y, (x > 0).to(x.dtype)),

@@ -89,20 +89,6 @@ def vector_norm(
     return x.abs().pow(order).sum(dims, keepdim).pow(1 / order)
 
 
-@decompose(aten.renorm.default, to="core", wide=True)
-def renorm(x: Tensor, order: float, dim: int, most: float) -> Tensor:
-    """Slices along `dim` whose norm is too large are scaled down."""
-    others = [d for d in range(x.dim()) if d != dim % x.dim()]
-    size = aten.linalg_vector_norm.default(x, order, others, True)
-    return x * torch.where(size > most, most / (size + 1e-7), 1.0)
-
-
-@decompose(aten.nansum.default, to="core")
-def nansum(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Dtype = None) -> Tensor:
-    x = torch.where(torch.isnan(x), 0.0, x) if x.is_floating_point() else x
-    return aten.sum.dim_IntList(x, all_dims(x, dim), keepdim, dtype=dtype)
-
-
 formulas(
     {
         aten.dist.default: lambda x, y, order=2: aten.linalg_vector_norm.default(x - y, order),

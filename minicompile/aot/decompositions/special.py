@@ -16,7 +16,7 @@ from typing import Any
 
 import mpmath
 import torch
-from mpmath import besseli, exp, log, sqrt
+from mpmath import log
 from torch import Tensor, where
 
 from minicompile.aot.decompositions.registry import Rule, decompose, formulas, real
@@ -26,26 +26,15 @@ INF, NAN, PI = math.inf, math.nan, math.pi
 ROOT, ROOT_REST = 1.46163213253021240234375, 1.243814993891892e-08
 """Where digamma is 0, as a float32 and what it lacks."""
 NODES = 64
-EDGE = 8.0
-"""From here on the Bessel functions' expansions are in 8 / x."""
 
 
 # Exact functions ---------------------------------------------------------------------------------
 
 
-def erfinv_far(root: Any) -> Any:
-    with mpmath.workdps(60):
-        return mpmath.erfinv(sqrt(1 - exp(-root * root)))
-
-
 EXPANSIONS: dict[str, tuple[Callable[..., Any], float, float]] = {
-    "erfinv near": (lambda square: mpmath.erfinv(sqrt(square)) / sqrt(square), 0, 0.5625),
-    "erfinv far": (erfinv_far, 0.9, 6.2),
     "digamma near": (lambda x: mpmath.digamma(x) / (x - ROOT - mpmath.mpf(ROOT_REST)), 1, 2),
     "digamma far": (lambda t: (log(1 / t) - mpmath.digamma(1 / t)) / t, 0, 0.5),
     "polygamma": (lambda n, t: abs(mpmath.polygamma(n, 1 / t)) / t**n, 0, 1),
-    "i near": (lambda n, x: exp(-x) * besseli(n, x) / x**n, 0, EDGE),
-    "i far": (lambda n, t: exp(-EDGE / t) * besseli(n, EDGE / t) * sqrt(EDGE / t), 0, 1),
 }
 """Name -> a smooth function, perhaps of an order too, and the interval it is needed on."""
 
@@ -77,39 +66,6 @@ def fitted(x: Tensor, name: str, *order: int) -> Tensor:
     for c in reversed(others):
         after, before = c + 2 * t * after - before, after
     return first + t * after - before
-
-
-# Bessel functions --------------------------------------------------------------------------------
-
-
-def bessel_i(n: int, scaled: bool) -> Rule:
-    """I_n(x), or exp(-|x|) I_n(x)."""
-
-    def rule(x: Tensor) -> Tensor:
-        a = x.abs()
-        near, far = a.clamp(max=EDGE), a.clamp(min=EDGE)
-        tail = fitted(EDGE / far, "i far", n) / torch.sqrt(far)
-        found = where(a <= EDGE, fitted(near, "i near", n) * near**n, tail)
-        found = where(x < 0, -found, found) if n else found
-        return found if scaled else torch.exp(a) * found
-
-    return rule
-
-
-def spherical_j0(x: Tensor) -> Tensor:
-    return where(x.abs() == INF, 0.0, where(x == 0, 1.0, torch.sin(x) / x))
-
-
-# The error function's inverse --------------------------------------------------------------------
-
-
-def erfinv(x: Tensor) -> Tensor:
-    """Towards 1 it grows like the root of a logarithm, on which it depends smoothly."""
-    a = x.abs()
-    near = fitted(a.clamp(max=0.75) ** 2, "erfinv near") * a
-    root = torch.sqrt(-torch.log((1 - a) * (1 + a))).clamp(0.9, 6.2)
-    found = where(a <= 0.75, near, fitted(root, "erfinv far"))
-    return torch.copysign(where(a < 1, found, where(a == 1, INF, NAN)), x)
 
 
 # Derivatives of log gamma ------------------------------------------------------------------------
@@ -183,20 +139,9 @@ def logit_backward(grad: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
 
 
 RULES: dict[str, Rule] = {
-    "i0": bessel_i(0, False),
-    "special_modified_bessel_i0": bessel_i(0, False),
-    "special_modified_bessel_i1": bessel_i(1, False),
-    "special_i0e": bessel_i(0, True),
-    "special_i1": bessel_i(1, False),
-    "special_i1e": bessel_i(1, True),
-    "special_spherical_bessel_j0": spherical_j0,
-    "erfinv": erfinv,
     "digamma": lambda x: polygamma(0, x),
     "polygamma": polygamma,
     "special_entr": entropy,
-    "mvlgamma": lambda x, p: (
-        p * (p - 1) * math.log(PI) / 4 + sum(torch.lgamma(x - j / 2) for j in range(p))
-    ),
     "sinc": lambda x: where(x == 0, 1.0, torch.sin(PI * x) / (PI * x)),
     "logit": logit,
     "logit_backward": logit_backward,

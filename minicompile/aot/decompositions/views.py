@@ -97,12 +97,6 @@ def pixel_unshuffle(x: Tensor, by: int) -> Tensor:
     return regrouped(x, parts, (0, 2, 4, 1, 3), size)
 
 
-@decompose(aten.channel_shuffle.default, to="core")
-def channel_shuffle(x: Tensor, groups: Any) -> Tensor:
-    parts = x.reshape([x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]])
-    return parts.transpose(1, 2).clone().reshape(x.shape)
-
-
 def copied(view: Rule) -> Rule:
     """A view operator's copying variant."""
 
@@ -122,20 +116,6 @@ for _name in VIEWS.split():
     for _overload in _copies.overloads() if _copies is not None else ():
         if not (_copy := getattr(_copies, _overload))._schema.is_mutable:
             decompose(_copy, to="core")(copied(getattr(getattr(aten, _name), _overload)))
-
-
-@decompose(aten.as_strided_scatter.default, to="core")
-def as_strided_scatter(
-    x: Tensor, source: Tensor, size: list[Any], stride: list[Any], offset: Any = None
-) -> Tensor:
-    """Where x's elements lie in memory is known if it has no gaps."""
-    if not x.is_contiguous() or x.numel() == 0:
-        return NotImplemented
-    place = torch.full([], 0 if offset is None else offset - x.storage_offset(), device=x.device)
-    for length, step in zip(size, stride):
-        place = place.unsqueeze(-1) + torch.arange(length, device=x.device) * step
-    flat = [part.reshape([-1]) for part in (x, place, source)]
-    return aten.index_put.default(flat[0], [flat[1]], flat[2]).reshape(x.shape)
 
 
 def column_less_row(x: Tensor) -> Tensor:

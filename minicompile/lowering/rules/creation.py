@@ -253,25 +253,3 @@ def slice_scatter(
         return new if mask is None else ops.where(mask, new, x.load(ops, i))
 
     return ctx.pointwise(x.size, x.device, body, x.dtype)
-
-
-@lowering(aten.diagonal_scatter.default)
-def diagonal_scatter(
-    ctx: LoweringContext,
-    x: TensorValue,
-    src: TensorValue,
-    offset: int = 0,
-    dim1: int = 0,
-    dim2: int = 1,
-) -> TensorValue:
-    row, column = (views.wrap_dim(d, x.dim) for d in (dim1, dim2))
-
-    def body(ops: Ops, i: Sequence[Index]) -> V:
-        rest = [index for d, index in enumerate(i) if d not in (row, column)]
-        at = [*rest, i[row] if offset >= 0 else i[column]]
-        above = ops.index_expr(i[column] - i[row], torch.int64)
-        mask = ops.eq(above, ops.constant(offset, torch.int64))
-        new = only_where(ops, mask, lambda inner: src.load_as(inner, at, x.dtype))
-        return ops.where(mask, new, x.load(ops, i))
-
-    return ctx.pointwise(x.size, x.device, body, x.dtype)

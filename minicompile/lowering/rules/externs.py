@@ -33,15 +33,16 @@ REASONS: dict[str, str] = {
     "library Fourier transform": "_fft_r2c _fft_c2r _fft_c2c",
     "library distances": "_cdist_forward _cdist_backward _pdist_forward",
     "library special function": """
-        igamma igammac special_zeta special_airy_ai special_bessel_j0 special_bessel_j1
-        special_bessel_y0 special_bessel_y1 special_modified_bessel_k0 special_modified_bessel_k1
-        special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 special_erfcx special_ndtri
-        special_log_ndtr special_chebyshev_polynomial_t
-        special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w
-        special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
-        special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
-        special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l
-        special_legendre_polynomial_p""",
+        erfinv i0 igamma igammac special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0
+        special_bessel_y1 special_chebyshev_polynomial_t special_chebyshev_polynomial_u
+        special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_erfcx
+        special_hermite_polynomial_h special_hermite_polynomial_he special_i0e special_i1 special_i1e
+        special_laguerre_polynomial_l special_legendre_polynomial_p special_log_ndtr
+        special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
+        special_modified_bessel_k1 special_ndtri special_scaled_modified_bessel_k0
+        special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t
+        special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v
+        special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0 special_zeta""",
     "no atomic product, maximum or minimum": "scatter scatter_reduce index_reduce",
     "each element is accumulated in eager's order": """
         embedding_dense_backward _embedding_bag _embedding_bag_forward_only index_add""",

@@ -241,32 +241,6 @@ def clamp(
     return x
 
 
-@lowering(aten.frexp.Tensor)
-def frexp(ctx: LoweringContext, x: TensorValue) -> tuple[TensorValue, TensorValue]:
-    """Mantissa and exponent, read off the bits; denormals are scaled up first."""
-    dtype = computation_dtype(x.dtype)
-    if dtype is torch.float64:
-        raise Unsupported("frexp of float64")
-
-    def parts(ops: Ops, v: V) -> tuple[V, V]:
-        def number(n: int) -> V:
-            return ops.constant(n, torch.int32)
-
-        v = ops.to_dtype(v, dtype)
-        tiny = ops.lt(ops.abs(v), ops.constant(2.0**-126, dtype))
-        scaled = ops.where(tiny, ops.mul(v, ops.constant(2.0**24, dtype)), v)
-        bits = ops.bitcast(scaled, torch.int32)
-        field = ops.bitwise_and(ops.rshift(bits, number(23)), number(255))
-        exponent = ops.sub(field, ops.where(tiny, number(126 + 24), number(126)))
-        kept = ops.bitwise_and(bits, number(-(2**31) + 2**23 - 1))
-        mantissa = ops.bitcast(ops.bitwise_or(kept, number(126 << 23)), dtype)
-        plain = ops.logical_or(ops.eq(v, ops.constant(0.0, dtype)), ops.eq(field, number(255)))
-        return ops.where(plain, v, mantissa), ops.where(plain, number(0), exponent)
-
-    mantissa = elementwise(ctx, lambda ops, v: ops.to_dtype(parts(ops, v)[0], x.dtype), x)
-    return mantissa, elementwise(ctx, lambda ops, v: parts(ops, v)[1], x)
-
-
 # -- conversions and copies
 
 

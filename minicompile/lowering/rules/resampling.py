@@ -146,10 +146,6 @@ for _kind, _names in UPSAMPLING.items():
 # -- padding
 
 
-def mirrored(at: torch.Tensor, last: int) -> torch.Tensor:
-    return last - (last - at.abs()).abs()
-
-
 def padding(place: Callable[[torch.Tensor, int], torch.Tensor], backward: bool) -> Rule:
     """`place(position, last)` is the element that a position repeats."""
 
