@@ -189,12 +189,15 @@ def record(
                 updated = new_contents(every, before, [i for i in written if i not in members])
             sizes = [tracer.sizes.env.number(expr) for expr in symbolic]
             returned = [*results, *bases, *sizes, *updated.values()]
-            gradients = run_backward(returned, list(wanted.values()), tracer) if training else []
+            given = run_backward(returned, list(wanted.values()), tracer) if training else []
+            gradients = dict(zip(wanted, given))
     finally:
         tracer.forget_autograd()
     flags = tuple(map(requires_grad, returned))
     if any(flags) and not wanted:
         raise Unsupported("only tensors that the graph makes are differentiated")
+    # autograd is to go on to those inputs alone that it would reach in eager: any other's graph may be used up
+    gradients = {i: x for i, x in gradients.items() if x is not None} or gradients
     checks = (getattr(node.target, "check", None) for node in gm.graph.nodes)
     metadata = RuntimeMetadata(
         tuple(specs),
@@ -202,13 +205,14 @@ def record(
         memories=memories,
         relaid=tuple(relaid),
         before_backward=tuple(filter(None, checks)),
-        differentiable_inputs=tuple(wanted) if any(flags) else (),
+        differentiable_inputs=tuple(gradients),
         bases=len(bases),
         view_sizes=tuple(symbolic),
         trains=any(flags) and bool(wanted),
         result_requires_grad=flags,
     )
-    traced = tracer.finish((tuple(returned), tuple(gradients)), metadata.graph_name)
+    found = tuple(returned), tuple(gradients.values())
+    traced = tracer.finish(found, metadata.graph_name)
     return traced, metadata, written
 
 

@@ -112,7 +112,7 @@ class RuntimeMetadata(Shown):
     relaid: tuple[OutputSpec, ...] = ()
     """Inputs whose sizes or strides change in place (`t_`), as views of themselves."""
     differentiable_inputs: tuple[int, ...] = ()
-    """Inputs that get a gradient."""
+    """Inputs that get a gradient from some result."""
     bases: int = 0
     """Intermediates that several outputs are views of, returned after the outputs."""
     saved: int = 0

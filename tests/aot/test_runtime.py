@@ -87,6 +87,14 @@ def test_unused_parameters_get_no_gradient():
     assert gradients[0] is not None and gradients[1] is None
 
 
+def test_autograd_does_not_go_on_to_inputs_that_no_result_depends_on():
+    x, unused = leaf(3), leaf(3).exp()
+    call, _ = compile_aot(lambda x, u: (x.sin(), u > 0), [x, unused])
+    unused.sum().backward()  # its graph can't be used again
+    call([x, unused])[0].sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().cos())
+
+
 def test_second_derivative_raises_even_with_a_constant_tangent():
     w = leaf(3)
     call, _ = compile_aot(lambda w: (w**3).sum(), [w])
