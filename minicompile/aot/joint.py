@@ -196,7 +196,7 @@ def record(
     flags = tuple(map(requires_grad, returned))
     if any(flags) and not wanted:
         raise Unsupported("only tensors that the graph makes are differentiated")
-    # autograd is to go on to those inputs alone that it would reach in eager: any other's graph may be used up
+    # autograd is to go on to those inputs alone that eager's would reach: another's graph may be used up
     gradients = {i: x for i, x in gradients.items() if x is not None} or gradients
     checks = (getattr(node.target, "check", None) for node in gm.graph.nodes)
     metadata = RuntimeMetadata(
@@ -418,14 +418,32 @@ def view_of(kind: Kind, index: int, view: torch.Tensor, base: torch.Tensor) -> O
         raise Unsupported("an output shares memory, but not its gradient history, with its base")
     creation = compat.creation_meta(view) if known else None
     spec = placed(kind, index, view, start // theirs)
+    cut = view.grad_fn is not None and not reaches(view, base)
+    replay = None
+    if creation == compat.VIEW_OF_SEVERAL and view._base is base and not cut:
+        replay = view._view_func_unsafe, tuple(sizes_in_view(view))
     return replace(
         spec,
         detached=not known and not view.requires_grad,
-        cut=view.grad_fn is not None and not reaches(view, base),
+        cut=cut,
         creation=creation,
+        replay=replay,
         dtype=None if view.dtype is base.dtype else view.dtype,
         lazy=(view.is_conj() != base.is_conj(), view.is_neg() != base.is_neg()),
     )
+
+
+def sizes_in_view(view: torch.Tensor) -> list[Any]:
+    """The sizes among the arguments of the operators that made a view, in order."""
+    found: list[Any] = []
+
+    def visit(size: Any) -> Any:
+        found.append(size_expr(size))
+        return size
+
+    with compat.no_dispatch_modes():
+        view._view_func_unsafe(view._base, visit)
+    return found
 
 
 def placed(kind: Kind, index: int, view: torch.Tensor, start: Any) -> OutputSpec:
