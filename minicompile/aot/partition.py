@@ -32,6 +32,7 @@ from minicompile.aot.result import ForwardValue, Partition, RuntimeMetadata
 from minicompile.aot.views import (
     alias_root,
     aten_ops,
+    is_copy_of_input,
     is_pointwise,
     is_random,
     is_size,
@@ -390,6 +391,8 @@ def why_not_recomputed(node: fx.Node, parts: JointParts, in_memory: set[fx.Node]
     never = why_never_recomputed(node)
     if never or node in parts.inside or is_constant(node) or is_view(node):
         return never
+    if is_copy_of_input(node):
+        return "a copy of an input that may be written to before the backward"
     if call_of(node) in parts.leaving:
         return "it leaves a checkpoint region"
     if is_heavy(call_of(node)):

@@ -124,6 +124,16 @@ def test_a_saved_input_that_changes_before_backward_is_noticed():
         loss.backward()
 
 
+@pytest.mark.parametrize("copy", [torch.clone, lambda x: x[:2].clone(), lambda x: x.t().clone()])
+def test_a_copy_of_an_input_is_kept_and_not_the_input(copy):
+    x, w = torch.randn(3, 3), leaf(1)
+    call, _ = compile_aot(lambda x, w: (copy(x) * w).sum(), [x, w])
+    expected, loss = copy(x).sum().view(1), call([x, w])[0]
+    x.add_(1)
+    loss.backward()
+    torch.testing.assert_close(w.grad, expected)
+
+
 def test_saved_tensors_die_with_the_backward_and_intermediates_earlier():
     w = leaf(64)
     call, result = compile_aot(lambda w: (w.exp().sin() * w.exp()).sum(), [w])
