@@ -124,6 +124,23 @@ def test_a_view_of_a_view_is_no_easier_to_write_to_than_the_first(several):
         part.mul_(2)
 
 
+@pytest.mark.parametrize("kept", [torch.abs, torch.clone, lambda x: x > 0, lambda x: x * 2 + 1])
+def test_what_a_frame_writes_to_after_a_break_was_not_kept_for_the_backward(kept):
+    def fn(x, w, numbers):
+        y = w * kept(x)
+        numbers.append(x.sum().item())
+        x[0] = 2
+        return y
+
+    mc.reset()
+    found = []
+    for call in (fn, mc.compile(fn, backend="aot_eager")):
+        w = torch.ones(3, requires_grad=True)
+        call(torch.arange(3.0), w, []).sum().backward()
+        found.append(w.grad)
+    torch.testing.assert_close(*found)
+
+
 VIEWS_OF_SEVERAL = {
     "chunk": lambda x: x.chunk(2)[1],
     "split": lambda x: x.split([1, x.shape[0] - 1])[1],
