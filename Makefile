@@ -15,7 +15,7 @@ FIRST     = notebooks/00_one_model_top_to_bottom.ipynb
 # JupyterLab asks root to say that it means it.
 LAB_FLAGS = $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
-.PHONY: help lab demo notebooks grade mutants test check lint tests lessons browser size clean
+.PHONY: help lab demo notebooks grade mutants test check lint tests lessons fuzz browser size clean
 
 help:
 	@sed -n 's/^## //p' $(MAKEFILE_LIST)
@@ -61,6 +61,11 @@ lessons:
 	$(PY) -m notebooks.lint
 	$(PY) -m notebooks.glossary --check
 	$(PY) -m notebooks.build --validate
+
+## make fuzz       random programs against eager: SEED=0 MINUTES=5 (or COUNT=100) BACKEND=inductor
+fuzz:
+	$(PY) -m tests.fuzz --seed $(or $(SEED),0) --minutes $(or $(MINUTES),5) $(if $(COUNT),--count $(COUNT)) \
+	    --backend $(or $(BACKEND),inductor) --write build/fuzz
 
 ## make size       lines of code, against the budget
 size:

@@ -23,11 +23,18 @@ from minicompile.passes.patterns import Replacement
 
 
 def ahead_of_time(
-    graph: Graph, fakes: list[Any], options: Options, *, training: bool, shape_env: Any = None
+    graph: Graph,
+    fakes: list[Any],
+    options: Options,
+    *,
+    training: bool,
+    shape_env: Any = None,
+    continues: bool = False,
 ) -> AotResult:
     """Functional ATen graphs of a captured graph: forward, and backward when `training`.
 
-    `fakes` are the values of the placeholders (FakeTensors of one mode, SymInts). Raises Unsupported, or
+    `fakes` are the values of the placeholders (FakeTensors of one mode, SymInts). `continues`: the function
+    goes on after the graph. Raises Unsupported, or
     OptionError for unknown names in `options.disable_passes` and for patterns that can't be.
     """
     mode = fake_mode_of(graph, fakes, shape_env)
@@ -61,7 +68,8 @@ def ahead_of_time(
     if not metadata.trains:
         forward = run("post_grad", copied(prims))
         return AotResult(forward, None, None, None, metadata, levels, records, graph, recorded)
-    forward, backward, split = partition(prims, [*fakes, *metadata.memories], metadata, options)
+    inputs = [*fakes, *metadata.memories]
+    forward, backward, split = partition(prims, inputs, metadata, options, continues)
     run("post_grad", forward)
     run("post_grad", backward)
     return AotResult(forward, backward, prims, split, metadata, levels, records, graph, recorded)

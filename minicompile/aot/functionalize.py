@@ -111,7 +111,7 @@ class Storage:
 def functionalize(gm: fx.GraphModule, metadata: RuntimeMetadata, mode: Any) -> fx.GraphModule:
     """A graph that returns the same, with memory of its own for each of the results."""
     run = Functionalizer(gm, metadata, mode)
-    with torch.no_grad(), run.tracer.active():
+    with run.tracer.rewriting():
         for node in gm.graph.nodes:
             run.tracer.follow(node)
             run.visit(node)

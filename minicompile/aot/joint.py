@@ -189,12 +189,15 @@ def record(
                 updated = new_contents(every, before, [i for i in written if i not in members])
             sizes = [tracer.sizes.env.number(expr) for expr in symbolic]
             returned = [*results, *bases, *sizes, *updated.values()]
-            gradients = run_backward(returned, list(wanted.values()), tracer) if training else []
+            given = run_backward(returned, list(wanted.values()), tracer) if training else []
+            gradients = dict(zip(wanted, given))
     finally:
         tracer.forget_autograd()
     flags = tuple(map(requires_grad, returned))
     if any(flags) and not wanted:
         raise Unsupported("only tensors that the graph makes are differentiated")
+    # autograd is to go on to those inputs alone that eager's would reach: another's graph may be used up
+    gradients = {i: x for i, x in gradients.items() if x is not None} or gradients
     checks = (getattr(node.target, "check", None) for node in gm.graph.nodes)
     metadata = RuntimeMetadata(
         tuple(specs),
@@ -202,13 +205,14 @@ def record(
         memories=memories,
         relaid=tuple(relaid),
         before_backward=tuple(filter(None, checks)),
-        differentiable_inputs=tuple(wanted) if any(flags) else (),
+        differentiable_inputs=tuple(gradients),
         bases=len(bases),
         view_sizes=tuple(symbolic),
         trains=any(flags) and bool(wanted),
         result_requires_grad=flags,
     )
-    traced = tracer.finish((tuple(returned), tuple(gradients)), metadata.graph_name)
+    found = tuple(returned), tuple(gradients.values())
+    traced = tracer.finish(found, metadata.graph_name)
     return traced, metadata, written
 
 
@@ -414,14 +418,32 @@ def view_of(kind: Kind, index: int, view: torch.Tensor, base: torch.Tensor) -> O
         raise Unsupported("an output shares memory, but not its gradient history, with its base")
     creation = compat.creation_meta(view) if known else None
     spec = placed(kind, index, view, start // theirs)
+    cut = view.grad_fn is not None and not reaches(view, base)
+    replay = None
+    if creation == compat.VIEW_OF_SEVERAL and view._base is base and not cut:
+        replay = view._view_func_unsafe, tuple(sizes_in_view(view))
     return replace(
         spec,
         detached=not known and not view.requires_grad,
-        cut=view.grad_fn is not None and not reaches(view, base),
+        cut=cut,
         creation=creation,
+        replay=replay,
         dtype=None if view.dtype is base.dtype else view.dtype,
         lazy=(view.is_conj() != base.is_conj(), view.is_neg() != base.is_neg()),
     )
+
+
+def sizes_in_view(view: torch.Tensor) -> list[Any]:
+    """The sizes among the arguments of the operators that made a view, in order."""
+    found: list[Any] = []
+
+    def visit(size: Any) -> Any:
+        found.append(size_expr(size))
+        return size
+
+    with compat.no_dispatch_modes():
+        view._view_func_unsafe(view._base, visit)
+    return found
 
 
 def placed(kind: Kind, index: int, view: torch.Tensor, start: Any) -> OutputSpec:
@@ -443,7 +465,7 @@ def run_backward(returned: list[Any], wanted: list[Any], tracer: JointTracer) ->
         tracer.origins = origins_of(tracer.argument(result))
         tangent = empty_like_layout(tracer.mode, result)
         tangents.append(tracer.placeholder(f"tangents_{index}", tangent))
-    with refusing("the backward pass", None):
+    with refusing("the backward pass", None), compat.without_autocast():  # where loss.backward() belongs
         gradients = torch.autograd.grad(results, wanted, tangents, allow_unused=True)
     tracer.origins = NO_ORIGINS
     return list(gradients)

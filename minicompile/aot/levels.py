@@ -185,7 +185,7 @@ def lower_to(level: Level, graph: Graph, mode: Any) -> LevelGraph:
             return conform(node.target, result, node.meta["val"])
         return tracer.copy(node, gm, values.__getitem__)
 
-    with torch.no_grad(), tracer.active():
+    with tracer.rewriting():
         for node in gm.graph.nodes:
             if node.op != "output":
                 tracer.follow(node)

@@ -32,6 +32,7 @@ from minicompile.aot.result import ForwardValue, Partition, RuntimeMetadata
 from minicompile.aot.views import (
     alias_root,
     aten_ops,
+    is_copy_of_input,
     is_pointwise,
     is_random,
     is_size,
@@ -65,17 +66,24 @@ Saved = dict[fx.Node, str]
 
 
 def partition(
-    joint: Graph, fakes: Sequence[Any], metadata: RuntimeMetadata, options: Options
+    joint: Graph,
+    fakes: Sequence[Any],
+    metadata: RuntimeMetadata,
+    options: Options,
+    continues: bool = False,
 ) -> tuple[Graph, Graph, Partition]:
     """(forward, backward, report) of a joint graph with output ((forward results...), (gradients...)).
 
-    `fakes` are its first inputs. How many values pass between the two goes into `metadata`.
+    `fakes` are its first inputs. How many values pass between the two goes into `metadata`. `continues`: the
+    function goes on after the graph, and may write to what the graph got: what eager would not keep of that
+    is not kept either, for autograd would refuse the backward.
     """
     inputs = placeholders(joint.gm.graph)
     changed = {*metadata.mutated_inputs, *(spec.base for spec in metadata.relaid)}
     copy_mutated_inputs(joint.gm, [inputs[i] for i in sorted(changed)])
     parts = JointParts(joint.gm, fakes)
     naive, budget = save_all(parts), options.memory_budget
+    given = set(parts.primals) - parts.parameters if continues else set()
     method = options.partitioner
     if method == "min_cut" and not allowed(
         "partitioner", joint.name, partial(", ".join, (n.name for n in naive)), lambda: report
@@ -84,7 +92,7 @@ def partition(
     if method == "default" or budget == 1:
         reasons = naive
     else:
-        reasons = min_cut(parts) if budget is None else within_budget(parts, naive, budget)
+        reasons = min_cut(parts, given - naive.keys()) if budget is None else within_budget(parts, naive, budget)
     saved = [node for node in parts.nodes if node in reasons]
     sizes = parts.sizes_read_by_backward(reasons)
     sizes += parts.sizes_of_shapes([*saved, *sizes, *parts.tangents], joint.gm.graph)
@@ -295,7 +303,8 @@ def save_all(parts: JointParts) -> Saved:
 
 class Cut:
     """The network of the values that could be kept, each as wide as its bytes. Those in `free` have none;
-    those in `extra` would be written for the backward alone, which counts as a 256th more."""
+    those in `extra` would be written for the backward alone, which counts as a 256th more; those in `never`
+    can't be kept."""
 
     def __init__(
         self,
@@ -303,6 +312,7 @@ class Cut:
         bans: Saved,
         free: Collection[fx.Node],
         extra: Collection[fx.Node] = (),
+        never: Collection[fx.Node] = (),
     ) -> None:
         self.network, self.bans = FlowNetwork(), bans
         for index, (node, ban) in enumerate(bans.items()):
@@ -313,7 +323,7 @@ class Cut:
             rank = len(bans) * (1 + parts.is_backward(node)) - index
             size = 0 if node in free else bytes_of(node)
             width = size * (ONE_BYTE + ONE_BYTE // 256 * (node in extra)) + rank
-            if node in parts.inside or is_view(node) or not is_tensor(node):
+            if node in parts.inside or node in never or is_view(node) or not is_tensor(node):
                 width = UNLIMITED
             self.network.add_edge((node, "in"), (node, "out"), width)
             for user in filter(bans.__contains__, node.users):
@@ -335,9 +345,10 @@ class Cut:
         return {node: self.bans[node] or "cheaper than what it is made of" for node in crossing}
 
 
-def min_cut(parts: JointParts) -> Saved:
-    """The fewest bytes that spare the backward random, expensive and reducing operators; of two values about
-    as large, one that is in memory anyway: an input, a result, what a library writes or reads."""
+def min_cut(parts: JointParts, never: Collection[fx.Node] = ()) -> Saved:
+    """The fewest bytes that spare the backward random, expensive and reducing operators, without those in
+    `never`; of two values about as large, one that is in memory anyway: an input, a result, what a library
+    writes or reads."""
     in_memory = read_by_library_calls(parts)
     bans = {node: why_not_recomputed(node, parts, in_memory) for node in parts.candidates}
     extra = {
@@ -346,7 +357,7 @@ def min_cut(parts: JointParts) -> Saved:
         if does_work(node) and node not in parts.results and not is_heavy(node)
         if not any(map(is_heavy, node.users))
     }
-    return Cut(parts, bans, parts.parameters, extra).saved()
+    return Cut(parts, bans, parts.parameters, extra, never).saved()
 
 
 def within_budget(parts: JointParts, naive: Saved, budget: float) -> Saved:
@@ -390,6 +401,8 @@ def why_not_recomputed(node: fx.Node, parts: JointParts, in_memory: set[fx.Node]
     never = why_never_recomputed(node)
     if never or node in parts.inside or is_constant(node) or is_view(node):
         return never
+    if is_copy_of_input(node):
+        return "a copy of an input that may be written to before the backward"
     if call_of(node) in parts.leaving:
         return "it leaves a checkpoint region"
     if is_heavy(call_of(node)):

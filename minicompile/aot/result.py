@@ -86,13 +86,17 @@ class OutputSpec:
     """Is a view the conjugate, the negative of its base?"""
     creation: Any = None
     """What autograd forbids to be done in place to a view (`torch._C._autograd.CreationMeta`)."""
+    replay: Any = None
+    """Runs the operators that made a view, where eager's message names them, and the sizes among their
+    arguments."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.base}: sizes {list(self.size)}, strides {list(self.stride)}"
 
     @property
     def numbers(self) -> tuple[Any, ...]:
-        return (*self.size, *self.stride, self.offset)
+        sizes = self.replay[1] if self.replay else ()
+        return (*self.size, *self.stride, self.offset, *sizes)
 
     @property
     def is_view(self) -> bool:
@@ -112,7 +116,7 @@ class RuntimeMetadata(Shown):
     relaid: tuple[OutputSpec, ...] = ()
     """Inputs whose sizes or strides change in place (`t_`), as views of themselves."""
     differentiable_inputs: tuple[int, ...] = ()
-    """Inputs that get a gradient."""
+    """Inputs that get a gradient from some result."""
     bases: int = 0
     """Intermediates that several outputs are views of, returned after the outputs."""
     saved: int = 0

@@ -324,7 +324,7 @@ def with_epilogue(compute: BoxedCallable, metadata: RuntimeMetadata) -> BoxedCal
                 kept[index].copy_(new)
         for spec, numbers in relaid:
             with torch.set_grad_enabled(spec.requires_grad):
-                size, stride, offset = numbers(results)
+                size, stride, offset, _ = numbers(results)
                 target = kept[spec.base]
                 target.as_strided_(size, stride, target.storage_offset() + offset)
         outputs = list(constants)
@@ -344,16 +344,16 @@ def shared_memory(inputs: list[Any], memory: SharedMemory) -> torch.Tensor:
     return value if value._base is None else value._base
 
 
-def numbers_of(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tuple[Any, Any, Any]]:
-    """Results of the graph -> size, stride and offset as `spec` describes them. `positions`: where among
-    the results the symbolic ones are."""
+def numbers_of(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tuple[Any, ...]]:
+    """Results of the graph -> size, stride, offset and other sizes as `spec` describes them. `positions`:
+    where among the results the symbolic ones are."""
     rank, given = len(spec.size), spec.numbers
 
     def numbers(results: Sequence[Any]) -> tuple[Any, Any, Any]:
         found = given
         if positions:
             found = tuple(results[positions[n]] if n in positions else n for n in given)
-        return found[:rank], found[rank:-1], found[-1]
+        return found[:rank], found[rank : 2 * rank], found[2 * rank], found[2 * rank + 1 :]
 
     return numbers
 
@@ -361,22 +361,16 @@ def numbers_of(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tup
 def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., torch.Tensor]:
     """(base, results of the graph) -> the view that `spec` describes."""
     numbers = numbers_of(spec, positions)
-    conjugate, negative = spec.lazy
 
     def view(base: torch.Tensor, results: Sequence[Any]) -> torch.Tensor:
-        size, stride, offset = numbers(results)
-        base = base.detach() if spec.detached else base
-        complex_of_real = spec.dtype is not None and spec.dtype.is_complex > base.is_complex()
+        size, stride, offset, sizes = numbers(results)
         with torch.set_grad_enabled(spec.requires_grad and not spec.cut):
-            if complex_of_real:
-                size, stride, offset = (*size, 2), (*(2 * step for step in stride), 1), 2 * offset
-            elif spec.dtype is not None:
-                same = base.element_size() == spec.dtype.itemsize
-                base = base.view(spec.dtype) if same else torch.view_as_real(base)
-            made = base.as_strided(size, stride, base.storage_offset() + offset)
-            made = torch.view_as_complex(made) if complex_of_real else made
-            made = made.conj() if conjugate else made
-            made = compat.negative_view(made) if negative else made
+            if spec.replay:
+                given = iter(sizes)
+                made = spec.replay[0](base, lambda _: next(given))
+            else:
+                base = base.detach() if spec.detached else base
+                made = strided_view(spec, base, size, stride, offset)
         if spec.cut:
             with torch.enable_grad():
                 made = made.view_as(made)
@@ -388,3 +382,20 @@ def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tor
         return made
 
     return view
+
+
+def strided_view(
+    spec: OutputSpec, base: torch.Tensor, size: Any, stride: Any, offset: Any
+) -> torch.Tensor:
+    """A view by sizes and strides, of the type of `spec`."""
+    conjugate, negative = spec.lazy
+    complex_of_real = spec.dtype is not None and spec.dtype.is_complex > base.is_complex()
+    if complex_of_real:
+        size, stride, offset = (*size, 2), (*(2 * step for step in stride), 1), 2 * offset
+    elif spec.dtype is not None:
+        same = base.element_size() == spec.dtype.itemsize
+        base = base.view(spec.dtype) if same else torch.view_as_real(base)
+    made = base.as_strided(size, stride, base.storage_offset() + offset)
+    made = torch.view_as_complex(made) if complex_of_real else made
+    made = made.conj() if conjugate else made
+    return compat.negative_view(made) if negative else made

@@ -100,6 +100,12 @@ class Tracer(compat.TorchDispatchMode):
         with self.mode, kernels[0], kernels[1], self, asking(self.env, self.asks):
             yield
 
+    @contextlib.contextmanager
+    def rewriting(self) -> Iterator[None]:
+        """The same for what becomes of a graph: its gradients and casts are in it, rules add none."""
+        with torch.no_grad(), compat.without_autocast(), self.active():
+            yield
+
     def asks(self) -> tuple[str, SourceLine | None]:
         """Who needs a fact about sizes right now, and the user's line."""
         lines = [origin.line for origin in sorted(self.origins) if origin.line is not None]

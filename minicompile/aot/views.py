@@ -25,6 +25,11 @@ def aten_ops(names: str) -> set[Any]:
     return {operator.attrgetter(name)(aten) for name in names.split()}
 
 
+def is_copy_of_input(node: fx.Node) -> bool:
+    """Did the program keep what an input holds?"""
+    return node.target is torch.ops.aten.clone.default and alias_root(node.args[0]).op == "placeholder"
+
+
 def is_view(node: fx.Node) -> bool:
     """Does the node return (part of) its first argument's memory, by its schema?"""
     target = node.target

@@ -267,6 +267,8 @@ class Dispatcher:
             capture = captured.capture
             capture.watch = watch
             watch.tell("capture", capture)
+            if captured.stopped_by is not None:
+                capture.stopped_by = graph_break(captured.stopped_by, "instruction")
             known = len(shape_guards(capture.shape_env))
             with restored_modes():  # a graph may switch them, also while it is traced
                 compiled = self.backend(capture)
@@ -292,8 +294,7 @@ class Dispatcher:
             warnings.warn(f"{reason}; {self.name} runs in eager", stacklevel=6)
             self.refuse(key, refusal("internal-error", reason))
             return None
-        if (why := captured.stopped_by) is not None:
-            capture.stopped_by = graph_break(why, "instruction")
+        if capture.stopped_by is not None:
             self.breaks[capture.stopped_by] = None
         env = capture.shape_env
         for symbol in env.fixed if env is not None else ():

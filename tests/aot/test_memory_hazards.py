@@ -124,6 +124,56 @@ def test_a_view_of_a_view_is_no_easier_to_write_to_than_the_first(several):
         part.mul_(2)
 
 
+@pytest.mark.parametrize("kept", [torch.abs, torch.clone, lambda x: x > 0, lambda x: x * 2 + 1])
+def test_what_a_frame_writes_to_after_a_break_was_not_kept_for_the_backward(kept):
+    def fn(x, w, numbers):
+        y = w * kept(x)
+        numbers.append(x.sum().item())
+        x[0] = 2
+        return y
+
+    mc.reset()
+    found = []
+    for call in (fn, mc.compile(fn, backend="aot_eager")):
+        w = torch.ones(3, requires_grad=True)
+        call(torch.arange(3.0), w, []).sum().backward()
+        found.append(w.grad)
+    torch.testing.assert_close(*found)
+
+
+VIEWS_OF_SEVERAL = {
+    "chunk": lambda x: x.chunk(2)[1],
+    "split": lambda x: x.split([1, x.shape[0] - 1])[1],
+    "unbind": lambda x: x.unbind()[2],
+    "a part of one": lambda x: x.chunk(2, 1)[1][1:],
+    "of a part": lambda x: x[1:].unbind(1)[1],
+}
+
+
+@pytest.mark.parametrize("made_before", [False, True])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", VIEWS_OF_SEVERAL)
+def test_a_write_to_one_of_several_views_raises_eagers_message(name, dynamic, made_before):
+    def fn(x):
+        x = x * 1
+        return x, VIEWS_OF_SEVERAL[name](x)
+
+    def views(x):
+        return x, VIEWS_OF_SEVERAL[name](x)
+
+    mc.reset()
+    fn = views if made_before else fn
+    compiled, messages = mc.compile(fn, backend="aot_eager", dynamic=dynamic, fullgraph=True), []
+    for call in (fn, compiled):
+        whole, part = call(torch.arange(20.0, requires_grad=True).view(5, 4) * 1)
+        assert part._base is (whole if whole._base is None else whole._base)
+        with pytest.raises(RuntimeError) as caught:
+            part.mul_(2)
+        messages.append((str(caught.value), part.tolist(), part.output_nr))
+        part.sum().backward()
+    assert messages[0] == messages[1]
+
+
 def test_a_result_that_only_a_tensor_of_the_frame_is_behind_requires_grad():
     def fn(x):
         y = x.detach().requires_grad_()

@@ -89,6 +89,32 @@ def test_any_mode_after_any_other(fn, first, made_in_inference):
             torch.testing.assert_close(values, expected, rtol=1e-2, atol=1e-2)
 
 
+def region_without(layer, x, sizes):
+    with torch.autocast("cpu", enabled=False):
+        return layer(x)
+
+
+def after_a_break(layer, x, sizes):
+    with torch.autocast("cpu", torch.bfloat16):
+        sizes.append(x.sum().item())
+    return layer(x)
+
+
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize("fn", [region_without, after_a_break])
+def test_where_autocast_is_switched_off_no_rule_casts(fn, around):
+    mc.reset()
+    layer, x = torch.nn.Linear(4, 4), torch.randn(3, 4, requires_grad=True)
+    found = []
+    for call in (fn, mc.compile(fn, backend="aot_eager")):
+        with torch.autocast("cpu", torch.bfloat16, enabled=around):
+            y = call(layer, x, [])
+        gradients = torch.autograd.grad((y * y).sum(), [x, layer.weight, layer.bias])
+        found.append([y, *gradients])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_autocast_around_the_backward_changes_nothing():
     x, w = torch.randn(4, 4), torch.randn(4, 4, requires_grad=True)
     for backend in ("aot_eager", "inductor"):

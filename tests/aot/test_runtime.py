@@ -87,6 +87,14 @@ def test_unused_parameters_get_no_gradient():
     assert gradients[0] is not None and gradients[1] is None
 
 
+def test_autograd_does_not_go_on_to_inputs_that_no_result_depends_on():
+    x, unused = leaf(3), leaf(3).exp()
+    call, _ = compile_aot(lambda x, u: (x.sin(), u > 0), [x, unused])
+    unused.sum().backward()  # its graph can't be used again
+    call([x, unused])[0].sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().cos())
+
+
 def test_second_derivative_raises_even_with_a_constant_tangent():
     w = leaf(3)
     call, _ = compile_aot(lambda w: (w**3).sum(), [w])
@@ -114,6 +122,16 @@ def test_a_saved_input_that_changes_before_backward_is_noticed():
     x.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.parametrize("copy", [torch.clone, lambda x: x[:2].clone(), lambda x: x.t().clone()])
+def test_a_copy_of_an_input_is_kept_and_not_the_input(copy):
+    x, w = torch.randn(3, 3), leaf(1)
+    call, _ = compile_aot(lambda x, w: (copy(x) * w).sum(), [x, w])
+    expected, loss = copy(x).sum().view(1), call([x, w])[0]
+    x.add_(1)
+    loss.backward()
+    torch.testing.assert_close(w.grad, expected)
 
 
 def test_saved_tensors_die_with_the_backward_and_intermediates_earlier():

@@ -1,6 +1,7 @@
-"""Random programs until the time is over: `python -m tests.fuzz --seconds 60 --seed 0 --backend eager`.
+"""Random programs until the time is over: `python -m tests.fuzz --minutes 5 --seed 0 --backend inductor`.
 
-Prints each program that behaves differently when compiled, made smaller, ready to run. Exit code 1 if any.
+Prints each program that behaves differently when compiled, made smaller, and writes it down as a test file.
+Then how many there were, and how they ran. Exit code 1 if any differs.
 """
 
 from __future__ import annotations
@@ -10,38 +11,68 @@ import faulthandler
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import torch
 
 from minicompile import reset
-from tests.fuzz.compare import TOLERANCES, difference
-from tests.fuzz.generator import PRELUDE, generate
+from minicompile.ops.events import observer
+from tests.fuzz.compare import BACKENDS, difference
+from tests.fuzz.counting import Counting
+from tests.fuzz.generator import PRELUDE, Program, generate
 from tests.fuzz.shrink import compiles, shrink
 
 SLOW = 60
 """Seconds after which a program's stack is printed."""
 
 
+def as_test(program: Program, why: str, backend: str) -> str:
+    """A test that fails as long as the program behaves differently."""
+    text = str(program).removeprefix(PRELUDE)
+    return f'''"""A random program (seed {program.seed}) that behaved differently when compiled."""
+
+from tests.fuzz.compare import difference
+from tests.fuzz.generator import PRELUDE
+
+# {" ".join(why.split())[:200]}
+PROGRAM = r"""
+{text.strip()}
+"""
+
+
+def test_seed_{program.seed}_behaves_as_in_python() -> None:
+    assert difference(PRELUDE + PROGRAM, {backend!r}) == ""
+'''
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--minutes", type=float, default=1)
     parser.add_argument("--seed", type=int, default=0, help="the first program's seed")
     parser.add_argument("--count", type=int, help="how many programs, however long it takes")
-    parser.add_argument("--backend", choices=sorted(TOLERANCES), default="eager")
-    parser.add_argument("--size", type=int, default=7)
+    parser.add_argument("--backend", choices=sorted(BACKENDS), default="eager")
+    parser.add_argument("--size", type=int, default=5, help="statements of a program")
     parser.add_argument("--show", action="store_true", help="print the first program, run nothing")
     parser.add_argument("--whole", action="store_true", help="don't make failures smaller")
+    parser.add_argument("--write", type=Path, help="the folder for test files of what differs")
     options = parser.parse_args()
     if options.show:
         print(generate(options.seed, options.size))
         return 0
     faulthandler.enable()
     torch.set_num_threads(1)
-    end, seed, failed = time.monotonic() + options.seconds, options.seed, Counter[str]()
+    counting = Counting()
+    observer("fuzz")(counting.listen)
+    end, seed, failed = time.monotonic() + 60 * options.minutes, options.seed, Counter[str]()
     while time.monotonic() < end if options.count is None else seed < options.seed + options.count:
         program = generate(seed, options.size)
         faulthandler.dump_traceback_later(SLOW, exit=False)
-        if compiles(str(program)) and (why := difference(str(program), options.backend)):
+        if compiles(str(program)):
+            why = difference(str(program), options.backend)
+            counting.program()
+        else:
+            why, counting.how["not Python"] = "", counting.how["not Python"] + 1
+        if why:
             kind = why.partition(":")[0]
             failed[kind] += 1
             if not options.whole:
@@ -51,10 +82,17 @@ def main() -> int:
 
                 program = shrink(program, fails)
                 why = difference(str(program), options.backend)
+                counting.graphs, counting.refused = 0, set()
             print(f"\nseed {seed}: {why}\n{str(program).removeprefix(PRELUDE)}", flush=True)
+            if options.write:
+                options.write.mkdir(parents=True, exist_ok=True)
+                file = options.write / f"test_seed_{seed}_{options.backend}.py"
+                file.write_text(as_test(program, why, options.backend))
         reset()
         seed += 1
+    faulthandler.cancel_dump_traceback_later()
     print(f"{seed - options.seed} programs, {failed.total()} differ: {dict(failed)}")
+    print(counting)
     return bool(failed)
 
 

@@ -7,8 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
-from tests.fuzz.compare import compare, difference
+import minicompile as mc
+from minicompile.ops.events import observer
+from tests.fuzz.__main__ import as_test
+from tests.fuzz.compare import compare, difference, differentiate
+from tests.fuzz.counting import Counting
 from tests.fuzz.generator import PRELUDE, Program, Statement, generate, line
 from tests.fuzz.shrink import compiles, shrink
 
@@ -23,6 +28,44 @@ def test_a_random_program_behaves_as_in_python(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_a_random_program_after_aot(seed: int) -> None:
     assert difference(str(generate(seed, size=4)), "aot_eager") == ""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_random_program_in_interpreted_triton(seed: int) -> None:
+    pytest.importorskip("triton")
+    assert difference(str(generate(seed, size=3)), "triton") == ""
+
+
+def test_it_is_counted_how_programs_ran() -> None:
+    programs = {
+        "compiled": "return a + 1",
+        "in eager": "return a.detach().clone().resize_(2)",
+        "nothing to compile": "return a",
+    }
+    for expected, text in programs.items():
+        counting = Counting()
+        with mc.scoped():
+            observer("fuzz")(counting.listen)
+            assert difference(str(Program(0, [line(text)])), "aot_eager") == ""
+        counting.program()
+        assert counting.how == {expected: 1}, counting
+
+
+def test_a_failure_becomes_a_test_that_fails() -> None:
+    program = Program(7, [line("return a * 2, items")])
+    text = as_test(program, "first call: expected 1, found 2", "eager")
+    namespace: dict[str, Any] = {}
+    exec(compile(text, "test_seed_7_eager.py", "exec"), namespace)
+    namespace["test_seed_7_behaves_as_in_python"]()
+    namespace["difference"] = lambda *_: "first call: other values"
+    with pytest.raises(AssertionError):
+        namespace["test_seed_7_behaves_as_in_python"]()
+
+
+def test_a_backward_that_eager_refuses_is_no_difference() -> None:
+    changed = Program(0, [line("t = a / b.abs(); print(t.shape); b[0] = 2; return t")])
+    assert differentiate([torch.ones(2, requires_grad=True) * 2]) == ""
+    assert difference(str(changed), "aot_eager") == ""
 
 
 def test_programs_follow_from_the_seed_and_are_python() -> None:

@@ -10,6 +10,7 @@ The real compiler: torch/_inductor/fx_passes/{post_grad,joint_graph}.py, torch/_
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from minicompile.aot.views import (
     argument,
     aten_ops,
     has_effect,
+    is_copy_of_input,
     is_pointwise,
     is_random,
     is_size,
@@ -68,15 +70,22 @@ def gives_back_argument(node: fx.Node) -> bool:
 
 
 @graph_pass("remove_no_ops", stage="post_grad", order=10)
-@graph_pass("remove_no_ops", stage="prims", order=10)
 def remove_no_ops(gm: fx.GraphModule, mode: Any) -> int:
     """Drop calls that return their argument. A copy that gives a result memory of its own stays."""
-    changed, returned = 0, returned_nodes(gm.graph)
-    for node in list(gm.graph.nodes):
-        if gives_back_argument(node) and node not in returned:
-            replace(node, node.args[0])
-            changed += 1
-    return changed
+    return drop_no_ops(gm, returned_nodes(gm.graph))
+
+
+@graph_pass("remove_no_ops", stage="prims", order=10)
+def remove_early_no_ops(gm: fx.GraphModule, mode: Any) -> int:
+    """The same, but copies of inputs stay until it is known whether the backward reads them."""
+    return drop_no_ops(gm, {*returned_nodes(gm.graph), *filter(is_copy_of_input, gm.graph.nodes)})
+
+
+def drop_no_ops(gm: fx.GraphModule, kept: Collection[fx.Node]) -> int:
+    found = [node for node in gm.graph.nodes if gives_back_argument(node) and node not in kept]
+    for node in found:
+        replace(node, node.args[0])
+    return len(found)
 
 
 # View chains -------------------------------------------------------------------------------------
@@ -103,7 +112,7 @@ def merge_views(gm: fx.GraphModule, mode: Any) -> int:
         changed += 1
     gm.graph.eliminate_dead_code(has_effect)
     if changed:
-        remove_no_ops(gm, mode)
+        remove_early_no_ops(gm, mode)
     return changed
 
 

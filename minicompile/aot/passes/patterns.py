@@ -83,7 +83,7 @@ def trace_function(
     fakes = [empty_like_layout(mode, v) if isinstance(v, torch.Tensor) else v for v in values]
     for number, fake in enumerate(fakes):
         tracer.placeholder(f"x{number}", fake)
-    with torch.no_grad(), tracer.active():
+    with tracer.rewriting():
         results = call(function, fakes)
     gm = tracer.finish(tuple(results))
     for node in gm.graph.nodes:
