@@ -280,10 +280,11 @@ class Trial:
 
     def __call__(self, setting: Setting = BROKEN) -> Try:
         counting = Counting(setting)
-        settings = {"options": self.options, "dynamic": self.dynamic}
 
         def prepare(target: Any) -> Any:
-            return api.compile(target, backend=setting.backend, **settings)
+            return api.compile(
+                target, backend=setting.backend, options=self.options, dynamic=self.dynamic
+            )
 
         if setting == PLAIN:
             return Try(setting, described(self.runs[EAGER].error), Report())

@@ -39,7 +39,7 @@ from minicompile.dynamo.module import original_of
 from minicompile.dynamo.result import Capture
 from minicompile.errors import MinicompileError
 from minicompile.ops.display import Shown, aligned, count_text
-from minicompile.ops.graph import output_node, placeholders
+from minicompile.ops.graph import placeholders
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
 
@@ -95,14 +95,17 @@ def leave_out(program: Program) -> Proposals:
     kept = program.operations
     for node in reversed(kept):
         others = [other for other in kept if other is not node]
-        mine = program.values[0].get(node)
+        mine = layout(program.values[0].get(node))
         for source in node.all_input_nodes:
-            theirs = program.values[0].get(source)
-            if isinstance(mine, Given) and isinstance(theirs, Given):
-                if (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype):
-                    yield program.edited(partial(bypass, node, source))
+            if mine and mine == layout(program.values[0].get(source)):
+                yield program.edited(partial(bypass, node, source))
         if others:
             yield program.part(others)
+
+
+def layout(value: Any) -> tuple[Any, ...]:
+    """Shape and type of a tensor; nothing of anything else."""
+    return (value.shape, value.dtype) if isinstance(value, Given) else ()
 
 
 def bypass(node: fx.Node, source: fx.Node, graph: fx.Graph, new: Mapping[fx.Node, fx.Node]) -> None:
@@ -123,15 +126,10 @@ def input_twice(program: Program) -> Proposals:
     for number, node in enumerate(nodes):
         for other in range(number):
             pairs = [(args[number], args[other]) for args in program.calls]
-            tensors = all(isinstance(x, Given) for pair in pairs for x in pair)
-            if tensors and all(same_layout(*pair) for pair in pairs):
+            if all(layout(one) and layout(one) == layout(two) for one, two in pairs):
                 made = program.edited(partial(bypass, node, nodes[other]))
                 calls = tuple(args[:number] + args[number + 1 :] for args in program.calls)
                 yield made.with_graph(made.graph.gm.graph, calls)
-
-
-def same_layout(one: Given, other: Given) -> bool:
-    return (one.shape, one.stride, one.dtype) == (other.shape, other.stride, other.dtype)
 
 
 @reduction("no gradients")
@@ -199,8 +197,8 @@ class Step:
         return (
             self.reduction,
             *told,
-            count_text(elements * 1, "element"),
-            f"{count_text(calls, 'call')}",
+            count_text(elements, "element"),
+            count_text(calls, "call"),
         )
 
 

@@ -206,7 +206,7 @@ class Program:
     @functools.cached_property
     def values(self) -> list[Mapping[fx.Node, Any]]:
         """What each node gives in eager when it is run, by call; tensors as `Given`."""
-        found = []
+        found: list[Mapping[fx.Node, Any]] = []
         for args in self.arguments():
             record = Recording(self.graph.gm)
             with same_random_state():
@@ -461,7 +461,7 @@ def taped(
             result = target(*args, **kwargs)
         graphs.append(tape.graph(result))
         arguments.append([value for value in tape.inputs.values() if value is not None])
-    graph, *others = graphs
+    graph = graphs[0]
     if any(not alike(node, *same) for node, *same in itertools.zip_longest(*map(nodes, graphs))):
         return None
     for node, *same in list(zip(*map(nodes, graphs))):
