@@ -86,7 +86,9 @@ def a_write_through_a_view_is_lost(patch: Patch) -> None:
 # -- passes over captured graphs
 
 
-@fault("pre_grad pass", "draw_once", lambda x: torch.rand_like(x) + x.cos() - torch.rand_like(x), [X])
+@fault(
+    "pre_grad pass", "draw_once", lambda x: torch.rand_like(x) + x.cos() - torch.rand_like(x), [X]
+)
 def random_numbers_are_drawn_once(patch: Patch) -> None:
     """Equal calls are merged, random ones too."""
 
@@ -161,13 +163,13 @@ def a_scan_ignores_its_dtype(patch: Patch) -> None:
     def late_cast(gm: fx.GraphModule, mode: Any) -> int:
         found = [n for n in calls(gm, aten.cumsum.default) if "dtype" in n.kwargs]
         for node in found:
-            x, dtype = node.args[0], node.kwargs["dtype"]
-            with gm.graph.inserting_after(node):
-                cast = gm.graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
+            x, given = node.args[0], {"dtype": node.kwargs["dtype"]}
+            with gm.graph.inserting_before(node):
+                narrow = gm.graph.call_function(node.target, node.args)
+                cast = gm.graph.call_function(aten._to_copy.default, (narrow,), given)
+            narrow.meta = {**node.meta, "val": x.meta["val"].clone()}
             cast.meta = dict(node.meta)
-            node.replace_all_uses_with(cast, delete_user_cb=lambda user: user is not cast)
-            node.kwargs = {}
-            node.meta["val"] = x.meta["val"].clone()
+            bypass(node, cast)
         return len(found)
 
 
@@ -195,6 +197,40 @@ def a_rounding_is_removed(patch: Patch) -> None:
                     bypass(node, source)
                     changed += 1
         return changed
+
+
+def cast_early(op: Any) -> None:
+    """A pass that converts the first operand rather than the result."""
+
+    @graph_pass("early_cast", stage="prims", order=35)
+    def early_cast(gm: fx.GraphModule, mode: Any) -> int:
+        changed = 0
+        for node in calls(gm, prims.convert_element_type.default):
+            inner, dtype = node.args
+            if inner.target is op:
+                with gm.graph.inserting_before(node):
+                    wide = [gm.graph.call_function(node.target, (x, dtype)) for x in inner.args]
+                    late = gm.graph.call_function(op, tuple(wide))
+                for made in (*wide, late):
+                    made.meta = dict(node.meta)
+                bypass(node, late)
+                changed += 1
+        return changed
+
+
+BYTES = torch.tensor([7, 200, 0, 9], dtype=torch.uint8)
+
+
+@fault("prims pass", "early_cast", lambda x: torch.neg(x) + torch.ones(4).sin() + 1, [BYTES])
+def a_conversion_moves_over_neg(patch: Patch) -> None:
+    """Bytes wrap around before they become floats (#161763)."""
+    cast_early(aten.neg.default)
+
+
+@fault("prims pass", "early_cast", lambda x: (x + x).to(torch.int16) * 2, [BYTES])
+def a_conversion_moves_over_a_sum(patch: Patch) -> None:
+    """The sum of two bytes is one (#105264)."""
+    cast_early(aten.add.Tensor)
 
 
 @fault("prims pass", "zero_times", lambda x: (x.sin() * 0 + 1).exp(), [WITH_NAN])
@@ -263,7 +299,7 @@ def a_pass_crashes(patch: Patch) -> None:
 @fault(
     *("post_grad pass", "only_product"),
     lambda x, w, b: torch.addmm(b, x.sin(), w).cos() + 1,
-    [SQUARE, SQUARE.t().contiguous(), SQUARE[0]],
+    [SQUARE, SQUARE.t().contiguous(), SQUARE + 1],
 )
 def a_product_loses_its_sum(patch: Patch) -> None:
     """addmm becomes mm."""
@@ -390,6 +426,24 @@ def small_numbers_are_lost(patch: Patch) -> None:
         return torch.log(1 + x)
 
 
+@fault("decomposition", "aten.sinh.default", lambda x: torch.sinh(x * 89) * 0.5, [X[0] / 3])
+def sinh_overflows(patch: Patch) -> None:
+    """The difference of two powers is halved too late (#183763)."""
+
+    @decompose(aten.sinh.default, to="core")
+    def sinh(x: Tensor) -> Tensor:
+        return (torch.exp(x) - torch.exp(-x)) / 2
+
+
+@fault("decomposition", "aten.asinh.default", lambda x: torch.asinh(x * 1e22) + 1, [X])
+def asinh_overflows(patch: Patch) -> None:
+    """The argument is squared (#183767)."""
+
+    @decompose(aten.asinh.default, to="core")
+    def asinh(x: Tensor) -> Tensor:
+        return torch.log(x.abs() + torch.sqrt(x * x + 1)) * torch.sign(x)
+
+
 # -- gradients
 
 
@@ -457,4 +511,3 @@ def old_contents_are_read_anew(patch: Patch) -> None:
         return "" if found.startswith("the old contents") else found
 
     patch.setattr(partition, "why_never_recomputed", why)
-
