@@ -21,6 +21,7 @@ PUBLIC = {
     "what_if": "debug.experiment",
     "accuracy": "debug.accuracy",
     "bisect": "debug.bisect",
+    "minify": "debug.minify",
     "launches": "debug.launches",
     "logs": "debug.logs",
     "fresh_cache": "api",

@@ -49,6 +49,10 @@ def bisector() -> Any:
     return importlib.import_module("minicompile.debug.bisect")
 
 
+def minifier() -> Any:
+    return importlib.import_module("minicompile.debug.minify")
+
+
 def grader() -> Any:
     return importlib.import_module("minicompile.lessons.grade")
 
@@ -150,6 +154,11 @@ COMMANDS = {
         "find what in the compiler makes a script fail",
         lambda chosen: int(bisector().run(chosen)),
         lambda to: bisector().add_arguments(to),
+    ),
+    "minify": Command(
+        "find the smallest graph in a script that fails, as a script of its own",
+        lambda chosen: int(minifier().run(chosen)),
+        lambda to: minifier().add_arguments(to),
     ),
     "grade": Command(
         "grade the exercises of lesson notebooks, or of a folder of them",

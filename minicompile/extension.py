@@ -18,6 +18,7 @@
 | `kernel_loader(language)` | how its kernels are compiled and called | runtime |
 | `backends(name)` | what `mc.compile(backend=name)` does | api |
 | `gate(name)` | whether a single application of a rule may be done | all |
+| `reduction(name)` | a way to make a failing program smaller (debug/minify.py) | debug |
 | `observer(name)` | what hears of each stage as it is made | all |
 | `log_channel(name, doc, kinds)` | a channel of `MINICOMPILE_LOGS`: what it prints of an event | debug |
 
@@ -36,6 +37,7 @@ from minicompile.codegen.generate import code_generator
 from minicompile.codegen.plan import plan_rule
 from minicompile.codegen.triton_ops import triton_op
 from minicompile.debug.logs import log_channel
+from minicompile.debug.minify import reduction
 from minicompile.dynamo.calls import call_rules
 from minicompile.dynamo.guards import guard_rules
 from minicompile.dynamo.interpreter import bytecode

@@ -58,6 +58,9 @@ SUBSYSTEMS: dict[str, tuple[str, ...]] = {
 PLAIN = Setting("eager", "capture", "<", 0)
 """Nothing is compiled."""
 
+BROKEN = Setting()
+"""All is compiled."""
+
 MOST_LINES = 24
 """Of a text before and after, how many are shown."""
 
@@ -234,45 +237,72 @@ def bisect(
     args: Sequence[Any] = (),
     check: Callable[[Any], object] | None = None,
     kwargs: Mapping[str, Any] | None = None,
+    more: Sequence[Sequence[Any]] = (),
 ) -> Bisection:
-    """Find what in the compiler makes `target(*args)` wrong.
+    """Find what in the compiler makes `target(*args)` wrong; with `more`, that and then `target(*more[0])`...
 
     It fails where results, arguments or gradients are further from float64 than `mc.accuracy` allows, or
     where `check(result)` is false or raises; and always where the compiler raises. What `mc.compile`
     returned keeps its options. Neither the target, nor the arguments, nor the random state change.
     """
-    options, dynamic = api.settings_of(target)
-    target, named = original_of(target), dict(kwargs or {})
-    runs = {
-        name: Measured(checked(accuracy_stage[name], check), target, args, named, name)
-        for name in (REFERENCE, EAGER)
-    }
+    return Search(name_of(original_of(target)), Trial(target, args, check, kwargs, more)).run()
 
-    def attempt(setting: Setting) -> Try:
+
+class Trial:
+    """A function's calls, tried under settings."""
+
+    def __init__(
+        self,
+        target: Any,
+        args: Sequence[Any] = (),
+        check: Callable[[Any], object] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        more: Sequence[Sequence[Any]] = (),
+    ) -> None:
+        self.options, self.dynamic = api.settings_of(target)
+        self.target, self.check, self.named = original_of(target), check, dict(kwargs or {})
+        self.args = [[args, *more]] if more else args
+        self.several = bool(more)
+        self.runs = {name: self.measured(accuracy_stage[name], name) for name in (REFERENCE, EAGER)}
+
+    def measured(self, prepare: Callable[[Any], Callable[..., Any]], name: str) -> Measured:
+        """Run what is prepared, one call after the other."""
+
+        def prepared(target: Any) -> Callable[..., Any]:
+            call = checked(prepare, self.check)(target)
+
+            def every(calls: Sequence[Sequence[Any]], **kwargs: Any) -> list[Any]:
+                return [call(*args, **kwargs) for args in calls]
+
+            return every if self.several else call
+
+        return Measured(prepared, self.target, self.args, self.named, name)
+
+    def __call__(self, setting: Setting = BROKEN) -> Try:
         counting = Counting(setting)
 
         def prepare(target: Any) -> Any:
-            return api.compile(target, backend=setting.backend, options=options, dynamic=dynamic)
+            return api.compile(
+                target, backend=setting.backend, options=self.options, dynamic=self.dynamic
+            )
 
         if setting == PLAIN:
-            failure = described(runs[EAGER].error)
-            return Try(setting, failure, Report())
+            return Try(setting, described(self.runs[EAGER].error), Report())
         with scoped(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            gate("bisection")(counting)
-            observer("bisection")(counting.listen)
-            run = Measured(checked(prepare, check), target, args, named, "try")
+            observer.rules.pop("dump", None)  # an error that is looked for needs no report
+            gate("trial")(counting)
+            observer("trial")(counting.listen)
+            run = self.measured(prepare, "try")
         report = counting.report()
         failure = report.error or described(run.error)
-        if not failure and check is None:
-            *_, row = judgements({**runs, "try": run})
+        if not failure and self.check is None:
+            *_, row = judgements({**self.runs, "try": run})
             if row.verdict in ("wrong", "far from eager", "raised"):
                 shown = zip(("outputs", "gradients", "state"), row.cells()[1:4])
                 far = (f"{what} off by {error}" for what, error in shown if error not in ("", "0"))
                 failure = f"{row.verdict}: {', '.join(far) or row.note}"
         return Try(setting, failure, report)
-
-    return Search(name_of(target), attempt).run()
 
 
 class CheckFailed(Exception):

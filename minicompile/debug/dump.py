@@ -12,6 +12,15 @@ the k-th of function n.
 | output_code.py | kernels and wrappers |
 | trace.jsonl | one line per event, below |
 
+An error of the compiler's own is reported whether or not anything is asked for: `error_<digest>/` in the same
+folder has these files as far as the compilation came, and
+
+| file | what |
+| --- | --- |
+| error.txt | the exception with its traceback |
+| versions.txt | minicompile, torch, Triton, Python, the system, the options |
+| repro.py | the captured graph as a script: `minicompile minify` makes it smaller |
+
 The same for the backward. Files without n and k hold one section after the other. Where `options.trace` is
 off, the channels aot_joint_graph, aot_graphs, post_grad_graphs, ir_pre_fusion, ir_post_fusion and output_code
 of `MINICOMPILE_LOGS` still write their files.
@@ -27,18 +36,26 @@ The real compiler: torch/_inductor/debug.py.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import platform
+import sys
 import threading
+import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from minicompile import compat
 from minicompile.debug import stages
 from minicompile.debug.logs import levels
-from minicompile.ops.events import Event, observer
+from minicompile.ops.events import CALLED, Event, Failure, observer
 from minicompile.ops.origin import Origins, source_lines
+from minicompile.options import Options
 
 SHARED = ("fx_graph_readable.py", "fx_graph_transformed.py", "output_code.py")
 """Files of all compilations."""
@@ -91,6 +108,7 @@ FACTS: dict[str, Callable[[Any], dict[str, Any]]] = {
         "saved_bytes": sum(decision.score for decision in made.decisions if decision.fused)},
     "kernels": lambda made: {"kernels": [{"name": k.name, "lines": places(k.origins)} for k in made]},
     "building": lambda made: {"modules": len(made), "cached": [module.cached for module in made]},
+    "error": lambda made: {"error": repr(made.error), "advice": made.advice},
     "done": lambda made: {"compiled": made is not None},
 }  # fmt: skip
 """What trace.jsonl has of a kind of event, besides when and of what."""
@@ -128,11 +146,19 @@ class Dump:
     """The observer that writes."""
 
     def __init__(self) -> None:
+        self.begun: dict[int, list[Event]] = {}
+        """What the compilations that go on have made."""
         self.folders: dict[tuple[int, str], Folder | None] = {}
         self.lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
         of, options = event.of, event.of.options
+        if event.kind == "error":
+            event.subject.advice.extend(report(event.subject, self.begun.get(id(of), ())))
+        elif event.kind == "done":
+            self.begun.pop(id(of), None)
+        elif event.kind not in CALLED:
+            self.begun.setdefault(id(of), []).append(event)
         if not (options.trace or options.logs):
             return
         asked, wanted = levels(options.logs), dict[str, str]()
@@ -154,6 +180,42 @@ class Dump:
             if (folder := self.folders[key]) is not None:
                 for name, text in {"trace.jsonl": json.dumps(line), **wanted}.items():
                     folder.write(name, text)
+
+
+def report(failure: Failure, made: Sequence[Event]) -> list[str]:
+    """Write the folder about an error; gives what to tell the user."""
+    from minicompile.debug.minify import captured  # which compiles: it needs all that is here
+
+    error, advice = failure.error, list[str]()
+    texts = {"error.txt": "".join(traceback.format_exception(error))}
+    capture = next((event.subject for event in made if event.kind == "capture"), None)
+    if capture is not None:
+        with contextlib.suppress(TypeError):  # an argument that no script can make
+            texts["repro.py"] = captured(capture, made[0].of.options, failure.told())
+    for event in made:
+        for _, name, written, shown in files(event):
+            with contextlib.suppress(Exception):  # an error may have left it half done
+                texts[name] = texts.get(name, "") + written(shown) + "\n"
+    digest = hashlib.sha256(f"{error!r}{texts.get('repro.py')}".encode()).hexdigest()[:12]
+    options = made[0].of.options if made else Options()
+    folder = Path(options.debug_dir) / f"error_{digest}"
+    texts["versions.txt"] = f"{versions()}\n{options}\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    advice.append(f"  report: {folder}")
+    if "repro.py" in texts:
+        advice.append(f"  to make it small: python -m minicompile minify {folder / 'repro.py'}")
+    return advice
+
+
+def versions() -> str:
+    """What decides how a program is compiled, apart from it."""
+    from minicompile import __version__
+
+    found = [f"minicompile {__version__}", f"torch {torch.__version__}", compat.triton_identity()]
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    return "\n".join([*map(str, found), f"Python {sys.version}", platform.platform(), gpu])
 
 
 observer("dump")(Dump())

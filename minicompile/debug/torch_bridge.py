@@ -32,7 +32,7 @@ from minicompile.dynamo.modes import restored_modes
 from minicompile.dynamo.result import Capture, GraphBreak, GraphInput, Source
 from minicompile.dynamo.sizes import LARGEST_INT, STATIC, Sizes
 from minicompile.errors import MinicompileError, OptionError, Unsupported
-from minicompile.ops.events import Compilation, Event, Watch
+from minicompile.ops.events import Compilation, Event, Failure, Watch
 from minicompile.ops.graph import Graph, origins_of, placeholders, target_name
 from minicompile.ops.origin import NO_ORIGINS, Origin, SourceLine
 from minicompile.options import Options, make_options
@@ -80,9 +80,10 @@ def backend(
     except OptionError:
         raise
     except Exception as error:
-        known = isinstance(error, MinicompileError)
-        reason = f"{type(error).__name__}: {error}"
-        reason = str(error) if known else f"internal error of minicompile: {reason}"
+        failure = Failure(error)
+        if not (known := isinstance(error, MinicompileError)):
+            watch.tell("error", failure)
+        reason = str(error) if known else failure.told()
         watch.tell("break", GraphBreak(reason, None, kind="graph", id="later-stage"))
         watch.tell("done", None)
         return in_eager(gm, reason)

@@ -47,7 +47,7 @@ from minicompile.dynamo.result import (
 from minicompile.dynamo.sizes import Dynamic, shape_guards
 from minicompile.dynamo.variables import UserError, is_constant
 from minicompile.errors import BackendError, MinicompileError, OptionError, Unsupported
-from minicompile.ops.events import Compilation, Watch
+from minicompile.ops.events import Compilation, Failure, Watch
 from minicompile.ops.gates import allowed
 from minicompile.ops.origin import Origin, SourceLine
 from minicompile.options import Options
@@ -288,11 +288,14 @@ class Dispatcher:
             self.refuse(key, refusal("deep-calls", "Python's stack is nearly full"))
             return None
         except Exception as error:
+            failure = Failure(error)
+            watch.tell("error", failure)
             if self.fullgraph:
+                for advice in failure.advice:
+                    error.add_note(advice)
                 raise
-            reason = f"internal error of minicompile: {type(error).__name__}: {error}"
-            warnings.warn(f"{reason}; {self.name} runs in eager", stacklevel=6)
-            self.refuse(key, refusal("internal-error", reason))
+            warnings.warn(failure.told(f"; {self.name} runs in eager"), stacklevel=6)
+            self.refuse(key, refusal("internal-error", failure.told()))
             return None
         if capture.stopped_by is not None:
             self.breaks[capture.stopped_by] = None

@@ -15,6 +15,7 @@
 | building | [KernelModule]: their compilers run; told before waiting for them |
 | cudagraphs | what becomes of the CUDA graph that was asked for, or why there is none; also when called |
 | autotuning | Tuning: times of a kernel's tiles so far, told when it is called (runtime/autotune.py) |
+| error | Failure: what the compiler raised |
 | done | the Capture, its code loaded; None where there is none: the frame runs in eager, or raised |
 
 `@observer("mine")` registers a function that is called with each Event; if it raises, a warning says so and
@@ -27,7 +28,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from minicompile.ops.registry import Registry
@@ -35,7 +36,7 @@ from minicompile.options import Options
 
 KINDS = (
     *("start", "capture", "break", "aot", "loops", "schedule", "plans", "kernels", "wrapper"),
-    *("groups", "graph", "building", "cudagraphs", "autotuning", "done"),
+    *("groups", "graph", "building", "cudagraphs", "autotuning", "error", "done"),
 )
 
 CALLED = ("cudagraphs", "autotuning")
@@ -66,6 +67,18 @@ class Event:
     graph: str = ""
     seconds: float = 0.0
     took: float = 0.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error of the compiler's own. Observers add to `advice` what the user should be told."""
+
+    error: Exception
+    advice: list[str] = field(default_factory=list)
+
+    def told(self, what_now: str = "") -> str:
+        first = f"internal error of minicompile: {type(self.error).__name__}: {self.error}"
+        return "\n".join([first + what_now, *self.advice])
 
 
 Observer = Callable[[Event], None]

@@ -58,6 +58,7 @@ CAPTURING = {
     "accuracy_stage",
     "log_channel",
     "observer",
+    "reduction",
 }
 """Registries that don't decide what becomes of a captured graph; all others do."""
 UNCONCERNED = {"progress", "dump", "logs"}

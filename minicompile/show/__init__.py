@@ -17,6 +17,7 @@ from . import (  # noqa: F401
     kernels,
     launches,
     loops,
+    minify,
     roofline,
     schedule,
     torch_side,

@@ -1,0 +1,496 @@
+"""A program to make smaller: a graph of torch's functions, and the arguments of its calls.
+
+    Program := Graph, calls: ((Given | number, ...), ...)
+    Given   := shape, strides, dtype, device of a tensor; its values, or None: random ones from a seed
+
+A program is never changed; `part` and `edited` make others of it. `script` is one as a file that runs. The
+real compiler: torch/_dynamo/debug_utils.py (InputWriter), torch/_functorch/fx_minifier.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import operator
+import re
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
+
+from minicompile import compat
+from minicompile.debug.accuracy import same_random_state
+from minicompile.ops.graph import Graph, argument_text, output_node, placeholders, unpacks
+
+SEED = 0
+
+
+def tensor(
+    shape: Sequence[int],
+    stride: Sequence[int],
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    *,
+    seed: int = 0,
+    within: tuple[int, int] = (0, 1),
+    values: Any = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """A tensor that lies in memory as told: `values`, or random ones, integers from `within`."""
+    if values is None:
+        generator = torch.Generator().manual_seed(seed)
+        if dtype.is_floating_point or dtype.is_complex:
+            values = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
+        else:
+            low, high = within
+            values = torch.randint(low, high + 1, tuple(shape), generator=generator)
+    values = torch.as_tensor(values).to(device, dtype)
+    made = torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device=device)
+    target = made
+    for dim, step in enumerate(stride):
+        if step == 0 and shape[dim] > 1:  # the same element many times
+            target, values = target.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+    target.copy_(values)
+    return made.requires_grad_(requires_grad)
+
+
+@dataclass(frozen=True)
+class Given:
+    """A tensor argument. `value` None: from its seed, the number of the argument."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    requires_grad: bool
+    within: tuple[int, int] = (0, 1)
+    """Of integers the least and the largest."""
+    value: Tensor | None = None
+
+    @classmethod
+    def of(cls, found: Tensor) -> Given:
+        made = cls.like(found)
+        kept, within = found.detach().clone(), made.within
+        if kept.numel() and not (kept.is_floating_point() or kept.is_complex()):
+            within = int(kept.min()), int(kept.max())
+        return replace(made, within=within, value=kept)
+
+    @classmethod
+    def like(cls, found: Tensor) -> Given:
+        """Only the layout, also of a fake tensor."""
+        shape, stride = tuple(map(int, found.shape)), tuple(map(int, found.stride()))
+        if not is_simple(shape, stride):
+            stride = torch.empty(shape, device="meta").stride()
+        return cls(shape, stride, found.dtype, str(found.device), found.requires_grad)
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    def arguments(self, number: int) -> dict[str, Any]:
+        """What `tensor` is called with, apart from its defaults."""
+        given: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
+        if self.value is not None:
+            given["values"] = self.value
+        elif self.dtype.is_floating_point or self.dtype.is_complex:
+            given["seed"] = number
+        else:
+            given |= {"seed": number, "within": self.within}
+        given["requires_grad"] = self.requires_grad
+        plain = {"dtype": torch.float32, "device": "cpu", "requires_grad": False}
+        return {name: v for name, v in given.items() if name not in plain or v != plain[name]}
+
+    def make(self, number: int) -> Tensor:
+        return tensor(self.shape, self.stride, **self.arguments(number))
+
+    def text(self, number: int) -> str:
+        """As Python: a call of `tensor`."""
+        given = self.arguments(number)
+        if "values" in given:
+            given["values"] = given["values"].tolist()
+        named = (f"{name}={literal(value)}" for name, value in given.items())
+        return f"tensor({', '.join([str(self.shape), str(self.stride), *named])})"
+
+    def sized(self, old: int, new: int) -> Given:
+        """With `new` elements instead of `old` along a dimension, in the same order in memory."""
+        if old not in self.shape:
+            return self
+        shape = tuple(new if size == old else size for size in self.shape)
+        steps, step = list(self.stride), 1
+        for dim in sorted(range(len(shape)), key=lambda d: (self.stride[d], -d)):
+            if self.stride[dim]:
+                steps[dim], step = step, step * shape[dim]
+        value = self.value
+        for dim, size in enumerate(self.shape if value is not None else ()):
+            value = value.narrow(dim, 0, new) if size == old and value is not None else value
+        return replace(self, shape=shape, stride=tuple(steps), value=value)
+
+
+def literal(value: Any) -> str:
+    """A value as Python; numbers that aren't finite need no import."""
+    text = repr(value) if isinstance(value, list) else argument_text(value)
+    return re.sub(r"(?<![\w'\"])(-?(?:inf|nan))(?![\w'\"])", r"float('\1')", text)
+
+
+def is_simple(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Do no two elements share memory, but for those of a dimension with stride 0?"""
+    end = 0
+    for step, size in sorted(zip(stride, shape)):
+        if step and size > 1:
+            if step <= end:
+                return False
+            end += step * (size - 1)
+    return True
+
+
+def given(value: Any) -> Any:
+    """An argument as a program keeps it. Raises TypeError for what none can have."""
+    if isinstance(value, Tensor):
+        if value.layout is not torch.strided:
+            raise TypeError(f"a {value.layout} tensor")
+        return Given.of(value)
+    if isinstance(value, bool | int | float | complex | None):
+        return value
+    raise TypeError(f"a {type(value).__name__}")
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A graph and the arguments of its calls."""
+
+    graph: Graph
+    calls: tuple[tuple[Any, ...], ...]
+
+    @classmethod
+    def of(cls, gm: fx.GraphModule, calls: Sequence[Sequence[Any]], name: str) -> Program:
+        """Raises TypeError for arguments that no program can have."""
+        made = tuple(tuple(map(given, args)) for args in calls)
+        return cls(Graph(gm, name, "minify"), made)
+
+    @property
+    def operations(self) -> list[fx.Node]:
+        return [node for node in self.graph.nodes if node.op not in ("placeholder", "output")]
+
+    @property
+    def outputs(self) -> list[fx.Node]:
+        return list(dict.fromkeys(output_node(self.graph.gm.graph).all_input_nodes))
+
+    @functools.cached_property
+    def size(self) -> tuple[int, ...]:
+        """What is to be made small, the most important first."""
+        tensors = [value for args in self.calls for value in args if isinstance(value, Given)]
+        return (
+            *(len(self.calls), sum(not unpacks(node) for node in self.operations)),
+            *(len(self.operations), len(self.outputs), len(self.calls[0])),
+            *(sum(t.elements for t in tensors), sum(t.requires_grad for t in tensors)),
+            sum(t.value is not None for t in tensors),
+        )
+
+    @property
+    def key(self) -> str:
+        """All that decides how it runs."""
+        return f"{self.graph.gm.code}{self.calls}"
+
+    def arguments(self) -> list[list[Any]]:
+        """New ones for each call."""
+        return [
+            [value.make(n) if isinstance(value, Given) else value for n, value in enumerate(args)]
+            for args in self.calls
+        ]
+
+    @functools.cached_property
+    def values(self) -> list[Mapping[fx.Node, Any]]:
+        """What each node gives in eager when it is run, by call; tensors as `Given`."""
+        found: list[Mapping[fx.Node, Any]] = []
+        for args in self.arguments():
+            record = Recording(self.graph.gm)
+            with same_random_state():
+                torch.manual_seed(SEED)
+                record.run(*args)
+            found.append(record.found)
+        return found
+
+    def shown(self) -> Graph:
+        """The graph with the values' types."""
+        for node in self.graph.nodes:
+            if node in self.values[0]:
+                node.meta["val"] = compat.tree_map(typed, self.values[0][node])
+        return self.graph
+
+    # -- others made of it
+
+    def part(self, kept: Collection[fx.Node], outputs: Collection[fx.Node] = ()) -> Program | None:
+        """Only these operations; what they read besides becomes an input, with the values it has.
+
+        Without `outputs`, those that are left; if none is, what nobody reads. None if a value can't be
+        an input.
+        """
+        graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
+        old = placeholders(self.graph.gm.graph)
+        used = {u for node in kept for u in node.all_input_nodes if u not in kept}
+        inputs = [
+            *(node for node in old if node in used),
+            *(n for n in self.operations if n in used),
+        ]
+        try:
+            calls = tuple(
+                tuple(
+                    args[old.index(node)] if node in old else known(values[node]) for node in inputs
+                )
+                for args, values in zip(self.calls, self.values, strict=True)
+            )
+        except TypeError:
+            return None
+        for node in inputs:
+            new[node] = graph.placeholder(node.name)
+        ordered = [node for node in self.operations if node in kept]
+        for node in ordered:
+            new[node] = graph.node_copy(node, new.__getitem__)
+        found = [node for node in outputs or self.outputs if node in kept]
+        if not found:
+            read = {u for node in ordered for u in node.all_input_nodes}
+            tensors = (n for n in ordered if isinstance(self.values[0].get(n), Given))
+            found = [node for node in tensors if node not in read]
+        graph.output(tuple(new[node] for node in found))
+        return self.with_graph(graph, calls)
+
+    def edited(self, change: Callable[[fx.Graph, Mapping[fx.Node, fx.Node]], object]) -> Program:
+        """With a copy of the graph that `change` edits; it also gets each node's copy."""
+        graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
+        for node in self.graph.nodes:
+            new[node] = graph.node_copy(node, new.__getitem__)
+        change(graph, new)
+        return self.with_graph(graph, self.calls)
+
+    def with_graph(self, graph: fx.Graph, calls: tuple[tuple[Any, ...], ...]) -> Program:
+        gm = fx.GraphModule(self.graph.gm, graph, self.graph.name)
+        return Program(Graph(gm, self.graph.name, self.graph.made_by), calls)
+
+    # -- as a file
+
+    def script(self, why: str, settings: Mapping[str, Any]) -> str:
+        """A Python file that runs the program as the failure was seen: exit code 1 while it fails."""
+        code = self.graph.gm.graph.python_code("self")
+        body = re.sub(r";  [\w = ]+ = None( *#.*)?$", "", code.src.strip(), flags=re.MULTILINE)
+        body = "\n".join(f"    {line}".rstrip() for line in body.splitlines())
+        imports = [f"{line}\n" for line in sorted(imported(code.globals, body))]
+        calls = "".join(
+            "    [\n"
+            + "".join(f"        {text(n, value)},\n" for n, value in enumerate(args))
+            + "    ],\n"
+            for args in self.calls
+        )
+        told = "".join(f"{name}={value!r}, " for name, value in settings.items())
+        return SCRIPT.format(why=why, imports="".join(imports), body=body, calls=calls, told=told)
+
+
+def text(number: int, value: Any) -> str:
+    return value.text(number) if isinstance(value, Given) else literal(value)
+
+
+def known(value: Any) -> Any:
+    if isinstance(value, Given | bool | int | float | complex):
+        return value
+    raise TypeError(type(value))
+
+
+def typed(value: Any) -> Any:
+    """A tensor of that type without memory."""
+    if not isinstance(value, Given):
+        return value
+    return torch.empty(value.shape, dtype=value.dtype, device="meta")
+
+
+SCRIPT = '''"""{why}
+
+Exit code 1 while it fails: `minicompile bisect` finds the culprit, `minicompile minify` makes it smaller.
+"""
+
+import sys
+
+import torch
+
+from minicompile.debug.minify import failing
+from minicompile.debug.program import tensor
+{imports}
+
+class Program(torch.nn.Module):
+{body}
+
+
+CALLS = [
+{calls}]
+
+if __name__ == "__main__":
+    sys.exit(failing(Program(), CALLS, {told}))
+'''
+
+
+def imported(names: Mapping[str, Any], body: str) -> Iterator[str]:
+    """The lines that import a graph's names."""
+    for name, value in names.items():
+        if name == "torch" or not re.search(rf"\b{re.escape(name)}\b", body):
+            continue
+        if isinstance(value, types.ModuleType):
+            yield f"import {value.__name__}" + f" as {name}" * (value.__name__ != name)
+        elif isinstance(value, float):
+            yield f"{name} = float({str(value)!r})"
+        elif value is type(None):
+            yield f"{name} = type(None)"
+        else:
+            yield f"from {value.__module__} import {value.__qualname__} as {name}"
+
+
+class Recording(fx.Interpreter):
+    """Runs a graph and keeps what each node gave."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__(gm)
+        self.found: dict[fx.Node, Any] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.op != "output":
+            self.found[n] = compat.tree_map(
+                lambda x: Given.of(x) if isinstance(x, Tensor) else x, value
+            )
+        return value
+
+
+# -- what a function does, without our capture
+
+
+class Tape(TorchFunctionMode):
+    """Notes each of torch's functions that a call reaches, as a graph: all else is as in this call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[Callable[[fx.Graph, Callable[[Any], Any]], None]] = []
+        self.inputs: dict[int, Any] = {}
+        """What is read and not made here, as it is at first."""
+        self.made: dict[int, fx.Node] = {}
+        self.kept: list[Any] = []
+        """Alive, so that no number is given twice."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        places = compat.tree_map(self.place, (args, kwargs))
+        found = func(*args, **kwargs)
+        given_back = compat.tree_leaves(found)
+        if not any(isinstance(x, Tensor) for x in given_back) and func is not SETITEM:
+            return found
+        op, target, first = call_of(func)
+
+        def note(graph: fx.Graph, at: Callable[[Any], Any]) -> None:
+            node = graph.create_node(op, target, (*at(places[0]), *first), at(places[1]))
+            several = [found] if isinstance(found, Tensor) else found or ()
+            for number, part in enumerate(several):
+                if isinstance(part, Tensor):
+                    whole = part is found
+                    self.made[id(part)] = (
+                        node if whole else graph.call_function(operator.getitem, (node, number))
+                    )
+
+        self.notes.append(note)
+        self.kept.append(found)
+        for part in given_back:
+            if isinstance(part, Tensor):
+                self.inputs.setdefault(id(part), None)
+        return found
+
+    def place(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in self.inputs:
+            self.inputs[id(value)] = Given.of(value)
+            self.kept.append(value)
+        return Place(id(value))
+
+    def graph(self, result: Any) -> fx.Graph:
+        graph = fx.Graph()
+        for number, known in self.inputs.items():
+            if known is not None:
+                self.made[number] = graph.placeholder(f"arg{len(self.made)}")
+
+        def at(value: Any) -> Any:
+            return compat.tree_map(
+                lambda x: self.made[x.number] if isinstance(x, Place) else x, value
+            )
+
+        for note in self.notes:
+            note(graph, at)
+        outputs = (self.made.get(id(x)) for x in compat.tree_leaves(result))
+        graph.output(tuple(node for node in outputs if node is not None))
+        return graph
+
+
+@dataclass(frozen=True)
+class Place:
+    """Stands for a tensor among arguments."""
+
+    number: int
+
+
+SETITEM = Tensor.__setitem__
+
+
+def call_of(function: Any) -> tuple[str, Any, tuple[Any, ...]]:
+    """What FX calls a function of torch's: op, target, further arguments."""
+    name = getattr(function, "__name__", "")
+    if name == "__get__":
+        return "call_function", getattr, (function.__self__.__name__,)
+    if name in ("__setitem__", "__getitem__"):
+        return "call_function", getattr(operator, name.strip("_")), ()
+    if getattr(Tensor, name, None) is function:
+        return "call_method", name, ()
+    return "call_function", function, ()
+
+
+def taped(
+    target: Callable[..., Any], calls: Sequence[Sequence[Any]], kwargs: Mapping[str, Any], name: str
+) -> Program | None:
+    """The program that a function is in these calls; None if they differ in more than numbers."""
+    graphs, arguments = [], []
+    for args in calls:
+        with same_random_state(), Tape() as tape:
+            result = target(*args, **kwargs)
+        graphs.append(tape.graph(result))
+        arguments.append([value for value in tape.inputs.values() if value is not None])
+    graph = graphs[0]
+    if any(not alike(node, *same) for node, *same in itertools.zip_longest(*map(nodes, graphs))):
+        return None
+    for node, *same in list(zip(*map(nodes, graphs))):
+        leaves = [compat.tree_flatten((n.args, n.kwargs)) for n in (node, *same)]
+        flat = list(leaves[0][0])
+        for number, (value, *rest) in enumerate(zip(*(found for found, _ in leaves))):
+            if isinstance(value, fx.Node) or all(value == other for other in rest):
+                continue
+            with graph.inserting_before(next(n for n in graph.nodes if n.op != "placeholder")):
+                flat[number] = graph.placeholder(f"number{number}_{node.name}")
+            for given_values, one in zip(arguments, (value, *rest), strict=True):
+                given_values.append(one)
+        node.args, node.kwargs = compat.tree_unflatten(flat, leaves[0][1])
+    gm = fx.GraphModule({}, graph, name)
+    return Program(Graph(gm, name, "minify"), tuple(map(tuple, arguments)))
+
+
+def nodes(graph: fx.Graph) -> list[fx.Node]:
+    return list(graph.nodes)
+
+
+def alike(one: fx.Node | None, *others: fx.Node | None) -> bool:
+    """Do nodes call the same, of arguments that have the same structure?"""
+    if one is None or None in others:
+        return False
+    return all(
+        (one.op, one.target) == (n.op, n.target)
+        and compat.tree_flatten((one.args, one.kwargs))[1]
+        == compat.tree_flatten((n.args, n.kwargs))[1]
+        for n in others
+        if n is not None
+    )

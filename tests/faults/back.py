@@ -1,0 +1,319 @@
+"""Faults of lowering, fusion, memory planning, kernel plans and code generators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from minicompile.codegen import cpp, cpp_values
+from minicompile.codegen.generate import code_generator
+from minicompile.codegen.plan import KernelModule, KernelPlan, plan_rule
+from minicompile.lessons.bugs import bugs
+from minicompile.lowering import views
+from minicompile.lowering.lower import lowering
+from minicompile.lowering.rules import creation
+from minicompile.lowering.rules.common import elementwise
+from minicompile.scheduling import in_place, memory
+from minicompile.scheduling.fusion import Fuser
+from tests.faults.table import CPP, LOOPS, NUMBERS, SQUARE, WITH_NAN, X, fault
+
+aten = torch.ops.aten
+Patch = pytest.MonkeyPatch
+
+
+def wrapped(op: Any, change: Callable[..., Any]) -> None:
+    """Register a lowering that gets the right one first."""
+    right = lowering[op]
+    lowering(op)(lambda ctx, *args, **kwargs: change(right, ctx, *args, **kwargs))
+
+
+# -- lowering
+
+
+@fault(
+    "lowering", "aten.maximum.default", lambda x, y: torch.maximum(x, y.cos()) * 2, [WITH_NAN, X]
+)
+def maximum_forgets_nan(patch: Patch) -> None:
+    """NaN comes from the second operand only (#93784)."""
+
+    @lowering(aten.maximum.default)
+    def maximum(ctx: Any, x: Any, y: Any) -> Any:
+        return elementwise(ctx, lambda ops, a, b: ops.where(ops.gt(a, b), a, b), x, y)
+
+
+@fault("lowering", "aten.relu.default", lambda x: torch.relu(x + 1).exp() * 2, [WITH_NAN])
+def relu_forgets_nan(patch: Patch) -> None:
+    """max(x, 0) by comparison."""
+    bugs["lost nan"]()
+
+
+@fault("lowering", "aten.sigmoid.default", lambda x: torch.sigmoid(x * 90) + x, [X])
+def sigmoid_overflows(patch: Patch) -> None:
+    """exp of a large number."""
+    bugs["hot sigmoid"]()
+
+
+@fault("lowering", "aten.neg.default", lambda x: (-(x.sin())).exp() + 1, [X])
+def the_tail_is_masked_out(patch: Patch) -> None:
+    """A wrong mask: the last elements of each row are not computed."""
+    bugs["ragged"]()
+
+
+@fault("lowering", "aten.erf.default", lambda x: torch.erf(x.sin()) * 2, [X])
+def a_rule_crashes(patch: Patch) -> None:
+    """An exception inside."""
+    bugs["no table"]()
+
+
+@fault(
+    "lowering", "aten.mul.Tensor", lambda n: torch.arange(11) * 1_000_000_000 + n, [torch.tensor(5)]
+)
+def products_overflow_int32(patch: Patch) -> None:
+    """Integers are multiplied in 32 bits."""
+
+    def narrow(right: Any, ctx: Any, a: Any, b: Any) -> Any:
+        if getattr(a, "dtype", None) is not torch.int64:
+            return right(ctx, a, b)
+
+        def formula(ops: Any, x: Any, y: Any) -> Any:
+            x, y = ops.to_dtype(x, torch.int32), ops.to_dtype(y, torch.int32)
+            return ops.to_dtype(ops.mul(x, y), torch.int64)
+
+        return elementwise(ctx, formula, a, b)
+
+    wrapped(aten.mul.Tensor, narrow)
+
+
+@fault("lowering", "aten.argmin.default", lambda x: torch.argmin(x.sin().t()) + 1, [X])
+def argmin_counts_in_memory_order(patch: Patch) -> None:
+    """The position in a transposed matrix is that in its memory (#183894)."""
+
+    def flat(right: Any, ctx: Any, x: Any, dim: Any = None, keepdim: bool = False) -> Any:
+        if dim is not None or x.dim != 2:
+            return right(ctx, x, dim, keepdim)
+        return right(ctx, ctx.view(x, views.permute(x.size, [1, 0])), dim, keepdim)
+
+    wrapped(aten.argmin.default, flat)
+
+
+@fault("lowering", "aten.argmax.default", lambda x: torch.argmax(torch.log1p(x), 1) + 1, [X])
+def nan_is_not_the_largest(patch: Patch) -> None:
+    """argmax by comparison passes over NaN (#118266)."""
+
+    def without_nan(right: Any, ctx: Any, x: Any, *args: Any) -> Any:
+        def small(ops: Any, v: Any) -> Any:
+            return ops.where(ops.isnan(v), ops.constant(-9e9, torch.float32), v)
+
+        return right(ctx, elementwise(ctx, small, x), *args)
+
+    wrapped(aten.argmax.default, without_nan)
+
+
+@fault("lowering", "aten.constant_pad_nd.default", lambda x: F.pad(x.cos(), [2, 1]) * 3, [X])
+def a_border_is_off_by_one(patch: Patch) -> None:
+    """A wrong mask: the element after the last is read too."""
+    whole = creation.inside
+
+    def inside(ops: Any, index: Any, size: Any, bounds: Any) -> Any:
+        return whole(
+            ops, index, size, {dim: (low + 1, high) for dim, (low, high) in bounds.items()}
+        )
+
+    patch.setattr(creation, "inside", inside)
+
+
+@fault("lowering", "aten.permute.default", lambda x: x.sin().t() * 2 + x, [SQUARE])
+def strides_of_a_view_are_lost(patch: Patch) -> None:
+    """A view of the same shape reads memory in the old order (#186850)."""
+
+    def straight(right: Any, ctx: Any, x: Any, dims: Any) -> Any:
+        same = tuple(x.size[d] for d in dims) == tuple(x.size)
+        return x if same else right(ctx, x, dims)
+
+    wrapped(aten.permute.default, straight)
+
+
+@fault("lowering", "aten.select.int", lambda x: x.sin()[2] * 2 + 1, [X])
+def the_offset_of_a_view_is_lost(patch: Patch) -> None:
+    """It begins where its base does (#93562)."""
+    wrapped(aten.select.int, lambda right, ctx, x, dim, index: right(ctx, x, dim, 0))
+
+
+@fault("lowering", "aten.remainder", lambda n: (n * 2 + 1) % 5 + n, [NUMBERS])
+def remainders_have_the_sign_of_the_dividend(patch: Patch) -> None:
+    """Integer division that rounds to zero."""
+    for op in (aten.remainder.Scalar, aten.remainder.Tensor):
+        lowering(op)(lowering[aten.fmod.Scalar])
+
+
+@fault(
+    *("lowering", "aten.index_put.default"),
+    lambda x, i, y: torch.index_put(x.sin(), [i], y, accumulate=True) * 2,
+    [X[:, 0].contiguous(), torch.tensor([1, 1, 3]), torch.tensor([2.0, 3.0, 4.0])],
+)
+def writes_that_meet_are_lost(patch: Patch) -> None:
+    """A race: of two additions to one element one is kept."""
+    wrapped(
+        aten.index_put.default,
+        lambda right, ctx, x, indices, values, accumulate=False: right(ctx, x, indices, values),
+    )
+
+
+@fault("lowering", "sum", lambda n: (n * 7).to(torch.int8).sum(1) + 1, [NUMBERS])
+def sums_stay_narrow(patch: Patch) -> None:
+    """A dtype promotion is forgotten: bytes are added in 8 bits."""
+
+    def narrow(right: Any, ctx: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        found = right(ctx, x, *args, **kwargs)
+        if x.dtype.is_floating_point or found.dtype is not torch.int64:
+            return found
+
+        def cut(ops: Any, v: Any) -> Any:
+            return ops.to_dtype(ops.to_dtype(v, torch.int8), torch.int64)
+
+        return elementwise(ctx, cut, found)
+
+    for op in list(lowering):
+        if "sum" in str(op) and "cum" not in str(op):
+            wrapped(op, narrow)
+
+
+@fault(
+    "lowering",
+    "aten.slice_scatter.default",
+    lambda x, y: torch.slice_scatter(x.sin(), y, 1, 1, 9, 2),
+    [X, X[:, :4]],
+)
+def a_step_is_ignored(patch: Patch) -> None:
+    """A wrong index: what lies between is overwritten too."""
+
+    def dense(
+        right: Any, ctx: Any, x: Any, src: Any, dim: int, low: Any, high: Any, step: int = 1
+    ) -> Any:
+        return right(ctx, x, src, dim, low, low + src.size[dim], 1)
+
+    wrapped(aten.slice_scatter.default, dense)
+
+
+@fault("lowering", "aten.cat.default", lambda x: torch.cat([x.sin(), x.cos()], 1) + 1, [X])
+def the_second_part_repeats_the_first(patch: Patch) -> None:
+    """A wrong index: the parts are taken in the wrong order."""
+    wrapped(aten.cat.default, lambda right, ctx, parts, dim=0: right(ctx, [*parts][::-1], dim))
+
+
+@fault("lowering", "amax", lambda x: (x.exp() - 90).amax(1) * 2, [X])
+def the_identity_of_a_maximum_is_zero(patch: Patch) -> None:
+    """A reduction over negative numbers begins with 0."""
+
+    def from_zero(right: Any, ctx: Any, x: Any, *args: Any) -> Any:
+        found = right(ctx, x, *args)
+        return elementwise(ctx, lambda ops, a, b: ops.maximum(a, b), found, 0)
+
+    wrapped(aten.amax.default, from_zero)
+
+
+# -- fusion
+
+
+def interrupted(x: torch.Tensor) -> torch.Tensor:
+    y = x.exp()
+    z = torch.sort(y).values
+    return z + y
+
+
+@fault("fusion", "buf0 and", interrupted, [X])
+def a_cycle_is_fused(patch: Patch) -> None:
+    """A kernel reads what a library makes of its own result."""
+    patch.setattr(Fuser, "_cycle", lambda self, a, b: None)
+
+
+# -- memory
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    y = x @ x.t()
+    return y.exp() + y.t()
+
+
+@fault("memory", "in place of", turned, [X])
+def a_buffer_is_overwritten_while_it_is_read(patch: Patch) -> None:
+    """In place over elements that are read later."""
+    patch.setattr(in_place, "refusal", lambda node, old, new: None)
+
+
+def long_lived(x: torch.Tensor) -> torch.Tensor:
+    a = x @ x.t()
+    b = a.sin() @ a
+    c = b.cos() @ b
+    return (c.exp() @ b) + a
+
+
+@fault("memory", "a pool", long_lived, [SQUARE / 5], options={**LOOPS, "memory_pool": True})
+def memory_is_freed_too_early(patch: Patch) -> None:
+    """A buffer that is only read counts as dead; a later one gets its place (#183575)."""
+    whole = memory.place
+    patch.setattr(memory, "place", lambda pieces: whole([replace(p, dies=p.born) for p in pieces]))
+
+
+# -- kernel plans
+
+
+@fault("plan rule", "any:bases", lambda x: torch.softmax(x.sin() * 3, -1) * 2, [X], options=CPP)
+def another_base(patch: Patch) -> None:
+    """exp becomes exp2."""
+    bugs["wrong base"]()
+
+
+@fault("plan rule", "any:rounding", lambda x: torch.floor(x * 2.3) + x, [X], options=CPP)
+def rounding_to_zero(patch: Patch) -> None:
+    """floor becomes trunc."""
+
+    @plan_rule("any:rounding")
+    def rounding(plan: KernelPlan, options: Any) -> None:
+        for value in plan.body.values:
+            value.op = "trunc" if value.op == "floor" else value.op
+
+
+@fault(
+    "plan rule", "any:limits", lambda x: torch.where(x >= 3, x.sin(), x.cos()) + 1, [X], options=CPP
+)
+def a_limit_is_left_out(patch: Patch) -> None:
+    """A wrong mask: at least becomes more than."""
+
+    @plan_rule("any:limits")
+    def limits(plan: KernelPlan, options: Any) -> None:
+        for value in plan.body.values:
+            value.op = "gt" if value.op == "ge" else value.op
+
+
+# -- code generators
+
+
+def misprint(old: str, new: str) -> None:
+    """A printer of C++ that writes one word for another."""
+
+    def printed(plans: Any) -> KernelModule:
+        module = cpp.kernel_module(plans)
+        units = tuple(text.replace(old, new) for text in module.units)
+        for kernel in module.kernels:
+            kernel.lines = [replace(k, text=k.text.replace(old, new)) for k in kernel.lines]
+        return replace(module, text=module.text.replace(old, new), units=units)
+
+    code_generator("cpp")(printed)
+
+
+@fault("code generator", "", lambda x: torch.sin(x + 1) * 2 + x, [X], options=CPP)
+def a_function_is_printed_as_another(patch: Patch) -> None:
+    """sin as cos."""
+    misprint("sin", "cos")
+
+
+@fault("code generator", "", lambda x: (x / 2).prod(1).exp() + 1, [X], options=CPP)
+def accumulators_begin_with_zero(patch: Patch) -> None:
+    """The identity of every reduction is 0."""
+    patch.setattr(cpp_values, "reduction_identity", lambda kind, dtype: 0)

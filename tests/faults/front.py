@@ -1,0 +1,513 @@
+"""Faults of capture, graph passes, decompositions, gradients and the partitioner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+
+import minicompile as mc
+from minicompile.aot import functionalize, partition
+from minicompile.extension import call_rules, decompose, graph_pass, guard_rules, register_vjp
+from minicompile.lessons.bugs import bugs
+from tests.faults.table import NUMBERS, SQUARE, WITH_NAN, X, fault, leaf
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+Patch = pytest.MonkeyPatch
+
+
+def calls(gm: fx.GraphModule, *targets: Any) -> list[fx.Node]:
+    return [node for node in gm.graph.nodes if node.target in targets]
+
+
+def bypass(node: fx.Node, by: fx.Node) -> None:
+    node.replace_all_uses_with(by)
+    node.graph.erase_node(node)
+
+
+# -- capture
+
+
+@fault(
+    *("capture", "<lambda>", lambda x, limit: torch.clamp(x.exp(), max=limit) + 1, [X, 0.5]),
+    more=[[X, 1.5]],
+)
+def float_argument_is_not_guarded(patch: Patch) -> None:
+    """A stale Python number (#194976)."""
+    for kind in ("equals", "number"):
+        guard_rules.rules.pop(kind, None)
+
+
+@fault("", "", lambda x: torch.sin(x * 2) + x, [X], more=[[leaf()]])
+def tensors_are_not_guarded(patch: Patch) -> None:
+    """A missing guard: the second call needs gradients, and only AOT autograd relies on it."""
+    guard_rules.rules.pop("tensor")
+
+
+@fault("capture", "<lambda>", lambda x: torch.erf(x.cos()) * x - 1, [X])
+def a_call_is_captured_wrong(patch: Patch) -> None:
+    """erf is taken for the identity."""
+    call_rules(torch.erf)(lambda tracer, args, kwargs: args[0])
+
+
+@fault("capture", "<lambda>", lambda x: (x.sin().add_(1) * x).cos(), [X])
+def a_mutation_is_not_captured(patch: Patch) -> None:
+    """A lost mutation: in-place methods of temporaries are taken for views."""
+    call_rules(Tensor.add_)(lambda tracer, args, kwargs: args[0])
+
+
+# -- functionalization: no gate, so the bisector comes as far as the backend
+
+
+def written(x: Tensor) -> Tensor:
+    row = x.sin()
+    head, tail = row[0], row[1:]
+    head.mul_(2)
+    return row.cos() + tail.sum()
+
+
+@fault("", "", written, [X])
+def a_write_through_a_view_is_lost(patch: Patch) -> None:
+    """A view of the same memory keeps its old contents (#93824)."""
+    whole = functionalize.Functionalizer.write
+
+    def write(self: Any, node: fx.Node, new: Tensor) -> None:
+        if self.storage(node) is not None and node.target is aten.select.int:
+            return
+        whole(self, node, new)
+
+    patch.setattr(functionalize.Functionalizer, "write", write)
+
+
+# -- passes over captured graphs
+
+
+@fault(
+    "pre_grad pass", "draw_once", lambda x: torch.rand_like(x) + x.cos() - torch.rand_like(x), [X]
+)
+def random_numbers_are_drawn_once(patch: Patch) -> None:
+    """Equal calls are merged, random ones too."""
+
+    @graph_pass("draw_once", stage="pre_grad")
+    def draw_once(gm: fx.GraphModule, mode: Any) -> int:
+        first, *rest = calls(gm, torch.rand_like) or [None]
+        for node in rest:
+            bypass(node, first)
+        return len(rest)
+
+
+@fault("pre_grad pass", "no_dropout", lambda x: F.dropout(x.sin(), 0.5) * x + 1, [X])
+def dropout_is_taken_for_idle(patch: Patch) -> None:
+    """A pass for inference runs in training."""
+
+    @graph_pass("no_dropout", stage="pre_grad")
+    def no_dropout(gm: fx.GraphModule, mode: Any) -> int:
+        found = calls(gm, F.dropout)
+        for node in found:
+            bypass(node, node.args[0])
+        return len(found)
+
+
+@fault(
+    *("pre_grad pass", "bare_linear"),
+    lambda x, w, b: torch.relu(F.linear(x.sin(), w, b)) * 2,
+    [SQUARE, SQUARE.t().contiguous(), SQUARE[0]],
+)
+def linear_loses_its_bias(patch: Patch) -> None:
+    """A rewrite looks at the first two arguments only."""
+
+    @graph_pass("bare_linear", stage="pre_grad")
+    def bare_linear(gm: fx.GraphModule, mode: Any) -> int:
+        found = calls(gm, F.linear, torch._C._nn.linear)
+        for node in found:
+            node.args, node.kwargs = node.args[:2], {}
+        return len(found)
+
+
+# -- the joint graph
+
+
+@fault("joint pass", "pattern:keep", lambda x: torch.tanh(x.exp()) + x, [X])
+def a_pattern_is_another_function(patch: Patch) -> None:
+    """tanh becomes sin."""
+    mc.register_pattern("keep", search=lambda x: torch.tanh(x), examples=[torch.empty(2)])(
+        torch.sin
+    )
+
+
+@fault("joint pass", "one_gradient", lambda x: (x.sin() * x.cos()).exp(), [leaf()])
+def a_partial_gradient_is_lost(patch: Patch) -> None:
+    """Of two gradients of one value the second is not added (#193061)."""
+
+    @graph_pass("one_gradient", stage="joint")
+    def one_gradient(gm: fx.GraphModule, mode: Any) -> int:
+        found = [n for n in calls(gm, aten.add.Tensor) if n.meta.get("phase") == "backward"]
+        for node in found:
+            bypass(node, node.args[0])
+        return len(found)
+
+
+@fault(
+    *("joint pass", "late_cast"),
+    lambda x: torch.cumsum(x.sin() * 3, 1, dtype=torch.int64) * 2,
+    [X],
+)
+def a_scan_ignores_its_dtype(patch: Patch) -> None:
+    """cumsum with a dtype is summed in the argument's own (#189518)."""
+
+    @graph_pass("late_cast", stage="joint")
+    def late_cast(gm: fx.GraphModule, mode: Any) -> int:
+        found = [n for n in calls(gm, aten.cumsum.default) if "dtype" in n.kwargs]
+        for node in found:
+            x, given = node.args[0], {"dtype": node.kwargs["dtype"]}
+            with gm.graph.inserting_before(node):
+                narrow = gm.graph.call_function(node.target, node.args)
+                cast = gm.graph.call_function(aten._to_copy.default, (narrow,), given)
+            narrow.meta = {**node.meta, "val": x.meta["val"].clone()}
+            cast.meta = dict(node.meta)
+            bypass(node, cast)
+        return len(found)
+
+
+# -- passes over ATen graphs
+
+
+@fault("prims pass", "tidy_products", lambda x: torch.tanh(x.cos() * -1) + 1, [X])
+def the_sign_is_lost(patch: Patch) -> None:
+    """Products with -1 go with those with 1."""
+    bugs["same sign"]()
+
+
+@fault("prims pass", "one_rounding", lambda x: x.exp().bfloat16().float() * 3 + x, [X])
+def a_rounding_is_removed(patch: Patch) -> None:
+    """There and back through bfloat16 is taken for nothing (#159239)."""
+
+    @graph_pass("one_rounding", stage="prims", order=35)
+    def one_rounding(gm: fx.GraphModule, mode: Any) -> int:
+        changed = 0
+        for node in calls(gm, prims.convert_element_type.default):
+            inner = node.args[0]
+            if inner.target is node.target:
+                source = inner.args[0]
+                if source.meta["val"].dtype is node.meta["val"].dtype:
+                    bypass(node, source)
+                    changed += 1
+        return changed
+
+
+def cast_early(op: Any) -> None:
+    """A pass that converts the first operand rather than the result."""
+
+    @graph_pass("early_cast", stage="prims", order=35)
+    def early_cast(gm: fx.GraphModule, mode: Any) -> int:
+        changed = 0
+        for node in calls(gm, prims.convert_element_type.default):
+            inner, dtype = node.args
+            if inner.target is op:
+                with gm.graph.inserting_before(node):
+                    wide = [gm.graph.call_function(node.target, (x, dtype)) for x in inner.args]
+                    late = gm.graph.call_function(op, tuple(wide))
+                for made in (*wide, late):
+                    made.meta = dict(node.meta)
+                bypass(node, late)
+                changed += 1
+        return changed
+
+
+BYTES = torch.tensor([7, 200, 0, 9], dtype=torch.uint8)
+
+
+@fault("prims pass", "early_cast", lambda x: torch.neg(x) + torch.ones(4).sin() + 1, [BYTES])
+def a_conversion_moves_over_neg(patch: Patch) -> None:
+    """Bytes wrap around before they become floats (#161763)."""
+    cast_early(aten.neg.default)
+
+
+@fault("prims pass", "early_cast", lambda x: (x + x).to(torch.int16) * 2, [BYTES])
+def a_conversion_moves_over_a_sum(patch: Patch) -> None:
+    """The sum of two bytes is one (#105264)."""
+    cast_early(aten.add.Tensor)
+
+
+@fault("prims pass", "zero_times", lambda x: (x.sin() * 0 + 1).exp(), [WITH_NAN])
+def zero_times_nan_is_zero(patch: Patch) -> None:
+    """A product with 0 is folded, whatever the other factor is."""
+
+    @graph_pass("zero_times", stage="prims", order=35)
+    def zero_times(gm: fx.GraphModule, mode: Any) -> int:
+        found = [n for n in calls(gm, aten.mul.Tensor) if n.args[1] == 0]
+        for node in found:
+            with gm.graph.inserting_before(node):
+                value = node.meta["val"]
+                given = {"dtype": value.dtype, "device": value.device}
+                zero = gm.graph.call_function(aten.full.default, (list(value.shape), 0), given)
+            zero.meta = dict(node.meta)
+            bypass(node, zero)
+        return len(found)
+
+
+@fault(
+    *("prims pass", "merge_turns"),
+    lambda x: x.sin().permute(1, 2, 0).permute(0, 2, 1) + 1,
+    [torch.linspace(0, 5, 27).reshape(3, 3, 3)],
+)
+def permutations_are_composed_in_the_wrong_order(patch: Patch) -> None:
+    """A chain of views becomes the wrong one."""
+
+    @graph_pass("merge_turns", stage="prims", order=12)
+    def merge_turns(gm: fx.GraphModule, mode: Any) -> int:
+        changed = 0
+        for node in calls(gm, aten.permute.default):
+            inner = node.args[0]
+            if inner.target is node.target:
+                node.args = (inner.args[0], [node.args[1][d] for d in inner.args[1]])
+                changed += 1
+        return changed
+
+
+@fault("prims pass", "same_calls", lambda x: x.sum(0) + x.cos().sum(0) - x.cos().sum(), [SQUARE])
+def equal_calls_differ_in_an_argument(patch: Patch) -> None:
+    """Common subexpressions by their first argument."""
+
+    @graph_pass("same_calls", stage="prims", order=35)
+    def same_calls(gm: fx.GraphModule, mode: Any) -> int:
+        first: dict[Any, fx.Node] = {}
+        changed = 0
+        for node in calls(gm, prims.sum.default, aten.sum.dim_IntList, aten.sum.default):
+            known = first.setdefault(node.args[0], node)
+            if known is not node and known.meta["val"].dim() >= node.meta["val"].dim():
+                bypass(node, known)
+                changed += 1
+        return changed
+
+
+@fault("post_grad pass", "explode", lambda x: torch.erf(x.sin()) * 2, [X])
+def a_pass_crashes(patch: Patch) -> None:
+    """An exception inside."""
+
+    @graph_pass("explode", stage="post_grad")
+    def explode(gm: fx.GraphModule, mode: Any) -> int:
+        if calls(gm, aten.erf.default):
+            raise IndexError("out of nodes")
+        return 0
+
+
+@fault(
+    *("post_grad pass", "only_product"),
+    lambda x, w, b: torch.addmm(b, x.sin(), w).cos() + 1,
+    [SQUARE, SQUARE.t().contiguous(), SQUARE + 1],
+)
+def a_product_loses_its_sum(patch: Patch) -> None:
+    """addmm becomes mm."""
+
+    @graph_pass("only_product", stage="post_grad", order=95)
+    def only_product(gm: fx.GraphModule, mode: Any) -> int:
+        found = calls(gm, aten.addmm.default)
+        for node in found:
+            node.target, node.args, node.kwargs = aten.mm.default, node.args[1:], {}
+        return len(found)
+
+
+def moved(x: Tensor) -> Tensor:
+    old = x.clone()
+    x.add_(1)
+    return old
+
+
+@fault("post_grad pass", "no_copies", moved, [X])
+def a_copy_of_a_written_input_is_dropped(patch: Patch) -> None:
+    """The result is the input, which is written to at the end (#94693)."""
+
+    @graph_pass("no_copies", stage="post_grad", order=95)
+    def no_copies(gm: fx.GraphModule, mode: Any) -> int:
+        found = calls(gm, aten.clone.default)
+        for node in found:
+            bypass(node, node.args[0])
+        return len(found)
+
+
+# -- decompositions
+
+
+@fault("decomposition", "aten.silu.default", lambda x: F.silu(x.cos()) * 2 + x, [X])
+def half_a_rotation(patch: Patch) -> None:
+    """Another constant."""
+    bugs["half rotation"]()
+
+
+@fault("decomposition", "aten._softmax.default", lambda x: torch.softmax(x.exp() * 20, -1), [X])
+def softmax_overflows(patch: Patch) -> None:
+    """The largest value is not subtracted."""
+    bugs["hot softmax"]()
+
+
+@fault("decomposition", "aten.leaky_relu.default", lambda x: F.leaky_relu(x.sin(), 0.2) + 1, [X])
+def the_slope_is_forgotten(patch: Patch) -> None:
+    """An activation with a slope becomes relu (#181692)."""
+
+    @decompose(aten.leaky_relu.default, to="core")
+    def leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
+        return torch.relu(x)
+
+
+@fault("decomposition", "aten.native_layer_norm", lambda x: F.layer_norm(x.exp(), [9]) + x, [X])
+def variance_of_a_sample(patch: Patch) -> None:
+    """Layer norm divides by one less."""
+
+    @decompose(aten.native_layer_norm.default, to="prims")
+    def layer_norm(x: Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
+        dims = list(range(x.dim() - len(shape), x.dim()))
+        mean, var = x.mean(dims, keepdim=True), x.var(dims, keepdim=True)
+        rstd = torch.rsqrt(var + eps)
+        return (x - mean) * rstd, mean, rstd
+
+
+@fault(
+    *("decomposition", "aten.floor_divide", lambda x, y: (x + 1) // y + 2),
+    [NUMBERS + 2**40 + 1, torch.tensor(3)],
+)
+def integers_are_divided_as_floats(patch: Patch) -> None:
+    """floor_divide of int64 by a tensor (#186164)."""
+
+    @decompose(aten.floor_divide.default, to="core")
+    def floor_divide(x: Tensor, y: Tensor) -> Tensor:
+        return torch.floor(x.float() / y).to(torch.int64)
+
+
+@fault(
+    *("decomposition", "aten.div.Tensor_mode"),
+    lambda x, y: torch.div(x * 2, y, rounding_mode="floor") + 1,
+    [torch.tensor([1.0, torch.inf, 6.0, -torch.inf]), torch.tensor([3.0, 1.0, 2.0, 2.0])],
+)
+def floor_of_infinity(patch: Patch) -> None:
+    """Infinities divided down stay infinite, eager gives NaN (#188048)."""
+
+    @decompose(aten.div.Tensor_mode, to="core")
+    def div(x: Tensor, y: Tensor, rounding_mode: Any = None) -> Tensor:
+        return torch.floor(x / y)
+
+
+@fault(
+    *("decomposition", "aten.addcmul.default"),
+    lambda x, y: torch.addcmul(x.sin(), x, y, value=0.5) + 1,
+    [X, X + 1],
+)
+def a_factor_is_ignored(patch: Patch) -> None:
+    """The scalar of addcmul is that of an earlier call, 1 (#185382)."""
+
+    @decompose(aten.addcmul.default, to="core")
+    def addcmul(x: Tensor, a: Tensor, b: Tensor, value: Any = 1) -> Tensor:
+        return x + a * b
+
+
+@fault(
+    *("decomposition", "aten.index_add.default"),
+    lambda x, i, y: torch.index_add(x.sin(), 0, i, y, alpha=2) / 2,
+    [X, torch.tensor([0, 2]), X[:2] + 4],
+)
+def index_add_ignores_alpha(patch: Patch) -> None:
+    """The terms are not scaled (#108963)."""
+
+    @decompose(aten.index_add.default, to="core")
+    def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 1) -> Tensor:
+        return torch.index_put(x, [index], source, accumulate=True)
+
+
+@fault("decomposition", "aten.log1p.default", lambda x: torch.log1p(x * 1e-6) * 1e6, [X])
+def small_numbers_are_lost(patch: Patch) -> None:
+    """log1p(x) as log(1 + x)."""
+
+    @decompose(aten.log1p.default, to="core")
+    def log1p(x: Tensor) -> Tensor:
+        return torch.log(1 + x)
+
+
+@fault("decomposition", "aten.sinh.default", lambda x: torch.sinh(x * 89) * 0.5, [X[0] / 3])
+def sinh_overflows(patch: Patch) -> None:
+    """The difference of two powers is halved too late (#183763)."""
+
+    @decompose(aten.sinh.default, to="core")
+    def sinh(x: Tensor) -> Tensor:
+        return (torch.exp(x) - torch.exp(-x)) / 2
+
+
+@fault("decomposition", "aten.asinh.default", lambda x: torch.asinh(x * 1e22) + 1, [X])
+def asinh_overflows(patch: Patch) -> None:
+    """The argument is squared (#183767)."""
+
+    @decompose(aten.asinh.default, to="core")
+    def asinh(x: Tensor) -> Tensor:
+        return torch.log(x.abs() + torch.sqrt(x * x + 1)) * torch.sign(x)
+
+
+# -- gradients
+
+
+@fault("vjp", "aten.tanh.default", lambda x: torch.tanh(x.sin()) * 2, [leaf()])
+def a_wrong_slope(patch: Patch) -> None:
+    """A missing square."""
+    bugs["wrong slope"]()
+
+
+@fault("vjp", "aten.exp.default", lambda x: torch.exp(x.sin()) * 2, [leaf()])
+def the_argument_is_saved_for_the_result(patch: Patch) -> None:
+    """A stale saved tensor."""
+
+    @register_vjp(aten.exp.default)
+    def exp(grad: Tensor, result: Tensor, x: Tensor) -> Tensor:
+        return grad * x
+
+
+# -- the partitioner
+
+
+@fault("partitioner", "joint", lambda x: (x * torch.rand_like(x)).sin() + 1, [leaf()])
+def random_numbers_are_drawn_again(patch: Patch) -> None:
+    """The backward recomputes them."""
+    whole = partition.why_not_recomputed
+
+    def why(node: fx.Node, *more: Any) -> str:
+        found = whole(node, *more)
+        return "" if found.startswith("random") else found
+
+    patch.setattr(partition, "why_not_recomputed", why)
+
+
+@fault("partitioner", "joint", lambda x, y: (x.sin() * y.cos()).exp(), [leaf(), leaf(X + 1)])
+def saved_values_are_swapped(patch: Patch) -> None:
+    """The backward gets one for another."""
+    whole = partition.min_cut
+
+    def swapped(parts: Any) -> Any:
+        saved = whole(parts)
+        one, *others = saved
+        like = [n for n in others if n.meta["val"].shape == one.meta["val"].shape]
+        for other in like[:1]:
+            for user in list(one.users):
+                if parts.is_backward(user):
+                    user.replace_input_with(one, other)
+        return saved
+
+    patch.setattr(partition, "min_cut", swapped)
+
+
+def weighted(x: Tensor, w: Tensor) -> Tensor:
+    found = x.sin() * w
+    x.add_(1)
+    return found
+
+
+@fault("partitioner", "joint", weighted, [X, leaf(X + 1)])
+def old_contents_are_read_anew(patch: Patch) -> None:
+    """The gradient is that of an input after it was written to."""
+    whole = partition.why_never_recomputed
+
+    def why(node: fx.Node) -> str:
+        found = whole(node)
+        return "" if found.startswith("the old contents") else found
+
+    patch.setattr(partition, "why_never_recomputed", why)
