@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from minicompile.codegen.plan import KernelSource
+from minicompile.codegen.plan import KernelPlan, KernelSource
 from minicompile.ops.display import count_text
 from minicompile.options import Options
 from minicompile.runtime.triton import (
@@ -53,7 +53,10 @@ class Tuning:
         return f"measuring {len(self.times)} of {len(self.tried)} tiles of {self.source.name}"
 
     def described(self, tiles: Tiles) -> str:
-        sizes = [f"{name}={size}" for name, size in blocks(self.source.plan, tiles).items()]
+        if tiles.way == "library":
+            return "the library's product"
+        way = [tiles.way] * bool(tiles.way) + [f"{tiles.stages} stages"] * bool(tiles.stages)
+        sizes = way + [f"{name}={size}" for name, size in blocks(self.source.plan, tiles).items()]
         return f"{', '.join(sizes)}, {count_text(tiles.num_warps, 'warp')}"
 
     def told(self, verbose: bool = False) -> str:
@@ -75,8 +78,13 @@ class Tuning:
 
 
 def candidates(source: KernelSource) -> list[Tiles]:
-    """The planned tiles; then half, once and twice as much along each axis, and as many warps."""
+    """The planned tiles; then half, once and twice as much along each axis, and as many warps.
+
+    Of a product the library's way, then what the plan lists, then its other rivals.
+    """
     planned, plan = planned_tiles(source.plan), source.plan
+    if plan.rivals:
+        return product_candidates(source)
     names = [a for a in plan.axes if a != "r" or plan.reduction != "persistent"] + ["num_warps"]
     found = [planned]
     for scales in itertools.product((1, 2, 4), repeat=len(names)):
@@ -87,6 +95,21 @@ def candidates(source: KernelSource) -> list[Tiles]:
         each = math.prod(getattr(tiles, axis) for axis in plan.axes) // (32 * tiles.num_warps)
         if each in EACH and tiles.num_warps <= 32 and tiles not in found:
             found.append(tiles)
+    return found
+
+
+def product_candidates(source: KernelSource) -> list[Tiles]:
+    """The ways to compute a product, the library's first: it is taken where nothing can be measured."""
+
+    def listed(plan: KernelPlan, way: str = "") -> list[Tiles]:
+        made = (dict(choice) for choice in plan.choices)
+        return [Tiles(num_warps=tiles.pop("warps"), way=way, **tiles) for tiles in made]
+
+    found = [Tiles(way="library"), *listed(source.plan)]
+    for way, steps in source.rivals.items():
+        for step in steps:
+            if way != "library" and isinstance(step, KernelSource):
+                found += listed(step.plan, way)
     return found
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import NamedTuple
 
-from minicompile.lowering.ir import PRODUCTS, LoopGraph
+from minicompile.lowering.ir import PRODUCTS, LoopGraph, Template
 from minicompile.ops.gates import REFUSED, allowed
 from minicompile.ops.origin import Origins, union
 from minicompile.ops.registry import Registry
@@ -405,7 +405,7 @@ class Fuser:
         """The joined nest and the policy's reason, or the refusal. A wish overrules the policy only."""
         producer, consumer = self.nests[a], self.nests[b]
         flaw = self._device(producer, consumer) or self._hazard(producer, consumer)
-        flaw = flaw or self._cycle(a, b)
+        flaw = flaw or template_refusal(producer, consumer) or self._cycle(a, b)
         if flaw is not None:
             return flaw
         if (pair := self._wished(self.wishes.forbid, a, b)) is not None:
@@ -419,6 +419,8 @@ class Fuser:
         joined = align(producer, consumer)
         if isinstance(joined, Refusal):
             return joined
+        if template_of(producer) and [m.level for m in joined.members].count("elem") > 1:
+            return Refusal("a template's tiles are followed by values as many as theirs", "policy")
         flows = self.context.flows(producer, consumer)
         if not (wish or flows or _meet(joined, producer, consumer)):
             common = listed(producer.touched & consumer.touched)
@@ -472,6 +474,8 @@ class Fuser:
     def _kind(self, producer: LoopNest, consumer: LoopNest) -> FusionKind:
         if not self.context.flows(producer, consumer):
             return "horizontal"
+        if template_of(producer) is not None:
+            return "template_epilogue"
         if any(node.is_reduction for node in producer.nodes):
             return "reduction_epilogue"
         reduces = any(node.is_reduction for node in consumer.nodes)
@@ -493,6 +497,35 @@ class Fuser:
                 self.ancestors[i] = ancestors | merged | before
         for i in self._neighbours(keep):
             self._push(keep, i)
+
+
+def template_of(nest: LoopNest) -> str | None:
+    """The node of a nest that a template computes."""
+    made = (node for node in nest.nodes if isinstance(node.buffer.loops, Template))
+    return next((node.name for node in made), None)
+
+
+def template_refusal(producer: LoopNest, consumer: LoopNest) -> Refusal | None:
+    """A template's kernel takes over what is computed of each element that it has made, and no more."""
+    one, other = template_of(producer), template_of(consumer)
+    if one is None and other is None:
+        return None
+    if one is not None and other is not None:
+        told = f"{one} and {other} are products, each with a kernel of its own"
+    elif producer.written.isdisjoint(consumer.touched):
+        told = f"{one or other} is a template: it takes over what is computed of its product alone"
+        return Refusal(told, "template")
+    elif other is not None:
+        told = f"{other} loads its factors tile by tile, several times: they are computed before"
+    elif consumer.is_reduction:
+        told = f"{one} is made in tiles: none has a whole row or column to reduce"
+    elif any(a.footprint is None for a in (*consumer.reads, *consumer.writes)) or any(
+        node.kind != "pointwise" for node in consumer.nodes
+    ):
+        told = f"only loops without loaded indices follow the tiles of {one}"
+    else:
+        return None
+    return Refusal(told, "template", final=True)
 
 
 def may_fuse(decision: FusionDecision) -> bool:
