@@ -147,7 +147,8 @@ def find_product(body: LoopBody) -> Product | None:
     alike = factors[0].dtype is factors[1].dtype and factors[0].dtype in TENSOR_CORES
     if not all(sides) or (False, False) in kinds or not alike:
         return None
-    return Product(total, *factors, kinds.get((True, True), {}), *sides)
+    (first, second), (rows, columns) = factors, sides
+    return Product(total, first, second, kinds.get((True, True), {}), rows, columns)
 
 
 TENSOR_CORES = frozenset({torch.float32, torch.bfloat16, torch.float16})

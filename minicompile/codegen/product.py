@@ -74,8 +74,10 @@ class Extent(NamedTuple):
 
 
 def extent(plan: KernelPlan, found: Product) -> Extent:
-    sides = (count(g.values(), plan.hints) for g in (found.batch, found.rows, found.columns))
-    return Extent(*sides, plan.row_length, found.left.dtype.itemsize)
+    batch, rows, columns = (
+        count(loops.values(), plan.hints) for loops in (found.batch, found.rows, found.columns)
+    )
+    return Extent(batch, rows, columns, plan.row_length, found.left.dtype.itemsize)
 
 
 def seconds(shape: Shape, of: Extent, multiprocessors: int) -> float:
@@ -188,5 +190,3 @@ def needs_memory(call: LibraryProduct, plan: KernelPlan) -> bool:
 
 def is_template(node: FusedSchedulerNode) -> bool:
     return any(isinstance(part.buffer.loops, Template) for part in node.nodes)
-
-

@@ -112,7 +112,8 @@ def print_triton(plan: KernelPlan) -> KernelSource:
 
 
 kernel_template: Registry[Callable[[KernelPlan], TilePrinter]] = Registry(
-    "kernel_template", "a plan's kind of reduction -> what prints the kernel; tiles of rows if not listed"
+    "kernel_template",
+    "a plan's kind of reduction -> what prints the kernel; tiles of rows if not listed",
 )
 kernel_template.modules.append("minicompile.codegen.triton_product")
 

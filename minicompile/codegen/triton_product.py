@@ -111,9 +111,7 @@ class ProductPrinter(TilePrinter):
             block = f"{axis.upper()}BLOCK"
             self.line(f"{axis}index = ({place}) * {block} + {self._lanes(axis)}{self.cast}")
             # where tiles fill the matrix, that is known when compiling, and nothing is masked
-            self.line(
-                f"{axis}mask = ({axis}index < {axis}numel) | ({axis}numel % {block} == 0)"
-            )
+            self.line(f"{axis}mask = ({axis}index < {axis}numel) | ({axis}numel % {block} == 0)")
             self._digits(loops, f"{axis}index")
 
 

@@ -183,9 +183,7 @@ class Builder(type(interpreter.interpreter_builder)):  # type: ignore[misc]
         """Products of bf16 in fp32."""
         if a.dtype.scalar == tl.bfloat16:
             wide = (block.data.astype(np.uint32) << 16 for block in (a, b))
-            a, b = (
-                interpreter.TensorHandle(data.view(np.float32), tl.float32) for data in wide
-            )
+            a, b = (interpreter.TensorHandle(data.view(np.float32), tl.float32) for data in wide)
         elif a.dtype.scalar == tl.float16:
             a, b = (
                 interpreter.TensorHandle(block.data.astype(np.float32), tl.float32)

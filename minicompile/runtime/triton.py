@@ -179,12 +179,11 @@ def load_rival(source: KernelSource, tiles: Tiles, options: Options | None) -> L
     (spaces,) = (rival.workspace for rival in plan.rivals if rival.name == tiles.way)
     names, steps = [a.buffer for a in plan.arguments], source.rivals[tiles.way]
     own = replace(tiles, way="") if tiles.x else None
-    runs = [
-        load_kernel(step, own if step.plan.product is not None else None, options)
-        if isinstance(step, KernelSource)
-        else step
+    runs = {
+        step.name: load_kernel(step, own if step.plan.product is not None else None, options)
         for step in steps
-    ]
+        if isinstance(step, KernelSource)
+    }
 
     def launch(*arguments: Any) -> None:
         memory = dict(zip(names, arguments, strict=True))
@@ -193,13 +192,13 @@ def load_rival(source: KernelSource, tiles: Tiles, options: Options | None) -> L
             memory[name] = torch.empty_strided(
                 layout.size, layout.stride, dtype=layout.dtype, device=plan.device
             )
-        for step, run in zip(steps, runs, strict=True):
+        for step in steps:
             if isinstance(step, LibraryProduct):
                 given = [look(memory[view.buffer], view.layout) for view in step.operands]
                 function = getattr(torch, step.op.overloadpacket.__name__)
                 function(*given, out=look(memory[step.result], step.layout))
             else:
-                run(*(memory[a.buffer] for a in step.plan.arguments))
+                runs[step.name](*(memory[a.buffer] for a in step.plan.arguments))
 
     return launch
 
@@ -249,7 +248,9 @@ def planned_tiles(plan: KernelPlan) -> Tiles:
     """The plan's tiles; a persistent row always fits its tile."""
     persistent = plan.reduction == "persistent"
     r = power_of_two(plan.row_length) if persistent else plan.tiles.get("r", 1)
-    return Tiles(plan.tiles["x"], r, plan.num_warps, plan.tiles.get("y", 1), plan.tiles.get("stages", 0))
+    return Tiles(
+        plan.tiles["x"], r, plan.num_warps, plan.tiles.get("y", 1), plan.tiles.get("stages", 0)
+    )
 
 
 def for_row(tiles: Tiles, r: int) -> Tiles:
