@@ -206,9 +206,9 @@ class KernelPlan(Shown):
     riders: Mapping[Value, Value] = field(default_factory=dict)
     """Reductions that need no loop of their own, and those in whose loop they ride."""
     tiles: dict[str, int] = field(default_factory=dict)
-    """Triton: "y", "x" and "r", elements per program; "stages": tiles on their way at once. C++: "x", columns per tile; "r" and "chunks", the part
-    of a long row that a thread takes and the most parts there are; two loop variables, the sides of the
-    squares in which transposed loads are turned."""
+    """Triton: "y", "x" and "r", elements per program; "stages": tiles on their way at once. C++: "x", columns
+    per tile; "r" and "chunks", the part of a long row that a thread takes and the most parts there are; two
+    loop variables, the sides of the squares in which transposed loads are turned."""
     across: sympy.Symbol | None = None
     """Triton: the last loop of the first axis, "y", of a pointwise kernel's square tiles."""
     granule: int = 1

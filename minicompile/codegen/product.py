@@ -1,19 +1,19 @@
 """Matrix products: which tiles are worth measuring, and what else could compute the same.
 
-A program makes one tile, `y` rows by `x` columns, in steps of `r` terms. A multiprocessor has one such program at
-work, or two small ones. By estimate it takes, for all of its tiles one after the other,
+A program makes one tile, `y` rows by `x` columns, in steps of `r` terms. A multiprocessor has one such program
+at work, or two small ones. By estimate it takes, for all of its tiles one after the other,
 
     steps * max(arithmetic at the tensor cores' rate, factors at the L2 cache's rate) + a start for each tile
 
-so large tiles win (each factor is loaded less often) until there are fewer of them than multiprocessors, or the
-last round of them leaves most multiprocessors idle. The best few by this estimate are candidates; the device
-decides. The rivals of the kernel:
+so large tiles win (each factor is loaded less often) until there are fewer of them than multiprocessors, or
+the last round of them leaves most multiprocessors idle. The best few by this estimate are candidates; the
+device decides. The rivals of the kernel:
 
     library   the library's product into memory, then a kernel of what follows it
     split     where few tiles have many terms, programs share those of a tile; their sums are added in order
 
-The real compiler: torch/_inductor/template_heuristics/triton.py (configs), SubgraphChoiceCaller and decompose_k in
-torch/_inductor/kernel/mm.py.
+The real compiler: torch/_inductor/template_heuristics/triton.py (configs); SubgraphChoiceCaller, decompose_k
+in torch/_inductor/kernel/mm.py.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SHARED_BYTES = 227 * 1024
 """Memory of a multiprocessor for the tiles of factors that are on their way."""
 
 FLOPS, L2_BYTES, START = 5e12, 4e10, 3e-6
-"""A multiprocessor's arithmetic and loads from the L2 cache in a second; seconds until a tile's first step."""
+"""A multiprocessor's arithmetic and loads from the L2 cache a second; seconds until a tile's first step."""
 
 LEAST_TERMS = 256
 """Of a share of a split product."""
@@ -94,7 +94,7 @@ def seconds(shape: Shape, of: Extent, multiprocessors: int) -> float:
 
 def fits(shape: Shape, of: Extent) -> bool:
     """Its steps in flight fit into shared memory, and it isn't twice as large as the matrix."""
-    y, x, r, warps, stages = shape
+    y, x, r, _, stages = shape
     small = y <= max(power_of_two(of.rows), 16) and x <= max(power_of_two(of.columns), 16)
     return small and stages * (y + x) * r * of.itemsize <= SHARED_BYTES and r <= 4 * of.terms
 
@@ -149,8 +149,8 @@ def without_product(
 ) -> tuple[FusedSchedulerNode | None, Schedule, LibraryProduct]:
     """What follows a product, alone, in a schedule where that is in memory; and the library's call.
 
-    Where one of its results lies as the product does, the product is made there, and what follows overwrites it
-    element by element: what is still in the cache is read and written there.
+    Where one of its results lies as the product does, the product is made there, and what follows overwrites
+    it element by element: what is still in the cache is read and written there.
     """
     place, template = next(
         (i, part.buffer.loops)

@@ -45,8 +45,8 @@ from minicompile.codegen.triton_ops import (
 from minicompile.errors import Unsupported
 from minicompile.ops.handler import Index
 from minicompile.ops.origin import Origins, union
-from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.ops.registry import Registry
+from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import Value
 from minicompile.shapes.expr import (
     ZERO,

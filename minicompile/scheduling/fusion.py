@@ -207,8 +207,8 @@ class FusionPolicy:
     def score(
         self, producer: LoopNest, consumer: LoopNest, context: FusionContext
     ) -> int | tuple[int, ...]:
-        """What is fused first: the pair with the most bytes saved; of equals, what follows a template's tiles,
-        then the nearest."""
+        """What is fused first: the pair with the most bytes saved; of equals, what follows a template's
+        tiles, then the nearest."""
         saved = context.saved(producer, consumer).total()
         follows = template_of(producer) is not None
         return saved, int(follows), -context.distance(producer, consumer)

@@ -1,9 +1,9 @@
 """`python -m tests.bench.gemm`: matrix products with what follows them, on a GPU, device time.
 
-Each is compiled with max-autotune by us and by torch.compile, and by us without templates: a library's product
-and a kernel of what follows. All take turns in one process, on inputs that the cache no longer holds. Against
-float64, our error may be at most twice that of the library's product. Exits with 1 where we are slower than
-either, by more than NOISE, or less exact.
+Each is compiled with max-autotune by us and by torch.compile, and by us without templates: a library's
+product and a kernel of what follows. All take turns in one process, on inputs that the cache no longer holds.
+Against float64, our error may be at most twice that of the library's product. Exits with 1 where we are
+slower than either, by more than NOISE, or less exact.
 """
 
 from __future__ import annotations
