@@ -42,7 +42,7 @@ from minicompile.codegen.plan import (
     find_product,
     plan_rule,
 )
-from minicompile.codegen.product import is_template, needs_memory, split_rival, without_product
+from minicompile.codegen.product import is_template, split_rival, taken_apart
 from minicompile.codegen.split import refusal, split
 from minicompile.errors import BackendError, OptionError, Unsupported
 from minicompile.ops.gates import allowed
@@ -149,11 +149,10 @@ def rivals(
     plan: KernelPlan, schedule: Schedule, options: Options, position: int
 ) -> Iterator[Rival]:
     """What else could do what a template's kernel does (product.py)."""
-    rest, changed, call = without_product(plan.node, schedule, position)
-    steps: list[KernelPlan | LibraryProduct] = [call]
-    if rest is not None:
-        steps.append(make_plan(rest, changed, plan.language, options, position))
-    spaces = {call.result: call.layout} if needs_memory(call, plan) else {}
+    before, call, after, changed, spaces = taken_apart(plan.node, schedule, position)
+    make = partial(make_plan, schedule=changed, language=plan.language, options=options)
+    steps: list[KernelPlan | LibraryProduct] = [make(node, position=position) for node in before]
+    steps += [call, *([make(after, position=position)] if after is not None else [])]
     yield Rival("library", tuple(steps), spaces)
     if (shared := split_rival(plan)) is not None:
         for launch in shared.steps:

@@ -135,6 +135,8 @@ def find_product(body: LoopBody) -> Product | None:
     if total.kind != "sum" or term.op != "mul" or term.dtype is not torch.float32:
         return None
     factors = [v.inputs[0] if v.op == "to_dtype" else v for v in term.inputs]
+    if factors[0].dtype is not factors[1].dtype or factors[0].dtype not in TENSOR_CORES:
+        factors = list(term.inputs)  # in float32
     places = [loops_below(v) for v in factors]
     if next(reversed(body.ranges)) in places[0]:
         factors.reverse()
@@ -144,8 +146,7 @@ def find_product(body: LoopBody) -> Product | None:
     for var, size in body.ranges.items():
         kinds.setdefault((var in left, var in right), {})[var] = size
     sides = kinds.get((True, False), {}), kinds.get((False, True), {})
-    alike = factors[0].dtype is factors[1].dtype and factors[0].dtype in TENSOR_CORES
-    if not all(sides) or (False, False) in kinds or not alike:
+    if not all(sides) or (False, False) in kinds:
         return None
     (first, second), (rows, columns) = factors, sides
     return Product(total, first, second, kinds.get((True, True), {}), rows, columns)

@@ -1,7 +1,7 @@
 """Matrix products: which tiles are worth measuring, and what else could compute the same.
 
-A program makes one tile, `y` rows by `x` columns, in steps of `r` terms. A multiprocessor has one such program
-at work, or two small ones. By estimate it takes, for all of its tiles one after the other,
+A program makes one tile, `y` rows by `x` columns, in steps of `r` terms. A multiprocessor has one such
+program at work, or two small ones. By estimate it takes, for all of its tiles one after the other,
 
     steps * max(arithmetic at the tensor cores' rate, factors at the L2 cache's rate) + a start for each tile
 
@@ -18,8 +18,12 @@ in torch/_inductor/kernel/mm.py.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import NamedTuple
+
+import sympy
+from sympy import sympify
 
 from minicompile.codegen.plan import (
     KernelPlan,
@@ -32,10 +36,12 @@ from minicompile.codegen.plan import (
     power_of_two,
 )
 from minicompile.codegen.split import split
-from minicompile.lowering.ir import Template
+from minicompile.lowering.ir import Layout, Template
 from minicompile.ops.device import gpu_of
 from minicompile.options import Options
+from minicompile.scheduling.body import LoopBody
 from minicompile.scheduling.nodes import Allocation, FusedSchedulerNode, Schedule
+from minicompile.shapes.expr import Size
 
 Shape = tuple[int, int, int, int, int]
 """y, x, r, warps, stages."""
@@ -144,48 +150,78 @@ def split_rival(plan: KernelPlan) -> Rival | None:
     return Rival("split", whole.launches, whole.workspace)
 
 
-def without_product(
-    node: FusedSchedulerNode, schedule: Schedule, position: int
-) -> tuple[FusedSchedulerNode | None, Schedule, LibraryProduct]:
-    """What follows a product, alone, in a schedule where that is in memory; and the library's call.
+class Apart(NamedTuple):
+    """A template's node taken apart: what makes its factors, the library's product, what follows."""
 
-    Where one of its results lies as the product does, the product is made there, and what follows overwrites
-    it element by element: what is still in the cache is read and written there.
-    """
-    place, template = next(
-        (i, part.buffer.loops)
-        for i, part in enumerate(node.nodes)
-        if isinstance(part.buffer.loops, Template)
+    before: list[FusedSchedulerNode]
+    call: LibraryProduct
+    after: FusedSchedulerNode | None
+    schedule: Schedule
+    """One in which all of their results are in memory."""
+    workspace: dict[str, Layout]
+    """Those that are the kernel's own affair."""
+
+
+def taken_apart(node: FusedSchedulerNode, schedule: Schedule, position: int) -> Apart:
+    """Where a result lies as the product does, the product is made there, and what follows overwrites it
+    element by element: what is still in the cache is read and written there."""
+    parts = list(zip(node.nodes, node.bodies, node.levels, strict=True))
+    ((product, made, _),) = (p for p in parts if isinstance(p[0].buffer.loops, Template))
+    template, layout, memory = product.buffer.loops, product.buffer.layout, schedule.memory
+    assert isinstance(template, Template)
+    before = [
+        FusedSchedulerNode([part], [body], ["elem"], loops_of(body), {})
+        for part, body, level in parts
+        if level == "elem" and part is not product
+    ]
+    rest = [(part, body) for part, body, level in parts if level == "row"]
+    bodies = [body for _, body in rest]
+    after = FusedSchedulerNode(
+        [part for part, _ in rest], bodies, ["elem"] * len(rest), node.ranges, {}
     )
-    name, memory = node.nodes[place].name, schedule.memory
-    layout, result = node.nodes[place].buffer.layout, name
-    others = [i for i in range(len(node.nodes)) if i != place]
-    bodies = [node.bodies[i] for i in others]
-    rest = FusedSchedulerNode(
-        [node.nodes[i] for i in others], bodies, ["elem"] * len(others), node.ranges, {}
-    )
-    (store,) = node.bodies[place].stores
-    loads = [v.index for body in bodies for v in body.loads if v.buffer == name]
-    given = list(memory.allocate[position]) if position < len(memory.allocate) else []
-    if name in memory.internal and all(index == store.index for index in loads):
-        for i, allocation in enumerate(given):
-            made = schedule.graph.buffers[allocation.buffer].layout
-            stored = [v for b in bodies for v in b.stores if v.buffer == allocation.buffer]
-            alike = made == layout and [v.index for v in stored] == [store.index]
-            if alike and not allocation.in_place:
-                given[i] = Allocation(allocation.buffer, name, in_place=True)
-                result = allocation.buffer
-                break
-    allocate = [*memory.allocate]
-    allocate[position : position + 1] = [given]
-    changed = replace(memory, internal=memory.internal - {name}, allocate=allocate)
+    result = product.name
+    spaces = {part.name: part.nodes[0].buffer.layout for part in before}
+    allocate = [list(step) for step in memory.allocate]
+    if result in memory.internal:
+        if (new := overwriting(made, bodies, schedule, position)) is not None:
+            given = allocate[position]
+            place = next(i for i, a in enumerate(given) if a.buffer == new)
+            given[place] = Allocation(new, result, in_place=True)
+            result = new
+        else:
+            spaces[result] = layout
+    internal = memory.internal - {product.name} - spaces.keys()
+    changed = replace(schedule, memory=replace(memory, internal=internal, allocate=allocate))
     call = LibraryProduct(template.op, template.operands, result, layout)
-    return rest if others else None, replace(schedule, memory=changed), call
+    return Apart(before, call, after if rest else None, changed, spaces)
 
 
-def needs_memory(call: LibraryProduct, plan: KernelPlan) -> bool:
-    """Is a product's memory none of the kernel's results?"""
-    return call.result not in {a.buffer for a in plan.arguments}
+def loops_of(body: LoopBody) -> dict[sympy.Symbol, Size]:
+    """The loops that a body's store differs with."""
+    (store,) = body.stores
+    return {v: n for v, n in body.all_ranges.items() if v in sympify(store.index).free_symbols}
+
+
+def overwriting(
+    made: LoopBody, bodies: list[LoopBody], schedule: Schedule, position: int
+) -> str | None:
+    """The result, if any, that can be written where the product lies, element by element."""
+    (store,), buffers = made.stores, schedule.graph.buffers
+    loads = [v.index for body in bodies for v in body.loads if v.buffer == store.buffer]
+    if any(index != store.index for index in loads):
+        return None
+    stored = {v.buffer: v.index for body in bodies for v in body.stores}
+    given = schedule.memory.allocate[position : position + 1]
+    return next(
+        (
+            a.buffer
+            for a in itertools.chain(*given)
+            if not a.in_place
+            and stored.get(a.buffer) == store.index
+            and buffers[a.buffer].layout == buffers[store.buffer].layout
+        ),
+        None,
+    )
 
 
 def is_template(node: FusedSchedulerNode) -> bool:

@@ -83,9 +83,10 @@ class ProductPrinter(TilePrinter):
         for part in self._in_order([value]):
             self.value(part, "loop")
         name = self.names[value]
-        if value.op == "load":
-            return name
-        return f"tl.where({self._masks(frozenset(axes))}, {name}, 0.0)"
+        if value.op != "load":
+            masked = f"tl.where({self._masks(frozenset(axes))}, {name}, 0.0)"
+            self.line(f"{name} = {masked}", value.origins)
+        return name
 
     def _tile_of_program(self) -> None:
         """Which tile the program computes, of which product."""

@@ -179,11 +179,12 @@ def load_rival(source: KernelSource, tiles: Tiles, options: Options | None) -> L
     (spaces,) = (rival.workspace for rival in plan.rivals if rival.name == tiles.way)
     names, steps = [a.buffer for a in plan.arguments], source.rivals[tiles.way]
     own = replace(tiles, way="") if tiles.x else None
-    runs = {
-        step.name: load_kernel(step, own if step.plan.product is not None else None, options)
-        for step in steps
+    runs: list[Launcher | None] = [
+        load_kernel(step, own if step.plan.product is not None else None, options)
         if isinstance(step, KernelSource)
-    }
+        else None
+        for step in steps
+    ]
 
     def launch(*arguments: Any) -> None:
         memory = dict(zip(names, arguments, strict=True))
@@ -192,13 +193,13 @@ def load_rival(source: KernelSource, tiles: Tiles, options: Options | None) -> L
             memory[name] = torch.empty_strided(
                 layout.size, layout.stride, dtype=layout.dtype, device=plan.device
             )
-        for step in steps:
+        for step, run in zip(steps, runs, strict=True):
             if isinstance(step, LibraryProduct):
                 given = [look(memory[view.buffer], view.layout) for view in step.operands]
                 function = getattr(torch, step.op.overloadpacket.__name__)
                 function(*given, out=look(memory[step.result], step.layout))
-            else:
-                runs[step.name](*(memory[a.buffer] for a in step.plan.arguments))
+            elif run is not None:
+                run(*(memory[a.buffer] for a in step.plan.arguments))
 
     return launch
 

@@ -136,6 +136,46 @@ def test_what_follows_is_computed_of_the_tiles(follows, dtype) -> None:
     assert_near(tuned(fn)(*args), fn, *args)
 
 
+PRECEDES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cast": lambda x, w: x.to(BF16) @ w.to(BF16),
+    "widened": lambda x, w: x.to(BF16).to(w.dtype) @ w,
+    "scale": lambda x, w: (x * 0.5) @ w,
+    "both": lambda x, w: (x + 1).relu() @ (w * 2).t().contiguous().t(),
+    "row": lambda x, w: (x * x[:, :1].exp()) @ w,
+    "not zero beyond": lambda x, w: (x + 1) @ (1 / w.abs().add(1)),
+    "then": lambda x, w: F.gelu((x * 0.5) @ w),
+}
+
+
+@pytest.mark.parametrize("precedes", PRECEDES)
+def test_cheap_loops_before_a_product_run_as_its_kernel_loads(precedes) -> None:
+    fn, args = PRECEDES[precedes], given((40, 300), (300, 24))
+    found = stages(fn, *args)
+    (kernel,) = found.kernels
+    assert kernel.plan.product is not None and not found.loops.externs
+    kinds = [d.kind for d in found.schedule.decisions if d.fused]
+    assert "template_prologue" in kinds and len(kinds) == len(found.schedule.before) - 1
+    assert_near(tuned(fn)(*args), fn, *args)
+    (out,) = (a for a in kernel.plan.arguments if a.role == "out")
+    tensors = dict(zip((b.name for b in found.loops.inputs), args, strict=True))  # type: ignore[union-attr]
+    for tiles in candidates(kernel):
+        result = torch.full((40, 24), 77.0, dtype=out.dtype)
+        run(kernel, tiles, {**tensors, out.buffer: result})
+        assert_near(result, fn, *args)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, w: (F.gelu(x) + torch.tanh(x).exp()) @ w,
+        lambda x, w: (x * 2) @ w + (x * 2).sum(),
+    ],
+)  # fmt: skip
+def test_factors_that_cost_much_or_that_others_read_are_made_before(fn) -> None:
+    found = stages(fn, *given((40, 64), (64, 24)))
+    assert "template_prologue" not in [d.kind for d in found.schedule.decisions if d.fused]
+
+
 def test_one_products_kernel_reads_the_other_product() -> None:
     args = given((40, 64), (48, 64), (48, 64), dtype=BF16)
     found = stages(swiglu, *args)
