@@ -76,8 +76,9 @@ class Tuning:
             )
             return f"{name}: {why}"
         (planned, _), (best, tiles) = pairs[0], min(pairs, key=lambda pair: pair[0])
+        usual = f"with {self.described(self.tried[0])}" if self.tried[0].way else "as planned"
         first = (
-            f"{name}: {len(pairs)} candidates, {planned:.4f} ms as planned, "
+            f"{name}: {len(pairs)} candidates, {planned:.4f} ms {usual}, "
             f"{best:.4f} ms ({1 - best / planned:.0%} less) with {self.described(tiles)}"
         )
         lines = [f"  {time:.4f} ms: {self.described(tiles)}" for time, tiles in pairs]

@@ -464,6 +464,8 @@ class Fuser:
             told = f"{one} is made in tiles: none has a whole row or column to reduce"
         elif any(node.kind != "pointwise" for node in loops.nodes):
             told = f"{loops.name} is not pointwise"
+        elif one is not None and (reader := self._reduced_by(loops)) is not None:
+            told = f"{reader} reduces what {loops.name} gives: a kernel of both reads {one} once"
         elif one is None and loops.written - self.context.never_written(loops, given):
             told = f"others read {loops.name} too, or it is a result"
             return Refusal(told, "template")
@@ -472,6 +474,20 @@ class Fuser:
         else:
             return None
         return Refusal(told, "template", final=True)
+
+    def _reduced_by(self, nest: LoopNest) -> str | None:
+        """A reduction of what a nest writes, which is no product."""
+        readers = itertools.chain(*(self.context.readers[name] for name in nest.written))
+        return next(
+            (
+                name
+                for name in sorted(readers, key=self.place.__getitem__)
+                if isinstance(node := self.nodes[self.place[name]], SchedulerNode)
+                and node.is_reduction
+                and not isinstance(node.buffer.loops, Template)
+            ),
+            None,
+        )
 
     def _hazard(self, producer: LoopNest, consumer: LoopNest) -> Refusal | None:
         """A scatter updates memory in any order: nothing else in its kernel may touch that memory."""

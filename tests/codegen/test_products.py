@@ -193,6 +193,21 @@ def test_batches_of_products_with_scale_and_softmax() -> None:
     assert decision.kind == "template_epilogue" and "row" in decision.reason
 
 
+def test_what_is_reduced_next_is_left_to_the_reductions_kernel() -> None:
+    """Where the library's product is faster, nothing is lost."""
+
+    def fn(x: Tensor, w: Tensor, y: Tensor) -> Tensor:
+        return F.layer_norm(torch.tanh(x @ w) + y, (48,))
+
+    args = given((40, 64), (64, 48), (40, 48))
+    both(fn, *args)
+    found = stages(fn, *args)
+    assert len(found.kernels) == 2 and not [
+        d for d in found.schedule.decisions if d.fused and "template" in d.kind
+    ]
+    assert any(d.cause == "template" and "reduces" in d.reason for d in found.schedule.decisions)
+
+
 def test_a_product_that_is_added_to_a_matrix() -> None:
     both(torch.addmm, *given((40, 48), (40, 64), (64, 48), dtype=BF16))
     both(torch.baddbmm, *given((2, 1, 48), (2, 40, 64), (2, 64, 48)))
