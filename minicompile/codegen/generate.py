@@ -16,7 +16,7 @@ The real compiler: torch/_inductor/codegen/{simd,cpp,common}.py, torch/_inductor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
@@ -37,8 +37,12 @@ from minicompile.codegen.plan import (
     KernelPlan,
     KernelSource,
     Language,
+    LibraryProduct,
+    Rival,
+    find_product,
     plan_rule,
 )
+from minicompile.codegen.product import is_template, split_rival, taken_apart
 from minicompile.codegen.split import refusal, split
 from minicompile.errors import BackendError, OptionError, Unsupported
 from minicompile.ops.gates import allowed
@@ -126,7 +130,12 @@ def make_plan(
         hints=dict(schedule.graph.size_hints),
         cost=cost_of(node, schedule.graph, schedule.memory),
     )
+    made = language == "triton" and is_template(node)
+    if made and find_product(plan.body) is not None:
+        plan.reduction = "product"
     decide(plan, options, SPLIT)
+    if made:
+        plan.rivals = tuple(rivals(plan, schedule, options, position))
     if any(value.op == "fold" for value in plan.body.values):
         fold(plan)
     elif plan.reduction == "split":
@@ -136,7 +145,23 @@ def make_plan(
     return plan
 
 
-NEEDED = {"triton:fold", "triton:tiles"}
+def rivals(
+    plan: KernelPlan, schedule: Schedule, options: Options, position: int
+) -> Iterator[Rival]:
+    """What else could do what a template's kernel does (product.py)."""
+    before, call, after, changed, spaces = taken_apart(plan.node, schedule, position)
+    make = partial(make_plan, schedule=changed, language=plan.language, options=options)
+    steps: list[KernelPlan | LibraryProduct] = [make(node, position=position) for node in before]
+    steps += [call, *([make(after, position=position)] if after is not None else [])]
+    yield Rival("library", tuple(steps), spaces)
+    if (shared := split_rival(plan)) is not None:
+        for launch in shared.steps:
+            assert isinstance(launch, KernelPlan)
+            decide(launch, options)
+        yield shared
+
+
+NEEDED = {"triton:fold", "triton:tiles", "triton:product"}
 """Decisions without which there is no kernel."""
 
 SPLIT = "split"

@@ -24,7 +24,7 @@ import sympy
 import torch
 
 from minicompile.aot.result import OutputGroup
-from minicompile.lowering.ir import Layout
+from minicompile.lowering.ir import Layout, View
 from minicompile.ops.display import Shown, count_text
 from minicompile.ops.dtypes import short
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
@@ -112,6 +112,74 @@ def _piece_text(part: Pieces) -> str:
     return str(part) if isinstance(part, Cut) else ranges_text(part.ranges)
 
 
+@dataclass(frozen=True)
+class Product:
+    """sum over r of left * right, where left has no columns and right no rows: a matrix product."""
+
+    total: Value
+    """The sum."""
+    left: Value
+    right: Value
+    batch: dict[sympy.Symbol, Size]
+    rows: dict[sympy.Symbol, Size]
+    columns: dict[sympy.Symbol, Size]
+
+
+def find_product(body: LoopBody) -> Product | None:
+    """The matrix product that a body's one reduction is, with the loop that is innermost in memory among its
+    columns; None if it is something else."""
+    if len(body.reductions) != 1 or body.scans or not body.ranges:
+        return None
+    (total,) = body.reductions
+    term = total.inputs[0]
+    if total.kind != "sum" or term.op != "mul" or term.dtype is not torch.float32:
+        return None
+    factors = [v.inputs[0] if v.op == "to_dtype" else v for v in term.inputs]
+    if factors[0].dtype is not factors[1].dtype or factors[0].dtype not in TENSOR_CORES:
+        factors = list(term.inputs)  # in float32
+    places = [loops_below(v) for v in factors]
+    if next(reversed(body.ranges)) in places[0]:
+        factors.reverse()
+        places.reverse()
+    left, right = places
+    kinds: dict[tuple[bool, bool], dict[sympy.Symbol, Size]] = {}
+    for var, size in body.ranges.items():
+        kinds.setdefault((var in left, var in right), {})[var] = size
+    sides = kinds.get((True, False), {}), kinds.get((False, True), {})
+    if not all(sides) or (False, False) in kinds:
+        return None
+    (first, second), (rows, columns) = factors, sides
+    return Product(total, first, second, kinds.get((True, True), {}), rows, columns)
+
+
+TENSOR_CORES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+
+def loops_below(value: Value) -> frozenset[sympy.Symbol]:
+    """The loops that a value differs with."""
+    own = value.index.free_symbols if value.index is not None else ()
+    return frozenset(own).union(*map(loops_below, value.operands))
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Launches, and calls of a library, that do what one kernel does; `workspace` is memory between them."""
+
+    name: str
+    steps: tuple[KernelPlan | LibraryProduct, ...]
+    workspace: Mapping[str, Layout]
+
+
+@dataclass(frozen=True)
+class LibraryProduct:
+    """A call of a library: the product of views of buffers, into a buffer."""
+
+    op: torch._ops.OpOverload
+    operands: tuple[View, ...]
+    result: str
+    layout: Layout
+
+
 @dataclass(eq=False)
 class KernelPlan(Shown):
     """How one fused node becomes a kernel."""
@@ -126,7 +194,7 @@ class KernelPlan(Shown):
     arguments: tuple[KernelArgument, ...]
     sizes: tuple[sympy.Symbol, ...]
     """Numbers passed after the tensors: sizes as int64, then floats as float64."""
-    reduction: Literal["none", "persistent", "looped", "split"]
+    reduction: Literal["none", "persistent", "looped", "split", "product"]
     vector_axis: Literal["x", "r", "none"] = "none"
     """Innermost, vectorised loop of a C++ kernel."""
     vector_width: int = 1
@@ -139,9 +207,9 @@ class KernelPlan(Shown):
     riders: Mapping[Value, Value] = field(default_factory=dict)
     """Reductions that need no loop of their own, and those in whose loop they ride."""
     tiles: dict[str, int] = field(default_factory=dict)
-    """Triton: "y", "x" and "r", elements per program. C++: "x", columns per tile; "r" and "chunks", the part
-    of a long row that a thread takes and the most parts there are; two loop variables, the sides of the
-    squares in which transposed loads are turned."""
+    """Triton: "y", "x" and "r", elements per program; "stages": tiles on their way at once. C++: "x", columns
+    per tile; "r" and "chunks", the part of a long row that a thread takes and the most parts there are; two
+    loop variables, the sides of the squares in which transposed loads are turned."""
     across: sympy.Symbol | None = None
     """Triton: the last loop of the first axis, "y", of a pointwise kernel's square tiles."""
     granule: int = 1
@@ -167,6 +235,10 @@ class KernelPlan(Shown):
     """Buffers written in the memory of others, element by element when these have been read."""
     parts: int = 1
     """A split reduction: about how many programs share a row. Folds: how many share the rows."""
+    choices: tuple[Mapping[str, int], ...] = ()
+    """A product: tiles that max-autotune measures, `tiles` first."""
+    rivals: tuple[Rival, ...] = ()
+    """A product: other ways to compute the same, of which max-autotune takes the fastest."""
     launches: tuple[KernelPlan, ...] = ()
     """A split reduction, or folds: the kernels that run in place of this one, in order."""
     workspace: Mapping[str, Layout] = field(default_factory=dict)
@@ -190,6 +262,8 @@ class KernelPlan(Shown):
     @property
     def axes(self) -> dict[str, dict[sympy.Symbol, Size]]:
         """The axes of a Triton kernel's tiles, and the loops that each flattens."""
+        if (found := self.product) is not None:
+            return {"y": found.rows, "x": found.columns, "r": self.reduction_ranges}
         if self.reduction_ranges:
             return {"x": self.ranges, "r": self.reduction_ranges}
         if self.across is None:
@@ -197,6 +271,11 @@ class KernelPlan(Shown):
         loops = list(self.ranges.items())
         inner = list(self.ranges).index(self.across) + 1
         return {"y": dict(loops[:inner]), "x": dict(loops[inner:])}
+
+    @functools.cached_property
+    def product(self) -> Product | None:
+        """The product that tensor cores compute in it."""
+        return find_product(self.body) if self.reduction == "product" else None
 
     @property
     def folds(self) -> list[Value]:
@@ -345,6 +424,8 @@ class KernelSource(Code, Shown):
     plan: KernelPlan
     prelude: str = ""
     """Helper functions that the lines call: source text that goes before them."""
+    rivals: dict[str, list[KernelSource | LibraryProduct]] = field(default_factory=dict)
+    """The steps of each of the plan's rivals."""
 
     @property
     def origins(self) -> Origins:

@@ -25,7 +25,7 @@ that line alone. The real compiler: torch/_inductor/codegen/{simd,triton}.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import sympy
 import torch
@@ -53,6 +53,7 @@ from minicompile.codegen.triton_ops import (
 from minicompile.errors import Unsupported
 from minicompile.ops.handler import Index
 from minicompile.ops.origin import Origins, union
+from minicompile.ops.registry import Registry
 from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import Value
 from minicompile.shapes.expr import (
@@ -108,9 +109,21 @@ def print_triton(plan: KernelPlan) -> KernelSource:
     """The kernel's source. Raises Unsupported for what Triton or this printer can't express."""
     if plan.launches:
         raise Unsupported(f"{plan.name} is split: its launches have texts")
-    printer = _Printer(plan)
+    printer = kernel_template.get(plan.reduction, TilePrinter)(plan)
     printer.kernel()
-    return printer.source("triton", prelude)
+    found = printer.source("triton", prelude)
+    for rival in plan.rivals:
+        found.rivals[rival.name] = [
+            print_triton(step) if isinstance(step, KernelPlan) else step for step in rival.steps
+        ]
+    return found
+
+
+kernel_template: Registry[Callable[[KernelPlan], TilePrinter]] = Registry(
+    "kernel_template",
+    "a plan's kind of reduction -> what prints the kernel; tiles of rows if not listed",
+)
+kernel_template.modules.append("minicompile.codegen.triton_product")
 
 
 def loads_first(values: Sequence[Value]) -> list[Value]:
@@ -121,7 +134,7 @@ def loads_first(values: Sequence[Value]) -> list[Value]:
     return sorted(values, key=lambda v: v not in early)
 
 
-class _Printer(LinePrinter):
+class TilePrinter(LinePrinter):
     def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan)
         self.blocks = {axis: f"{axis.upper()}BLOCK" for axis in plan.axes}
@@ -136,7 +149,7 @@ class _Printer(LinePrinter):
         for value in plan.body.values:
             across = (self.axes[operand] for operand in value.operands)
             varies = self._index_axes(value).union(*across)
-            own = {"reduction": {"x"}, "scan": {"x", "r"}}.get(value.op)
+            own = {"reduction": {*plan.axes} - {"r"}, "scan": {"x", "r"}}.get(value.op)
             self.axes[value] = frozenset(own) if own else varies
         self.length = plan.length
         whole = bool(self.length == power_of_two(plan.row_length))
@@ -284,6 +297,7 @@ class _Printer(LinePrinter):
         elif not self.full_row:
             tile = self.plan.tiles.get("r", 1)
             even = start and isinstance(self.length, int) and self.length % tile == 0 and tile > 1
+            even = even or self.plan.reduction == "product"
             # known when compiling: then no lane is masked
             whole = " | WHOLE" if self.plan.varying else " | (rnumel % RBLOCK == 0)" * bool(even)
             self.line(f"rmask = (rindex < rnumel){whole}" if whole else "rmask = rindex < rnumel")

@@ -132,7 +132,7 @@ def choose_index_dtype(plan: KernelPlan, options: Options) -> None:
 @plan_rule("triton:reduction")
 def choose_reduction(plan: KernelPlan, options: Options) -> None:
     """Rows that fit into registers are read once; longer ones are swept in a loop."""
-    if not plan.reduction_ranges or plan.folds:
+    if not plan.reduction_ranges or plan.folds or plan.reduction == "product":
         return
     limit = longest_persistent(plan, gpu_of(plan.device))
     varies = not all(isinstance(size, int) for size in plan.reduction_ranges.values())
@@ -210,7 +210,7 @@ def choose_order(plan: KernelPlan, options: Options) -> None:
 @plan_rule("triton:tiles")
 def choose_tiles(plan: KernelPlan, options: Options) -> None:
     """Elements per program, and warps to compute them."""
-    if plan.reduction == "split":
+    if plan.reduction in ("split", "product"):
         return
     gpu = gpu_of(plan.device)
     programs = busy(gpu)

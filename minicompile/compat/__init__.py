@@ -418,6 +418,12 @@ def matmul_precision() -> Any:
     return tuple(read(backend, "matmul") for backend in ("cuda", "mkldnn"))
 
 
+def multiplies_in_tf32() -> bool:
+    """Whether float32 matrix products on a GPU round their factors to TF32."""
+    found = matmul_precision()
+    return found[0] == "tf32" if isinstance(found, tuple) else found != "highest"
+
+
 def onednn_linear() -> Any:
     """x @ weight.t() + bias by oneDNN, an operator; None where torch was built without it."""
     packet = getattr(torch.ops.mkldnn, "_linear_pointwise", None)

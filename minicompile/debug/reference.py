@@ -41,6 +41,7 @@ from minicompile.lowering.ir import (
     Layout,
     LoopGraph,
     Scatter,
+    Template,
     View,
     loop_ranges,
     loops_text,
@@ -178,6 +179,10 @@ class _Run:
 
     def loop(self, buffer: ComputedBuffer) -> None:
         layout = buffer.layout
+        if isinstance(buffer.loops, Template):
+            found = buffer.loops.op(*map(self.argument, buffer.loops.operands))
+            self.adopt(buffer, found)
+            return
         if isinstance(buffer.loops, Scatter):  # takes over the target's memory
             memory = self.memory[buffer.loops.target]
         else:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,6 +58,10 @@ lowering: Registry[Rule] = Registry("lowering", "ATen overload -> rule that give
 
 extern_reasons: Registry[str] = Registry(
     "extern", "ATen overload or packet -> why a library runs it rather than loops"
+)
+
+template: Registry[Rule] = Registry(
+    "template", 'ATen overload -> rule that gives a template\'s loops, with mode="max-autotune"'
 )
 
 
@@ -184,10 +189,14 @@ class LoweringContext:
 
     def realize(self, value: TensorValue, why: str) -> View:
         """The value in memory. A view that isn't strided there is copied."""
-        buffer = self.settle(value.storage, why)
-        if value.layout is None:
-            return self.realize(self.copy_of(value), why)
-        return View(buffer.name, value.layout)
+        value = self.settled(value, why)
+        assert value.storage.buffer is not None and value.layout is not None
+        return View(value.storage.buffer.name, value.layout)
+
+    def settled(self, value: TensorValue, why: str) -> TensorValue:
+        """The value, which has memory and strides there from now on."""
+        self.settle(value.storage, why)
+        return value if value.layout is not None else self.settled(self.copy_of(value), why)
 
     def realize_as(self, value: TensorValue, layout: Layout, why: str) -> View | None:
         """The value in memory with exactly this size and these strides (the offset is free); None where a
@@ -267,11 +276,30 @@ class LoweringContext:
             return self.pointwise(
                 size, device, lambda ops, index: ops.to_dtype(fn(ops, index, first), dtype)
             )
-        cost = self.dry_run(fn, loop_index(len(size)), loop_index(len(reduction_ranges), "r"))
-        layout = Layout(device, dtype, tuple(size), self.eager_strides(size))
-        body = scoped(fn, len(self.operations), self.origins)
-        loops = Reduction(tuple(size), tuple(reduction_ranges), kind, body)
-        return self.in_memory(self._emit(layout, loops, cost, self.origins, "reduction"))
+        loops = partial(Reduction, tuple(size), tuple(reduction_ranges), kind)
+        return self.reduced(loops, dtype, device, fn, "reduction")
+
+    def reduced(
+        self,
+        made: Callable[..., Reduction],
+        dtype: torch.dtype,
+        device: torch.device,
+        fn: ReductionFn,
+        why: str,
+        finish: Callable[[Ops, V, Sequence[Index]], V] | None = None,
+    ) -> TensorValue:
+        """A new buffer: the reduction that is made of what other rooms get for `fn`, and for `finish`."""
+        functions = [fn] if finish is None else [fn, finish]
+        loops = made(*(scoped(f, len(self.operations), self.origins) for f in functions))
+        ranges = loop_index(len(loops.ranges)), loop_index(len(loops.reduction_ranges), "r")
+
+        def whole(ops: Ops, index: Sequence[Index], reduced: Sequence[Index]) -> V:
+            value = fn(ops, index, reduced)
+            return value if finish is None else finish(ops, ops.to_dtype(value, dtype), index)
+
+        cost = self.dry_run(whole, *ranges)
+        layout = Layout(device, dtype, loops.ranges, self.eager_strides(loops.ranges))
+        return self.in_memory(self._emit(layout, loops, cost, self.origins, why))
 
     def scan(
         self,

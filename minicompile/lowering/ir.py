@@ -5,6 +5,7 @@
     Operation := ComputedBuffer(name, layout, loops) | ExternKernel(name, op, args, outputs, reason)
     Loops     := Pointwise(ranges, inner_fn)
                | Reduction(ranges, reduction_ranges, kind, inner_fn)
+               | Template(ranges, reduction_ranges, kind, inner_fn, op, operands, finish)
                | Scan(ranges, dim, kind, inner_fn)
                | Scatter(ranges, target, output_index, inner_fn, mode)
     Output    := View(buffer, layout) | Size | None | constant
@@ -138,6 +139,21 @@ class Reduction:
     reduction_ranges: tuple[Size, ...]
     kind: ReductionKind
     inner_fn: ReductionFn
+
+
+@dataclass(frozen=True)
+class Template(Reduction):
+    """A matrix product, as the sum that it is: ranges [batch..., M, N], reduction_ranges [K].
+
+    A kernel computes it on tensor cores, a tile at a time, together with what follows (codegen/product.py);
+    or `op`, of a library, all at once. The real compiler: TemplateBuffer in torch/_inductor/ir.py.
+    """
+
+    op: torch._ops.OpOverload
+    operands: tuple[View, ...]
+    """What the library gets: the factors, and before them what is added to their product."""
+    finish: Callable[[Ops, Any, Sequence[Index]], Any] = lambda ops, total, index: total
+    """The element at an index, from the sum."""
 
 
 @dataclass(frozen=True)
@@ -355,6 +371,8 @@ def run_loops(buffer: ComputedBuffer, ops: Ops) -> None:
     value, where = evaluate_loops(loops, ops)
     if isinstance(loops, Reduction):
         value = ops.reduction(loops.kind, layout.dtype, value)
+    if isinstance(loops, Template):
+        value = loops.finish(ops, value, where)
     if isinstance(loops, Scan):
         value = ops.to_dtype(ops.scan(loops.kind, value), layout.dtype)
     mode: StoreMode = loops.mode if isinstance(loops, Scatter) else "store"
@@ -372,7 +390,7 @@ def loops_text(loops: Loops) -> str:
     inner, where = formulas(loops)
     ranges, reduced = (f"[{', '.join(map(str, group.values()))}]" for group in loop_ranges(loops))
     if isinstance(loops, Reduction):
-        return f"Reduction({ranges}, {reduced}, '{loops.kind}', {inner})"
+        return f"{type(loops).__name__}({ranges}, {reduced}, '{loops.kind}', {inner})"
     if isinstance(loops, Scan):
         ranges = f"[{', '.join(map(str, loops.ranges))}]"
         return f"Scan({ranges}, {loops.dim}, '{loops.kind}', {inner})"

@@ -26,6 +26,7 @@ from minicompile.lowering.context import (
     extern_reasons,
     layout_of,
     lowering,
+    template,
     tensor_layouts,
 )
 from minicompile.lowering.ir import (
@@ -162,6 +163,8 @@ class _Lowering:
         if op._schema.is_mutable:
             raise Unsupported(f"{op} mutates its argument", where=user_line(node))
         rule, operands = lowering.get(op), values_in((args, kwargs))
+        if rule is None and self.options.mode.startswith("max-autotune"):
+            rule = template.get(op)
         reason = self._why_extern(op, rule, operands)
         if reason is None and not self._may_lower(node, op):
             reason = REFUSED

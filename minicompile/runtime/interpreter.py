@@ -4,7 +4,7 @@ The interpreter is slow per program and quick per element, so tiles are as large
 do or does wrong is put right here, and only while a kernel runs (Triton 3.6.0 to 3.9.0):
 
 - nothing runs libdevice bitcode on a CPU: libdevice functions are torch's;
-- bfloat16 lives in uint16 arrays, is converted with wrong rounding, and has no atomic addition;
+- bfloat16 lives in uint16 arrays, is converted with wrong rounding, and has no atomic addition or products;
 - atomic additions read a broadcast mask as if each lane had its own;
 - `range` over a runtime bound fails with NumPy 2.4 under Triton 3.6.0;
 - a reduction or scan with a combine function of its own goes element by element in Python;
@@ -51,6 +51,9 @@ interpreter, JITFunction = compat.triton_interpreter()
 
 LANES = 2**16
 """Elements of a block under the interpreter."""
+
+SIDE = 128
+"""Of the tiles of a matrix product."""
 
 _LOCK = threading.RLock()
 
@@ -100,6 +103,10 @@ def scalar(number: int | float, wide: bool) -> Any:
 
 def interpreter_tiles(plan: KernelPlan, known: Any, rows: int, length: int) -> Tiles:
     """The largest tiles that make sense: whole rows where they fit."""
+    if plan.product is not None:
+        axes = (product(plan.axes[axis].values()) for axis in "yxr")
+        y, x, r = (min(power_of_two(size_hint(size, known)), SIDE) for size in axes)
+        return Tiles(x, r, y=y)
     if "y" in plan.axes:
         y = min(power_of_two(size_hint(product(plan.axes["y"].values()), known)), LANES)
         return Tiles(LANES // y, y=y)
@@ -154,7 +161,7 @@ def convert_float(otherwise: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Builder(type(interpreter.interpreter_builder)):  # type: ignore[misc]
-    """What makes the interpreter's operations, with two of them put right."""
+    """What makes the interpreter's operations, with some of them put right."""
 
     def create_atomic_rmw(self, kind: Any, pointer: Any, value: Any, mask: Any, *order: Any) -> Any:
         """Atomic additions of bf16, one lane after the other; others on blocks that are not broadcast."""
@@ -170,6 +177,18 @@ class Builder(type(interpreter.interpreter_builder)):  # type: ignore[misc]
             total = torch.from_numpy(pair).view(torch.bfloat16).float().sum().to(torch.bfloat16)
             cell.value = int(total.view(torch.uint16).item())
         return interpreter.TensorHandle(before, tl.bfloat16)
+
+    def create_dot(self, a: Any, b: Any, total: Any, *how: Any) -> Any:
+        """Products of bf16 in fp32."""
+        if a.dtype.scalar == tl.bfloat16:
+            wide = (block.data.astype(np.uint32) << 16 for block in (a, b))
+            a, b = (interpreter.TensorHandle(data.view(np.float32), tl.float32) for data in wide)
+        elif a.dtype.scalar == tl.float16:
+            a, b = (
+                interpreter.TensorHandle(block.data.astype(np.float32), tl.float32)
+                for block in (a, b)
+            )
+        return super().create_dot(a, b, total, *how)
 
     def create_splat(self, shape: Any, value: Any) -> Any:
         """A scalar as a block: the result of a comparison is no number of its operands' type."""

@@ -37,8 +37,16 @@ import sympy
 import torch
 
 from minicompile import compat
-from minicompile.codegen.plan import INT32_END, KernelPlan, KernelSource, granule_of, power_of_two
+from minicompile.codegen.plan import (
+    INT32_END,
+    KernelPlan,
+    KernelSource,
+    LibraryProduct,
+    granule_of,
+    power_of_two,
+)
 from minicompile.errors import BackendError
+from minicompile.lowering.ir import Layout
 from minicompile.ops.build import cache_folder, load_extension, start_extension
 from minicompile.ops.device import gpu_of
 from minicompile.ops.dtypes import LOOP_DTYPES, short
@@ -73,10 +81,14 @@ MOST_ROWS = 64
 class Tiles:
     """Elements of the flattened x, r and y axes that one program holds, powers of two; and its warps."""
 
-    x: int
+    x: int = 0
     r: int = 1
     num_warps: int = 4
     y: int = 1
+    stages: int = 0
+    """How many of a loop's tiles are on their way from memory at once; 0: as Triton likes."""
+    way: str = ""
+    """The rival that runs instead of the kernel, if any (KernelPlan.rivals); tiles are its product's."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +161,8 @@ def load_kernel(
     Triton or the GPU is missing.
     """
     require_triton()
+    if tiles is not None and tiles.way:
+        return load_rival(source, tiles, options)
     device = source.plan.device
     if device.type == "cpu":
         from minicompile.runtime.interpreter import InterpretedKernel
@@ -158,6 +172,43 @@ def load_kernel(
         raise BackendError(f"Triton kernels for {device} need a CUDA GPU, and torch sees none.")
     kernel = gpu_kernel(source, tiles or planned_tiles(source.plan))
     return CudaKernel(kernel, options or Options()).launch
+
+
+def load_rival(source: KernelSource, tiles: Tiles, options: Options | None) -> Launcher:
+    """What runs the steps of one of a kernel's rivals on the kernel's own arguments."""
+    plan = source.plan
+    (spaces,) = (rival.workspace for rival in plan.rivals if rival.name == tiles.way)
+    names, steps = [a.buffer for a in plan.arguments], source.rivals[tiles.way]
+    own = replace(tiles, way="") if tiles.x else None
+    runs: list[Launcher | None] = [
+        load_kernel(step, own if step.plan.product is not None else None, options)
+        if isinstance(step, KernelSource)
+        else None
+        for step in steps
+    ]
+
+    def launch(*arguments: Any) -> None:
+        memory = dict(zip(names, arguments, strict=True))
+        memory |= {old: memory[new] for new, old in plan.in_place.items()}
+        for name, layout in spaces.items():
+            memory[name] = torch.empty_strided(
+                layout.size, layout.stride, dtype=layout.dtype, device=plan.device
+            )
+        for step, run in zip(steps, runs, strict=True):
+            if isinstance(step, LibraryProduct):
+                given = [look(memory[view.buffer], view.layout) for view in step.operands]
+                function = getattr(torch, step.op.overloadpacket.__name__)
+                function(*given, out=look(memory[step.result], step.layout))
+            elif run is not None:
+                run(*(memory[a.buffer] for a in step.plan.arguments))
+
+    return launch
+
+
+def look(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """A buffer's memory with a layout."""
+    offset = tensor.storage_offset() + layout.offset
+    return torch.as_strided(tensor, layout.size, layout.stride, offset)
 
 
 def start_kernels(
@@ -199,7 +250,9 @@ def planned_tiles(plan: KernelPlan) -> Tiles:
     """The plan's tiles; a persistent row always fits its tile."""
     persistent = plan.reduction == "persistent"
     r = power_of_two(plan.row_length) if persistent else plan.tiles.get("r", 1)
-    return Tiles(plan.tiles["x"], r, plan.num_warps, plan.tiles.get("y", 1))
+    return Tiles(
+        plan.tiles["x"], r, plan.num_warps, plan.tiles.get("y", 1), plan.tiles.get("stages", 0)
+    )
 
 
 def for_row(tiles: Tiles, r: int) -> Tiles:
@@ -287,7 +340,8 @@ def programs(plan: KernelPlan, tiles: Tiles) -> Size:
         for axis in plan.axes
         if axis != "r"
     )
-    return product(-floor_div(-size, tile) for size, tile in loops)
+    batch = plan.product.batch.values() if plan.product is not None else ()
+    return product([*batch, *(-floor_div(-size, tile) for size, tile in loops)])
 
 
 def integer_type(wide: bool) -> str:
@@ -315,7 +369,7 @@ def compiler_options(plan: KernelPlan, tiles: Tiles) -> dict[str, Any]:
         "debug": any(v.op == "indirect" and v.check for v in plan.body.values),
         "sanitize_overflow": False,
         "enable_reflect_ftz": False,
-    }
+    } | ({"num_stages": tiles.stages} if tiles.stages else {})
 
 
 def compile_kernel(kernel: GpuKernel, divisible: list[str], target: tuple[str, int | str]) -> Any:

@@ -135,6 +135,17 @@ def align(a: LoopNest, b: LoopNest) -> LoopNest | Refusal:
     return level if isinstance(level, Refusal) else _joined(matching, level)
 
 
+def align_prologue(producer: LoopNest, template: LoopNest) -> LoopNest | Refusal:
+    """What computes a factor of a product, at every point at which the product's loops read that."""
+    matching = Matching(producer, template, {})
+    for write, read, _ in flows(producer, template):
+        if write.key is None or read.key is None or not matching.match(write, read):
+            return replace(index_mismatch(write, read, producer, template), final=True)
+    if matching.free(matching.a.loops):
+        return loop_mismatch(matching.a, matching.b)
+    return _joined(matching, "elem")
+
+
 def _with_shared_reads(matching: Matching) -> Matching:
     """Let buffers that both nests read decide how the remaining loops correspond."""
     a, b = matching.a, matching.b

@@ -7,6 +7,7 @@ whole rows adds each to one row of sums, a "fold"; what its programs found is ad
 
 from __future__ import annotations
 
+from minicompile.lowering.ir import Template
 from minicompile.ops.handler import Index
 from minicompile.options import Options
 from minicompile.scheduling.fusion import Fuser, NoPolicy, may_fuse
@@ -71,6 +72,8 @@ def folded(
     plain = all(v.op != "scan" and v.kind != "atomic_add" and not v.indirect for v in every)
     small = len(every) <= options.max_kernel_operations
     if size_hint(product(x), hints) < LEAST_ROWS or not plain or not sums or not small:
+        return None
+    if any(isinstance(n.buffer.loops, Template) for n in (*rows.nodes, *columns.nodes)):
         return None
     if any(v.kind != "sum" or not v.dtype.is_floating_point for v in sums):
         return None

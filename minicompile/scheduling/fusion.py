@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import NamedTuple
 
-from minicompile.lowering.ir import PRODUCTS, LoopGraph
+from minicompile.lowering.ir import PRODUCTS, LoopGraph, Template
 from minicompile.ops.gates import REFUSED, allowed
 from minicompile.ops.origin import Origins, union
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
-from minicompile.scheduling.align import align
+from minicompile.scheduling.align import align, align_prologue
 from minicompile.scheduling.body import LoopBody, Value
 from minicompile.scheduling.memory import kept_buffers, scatter_targets
 from minicompile.scheduling.nest import LoopNest, Place, elements, nest_of
@@ -44,6 +44,8 @@ from minicompile.scheduling.nodes import (
 from minicompile.scheduling.reasons import Refusal, listed, short_name
 from minicompile.shapes.expr import size_hint
 
+CHEAP = 8
+"""Most operations on an element of a product's factor, which the kernel repeats for each tile."""
 MAX_NEIGHBOURS = 16
 """Of the groups that only read what another reads, at most this many are asked about."""
 
@@ -207,9 +209,11 @@ class FusionPolicy:
     def score(
         self, producer: LoopNest, consumer: LoopNest, context: FusionContext
     ) -> int | tuple[int, ...]:
-        """What is fused first: the pair with the most bytes saved; of equals, the nearest."""
+        """What is fused first: the pair with the most bytes saved; of equals, what follows a template's
+        tiles, then the nearest."""
         saved = context.saved(producer, consumer).total()
-        return saved, -context.distance(producer, consumer)
+        follows = template_of(producer) is not None
+        return saved, int(follows), -context.distance(producer, consumer)
 
 
 class NoPolicy(FusionPolicy):
@@ -405,7 +409,7 @@ class Fuser:
         """The joined nest and the policy's reason, or the refusal. A wish overrules the policy only."""
         producer, consumer = self.nests[a], self.nests[b]
         flaw = self._device(producer, consumer) or self._hazard(producer, consumer)
-        flaw = flaw or self._cycle(a, b)
+        flaw = flaw or self._template(producer, consumer) or self._cycle(a, b)
         if flaw is not None:
             return flaw
         if (pair := self._wished(self.wishes.forbid, a, b)) is not None:
@@ -416,9 +420,14 @@ class Fuser:
             verdict = Verdict(*self.policy.can_fuse(producer, consumer, self.context))
         if not verdict.fuse:
             return Refusal(verdict.reason, verdict.cause)
-        joined = align(producer, consumer)
+        prologue = template_of(consumer) is not None
+        joined = (align_prologue if prologue else align)(producer, consumer)
         if isinstance(joined, Refusal):
             return joined
+        if template_of(producer) is not None:
+            levels = {m.level for m in joined.members if m.node in consumer.nodes}
+            if levels != {"row"}:
+                return Refusal(f"not one element for each of {producer.name}", "template")
         flows = self.context.flows(producer, consumer)
         if not (wish or flows or _meet(joined, producer, consumer)):
             common = listed(producer.touched & consumer.touched)
@@ -434,6 +443,51 @@ class Fuser:
         one, other = (nest.nodes[0].buffer.layout.device for nest in (producer, consumer))
         told = f"different devices: {one} and {other}"
         return None if one == other else Refusal(told, "device", final=True)
+
+    def _template(self, producer: LoopNest, consumer: LoopNest) -> Refusal | None:
+        """A product's kernel takes over what is computed of each element that it has made, and cheap loops
+        that make its factors."""
+        one, other = template_of(producer), template_of(consumer)
+        if one is None and other is None:
+            return None
+        loops, given = (producer, consumer) if one is None else (consumer, producer)
+        if one is not None and other is not None:
+            told = f"{one} and {other} are products, each with a kernel of its own"
+        elif not self.context.flows(producer, consumer):
+            told = (
+                f"{one or other} is a template: it takes over what is computed of its product alone"
+            )
+            return Refusal(told, "template")
+        elif any(a.footprint is None for a in (*loops.reads, *loops.writes)):
+            told = f"{loops.name} reads or writes where only the data tells"
+        elif loops.is_reduction and one is not None:
+            told = f"{one} is made in tiles: none has a whole row or column to reduce"
+        elif any(node.kind != "pointwise" for node in loops.nodes):
+            told = f"{loops.name} is not pointwise"
+        elif one is not None and (reader := self._reduced_by(loops)) is not None:
+            told = f"{reader} reduces what {loops.name} gives: a kernel of both reads {one} once"
+        elif one is None and loops.written - self.context.never_written(loops, given):
+            told = f"others read {loops.name} too, or it is a result"
+            return Refusal(told, "template")
+        elif one is None and (count := self.context.size(loops).operations) > CHEAP:
+            told = f"{other} loads its factors several times: {count} operations each are too many"
+        else:
+            return None
+        return Refusal(told, "template", final=True)
+
+    def _reduced_by(self, nest: LoopNest) -> str | None:
+        """A reduction of what a nest writes, which is no product."""
+        readers = itertools.chain(*(self.context.readers[name] for name in nest.written))
+        return next(
+            (
+                name
+                for name in sorted(readers, key=self.place.__getitem__)
+                if isinstance(node := self.nodes[self.place[name]], SchedulerNode)
+                and node.is_reduction
+                and not isinstance(node.buffer.loops, Template)
+            ),
+            None,
+        )
 
     def _hazard(self, producer: LoopNest, consumer: LoopNest) -> Refusal | None:
         """A scatter updates memory in any order: nothing else in its kernel may touch that memory."""
@@ -472,6 +526,10 @@ class Fuser:
     def _kind(self, producer: LoopNest, consumer: LoopNest) -> FusionKind:
         if not self.context.flows(producer, consumer):
             return "horizontal"
+        if template_of(producer) is not None:
+            return "template_epilogue"
+        if template_of(consumer) is not None:
+            return "template_prologue"
         if any(node.is_reduction for node in producer.nodes):
             return "reduction_epilogue"
         reduces = any(node.is_reduction for node in consumer.nodes)
@@ -493,6 +551,12 @@ class Fuser:
                 self.ancestors[i] = ancestors | merged | before
         for i in self._neighbours(keep):
             self._push(keep, i)
+
+
+def template_of(nest: LoopNest) -> str | None:
+    """The node of a nest that a template computes."""
+    made = (node for node in nest.nodes if isinstance(node.buffer.loops, Template))
+    return next((node.name for node in made), None)
 
 
 def may_fuse(decision: FusionDecision) -> bool:

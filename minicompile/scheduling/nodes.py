@@ -35,9 +35,15 @@ from minicompile.shapes.expr import Size, index_text
 Pair: TypeAlias = tuple[str, str]
 """Names of two nodes."""
 FusionKind = Literal[
-    "vertical", "horizontal", "reduction_prologue", "reduction_epilogue", "template_epilogue"
+    "vertical",
+    "horizontal",
+    "reduction_prologue",
+    "reduction_epilogue",
+    "template_prologue",
+    "template_epilogue",
 ]
-"""template_epilogue: what a matrix product's own kernel could do to its tiles; a library call can't."""
+"""Of a template: what a matrix product's own kernel does to tiles of its factors as it loads them, and to
+those of the product; a library call can't."""
 Cause = Literal[
     "handed_over",  # fused: one reads what the other writes
     "shared_read",  # fused: both read the same elements
@@ -50,6 +56,7 @@ Cause = Literal[
     "not_asked",  # beyond the nearest groups that share only a read
     "off",  # options.fusion is False
     "extern",  # a library call is a boundary
+    "template",  # a matrix product's kernel takes over no such loops
     "device",
     "hazard",  # a scatter updates memory that the other one uses
     "cycle",  # a third node must run between them

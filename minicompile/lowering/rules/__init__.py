@@ -6,6 +6,7 @@ from minicompile.lowering.rules import (
     indexing,
     pointwise,
     pooling,
+    products,
     reductions,
     resampling,
     scans,
@@ -13,6 +14,6 @@ from minicompile.lowering.rules import (
 )
 
 __all__ = [
-    "creation", "externs", "indexing", "pointwise", "pooling", "reductions", "resampling", "scans",
-    "view",
+    "creation", "externs", "indexing", "pointwise", "pooling", "products", "reductions", "resampling",
+    "scans", "view",
 ]  # fmt: skip

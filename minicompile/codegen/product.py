@@ -1,0 +1,228 @@
+"""Matrix products: which tiles are worth measuring, and what else could compute the same.
+
+A program makes one tile, `y` rows by `x` columns, in steps of `r` terms. A multiprocessor has one such
+program at work, or two small ones. By estimate it takes, for all of its tiles one after the other,
+
+    steps * max(arithmetic at the tensor cores' rate, factors at the L2 cache's rate) + a start for each tile
+
+so large tiles win (each factor is loaded less often) until there are fewer of them than multiprocessors, or
+the last round of them leaves most multiprocessors idle. The best few by this estimate are candidates; the
+device decides. The rivals of the kernel:
+
+    library   the library's product into memory, then a kernel of what follows it
+    split     where few tiles have many terms, programs share those of a tile; their sums are added in order
+
+The real compiler: torch/_inductor/template_heuristics/triton.py (configs); SubgraphChoiceCaller, decompose_k
+in torch/_inductor/kernel/mm.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import NamedTuple
+
+import sympy
+from sympy import sympify
+
+from minicompile.codegen.plan import (
+    KernelPlan,
+    LibraryProduct,
+    Product,
+    Rival,
+    count,
+    find_product,
+    plan_rule,
+    power_of_two,
+)
+from minicompile.codegen.split import split
+from minicompile.lowering.ir import Layout, Template
+from minicompile.ops.device import gpu_of
+from minicompile.options import Options
+from minicompile.scheduling.body import LoopBody
+from minicompile.scheduling.nodes import Allocation, FusedSchedulerNode, Schedule
+from minicompile.shapes.expr import Size
+
+Shape = tuple[int, int, int, int, int]
+"""y, x, r, warps, stages."""
+
+SHAPES: tuple[Shape, ...] = (
+    (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 128, 64, 8, 3), (256, 128, 64, 8, 4),
+    (128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 64, 4, 4), (128, 128, 128, 8, 3),
+    (64, 256, 64, 4, 4), (256, 64, 64, 4, 4), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4),
+    (64, 64, 64, 4, 4), (64, 64, 128, 4, 3), (64, 32, 64, 4, 4), (32, 64, 64, 4, 4),
+    (32, 32, 64, 2, 4), (128, 128, 32, 8, 4), (128, 64, 32, 4, 4), (64, 64, 32, 4, 4),
+    (16, 64, 64, 4, 4), (64, 16, 64, 4, 4), (16, 16, 64, 2, 4),
+)  # fmt: skip
+"""What is considered."""
+
+CANDIDATES = 10
+"""How many are measured."""
+
+SHARED_BYTES = 227 * 1024
+"""Memory of a multiprocessor for the tiles of factors that are on their way."""
+
+FLOPS, L2_BYTES, START = 5e12, 4e10, 3e-6
+"""A multiprocessor's arithmetic and loads from the L2 cache a second; seconds until a tile's first step."""
+
+LEAST_TERMS = 256
+"""Of a share of a split product."""
+
+
+class Extent(NamedTuple):
+    """A product's sizes, at the hints."""
+
+    batch: int
+    rows: int
+    columns: int
+    terms: int
+    itemsize: int
+
+
+def extent(plan: KernelPlan, found: Product) -> Extent:
+    batch, rows, columns = (
+        count(loops.values(), plan.hints) for loops in (found.batch, found.rows, found.columns)
+    )
+    return Extent(batch, rows, columns, plan.row_length, found.left.dtype.itemsize)
+
+
+def seconds(shape: Shape, of: Extent, multiprocessors: int) -> float:
+    """The estimate: see above."""
+    y, x, r, _, _ = shape
+    tiles = of.batch * -(-of.rows // y) * -(-of.columns // x)
+    beside = 2 if y * x <= 64 * 128 else 1
+    rounds = -(-tiles // (multiprocessors * beside))
+    steps = -(-of.terms // r)
+    rate = FLOPS * 2 / of.itemsize  # half types twice as fast
+    step = max(2 * y * x * r / rate, (y + x) * r * of.itemsize / L2_BYTES)
+    return rounds * beside * (steps * step + START / beside)
+
+
+def fits(shape: Shape, of: Extent) -> bool:
+    """Its steps in flight fit into shared memory, and it isn't twice as large as the matrix."""
+    y, x, r, _, stages = shape
+    small = y <= max(power_of_two(of.rows), 16) and x <= max(power_of_two(of.columns), 16)
+    return small and stages * (y + x) * r * of.itemsize <= SHARED_BYTES and r <= 4 * of.terms
+
+
+@plan_rule("triton:product")
+def choose_product_tiles(plan: KernelPlan, options: Options) -> None:
+    """The tiles of a product, best by estimate first."""
+    found = plan.product
+    if found is None:
+        return
+    of, gpu = extent(plan, found), gpu_of(plan.device)
+    deepest = max(power_of_two(of.terms), 16)
+    every = dict.fromkeys((y, x, min(r, deepest), w, s) for y, x, r, w, s in SHAPES)
+    shapes = sorted(
+        (shape for shape in every if fits(shape, of)),
+        key=lambda shape: seconds(shape, of, gpu.multiprocessors),
+    )
+    plan.choices = tuple(
+        dict(zip(("y", "x", "r", "warps", "stages"), shape, strict=True))
+        for shape in shapes[:CANDIDATES]
+    )
+    plan.tiles = {axis: size for axis, size in plan.choices[0].items() if axis != "warps"}
+    plan.num_warps = plan.choices[0]["warps"]
+
+
+def shares(plan: KernelPlan) -> int:
+    """How many programs should share the terms of a tile: 1 where there are tiles for all multiprocessors."""
+    found = plan.product
+    if found is None or len(plan.reduction_ranges) != 1:
+        return 1
+    of, gpu = extent(plan, found), gpu_of(plan.device)
+    tiles = of.batch * -(-of.rows // plan.tiles["y"]) * -(-of.columns // plan.tiles["x"])
+    most = min(gpu.multiprocessors // tiles, of.terms // LEAST_TERMS)
+    even = (n for n in range(most, 1, -1) if of.terms % n == 0 and of.terms // n % 16 == 0)
+    return next(even, 1)
+
+
+def split_rival(plan: KernelPlan) -> Rival | None:
+    """The product with its terms shared among programs. Its launches are still to be decided about."""
+    if (parts := shares(plan)) == 1:
+        return None
+    whole = replace(plan, reduction="split", parts=parts, choices=(), tiles={})
+    split(whole)
+    for launch in whole.launches:
+        if find_product(launch.body) is not None:
+            launch.reduction = "product"
+    return Rival("split", whole.launches, whole.workspace)
+
+
+class Apart(NamedTuple):
+    """A template's node taken apart: what makes its factors, the library's product, what follows."""
+
+    before: list[FusedSchedulerNode]
+    call: LibraryProduct
+    after: FusedSchedulerNode | None
+    schedule: Schedule
+    """One in which all of their results are in memory."""
+    workspace: dict[str, Layout]
+    """Those that are the kernel's own affair."""
+
+
+def taken_apart(node: FusedSchedulerNode, schedule: Schedule, position: int) -> Apart:
+    """Where a result lies as the product does, the product is made there, and what follows overwrites it
+    element by element: what is still in the cache is read and written there."""
+    parts = list(zip(node.nodes, node.bodies, node.levels, strict=True))
+    ((product, made, _),) = (p for p in parts if isinstance(p[0].buffer.loops, Template))
+    template, layout, memory = product.buffer.loops, product.buffer.layout, schedule.memory
+    assert isinstance(template, Template)
+    before = [
+        FusedSchedulerNode([part], [body], ["elem"], loops_of(body), {})
+        for part, body, level in parts
+        if level == "elem" and part is not product
+    ]
+    rest = [(part, body) for part, body, level in parts if level == "row"]
+    bodies = [body for _, body in rest]
+    after = FusedSchedulerNode(
+        [part for part, _ in rest], bodies, ["elem"] * len(rest), node.ranges, {}
+    )
+    result = product.name
+    spaces = {part.name: part.nodes[0].buffer.layout for part in before}
+    allocate = [list(step) for step in memory.allocate]
+    if result in memory.internal:
+        if (new := overwriting(made, bodies, schedule, position)) is not None:
+            given = allocate[position]
+            place = next(i for i, a in enumerate(given) if a.buffer == new)
+            given[place] = Allocation(new, result, in_place=True)
+            result = new
+        else:
+            spaces[result] = layout
+    internal = memory.internal - {product.name} - spaces.keys()
+    changed = replace(schedule, memory=replace(memory, internal=internal, allocate=allocate))
+    call = LibraryProduct(template.op, template.operands, result, layout)
+    return Apart(before, call, after if rest else None, changed, spaces)
+
+
+def loops_of(body: LoopBody) -> dict[sympy.Symbol, Size]:
+    """The loops that a body's store differs with."""
+    (store,) = body.stores
+    return {v: n for v, n in body.all_ranges.items() if v in sympify(store.index).free_symbols}
+
+
+def overwriting(
+    made: LoopBody, bodies: list[LoopBody], schedule: Schedule, position: int
+) -> str | None:
+    """The result, if any, that can be written where the product lies, element by element."""
+    (store,), buffers = made.stores, schedule.graph.buffers
+    loads = [v.index for body in bodies for v in body.loads if v.buffer == store.buffer]
+    if any(index != store.index for index in loads):
+        return None
+    stored = {v.buffer: v.index for body in bodies for v in body.stores}
+    given = schedule.memory.allocate[position : position + 1]
+    return next(
+        (
+            a.buffer
+            for a in itertools.chain(*given)
+            if not a.in_place
+            and stored.get(a.buffer) == store.index
+            and buffers[a.buffer].layout == buffers[store.buffer].layout
+        ),
+        None,
+    )
+
+
+def is_template(node: FusedSchedulerNode) -> bool:
+    return any(isinstance(part.buffer.loops, Template) for part in node.nodes)

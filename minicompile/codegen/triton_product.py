@@ -1,0 +1,121 @@
+"""The template of matrix products: a Triton kernel with holes, which the loops of a `KernelPlan` fill.
+
+    program = tl.program_id(0)                              which tile: in groups of rows of tiles, so that
+    ...                                                     programs that run together share operands in L2
+    yindex = yblock * YBLOCK + tl.arange(0, YBLOCK)[:, None]
+    xindex = xblock * XBLOCK + tl.arange(0, XBLOCK)[None, :]
+    tmp4 = tl.zeros([YBLOCK, XBLOCK], tl.float32)
+    for roffset in range(0, rnumel, RBLOCK):
+        rindex = roffset + tl.arange(0, RBLOCK)[None, :]
+        tmp0 = tl.load(in_ptr0 + (1024*yindex + rindex), ...)        hole: the left factor's loads
+        rindex = roffset + tl.arange(0, RBLOCK)[:, None]
+        tmp2 = tl.load(in_ptr1 + (1024*xindex + rindex), ...)        hole: the right factor's
+        tmp4 = tl.dot(tmp0, tmp2, tmp4)
+    tmp5 = ...                                                       hole: what follows, "epilogue"
+    tl.store(out_ptr0 + (4096*yindex + xindex), tmp5, ymask & xmask)
+
+Holes are filled by the printer of all other kernels: their tiles have the axes y and r, r and x, y and x.
+A share of a product (split.py) is one of a batch. The real compiler: mm_template in
+torch/_inductor/kernel/mm.py, torch/_inductor/select_algorithm.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from minicompile import compat
+from minicompile.codegen.phases import cone
+from minicompile.codegen.plan import KernelPlan, Product
+from minicompile.codegen.triton import TilePrinter, kernel_template
+from minicompile.scheduling.body import Value
+from minicompile.shapes.expr import product as times
+
+GROUP = 8
+"""Rows of tiles whose programs follow one another."""
+
+
+@kernel_template("product")
+class ProductPrinter(TilePrinter):
+    """Prints the kernel of a plan whose reduction is a matrix product."""
+
+    found: Product
+
+    def __init__(self, plan: KernelPlan) -> None:
+        super().__init__(plan)
+        assert plan.product is not None
+        self.found, self.every = plan.product, dict(self.blocks)
+
+    def kernel(self) -> None:
+        """All lines of the function."""
+        found, body = self.found, self.plan.body
+        origins, total = found.total.origins, self.names[found.total]
+        parameters = [a.name for a in self.plan.arguments]
+        parameters += [f"{block}: tl.constexpr" for block in self.blocks.values()]
+        self.line("@triton.jit")
+        with self.block(f"def {self.plan.name}({', '.join(parameters)}):"):
+            self._tile_of_program()
+            self.line(f"{total} = tl.zeros([YBLOCK, XBLOCK], tl.float32)", origins)
+            with self.block("for roffset in range(0, rnumel, RBLOCK):"):
+                left = self._factor(found.left, "yr")
+                right = self._factor(found.right, "rx")
+                how = f'{total}, input_precision="{precision(found.left.dtype)}"'
+                self.line(f"{total} = tl.dot({left}, {right}, {how})", origins)
+            self._over("yx")
+            before = [found.total, *found.total.operands]
+            for value in self._in_order(body.stores, before):
+                self.value(value, "loop")
+
+    def _over(self, axes: str) -> None:
+        """The tiles that are computed with next have these axes."""
+        self.blocks = {axis: self.every[axis] for axis in axes}
+
+    def _in_order(self, roots: Collection[Value], known: Collection[Value] = ()) -> list[Value]:
+        """What roots are computed from, but for what is known and constants."""
+        needed = cone(roots, self.plan.body.values, known) - {*known}
+        return [v for v in self.plan.body.values if v in needed and v.op != "constant"]
+
+    def _factor(self, value: Value, axes: str) -> str:
+        """Lines for a factor's tile, and its name. What stands beyond the factor's ends is 0."""
+        self._over(axes)
+        self._row_index("roffset + ")
+        for part in self._in_order([value]):
+            self.value(part, "loop")
+        name = self.names[value]
+        if value.op != "load":
+            masked = f"tl.where({self._masks(frozenset(axes))}, {name}, 0.0)"
+            self.line(f"{name} = {masked}", value.origins)
+        return name
+
+    def _tile_of_program(self) -> None:
+        """Which tile the program computes, of which product."""
+        found = self.found
+        self.line(f"ynumel = {self.sizes(times(found.rows.values()))}")
+        self.line(f"xnumel = {self.sizes(times(found.columns.values()))}")
+        self.line(f"rnumel = {self.sizes(self.length)}")
+        self.line("yblocks = (ynumel + YBLOCK - 1) // YBLOCK")
+        self.line("xblocks = (xnumel + XBLOCK - 1) // XBLOCK")
+        self.line("program = tl.program_id(0)")
+        if found.batch:
+            self.line(f"batch = (program // (yblocks * xblocks)){self.cast}")
+            self.line("program = program % (yblocks * xblocks)")
+            self._digits(found.batch, "batch")
+        self.line(f"first = program // ({GROUP} * xblocks) * {GROUP}")
+        self.line(f"place = program % ({GROUP} * xblocks)")
+        self.line(f"rows = tl.minimum(yblocks - first, {GROUP})")
+        self._over("yx")
+        for axis, loops, place in (
+            ("y", found.rows, "first + place % rows"),
+            ("x", found.columns, "place // rows"),
+        ):
+            block = f"{axis.upper()}BLOCK"
+            self.line(f"{axis}index = ({place}) * {block} + {self._lanes(axis)}{self.cast}")
+            # where tiles fill the matrix, that is known when compiling, and nothing is masked
+            self.line(f"{axis}mask = ({axis}index < {axis}numel) | ({axis}numel % {block} == 0)")
+            self._digits(loops, f"{axis}index")
+
+
+def precision(dtype: torch.dtype) -> str:
+    """How float32 factors are multiplied: as torch's own products are."""
+    return "tf32" if dtype is torch.float32 and compat.multiplies_in_tf32() else "ieee"
