@@ -31,7 +31,14 @@ import sympy
 import torch
 
 from minicompile.codegen.phases import along_rows, cone, is_share, middle, twins
-from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase, power_of_two
+from minicompile.codegen.plan import (
+    KernelModule,
+    KernelPlan,
+    KernelSource,
+    Phase,
+    TemplatePlan,
+    power_of_two,
+)
 from minicompile.codegen.printing import LinePrinter
 from minicompile.codegen.triton_ops import (
     TRITON_DTYPES,
@@ -100,6 +107,9 @@ def print_triton(plan: KernelPlan) -> KernelSource:
     """The kernel's source. Raises Unsupported for what Triton or this printer can't express."""
     if plan.launches:
         raise Unsupported(f"{plan.name} is split: its launches have texts")
+    if isinstance(plan, TemplatePlan):
+        text = "\n".join(line.text for line in plan.lines)
+        return KernelSource(plan.name, "triton", plan.lines, plan, prelude(text))
     printer = _Printer(plan)
     printer.kernel()
     return printer.source("triton", prelude)

@@ -37,7 +37,13 @@ import sympy
 import torch
 
 from minicompile import compat
-from minicompile.codegen.plan import INT32_END, KernelPlan, KernelSource, power_of_two
+from minicompile.codegen.plan import (
+    INT32_END,
+    KernelPlan,
+    KernelSource,
+    TemplatePlan,
+    power_of_two,
+)
 from minicompile.errors import BackendError
 from minicompile.ops.build import cache_folder, load_extension, start_extension
 from minicompile.ops.device import gpu_of
@@ -275,6 +281,8 @@ def fills(length: int, tiles: Tiles) -> bool:
 
 def programs(plan: KernelPlan, tiles: Tiles) -> Size:
     """How many programs run."""
+    if isinstance(plan, TemplatePlan):
+        return plan.pairs * -(-(plan.rows // plan.pairs) // tiles.x)
     if plan.folds:
         return plan.parts
     loops = (
@@ -303,7 +311,10 @@ def register_limit(registers: int, warps: int) -> dict[str, int]:
 
 
 def compiler_options(plan: KernelPlan, tiles: Tiles) -> dict[str, Any]:
-    """Multiply and add round apart and small numbers stay, as in eager; index checks stay in the code."""
+    """Multiply and add round apart and small numbers stay, as in eager; index checks stay in the code. A
+    template's kernels round as they like."""
+    if isinstance(plan, TemplatePlan):
+        return {"num_warps": tiles.num_warps, "num_stages": plan.stages}
     return {
         "num_warps": tiles.num_warps,
         "enable_fp_fusion": False,
