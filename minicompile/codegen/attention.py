@@ -344,13 +344,10 @@ def parts_of(
         ]
         name = "triton_attention" + ("" if part == "forward" else f"_{part}") + f"_{position}"
         filler = Filler(scores, tensors, part)
+        unwritten = tuple(f"    tl.store({n} " for n in made if n not in results)
+        text = "\n".join(line for line in text.splitlines() if not line.startswith(unwritten))
         filled = filler.fill(text, name=name, parameters=", ".join(a.name for a in arguments))
-        unwritten = {n for n in made if n not in results}
-        lines = [
-            CodeLine(line, node.origins, scaffold=not line.strip())
-            for line in filled.strip("\n").splitlines()
-            if not any(line.strip().startswith(f"tl.store({n} ") for n in unwritten)
-        ]
+        lines = [CodeLine(line, node.origins) for line in filled.strip().splitlines()]
         block = block_for(part, filler.width, q.dtype)
         ranges = {B: sizes[0], H: sizes[1], I: sizes[2]}, {J: sizes[3]}
         if part == "keys":

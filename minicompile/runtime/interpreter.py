@@ -4,7 +4,7 @@ The interpreter is slow per program and quick per element, so tiles are as large
 do or does wrong is put right here, and only while a kernel runs (Triton 3.6.0 to 3.9.0):
 
 - nothing runs libdevice bitcode on a CPU: libdevice functions are torch's;
-- bfloat16 lives in uint16 arrays, is converted with wrong rounding, and has no atomic addition;
+- bfloat16 lives in uint16 arrays, is converted with wrong rounding, and has no product or atomic addition;
 - atomic additions read a broadcast mask as if each lane had its own;
 - `range` over a runtime bound fails with NumPy 2.4 under Triton 3.6.0;
 - a reduction or scan with a combine function of its own goes element by element in Python;
@@ -158,7 +158,7 @@ def convert_float(otherwise: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Builder(type(interpreter.interpreter_builder)):  # type: ignore[misc]
-    """What makes the interpreter's operations, with two of them put right."""
+    """What makes the interpreter's operations, with three of them put right."""
 
     def create_atomic_rmw(self, kind: Any, pointer: Any, value: Any, mask: Any, *order: Any) -> Any:
         """Atomic additions of bf16, one lane after the other; others on blocks that are not broadcast."""
@@ -174,6 +174,16 @@ class Builder(type(interpreter.interpreter_builder)):  # type: ignore[misc]
             total = torch.from_numpy(pair).view(torch.bfloat16).float().sum().to(torch.bfloat16)
             cell.value = int(total.view(torch.uint16).item())
         return interpreter.TensorHandle(before, tl.bfloat16)
+
+    def create_dot(self, a: Any, b: Any, *more: Any) -> Any:
+        """A product of tiles; those of bf16 as fp32."""
+        tiles = [
+            interpreter.TensorHandle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+            if x.dtype.scalar == tl.bfloat16
+            else x
+            for x in (a, b)
+        ]
+        return super().create_dot(*tiles, *more)
 
     def create_splat(self, shape: Any, value: Any) -> Any:
         """A scalar as a block: the result of a comparison is no number of its operands' type."""

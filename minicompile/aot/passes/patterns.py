@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import operator
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -314,6 +315,8 @@ def may_write(node: fx.Node) -> bool:
     if isinstance(target, OpOverload):
         return target._schema.is_mutable
     if isinstance(target, Replacement) or not node.op.startswith("call"):
+        return False
+    if target in (operator.and_, operator.or_):
         return False
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     ours = str(getattr(target, "__module__", "torch")).partition(".")[0] in TORCH
