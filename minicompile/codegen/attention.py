@@ -39,7 +39,10 @@ from minicompile.scheduling.nodes import ExternKernelSchedulerNode
 
 FORWARD = """
 @triton.jit
-def attend(sums, total, most, queries, k, v, b, h, i, rows, begin, end, {others}INSIDE: tl.constexpr, RBLOCK: tl.constexpr):
+def attend(
+    sums, total, most, queries, k, v, b, h, i, rows, begin, end, {others}
+    INSIDE: tl.constexpr, RBLOCK: tl.constexpr,
+):
     dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]
     for start in range(begin, end, RBLOCK):
         j = start + tl.arange(0, RBLOCK)[None, :]
@@ -87,7 +90,10 @@ def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
 
 QUERIES = """
 @triton.jit
-def gather(sums, queries, down, lse, delta, k, v, b, h, i, rows, begin, end, {others}INSIDE: tl.constexpr, RBLOCK: tl.constexpr):
+def gather(
+    sums, queries, down, lse, delta, k, v, b, h, i, rows, begin, end, {others}
+    INSIDE: tl.constexpr, RBLOCK: tl.constexpr,
+):
     dc = tl.arange(0, {width})[:, None]
     for start in range(begin, end, RBLOCK):
         j = start + tl.arange(0, RBLOCK)[None, :]
@@ -99,13 +105,13 @@ def gather(sums, queries, down, lse, delta, k, v, b, h, i, rows, begin, end, {ot
             s = score_inside(products, b, h, i, j, rows, columns{passed})
         else:
             s = score(products, b, h, i, j, rows, columns{passed})
-            s = tl.where(columns, s, float("-inf"))
         weights = tl.exp2(s * {scale} - lse)
         ds = weights * (tl.dot(down, values{precision}) - delta)
         if INSIDE:
             ds = slope_inside(products, ds, b, h, i, j, rows, columns{passed})
         else:
             ds = slope(products, ds, b, h, i, j, rows, columns{passed})
+            ds = tl.where(columns, ds, 0.0)
         sums = tl.dot(ds.to(keys.dtype), tl.trans(keys), sums{precision})
     return sums
 
@@ -132,7 +138,10 @@ def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
 
 KEYS = """
 @triton.jit
-def spread(sums_k, sums_v, keys, values, q, gradient, lse, delta, b, h, j, columns, begin, end, {others}INSIDE: tl.constexpr, RBLOCK: tl.constexpr):
+def spread(
+    sums_k, sums_v, keys, values, q, gradient, lse, delta, b, h, j, columns, begin, end, {others}
+    INSIDE: tl.constexpr, RBLOCK: tl.constexpr,
+):
     dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]
     for start in range(begin, end, RBLOCK):
         i = start + tl.arange(0, RBLOCK)[None, :]
@@ -143,8 +152,9 @@ def spread(sums_k, sums_v, keys, values, q, gradient, lse, delta, b, h, j, colum
             s = score_inside(products, b, h, i, j, rows, columns{passed})
         else:
             s = score(products, b, h, i, j, rows, columns{passed})
-            s = tl.where(rows, s, float("-inf"))
         weights = tl.exp2(s * {scale} - tl.load(lse + {place(lse, i)}, rows, other=0.0))
+        if not INSIDE:
+            weights = tl.where(rows, weights, 0.0)
         n = start + tl.arange(0, RBLOCK)[:, None]
         there = (n < {queries}) | INSIDE | ({queries} % RBLOCK == 0)
         down = tl.load(gradient + ({place(gradient, n, dr)}), {mask(there, dr)}, other=0.0)
@@ -155,6 +165,7 @@ def spread(sums_k, sums_v, keys, values, q, gradient, lse, delta, b, h, j, colum
             ds = slope_inside(products, ds, b, h, i, j, rows, columns{passed})
         else:
             ds = slope(products, ds, b, h, i, j, rows, columns{passed})
+            ds = tl.where(rows, ds, 0.0)
         sums_k = tl.dot(ds.to(queries.dtype), tl.trans(queries), sums_k{precision})
     return sums_k, sums_v
 
@@ -203,26 +214,37 @@ def block_for(part: str, width: int, dtype: torch.dtype) -> Block:
     return Block(64, 64, 4, 2) if width <= 128 else Block(64, 32, 8, 1)
 
 
+def shifted(text: str, by: int) -> str:
+    return f"{text} {'-' if by < 0 else '+'} {abs(by)}" if by else text
+
+
 def sweep_lines(call: str, last: str, other: int, low: int | None, high: int | None) -> list[str]:
     """Calls for the tiles that count: element x of this axis meets those from x + low to x + high."""
-    begin = "0" if low is None else f"tl.maximum(first + {low}, 0) // RBLOCK * RBLOCK"
-    end = f"{other}" if high is None else f"tl.minimum(first + XBLOCK + {high}, {other})"
-    right = f"{other} // RBLOCK * RBLOCK"
-    if high is not None:
-        right = f"tl.maximum(tl.minimum(first + {high + 1}, {other}), 0) // RBLOCK * RBLOCK"
     target, _, function = call.partition(" = ")
 
     def sweep(begin: str, end: str, inside: bool) -> str:
-        return f"{target} = {function.rstrip(')')}, {begin}, {end}, {last}{inside}, RBLOCK)"
+        return f"{target} = {function}, {begin}, {end}, {last}{inside}, RBLOCK)"
 
-    lines = [f"begin = {begin}", f"end = {end}", f"right = {right}", "left = begin"]
+    whole = f"{other} // RBLOCK * RBLOCK"
+    first, end, lines = "0", str(other), list[str]()
+    if high is not None:
+        within = f"tl.minimum({shifted('first', high + 1)}, {other})"
+        whole = f"tl.maximum({within}, 0) // RBLOCK * RBLOCK"
+        end = "end"
+        lines.append(f"end = tl.minimum({shifted('first + XBLOCK', high)}, {other})")
+    lines.append(f"right = {whole}")
     if low is not None:
-        lines[3] = f"left = tl.cdiv(tl.maximum(first + XBLOCK - 1 + {low}, 0), RBLOCK) * RBLOCK"
-        lines += [sweep("begin", "tl.minimum(left, end)", False), "right = tl.maximum(left, right)"]
-    lines.append(sweep("left", "right", True))
+        first = "left"
+        lines += [
+            f"begin = tl.maximum({shifted('first', low)}, 0) // RBLOCK * RBLOCK",
+            f"left = tl.cdiv(tl.maximum({shifted('first + XBLOCK - 1', low)}, 0), RBLOCK) * RBLOCK",
+            sweep("begin", f"tl.minimum(left, {end})", False),
+            "right = tl.maximum(left, right)",
+        ]
+    lines.append(sweep(first, "right", True))
     if high is None:
-        return [*lines, f"if {other} % RBLOCK != 0:", f"    {sweep('right', 'end', False)}"]
-    return [*lines, sweep("right", "end", False)]
+        return [*lines, f"if {other} % RBLOCK != 0:", f"    {sweep('right', end, False)}"]
+    return [*lines, sweep("right", end, False)]
 
 
 class Filler:
@@ -325,12 +347,15 @@ def parts_of(
     views: dict[str, View] = dict(zip(names, given))
     others = given[len(names)]
     q, k = views["q"].layout, views["k"].layout
-    sizes = tuple(int(size) for size in (*q.size[:3], k.size[2]))  # type: ignore[arg-type]
+    batch, heads, rows, columns = (int(size) for size in (*q.size[:3], k.size[2]))
+    sizes = batch, heads, rows, columns
     scores = scores_of(kernel, sizes, [view.layout for view in others])
     views |= dict(zip(scores.others, others))
     made = ["out", "lse"] if forward else ["dq", "dk", "dv"]
     results = {n: o for n, o in zip(made, kernel.outputs) if o is not None}
-    tensors = {n: view.layout for n, view in views.items()} | {n: o.layout for n, o in results.items()}
+    tensors = {n: view.layout for n, view in views.items()} | {
+        n: o.layout for n, o in results.items()
+    }
     found = []
     for part in parts:
         text, reads, _ = PARTS[part]

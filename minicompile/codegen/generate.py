@@ -24,9 +24,9 @@ import sympy
 import torch
 
 from minicompile.codegen import cpp, triton
-from minicompile.codegen.attention import attention_plan
 from minicompile.codegen import cpp_rules as _cpp_rules  # noqa: F401  registers its rules
 from minicompile.codegen import triton_rules as _triton_rules  # noqa: F401  registers its rules
+from minicompile.codegen.attention import attention_plan
 from minicompile.codegen.fold import fold
 from minicompile.codegen.legalize import legalize
 from minicompile.codegen.merge import check_in_place, merge, take_over

@@ -23,6 +23,7 @@ import sympy
 import torch
 
 from minicompile.codegen.legalize import legalize
+from minicompile.codegen.plan import INT32_END, CodeLine
 from minicompile.codegen.triton_ops import (
     TRITON_DTYPES,
     TritonIndex,
@@ -30,7 +31,6 @@ from minicompile.codegen.triton_ops import (
     pointwise_text,
     typed_constant,
 )
-from minicompile.codegen.plan import INT32_END, CodeLine
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import Layout, TemplateKernel, loop_index
 from minicompile.ops.origin import Origins
@@ -41,6 +41,7 @@ B, H, I, J = loop_index(4)
 COORDINATES = {B: "b", H: "h", I: "i", J: "j"}
 MASKED = -1e30
 """A score so low weighs nothing, if its row has others."""
+WIDE = ".to(tl.int64)"
 HALVES = {torch.float16, torch.bfloat16}
 QUICK = {"tanh": "libdevice.fast_tanhf({0})", "exp": "tl.exp({0})", "sigmoid": "tl.sigmoid({0})"}
 """Within half types' rounding, in one or two instructions."""
@@ -140,6 +141,10 @@ class Simplifier(Rewriter):
                 last = sign * places[-1]
                 whole = places[0] * last if value.op == "mul" else sum(places[:-1], last)
                 return ops.index_expr(whole, value.dtype)
+        if value.op == "neg" and value.dtype.is_floating_point:
+            minus = ops.constant(-1.0, value.dtype)
+            found = self.choice(ops, "mul", [*inputs, minus])
+            return found or self.product(ops, inputs[0], -1.0)
         if value.op in FOLDED and (found := self.choice(ops, value.op, inputs)) is not None:
             return found
         found = getattr(self, f"simple_{value.op}", lambda *a: None)(ops, *inputs)
@@ -266,7 +271,7 @@ class Scores:
     factors: dict[str, float]
     edge: LoopBody
     inside: LoopBody
-    others: dict[str, tuple[Layout, torch.dtype]] = field(default_factory=dict)
+    others: dict[str, Layout] = field(default_factory=dict)
     """The tensors that they read, by their names "x1", "x2", ..."""
 
     def functions(self, quick: bool, origins: Origins) -> list[CodeLine]:
@@ -279,7 +284,9 @@ class Scores:
         return [CodeLine(line, origins) for line in lines]
 
 
-def scores_of(kernel: TemplateKernel, sizes: tuple[int, int, int, int], others: list[Layout]) -> Scores:
+def scores_of(
+    kernel: TemplateKernel, sizes: tuple[int, int, int, int], others: list[Layout]
+) -> Scores:
     """Record and simplify what a kernel's holes take. Raises Unsupported."""
     ranges: dict[sympy.Symbol, Size] = dict(zip((B, H, I), sizes))
     body = LoopBody("score", ranges, {J: sizes[3]})
@@ -311,8 +318,7 @@ def scores_of(kernel: TemplateKernel, sizes: tuple[int, int, int, int], others: 
     }
     inside = Simplifier(simple.body, settled, factor=False).body
     legal = [legalize(part, dtypes)[0] for part in (simple.body, inside)]
-    held = {name: (layout, layout.dtype) for name, layout in known.items()}
-    return Scores(band, simple.factors, *legal, held)
+    return Scores(band, simple.factors, legal[0], legal[1], known)
 
 
 class Printer:
@@ -330,6 +336,10 @@ class Printer:
         values = [v for v in self.body.values if v in needed]
         own = {"x0": "s", f"x{len(self.scores.others) + 1}": "ds"}
         held = {v: own[v.buffer] for v in values if v.op == "load" and v.buffer in own}
+        for value in values:
+            if value.op == "index_expr" and value.dtype is torch.int32:
+                text = self.index(value.index)
+                held[value] = text if text.isidentifier() else f"({text})"
         self.names = names([v for v in values if v not in held]) | held
         parameters = [*given, *COORDINATES.values(), "rows", "columns", *self.scores.others]
         lines = ["@triton.jit", f"def {name}({', '.join(parameters)}):"]
@@ -348,38 +358,54 @@ class Printer:
             case "load":
                 return self.load(value)
             case "index_expr":
-                return f"({self.index(value.index)}).to({TRITON_DTYPES[value.dtype]})"
+                return self.index(value.index, f".to({TRITON_DTYPES[value.dtype]})")
             case "to_dtype":
                 source = value.inputs[0]
+                if (
+                    source.op == "index_expr"
+                    and value.dtype is torch.float32
+                    and self.exact(source)
+                ):
+                    return self.index(source.index, ".to(tl.float32)")
                 return convert(self.ref(source), source.dtype, value.dtype)
             case name if self.quick and name in QUICK:
                 return QUICK[name].format(self.ref(value.inputs[0]))
         return pointwise_text(value, self.ref)
 
-    def index(self, index: Any, wide: bool = False) -> str:
-        ranges = self.body.all_ranges
-        cast = ".to(tl.int64)" * wide
-        return TritonIndex(ranges, lambda symbol: f"{COORDINATES[symbol]}{cast}")(index)
+    def exact(self, value: Value) -> bool:
+        """Can each position be a float32, so that a difference of two takes one operation a score?"""
+        terms = sympy.Add.make_args(value.index)
+        plain = all(t.is_Integer or t.as_coeff_Mul()[1].is_Symbol for t in terms)
+        ends = [bounds(term, self.body.all_ranges) for term in terms]
+        return plain and all(end is not None and max(map(abs, end)) < 2**24 for end in ends)
+
+    def index(self, index: Any, cast: str = "") -> str:
+        """An index whose coordinates are converted first."""
+        printed = TritonIndex(self.body.all_ranges, lambda symbol: f"{COORDINATES[symbol]}{cast}")
+        terms = sympy.Add.make_args(index)
+        less = [t for t in terms if t.could_extract_minus_sign()]
+        text = " + ".join(printed.within(t, 1) for t in terms if t not in less) or "0"
+        return text + "".join(f" - {printed.within(-t, 1)}" for t in less)
 
     def load(self, value: Value) -> str:
         """What is the same for the whole tile goes into the pointer, as 64 bits."""
-        layout, dtype = self.scores.others[value.buffer]
+        layout = self.scores.others[value.buffer]
         assert value.index is not None
         terms = sympy.Add.make_args(value.index + sympy.sympify(layout.offset))
         within = [t for t in terms if not t.free_symbols.isdisjoint({I, J})]
         rest = sympy.Add(*(t for t in terms if t not in within))
-        pointer = value.buffer if rest == 0 else f"{value.buffer} + ({self.index(rest, True)})"
+        pointer = value.buffer if rest == 0 else f"{value.buffer} + ({self.index(rest, WIDE)})"
         masks = []
         if within:
             place = sympy.Add(*within)
             found = bounds(place, self.body.all_ranges)
             wide = found is None or not found[1] < INT32_END or not found[0] > -INT32_END
-            pointer += f" + ({self.index(place, wide)})"
+            pointer += f" + ({self.index(place, WIDE * wide)})"
             sides = {I: "rows", J: "columns"}
             masks = [mask for symbol, mask in sides.items() if symbol in place.free_symbols]
         if value.mask is not None:
             masks.append(self.ref(value.mask))
         if not masks:
             return f"tl.load({pointer})"
-        other = "0.0" if dtype.is_floating_point else "0"
+        other = "0.0" if layout.dtype.is_floating_point else "0"
         return f"tl.load({pointer}, {' & '.join(masks)}, other={other})"

@@ -11,7 +11,6 @@ is held against our plain causal one. The exit code is 1 where a target is misse
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -66,9 +65,7 @@ def windowed(s: Tensor, bias: Tensor, slopes: Tensor) -> Tensor:
     return s.masked_fill((j > i) | (i - j >= 1024), -torch.inf)
 
 
-CASES: dict[str, Scores] = {
-    f.__name__: f for f in (causal, biased, alibi, capped, windowed)
-}
+CASES: dict[str, Scores] = {f.__name__: f for f in (causal, biased, alibi, capped, windowed)}
 
 
 def attention(scores: Scores, q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> Tensor:
@@ -76,17 +73,23 @@ def attention(scores: Scores, q: Tensor, k: Tensor, v: Tensor, *more: Tensor) ->
     return torch.softmax(scores(s, *more), -1).to(v.dtype) @ v
 
 
-def inputs(head: int, length: int, dtype: Any, device: str, batch: int = BATCH, heads: int = HEADS) -> list[Tensor]:
+def inputs(
+    head: int, length: int, dtype: Any, device: str, batch: int = BATCH, heads: int = HEADS
+) -> list[Tensor]:
     torch.manual_seed(0)
     made = [torch.empty if device == "cpu" else torch.randn][0]
-    q, k, v = (made(batch, heads, length, head, dtype=dtype, device=device).requires_grad_() for _ in "qkv")
+    q, k, v = (
+        made(batch, heads, length, head, dtype=dtype, device=device).requires_grad_() for _ in "qkv"
+    )
     bias = made(heads, length, length, dtype=dtype, device=device)
     return [q, k, v, bias, made(heads, 1, 1, device=device).abs() * 0.01]
 
 
 def compiled(name: str, **options: Any) -> Callable[..., Tensor]:
     chosen = {"fuse_attention": True, **options}
-    return mc.compile(partial(attention, CASES[name]), fullgraph=True, dynamic=False, options=chosen)
+    return mc.compile(
+        partial(attention, CASES[name]), fullgraph=True, dynamic=False, options=chosen
+    )
 
 
 def kernels_of(name: str, head: int, length: int) -> list[KernelSource]:
@@ -136,7 +139,9 @@ def times(name: str, head: int, length: int, seconds: float) -> tuple[list[float
     """Milliseconds of forward and backward, ours and the library's (of the plain template for changed
     scores)."""
     fns = {"ours": compiled(name), "theirs": library if name == "causal" else compiled("causal")}
-    sets = [inputs(head, length, torch.bfloat16, "cuda") for _ in range(1 if name == "biased" else 4)]
+    sets = [
+        inputs(head, length, torch.bfloat16, "cuda") for _ in range(1 if name == "biased" else 4)
+    ]
     down = torch.randn_like(sets[0][0])
     timers: dict[str, Any] = {}
     for side, fn in fns.items():
@@ -149,7 +154,9 @@ def times(name: str, head: int, length: int, seconds: float) -> tuple[list[float
             with torch.no_grad():
                 return fn(*given)
 
-        timers[f"{side} forward"] = device_timer([partial(forward, given) for given in sets], "cuda")
+        timers[f"{side} forward"] = device_timer(
+            [partial(forward, given) for given in sets], "cuda"
+        )
         step = [partial(gradients, fn, given, down) for given in sets]
         timers[f"{side} step"] = device_timer(step, "cuda")
     found = run_in_turns(timers, seconds)
@@ -165,7 +172,12 @@ def run(chosen: argparse.Namespace) -> int:
     cases = [(n, h, size) for n in names for h in chosen.head for size in chosen.length]
     cases = [case for case in cases if case[0] == "causal" or case[2] == max(chosen.length)]
     with ProcessPoolExecutor(chosen.jobs, get_context("spawn")) as pool:
-        list(pool.map(precompile, {*cases, *((n, h, 1000) for n, h, _ in cases)} if chosen.jobs > 1 else []))
+        list(
+            pool.map(
+                precompile,
+                {*cases, *((n, h, 1000) for n, h, _ in cases)} if chosen.jobs > 1 else [],
+            )
+        )
     screen, missed, rows = Screen(chosen.plain), 0, []
     for name, head, length in cases:
         off = error(name, head)
@@ -184,7 +196,17 @@ def run(chosen: argparse.Namespace) -> int:
             + ["missed" if bad else ""]
         )
         print(*rows[-1], flush=True)
-    head_row = ["case", "head", "length", "error", "forward ms", "backward ms", "theirs", "theirs", "ratio"]
+    head_row = [
+        "case",
+        "head",
+        "length",
+        "error",
+        "forward ms",
+        "backward ms",
+        "theirs",
+        "theirs",
+        "ratio",
+    ]
     screen.table("attention", [*head_row, "ratio", "TFLOP/s", "TFLOP/s", ""], rows)
     screen.say(f"{missed} of {len(rows)} miss a target")
     return int(missed > 0)
@@ -195,7 +217,13 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("names", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (all)")
     add("--head", type=int, nargs="+", default=[64, 128], help="sizes of heads")
-    add("--length", type=int, nargs="+", default=[2048, 8192], help="tokens; changed scores: the most")
+    add(
+        "--length",
+        type=int,
+        nargs="+",
+        default=[2048, 8192],
+        help="tokens; changed scores: the most",
+    )
     add("--seconds", type=float, default=1.0, help="to measure each case")
     add("--jobs", type=int, default=1, help="processes that compile beforehand")
     add("--plain", action="store_true", help="no colours, even where rich is installed")

@@ -15,7 +15,7 @@ users call torch.nn.attention.flex_attention.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,7 @@ from minicompile.ops.attention import (
     FlashAttention,
     function_of,
 )
+from minicompile.ops.dtypes import LOOP_DTYPES
 from minicompile.ops.graph import Graph, Rewrite, call_text, origins_of, target_name
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import Match
@@ -108,7 +109,7 @@ def carriers(node: fx.Node, size: Sequence[Any], seen: dict[fx.Node, bool]) -> b
         whole = isinstance(value(node), Tensor) and list(value(node).shape) == list(size)
         seen[node] = whole and is_product(node)
         if whole and not seen[node] and elementwise(node):
-            seen[node] = any([carriers(x, size, seen) for x in node.all_input_nodes])
+            seen[node] = any([carriers(x, size, seen) for x in node.all_input_nodes])  # noqa: C419
     return seen[node]
 
 
@@ -137,15 +138,14 @@ class ScoreGraph:
         return [node for node in self.graph.nodes if node.op == "placeholder"][-1]
 
     def text(self) -> str:
-        return source(self.graph.nodes, self.result)
+        return source(list(self.graph.nodes), self.result)
 
 
-def source(nodes: Iterator[fx.Node] | Sequence[fx.Node], result: fx.Node) -> str:
+def source(nodes: Sequence[fx.Node], result: fx.Node) -> str:
     """A graph of calls as the text of a function."""
-    nodes = list(nodes)
     inputs = ", ".join(node.name for node in nodes if node.op == "placeholder")
     calls = [f"    {n.name} = {call_text(n)}" for n in nodes if n.op.startswith("call")]
-    return "\n".join([f"def score({inputs}):", *calls, f"    return {result.name}"])
+    return "\n".join([f"def score({inputs}):", *calls, f"    return {result.name}.float()"])
 
 
 def slope_of(score: str, examples: Sequence[Tensor], mode: Any) -> str:
@@ -183,11 +183,16 @@ def attention_at(node: fx.Node, mode: Any) -> tuple[Match, str, str] | str:
     products = [step for step in changed if is_product(step)]
     if len(products) != 1:
         return "scores come from several products"
+    if value(scores).dtype not in DTYPES:
+        return f"scores in {value(scores).dtype}"
     q, transposed = products[0].args
     graph = ScoreGraph(products[0], scores, changed - set(products))
     if (why := refusal(q, transposed, node, graph.others)) is not None:
         return why
     inside = {node, softmax, *casts, *changed}
+    for step in sorted(graph.copies):  # `ones_like(s)` reads s, too
+        if not inside.isdisjoint(step.all_input_nodes):
+            inside.add(step)
     inside |= {u for n in inside - {node} for u in n.users if not u.users and name_of(u) in CASTS}
     score = graph.text()
     first = value(products[0])
@@ -217,9 +222,16 @@ def refusal(q: Any, transposed: Any, node: fx.Node, others: Sequence[fx.Node]) -
         return "heads of another size"
     if {x.dtype for x in values[:4]} - DTYPES or len({x.dtype for x in values[:4]}) > 1:
         return f"in {values[3].dtype}"
-    if any(x.requires_grad for x in values[4:]):
+    if values[3].requires_grad and any(x.requires_grad for x in values[4:]):
         return "what scores read wants a gradient"
+    if any(x.device != a.device or x.dtype not in LOOP_DTYPES for x in values[4:]):
+        return "scores read what kernels can't"
     return None
+
+
+def call_operator(score: str, slope: str, q: Tensor, kt: Tensor, v: Tensor, *others: Tensor) -> Any:
+    """What stands for a match."""
+    return FlashAttention.apply(q, kt.mT, v, score, slope, *others)
 
 
 def flash_attention(gm: fx.GraphModule, mode: Any, devices: set[str]) -> list[Rewrite] | str:
@@ -232,12 +244,9 @@ def flash_attention(gm: fx.GraphModule, mode: Any, devices: set[str]) -> list[Re
         if isinstance(found, str):
             why = found
             continue
-        match, score, slope = found
-
-        def replacement(q: Tensor, k: Tensor, v: Tensor, *others: Tensor) -> Tensor:
-            return FlashAttention.apply(q, k.mT, v, score, slope, *others)  # type: ignore[no-any-return]
-
-        made = replace_nodes("flash_attention", gm, mode, match, replacement, "pre_grad")
+        match, *texts = found
+        call = partial(call_operator, *texts)
+        made = replace_nodes("flash_attention", gm, mode, match, call, "pre_grad")
         if made is None:
             why = "others read what lies between, or write to it"
         else:
@@ -275,6 +284,6 @@ def trace_scores(gm: fx.GraphModule, mode: Any) -> int:
         graph = traced.results[0].graph if traced.results else traced.parameters[0].graph
         for step in graph.nodes:
             step.meta["origins"] = origins_of(node)
-        node.meta["scores"] = Graph(compat.graph_module({}, graph, "scores"), "scores", "tracing")
+        node.meta["scores"] = Graph(compat.graph_module(torch.nn.Module(), graph, "scores"), "scores", "tracing")
         done += 1
     return done
