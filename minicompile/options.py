@@ -99,10 +99,12 @@ class Options:
     """"default" saves every forward value that the backward pass reads."""
     disable_passes: tuple[str, ...] = ()
     """Graph passes and patterns to leave out: "cse", "post_grad.addmm", "pattern:attention"."""
-    fuse_attention: bool = False
-    """Written-out attention becomes scaled_dot_product_attention: twice as fast from 1,000 tokens on.
+    fuse_attention: Literal[False, True, "template"] = False
+    """Written-out attention becomes a kernel of its own on a GPU (codegen/attention.py), and the library's
+    scaled_dot_product_attention on a CPU: twice as fast from 1,000 tokens on. "template": the first anywhere.
 
-    Rounds differently; a row whose every position is masked gives 0, where softmax gives NaN."""
+    Rounds differently; of the library's, a row whose every position is masked gives 0, where softmax gives
+    NaN."""
     chunk_loss: bool = True
     """Cross-entropy of a linear layer is computed in chunks of rows where logits are many (aot/passes)."""
     fallback_random: bool = True
@@ -169,7 +171,7 @@ class Options:
             raise OptionError(f"option disable_passes can't be {names!r}: a tuple of names")
 
 
-CHOICES: dict[str, tuple[str, ...]] = {
+CHOICES: dict[str, tuple[Any, ...]] = {
     name: get_args(kind)
     for name, kind in get_type_hints(Options).items()
     if get_origin(kind) is Literal

@@ -465,7 +465,10 @@ def run_backward(returned: list[Any], wanted: list[Any], tracer: JointTracer) ->
         tracer.origins = origins_of(tracer.argument(result))
         tangent = empty_like_layout(tracer.mode, result)
         tangents.append(tracer.placeholder(f"tangents_{index}", tangent))
-    with refusing("the backward pass", None), compat.without_autocast():  # where loss.backward() belongs
+    with (
+        refusing("the backward pass", None),
+        compat.without_autocast(),
+    ):  # where loss.backward() belongs
         gradients = torch.autograd.grad(results, wanted, tangents, allow_unused=True)
     tracer.origins = NO_ORIGINS
     return list(gradients)

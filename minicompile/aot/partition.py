@@ -92,7 +92,11 @@ def partition(
     if method == "default" or budget == 1:
         reasons = naive
     else:
-        reasons = min_cut(parts, given - naive.keys()) if budget is None else within_budget(parts, naive, budget)
+        reasons = (
+            min_cut(parts, given - naive.keys())
+            if budget is None
+            else within_budget(parts, naive, budget)
+        )
     saved = [node for node in parts.nodes if node in reasons]
     sizes = parts.sizes_read_by_backward(reasons)
     sizes += parts.sizes_of_shapes([*saved, *sizes, *parts.tangents], joint.gm.graph)

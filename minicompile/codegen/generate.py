@@ -26,6 +26,7 @@ import torch
 from minicompile.codegen import cpp, triton
 from minicompile.codegen import cpp_rules as _cpp_rules  # noqa: F401  registers its rules
 from minicompile.codegen import triton_rules as _triton_rules  # noqa: F401  registers its rules
+from minicompile.codegen.attention import attention_plan
 from minicompile.codegen.fold import fold
 from minicompile.codegen.legalize import legalize
 from minicompile.codegen.merge import check_in_place, merge, take_over
@@ -45,6 +46,7 @@ from minicompile.codegen.plan import (
 from minicompile.codegen.product import is_template, split_rival, taken_apart
 from minicompile.codegen.split import refusal, split
 from minicompile.errors import BackendError, OptionError, Unsupported
+from minicompile.lowering.ir import TemplateKernel
 from minicompile.ops.gates import allowed
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
@@ -93,6 +95,10 @@ def make_plans(schedule: Schedule, options: Options) -> dict[int, KernelPlan]:
             if not allowed("code generator", node.name, loops, text, origins):
                 language = REFERENCE
             plans[position] = make_plan(node, schedule, language, options, position)
+        elif isinstance(node.kernel, TemplateKernel):
+            device = node.kernel.views()[0].layout.device
+            if language_of(device, options) == "triton":
+                plans[position] = attention_plan(node, position)
     return plans
 
 

@@ -382,6 +382,21 @@ class KernelPlan(Shown):
         return "\n".join(lines)
 
 
+@dataclass(eq=False)
+class TemplatePlan(KernelPlan):
+    """A kernel made of a template; `body` is what fills its holes.
+
+    Its axes are a template's own: programs take `tiles["x"]` of the last loop of `ranges`, and go over
+    `reduction_ranges` in steps of `tiles["r"]`.
+    """
+
+    lines: list[CodeLine] = field(default_factory=list)
+    stages: int = 1
+    """Tiles on their way at a time."""
+    pairs: int = 1
+    """How many x there are of the other loops."""
+
+
 plan_rule: Registry[Callable[[KernelPlan, Options], None]] = Registry(
     "plan", "language:decision -> rule(plan, options) that edits a kernel plan"
 )

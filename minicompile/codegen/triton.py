@@ -39,7 +39,14 @@ from minicompile.codegen.phases import (
     rough_exponentials,
     twins,
 )
-from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase, power_of_two
+from minicompile.codegen.plan import (
+    KernelModule,
+    KernelPlan,
+    KernelSource,
+    Phase,
+    TemplatePlan,
+    power_of_two,
+)
 from minicompile.codegen.printing import LinePrinter
 from minicompile.codegen.triton_ops import (
     TRITON_DTYPES,
@@ -109,6 +116,9 @@ def print_triton(plan: KernelPlan) -> KernelSource:
     """The kernel's source. Raises Unsupported for what Triton or this printer can't express."""
     if plan.launches:
         raise Unsupported(f"{plan.name} is split: its launches have texts")
+    if isinstance(plan, TemplatePlan):
+        text = "\n".join(line.text for line in plan.lines)
+        return KernelSource(plan.name, "triton", plan.lines, plan, prelude(text))
     printer = kernel_template.get(plan.reduction, TilePrinter)(plan)
     printer.kernel()
     found = printer.source("triton", prelude)

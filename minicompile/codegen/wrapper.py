@@ -225,6 +225,8 @@ class _Writer:
                 self._allocate(allocation)
         if isinstance(node, FusedSchedulerNode):
             self._kernel(step, node)
+        elif step in self.kernels:
+            self._template(step, node)
         elif sums:
             self._extern(node.kernel, sums[0].reuses)
             self._allocate(sums[0])
@@ -295,6 +297,17 @@ class _Writer:
             self._line(f"{kernel.name}({', '.join(arguments)})", node.origins)
         if spaces:
             self._line(f"del {', '.join(spaces)}", node.origins)
+
+    def _template(self, step: int, node: ExternKernelSchedulerNode) -> None:
+        """The kernels that compute an operator."""
+        for output in filter(None, node.kernel.outputs):
+            self.bound.add(output.name)
+            self.owned.add(output.name)
+            name, memory = self._name(output.name), self._empty(output.layout, False)
+            self._line(f"{name} = {memory}", node.origins)
+        for kernel in self.kernels[step]:
+            arguments = [self._name(a.buffer) for a in kernel.plan.arguments]
+            self._line(f"{kernel.name}({', '.join(arguments)})", node.origins)
 
     def _extern(self, kernel: ExternKernel, given: str | None) -> None:
         """A library call; `given` is the buffer that the plan has for its result."""

@@ -38,6 +38,7 @@ from minicompile.lowering.ir import (
     LoopGraph,
     Operation,
     Output,
+    TemplateKernel,
     verify,
     written_by,
 )
@@ -52,6 +53,7 @@ from minicompile.ops.graph import (
     target_name,
     user_line,
 )
+from minicompile.ops.handler import InnerFn
 from minicompile.options import Options
 from minicompile.shapes.expr import Size, size_hint, to_size
 
@@ -78,6 +80,17 @@ class _Lowering:
         self.returned = set(output_node(graph.gm.graph).all_input_nodes)
 
     def run(self) -> LoopGraph:
+        outputs = self.visit()
+        name, ctx = self.graph.name, self.ctx
+        found = LoopGraph(name, self.inputs, ctx.constants, ctx.operations, outputs, self.hints)
+        found.eager_bytes = eager_peak(list(self.graph.nodes), self.hints)
+        drop_unread(found)
+        if self.options.verify:
+            verify(found)
+        return found
+
+    def visit(self) -> list[Output]:
+        """Lower each node; what the graph gives."""
         outputs: list[Output] = []
         visit = {
             "placeholder": self._placeholder,
@@ -96,13 +109,7 @@ class _Lowering:
                 self.values[node] = visit[node.op](node)
             else:
                 raise Unsupported(f"a {node.op} node in an ATen graph")
-        name, ctx = self.graph.name, self.ctx
-        found = LoopGraph(name, self.inputs, ctx.constants, ctx.operations, outputs, self.hints)
-        found.eager_bytes = eager_peak(list(self.graph.nodes), self.hints)
-        drop_unread(found)
-        if self.options.verify:
-            verify(found)
-        return found
+        return outputs
 
     # -- inputs and outputs
 
@@ -266,6 +273,13 @@ class _Lowering:
             for (place, number), layout in zip(places, layouts, strict=True)
         )
         kernel = ExternKernel(name, op, args, dict(kwargs), outputs, reason, ctx.origins)
+        if "scores" in node.meta:
+            try:
+                holes = formulas(node.meta["scores"], self.options)
+            except Unsupported as refusal:
+                kernel.reason = refusal.reason
+            else:
+                kernel = TemplateKernel(**vars(kernel), holes=holes)
         ctx.operations.append(kernel)
         results = tuple(
             ctx.in_memory(made) if made is not None else _number(number)
@@ -282,6 +296,25 @@ class _Lowering:
                 where=user_line(node),
             )
         return size
+
+
+class _Formulas(_Lowering):
+    """Nothing gets memory: outputs are values."""
+
+    def _realize_if_better(self, node: fx.Node, value: TensorValue) -> None:
+        pass
+
+    def _output(self, item: Any) -> Any:
+        return self.values[item]
+
+
+def formulas(graph: Graph, options: Options) -> tuple[InnerFn, ...]:
+    """What a graph's outputs are at an index. Raises Unsupported where that takes more than its inputs."""
+    lowering = _Formulas(graph, options)
+    values: Any = lowering.visit()
+    if lowering.ctx.operations:
+        raise Unsupported(f"{lowering.ctx.operations[0].name} needs memory of its own")
+    return tuple(value.load for value in values)
 
 
 def values_in(nested: Any) -> list[TensorValue]:

@@ -46,7 +46,8 @@ class Pass:
     order: int
     run: Run
     option: str = ""
-    """The field of `Options` that switches it on, with "not " before it: off; "": always on."""
+    """The field of `Options` that switches it on, with "not " before it: off; "field=value": only that value
+    does; "": always on."""
 
     def is_called(self, given: str) -> bool:
         """By "cse" or "prims.cse"; a family of patterns by its first name: "pattern:attention"."""
@@ -54,8 +55,9 @@ class Pass:
         return any(f"{name}.".startswith(f"{given}.") for name in names)
 
     def runs(self, stage: str, options: Options) -> bool:
-        field = self.option.removeprefix("not ")
-        wanted = not field or getattr(options, field) == (field == self.option)
+        field, _, value = self.option.removeprefix("not ").partition("=")
+        given = getattr(options, field) if field else True
+        wanted = given == value if value else bool(given) != self.option.startswith("not ")
         return (
             self.stage == stage and wanted and not any(map(self.is_called, options.disable_passes))
         )

@@ -32,6 +32,7 @@ from minicompile.codegen.plan import (
     ZERO_DIVISION,
     KernelPlan,
     KernelSource,
+    TemplatePlan,
     power_of_two,
 )
 from minicompile.runtime.cpp import fail
@@ -43,6 +44,7 @@ from minicompile.runtime.triton import (
     for_row,
     module_text,
     needs_int64,
+    planned_tiles,
     programs,
 )
 from minicompile.shapes.expr import product, size_hint
@@ -75,7 +77,8 @@ class InterpretedKernel:
         if rows == 0:
             return
         length = size_hint(product(plan.reduction_ranges.values()), known)
-        tiles = self.tiles or interpreter_tiles(plan, known, rows, length)
+        own = planned_tiles(plan) if isinstance(plan, TemplatePlan) else None
+        tiles = self.tiles or own or interpreter_tiles(plan, known, rows, length)
         if plan.varying and plan.reduction == "persistent":
             tiles = for_row(tiles, power_of_two(length))
         # bools are bytes in memory, and kernels read them as such
@@ -228,7 +231,7 @@ def run_up(self: Any, blocks: tuple[Any, ...]) -> list[Any]:
 class TorchLibdevice:
     """`libdevice.f(x, ...)` by `torch.f`."""
 
-    NAMES = {"nearbyint": "round"}
+    NAMES = {"nearbyint": "round", "fast_tanhf": "tanh"}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function = getattr(torch, self.NAMES.get(name, name))

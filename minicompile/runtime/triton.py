@@ -42,6 +42,7 @@ from minicompile.codegen.plan import (
     KernelPlan,
     KernelSource,
     LibraryProduct,
+    TemplatePlan,
     granule_of,
     power_of_two,
 )
@@ -333,6 +334,8 @@ def fills(length: int, tiles: Tiles) -> bool:
 
 def programs(plan: KernelPlan, tiles: Tiles) -> Size:
     """How many programs run."""
+    if isinstance(plan, TemplatePlan):
+        return plan.pairs * -(-(plan.rows // plan.pairs) // tiles.x)
     if plan.folds:
         return plan.parts
     loops = (
@@ -362,7 +365,10 @@ def register_limit(registers: int, warps: int) -> dict[str, int]:
 
 
 def compiler_options(plan: KernelPlan, tiles: Tiles) -> dict[str, Any]:
-    """Multiply and add round apart and small numbers stay, as in eager; index checks stay in the code."""
+    """Multiply and add round apart and small numbers stay, as in eager; index checks stay in the code. A
+    template's kernels round as they like."""
+    if isinstance(plan, TemplatePlan):
+        return {"num_warps": tiles.num_warps, "num_stages": plan.stages}
     return {
         "num_warps": tiles.num_warps,
         "enable_fp_fusion": False,

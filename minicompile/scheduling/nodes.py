@@ -131,6 +131,11 @@ class ExternKernelSchedulerNode(Shown):
         return self.kernel.name
 
     @property
+    def nodes(self) -> list[ExternKernelSchedulerNode]:
+        """What its kernels compute, where a template makes them."""
+        return [self]
+
+    @property
     def origins(self) -> Origins:
         return self.kernel.origins
 

@@ -1,6 +1,14 @@
 """Graph passes of AOT; importing this registers them. See passes/manager.py for the stages."""
 
-from minicompile.aot.passes import attention, chunked_loss, cleanup, images, linear, random  # noqa: F401
+from minicompile.aot.passes import (  # noqa: F401
+    attention,
+    chunked_loss,
+    cleanup,
+    flash_attention,
+    images,
+    linear,
+    random,
+)
 from minicompile.aot.passes.patterns import pattern_passes
 from minicompile.passes.manager import Pass, passes
 

@@ -43,6 +43,8 @@ from minicompile.passes.patterns import (
     value_of,
 )
 
+OTHERWISE_CALLED = ("getitem", "getattr", "invert", "truediv", "floordiv", "and_", "or_")
+"""Python's operators that write nothing and have other names in ATen."""
 TORCH = ("torch", "_operator", "None")
 """Whose functions do what their names say; built-in ones name no module."""
 
@@ -317,7 +319,9 @@ def may_write(node: fx.Node) -> bool:
         return False
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     ours = str(getattr(target, "__module__", "torch")).partition(".")[0] in TORCH
-    plain = name in ("getitem", "getattr", "invert") or hasattr(torch.ops.aten, name)
+    if ours and name in OTHERWISE_CALLED:
+        return False
+    plain = hasattr(torch.ops.aten, name)
     switches = any(argument is True for argument in (*node.args, *node.kwargs.values()))
     renorms = name.startswith("embedding") or "out" in node.kwargs
     return not (ours and plain) or switches or renorms or name.endswith("_")

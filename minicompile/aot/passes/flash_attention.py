@@ -1,0 +1,291 @@
+"""Written-out attention becomes one operator, whatever is done to its scores element by element.
+
+    s = q @ k.transpose(-2, -1) * scale                 the products
+    s = 20 * torch.tanh(s / 20) + slopes * (j - i)      what changes them: the operator's `score`
+    s = s.masked_fill(j > i, -torch.inf)
+    out = torch.softmax(s, -1) @ v
+
+From the softmax back to the product every step must be elementwise. What a step reads besides is computed
+in the kernel, too, where it comes from positions or, element by element, from tensors; those are handed in.
+They get no gradient. Kernels keep scores in float32 from the product to the softmax.
+
+Dao et al., FlashAttention (2022); Dong et al., FlexAttention (2024). The real compiler has no such pass: its
+users call torch.nn.attention.flex_attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from minicompile import compat
+from minicompile.aot.layout import empty_like_layout
+from minicompile.aot.passes.patterns import replace_nodes, trace_function, with_gradients
+from minicompile.aot.views import is_pointwise, is_view
+from minicompile.errors import MinicompileError
+from minicompile.ops.attention import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    FlashAttention,
+    function_of,
+)
+from minicompile.ops.dtypes import LOOP_DTYPES
+from minicompile.ops.graph import Graph, Rewrite, call_text, origins_of, target_name
+from minicompile.passes.manager import graph_pass
+from minicompile.passes.patterns import Match
+
+DTYPES = {torch.float16, torch.bfloat16, torch.float32}
+LEAST_HEAD, MOST_HEAD = 16, 256
+MADE = {"arange", "ones", "zeros", "full", "ones_like", "zeros_like", "full_like"}
+"""What makes a tensor of numbers, and (TRIANGLES) leaves a triangle of it."""
+TRIANGLES = {"tril", "triu"}
+MOVES = {"getitem", "unsqueeze", "squeeze", "view", "reshape", "expand", "expand_as", "transpose", "permute"}  # fmt: skip
+CASTS = {"to", "float", "bool", "long", "int", "type_as", "contiguous", "half", "bfloat16"}
+PYTHON = {"truediv": "div", "and_": "bitwise_and", "or_": "bitwise_or", "invert": "bitwise_not"}
+"""Operators of Python that ATen calls otherwise."""
+LOWERED = ("full", "iota", "clone", "convert_element_type")  # of prims
+
+
+def name_of(node: fx.Node) -> str:
+    """`softmax` for torch.softmax, F.softmax and the method; "" for what is no call."""
+    if not node.op.startswith("call"):
+        return ""
+    name = target_name(node.target).rpartition(".")[2]
+    return PYTHON.get(name, name)
+
+
+def value(node: Any) -> Any:
+    return node.meta.get("val") if isinstance(node, fx.Node) else None
+
+
+def is_product(node: fx.Node) -> bool:
+    """A matrix product of two batches of heads."""
+    operands = [value(a) for a in node.args[:2]]
+    ours = all(isinstance(v, Tensor) and v.dim() == 4 for v in (*operands, value(node)))
+    return name_of(node) == "matmul" and len(node.args) == 2 and not node.kwargs and ours
+
+
+def elementwise(node: fx.Node) -> bool:
+    """Is each element of the result a function of elements of the operands, and nothing written to?"""
+    name = name_of(node)
+    if name in CASTS:
+        return True
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None or name.endswith("_") or "out" in node.kwargs:
+        return False
+    return any(is_pointwise(getattr(packet, overload)) for overload in packet.overloads())
+
+
+def computable(node: fx.Node) -> bool:
+    """Can a kernel compute it for each score anew?"""
+    name = name_of(node)
+    if name == "getitem":
+        places = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        if not all(p is None or p is ... or isinstance(p, slice | int) for p in places):
+            return False
+    return elementwise(node) or name in MADE | TRIANGLES | MOVES
+
+
+def softmax_before(node: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
+    """The softmax of rows that a product's first operand is, and the steps between: casts."""
+    steps: list[fx.Node] = []
+    while name_of(node) in CASTS and len(node.all_input_nodes) >= 1:
+        steps.append(node)
+        node = node.all_input_nodes[0]
+    if name_of(node) != "softmax" or value(node).dim() != 4:
+        return None
+    dims = [*node.args[1:2], *(node.kwargs[k] for k in ("dim",) if k in node.kwargs)]
+    known = set(node.kwargs) <= {"dim", "dtype", "_stacklevel"} and len(node.args) <= 2
+    return (node, steps) if known and dims in ([-1], [3]) else None
+
+
+def carriers(node: fx.Node, size: Sequence[Any], seen: dict[fx.Node, bool]) -> bool:
+    """Notes in `seen` which nodes' values come from a product; says whether this one's does."""
+    if node not in seen:
+        whole = isinstance(value(node), Tensor) and list(value(node).shape) == list(size)
+        seen[node] = whole and is_product(node)
+        if whole and not seen[node] and elementwise(node):
+            seen[node] = any([carriers(x, size, seen) for x in node.all_input_nodes])  # noqa: C419
+    return seen[node]
+
+
+class ScoreGraph:
+    """The steps from a product to a softmax as a function's text, and the tensors that it reads."""
+
+    def __init__(self, product: fx.Node, scores: fx.Node, changed: set[fx.Node]) -> None:
+        self.graph, self.changed, self.others = fx.Graph(), changed, list[fx.Node]()
+        self.first = self.graph.placeholder("x0")
+        self.copies = {product: self.first}
+        self.result = self.copy(scores)
+
+    def copy(self, node: fx.Node) -> fx.Node:
+        if node not in self.copies:
+            here = node in self.changed or computable(node)
+            if here and all(isinstance(value(x), Tensor) for x in node.all_input_nodes):
+                made = self.graph.node_copy(node, self.copy)
+            else:
+                self.others.append(node)
+                with self.graph.inserting_after(self.last_input()):
+                    made = self.graph.placeholder(f"x{len(self.others)}")
+            self.copies[node] = made
+        return self.copies[node]
+
+    def last_input(self) -> fx.Node:
+        return [node for node in self.graph.nodes if node.op == "placeholder"][-1]
+
+    def text(self) -> str:
+        return source(list(self.graph.nodes), self.result)
+
+
+def source(nodes: Sequence[fx.Node], result: fx.Node) -> str:
+    """A graph of calls as the text of a function."""
+    inputs = ", ".join(node.name for node in nodes if node.op == "placeholder")
+    calls = [f"    {n.name} = {call_text(n)}" for n in nodes if n.op.startswith("call")]
+    return "\n".join([f"def score({inputs}):", *calls, f"    return {result.name}.float()"])
+
+
+def slope_of(score: str, examples: Sequence[Tensor], mode: Any) -> str:
+    """The text of the gradient by the first argument, which a gradient more goes into."""
+    both = with_gradients(function_of(score), len(examples), [0])
+    traced = trace_function(both, [*examples, examples[0]], mode, "post_grad")
+    check(traced.calls)
+    graph, found = traced.results[0].graph, traced.results[1]
+    needed = {found}
+    for node in reversed(graph.nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    return source([n for n in graph.nodes if n.op == "placeholder" or n in needed], found)
+
+
+def check(calls: Sequence[fx.Node]) -> None:
+    """Raises Unsupported unless every step can be computed element by element."""
+    for node in calls:
+        name = target_name(node.target).split(".")
+        if not (is_pointwise(node.target) or is_view(node) or name[1] in LOWERED):
+            raise MinicompileError(f"{target_name(node.target)} isn't elementwise")
+
+
+def attention_at(node: fx.Node, mode: Any) -> tuple[Match, str, str] | str:
+    """The attention that ends in a product, its score and slope; or why there is none."""
+    found = softmax_before(node.args[0]) if is_product(node) else None  # type: ignore[arg-type]
+    if found is None:
+        return "no softmax of rows times values"
+    softmax, casts = found
+    seen: dict[fx.Node, bool] = {}
+    scores: fx.Node = softmax.args[0]  # type: ignore[assignment]
+    if not carriers(scores, value(softmax).shape, seen):
+        return "no product of queries and keys"
+    changed = {step for step, yes in seen.items() if yes}
+    products = [step for step in changed if is_product(step)]
+    if len(products) != 1:
+        return "scores come from several products"
+    if value(scores).dtype not in DTYPES:
+        return f"scores in {value(scores).dtype}"
+    q, transposed = products[0].args
+    graph = ScoreGraph(products[0], scores, changed - set(products))
+    if (why := refusal(q, transposed, node, graph.others)) is not None:
+        return why
+    inside = {node, softmax, *casts, *changed}
+    for step in sorted(graph.copies):  # `ones_like(s)` reads s, too
+        if not inside.isdisjoint(step.all_input_nodes):
+            inside.add(step)
+    inside |= {u for n in inside - {node} for u in n.users if not u.users and name_of(u) in CASTS}
+    score = graph.text()
+    first = value(products[0])
+    with mode:
+        fakes = [torch.empty(first.shape, device=first.device)]
+    fakes += [empty_like_layout(mode, value(other)) for other in graph.others]
+    try:
+        slope = slope_of(score, fakes, mode)
+    except Exception as error:  # whatever its operators raise
+        return f"its scores can't be traced: {type(error).__name__}: {error}"
+    arguments = (q, transposed, node.args[1], *graph.others)
+    return Match((node,), arguments, tuple(sorted(inside))), score, slope
+
+
+def refusal(q: Any, transposed: Any, node: fx.Node, others: Sequence[fx.Node]) -> str | None:
+    """Why the template can't have it."""
+    v = node.args[1]
+    values = [value(x) for x in (q, transposed, v, node, *others)]
+    if not all(isinstance(x, Tensor) for x in values):
+        return "scores read what is no tensor"
+    if any(not isinstance(size, int) for x in values for size in (*x.shape, *x.stride())):
+        return "sizes vary"
+    a, b, c = values[:3]
+    if a.shape[:2] != b.shape[:2] or b.shape[:2] != c.shape[:2] or 0 in (*a.shape, *c.shape):
+        return "queries, keys and values differ in batch or heads"
+    if a.shape[-1] != c.shape[-1] or not LEAST_HEAD <= a.shape[-1] <= MOST_HEAD:
+        return "heads of another size"
+    if {x.dtype for x in values[:4]} - DTYPES or len({x.dtype for x in values[:4]}) > 1:
+        return f"in {values[3].dtype}"
+    if values[3].requires_grad and any(x.requires_grad for x in values[4:]):
+        return "what scores read wants a gradient"
+    if any(x.device != a.device or x.dtype not in LOOP_DTYPES for x in values[4:]):
+        return "scores read what kernels can't"
+    return None
+
+
+def call_operator(score: str, slope: str, q: Tensor, kt: Tensor, v: Tensor, *others: Tensor) -> Any:
+    """What stands for a match."""
+    return FlashAttention.apply(q, kt.mT, v, score, slope, *others)
+
+
+def flash_attention(gm: fx.GraphModule, mode: Any, devices: set[str]) -> list[Rewrite] | str:
+    """Says why not for the last one it left."""
+    done, why = list[Rewrite](), "no attention"
+    for node in list(gm.graph.nodes):
+        if not (is_product(node) and value(node).device.type in devices):
+            continue
+        found = attention_at(node, mode)
+        if isinstance(found, str):
+            why = found
+            continue
+        match, *texts = found
+        call = partial(call_operator, *texts)
+        made = replace_nodes("flash_attention", gm, mode, match, call, "pre_grad")
+        if made is None:
+            why = "others read what lies between, or write to it"
+        else:
+            done.append(made)
+    return done or why
+
+
+graph_pass("flash_attention", stage="pre_grad", order=40, option="fuse_attention")(
+    partial(flash_attention, devices={"cuda"})
+)
+graph_pass("attention_template", stage="pre_grad", order=40, option="fuse_attention=template")(
+    partial(flash_attention, devices={"cpu", "cuda"})
+)
+
+
+@graph_pass("attention_scores", stage="post_grad", order=90)
+def trace_scores(gm: fx.GraphModule, mode: Any) -> int:
+    """`meta["scores"]` of each of our operators: its functions as a graph, for the kernels."""
+    done = 0
+    for node in gm.graph.nodes:
+        if node.target not in (ATTENTION, ATTENTION_BACKWARD):
+            continue
+        backward = node.target is ATTENTION_BACKWARD
+        q, k = (node.args[i].meta["val"] for i in ((1, 2) if backward else (0, 1)))
+        others, score, *slope = node.args[6:] if backward else node.args[3:]
+        with mode:
+            products = torch.empty((*q.shape[:3], k.shape[2]), device=q.device)
+        examples = [products, *(other.meta["val"] for other in others)]
+
+        def both(*given: Tensor, texts: Any = (score, *slope), n: int = len(examples)) -> Any:
+            values = [function_of(texts[0])(*given[:n])]
+            return values + [function_of(text)(*given) for text in texts[1:]]
+
+        traced = trace_function(both, examples + [products] * backward, mode, "post_grad")
+        graph = traced.results[0].graph if traced.results else traced.parameters[0].graph
+        for step in graph.nodes:
+            step.meta["origins"] = origins_of(node)
+        node.meta["scores"] = Graph(
+            compat.graph_module(torch.nn.Module(), graph, "scores"), "scores", "tracing"
+        )
+        done += 1
+    return done

@@ -1,0 +1,400 @@
+"""Flash attention: a template of Triton kernels, in which functions say what is done to the scores.
+
+Rows of scores never lie in memory. A program takes XBLOCK queries, goes over the keys, RBLOCK at a time, and
+keeps for each query the largest score so far, the sum of 2^(score - largest) and the values so weighted;
+where a larger score comes, both sums are scaled down. The backward computes scores again, and weights by the
+logarithm of that sum (`lse`, to base 2): one kernel goes over the keys for the gradient of queries, another
+over the queries for those of keys and values.
+
+Holes are in braces: functions `score` and `slope` (codegen/score.py) before the text; `{start(k)}`, where a
+head's keys begin; `{place(k, j, d)}`, element d of key j from there; `{mask(rows, d)}`, which of them exist;
+`{sweeps}`, calls of the first function for ranges of tiles, of which those INSIDE need no mask; numbers. A
+score is multiplied by {scale} as it goes into the exponent: log2(e), times a factor of the score's.
+
+Milakov and Gimelshein, Online normalizer calculation for softmax (2018); Dao et al., FlashAttention (2022);
+Dao, FlashAttention-2 (2023). The real compiler: torch/_inductor/kernel/flex/.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from minicompile.codegen.plan import (
+    INT32_END,
+    CodeLine,
+    KernelArgument,
+    TemplatePlan,
+    power_of_two,
+)
+from minicompile.codegen.score import HALVES, B, H, I, J, Scores, scores_of
+from minicompile.codegen.triton_ops import TRITON_DTYPES
+from minicompile.lowering.ir import Layout, TemplateKernel, View
+from minicompile.ops.attention import ATTENTION, LOG2E
+from minicompile.scheduling.body import LoopBody
+from minicompile.scheduling.nodes import ExternKernelSchedulerNode
+
+FORWARD = """
+@triton.jit
+def attend(
+    sums, total, most, queries, k, v, b, h, i, rows, begin, end, {others}
+    INSIDE: tl.constexpr, RBLOCK: tl.constexpr,
+):
+    dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]
+    for start in range(begin, end, RBLOCK):
+        j = start + tl.arange(0, RBLOCK)[None, :]
+        columns = (j < {keys}) | INSIDE | ({keys} % RBLOCK == 0)
+        keys = tl.load(k + ({place(k, j, dc)}), {mask(columns, dc)}, other=0.0)
+        s = tl.dot(queries, keys{precision})
+        if INSIDE:
+            s = score_inside(s, b, h, i, j, rows, columns{passed})
+        else:
+            s = score(s, b, h, i, j, rows, columns{passed})
+            s = tl.where(columns, s, float("-inf"))
+        new = tl.maximum(most, tl.max(s, 1) * {scale})
+        base = tl.where(new == float("-inf"), 0.0, new)
+        weights = tl.exp2(s * {scale} - base[:, None])
+        shrink = tl.exp2(most - base)
+        total = total * shrink + tl.sum(weights, 1)
+        most = new
+        n = start + tl.arange(0, RBLOCK)[:, None]
+        there = (n < {keys}) | INSIDE | ({keys} % RBLOCK == 0)
+        values = tl.load(v + ({place(v, n, dr)}), {mask(there, dr)}, other=0.0)
+        sums = tl.dot(weights.to(values.dtype), values, sums * shrink[:, None]{precision})
+    return sums, total, most
+
+
+@triton.jit
+def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
+    blocks = ({queries} + XBLOCK - 1) // XBLOCK
+    first = {block} * XBLOCK
+    pair = tl.program_id(0) // blocks
+    b, h = pair // {heads}, pair % {heads}
+    k += {start(k)}
+    v += {start(v)}
+    i = first + tl.arange(0, XBLOCK)[:, None]
+    dr = tl.arange(0, {width})[None, :]
+    rows = (i < {queries}) | ({queries} % XBLOCK == 0)
+    queries = tl.load(q + {start(q)} + ({place(q, i, dr)}), {mask(rows, dr)}, other=0.0)
+    sums = tl.zeros([XBLOCK, {width}], tl.float32)
+    total = tl.zeros([XBLOCK], tl.float32)
+    most = tl.full([XBLOCK], float("-inf"), tl.float32)
+    {sweeps(sums, total, most = attend(sums, total, most, queries, k, v, b, h, i, rows)}
+    result = sums / total[:, None]
+    tl.store(out + {start(out)} + ({place(out, i, dr)}), result.to({dtype}), {mask(rows, dr)})
+    tl.store(lse + {start(lse)} + {place(lse, i)}, (most + tl.log2(total))[:, None], rows)
+"""
+
+QUERIES = """
+@triton.jit
+def gather(
+    sums, queries, down, lse, delta, k, v, b, h, i, rows, begin, end, {others}
+    INSIDE: tl.constexpr, RBLOCK: tl.constexpr,
+):
+    dc = tl.arange(0, {width})[:, None]
+    for start in range(begin, end, RBLOCK):
+        j = start + tl.arange(0, RBLOCK)[None, :]
+        columns = (j < {keys}) | INSIDE | ({keys} % RBLOCK == 0)
+        keys = tl.load(k + ({place(k, j, dc)}), {mask(columns, dc)}, other=0.0)
+        values = tl.load(v + ({place(v, j, dc)}), {mask(columns, dc)}, other=0.0)
+        products = tl.dot(queries, keys{precision})
+        if INSIDE:
+            s = score_inside(products, b, h, i, j, rows, columns{passed})
+        else:
+            s = score(products, b, h, i, j, rows, columns{passed})
+        weights = tl.exp2(s * {scale} - lse)
+        ds = weights * (tl.dot(down, values{precision}) - delta)
+        if INSIDE:
+            ds = slope_inside(products, ds, b, h, i, j, rows, columns{passed})
+        else:
+            ds = slope(products, ds, b, h, i, j, rows, columns{passed})
+            ds = tl.where(columns, ds, 0.0)
+        sums = tl.dot(ds.to(keys.dtype), tl.trans(keys), sums{precision})
+    return sums
+
+
+@triton.jit
+def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
+    blocks = ({queries} + XBLOCK - 1) // XBLOCK
+    first = {block} * XBLOCK
+    pair = tl.program_id(0) // blocks
+    b, h = pair // {heads}, pair % {heads}
+    k += {start(k)}
+    v += {start(v)}
+    i = first + tl.arange(0, XBLOCK)[:, None]
+    dr = tl.arange(0, {width})[None, :]
+    rows = (i < {queries}) | ({queries} % XBLOCK == 0)
+    queries = tl.load(q + {start(q)} + ({place(q, i, dr)}), {mask(rows, dr)}, other=0.0)
+    down = tl.load(gradient + {start(gradient)} + ({place(gradient, i, dr)}), {mask(rows, dr)}, other=0.0)
+    lse = tl.load(lse + {start(lse)} + ({place(lse, i)}), rows, other=float("inf"))
+    delta = tl.load(delta + {start(delta)} + ({place(delta, i)}), rows, other=0.0)
+    sums = tl.zeros([XBLOCK, {width}], tl.float32)
+    {sweeps(sums = gather(sums, queries, down, lse, delta, k, v, b, h, i, rows)}
+    tl.store(dq + {start(dq)} + ({place(dq, i, dr)}), (sums * {factor}).to({dtype}), {mask(rows, dr)})
+"""
+
+KEYS = """
+@triton.jit
+def spread(
+    sums_k, sums_v, keys, values, q, gradient, lse, delta, b, h, j, columns, begin, end, {others}
+    INSIDE: tl.constexpr, RBLOCK: tl.constexpr,
+):
+    dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]
+    for start in range(begin, end, RBLOCK):
+        i = start + tl.arange(0, RBLOCK)[None, :]
+        rows = (i < {queries}) | INSIDE | ({queries} % RBLOCK == 0)
+        queries = tl.load(q + ({place(q, i, dc)}), {mask(rows, dc)}, other=0.0)
+        products = tl.dot(keys, queries{precision})
+        if INSIDE:
+            s = score_inside(products, b, h, i, j, rows, columns{passed})
+        else:
+            s = score(products, b, h, i, j, rows, columns{passed})
+        weights = tl.exp2(s * {scale} - tl.load(lse + {place(lse, i)}, rows, other=0.0))
+        if not INSIDE:
+            weights = tl.where(rows, weights, 0.0)
+        n = start + tl.arange(0, RBLOCK)[:, None]
+        there = (n < {queries}) | INSIDE | ({queries} % RBLOCK == 0)
+        down = tl.load(gradient + ({place(gradient, n, dr)}), {mask(there, dr)}, other=0.0)
+        sums_v = tl.dot(weights.to(down.dtype), down, sums_v{precision})
+        ds = tl.dot(values, tl.trans(down){precision})
+        ds = weights * (ds - tl.load(delta + {place(delta, i)}, rows, other=0.0))
+        if INSIDE:
+            ds = slope_inside(products, ds, b, h, i, j, rows, columns{passed})
+        else:
+            ds = slope(products, ds, b, h, i, j, rows, columns{passed})
+            ds = tl.where(rows, ds, 0.0)
+        sums_k = tl.dot(ds.to(queries.dtype), tl.trans(queries), sums_k{precision})
+    return sums_k, sums_v
+
+
+@triton.jit
+def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
+    blocks = ({keys} + XBLOCK - 1) // XBLOCK
+    first = {block} * XBLOCK
+    pair = tl.program_id(0) // blocks
+    b, h = pair // {heads}, pair % {heads}
+    q += {start(q)}
+    gradient += {start(gradient)}
+    lse += {start(lse)}
+    delta += {start(delta)}
+    j = first + tl.arange(0, XBLOCK)[:, None]
+    dr = tl.arange(0, {width})[None, :]
+    columns = (j < {keys}) | ({keys} % XBLOCK == 0)
+    keys = tl.load(k + {start(k)} + ({place(k, j, dr)}), {mask(columns, dr)}, other=0.0)
+    values = tl.load(v + {start(v)} + ({place(v, j, dr)}), {mask(columns, dr)}, other=0.0)
+    sums_k = tl.zeros([XBLOCK, {width}], tl.float32)
+    sums_v = tl.zeros([XBLOCK, {width}], tl.float32)
+    {sweeps(sums_k, sums_v = spread(sums_k, sums_v, keys, values, q, gradient, lse, delta, b, h, j, columns)}
+    tl.store(dk + {start(dk)} + ({place(dk, j, dr)}), (sums_k * {factor}).to({dtype}), {mask(columns, dr)})
+    tl.store(dv + {start(dv)} + ({place(dv, j, dr)}), sums_v.to({dtype}), {mask(columns, dr)})
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tiles of one kernel: XBLOCK, RBLOCK, warps, and how many tiles are loaded ahead."""
+
+    x: int
+    r: int
+    warps: int
+    stages: int
+
+
+def block_for(part: str, width: int, dtype: torch.dtype) -> Block:
+    """By what was measured on an H200."""
+    if dtype not in HALVES:
+        return Block(64, 32, 4, 2) if width <= 64 else Block(32, 32, 4, 1)
+    if part == "forward":
+        return Block(128, 64, 4 if width <= 64 else 8, 3) if width <= 128 else Block(64, 32, 4, 2)
+    if width <= 64:
+        return Block(128, 64, 8, 3)
+    return Block(64, 64, 4, 2) if width <= 128 else Block(64, 32, 8, 1)
+
+
+def shifted(text: str, by: int) -> str:
+    return f"{text} {'-' if by < 0 else '+'} {abs(by)}" if by else text
+
+
+def sweep_lines(call: str, last: str, other: int, low: int | None, high: int | None) -> list[str]:
+    """Calls for the tiles that count: element x of this axis meets those from x + low to x + high."""
+    target, _, function = call.partition(" = ")
+
+    def sweep(begin: str, end: str, inside: bool) -> str:
+        return f"{target} = {function}, {begin}, {end}, {last}{inside}, RBLOCK)"
+
+    whole = f"{other} // RBLOCK * RBLOCK"
+    first, end, lines = "0", str(other), list[str]()
+    if high is not None:
+        within = f"tl.minimum({shifted('first', high + 1)}, {other})"
+        whole = f"tl.maximum({within}, 0) // RBLOCK * RBLOCK"
+        end = "end"
+        lines.append(f"end = tl.minimum({shifted('first + XBLOCK', high)}, {other})")
+    lines.append(f"right = {whole}")
+    if low is not None:
+        first = "left"
+        lines += [
+            f"begin = tl.maximum({shifted('first', low)}, 0) // RBLOCK * RBLOCK",
+            f"left = tl.cdiv(tl.maximum({shifted('first + XBLOCK - 1', low)}, 0), RBLOCK) * RBLOCK",
+            sweep("begin", f"tl.minimum(left, {end})", False),
+            "right = tl.maximum(left, right)",
+        ]
+    lines.append(sweep(first, "right", True))
+    if high is None:
+        return [*lines, f"if {other} % RBLOCK != 0:", f"    {sweep('right', end, False)}"]
+    return [*lines, sweep("right", end, False)]
+
+
+class Filler:
+    """Fills the holes of a text."""
+
+    def __init__(self, scores: Scores, tensors: dict[str, Layout], part: str) -> None:
+        self.scores, self.tensors, self.part = scores, tensors, part
+        q, k = tensors["q"], tensors["k"]
+        self.head = int(q.size[3])
+        self.width = max(power_of_two(self.head), 16)
+        exact = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+        band = scores.band
+        later = part != "keys" and band.low is not None and band.high is None
+        names = ", ".join(scores.others)
+        self.known = {
+            "queries": str(q.size[2]),
+            "keys": str(k.size[2]),
+            "heads": str(q.size[1]),
+            "width": str(self.width),
+            "dtype": TRITON_DTYPES[q.dtype],
+            "precision": "" if q.dtype in HALVES else f', input_precision="{exact}"',
+            "scale": repr(LOG2E * scores.factors["y0"]),
+            "factor": repr(scores.factors.get("y1", 1.0)),
+            "others": f"{names}, " if names else "",
+            "passed": f", {names}" if names else "",
+            # the longest first
+            "block": f"({'blocks - 1 - ' if later else ''}tl.program_id(0) % blocks)",
+        }
+
+    def start(self, name: str) -> str:
+        layout = self.tensors[name]
+        steps = [f"{x}.to(tl.int64) * {s}" for x, s in zip("bh", layout.stride)]
+        return " + ".join([*steps, *[str(layout.offset)] * bool(layout.offset)])
+
+    def place(self, name: str, *indices: str) -> str:
+        layout = self.tensors[name]
+        terms = []
+        for index, size, step in zip(indices, layout.size[2:], layout.stride[2:]):
+            wide = ".to(tl.int64)" * ((int(size) - 1) * int(step) >= INT32_END)  # type: ignore[arg-type]
+            terms.append(f"{index}{wide}" if step == 1 else f"{index}{wide} * {step}")
+        return " + ".join(terms)
+
+    def mask(self, there: str, d: str) -> str:
+        return there if self.width == self.head else f"{there} & ({d} < {self.head})"
+
+    def sweeps(self, *call: str) -> str:
+        """Its line is indented as the hole's."""
+        band, queries, keys = self.scores.band, *(int(self.known[n]) for n in ("queries", "keys"))
+        last = self.known["others"]
+        if self.part == "keys":
+            lines = sweep_lines(", ".join(call), last, queries, band.low, band.high)
+        else:
+            ends = [None if end is None else -end for end in (band.high, band.low)]
+            lines = sweep_lines(", ".join(call), last, keys, *ends)
+        return "\n    ".join(lines)
+
+    def fill(self, text: str, **more: str) -> str:
+        known = self.known | more
+
+        def hole(found: re.Match[str]) -> str:
+            name, given = found.groups()
+            if given is None:
+                return known[name]
+            return str(getattr(self, name)(*given.split(", ")))
+
+        return re.sub(r"\{(\w+)(?:\((.*?)\))?\}", hole, text)
+
+
+PARTS = {
+    "forward": (FORWARD, ["q", "k", "v"], ["out", "lse"]),
+    "queries": (QUERIES, ["gradient", "q", "k", "v", "lse", "delta"], ["dq"]),
+    "keys": (KEYS, ["gradient", "q", "k", "v", "lse", "delta"], ["dk", "dv"]),
+}
+"""Of each kernel its text, what it reads and what it writes."""
+
+
+def attention_plan(node: ExternKernelSchedulerNode, position: int) -> TemplatePlan:
+    """The plan of an attention's kernel, or of its backward's two. Raises Unsupported."""
+    kernel = node.kernel
+    assert isinstance(kernel, TemplateKernel)
+    if kernel.op is ATTENTION:
+        (plan,) = parts_of(node, kernel, ["forward"], position)
+        return plan
+    wanted = [p for p in ("queries", "keys") if any(written(kernel, p))]
+    launches = parts_of(node, kernel, wanted, position)
+    return replace(launches[0], name=f"triton_attention_backward_{position}", launches=launches)
+
+
+def written(kernel: TemplateKernel, part: str) -> list[str]:
+    """What it has to write: not all that it could may be needed."""
+    places = {"out": 0, "lse": 1, "dq": 0, "dk": 1, "dv": 2}
+    return [name for name in PARTS[part][2] if kernel.outputs[places[name]] is not None]
+
+
+def parts_of(
+    node: ExternKernelSchedulerNode, kernel: TemplateKernel, parts: Sequence[str], position: int
+) -> tuple[TemplatePlan, ...]:
+    forward = kernel.op is ATTENTION
+    given, names = list(kernel.args), PARTS["forward" if forward else "keys"][1]
+    views: dict[str, View] = dict(zip(names, given))
+    others = given[len(names)]
+    q, k = views["q"].layout, views["k"].layout
+    batch, heads, rows, columns = (int(size) for size in (*q.size[:3], k.size[2]))
+    sizes = batch, heads, rows, columns
+    scores = scores_of(kernel, sizes, [view.layout for view in others])
+    views |= dict(zip(scores.others, others))
+    made = ["out", "lse"] if forward else ["dq", "dk", "dv"]
+    results = {n: o for n, o in zip(made, kernel.outputs) if o is not None}
+    tensors = {n: view.layout for n, view in views.items()} | {
+        n: o.layout for n, o in results.items()
+    }
+    found = []
+    for part in parts:
+        text, reads, _ = PARTS[part]
+        arguments = [
+            KernelArgument(n, views[n].buffer, views[n].layout.dtype, "in")
+            for n in (*reads, *scores.others)
+        ]
+        arguments += [
+            KernelArgument(n, results[n].name, results[n].layout.dtype, "out")
+            for n in written(kernel, part)
+        ]
+        name = "triton_attention" + ("" if part == "forward" else f"_{part}") + f"_{position}"
+        filler = Filler(scores, tensors, part)
+        unwritten = tuple(f"    tl.store({n} " for n in made if n not in results)
+        text = "\n".join(line for line in text.splitlines() if not line.startswith(unwritten))
+        filled = filler.fill(text, name=name, parameters=", ".join(a.name for a in arguments))
+        lines = [CodeLine(line, node.origins) for line in filled.strip().splitlines()]
+        block = block_for(part, filler.width, q.dtype)
+        ranges = {B: sizes[0], H: sizes[1], I: sizes[2]}, {J: sizes[3]}
+        if part == "keys":
+            ranges = {B: sizes[0], H: sizes[1], J: sizes[3]}, {I: sizes[2]}
+        body = LoopBody("score", dict(ranges[0]), dict(ranges[1]), scores.edge.values)
+        found.append(
+            TemplatePlan(
+                name=name,
+                language="triton",
+                device=q.device,
+                node=node,  # type: ignore[arg-type]
+                body=body,
+                phases=(),
+                arguments=tuple(arguments),
+                sizes=(),
+                reduction="looped",
+                tiles={"x": block.x, "r": block.r},
+                num_warps=block.warps,
+                index_dtype=torch.int32,
+                lines=[*scores.functions(q.dtype in HALVES, node.origins), *lines],
+                stages=block.stages,
+                pairs=sizes[0] * sizes[1],
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,234 @@
+"""Written-out attention on a GPU, compiled to the template, beside the library's: errors and device time.
+
+    python -m tests.bench.attention                 causal and with changed scores, bfloat16
+    python -m tests.bench.attention causal --head 64 --length 2048
+
+Each case is measured against float64, and may be off at most twice as far as scaled_dot_product_attention's
+plain causal attention. Forward and training step take turns with the library's; a case with changed scores
+is held against our plain causal one. The exit code is 1 where a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import minicompile as mc
+from minicompile.bench.screen import Screen
+from minicompile.bench.timing import device_timer, run_in_turns
+from minicompile.codegen.plan import KernelSource
+from minicompile.options import Options
+from minicompile.runtime.triton import gpu_kernel, kernel_binary, planned_tiles
+
+AT_MOST_SLOWER, AT_MOST_MORE, AT_MOST_OFF = 1.25, 1.15, 2.0
+"""Than the library; than the plain template, for changed scores; than the library's error."""
+BATCH, HEADS = 4, 16
+BACKENDS = torch.nn.attention.SDPBackend
+
+Scores = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def positions(s: Tensor) -> tuple[Tensor, Tensor]:
+    i, j = (torch.arange(n, device=s.device) for n in s.shape[-2:])
+    return i[:, None], j[None, :]
+
+
+def causal(s: Tensor, bias: Tensor, slopes: Tensor) -> Tensor:
+    i, j = positions(s)
+    return s.masked_fill(j > i, -torch.inf)
+
+
+def biased(s: Tensor, bias: Tensor, slopes: Tensor) -> Tensor:
+    return causal(s + bias, bias, slopes)
+
+
+def alibi(s: Tensor, bias: Tensor, slopes: Tensor) -> Tensor:
+    i, j = positions(s)
+    return causal(s + slopes * (j - i), bias, slopes)
+
+
+def capped(s: Tensor, bias: Tensor, slopes: Tensor) -> Tensor:
+    return causal(20 * torch.tanh(s / 20), bias, slopes)
+
+
+def windowed(s: Tensor, bias: Tensor, slopes: Tensor) -> Tensor:
+    i, j = positions(s)
+    return s.masked_fill((j > i) | (i - j >= 1024), -torch.inf)
+
+
+CASES: dict[str, Scores] = {f.__name__: f for f in (causal, biased, alibi, capped, windowed)}
+
+
+def attention(scores: Scores, q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> Tensor:
+    s = q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5
+    return torch.softmax(scores(s, *more), -1).to(v.dtype) @ v
+
+
+def inputs(
+    head: int, length: int, dtype: Any, device: str, batch: int = BATCH, heads: int = HEADS
+) -> list[Tensor]:
+    torch.manual_seed(0)
+    made = [torch.empty if device == "cpu" else torch.randn][0]
+    q, k, v = (
+        made(batch, heads, length, head, dtype=dtype, device=device).requires_grad_() for _ in "qkv"
+    )
+    bias = made(heads, length, length, dtype=dtype, device=device)
+    return [q, k, v, bias, made(heads, 1, 1, device=device).abs() * 0.01]
+
+
+def compiled(name: str, **options: Any) -> Callable[..., Tensor]:
+    chosen = {"fuse_attention": True, **options}
+    return mc.compile(
+        partial(attention, CASES[name]), fullgraph=True, dynamic=False, options=chosen
+    )
+
+
+def kernels_of(name: str, head: int, length: int) -> list[KernelSource]:
+    """What will be compiled, without a GPU."""
+    made = compiled(name, fuse_attention="template", device_codegen="triton")
+    trace = mc.trace(made, *inputs(head, length, torch.bfloat16, "cpu"))
+    found = [kernel for stages in trace.graphs.values() for kernel in stages.kernels]
+    return [kernel for kernel in found if kernel.name.startswith("triton_attention")]
+
+
+def precompile(case: tuple[str, int, int]) -> None:
+    """In a process of its own, so that all cores compile; the disk keeps the machine code."""
+    for source in kernels_of(*case):
+        kernel = gpu_kernel(source, planned_tiles(source.plan))
+        kernel_binary(kernel, list(kernel.types), ("cuda", 90), Options())
+
+
+def gradients(fn: Callable[..., Tensor], given: Sequence[Tensor], down: Tensor) -> list[Tensor]:
+    out = fn(*given)
+    return [out, *torch.autograd.grad(out, given[:3], down)]
+
+
+def library(q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def worst(found: Sequence[Tensor], right: Sequence[Tensor]) -> list[float]:
+    """The largest difference of each, by the largest number."""
+    return [((a - b).abs().max() / b.abs().max()).item() for a, b in zip(found, right)]
+
+
+def error(name: str, head: int, length: int = 1000) -> float:
+    """Of results and gradients against float64, by that of the library's plain causal attention."""
+    given = inputs(head, length, torch.bfloat16, "cuda", 1, 2)
+    down = torch.randn_like(given[0])
+
+    def errors(fn: Callable[..., Tensor], reference: str) -> list[float]:
+        exact = [x.detach().double().requires_grad_(x.requires_grad) for x in given]
+        right = gradients(partial(attention, CASES[reference]), exact, down.double())
+        return worst(gradients(fn, given, down), right)
+
+    ours, theirs = errors(compiled(name), name), errors(library, "causal")
+    return max(a / b for a, b in zip(ours, theirs))
+
+
+def times(name: str, head: int, length: int, seconds: float) -> tuple[list[float], list[float]]:
+    """Milliseconds of forward and backward, ours and the library's (of the plain template for changed
+    scores)."""
+    fns = {"ours": compiled(name), "theirs": library if name == "causal" else compiled("causal")}
+    sets = [
+        inputs(head, length, torch.bfloat16, "cuda") for _ in range(1 if name == "biased" else 4)
+    ]
+    down = torch.randn_like(sets[0][0])
+    timers: dict[str, Any] = {}
+    for side, fn in fns.items():
+        for given in sets[:1]:
+            gradients(fn, given, down)
+            with torch.no_grad():
+                fn(*given)
+
+        def forward(given: Any, fn: Any = fn) -> Tensor:
+            with torch.no_grad():
+                return fn(*given)
+
+        timers[f"{side} forward"] = device_timer(
+            [partial(forward, given) for given in sets], "cuda"
+        )
+        step = [partial(gradients, fn, given, down) for given in sets]
+        timers[f"{side} step"] = device_timer(step, "cuda")
+    found = run_in_turns(timers, seconds)
+    both = []
+    for side in fns:
+        forward_ms, step_ms = (1e3 * found.median(f"{side} {what}") for what in ("forward", "step"))
+        both.append([forward_ms, step_ms - forward_ms])
+    return both[0], both[1]
+
+
+def run(chosen: argparse.Namespace) -> int:
+    names = chosen.names or list(CASES)
+    cases = [(n, h, size) for n in names for h in chosen.head for size in chosen.length]
+    cases = [case for case in cases if case[0] == "causal" or case[2] == max(chosen.length)]
+    with ProcessPoolExecutor(chosen.jobs, get_context("spawn")) as pool:
+        list(
+            pool.map(
+                precompile,
+                {*cases, *((n, h, 1000) for n, h, _ in cases)} if chosen.jobs > 1 else [],
+            )
+        )
+    screen, missed, rows = Screen(chosen.plain), 0, []
+    for name, head, length in cases:
+        off = error(name, head)
+        ours, theirs = times(name, head, length, chosen.seconds)
+        ratios = [a / b for a, b in zip(ours, theirs)]
+        limit = AT_MOST_SLOWER if name == "causal" else AT_MOST_MORE
+        bad = off > AT_MOST_OFF or max(ratios) > limit
+        missed += bad
+        flops = 4 * BATCH * HEADS * length * length * head / 2
+        speeds = [flops * times / ms / 1e9 for times, ms in zip((1, 2.5), ours)]
+        rows.append(
+            [name, str(head), str(length), f"{off:.2f}"]
+            + [f"{ms:.3f}" for ms in (*ours, *theirs)]
+            + [f"{ratio:.2f}" for ratio in ratios]
+            + [f"{speed:.0f}" for speed in speeds]
+            + ["missed" if bad else ""]
+        )
+        print(*rows[-1], flush=True)
+    head_row = [
+        "case",
+        "head",
+        "length",
+        "error",
+        "forward ms",
+        "backward ms",
+        "theirs",
+        "theirs",
+        "ratio",
+    ]
+    screen.table("attention", [*head_row, "ratio", "TFLOP/s", "TFLOP/s", ""], rows)
+    screen.say(f"{missed} of {len(rows)} miss a target")
+    return int(missed > 0)
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.attention", description=__doc__)
+    add = parser.add_argument
+    add("names", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)} (all)")
+    add("--head", type=int, nargs="+", default=[64, 128], help="sizes of heads")
+    add(
+        "--length",
+        type=int,
+        nargs="+",
+        default=[2048, 8192],
+        help="tokens; changed scores: the most",
+    )
+    add("--seconds", type=float, default=1.0, help="to measure each case")
+    add("--jobs", type=int, default=1, help="processes that compile beforehand")
+    add("--plain", action="store_true", help="no colours, even where rich is installed")
+    return parser.parse_args(given)
+
+
+if __name__ == "__main__":
+    sys.exit(run(arguments()))

@@ -1,0 +1,243 @@
+"""Written-out attention with changed scores, through the template of Triton kernels, interpreted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import minicompile as mc
+from minicompile.codegen.score import EVERYWHERE, Band
+from tests.bench.attention import CASES, attention, positions
+
+TEMPLATE = {"fuse_attention": "template", "device_codegen": "triton"}
+Function = Callable[..., Tensor]
+
+
+def made(rows: int, columns: int, head: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(2, 3, n, head).to(dtype).requires_grad_() for n in (rows, columns, columns)
+    )
+    return [q, k, v, torch.randn(3, rows, columns).to(dtype), torch.rand(3, 1, 1)]
+
+
+def with_gradients(fn: Function, given: Sequence[Tensor], down: Tensor) -> list[Tensor]:
+    out = fn(*given)
+    return [out, *torch.autograd.grad(out, given[:3], down)]
+
+
+def errors(fn: Function, exact: Function, given: Sequence[Tensor]) -> list[float]:
+    """Largest differences from float64, by the largest number."""
+    torch.manual_seed(1)
+    down = torch.randn(given[0].shape).to(given[0].dtype)
+    doubles = [x.detach().double().requires_grad_(x.requires_grad) for x in given]
+    right = with_gradients(exact, doubles, down.double())
+    found = with_gradients(fn, given, down)
+    return [((a - b).abs().max() / b.abs().max()).item() for a, b in zip(found, right)]
+
+
+def compiled(fn: Function, **options: Any) -> Any:
+    return mc.compile(fn, fullgraph=True, dynamic=False, options={**TEMPLATE, **options})
+
+
+def kernel_texts(fn: Function, given: Sequence[Any]) -> list[str]:
+    trace = mc.trace(compiled(fn), *given)
+    kernels = [kernel for stages in trace.graphs.values() for kernel in stages.kernels]
+    return [kernel.text for kernel in kernels if kernel.name.startswith("triton_attention")]
+
+
+def assert_close_as_the_library(fn: Function, given: Sequence[Tensor]) -> None:
+    """At most twice as far from float64 as the library's attention, forward and backward."""
+    library = lambda q, k, v, *more: F.scaled_dot_product_attention(q, k, v)  # noqa: E731
+    plain = lambda q, k, v, *more: attention(lambda s, *more: s, q, k, v)  # noqa: E731
+    limits = errors(library, plain, given)
+    assert len(kernel_texts(fn, given)) == 3
+    for ours, limit in zip(errors(compiled(fn), fn, given), limits, strict=True):
+        assert ours <= 2 * limit
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_changed_scores_are_as_exact_as_the_library(name: str, dtype: torch.dtype) -> None:
+    assert_close_as_the_library(partial(attention, CASES[name]), made(150, 150, 32, dtype))
+
+
+@pytest.mark.parametrize("rows, columns, head", [(1, 33, 16), (130, 70, 40), (65, 200, 128)])
+def test_any_lengths_and_heads(rows: int, columns: int, head: int) -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, slopes: Tensor) -> Tensor:
+        return attention(lambda s: s + bias, q, k, v)
+
+    assert_close_as_the_library(fn, made(rows, columns, head))
+
+
+def window(s: Tensor, *more: Tensor) -> Tensor:
+    i, j = positions(s)
+    return s.masked_fill((j > i) | (i - j >= 40), -torch.inf)
+
+
+def test_heads_in_one_projection_are_read_where_they_lie() -> None:
+    def fn(x: Tensor) -> Tensor:
+        q, k, v = x.view(2, 100, 3, 2, 32).permute(2, 0, 3, 1, 4)
+        return attention(window, q, k, v).transpose(1, 2).reshape(2, 100, 64)
+
+    torch.manual_seed(0)
+    x = torch.randn(2, 100, 192, requires_grad=True)
+    trace = mc.trace(compiled(fn), x)
+    assert trace.graphs["forward"].schedule.nodes[0].name.startswith("buf0")
+    assert [n.reads[0].buffer for n in trace.graphs["forward"].schedule.nodes][0] == "x"
+    ours, eager = (torch.autograd.grad(f(x).sin().sum(), x)[0] for f in (compiled(fn), fn))
+    assert torch.allclose(ours, eager, atol=1e-5)
+
+
+def test_tiles_outside_of_a_window_are_left_out() -> None:
+    given = made(500, 500, 16)[:3]
+    forward, queries, keys = kernel_texts(partial(attention, window), given)
+    for text in (forward, queries):
+        assert "begin = tl.maximum(first - 39, 0)" in text
+        assert "end = tl.minimum(first + XBLOCK, 500)" in text
+    assert "end = tl.minimum(first + XBLOCK + 39, 500)" in keys
+    inside = forward[forward.index("def score_inside") : forward.index("def attend")]
+    assert "tl.where" not in inside
+    assert_close_as_the_library(partial(attention, window), given)
+
+
+MASKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "triangle": lambda s: s.masked_fill(torch.ones(s.shape[-2:]).tril() == 0, -torch.inf),
+    "where": lambda s: torch.where(torch.ones_like(s, dtype=torch.bool).tril(), s, -torch.inf),
+    "added": lambda s: s + torch.full(s.shape[-2:], -torch.inf).triu(1),
+    "lowest": lambda s: (
+        s + (1 - torch.ones(s.shape[-2:], dtype=s.dtype).tril()) * torch.finfo(s.dtype).min
+    ),
+    "compared": lambda s: s.masked_fill(~(positions(s)[0] >= positions(s)[1]), -torch.inf),
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_causal_mask_is_known_however_it_is_written(name: str) -> None:
+    given = made(130, 130, 16)[:3]
+    fn = partial(attention, MASKS[name])
+    assert "end = tl.minimum(first + XBLOCK, 130)" in kernel_texts(fn, given)[0]
+    assert_close_as_the_library(fn, given)
+
+
+def test_a_row_of_masks_alone_gives_nan_as_in_eager() -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return attention(lambda s: s.masked_fill(mask, -torch.inf), q, k, v)
+
+    given = made(70, 70, 16)[:3]
+    mask = torch.zeros(70, 70, dtype=torch.bool)
+    mask[5] = mask[40, :30] = True
+    ours, eager = (f(*given, mask) for f in (compiled(fn), fn))
+    assert ours.isnan().any() and torch.allclose(ours, eager, atol=1e-5, equal_nan=True)
+    gradients = [torch.autograd.grad(out.sum(), given) for out in (ours, eager)]
+    for a, b in zip(*gradients):
+        assert torch.allclose(a, b, atol=1e-5, equal_nan=True)
+
+
+def test_a_band_that_leaves_rows_empty_is_computed_and_gives_nan() -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(
+            lambda s: s.masked_fill(positions(s)[1] >= positions(s)[0], -torch.inf), q, k, v
+        )
+
+    given = made(70, 70, 16)[:3]
+    ours, eager = (f(*given) for f in (compiled(fn), fn))
+    assert eager[:, :, 0].isnan().all() and torch.allclose(ours, eager, atol=1e-5, equal_nan=True)
+
+
+def test_bands_know_what_they_cover() -> None:
+    assert Band(0, None) & Band(-5, 9) == Band(0, 9)
+    assert Band(0, 9).within(Band(0, None)) and not Band(0, None).within(Band(0, 9))
+    assert EVERYWHERE.covers(3, 9) and Band(0, None).covers(9, 9) and Band(0, 8).covers(9, 9)
+    assert not Band(1, None).covers(9, 9) and not Band(None, -1).covers(9, 9)
+    assert not Band(0, 3).covers(9, 4)
+
+
+def test_a_users_own_score_and_rule_go_through() -> None:
+    """What the package never saw: another function of scores, and how Triton writes one of its steps."""
+    from minicompile.codegen.triton_ops import triton_op
+    from minicompile.ops.registry import scoped
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, slopes: Tensor) -> Tensor:
+        return attention(lambda s: torch.erf(s) * 3 + torch.sin(bias) / (1 + slopes), q, k, v)
+
+    given = made(90, 90, 16)
+    with scoped():
+        triton_op("erf")(lambda dtype, x: f"libdevice.erf({x} + 0.0)")
+        assert all("libdevice.erf(" in t and "+ 0.0)" in t for t in kernel_texts(fn, given))
+        assert_close_as_the_library(fn, given)
+
+
+def test_without_gradients_no_logarithm_is_kept() -> None:
+    given = [x.detach() for x in made(64, 64, 16)]
+    (text,) = kernel_texts(partial(attention, CASES["causal"]), given)
+    assert "tl.log2" not in text
+    out = compiled(partial(attention, CASES["causal"]))(*given)
+    assert torch.allclose(out, attention(CASES["causal"], *given), atol=1e-5)
+
+
+def test_the_operator_is_its_own_reference() -> None:
+    """Where no Triton kernels are made, a library call computes what the operator means."""
+    fn, given = partial(attention, CASES["capped"]), made(50, 50, 16)
+    ours = errors(compiled(fn, device_codegen="cpp"), fn, given)
+    assert max(ours) < 1e-5
+
+
+def reason(fn: Function, *given: Tensor) -> str:
+    trace = mc.trace(compiled(fn), *given)
+    assert trace.aot is not None
+    (record,) = (r for r in trace.aot.passes if r.name == "pre_grad.attention_template")
+    assert not record.changed
+    return record.reason
+
+
+def test_what_the_template_cannot_is_left_with_a_reason() -> None:
+    q, k, v, bias, _ = made(20, 20, 16)
+    bias.requires_grad_()
+
+    def added(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return attention(lambda s: s + bias, q, k, v)
+
+    assert "gradient" in reason(added, q, k, v, bias)
+    assert "float64" in reason(added, *(x.detach().double() for x in (q, k, v, bias)))
+
+    def both(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        weights = torch.softmax(q @ k.mT, -1)
+        return weights, weights @ v
+
+    assert "others read" in reason(both, q, k, v)
+
+    def dropped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.dropout(torch.softmax(q @ k.mT, -1), 0.5) @ v
+
+    assert reason(dropped, q, k, v) == "no softmax of rows times values"
+
+    def sorted_(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.softmax((q @ k.mT).sort(-1)[0], -1) @ v
+
+    assert reason(sorted_, q, k, v) == "no product of queries and keys"
+
+
+def test_on_a_cpu_the_library_has_it_unless_asked() -> None:
+    given = made(40, 40, 16)[:3]
+    made_by = mc.compile(
+        lambda q, k, v: attention(lambda s: s, q, k, v), options={"fuse_attention": True}
+    )
+    trace = mc.trace(made_by, *given)
+    assert "flash_attention_for_cpu" in str(trace.graphs["forward"].loops)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("head", [64, 128])
+def test_on_a_gpu(name: str, head: int) -> None:
+    from tests.bench.attention import error
+
+    assert error(name, head) <= 2
