@@ -33,28 +33,15 @@ class Command:
     arguments: Callable[[argparse.ArgumentParser], object] = lambda parser: None
 
 
-def demo() -> Any:
-    return importlib.import_module("minicompile.bench.demo")
+def elsewhere(help: str, module: str, run: str = "run") -> Command:
+    """A command whose two functions stand in a module that is imported when one of them is needed."""
 
+    def load() -> Any:
+        return importlib.import_module(f"minicompile.{module}")
 
-def bench() -> Any:
-    return importlib.import_module("minicompile.bench.speed")
-
-
-def script() -> Any:
-    return importlib.import_module("minicompile.debug.script")
-
-
-def bisector() -> Any:
-    return importlib.import_module("minicompile.debug.bisect")
-
-
-def minifier() -> Any:
-    return importlib.import_module("minicompile.debug.minify")
-
-
-def grader() -> Any:
-    return importlib.import_module("minicompile.lessons.grade")
+    return Command(
+        help, lambda chosen: int(getattr(load(), run)(chosen)), lambda to: load().add_arguments(to)
+    )
 
 
 def option_docs() -> dict[str, str]:
@@ -124,15 +111,9 @@ def run_cache(chosen: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "demo": Command(
-        "train the lesson model: eager, torch.compile, minicompile",
-        lambda chosen: int(demo().run(chosen)),
-        lambda to: demo().add_arguments(to),
-    ),
-    "bench": Command(
-        "time patterns and models: eager, torch.compile, minicompile",
-        lambda chosen: int(bench().run(chosen)),
-        lambda to: bench().add_arguments(to),
+    "demo": elsewhere("train the lesson model: eager, torch.compile, minicompile", "bench.demo"),
+    "bench": elsewhere(
+        "time patterns and models: eager, torch.compile, minicompile", "bench.speed"
     ),
     "options": Command("list every option with its value and meaning", show_options),
     "rules": Command(
@@ -145,25 +126,15 @@ COMMANDS = {
         run_cache,
         lambda to: to.add_argument("--clear", action="store_true", help="delete all in the folder"),
     ),
-    "trace": Command(
-        "run a script and write down all that it compiles",
-        lambda chosen: int(script().run(chosen)),
-        lambda to: script().add_arguments(to),
+    "trace": elsewhere("run a script and write down all that it compiles", "debug.script"),
+    "bisect": elsewhere("find what in the compiler makes a script fail", "debug.bisect"),
+    "minify": elsewhere(
+        "find the smallest graph in a script that fails, as a script of its own", "debug.minify"
     ),
-    "bisect": Command(
-        "find what in the compiler makes a script fail",
-        lambda chosen: int(bisector().run(chosen)),
-        lambda to: bisector().add_arguments(to),
-    ),
-    "minify": Command(
-        "find the smallest graph in a script that fails, as a script of its own",
-        lambda chosen: int(minifier().run(chosen)),
-        lambda to: minifier().add_arguments(to),
-    ),
-    "grade": Command(
+    "grade": elsewhere(
         "grade the exercises of lesson notebooks, or of a folder of them",
-        lambda chosen: int(grader().run_command(chosen)),
-        lambda to: grader().add_arguments(to),
+        "lessons.grade",
+        "run_command",
     ),
 }
 

@@ -93,26 +93,13 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def chunked_loss(
-    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, *more: Any
+    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, low: torch.dtype, *more: Any
 ) -> Tensor:
-    """The loss; without gradients only that."""
-    low, *more = more  # type: ignore[assignment]
-    x, weight, bias = (
-        x.to(low),
-        weight.to(low),
-        None if bias is None else bias.to(low),
-    )  # as autocast does
-    size, dtype, ignore, mean = more
-    wanted = [t for t in (x, weight, bias) if t is not None and t.requires_grad]
-    if torch.is_grad_enabled() and wanted:
-        found: Tensor = ChunkedLoss.apply(x, weight, bias, target, *more)
-        return found
-    wide = torch.promote_types(dtype, torch.float32)
-    total = torch.zeros((), dtype=wide, device=x.device)
-    for rows, labels in zip(x.split(size), target.split(size)):
-        logits = F.linear(rows, weight, bias).to(wide)
-        total = total + F.cross_entropy(logits, labels, ignore_index=ignore, reduction="sum")
-    return (total / (target != ignore).sum() if mean else total).to(dtype)
+    """The loss of operands in a dtype, as autocast has it. Without gradients nothing reads those that the
+    forward computes, and they are dead code."""
+    cast = (None if value is None else value.to(low) for value in (x, weight, bias))
+    found: Tensor = ChunkedLoss.apply(*cast, target, *more)
+    return found
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:

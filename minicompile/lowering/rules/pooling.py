@@ -35,14 +35,15 @@ NOWHERE = 2**62
 """A position after every element."""
 
 
-def strided(x: TensorValue, counts: Sequence[Size], *given: Any, padded: bool = True) -> Axes:
-    """The last dimensions of x. `given`: kernel, step, padding, dilation; one number is for all of them."""
-    dims = len(counts)
-    full = [
-        v if len(v) == dims else [*v] * dims for v in (given[0], given[1] or given[0], *given[2:])
-    ]
-    numbers = zip(x.size[-dims:], counts, *full, *[[1] * dims] * (4 - len(full)), strict=True)
-    return [*itertools.starmap(functools.partial(Strided, padded=padded), numbers)]
+def strided(
+    x: TensorValue, counts: Sequence[Size], kernel: Any, step: Any = (), padding: Any = (0,),
+    dilation: Any = (1,), ceil_mode: bool = False, padded: bool = True,
+) -> Axes:  # fmt: skip
+    """The last dimensions of x, in so many windows; a list of one number is for all of them."""
+    dims, given = len(counts), (kernel, step or kernel, padding, dilation)
+    numbers = (each if len(each) == dims else [*each] * dims for each in given)
+    places = zip(x.size[-dims:], counts, *numbers, strict=True)
+    return [*itertools.starmap(functools.partial(Strided, padded=padded), places)]
 
 
 def adaptive(ctx: LoweringContext, x: TensorValue, counts: Sequence[Size]) -> Axes:
@@ -154,13 +155,6 @@ def averaged(
     return strided(x, counts, kernel, step, padding, padded=padded), divisor
 
 
-def searched(
-    x: TensorValue, counts: Sequence[Size], kernel: Any, step: Any = (), padding: Any = (0,),
-    dilation: Any = (1,), ceil_mode: bool = False,
-) -> Axes:  # fmt: skip
-    return strided(x, counts, kernel, step, padding, dilation)
-
-
 def rules(dims: int) -> dict[str, Rule]:
     """Those of so many dimensions by name; further arguments are the windows."""
 
@@ -174,10 +168,10 @@ def rules(dims: int) -> dict[str, Rule]:
             ctx, grad, *averaged(x, grad.size[-dims:], *w)
         ),
         "max_pool_with_indices": lambda ctx, x, *w, **kw: maximum(
-            ctx, x, searched(x, counts(ctx), *w, **kw)
+            ctx, x, strided(x, counts(ctx), *w, **kw)
         ),
         "max_pool_with_indices_backward": lambda ctx, grad, x, *w: maximum_gradient(
-            ctx, grad, w[-1], searched(x, grad.size[-dims:], *w[:-1])
+            ctx, grad, w[-1], strided(x, grad.size[-dims:], *w[:-1])
         ),
         "_adaptive_avg_pool": lambda ctx, x, size: average(ctx, x, adaptive(ctx, x, size)),
         "_adaptive_avg_pool_backward": lambda ctx, grad, x: average_gradient(
