@@ -349,7 +349,7 @@ def numbers_of(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tup
     where among the results the symbolic ones are."""
     rank, given = len(spec.size), spec.numbers
 
-    def numbers(results: Sequence[Any]) -> tuple[Any, Any, Any]:
+    def numbers(results: Sequence[Any]) -> tuple[Any, ...]:
         found = given
         if positions:
             found = tuple(results[positions[n]] if n in positions else n for n in given)
