@@ -421,7 +421,7 @@ def view_of(kind: Kind, index: int, view: torch.Tensor, base: torch.Tensor) -> O
     cut = view.grad_fn is not None and not reaches(view, base)
     replay = None
     if creation == compat.VIEW_OF_SEVERAL and view._base is base and not cut:
-        replay = view._view_func_unsafe, tuple(sizes_in_view(view))
+        replay = view._view_func_unsafe, tuple(sizes_in_view(view, base))
     return replace(
         spec,
         detached=not known and not view.requires_grad,
@@ -433,8 +433,8 @@ def view_of(kind: Kind, index: int, view: torch.Tensor, base: torch.Tensor) -> O
     )
 
 
-def sizes_in_view(view: torch.Tensor) -> list[Any]:
-    """The sizes among the arguments of the operators that made a view, in order."""
+def sizes_in_view(view: torch.Tensor, base: torch.Tensor) -> list[Any]:
+    """The sizes among the arguments of the operators that made a view of `base`, in order."""
     found: list[Any] = []
 
     def visit(size: Any) -> Any:
@@ -442,7 +442,7 @@ def sizes_in_view(view: torch.Tensor) -> list[Any]:
         return size
 
     with compat.no_dispatch_modes():
-        view._view_func_unsafe(view._base, visit)
+        view._view_func_unsafe(base, visit)
     return found
 
 
@@ -465,10 +465,8 @@ def run_backward(returned: list[Any], wanted: list[Any], tracer: JointTracer) ->
         tracer.origins = origins_of(tracer.argument(result))
         tangent = empty_like_layout(tracer.mode, result)
         tangents.append(tracer.placeholder(f"tangents_{index}", tangent))
-    with (
-        refusing("the backward pass", None),
-        compat.without_autocast(),
-    ):  # where loss.backward() belongs
+    # loss.backward() belongs outside of autocast
+    with refusing("the backward pass", None), compat.without_autocast():
         gradients = torch.autograd.grad(results, wanted, tangents, allow_unused=True)
     tracer.origins = NO_ORIGINS
     return list(gradients)

@@ -91,12 +91,10 @@ def partition(
         method = "default"
     if method == "default" or budget == 1:
         reasons = naive
+    elif budget is None:
+        reasons = min_cut(parts, given - naive.keys())
     else:
-        reasons = (
-            min_cut(parts, given - naive.keys())
-            if budget is None
-            else within_budget(parts, naive, budget)
-        )
+        reasons = within_budget(parts, naive, budget)
     saved = [node for node in parts.nodes if node in reasons]
     sizes = parts.sizes_read_by_backward(reasons)
     sizes += parts.sizes_of_shapes([*saved, *sizes, *parts.tangents], joint.gm.graph)

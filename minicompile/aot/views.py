@@ -27,9 +27,9 @@ def aten_ops(names: str) -> set[Any]:
 
 def is_copy_of_input(node: fx.Node) -> bool:
     """Did the program keep what an input holds?"""
-    return (
-        node.target is torch.ops.aten.clone.default and alias_root(node.args[0]).op == "placeholder"
-    )
+    if node.target is not torch.ops.aten.clone.default:
+        return False
+    return alias_root(node.all_input_nodes[0]).op == "placeholder"
 
 
 def is_view(node: fx.Node) -> bool:

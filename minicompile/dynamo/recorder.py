@@ -124,6 +124,14 @@ class Subgraph:
         return finished(self.graph, self.placeholders, outputs, name)
 
 
+def after_autocast(tensor: torch.Tensor) -> torch.dtype:
+    """The type that a product gets. Autocast leaves doubles and integers alone."""
+    device, dtype = tensor.device.type, tensor.dtype
+    casts = dtype.is_floating_point and dtype is not torch.float64
+    casts = casts and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if casts else dtype
+
+
 class Recorder:
     """The graph of one capture under construction."""
 
@@ -235,8 +243,8 @@ class Recorder:
             self.keep_metadata(args[0])
         before = [tensor._version for tensor in tensors]
         name = target if op == "call_method" else getattr(target, "__name__", None)
-        dtypes = {tensor.dtype for tensor in tensors} if name in PRODUCTS else ()
-        if len(dtypes) > 1 and not torch.is_autocast_enabled(tensors[0].device.type):
+        dtypes = {after_autocast(tensor) for tensor in tensors} if name in PRODUCTS else ()
+        if len(dtypes) > 1:
             self.refuse("exception", f"{name} of tensors of different dtypes", kind=UserError)
         targets = tensors_in(kwargs.get("out"))
         if not all(tensor.is_contiguous() for tensor in targets):

@@ -22,7 +22,9 @@ import torch
 
 from minicompile import compat
 from minicompile.codegen.plan import KernelPlan, KernelSource
+from minicompile.ops.build import cache_folder
 from minicompile.ops.display import count_text
+from minicompile.ops.files import read_sealed, write_sealed
 from minicompile.options import Options
 from minicompile.runtime.triton import (
     Launcher,
@@ -148,12 +150,11 @@ def tuned(
         return load(source, tried[0])  # others sum in another order
     device = torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else ""
     facts = repr((module_text(source), plan.rows, plan.row_length, device, tried[0]))
-    file = options.cache_folder / "tiles" / f"{hashlib.sha256(facts.encode()).hexdigest()}.json"
+    key, folder = hashlib.sha256(facts.encode()).hexdigest(), cache_folder(options, "tiles")
     chosen: list[Launcher] = []
-    if options.disk_cache:
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            known = Tiles(**json.loads(file.read_text()))
-            chosen += [load(source, known)] if known in tried else []
+    if folder is not None and (kept := read_sealed(folder / f"{key}.json", key)) is not None:
+        known = Tiles(**json.loads(kept))
+        chosen += [load(source, known)] if known in tried else []
     if chosen:
         tell("autotuning", Tuning(source, [known], [], done=True))
 
@@ -182,10 +183,8 @@ def tuned(
         finally:
             tell("autotuning", Tuning(source, tried, times, done=True))
         best = times.index(min(times))
-        if options.disk_cache:
-            with contextlib.suppress(OSError):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(json.dumps(asdict(tried[best])))
+        if folder is not None:
+            write_sealed(folder / f"{key}.json", key, json.dumps(asdict(tried[best])).encode())
         return launchers[best] or load(source, tried[0])
 
     def launch(*arguments: Any) -> None:

@@ -100,6 +100,23 @@ def after_a_break(layer, x, sizes):
     return layer(x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.float32])
+def test_a_product_of_types_that_autocast_does_not_make_equal_raises_as_in_eager(dtype):
+    def fn(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            x @ torch.ones(4, 4)
+        return x + 1
+
+    mc.reset()
+    found = []
+    for call in (fn, mc.compile(fn, backend="aot_eager")):
+        try:
+            found.append(str(call(torch.ones(3, 4, dtype=dtype)).dtype))
+        except RuntimeError as error:
+            found.append(str(error))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("around", [False, True])
 @pytest.mark.parametrize("fn", [region_without, after_a_break])
 def test_where_autocast_is_switched_off_no_rule_casts(fn, around):

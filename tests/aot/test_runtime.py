@@ -331,3 +331,49 @@ def test_gradients_reach_the_input_that_an_output_views_not_another_in_its_memor
         (call(x[-1], x)[1] * weight).sum().backward()
         grads.append(x.grad)
     torch.testing.assert_close(*grads)
+
+
+def apart_in_turn(fn, order, backend, dynamic=None):
+    """Gradients of x and h after the backward passes of `fn`'s results, one by one."""
+    mc.reset()
+    call = mc.compile(fn, backend=backend, fullgraph=True, dynamic=dynamic) if backend else fn
+    torch.manual_seed(0)
+    x, h, scale = leaf(3, 4), leaf(3, 4), torch.randn(4)
+    results = call(x, h, scale)
+    for number in order:
+        results[number].sum().backward()
+    return [x.grad, h.grad, *results]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (1,)])
+def test_results_that_share_no_gradient_are_differentiated_apart(order, backend, dynamic):
+    def fn(x, h, scale):
+        return (x.exp() * scale).sin(), h.cos().unsqueeze(0) * h.shape[0], x.detach() * 2, h > 0
+
+    given = fn, order
+    for one, other in zip(apart_in_turn(*given, backend, dynamic), apart_in_turn(*given, None)):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_loss_leads_to_no_graph_that_only_another_result_depends_on():
+    x, h = leaf(3), leaf(3).exp()
+    call, _ = compile_aot(lambda x, h: (x.sin(), h.sin()), [x, h])
+    first, second = call([x, h])
+    h.sum().backward()  # its graph can't be used again
+    first.sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().cos())
+    with pytest.raises(RuntimeError, match="second time"):
+        second.sum().backward()
+
+
+def test_what_one_part_keeps_may_change_before_the_other_is_differentiated():
+    x, h, scale = leaf(3), leaf(3), torch.ones(3)
+    call, _ = compile_aot(lambda x, h, s: (x * s, h * 2), [x, h, scale])
+    first, second = call([x, h, scale])
+    scale.add_(1)
+    second.sum().backward()
+    torch.testing.assert_close(h.grad, torch.full((3,), 2.0))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        first.sum().backward()

@@ -1,0 +1,182 @@
+"""What goes wrong around a compiled call: the answer is eager's or the error is clear, nothing is lost, and the
+next call works."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import minicompile as mc
+from minicompile.ops import build, files
+from minicompile.runtime import load
+
+X = torch.linspace(-2, 2, 24).reshape(4, 6)
+
+
+def fresh(number: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function whose kernels no other test has."""
+    return lambda x: torch.softmax(x * number + x.sin(), -1)
+
+
+def compiled(function: Any, cache: Path, **options: Any) -> Any:
+    mc.reset()
+    return mc.compile(function, options={"cache_dir": str(cache), **options})
+
+
+def program(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+def work_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], list[Path]]:
+    """Compilers work in a folder of this test; gives what is left there."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(build.tempfile, "tempdir", str(tmp_path / "tmp"))
+    return lambda: list((tmp_path / "tmp").glob(f"{build.WORK}*"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["echo out of memory >&2; exit 1", "kill -9 $$", "exit 0", 'for f; do :; done; echo no > "$f"'],
+    ids=["fails", "is killed", "makes nothing", "makes nonsense"],
+)
+def test_a_compiler_that_fails_leaves_the_function_to_eager(tmp_path: Path, text: str) -> None:
+    fn = fresh(1001)
+    works = build.find_compiler(build.Options(), None).command[0]
+    script = f'case "$*" in *--version*) exec {works} --version;; esac\n' + text
+    call = compiled(fn, tmp_path, cpp_compiler=program(tmp_path / "g++", script))
+    for _ in range(2):
+        torch.testing.assert_close(call(X), fn(X))
+    assert "missing-tool" in {found.id for found in mc.explain(call, X).breaks}
+    torch.testing.assert_close(compiled(fn, tmp_path)(X), fn(X))
+
+
+@pytest.mark.parametrize("where", ["a file", "read-only", "inside of a file"])
+def test_a_cache_folder_that_cannot_be_used_costs_nothing_but_time(
+    tmp_path: Path, where: str
+) -> None:
+    folder = tmp_path / "cache"
+    if where == "read-only":
+        folder.mkdir(mode=0o500)
+    else:
+        folder.write_text("")
+    cache = folder / "below" if where == "inside of a file" else folder
+    fn = fresh(1002)
+    call = compiled(fn, cache)
+    torch.testing.assert_close(call(X), fn(X))
+    torch.testing.assert_close(call(-X), fn(-X))
+
+
+def test_a_disk_that_fills_up_between_two_files_of_an_entry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fn, written = fresh(1003), list[str]()
+    replaced = os.replace
+
+    def full_after_one(source: Any, target: Any) -> None:
+        if len(written) % 2:
+            written.append("nothing")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(str(target))
+        replaced(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "replace", full_after_one)
+        torch.testing.assert_close(compiled(fn, tmp_path)(X), fn(X))
+    assert "nothing" in written
+    torch.testing.assert_close(compiled(fn, tmp_path)(X), fn(X))
+
+
+def test_a_build_that_is_interrupted_can_be_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, fn, processes = work_folders(monkeypatch, tmp_path), fresh(1004), list[Any]()
+    communicate = subprocess.Popen.communicate
+
+    def interrupted(self: Any, *args: Any, **kw: Any) -> Any:
+        if str(self.args[-1]) == "-lm":
+            processes.append(self)
+            raise KeyboardInterrupt
+        return communicate(self, *args, **kw)
+
+    call = compiled(fn, tmp_path / "cache")
+    with monkeypatch.context() as patch:
+        patch.setattr(build.subprocess.Popen, "communicate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            call(X)
+    sys.last_value = None  # which would hold the frames of the build
+    torch.testing.assert_close(call(X), fn(X))
+    mc.reset()
+    assert processes and all(process.poll() is not None for process in processes) and not left()
+
+
+def test_memory_that_runs_out_is_an_error_that_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = torch.softmax(x, -1) @ x.t()
+        x.add_(1)
+        return y.sin()
+
+    def no_memory(*args: Any, **kw: Any) -> Any:
+        if left:
+            left.pop()
+            raise torch.OutOfMemoryError("out of memory")
+        return empty(*args, **kw)
+
+    left, empty = [True], load.compat.empty_strided_cpu
+    with monkeypatch.context() as patch:
+        patch.setattr(load.compat, "empty_strided_cpu", no_memory)
+        call = compiled(fn, tmp_path, memory_pool=False)
+        x = X.clone()
+        with pytest.raises(torch.OutOfMemoryError):
+            call(x)
+        assert not left and torch.equal(x, X)
+        torch.testing.assert_close(call(x), fn(X.clone()))
+    torch.testing.assert_close(x, X + 1)
+
+
+def test_without_triton_kernels_for_it_run_in_eager(tmp_path: Path) -> None:
+    text = f"""
+import sys
+sys.modules["triton"] = None
+import torch, minicompile as mc
+fn = lambda x: torch.softmax(x.sin(), -1)
+x = torch.linspace(-2, 2, 24).reshape(4, 6)
+for language in ("triton", "auto"):
+    call = mc.compile(fn, options={{"cache_dir": {str(tmp_path)!r}, "device_codegen": language}})
+    for _ in range(2):
+        torch.testing.assert_close(call(x), fn(x))
+"""
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_process_calls_and_compiles_and_the_parent_goes_on(tmp_path: Path) -> None:
+    torch.set_num_threads(1)  # OpenMP does not survive a fork
+    fn, call = fresh(1005), compiled(fresh(1005), tmp_path)
+    call(X)
+    pending = build.start_build('extern "C" int seven() { return 7; }', build.Options())
+    child = os.fork()
+    if child == 0:
+        try:
+            right = torch.allclose(call(X), fn(X))
+            other = mc.compile(fresh(1006), options={"cache_dir": str(tmp_path)})
+            right &= torch.allclose(other(X), fresh(1006)(X))
+            del pending  # the parent's compiler works on
+            os._exit(0 if right else 1)
+        except BaseException:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert pending.result().seven() == 7
+    torch.testing.assert_close(call(-X), fn(-X))
