@@ -400,6 +400,17 @@ def programs(
     target: Any, calls: Sequence[Sequence[Any]], kwargs: Mapping[str, Any], name: str
 ) -> Iterator[Program]:
     """Each captured graph with the arguments of its calls, then all that is done in eager."""
+    yield from captured_programs(target, calls, kwargs, name)
+    copier = Copier()
+    plain, given, named = copier(target), copier(list(calls)), copier(dict(kwargs))
+    if (whole := taped(plain, given, named, name)) is not None:
+        yield whole
+
+
+def captured_programs(
+    target: Any, calls: Sequence[Sequence[Any]], kwargs: Mapping[str, Any], name: str
+) -> Iterator[Program]:
+    """Each captured graph with the arguments of its calls."""
     copier = Copier()
     plain, given, named = copier(target), copier(list(calls)), copier(dict(kwargs))
     found: dict[int, tuple[fx.GraphModule, list[list[Any]]]] = {}
@@ -417,10 +428,6 @@ def programs(
     for gm, arguments in found.values():
         with contextlib.suppress(TypeError):
             yield Program.of(gm, arguments, name)
-    copier = Copier()
-    plain, given, named = copier(target), copier(list(calls)), copier(dict(kwargs))
-    if (whole := taped(plain, given, named, name)) is not None:
-        yield whole
 
 
 def captured(capture: Capture, options: Options, why: str) -> str:
