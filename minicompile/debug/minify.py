@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -261,7 +262,7 @@ class Minified(Shown):
 
 def kind(failure: str) -> str:
     """What must stay the same: the exception, or in what values are wrong and whether they are numbers."""
-    parts = failure.split(": ")
+    parts = re.sub(r"\S*/\S*", "", failure).split(": ")  # without paths
     if parts[0].startswith("internal error"):
         return ": ".join(parts[:2])
     return parts[0] + " (no number)" * failure.endswith(("inf", "nan"))

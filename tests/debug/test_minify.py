@@ -21,6 +21,7 @@ from minicompile.extension import call_rules, graph_pass
 from minicompile.lessons.bugs import planted
 from minicompile.ops.display import to_html
 from tests.debug.test_bisect import INPUT, WITH_NAN, layered
+from tests.faults.back import misprint
 from tests.show.test_views import parsed
 
 LOOPS = {"device_codegen": "reference"}
@@ -227,6 +228,20 @@ def test_an_internal_error_is_reported_with_the_command(tmp_path: Path) -> None:
         assert main(["minify", "--out", str(out), str(folder / "repro.py")]) == 0
         assert exit_code(out) == 1 and re.search(r"^        erf = ", out.read_text(), re.M)
     assert exit_code(folder / "repro.py") == 0
+
+
+def test_a_kernel_that_the_compiler_refuses_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = mc.compile(lambda x: torch.cos(x) + 1, options={"debug_dir": str(tmp_path)})
+    with mc.scoped(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        misprint("cos(", "cos(;")
+        assert torch.equal(call(INPUT), torch.cos(INPUT) + 1)
+    (folder,) = tmp_path.iterdir()
+    assert f"minicompile minify {folder}/repro.py" in str(caught[0].message)
+    assert "could not compile the kernels" in (folder / "error.txt").read_text()
+    assert "cos(;" in (folder / "output_code.py").read_text()
 
 
 def test_a_user_error_is_not_reported(tmp_path: Path) -> None:
