@@ -20,6 +20,7 @@ PUBLIC = {
     "trace": "api",
     "what_if": "debug.experiment",
     "accuracy": "debug.accuracy",
+    "operator_accuracy": "debug.operators",
     "bisect": "debug.bisect",
     "minify": "debug.minify",
     "launches": "debug.launches",

@@ -43,6 +43,10 @@ class BackendError(MinicompileError):
     """A compile-time tool is missing or failed: a C++ compiler, Triton, a GPU."""
 
 
+class RejectedKernel(BackendError):
+    """The system's compiler doesn't take a kernel: its own trouble, or a bug in minicompile."""
+
+
 class VerifyError(MinicompileError):
     """An IR broke one of its own rules: a bug in minicompile or in a plugged-in rule."""
 

@@ -25,7 +25,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from minicompile import api
 from minicompile.debug.accuracy import (
@@ -44,6 +44,8 @@ from minicompile.ops.events import observer
 from minicompile.ops.gates import gate
 from minicompile.ops.registry import scoped
 from minicompile.options import child_environment
+
+R = TypeVar("R")
 
 SUBSYSTEMS: dict[str, tuple[str, ...]] = {
     "eager": ("capture",),
@@ -295,14 +297,18 @@ class Trial:
             observer("trial")(counting.listen)
             run = self.measured(prepare, "try")
         report = counting.report()
-        failure = report.error or described(run.error)
-        if not failure and self.check is None:
-            *_, row = judgements({**self.runs, "try": run})
-            if row.verdict in ("wrong", "far from eager", "raised"):
-                shown = zip(("outputs", "gradients", "state"), row.cells()[1:4])
-                far = (f"{what} off by {error}" for what, error in shown if error not in ("", "0"))
-                failure = f"{row.verdict}: {', '.join(far) or row.note}"
-        return Try(setting, failure, report)
+        return Try(setting, report.error or self.failure(run), report)
+
+    def failure(self, run: Measured) -> str:
+        """How a run failed."""
+        if run.error is not None or self.check is not None:
+            return described(run.error)
+        *_, row = judgements({**self.runs, "try": run})
+        if row.verdict not in ("wrong", "far from eager", "raised"):
+            return ""
+        shown = zip(("outputs", "gradients", "state"), row.cells()[1:4])
+        far = (f"{what} off by {error}" for what, error in shown if error not in ("", "0"))
+        return f"{row.verdict}: {', '.join(far) or row.note}"
 
 
 class CheckFailed(Exception):
@@ -341,26 +347,34 @@ def bisect_script(command: Sequence[str], timeout: float | None = None) -> Bisec
     """Run a script in a process of its own for each try: it is right where its exit code is 0."""
 
     def attempt(setting: Setting) -> Try:
-        with tempfile.TemporaryDirectory(prefix="minicompile_bisect_") as folder:
-            told = {"MINICOMPILE_BISECT": str(setting), "MINICOMPILE_BISECT_REPORT": folder}
-            environment = child_environment(**told, PYTHONHASHSEED="0")  # sets in the same order
-            try:
-                done = subprocess.run(
-                    [sys.executable, *command],
-                    env=environment,
-                    capture_output=True,
-                    text=True,
-                    timeout=timeout,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                return Try(setting, f"took over {timeout:g} s", Report.read(Path(folder)))
-            report = Report.read(Path(folder))
-        last = done.stderr.strip().splitlines()[-1:] if done.returncode else []
-        failure = ": ".join([f"exit code {done.returncode}", *last]) if done.returncode else ""
+        failure, report = run_script(command, str(setting), Report.read, timeout)
         return Try(setting, failure or report.error, report)
 
     return Search(Path(command[0]).name, attempt).run()
+
+
+def run_script(
+    command: Sequence[str], told: str, read: Callable[[Path], R], timeout: float | None = None
+) -> tuple[str, R]:
+    """How a script failed under a setting, and what it reported, which `read` gets from a folder."""
+    with tempfile.TemporaryDirectory(prefix="minicompile_bisect_") as folder:
+        setting = {"MINICOMPILE_BISECT": told, "MINICOMPILE_BISECT_REPORT": folder}
+        environment = child_environment(**setting, PYTHONHASHSEED="0")  # sets in the same order
+        try:
+            done = subprocess.run(
+                [sys.executable, *command],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"took over {timeout:g} s", read(Path(folder))
+        report = read(Path(folder))
+    last = done.stderr.strip().splitlines()[-1:] if done.returncode else []
+    failure = ": ".join([f"exit code {done.returncode}", *last]) if done.returncode else ""
+    return failure, report
 
 
 def add_arguments(to: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
     Setting := "inductor" | "inductor; fusion < 5" (the first five) | "inductor; fusion != 5" (all but one)
              | "inductor; lowering without aten.erf.default" (all but those of one name)
+             | "graph 2 from 5 to 9" (only that part of a graph is compiled: debug/parts.py)
     Report  := counts of applications by subsystem, the last one allowed, what went wrong inside the compiler
 
 Numbers count from 0, in each process for itself. A script that is bisected reads its setting from
@@ -11,6 +12,7 @@ Numbers count from 0, in each process for itself. A script that is bisected read
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
 import re
@@ -139,6 +141,17 @@ def obey(backends: MutableMapping[str, Any]) -> None:
     """In a script that is bisected: let its setting rule whatever it compiles. `backends` by name."""
     told, folder = bisection()
     if not told:
+        return
+    if told.startswith("graph "):
+        real = backends["inductor"]
+
+        @functools.cache
+        def maker() -> Any:
+            from minicompile.debug.parts import backend_of  # which compiles: it needs this page
+
+            return backend_of(told, folder, real)
+
+        backends["inductor"] = lambda options: maker()(options)
         return
     counting = Counting(Setting.parse(told))
     backends["inductor"] = backends[counting.setting.backend]

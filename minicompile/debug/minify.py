@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,7 +33,8 @@ from minicompile import api
 from minicompile.aot.autograd import copied
 from minicompile.debug import script
 from minicompile.debug.accuracy import Copier, name_of
-from minicompile.debug.bisect import PLAIN, Trial
+from minicompile.debug.bisect import BROKEN, PLAIN, Trial, run_script
+from minicompile.debug.parts import Attempt, Part, Partly, PartSearch, report
 from minicompile.debug.program import Given, Program, given, taped
 from minicompile.dynamo.dispatch import Backend, plain_backend
 from minicompile.dynamo.module import original_of
@@ -215,6 +217,8 @@ class Minified(Shown):
     settings: Mapping[str, Any] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     tries: int = 0
+    text: str = ""
+    """The script, where only another process knows the program."""
     path: Path | None = None
     """Where the script was written."""
 
@@ -226,7 +230,8 @@ class Minified(Shown):
     @property
     def script(self) -> str:
         """A Python file that fails in the same way."""
-        assert self.program is not None, self.verdict
+        if self.program is None:
+            return self.text
         return self.program.script(self.failure, self.settings)
 
     @property
@@ -243,7 +248,7 @@ class Minified(Shown):
 
     @property
     def graph(self) -> str:
-        return "" if self.program is None else str(self.program.shown())
+        return self.text if self.program is None else str(self.program.shown())
 
     def __str__(self) -> str:
         lines = [f"minified {self.name}: {self.verdict}"]
@@ -257,7 +262,7 @@ class Minified(Shown):
 
 def kind(failure: str) -> str:
     """What must stay the same: the exception, or in what values are wrong and whether they are numbers."""
-    parts = failure.split(": ")
+    parts = re.sub(r"\S*/\S*", "", failure).split(": ")  # without paths
     if parts[0].startswith("internal error"):
         return ": ".join(parts[:2])
     return parts[0] + " (no number)" * failure.endswith(("inf", "nan"))
@@ -363,6 +368,15 @@ def minify(
     found = shrunk(
         name, programs(plain, (args, *more), dict(kwargs or {}), name), settings, verdict
     )
+    if found.program is None:
+
+        def attempt(part: Part) -> Attempt:
+            made = Partly(part, settings)
+            run = trial.measured(lambda target: api.compile(target, backend=made), "part")
+            return Attempt(trial.failure(run), made.counts, made.program)
+
+        if (part := part_of(name, attempt)).failure:
+            part.settings, found = settings, part
     if script is not None and found.program is not None:
         found.path = Path(script)
         found.path.write_text(found.script, encoding="utf-8")
@@ -387,6 +401,17 @@ def programs(
     target: Any, calls: Sequence[Sequence[Any]], kwargs: Mapping[str, Any], name: str
 ) -> Iterator[Program]:
     """Each captured graph with the arguments of its calls, then all that is done in eager."""
+    yield from captured_programs(target, calls, kwargs, name)
+    copier = Copier()
+    plain, given, named = copier(target), copier(list(calls)), copier(dict(kwargs))
+    if (whole := taped(plain, given, named, name)) is not None:
+        yield whole
+
+
+def captured_programs(
+    target: Any, calls: Sequence[Sequence[Any]], kwargs: Mapping[str, Any], name: str
+) -> Iterator[Program]:
+    """Each captured graph with the arguments of its calls."""
     copier = Copier()
     plain, given, named = copier(target), copier(list(calls)), copier(dict(kwargs))
     found: dict[int, tuple[fx.GraphModule, list[list[Any]]]] = {}
@@ -404,10 +429,6 @@ def programs(
     for gm, arguments in found.values():
         with contextlib.suppress(TypeError):
             yield Program.of(gm, arguments, name)
-    copier = Copier()
-    plain, given, named = copier(target), copier(list(calls)), copier(dict(kwargs))
-    if (whole := taped(plain, given, named, name)) is not None:
-        yield whole
 
 
 def captured(capture: Capture, options: Options, why: str) -> str:
@@ -473,12 +494,34 @@ def minify_script(path: Path, arguments: Sequence[str]) -> Minified:
         except Found as stop:
             made: Minified = stop.args[0]
             return made
-    why = (
-        f"it exits with {code} in eager too"
-        if code
-        else "each graph that it compiles is right by itself"
+    command, nothing = [str(path), *arguments], f"nothing in {path} to make smaller"
+    if code:
+        raise MinicompileError(f"{nothing}: it exits with {code} in eager too")
+    if not run_script(command, str(BROKEN), report)[0]:
+        raise MinicompileError(f"{nothing}: it never fails")
+
+    def attempt(part: Part) -> Attempt:
+        failure, reported = run_script(command, str(part), report)
+        return Attempt(failure, *reported)
+
+    return part_of(path.name, attempt)
+
+
+def part_of(name: str, attempt: Callable[[Part], Attempt]) -> Minified:
+    """Where no graph fails by itself: the part that must be compiled for the whole to fail."""
+    search, result = PartSearch(attempt), Minified(name)
+    part = search.run()
+    if part is None:
+        result.verdict = "no graph of it is enough to make it fail"
+        return result
+    result.failure, _, found = search.ask(part)
+    result.program = found if isinstance(found, Program) else None
+    result.text = found if isinstance(found, str) else ""
+    result.verdict = (
+        f"fails if only operations {part.first} to {part.end} of graph {part.graph} are compiled"
     )
-    raise MinicompileError(f"nothing in {path} to make smaller: {why}")
+    result.tries = len(search.known)
+    return result
 
 
 def add_arguments(to: argparse.ArgumentParser) -> None:
@@ -493,10 +536,11 @@ def run(chosen: argparse.Namespace) -> int:
     if not path.is_file():
         raise MinicompileError(f"there is no script {path}")
     found = minify_script(path, chosen.arguments)
-    found.path = chosen.out
-    chosen.out.write_text(found.script, encoding="utf-8")
+    found.path = chosen.out if found.script else None
+    if found.script:
+        chosen.out.write_text(found.script, encoding="utf-8")
     print(found)
-    return 0
+    return int(not found.script)
 
 
 def failing(program: torch.nn.Module, calls: Sequence[Sequence[Any]], **settings: Any) -> int:

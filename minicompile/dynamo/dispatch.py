@@ -46,7 +46,13 @@ from minicompile.dynamo.result import (
 )
 from minicompile.dynamo.sizes import Dynamic, shape_guards
 from minicompile.dynamo.variables import UserError, is_constant
-from minicompile.errors import BackendError, MinicompileError, OptionError, Unsupported
+from minicompile.errors import (
+    BackendError,
+    MinicompileError,
+    OptionError,
+    RejectedKernel,
+    Unsupported,
+)
 from minicompile.ops.events import Compilation, Failure, Watch
 from minicompile.ops.gates import allowed
 from minicompile.ops.origin import Origin, SourceLine
@@ -280,7 +286,12 @@ class Dispatcher:
             self.refuse(key, error)
             return None
         except BackendError as error:  # this machine lacks something
-            self.stop(refusal("missing-tool", str(error)), error)
+            failure = Failure(error)
+            if isinstance(error, RejectedKernel):
+                watch.tell("error", failure)
+            if self.fullgraph:
+                failure.annotate()
+            self.stop(refusal("missing-tool", "\n".join([str(error), *failure.advice])), error)
             return None
         except OptionError:
             raise
@@ -291,8 +302,7 @@ class Dispatcher:
             failure = Failure(error)
             watch.tell("error", failure)
             if self.fullgraph:
-                for advice in failure.advice:
-                    error.add_note(advice)
+                failure.annotate()
                 raise
             warnings.warn(failure.told(f"; {self.name} runs in eager"), stacklevel=6)
             self.refuse(key, refusal("internal-error", failure.told()))

@@ -31,7 +31,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from minicompile.errors import BackendError
+from minicompile.errors import BackendError, RejectedKernel
 from minicompile.ops.files import (
     UNFINISHED,
     make_private,
@@ -171,7 +171,7 @@ class _Job:
         if process.returncode != 0 or not self.built.exists():
             self.discard.detach()
             first = "\n".join(complaints.splitlines()[:ERROR_LINES])
-            raise BackendError(
+            raise RejectedKernel(
                 f"{' '.join(self.compiler.command)} could not compile the kernels "
                 f"(source kept in {self.built.with_suffix('.c')}):\n{first}"
             )

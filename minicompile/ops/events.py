@@ -80,6 +80,11 @@ class Failure:
         first = f"internal error of minicompile: {type(self.error).__name__}: {self.error}"
         return "\n".join([first + what_now, *self.advice])
 
+    def annotate(self) -> None:
+        """Let the exception say it where it is raised."""
+        for line in self.advice:
+            self.error.add_note(line)
+
 
 Observer = Callable[[Event], None]
 

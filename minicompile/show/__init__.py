@@ -18,6 +18,7 @@ from . import (  # noqa: F401
     launches,
     loops,
     minify,
+    operators,
     roofline,
     schedule,
     torch_side,

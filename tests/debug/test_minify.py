@@ -21,6 +21,7 @@ from minicompile.extension import call_rules, graph_pass
 from minicompile.lessons.bugs import planted
 from minicompile.ops.display import to_html
 from tests.debug.test_bisect import INPUT, WITH_NAN, layered
+from tests.faults.back import misprint
 from tests.show.test_views import parsed
 
 LOOPS = {"device_codegen": "reference"}
@@ -195,7 +196,7 @@ def test_a_script_is_made_small(script: Path, capsys: pytest.CaptureFixture[str]
 
 def test_a_script_that_is_right(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["minify", str(script)]) == 1
-    assert "right by itself" in capsys.readouterr().err
+    assert "it never fails" in capsys.readouterr().err
     assert main(["minify", "nowhere.py"]) == 1
 
 
@@ -229,6 +230,20 @@ def test_an_internal_error_is_reported_with_the_command(tmp_path: Path) -> None:
     assert exit_code(folder / "repro.py") == 0
 
 
+def test_a_kernel_that_the_compiler_refuses_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = mc.compile(lambda x: torch.cos(x) + 1, options={"debug_dir": str(tmp_path)})
+    with mc.scoped(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        misprint("cos(", "cos(;")
+        assert torch.equal(call(INPUT), torch.cos(INPUT) + 1)
+    (folder,) = tmp_path.iterdir()
+    assert f"minicompile minify {folder}/repro.py" in str(caught[0].message)
+    assert "could not compile the kernels" in (folder / "error.txt").read_text()
+    assert "cos(;" in (folder / "output_code.py").read_text()
+
+
 def test_a_user_error_is_not_reported(tmp_path: Path) -> None:
     call = mc.compile(lambda x: x.view(7), options={"debug_dir": str(tmp_path)})
     with pytest.raises(RuntimeError):
@@ -242,3 +257,57 @@ def test_looking_for_an_error_reports_none(tmp_path: Path) -> None:
         assert isinstance(mc.minify(call, [INPUT]), Minified)
         assert mc.bisect(call, [INPUT]).culprit is not None
     assert not list(tmp_path.iterdir()) and sys.argv
+
+
+def test_a_check_that_only_the_whole_can_tell() -> None:
+    """Rounding that nobody else minds: the part that must be compiled for it is found."""
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return -torch.relu((torch.abs(x) + 1) * 3) - 1
+
+    exact, call = rounded(INPUT), mc.compile(rounded, options=LOOPS)
+    with planted("lost nan"):
+        found = mc.minify(call, [WITH_NAN], check=lambda y: bool(y.isnan().any()))
+    assert found.operations == 1 and "relu" in found.graph  # that one fails by itself
+
+    with mc.scoped():
+
+        @graph_pass("last_bit", stage="prims", order=35)
+        def last_bit(gm: torch.fx.GraphModule, mode: Any) -> int:
+            """As accurate as eager's, but not the same."""
+            for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor):
+                if node.args[1] == 3:
+                    node.args = (node.args[0], 3.0000005)
+            return 1
+
+        same = mc.minify(call, [INPUT], check=lambda y: torch.equal(y, exact))
+    assert "are compiled" in same.verdict and same.failure.startswith("CheckFailed"), str(same)
+    assert same.operations == 1 and "operator.mul" in same.graph, str(same)
+
+
+def test_a_script_that_alone_can_tell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(
+        SCRIPT.replace("torch.erf(x) - x", "torch.neg(torch.abs(x) * 3)")
+        .replace("planted(*sys.argv[1:])", "mc.scoped()")
+        .replace("mc.compile(f)", "mc.compile(f, options={'device_codegen': 'reference'})")
+        .replace("    y = ", PASS + "    y = ")
+        .replace("torch.allclose", "torch.equal")
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["minify", "program.py"]) == 0, capsys.readouterr()
+    told = capsys.readouterr().out
+    assert "fails if only operations" in told and "exit code 3" in told
+    text = Path("minified.py").read_text()
+    assert " * 3" in text and "abs(" not in text, text
+
+
+PASS = """    from minicompile.extension import graph_pass
+    @graph_pass("last_bit", stage="prims", order=35)
+    def last_bit(gm, mode):
+        for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor):
+            node.args = (node.args[0], 3.0000003)
+        return 1
+"""

@@ -313,6 +313,12 @@ def a_function_is_printed_as_another(patch: Patch) -> None:
     misprint("sin", "cos")
 
 
+@fault("code generator", "", lambda x: torch.cos(x.exp()) * 2 + x, [X], options=CPP)
+def a_kernel_is_no_program(patch: Patch) -> None:
+    """The C++ compiler refuses it."""
+    misprint("cos(", "cos(;")
+
+
 @fault("code generator", "", lambda x: (x / 2).prod(1).exp() + 1, [X], options=CPP)
 def accumulators_begin_with_zero(patch: Patch) -> None:
     """The identity of every reduction is 0."""

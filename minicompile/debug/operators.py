@@ -1,0 +1,205 @@
+"""`mc.operator_accuracy(fn, *args)`: after each captured operator, every stage's error against float64.
+
+    OperatorAccuracy := name, rows: [OperatorRow], first: (stage, OperatorRow) | None
+    OperatorRow      := operator, user's line, roundings, allowed error, errors: {stage: error}
+
+A stage runs the captured graphs with the value of every operator as a result; it may err twice as much as
+eager does, or by two roundings for each operation that a value went through, whichever is more. A sum of n
+elements counts as log2(n) operations, as eager adds in pairs. Where the operators are right one by one and
+the whole isn't, what made them one kernel is at fault: `mc.bisect` finds that. Of gradients nothing is said.
+Higham, Accuracy and Stability of Numerical Algorithms (2002), chapters 3 and 4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import fx
+
+from minicompile import api
+from minicompile.debug.accuracy import (
+    CLOSE,
+    EAGER,
+    REFERENCE,
+    Measured,
+    Values,
+    accuracy_stage,
+    distance,
+    error_text,
+    name_of,
+)
+from minicompile.debug.gates import Counting, Setting
+from minicompile.debug.minify import captured_programs
+from minicompile.debug.program import Given, Program
+from minicompile.dynamo.module import original_of
+from minicompile.ops.display import Shown, aligned
+from minicompile.ops.gates import gate
+from minicompile.ops.graph import call_text, target_name, unpacks, user_line
+from minicompile.ops.registry import scoped
+from minicompile.options import Options
+
+Stage = Callable[[Options, bool | None], Callable[[Any], Callable[..., Any]]]
+
+
+def stage(setting: str, **changes: Any) -> Stage:
+    """A way to run a function: under a setting of a bisection, with some options changed."""
+
+    def preparation(options: Options, dynamic: bool | None) -> Callable[[Any], Any]:
+        chosen = Setting.parse(setting)
+
+        def prepare(target: Any) -> Callable[..., Any]:
+            changed = replace(options, **changes)
+            call = api.compile(target, backend=chosen.backend, options=changed, dynamic=dynamic)
+
+            def run(*args: Any) -> Any:
+                with scoped():
+                    gate("stage")(Counting(chosen))
+                    return call(*args)
+
+            return run
+
+        return prepare
+
+    return preparation
+
+
+STAGES: dict[str, Stage] = {
+    "captured": stage("eager"),
+    "functional": stage("aot_eager; decomposition < 0"),
+    "decomposed": stage("aot_eager"),
+    "loops": stage("inductor", device_codegen="reference"),
+    "kernels": stage("inductor"),
+}
+
+PRODUCTS = ("matmul", "linear", "mm", "bmm", "addmm", "baddbmm", "einsum", "mv", "dot")
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator; errors are the largest absolute ones."""
+
+    operator: str
+    line: str
+    roundings: float
+    """Of the operations that the value went through."""
+    allowed: float
+    errors: Mapping[str, float]
+
+    def cells(self) -> tuple[str, ...]:
+        errors = [error_text(error) for error in self.errors.values()]
+        return self.operator, f"{self.roundings:.3g}", error_text(self.allowed), *errors
+
+
+@dataclass(frozen=True)
+class OperatorAccuracy(Shown):
+    """Every operator in order."""
+
+    name: str
+    rows: tuple[OperatorRow, ...]
+
+    HEAD = ("operator", "roundings", "allowed", EAGER, *STAGES)
+
+    @property
+    def first(self) -> tuple[str, OperatorRow] | None:
+        """The first stage that errs more than is allowed, and the first operator at which it does."""
+        for name in STAGES:
+            for row in self.rows:
+                if row.errors[name] > row.allowed:
+                    return name, row
+        return None
+
+    @property
+    def verdict(self) -> str:
+        if self.first is None:
+            return "every operator is as accurate as eager's, or within its roundings"
+        name, row = self.first
+        at = f" at {row.line}" if row.line else ""
+        far = f"off by {error_text(row.errors[name])}, allowed {error_text(row.allowed)}"
+        return f"{name}: {row.operator} is {far}{at}"
+
+    def __str__(self) -> str:
+        rows = [self.HEAD, *(row.cells() for row in self.rows)]
+        return "\n".join([f"accuracy of {self.name} by operator: {self.verdict}", *aligned(rows)])
+
+
+def operator_accuracy(target: Any, /, *args: Any, **kwargs: Any) -> OperatorAccuracy:
+    """Run the captured graphs of a call in each stage and compare operator by operator.
+
+    What `mc.compile` returned keeps its options. Raises what eager raises, and what a stage raises.
+    """
+    options, dynamic = api.settings_of(target)
+    plain = original_of(target)
+    rows: list[OperatorRow] = []
+    for program in captured_programs(plain, [args], kwargs, name_of(plain)):
+        rows += operators_of(program, options, dynamic)
+    return OperatorAccuracy(name_of(plain), tuple(rows))
+
+
+def operators_of(program: Program, options: Options, dynamic: bool | None) -> list[OperatorRow]:
+    nodes = [n for n in program.operations if isinstance(program.values[0].get(n), Given)]
+    if not nodes:
+        return []
+    whole = program.edited(lambda graph, new: show(graph, [new[node] for node in nodes]))
+    runs = {
+        name: Measured(prepare, whole.graph.gm, whole.arguments()[0], {}, name)
+        for name, prepare in [
+            *((name, accuracy_stage[name]) for name in (REFERENCE, EAGER)),
+            *((name, make(options, dynamic)) for name, make in STAGES.items()),
+        ]
+    }
+    for run in runs.values():
+        if run.error is not None and run is not runs[REFERENCE]:
+            raise run.error
+    draws = runs[EAGER].drew or runs[REFERENCE].error is not None
+    against = runs[EAGER if draws else REFERENCE]
+    rows, roundings = [], roundings_of(program)
+    for number, node in enumerate(nodes):
+        place = f"[{number}]"
+        true, own = (run.groups[0][place] for run in (against, runs[EAGER]))
+        errors = {
+            name: distance(run.groups[0][place], true)
+            for name, run in runs.items()
+            if name != REFERENCE
+        }
+        allowed = max(CLOSE * errors[EAGER], CLOSE * rounding(own) * roundings[node])
+        line = user_line(node)
+        rows.append(OperatorRow(call_text(node), str(line or ""), roundings[node], allowed, errors))
+    return rows
+
+
+def show(graph: fx.Graph, nodes: list[fx.Node]) -> None:
+    """Let a graph return these values."""
+    graph.erase_node(next(node for node in reversed(graph.nodes) if node.op == "output"))
+    graph.output(tuple(nodes))
+
+
+def rounding(value: Values) -> float:
+    """One rounding of the largest finite element."""
+    top = value.data.abs().nan_to_num(0, 0, 0)
+    return float(top.max()) * value.rounding if top.numel() else 0.0
+
+
+def roundings_of(program: Program) -> dict[fx.Node, float]:
+    """The longest way to each value, in roundings."""
+    found: dict[fx.Node, float] = {}
+    for node in program.graph.nodes:
+        before = max((found[used] for used in node.all_input_nodes), default=0.0)
+        found[node] = before + added(node, program.values[0])
+    return found
+
+
+def added(node: fx.Node, values: Mapping[fx.Node, Any]) -> float:
+    """The roundings of one operation: those of the longest sum in it, and one more."""
+    if node.op in ("placeholder", "output") or unpacks(node):
+        return 0.0
+    given = [v for used in node.all_input_nodes if isinstance(v := values.get(used), Given)]
+    made = values.get(node)
+    length = 1.0
+    if given and target_name(node.target).rpartition(".")[2] in PRODUCTS:
+        length = float((given[0].shape or (1,))[-1])
+    elif given and isinstance(made, Given) and made.elements:
+        length = max(value.elements for value in given) / made.elements
+    return 1.0 + math.log2(max(length, 1.0))
