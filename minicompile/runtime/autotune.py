@@ -63,7 +63,8 @@ class Tuning:
 
     def described(self, tiles: Tiles) -> str:
         if tiles.way == "library":
-            return "the library's product"
+            after = f", XBLOCK={tiles.x}, {count_text(tiles.num_warps, 'warp')}" * bool(tiles.x)
+            return f"the library's product{after}"
         way = [tiles.way] * bool(tiles.way) + [f"{tiles.stages} stages"] * bool(tiles.stages)
         sizes = way + [f"{name}={size}" for name, size in blocks(self.source.plan, tiles).items()]
         return f"{', '.join(sizes)}, {count_text(tiles.num_warps, 'warp')}"
@@ -118,8 +119,10 @@ def product_candidates(source: KernelSource) -> list[Tiles]:
     found = [Tiles(way="library"), *listed(source.plan)]
     for way, steps in source.rivals.items():
         for step in steps:
-            if way != "library" and isinstance(step, KernelSource):
+            if isinstance(step, KernelSource):
                 found += listed(step.plan, way)
+        if way == "library" and isinstance(step, KernelSource):
+            found += [replace(tiles, way=way) for tiles in candidates(step)[1:]]
     return found
 
 

@@ -87,7 +87,8 @@ class Tiles:
     stages: int = 0
     """How many of a loop's tiles are on their way from memory at once; 0: as Triton likes."""
     way: str = ""
-    """The rival that runs instead of the kernel, if any (KernelPlan.rivals); tiles are its product's."""
+    """The rival that runs instead of the kernel, if any (KernelPlan.rivals): tiles are those of its product, or
+    of its last kernel."""
 
 
 @dataclass(frozen=True)
@@ -180,8 +181,10 @@ def load_rival(source: KernelSource, tiles: Tiles, options: Options | None) -> L
     names, steps = [a.buffer for a in plan.arguments], source.rivals[tiles.way]
     otherwise = load_kernel(source, Tiles(way="library"), options) if rival.aligned else None
     own = replace(tiles, way="") if tiles.x else None
+    ours = [step for step in steps if isinstance(step, KernelSource)]
+    chosen = next((step for step in ours if step.plan.product is not None), [None, *ours][-1])
     runs: list[Launcher | None] = [
-        load_kernel(step, own if step.plan.product is not None else None, options)
+        load_kernel(step, own if step is chosen else None, options)
         if isinstance(step, KernelSource)
         else None
         for step in steps
