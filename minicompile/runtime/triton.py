@@ -87,8 +87,8 @@ class Tiles:
     stages: int = 0
     """How many of a loop's tiles are on their way from memory at once; 0: as Triton likes."""
     way: str = ""
-    """The rival that runs instead of the kernel, if any (KernelPlan.rivals): tiles are those of its product, or
-    of its last kernel."""
+    """The rival that runs instead of the kernel, if any (KernelPlan.rivals): tiles are those of its product,
+    or of its last kernel."""
 
 
 @dataclass(frozen=True)
