@@ -361,6 +361,8 @@ class KernelPlan(Shown):
             "threads": "" if triton else "parallel" if self.parallel else "one",
             "sizes": ", ".join(sizes),
             "assumes": "; ".join(f"{fact}: {why}" for fact, why in self.assumes.items()),
+            "measured": f"{count_text(len(self.choices), 'choice')} of tiles" * bool(self.choices),
+            "rivals": ", ".join(rival.name for rival in self.rivals),
             "launches": "; ".join(
                 f"{p.name} {ranges_text(p.body.all_ranges)}" for p in self.launches
             ),
