@@ -43,7 +43,7 @@ from minicompile.codegen.plan import (
     find_product,
     plan_rule,
 )
-from minicompile.codegen.product import is_template, split_rival, taken_apart
+from minicompile.codegen.product import engine_rival, is_template, split_rival, taken_apart
 from minicompile.codegen.split import refusal, split
 from minicompile.errors import BackendError, OptionError, Unsupported
 from minicompile.lowering.ir import TemplateKernel
@@ -160,6 +160,8 @@ def rivals(
     steps: list[KernelPlan | LibraryProduct] = [make(node, position=position) for node in before]
     steps += [call, *([make(after, position=position)] if after is not None else [])]
     yield Rival("library", tuple(steps), spaces)
+    if (engine := engine_rival(plan)) is not None:
+        yield engine
     if (shared := split_rival(plan)) is not None:
         for launch in shared.steps:
             assert isinstance(launch, KernelPlan)

@@ -168,6 +168,8 @@ class Rival:
     name: str
     steps: tuple[KernelPlan | LibraryProduct, ...]
     workspace: Mapping[str, Layout]
+    aligned: bool = False
+    """It needs tensors that begin at multiples of 16 bytes."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +239,8 @@ class KernelPlan(Shown):
     """A split reduction: about how many programs share a row. Folds: how many share the rows."""
     choices: tuple[Mapping[str, int], ...] = ()
     """A product: tiles that max-autotune measures, `tiles` first."""
+    descriptors: bool = False
+    """A product whose factors' tiles are copied by the engine for that."""
     rivals: tuple[Rival, ...] = ()
     """A product: other ways to compute the same, of which max-autotune takes the fastest."""
     launches: tuple[KernelPlan, ...] = ()
@@ -364,6 +368,8 @@ class KernelPlan(Shown):
             "threads": "" if triton else "parallel" if self.parallel else "one",
             "sizes": ", ".join(sizes),
             "assumes": "; ".join(f"{fact}: {why}" for fact, why in self.assumes.items()),
+            "measured": f"{count_text(len(self.choices), 'choice')} of tiles" * bool(self.choices),
+            "rivals": ", ".join(rival.name for rival in self.rivals),
             "launches": "; ".join(
                 f"{p.name} {ranges_text(p.body.all_ranges)}" for p in self.launches
             ),

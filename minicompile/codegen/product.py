@@ -10,6 +10,7 @@ the last round of them leaves most multiprocessors idle. The best few by this es
 device decides. The rivals of the kernel:
 
     library   the library's product into memory, then a kernel of what follows it
+    tiles     the same kernel, but the GPU's engine for that copies the factors' tiles
     split     where few tiles have many terms, programs share those of a tile; their sums are added in order
 
 The real compiler: torch/_inductor/template_heuristics/triton.py (configs); SubgraphChoiceCaller, decompose_k
@@ -19,6 +20,7 @@ in torch/_inductor/kernel/mm.py.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -39,16 +41,17 @@ from minicompile.codegen.split import split
 from minicompile.lowering.ir import Layout, Template
 from minicompile.ops.device import gpu_of
 from minicompile.options import Options
-from minicompile.scheduling.body import LoopBody
+from minicompile.scheduling.body import LoopBody, Value
 from minicompile.scheduling.nodes import Allocation, FusedSchedulerNode, Schedule
-from minicompile.shapes.expr import Size
+from minicompile.shapes.expr import ZERO, Size, coefficient_of
 
 Shape = tuple[int, int, int, int, int]
 """y, x, r, warps, stages."""
 
 SHAPES: tuple[Shape, ...] = (
     (128, 256, 64, 8, 3), (128, 256, 64, 8, 4), (256, 128, 64, 8, 3), (256, 128, 64, 8, 4),
-    (128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 64, 4, 4), (128, 128, 128, 8, 3),
+    (128, 128, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 64, 4, 2), (128, 128, 32, 4, 4),
+    (128, 128, 64, 4, 4), (128, 128, 128, 8, 3), (128, 64, 64, 4, 3), (64, 128, 64, 4, 3),
     (64, 256, 64, 4, 4), (256, 64, 64, 4, 4), (64, 128, 64, 4, 4), (128, 64, 64, 4, 4),
     (64, 64, 64, 4, 4), (64, 64, 128, 4, 3), (64, 32, 64, 4, 4), (32, 64, 64, 4, 4),
     (32, 32, 64, 2, 4), (128, 128, 32, 8, 4), (128, 64, 32, 4, 4), (64, 64, 32, 4, 4),
@@ -56,14 +59,19 @@ SHAPES: tuple[Shape, ...] = (
 )  # fmt: skip
 """What is considered."""
 
-CANDIDATES = 10
-"""How many are measured."""
+CANDIDATES, VARIANTS = 12, 4
+"""How many are measured, and how many of them with equal tiles."""
 
 SHARED_BYTES = 227 * 1024
 """Memory of a multiprocessor for the tiles of factors that are on their way."""
 
 FLOPS, L2_BYTES, START = 5e12, 4e10, 3e-6
 """A multiprocessor's arithmetic and loads from the L2 cache a second; seconds until a tile's first step."""
+
+SPLIT_SIDE = 64
+"""Of tiles of split products, about."""
+
+ORIGIN = sympy.Symbol("origin")
 
 LEAST_TERMS = 256
 """Of a share of a split product."""
@@ -98,6 +106,16 @@ def seconds(shape: Shape, of: Extent, multiprocessors: int) -> float:
     return rounds * beside * (steps * step + START / beside)
 
 
+def varied(shapes: Sequence[Shape]) -> list[Shape]:
+    """The best few, of which at most VARIANTS have the same tiles: warps and stages differ little."""
+    found: list[Shape] = []
+    for shape in shapes:
+        alike = [other for other in found if other[:2] == shape[:2]]
+        if len(alike) < VARIANTS and len(found) < CANDIDATES:
+            found.append(shape)
+    return found
+
+
 def fits(shape: Shape, of: Extent) -> bool:
     """Its steps in flight fit into shared memory, and it isn't twice as large as the matrix."""
     y, x, r, _, stages = shape
@@ -120,7 +138,7 @@ def choose_product_tiles(plan: KernelPlan, options: Options) -> None:
     )
     plan.choices = tuple(
         dict(zip(("y", "x", "r", "warps", "stages"), shape, strict=True))
-        for shape in shapes[:CANDIDATES]
+        for shape in varied(shapes)
     )
     plan.tiles = {axis: size for axis, size in plan.choices[0].items() if axis != "warps"}
     plan.num_warps = plan.choices[0]["warps"]
@@ -132,8 +150,8 @@ def shares(plan: KernelPlan) -> int:
     if found is None or len(plan.reduction_ranges) != 1:
         return 1
     of, gpu = extent(plan, found), gpu_of(plan.device)
-    tiles = of.batch * -(-of.rows // plan.tiles["y"]) * -(-of.columns // plan.tiles["x"])
-    most = min(gpu.multiprocessors // tiles, of.terms // LEAST_TERMS)
+    tiles = of.batch * -(-of.rows // SPLIT_SIDE) * -(-of.columns // SPLIT_SIDE)
+    most = min(2 * gpu.multiprocessors // tiles, of.terms // LEAST_TERMS)
     even = (n for n in range(most, 1, -1) if of.terms % n == 0 and of.terms // n % 16 == 0)
     return next(even, 1)
 
@@ -148,6 +166,40 @@ def split_rival(plan: KernelPlan) -> Rival | None:
         if find_product(launch.body) is not None:
             launch.reduction = "product"
     return Rival("split", whole.launches, whole.workspace)
+
+
+def engine_rival(plan: KernelPlan) -> Rival | None:
+    """The same kernel with tiles copied by the engine, where the factors lie as it needs it."""
+    found = plan.product
+    if found is None or not gpu_of(plan.device).copies_tiles:
+        return None
+    sides = (found.left, found.rows), (found.right, found.columns)
+    if any(strides(value, loops, plan) is None for value, loops in sides):
+        return None
+    made = replace(plan, descriptors=True, rivals=())
+    return Rival("tiles", (made,), {}, aligned=True)
+
+
+def strides(
+    value: Value, side: Mapping[sympy.Symbol, Size], plan: KernelPlan
+) -> tuple[int, int] | None:
+    """How far apart a factor's elements lie along its own loop and along the sum's; None where it isn't a
+    matrix in memory whose rows, or columns, are contiguous and begin at multiples of 16 bytes."""
+    if value.op != "load" or value.mask is not None or value.indirect or value.index is None:
+        return None
+    if len(side) != 1 or len(plan.reduction_ranges) != 1:
+        return None
+    loops = plan.body.all_ranges
+    ((own, inner),) = itertools.product(side, plan.reduction_ranges)
+    steps = {var: coefficient_of(value.index, var) for var in loops}
+    steps[ORIGIN] = value.index.xreplace(dict.fromkeys(loops, ZERO))
+    if any(step is None or not sympify(step).is_Integer for step in steps.values()):
+        return None
+    first, second = (int(sympify(steps.pop(var))) for var in (own, inner))
+    far, near = max(first, second), min(first, second)
+    starts = [far, *(int(sympify(step)) for step in steps.values())]
+    whole = all(n * value.dtype.itemsize % 16 == 0 for n in starts)
+    return (first, second) if near == 1 and whole else None
 
 
 class Apart(NamedTuple):

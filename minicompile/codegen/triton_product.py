@@ -22,14 +22,17 @@ torch/_inductor/kernel/mm.py, torch/_inductor/select_algorithm.py.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import torch
 
 from minicompile import compat
 from minicompile.codegen.phases import cone
 from minicompile.codegen.plan import KernelPlan, Product
+from minicompile.codegen.product import strides
 from minicompile.codegen.triton import TilePrinter, kernel_template
 from minicompile.scheduling.body import Value
+from minicompile.shapes.expr import ZERO, Ranges
 from minicompile.shapes.expr import product as times
 
 GROUP = 8
@@ -46,6 +49,8 @@ class ProductPrinter(TilePrinter):
         super().__init__(plan)
         assert plan.product is not None
         self.found, self.every = plan.product, dict(self.blocks)
+        self.tiles: dict[str, str] = {}
+        """What the engine gives for each factor."""
 
     def kernel(self) -> None:
         """All lines of the function."""
@@ -57,6 +62,9 @@ class ProductPrinter(TilePrinter):
         with self.block(f"def {self.plan.name}({', '.join(parameters)}):"):
             self._tile_of_program()
             self.line(f"{total} = tl.zeros([YBLOCK, XBLOCK], tl.float32)", origins)
+            if self.plan.descriptors:
+                self._descriptor("left", found.left, "y", found.rows)
+                self._descriptor("right", found.right, "x", found.columns)
             with self.block("for roffset in range(0, rnumel, RBLOCK):"):
                 left = self._factor(found.left, "yr")
                 right = self._factor(found.right, "rx")
@@ -78,6 +86,10 @@ class ProductPrinter(TilePrinter):
 
     def _factor(self, value: Value, axes: str) -> str:
         """Lines for a factor's tile, and its name. What stands beyond the factor's ends is 0."""
+        if self.plan.descriptors:
+            text = self.tiles["left" if value is self.found.left else "right"]
+            self.line(f"{self.names[value]} = {text}", value.origins)
+            return self.names[value]
         self._over(axes)
         self._row_index("roffset + ")
         for part in self._in_order([value]):
@@ -87,6 +99,23 @@ class ProductPrinter(TilePrinter):
             masked = f"tl.where({self._masks(frozenset(axes))}, {name}, 0.0)"
             self.line(f"{name} = {masked}", value.origins)
         return name
+
+    def _descriptor(self, name: str, value: Value, axis: str, side: Ranges) -> None:
+        """What the engine that copies tiles must know of a factor."""
+        found = strides(value, side, self.plan)
+        assert found is not None and value.index is not None
+        along = dict.fromkeys((*side, *self.plan.reduction_ranges), ZERO)
+        start = self._index(replace(value, index=value.index.xreplace(along)))
+        pointer = f"{self.arguments[value.buffer].name} + ({start})"
+        sizes, step = [f"{axis}numel", "rnumel"], [str(n) for n in found]
+        block, place = [f"{axis.upper()}BLOCK", "RBLOCK"], [f"{axis}start", "roffset"]
+        turned = (axis == "x") != (found[0] == 1)
+        if found[0] == 1:
+            for pair in (sizes, step, block, place):
+                pair.reverse()
+        facts = ", ".join(f"[{', '.join(pair)}]" for pair in (sizes, step, block))
+        self.line(f"{name} = tl.make_tensor_descriptor({pointer}, {facts})", value.origins)
+        self.tiles[name] = f"{name}.load([{', '.join(place)}])" + ".T" * turned
 
     def _tile_of_program(self) -> None:
         """Which tile the program computes, of which product."""
@@ -110,7 +139,8 @@ class ProductPrinter(TilePrinter):
             ("x", found.columns, "place // rows"),
         ):
             block = f"{axis.upper()}BLOCK"
-            self.line(f"{axis}index = ({place}) * {block} + {self._lanes(axis)}{self.cast}")
+            self.line(f"{axis}start = ({place}) * {block}")
+            self.line(f"{axis}index = {axis}start + {self._lanes(axis)}{self.cast}")
             # where tiles fill the matrix, that is known when compiling, and nothing is masked
             self.line(f"{axis}mask = ({axis}index < {axis}numel) | ({axis}numel % {block} == 0)")
             self._digits(loops, f"{axis}index")

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import math
+import statistics
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +24,7 @@ import torch
 from minicompile import compat
 from minicompile.codegen.plan import KernelPlan, KernelSource
 from minicompile.ops.build import cache_folder
+from minicompile.ops.device import gpu_of
 from minicompile.ops.display import count_text
 from minicompile.ops.files import read_sealed, write_sealed
 from minicompile.options import Options
@@ -38,12 +40,12 @@ from minicompile.runtime.triton import (
 EACH = range(2, 65)
 """How many elements of a tile a thread may have."""
 
-REPEATS = 5
+REPEATS = 7
 
-QUEUEING = 1e-4
+QUEUEING = 2e-4
 """Seconds that the GPU waits while Python queues what is timed, which may be several launches."""
 
-CLOSE, ROUNDS = 1.05, 4
+CLOSE, ROUNDS = 1.05, 3
 """Candidates that take at most so many times the least time are measured again, in turns."""
 
 
@@ -63,7 +65,8 @@ class Tuning:
 
     def described(self, tiles: Tiles) -> str:
         if tiles.way == "library":
-            return "the library's product"
+            after = f", XBLOCK={tiles.x}, {count_text(tiles.num_warps, 'warp')}" * bool(tiles.x)
+            return f"the library's product{after}"
         way = [tiles.way] * bool(tiles.way) + [f"{tiles.stages} stages"] * bool(tiles.stages)
         sizes = way + [f"{name}={size}" for name, size in blocks(self.source.plan, tiles).items()]
         return f"{', '.join(sizes)}, {count_text(tiles.num_warps, 'warp')}"
@@ -118,23 +121,30 @@ def product_candidates(source: KernelSource) -> list[Tiles]:
     found = [Tiles(way="library"), *listed(source.plan)]
     for way, steps in source.rivals.items():
         for step in steps:
-            if way != "library" and isinstance(step, KernelSource):
+            if isinstance(step, KernelSource):
                 found += listed(step.plan, way)
+        if way == "library" and isinstance(step, KernelSource):
+            found += [replace(tiles, way=way) for tiles in candidates(step)[1:]]
     return found
 
 
 def milliseconds(launch: Launcher, arguments: list[Any]) -> float:
-    """The least of a few runs on the GPU, after one that doesn't count."""
+    """The median of a few runs on the GPU, after one that doesn't count. None finds in the L2 cache what the
+    one before left there, or waits for Python, which queues launches while the GPU pauses."""
+    launch(*arguments)
+    device = torch.device("cuda", torch.cuda.current_device())
+    other = torch.empty(2 * gpu_of(device).l2_bytes, dtype=torch.uint8, device=device)
     times = []
-    for _ in range(REPEATS + 1):
+    for _ in range(REPEATS):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         compat.gpu_pause(QUEUEING)
+        other.zero_()
         start.record()
         launch(*arguments)
         end.record()
         end.synchronize()
         times.append(start.elapsed_time(end))
-    return min(times[1:])
+    return statistics.median(times)
 
 
 def tuned(
@@ -178,8 +188,11 @@ def tuned(
                 times.append(math.inf if launch is None else measure(launch, arguments))
                 tell("autotuning", Tuning(source, tried, list(times)))
             close = [i for i, time in enumerate(times) if time <= CLOSE * min(times) < math.inf]
+            again = {i: [times[i]] for i in close}
             for i in ROUNDS * close * (len(close) > 1):
-                times[i] = min(times[i], measure(launchers[i], arguments))  # type: ignore[arg-type]
+                again[i].append(measure(launchers[i], arguments))  # type: ignore[arg-type]
+            for i, found in again.items():
+                times[i] = statistics.fmean(found)
         finally:
             tell("autotuning", Tuning(source, tried, times, done=True))
         best = times.index(min(times))

@@ -89,7 +89,8 @@ class Tiles:
     stages: int = 0
     """How many of a loop's tiles are on their way from memory at once; 0: as Triton likes."""
     way: str = ""
-    """The rival that runs instead of the kernel, if any (KernelPlan.rivals); tiles are its product's."""
+    """The rival that runs instead of the kernel, if any (KernelPlan.rivals): tiles are those of its product,
+    or of its last kernel."""
 
 
 @dataclass(frozen=True)
@@ -178,20 +179,26 @@ def load_kernel(
 def load_rival(source: KernelSource, tiles: Tiles, options: Options | None) -> Launcher:
     """What runs the steps of one of a kernel's rivals on the kernel's own arguments."""
     plan = source.plan
-    (spaces,) = (rival.workspace for rival in plan.rivals if rival.name == tiles.way)
+    (rival,) = (rival for rival in plan.rivals if rival.name == tiles.way)
     names, steps = [a.buffer for a in plan.arguments], source.rivals[tiles.way]
+    otherwise = load_kernel(source, Tiles(way="library"), options) if rival.aligned else None
     own = replace(tiles, way="") if tiles.x else None
+    ours = [step for step in steps if isinstance(step, KernelSource)]
+    chosen = next((step for step in ours if step.plan.product is not None), [None, *ours][-1])
     runs: list[Launcher | None] = [
-        load_kernel(step, own if step.plan.product is not None else None, options)
+        load_kernel(step, own if step is chosen else None, options)
         if isinstance(step, KernelSource)
         else None
         for step in steps
     ]
 
     def launch(*arguments: Any) -> None:
+        if otherwise is not None and any(t.data_ptr() % ALIGNMENT for t in arguments):
+            otherwise(*arguments)
+            return
         memory = dict(zip(names, arguments, strict=True))
         memory |= {old: memory[new] for new, old in plan.in_place.items()}
-        for name, layout in spaces.items():
+        for name, layout in rival.workspace.items():
             memory[name] = torch.empty_strided(
                 layout.size, layout.stride, dtype=layout.dtype, device=plan.device
             )
@@ -398,6 +405,8 @@ class Binary:
     name: str
     warps: int
     shared: int
+    scratch: int
+    """Bytes of memory for each program."""
     code: bytes
 
 
@@ -406,20 +415,20 @@ def kernel_binary(
 ) -> Binary:
     """From the disk, else compiled and kept there."""
     facts = [kernel.module, kernel.types, kernel.constants, kernel.options, divisible, target]
-    facts += [compat.triton_identity(), triton_variables()]
+    facts += [compat.triton_identity(), triton_variables(), [*Binary.__annotations__]]
     key = hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
     folder = cache_folder(options, "triton")
     if folder is not None and (kept := read_sealed(folder / f"{key}.cubin", key)) is not None:
         head, _, code = kept.partition(b"\n")
-        name, warps, shared = json.loads(head)
-        return Binary(name, warps, shared, code)
+        name, warps, shared, scratch = json.loads(head)
+        return Binary(name, warps, shared, scratch, code)
     compiled = compile_kernel(kernel, divisible, target)
     about, code = compiled.metadata, compiled.asm["cubin"]
-    assert not getattr(about, "global_scratch_size", 0), "the launcher passes no scratch memory"
+    scratch = getattr(about, "global_scratch_size", 0)
     if folder is not None:
-        line = json.dumps([about.name, about.num_warps, about.shared])
+        line = json.dumps([about.name, about.num_warps, about.shared, scratch])
         write_sealed(folder / f"{key}.cubin", key, line.encode() + b"\n" + code)
-    return Binary(about.name, about.num_warps, about.shared, code)
+    return Binary(about.name, about.num_warps, about.shared, scratch, code)
 
 
 _opening = threading.Lock()
@@ -519,16 +528,29 @@ class CudaKernel:
                 kernel.device,
                 32 * binary.warps,
                 binary.shared,
-                *kernel.counts,
-                version.wide,
+                *kernel.counts[:-1],
+                kernel.counts[-1] + (binary.scratch > 0),
+                version.wide or binary.scratch > 0,
             )
         except RuntimeError as error:
             raise BackendError(
                 f"{kernel.name} can't be loaded on {torch.cuda.get_device_name(kernel.device)}, with "
                 f"{binary.warps} warps and {binary.shared} bytes of shared memory: {error}"
             ) from error
+        if binary.scratch:
+            run = with_scratch(run, binary.scratch, kernel.device)
         self.variants[version] = run, kernel.constants["XBLOCK"]
         return self.variants[version]
+
+
+def with_scratch(run: Launcher, each: int, device: int) -> Launcher:
+    """A launch with memory for each program, which Triton's kernels take after their own arguments."""
+
+    def launch(grid: int, stream: int, *arguments: Any) -> None:
+        memory = torch.empty(grid * each, dtype=torch.uint8, device=torch.device("cuda", device))
+        run(grid, stream, *arguments, memory.data_ptr())
+
+    return launch
 
 
 def python(size: Size) -> str:
