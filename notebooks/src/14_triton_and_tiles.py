@@ -267,7 +267,8 @@ def tiles_measured() -> str:
 tiles_measured
 
 # %% [markdown]
-# Spilling hurts most, then low occupancy; too many warps with little work each cost a bit, too.
+# Spilling nearly halves the speed. What doesn't spill differs little: wide loads, several in flight
+# for each thread, keep the memory busy even at low occupancy.
 #
 # ## Rows that are too long
 #
@@ -291,8 +292,8 @@ for name, one in (("held whole", softmax), ("swept", swept)):
     print(f"{name:11} tl.load in the text: {one.text.count('tl.load')}, tiles {one.plan.tiles}")
 
 # %% [markdown]
-# **Predict, then run.** Short rows stay in the GPU's own cache from one sweep to the next. From
-# which length on does it matter that a row is read three times?
+# **Predict, then run.** Rows can stay in the GPU's own cache from one sweep to the next, if not too
+# many are in work at once. From which length on does it matter that a row is read three times?
 
 
 # %% name="gpu-sweeps" tags=["gpu"]
@@ -335,9 +336,11 @@ def sweeps_measured() -> str:
 sweeps_measured
 
 # %% [markdown]
-# Long rows held whole run at the speed of a copy; swept, at about half of it. There is a way in
-# between: an *online softmax* keeps maximum and sum together in one sweep, and corrects the sum
-# whenever the maximum grows. The compiler does so where a row doesn't fit; you write it in exercise 5.
+# Swept rows of many lengths run like those held whole, near the speed of a copy: the plan gives each
+# multiprocessor few rows at a time, and loads say what the cache should keep. Only the longest rows
+# no longer fit. An *online softmax* needs fewer sweeps: it keeps maximum and sum together in one, and
+# corrects the sum whenever the maximum grows. The compiler does so for long rows; you write it in
+# exercise 5.
 #
 # ## Too few rows
 #
