@@ -3,8 +3,8 @@
 Rows of scores never lie in memory. A program takes XBLOCK queries, goes over the keys, RBLOCK at a time, and
 keeps for each query the largest score so far, the sum of 2^(score - largest) and the values so weighted;
 where a larger score comes, both sums are scaled down. The backward computes scores again, and weights by the
-largest score (`peak`) and the logarithm of that sum (`logs`): one kernel goes over the keys for the gradient of queries, another
-over the queries for those of keys and values.
+largest score (`peak`) and the logarithm of that sum (`logs`): one kernel goes over the keys for the gradient
+of queries, another over the queries for those of keys and values.
 
 Holes are in braces: functions `score` and `slope` (codegen/score.py) before the text; `{start(k)}`, where a
 head's keys begin; `{place(k, j, d)}`, element d of key j from there; `{mask(rows, d)}`, which of them exist;
@@ -35,6 +35,7 @@ from minicompile.codegen.score import BATCH, HALVES, HEAD, KEY, QUERY, Scores, s
 from minicompile.codegen.triton_ops import TRITON_DTYPES
 from minicompile.lowering.ir import Layout, TemplateKernel, View
 from minicompile.ops.attention import ATTENTION, LOG2E
+from minicompile.ops.device import gpu_of
 from minicompile.scheduling.body import LoopBody
 from minicompile.scheduling.nodes import ExternKernelSchedulerNode
 
@@ -192,7 +193,9 @@ def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     values = tl.load(v + {start(v)} + ({place(v, j, dr)}), {mask(columns, dr)}, other=0.0)
     sums_k = tl.zeros([XBLOCK, {width}], tl.float32)
     sums_v = tl.zeros([XBLOCK, {width}], tl.float32)
-    {sweeps(sums_k, sums_v = spread(sums_k, sums_v, keys, values, q, gradient, peak, logs, delta, b, h, j, columns)}
+    sums = sums_k, sums_v
+    {sweeps(sums = spread(*sums, keys, values, q, gradient, peak, logs, delta, b, h, j, columns)}
+    sums_k, sums_v = sums
     tl.store(dk + {start(dk)} + ({place(dk, j, dr)}), (sums_k * {factor}).to({dtype}), {mask(columns, dr)})
     tl.store(dv + {start(dv)} + ({place(dv, j, dr)}), sums_v.to({dtype}), {mask(columns, dr)})
 """
@@ -208,7 +211,7 @@ class Block:
     stages: int
 
 
-BLOCKS = {
+HOPPER = {
     ("forward", 64): Block(128, 64, 8, 3),
     ("queries", 64): Block(64, 64, 4, 3),
     ("keys", 64): Block(64, 128, 4, 2),
@@ -217,13 +220,44 @@ BLOCKS = {
     ("keys", 128): Block(128, 64, 8, 3),
 }
 """The fastest of some for half types and heads up to this size, measured on an H200."""
+OTHERS = {
+    ("forward", 64): Block(128, 64, 8, 3),
+    ("queries", 64): Block(64, 32, 4, 2),
+    ("keys", 64): Block(64, 64, 8, 2),
+    ("forward", 128): Block(64, 64, 4, 2),
+    ("queries", 128): Block(64, 32, 4, 2),
+    ("keys", 128): Block(64, 32, 8, 2),
+}
+"""What finds its registers on an A100."""
 
 
-def block_for(part: str, width: int, dtype: torch.dtype) -> Block:
-    """By what was measured; small where products take plain registers, or heads are large."""
+MARGIN = 4096
+"""Bytes for numbers of rows."""
+SHARED = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227}
+"""KiB of shared memory that a program can have, by capability; elsewhere 99."""
+
+
+def block_for(
+    part: str, width: int, dtype: torch.dtype, read: int, capability: tuple[int, int]
+) -> Block:
+    """Small where products take plain registers. `read`: bytes that each score reads besides; they, too, are
+    loaded ahead, so with them fewer fit into shared memory."""
+    block = (HOPPER if capability == (9, 0) else OTHERS)[part, max(width, 64)]
     if dtype not in HALVES:
-        return Block(32, 32, 4, 1)
-    return BLOCKS.get((part, max(width, 64)), Block(64, 32, 4, 1))
+        r = 16 if part == "keys" or width > 64 else 32
+        block = Block(32, r, 4 if width <= 64 else 8, 1)
+
+    def shared(block: Block) -> int:
+        """Bytes, or a little more: one or two tiles stay, two of R rows and those of scores come."""
+        stay = block.x * width * dtype.itemsize * (1 if part == "forward" else 2)
+        step = 2 * block.r * width * dtype.itemsize + block.x * block.r * read
+        return stay + block.stages * step + MARGIN * (part == "keys")
+
+    most = SHARED.get(capability, 99) * 1024
+    while shared(block) > most and block.stages > 1:
+        fewer = block.r <= 32
+        block = replace(block, stages=block.stages - fewer, r=block.r if fewer else block.r // 2)
+    return block
 
 
 def shifted(text: str, by: int) -> str:
@@ -387,7 +421,8 @@ def parts_of(
         text = "\n".join(line for line in text.splitlines() if not line.startswith(unwritten))
         filled = filler.fill(text, name=name, parameters=", ".join(a.name for a in arguments))
         lines = [CodeLine(line, node.origins) for line in filled.strip().splitlines()]
-        block = block_for(part, filler.width, q.dtype)
+        capability = gpu_of(q.device).capability
+        block = block_for(part, filler.width, q.dtype, scores.read, capability)
         ranges = {BATCH: batch, HEAD: heads, QUERY: rows}, {KEY: columns}
         if part == "keys":
             ranges = {BATCH: batch, HEAD: heads, KEY: columns}, {QUERY: rows}

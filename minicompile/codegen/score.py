@@ -35,7 +35,7 @@ from minicompile.errors import Unsupported
 from minicompile.lowering.ir import Layout, TemplateKernel, loop_index
 from minicompile.ops.origin import Origins
 from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead, names
-from minicompile.shapes.expr import Size, bounds, contiguous_strides, simplify_index
+from minicompile.shapes.expr import ZERO, Size, bounds, contiguous_strides, simplify_index
 
 BATCH, HEAD, QUERY, KEY = loop_index(4)
 COORDINATES = {BATCH: "b", HEAD: "h", QUERY: "i", KEY: "j"}
@@ -276,6 +276,13 @@ class Scores:
     inside: LoopBody
     others: dict[str, Layout] = field(default_factory=dict)
     """The tensors that they read, by their names "x1", "x2", ..."""
+
+    @property
+    def read(self) -> int:
+        """Bytes that each score reads."""
+        loads = {(v.buffer, v.index): v for v in self.edge.values if v.buffer in self.others}
+        own = [v for v in loads.values() if {QUERY, KEY} <= (v.index or ZERO).free_symbols]
+        return sum(self.others[v.buffer].dtype.itemsize for v in own if v.op == "load")
 
     def functions(self, quick: bool, origins: Origins) -> list[CodeLine]:
         """Their text."""

@@ -32,8 +32,8 @@ _library.define(
     "attention(Tensor q, Tensor k, Tensor v, Tensor[] others, str score) -> (Tensor, Tensor, Tensor)"
 )
 _library.define(
-    "attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor peak, Tensor logs, Tensor delta, "
-    "Tensor[] others, str score, str slope) -> (Tensor, Tensor, Tensor)"
+    "attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor peak, Tensor logs, "
+    "Tensor delta, Tensor[] others, str score, str slope) -> (Tensor, Tensor, Tensor)"
 )
 ATTENTION = torch.ops.minicompile.attention.default
 ATTENTION_BACKWARD = torch.ops.minicompile.attention_backward.default

@@ -79,6 +79,7 @@ class Gpu:
     """What one more kernel costs, until its first programs have loaded."""
     l2_bytes: int = 50 * 2**20
     """Of the cache that all multiprocessors share."""
+    capability: tuple[int, int] = (9, 0)
 
 
 @functools.cache
@@ -90,4 +91,5 @@ def gpu_of(device: torch.device) -> Gpu:
     registers = getattr(found, "regs_per_multiprocessor", Gpu.registers)  # not in every torch
     bandwidth = 0.9 * device_spec(device).bytes_per_second
     cache = getattr(found, "L2_cache_size", Gpu.l2_bytes)
-    return Gpu(found.multi_processor_count, registers, bandwidth, l2_bytes=cache)
+    kind = found.major, found.minor
+    return Gpu(found.multi_processor_count, registers, bandwidth, l2_bytes=cache, capability=kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -15,8 +16,10 @@ import minicompile as mc
 from minicompile.aot.passes.flash_attention import flash_attention
 from minicompile.codegen.score import EVERYWHERE, Band
 from minicompile.codegen.triton_ops import triton_op
+from minicompile.ops.device import Gpu
 from minicompile.ops.registry import scoped
 from minicompile.passes.manager import graph_pass
+from minicompile.runtime.assembly import cross_compile
 from tests.bench.attention import CASES, attention, error, positions
 
 TEMPLATE = {"fuse_attention": "template", "device_codegen": "triton"}
@@ -266,11 +269,30 @@ def test_the_library_takes_what_it_knows(name: str) -> None:
 
 def test_on_a_cpu_the_library_has_it_unless_asked() -> None:
     given = made(40, 40, 16)[:3]
-    made_by = mc.compile(
-        lambda q, k, v: attention(lambda s: s, q, k, v), options={"fuse_attention": True}
-    )
-    trace = mc.trace(made_by, *given)
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.softmax(q @ k.transpose(-2, -1), -1) @ v
+
+    trace = mc.trace(mc.compile(fn, options={"fuse_attention": True}), *given)
     assert "flash_attention_for_cpu" in str(trace.graphs["forward"].loops)
+
+
+@pytest.mark.parametrize("head", [64, 128])
+@pytest.mark.parametrize("sm", [80, 90])
+def test_kernels_fit_their_gpus(sm: int, head: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The matrix units work, and next to nothing spills."""
+    gpu = Gpu(capability=(sm // 10, 0))
+    monkeypatch.setattr("minicompile.codegen.attention.gpu_of", lambda device: gpu)
+    fn, given = partial(attention, CASES["causal"]), made(256, 256, head, torch.bfloat16)
+    trace = mc.trace(compiled(fn), *given)
+    kernels = [kernel for stages in trace.graphs.values() for kernel in stages.kernels]
+    found = [k for k in kernels if k.name.startswith("triton_attention")]
+    with ThreadPoolExecutor(2) as pool:
+        assemblies = list(pool.map(partial(cross_compile, target=("cuda", sm)), found))
+    for assembly in assemblies:
+        assert assembly.spilled_bytes is not None and assembly.spilled_bytes <= 8
+        assert assembly.shared_bytes <= {80: 163, 90: 227}[sm] * 1024
+        assert ("HGMMA" if sm == 90 else "HMMA") in assembly.levels["sass"]
 
 
 @pytest.mark.gpu

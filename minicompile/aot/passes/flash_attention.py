@@ -41,7 +41,7 @@ from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import Match
 
 DTYPES = {torch.float16, torch.bfloat16, torch.float32}
-LEAST_HEAD, MOST_HEAD = 16, 256
+LEAST_HEAD, MOST_HEAD = 16, 128
 MADE = {"arange", "ones", "zeros", "full", "ones_like", "zeros_like", "full_like"}
 """What makes a tensor of numbers, and (TRIANGLES) leaves a triangle of it."""
 LINEAR = {"matmul", "softmax", "mul", "div", "masked_fill", "where"}
