@@ -3,13 +3,14 @@
 Rows of scores never lie in memory. A program takes XBLOCK queries, goes over the keys, RBLOCK at a time, and
 keeps for each query the largest score so far, the sum of 2^(score - largest) and the values so weighted;
 where a larger score comes, both sums are scaled down. The backward computes scores again, and weights by the
-logarithm of that sum (`lse`, to base 2): one kernel goes over the keys for the gradient of queries, another
-over the queries for those of keys and values.
+largest score (`peak`) and the logarithm of that sum (`logs`): one kernel goes over the keys for the gradient
+of queries, another over the queries for those of keys and values.
 
 Holes are in braces: functions `score` and `slope` (codegen/score.py) before the text; `{start(k)}`, where a
 head's keys begin; `{place(k, j, d)}`, element d of key j from there; `{mask(rows, d)}`, which of them exist;
 `{sweeps}`, calls of the first function for ranges of tiles, of which those INSIDE need no mask; numbers. A
-score is multiplied by {scale} as it goes into the exponent: log2(e), times a factor of the score's.
+factor of all scores, `{times}`, is left out until they go into the exponent: {scale} is that times log2(e).
+The largest score is subtracted before, so that finite masks, however large, don't overflow.
 
 Milakov and Gimelshein, Online normalizer calculation for softmax (2018); Dao et al., FlashAttention (2022);
 Dao, FlashAttention-2 (2023). The real compiler: torch/_inductor/kernel/flex/.
@@ -30,10 +31,11 @@ from minicompile.codegen.plan import (
     TemplatePlan,
     power_of_two,
 )
-from minicompile.codegen.score import HALVES, B, H, I, J, Scores, scores_of
+from minicompile.codegen.score import BATCH, HALVES, HEAD, KEY, QUERY, Scores, scores_of
 from minicompile.codegen.triton_ops import TRITON_DTYPES
 from minicompile.lowering.ir import Layout, TemplateKernel, View
 from minicompile.ops.attention import ATTENTION, LOG2E
+from minicompile.ops.device import gpu_of
 from minicompile.scheduling.body import LoopBody
 from minicompile.scheduling.nodes import ExternKernelSchedulerNode
 
@@ -54,10 +56,10 @@ def attend(
         else:
             s = score(s, b, h, i, j, rows, columns{passed})
             s = tl.where(columns, s, float("-inf"))
-        new = tl.maximum(most, tl.max(s, 1) * {scale})
+        new = tl.maximum(most, tl.max(s, 1))
         base = tl.where(new == float("-inf"), 0.0, new)
-        weights = tl.exp2(s * {scale} - base[:, None])
-        shrink = tl.exp2(most - base)
+        weights = tl.exp2((s - base[:, None]) * {scale})
+        shrink = tl.exp2((most - base) * {scale})
         total = total * shrink + tl.sum(weights, 1)
         most = new
         n = start + tl.arange(0, RBLOCK)[:, None]
@@ -85,13 +87,14 @@ def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     {sweeps(sums, total, most = attend(sums, total, most, queries, k, v, b, h, i, rows)}
     result = sums / total[:, None]
     tl.store(out + {start(out)} + ({place(out, i, dr)}), result.to({dtype}), {mask(rows, dr)})
-    tl.store(lse + {start(lse)} + {place(lse, i)}, (most + tl.log2(total))[:, None], rows)
+    tl.store(peak + {start(peak)} + {place(peak, i)}, most[:, None]{times}, rows)
+    tl.store(logs + {start(logs)} + {place(logs, i)}, tl.log2(total)[:, None], rows)
 """
 
 QUERIES = """
 @triton.jit
 def gather(
-    sums, queries, down, lse, delta, k, v, b, h, i, rows, begin, end, {others}
+    sums, queries, down, peak, logs, delta, k, v, b, h, i, rows, begin, end, {others}
     INSIDE: tl.constexpr, RBLOCK: tl.constexpr,
 ):
     dc = tl.arange(0, {width})[:, None]
@@ -105,7 +108,7 @@ def gather(
             s = score_inside(products, b, h, i, j, rows, columns{passed})
         else:
             s = score(products, b, h, i, j, rows, columns{passed})
-        weights = tl.exp2(s * {scale} - lse)
+        weights = tl.exp2((s{times} - peak) * {log2e} - logs)
         ds = weights * (tl.dot(down, values{precision}) - delta)
         if INSIDE:
             ds = slope_inside(products, ds, b, h, i, j, rows, columns{passed})
@@ -129,17 +132,18 @@ def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     rows = (i < {queries}) | ({queries} % XBLOCK == 0)
     queries = tl.load(q + {start(q)} + ({place(q, i, dr)}), {mask(rows, dr)}, other=0.0)
     down = tl.load(gradient + {start(gradient)} + ({place(gradient, i, dr)}), {mask(rows, dr)}, other=0.0)
-    lse = tl.load(lse + {start(lse)} + ({place(lse, i)}), rows, other=float("inf"))
+    peak = tl.load(peak + {start(peak)} + ({place(peak, i)}), rows, other=0.0)
+    logs = tl.load(logs + {start(logs)} + ({place(logs, i)}), rows, other=float("inf"))
     delta = tl.load(delta + {start(delta)} + ({place(delta, i)}), rows, other=0.0)
     sums = tl.zeros([XBLOCK, {width}], tl.float32)
-    {sweeps(sums = gather(sums, queries, down, lse, delta, k, v, b, h, i, rows)}
+    {sweeps(sums = gather(sums, queries, down, peak, logs, delta, k, v, b, h, i, rows)}
     tl.store(dq + {start(dq)} + ({place(dq, i, dr)}), (sums * {factor}).to({dtype}), {mask(rows, dr)})
 """
 
 KEYS = """
 @triton.jit
 def spread(
-    sums_k, sums_v, keys, values, q, gradient, lse, delta, b, h, j, columns, begin, end, {others}
+    sums_k, sums_v, keys, values, q, gradient, peak, logs, delta, b, h, j, columns, begin, end, {others}
     INSIDE: tl.constexpr, RBLOCK: tl.constexpr,
 ):
     dc, dr = tl.arange(0, {width})[:, None], tl.arange(0, {width})[None, :]
@@ -152,7 +156,8 @@ def spread(
             s = score_inside(products, b, h, i, j, rows, columns{passed})
         else:
             s = score(products, b, h, i, j, rows, columns{passed})
-        weights = tl.exp2(s * {scale} - tl.load(lse + {place(lse, i)}, rows, other=0.0))
+        below = s{times} - tl.load(peak + {place(peak, i)}, rows, other=0.0)
+        weights = tl.exp2(below * {log2e} - tl.load(logs + {place(logs, i)}, rows, other=0.0))
         if not INSIDE:
             weights = tl.where(rows, weights, 0.0)
         n = start + tl.arange(0, RBLOCK)[:, None]
@@ -178,7 +183,8 @@ def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     b, h = pair // {heads}, pair % {heads}
     q += {start(q)}
     gradient += {start(gradient)}
-    lse += {start(lse)}
+    peak += {start(peak)}
+    logs += {start(logs)}
     delta += {start(delta)}
     j = first + tl.arange(0, XBLOCK)[:, None]
     dr = tl.arange(0, {width})[None, :]
@@ -187,7 +193,9 @@ def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     values = tl.load(v + {start(v)} + ({place(v, j, dr)}), {mask(columns, dr)}, other=0.0)
     sums_k = tl.zeros([XBLOCK, {width}], tl.float32)
     sums_v = tl.zeros([XBLOCK, {width}], tl.float32)
-    {sweeps(sums_k, sums_v = spread(sums_k, sums_v, keys, values, q, gradient, lse, delta, b, h, j, columns)}
+    sums = sums_k, sums_v
+    {sweeps(sums = spread(*sums, keys, values, q, gradient, peak, logs, delta, b, h, j, columns)}
+    sums_k, sums_v = sums
     tl.store(dk + {start(dk)} + ({place(dk, j, dr)}), (sums_k * {factor}).to({dtype}), {mask(columns, dr)})
     tl.store(dv + {start(dv)} + ({place(dv, j, dr)}), sums_v.to({dtype}), {mask(columns, dr)})
 """
@@ -203,15 +211,53 @@ class Block:
     stages: int
 
 
-def block_for(part: str, width: int, dtype: torch.dtype) -> Block:
-    """By what was measured on an H200."""
+HOPPER = {
+    ("forward", 64): Block(128, 64, 8, 3),
+    ("queries", 64): Block(64, 64, 4, 3),
+    ("keys", 64): Block(64, 128, 4, 2),
+    ("forward", 128): Block(128, 128, 8, 3),
+    ("queries", 128): Block(128, 64, 8, 3),
+    ("keys", 128): Block(128, 64, 8, 3),
+}
+"""The fastest of some for half types and heads up to this size, measured on an H200."""
+OTHERS = {
+    ("forward", 64): Block(128, 64, 8, 3),
+    ("queries", 64): Block(64, 32, 4, 2),
+    ("keys", 64): Block(64, 64, 8, 2),
+    ("forward", 128): Block(64, 64, 4, 2),
+    ("queries", 128): Block(64, 32, 4, 2),
+    ("keys", 128): Block(64, 32, 8, 2),
+}
+"""What finds its registers on an A100."""
+
+
+MARGIN = 4096
+"""Bytes for numbers of rows."""
+SHARED = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227}
+"""KiB of shared memory that a program can have, by capability; elsewhere 99."""
+
+
+def block_for(
+    part: str, width: int, dtype: torch.dtype, read: int, capability: tuple[int, int]
+) -> Block:
+    """Small where products take plain registers. `read`: bytes that each score reads besides; they, too, are
+    loaded ahead, so with them fewer fit into shared memory."""
+    block = (HOPPER if capability == (9, 0) else OTHERS)[part, max(width, 64)]
     if dtype not in HALVES:
-        return Block(64, 32, 4, 2) if width <= 64 else Block(32, 32, 4, 1)
-    if part == "forward":
-        return Block(128, 64, 4 if width <= 64 else 8, 3) if width <= 128 else Block(64, 32, 4, 2)
-    if width <= 64:
-        return Block(128, 64, 8, 3)
-    return Block(64, 64, 4, 2) if width <= 128 else Block(64, 32, 8, 1)
+        r = 16 if part == "keys" or width > 64 else 32
+        block = Block(32, r, 4 if width <= 64 else 8, 1)
+
+    def shared(block: Block) -> int:
+        """Bytes, or a little more: one or two tiles stay, two of R rows and those of scores come."""
+        stay = block.x * width * dtype.itemsize * (1 if part == "forward" else 2)
+        step = 2 * block.r * width * dtype.itemsize + block.x * block.r * read
+        return stay + block.stages * step + MARGIN * (part == "keys")
+
+    most = SHARED.get(capability, 99) * 1024
+    while shared(block) > most and block.stages > 1:
+        fewer = block.r <= 32
+        block = replace(block, stages=block.stages - fewer, r=block.r if fewer else block.r // 2)
+    return block
 
 
 def shifted(text: str, by: int) -> str:
@@ -258,7 +304,7 @@ class Filler:
         exact = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
         band = scores.band
         later = part != "keys" and band.low is not None and band.high is None
-        names = ", ".join(scores.others)
+        names, unit = ", ".join(scores.others), scores.factors["y0"]
         self.known = {
             "queries": str(q.size[2]),
             "keys": str(k.size[2]),
@@ -266,7 +312,9 @@ class Filler:
             "width": str(self.width),
             "dtype": TRITON_DTYPES[q.dtype],
             "precision": "" if q.dtype in HALVES else f', input_precision="{exact}"',
-            "scale": repr(LOG2E * scores.factors["y0"]),
+            "scale": repr(LOG2E * unit),
+            "times": "" if unit == 1 else f" * {unit}",
+            "log2e": repr(LOG2E),
             "factor": repr(scores.factors.get("y1", 1.0)),
             "others": f"{names}, " if names else "",
             "passed": f", {names}" if names else "",
@@ -314,9 +362,9 @@ class Filler:
 
 
 PARTS = {
-    "forward": (FORWARD, ["q", "k", "v"], ["out", "lse"]),
-    "queries": (QUERIES, ["gradient", "q", "k", "v", "lse", "delta"], ["dq"]),
-    "keys": (KEYS, ["gradient", "q", "k", "v", "lse", "delta"], ["dk", "dv"]),
+    "forward": (FORWARD, ["q", "k", "v"], ["out", "peak", "logs"]),
+    "queries": (QUERIES, ["gradient", "q", "k", "v", "peak", "logs", "delta"], ["dq"]),
+    "keys": (KEYS, ["gradient", "q", "k", "v", "peak", "logs", "delta"], ["dk", "dv"]),
 }
 """Of each kernel its text, what it reads and what it writes."""
 
@@ -335,7 +383,7 @@ def attention_plan(node: ExternKernelSchedulerNode, position: int) -> TemplatePl
 
 def written(kernel: TemplateKernel, part: str) -> list[str]:
     """What it has to write: not all that it could may be needed."""
-    places = {"out": 0, "lse": 1, "dq": 0, "dk": 1, "dv": 2}
+    places = {"out": 0, "peak": 1, "logs": 2, "dq": 0, "dk": 1, "dv": 2}
     return [name for name in PARTS[part][2] if kernel.outputs[places[name]] is not None]
 
 
@@ -351,7 +399,7 @@ def parts_of(
     sizes = batch, heads, rows, columns
     scores = scores_of(kernel, sizes, [view.layout for view in others])
     views |= dict(zip(scores.others, others))
-    made = ["out", "lse"] if forward else ["dq", "dk", "dv"]
+    made = ["out", "peak", "logs"] if forward else ["dq", "dk", "dv"]
     results = {n: o for n, o in zip(made, kernel.outputs) if o is not None}
     tensors = {n: view.layout for n, view in views.items()} | {
         n: o.layout for n, o in results.items()
@@ -373,10 +421,11 @@ def parts_of(
         text = "\n".join(line for line in text.splitlines() if not line.startswith(unwritten))
         filled = filler.fill(text, name=name, parameters=", ".join(a.name for a in arguments))
         lines = [CodeLine(line, node.origins) for line in filled.strip().splitlines()]
-        block = block_for(part, filler.width, q.dtype)
-        ranges = {B: sizes[0], H: sizes[1], I: sizes[2]}, {J: sizes[3]}
+        capability = gpu_of(q.device).capability
+        block = block_for(part, filler.width, q.dtype, scores.read, capability)
+        ranges = {BATCH: batch, HEAD: heads, QUERY: rows}, {KEY: columns}
         if part == "keys":
-            ranges = {B: sizes[0], H: sizes[1], J: sizes[3]}, {I: sizes[2]}
+            ranges = {BATCH: batch, HEAD: heads, KEY: columns}, {QUERY: rows}
         body = LoopBody("score", dict(ranges[0]), dict(ranges[1]), scores.edge.values)
         found.append(
             TemplatePlan(
@@ -394,7 +443,7 @@ def parts_of(
                 index_dtype=torch.int32,
                 lines=[*scores.functions(q.dtype in HALVES, node.origins), *lines],
                 stages=block.stages,
-                pairs=sizes[0] * sizes[1],
+                pairs=batch * heads,
             )
         )
     return tuple(found)

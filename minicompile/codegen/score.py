@@ -35,15 +35,15 @@ from minicompile.errors import Unsupported
 from minicompile.lowering.ir import Layout, TemplateKernel, loop_index
 from minicompile.ops.origin import Origins
 from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead, names
-from minicompile.shapes.expr import Size, bounds, contiguous_strides, simplify_index
+from minicompile.shapes.expr import ZERO, Size, bounds, contiguous_strides, simplify_index
 
-B, H, I, J = loop_index(4)
-COORDINATES = {B: "b", H: "h", I: "i", J: "j"}
+BATCH, HEAD, QUERY, KEY = loop_index(4)
+COORDINATES = {BATCH: "b", HEAD: "h", QUERY: "i", KEY: "j"}
 MASKED = -1e30
 """A score so low weighs nothing, if its row has others."""
 WIDE = ".to(tl.int64)"
 HALVES = {torch.float16, torch.bfloat16}
-QUICK = {"tanh": "libdevice.fast_tanhf({0})", "exp": "tl.exp({0})", "sigmoid": "tl.sigmoid({0})"}
+QUICK = {"tanh": "quick_tanh({0})", "exp": "tl.exp({0})", "sigmoid": "tl.sigmoid({0})"}
 """Within half types' rounding, in one or two instructions."""
 
 
@@ -74,6 +74,11 @@ COMPARED = ("le", "lt", "ge", "gt")
 FOLDED = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}
 
 
+def is_position(value: Value) -> bool:
+    """Known from the places of a tile alone."""
+    return value.op == "constant" or (value.op == "index_expr" and not value.indirect)
+
+
 def truth(value: Value, wanted: bool) -> Band:
     """A band that holds every place where a condition is true (or false)."""
     if value.op == "logical_not":
@@ -83,9 +88,9 @@ def truth(value: Value, wanted: bool) -> Band:
         return one & other if value.op.endswith("and") == wanted else EVERYWHERE
     if value.op not in COMPARED:
         return EVERYWHERE
-    sides = [v.index if v.op == "index_expr" else sympy.Integer(v.constant) for v in value.inputs]
-    if any(v.op not in ("index_expr", "constant") or v.indirect for v in value.inputs):
+    if not all(map(is_position, value.inputs)):
         return EVERYWHERE
+    sides = [v.index if v.op == "index_expr" else sympy.Integer(v.constant) for v in value.inputs]
     difference = sympy.expand(sides[0] - sides[1])  # type: ignore[operator]
     if value.op in ("le", "lt"):
         difference = -difference
@@ -95,7 +100,7 @@ def truth(value: Value, wanted: bool) -> Band:
         difference -= 1
     # the condition says: difference >= 0
     for sign in (1, -1):
-        rest = sympy.expand(difference - sign * (I - J))
+        rest = sympy.expand(difference - sign * (QUERY - KEY))
         if rest.is_Integer:
             return Band(low=-int(rest)) if sign == 1 else Band(high=int(rest))
     return EVERYWHERE
@@ -134,13 +139,12 @@ class Simplifier(Rewriter):
 
     def visit_other(self, ops: Recorder, value: Value) -> Value:
         inputs = [self.new[v] for v in value.inputs]
-        if value.op in ("add", "sub", "mul", "neg") and value.dtype in (torch.int64, torch.int32):
-            if all(v.op in ("index_expr", "constant") and not v.indirect for v in inputs):
-                places = [sympy.Integer(v.constant) if v.index is None else v.index for v in inputs]
-                sign = -1 if value.op in ("sub", "neg") else 1
-                last = sign * places[-1]
-                whole = places[0] * last if value.op == "mul" else sum(places[:-1], last)
-                return ops.index_expr(whole, value.dtype)
+        counted = value.op in ("add", "sub", "mul", "neg") and not value.dtype.is_floating_point
+        if counted and all(map(is_position, inputs)):
+            places = [sympy.Integer(v.constant) if v.index is None else v.index for v in inputs]
+            last = -places[-1] if value.op in ("sub", "neg") else places[-1]
+            whole = places[0] * last if value.op == "mul" else sum(places[:-1], last)
+            return ops.index_expr(whole, value.dtype)
         if value.op == "neg" and value.dtype.is_floating_point:
             minus = ops.constant(-1.0, value.dtype)
             found = self.choice(ops, "mul", [*inputs, minus])
@@ -163,9 +167,8 @@ class Simplifier(Rewriter):
 
     def visit_to_dtype(self, ops: Recorder, value: Value) -> Value:
         source = self.new[value.inputs[0]]
-        if source.op == "index_expr" and not source.indirect and not value.dtype.is_complex:
-            if value.dtype is not torch.bool and source.index is not None:
-                return ops.index_expr(source.index, value.dtype)
+        if source.index is not None and is_position(source) and value.dtype is not torch.bool:
+            return ops.index_expr(source.index, value.dtype)
         if source.op == "constant":
             return ops.constant(source.constant, value.dtype)
         if source.op == "where" and value.dtype is torch.bool:
@@ -274,6 +277,13 @@ class Scores:
     others: dict[str, Layout] = field(default_factory=dict)
     """The tensors that they read, by their names "x1", "x2", ..."""
 
+    @property
+    def read(self) -> int:
+        """Bytes that each score reads."""
+        loads = {(v.buffer, v.index): v for v in self.edge.values if v.buffer in self.others}
+        own = [v for v in loads.values() if {QUERY, KEY} <= (v.index or ZERO).free_symbols]
+        return sum(self.others[v.buffer].dtype.itemsize for v in own if v.op == "load")
+
     def functions(self, quick: bool, origins: Origins) -> list[CodeLine]:
         """Their text."""
         lines: list[str] = []
@@ -288,15 +298,15 @@ def scores_of(
     kernel: TemplateKernel, sizes: tuple[int, int, int, int], others: list[Layout]
 ) -> Scores:
     """Record and simplify what a kernel's holes take. Raises Unsupported."""
-    ranges: dict[sympy.Symbol, Size] = dict(zip((B, H, I), sizes))
-    body = LoopBody("score", ranges, {J: sizes[3]})
+    ranges: dict[sympy.Symbol, Size] = dict(zip((BATCH, HEAD, QUERY), sizes))
+    body = LoopBody("score", ranges, {KEY: sizes[3]})
     known = {f"x{n}": layout for n, layout in enumerate(others, 1)}
     dtypes = {name: layout.dtype for name, layout in known.items()}
     dtypes |= {"x0": torch.float32, f"x{len(others) + 1}": torch.float32}
     recorder, strides = Recorder(body, dtypes), contiguous_strides(sizes)
     place = sum((x * step for x, step in zip(COORDINATES, strides)), sympy.Integer(0))
     for number, hole in enumerate(kernel.holes):
-        recorder.store(f"y{number}", place, hole(recorder, (B, H, I, J)))
+        recorder.store(f"y{number}", place, hole(recorder, (BATCH, HEAD, QUERY, KEY)))
     drop_dead(body)
     for value in body.values:
         if value.op in ("indirect", "reduction", "scan"):
@@ -392,7 +402,7 @@ class Printer:
         layout = self.scores.others[value.buffer]
         assert value.index is not None
         terms = sympy.Add.make_args(value.index + sympy.sympify(layout.offset))
-        within = [t for t in terms if not t.free_symbols.isdisjoint({I, J})]
+        within = [t for t in terms if not t.free_symbols.isdisjoint({QUERY, KEY})]
         rest = sympy.Add(*(t for t in terms if t not in within))
         pointer = value.buffer if rest == 0 else f"{value.buffer} + ({self.index(rest, WIDE)})"
         masks = []
@@ -401,7 +411,7 @@ class Printer:
             found = bounds(place, self.body.all_ranges)
             wide = found is None or not found[1] < INT32_END or not found[0] > -INT32_END
             pointer += f" + ({self.index(place, WIDE * wide)})"
-            sides = {I: "rows", J: "columns"}
+            sides = {QUERY: "rows", KEY: "columns"}
             masks = [mask for symbol, mask in sides.items() if symbol in place.free_symbols]
         if value.mask is not None:
             masks.append(self.ref(value.mask))

@@ -1,6 +1,6 @@
 """Attention whose scores a function changes: softmax(score(q @ k^T)) @ v, and its gradients, as operators.
 
-    out, lse = attention(q, k, v, [bias], "def score(x0, x1):\\n    ...")
+    out, peak, logs = attention(q, k, v, [bias], "def score(x0, x1):\\n    ...")
 
 `score` is Python source over torch's operators, elementwise: it takes the products of queries and keys in
 float32, [batch, heads, queries, keys], then the tensors in the list. So a graph holds all that it needs, and
@@ -8,7 +8,9 @@ prints it. For the backward `slope` is written alike: it takes a gradient more, 
 gives that of the products. Here both operators are what they mean, all scores at once; kernels that never
 hold them are made of a template (codegen/attention.py).
 
-`lse` is the logarithm, to base 2, of a row's sum of 2^(score * log2(e)): the backward computes weights by it.
+The backward computes weights as e^(score - peak) / 2^logs: `peak` is the largest score of a row, `logs` the
+logarithm, to base 2, of what these powers sum to. One number for both would lose the second where the first
+is large, as in a row of which a finite number masks all.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,11 +29,11 @@ LOG2E = math.log2(math.e)
 
 _library = torch.library.Library("minicompile", "FRAGMENT")
 _library.define(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor[] others, str score) -> (Tensor, Tensor)"
+    "attention(Tensor q, Tensor k, Tensor v, Tensor[] others, str score) -> (Tensor, Tensor, Tensor)"
 )
 _library.define(
-    "attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor lse, Tensor delta, "
-    "Tensor[] others, str score, str slope) -> (Tensor, Tensor, Tensor)"
+    "attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor peak, Tensor logs, "
+    "Tensor delta, Tensor[] others, str score, str slope) -> (Tensor, Tensor, Tensor)"
 )
 ATTENTION = torch.ops.minicompile.attention.default
 ATTENTION_BACKWARD = torch.ops.minicompile.attention_backward.default
@@ -47,32 +50,31 @@ def function_of(source: str) -> Callable[..., Any]:
     return found
 
 
-def weights_of(
-    q: Tensor, k: Tensor, others: Sequence[Tensor], score: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Products, their scores to base 2, and `lse`."""
+def scores_of(q: Tensor, k: Tensor, others: Sequence[Tensor], score: str) -> tuple[Tensor, Tensor]:
+    """Products, and their scores."""
     products = q.float() @ k.float().mT
-    scores = function_of(score)(products, *others) * LOG2E
-    lse = torch.logsumexp(scores / LOG2E, -1) * LOG2E
-    return products, scores, lse
+    return products, function_of(score)(products, *others)
 
 
 @torch.library.impl(_library, "attention", "CompositeExplicitAutograd")
 def _attention(
     q: Tensor, k: Tensor, v: Tensor, others: Sequence[Tensor], score: str
-) -> tuple[Tensor, Tensor]:
-    _, scores, lse = weights_of(q, k, others, score)
-    weights = torch.exp2(scores - lse.unsqueeze(-1))
-    return (weights @ v.float()).to(q.dtype), lse
+) -> tuple[Tensor, Tensor, Tensor]:
+    _, scores = scores_of(q, k, others, score)
+    peak = scores.amax(-1)
+    powers = torch.exp(scores - peak.unsqueeze(-1))
+    total = powers.sum(-1)
+    out = (powers @ v.float()) / total.unsqueeze(-1)
+    return out.to(q.dtype), peak, torch.log2(total)
 
 
 @torch.library.impl(_library, "attention_backward", "CompositeExplicitAutograd")
 def _attention_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor,
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, peak: Tensor, logs: Tensor, delta: Tensor,
     others: Sequence[Tensor], score: str, slope: str,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    products, scores, _ = weights_of(q, k, others, score)
-    weights = torch.exp2(scores - lse.unsqueeze(-1))
+    products, scores = scores_of(q, k, others, score)
+    weights = torch.exp2((scores - peak.unsqueeze(-1)) * LOG2E - logs.unsqueeze(-1))
     down = weights * (gradient.float() @ v.float().mT - delta.unsqueeze(-1))
     down = function_of(slope)(products, *others, down)
     by = (down @ k.float(), down.mT @ q.float(), weights.mT @ gradient.float())
@@ -82,8 +84,9 @@ def _attention_backward(
 @torch.library.impl(_library, "attention", "Meta")
 def _attention_fake(
     q: Tensor, k: Tensor, v: Tensor, others: Sequence[Tensor], score: str
-) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(q.shape[:-1], dtype=torch.float32)
+) -> tuple[Tensor, Tensor, Tensor]:
+    row = partial(q.new_empty, q.shape[:-1], dtype=torch.float32)
+    return q.new_empty(q.shape), row(), row()
 
 
 @torch.library.impl(_library, "attention_backward", "Meta")
@@ -100,14 +103,14 @@ class FlashAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, score: str, slope: str, *others: Tensor
     ) -> Tensor:
-        out, lse = ATTENTION(q, k, v, list(others), score)
-        ctx.save_for_backward(q, k, v, out, lse, *others)
+        out, peak, logs = ATTENTION(q, k, v, list(others), score)
+        ctx.save_for_backward(q, k, v, out, peak, logs, *others)
         ctx.texts = score, slope
         return out  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        q, k, v, out, lse, *others = ctx.saved_tensors
+        q, k, v, out, peak, logs, *others = ctx.saved_tensors
         delta = (gradient.float() * out.float()).sum(-1)
-        by = ATTENTION_BACKWARD(gradient, q, k, v, lse, delta, others, *ctx.texts)
+        by = ATTENTION_BACKWARD(gradient, q, k, v, peak, logs, delta, others, *ctx.texts)
         return *by, *[None] * (2 + len(others))

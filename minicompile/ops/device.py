@@ -79,8 +79,13 @@ class Gpu:
     """What one more kernel costs, until its first programs have loaded."""
     l2_bytes: int = 50 * 2**20
     """Of the cache that all multiprocessors share."""
-    copies_tiles: bool = True
-    """It has an engine that copies tiles between memories, which descriptors tell it of: from sm_90 on."""
+    capability: tuple[int, int] = (9, 0)
+    """Major and minor: what instructions there are, and how much shared memory."""
+
+    @property
+    def copies_tiles(self) -> bool:
+        """Has it an engine that copies tiles between memories, which descriptors tell it of?"""
+        return self.capability >= (9, 0)
 
 
 @functools.cache
@@ -92,7 +97,5 @@ def gpu_of(device: torch.device) -> Gpu:
     registers = getattr(found, "regs_per_multiprocessor", Gpu.registers)  # not in every torch
     bandwidth = 0.9 * device_spec(device).bytes_per_second
     cache = getattr(found, "L2_cache_size", Gpu.l2_bytes)
-    engine = found.major >= 9
-    return Gpu(
-        found.multi_processor_count, registers, bandwidth, l2_bytes=cache, copies_tiles=engine
-    )
+    kind = found.major, found.minor
+    return Gpu(found.multi_processor_count, registers, bandwidth, l2_bytes=cache, capability=kind)

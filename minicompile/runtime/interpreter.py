@@ -3,7 +3,7 @@
 The interpreter is slow per program and quick per element, so tiles are as large as it allows. What it can't
 do or does wrong is put right here, and only while a kernel runs (Triton 3.6.0 to 3.9.0):
 
-- nothing runs libdevice bitcode on a CPU: libdevice functions are torch's;
+- nothing runs libdevice bitcode or PTX on a CPU: those functions are torch's;
 - bfloat16 lives in uint16 arrays, is converted with wrong rounding, and has no atomic addition or products;
 - atomic additions read a broadcast mask as if each lane had its own;
 - `range` over a runtime bound fails with NumPy 2.4 under Triton 3.6.0;
@@ -68,6 +68,7 @@ class InterpretedKernel:
         function, namespace = execute(base_name(source), module_text(source))
         # Triton patches the modules it finds here; tl.max uses the last one
         namespace |= {"libdevice": TorchLibdevice(), "range": interpreted_range, "core": tl.core}
+        namespace["quick_tanh"] = namespace["libdevice"].tanh
         self.kernel = interpreter.InterpretedFunction(function.fn)
 
     def __call__(self, *arguments: Any) -> None:
@@ -231,7 +232,7 @@ def run_up(self: Any, blocks: tuple[Any, ...]) -> list[Any]:
 class TorchLibdevice:
     """`libdevice.f(x, ...)` by `torch.f`."""
 
-    NAMES = {"nearbyint": "round", "fast_tanhf": "tanh"}
+    NAMES = {"nearbyint": "round"}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function = getattr(torch, self.NAMES.get(name, name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -12,11 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import minicompile as mc
+from minicompile.aot.passes.flash_attention import flash_attention
 from minicompile.codegen.score import EVERYWHERE, Band
-from tests.bench.attention import CASES, attention, positions
+from minicompile.codegen.triton_ops import triton_op
+from minicompile.ops.device import Gpu
+from minicompile.ops.registry import scoped
+from minicompile.passes.manager import graph_pass
+from minicompile.runtime.assembly import cross_compile
+from tests.bench.attention import CASES, attention, error, positions
 
 TEMPLATE = {"fuse_attention": "template", "device_codegen": "triton"}
-Function = Callable[..., Tensor]
+Function = Callable[..., Any]
 
 
 def made(rows: int, columns: int, head: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -89,8 +96,8 @@ def test_heads_in_one_projection_are_read_where_they_lie() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 100, 192, requires_grad=True)
     trace = mc.trace(compiled(fn), x)
-    assert trace.graphs["forward"].schedule.nodes[0].name.startswith("buf0")
-    assert [n.reads[0].buffer for n in trace.graphs["forward"].schedule.nodes][0] == "x"
+    first = trace.graphs["forward"].schedule.nodes[0]
+    assert {read.buffer for read in first.reads} == {"x"}
     ours, eager = (torch.autograd.grad(f(x).sin().sum(), x)[0] for f in (compiled(fn), fn))
     assert torch.allclose(ours, eager, atol=1e-5)
 
@@ -140,6 +147,29 @@ def test_a_row_of_masks_alone_gives_nan_as_in_eager() -> None:
         assert torch.allclose(a, b, atol=1e-5, equal_nan=True)
 
 
+@pytest.mark.parametrize("mask", [-1e4, -1e9, torch.finfo(torch.float32).min])
+def test_rows_that_a_finite_number_masks_are_averaged(mask: float) -> None:
+    """Their scores are large beside the logarithm of their sum."""
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def masked(s: Tensor, *more: Tensor) -> Tensor:
+            i, j = positions(s)
+            return s.masked_fill((j > i) | (j < i - 7), mask)
+
+        return attention(masked, q, k, v)
+
+    assert_close_as_the_library(fn, made(130, 70, 24)[:3])
+
+
+def test_a_large_bias_costs_no_more_than_its_own_digits() -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return attention(lambda s, *more: s + 1e5 * (bias > 0), q, k, v)
+
+    given = made(70, 70, 32)[:4]
+    limits = errors(fn, fn, given)
+    assert all(a <= 2 * b for a, b in zip(errors(compiled(fn), fn, given), limits, strict=True))
+
+
 def test_a_band_that_leaves_rows_empty_is_computed_and_gives_nan() -> None:
     def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention(
@@ -161,8 +191,6 @@ def test_bands_know_what_they_cover() -> None:
 
 def test_a_users_own_score_and_rule_go_through() -> None:
     """What the package never saw: another function of scores, and how Triton writes one of its steps."""
-    from minicompile.codegen.triton_ops import triton_op
-    from minicompile.ops.registry import scoped
 
     def fn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, slopes: Tensor) -> Tensor:
         return attention(lambda s: torch.erf(s) * 3 + torch.sin(bias) / (1 + slopes), q, k, v)
@@ -224,13 +252,47 @@ def test_what_the_template_cannot_is_left_with_a_reason() -> None:
     assert reason(sorted_, q, k, v) == "no product of queries and keys"
 
 
+@pytest.mark.parametrize("name", ["causal", "capped", "alibi"])
+def test_the_library_takes_what_it_knows(name: str) -> None:
+    given, options = made(50, 50, 16), {"fuse_attention": True}
+    with scoped():
+        on_cpu = partial(flash_attention, devices={"cpu"}, library=True)
+        graph_pass("flash_attention", stage="pre_grad", order=40, option="fuse_attention")(on_cpu)
+        fn = partial(attention, CASES[name])
+        trace = mc.trace(mc.compile(fn, options=options), *given)
+        ours = errors(mc.compile(fn, options=options), fn, given)
+    loops = str(trace.graphs["forward"].loops)
+    assert ("flash_attention_for_cpu" in loops) == (name == "causal")
+    assert ("minicompile.attention" in loops) == (name != "causal")
+    assert max(ours) < 1e-5
+
+
 def test_on_a_cpu_the_library_has_it_unless_asked() -> None:
     given = made(40, 40, 16)[:3]
-    made_by = mc.compile(
-        lambda q, k, v: attention(lambda s: s, q, k, v), options={"fuse_attention": True}
-    )
-    trace = mc.trace(made_by, *given)
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return torch.softmax(q @ k.transpose(-2, -1), -1) @ v
+
+    trace = mc.trace(mc.compile(fn, options={"fuse_attention": True}), *given)
     assert "flash_attention_for_cpu" in str(trace.graphs["forward"].loops)
+
+
+@pytest.mark.parametrize("head", [64, 128])
+@pytest.mark.parametrize("sm", [80, 90])
+def test_kernels_fit_their_gpus(sm: int, head: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The matrix units work, and next to nothing spills."""
+    gpu = Gpu(capability=(sm // 10, 0))
+    monkeypatch.setattr("minicompile.codegen.attention.gpu_of", lambda device: gpu)
+    fn, given = partial(attention, CASES["causal"]), made(256, 256, head, torch.bfloat16)
+    trace = mc.trace(compiled(fn), *given)
+    kernels = [kernel for stages in trace.graphs.values() for kernel in stages.kernels]
+    found = [k for k in kernels if k.name.startswith("triton_attention")]
+    with ThreadPoolExecutor(2) as pool:
+        assemblies = list(pool.map(partial(cross_compile, target=("cuda", sm)), found))
+    for assembly in assemblies:
+        assert assembly.spilled_bytes is not None and assembly.spilled_bytes <= 8
+        assert assembly.shared_bytes <= {80: 163, 90: 227}[sm] * 1024
+        assert ("HGMMA" if sm == 90 else "HMMA") in assembly.levels["sass"]
 
 
 @pytest.mark.gpu
@@ -238,6 +300,4 @@ def test_on_a_cpu_the_library_has_it_unless_asked() -> None:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("head", [64, 128])
 def test_on_a_gpu(name: str, head: int) -> None:
-    from tests.bench.attention import error
-
     assert error(name, head) <= 2

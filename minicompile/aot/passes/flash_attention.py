@@ -15,11 +15,13 @@ users call torch.nn.attention.flex_attention.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx
 
 from minicompile import compat
@@ -39,11 +41,15 @@ from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import Match
 
 DTYPES = {torch.float16, torch.bfloat16, torch.float32}
-LEAST_HEAD, MOST_HEAD = 16, 256
+LEAST_HEAD, MOST_HEAD = 16, 128
 MADE = {"arange", "ones", "zeros", "full", "ones_like", "zeros_like", "full_like"}
 """What makes a tensor of numbers, and (TRIANGLES) leaves a triangle of it."""
+LINEAR = {"matmul", "softmax", "mul", "div", "masked_fill", "where"}
+"""Steps of scores that the library may know, with masks by position."""
+MOST_TRIED = 2**28
+"""Positions."""
 TRIANGLES = {"tril", "triu"}
-MOVES = {"getitem", "unsqueeze", "squeeze", "view", "reshape", "expand", "expand_as", "transpose", "permute"}  # fmt: skip
+MOVES = {"getitem", "unsqueeze", "squeeze", "view", "reshape", "expand", "transpose", "permute"}
 CASTS = {"to", "float", "bool", "long", "int", "type_as", "contiguous", "half", "bfloat16"}
 PYTHON = {"truediv": "div", "and_": "bitwise_and", "or_": "bitwise_or", "invert": "bitwise_not"}
 """Operators of Python that ATen calls otherwise."""
@@ -234,8 +240,40 @@ def call_operator(score: str, slope: str, q: Tensor, kt: Tensor, v: Tensor, *oth
     return FlashAttention.apply(q, kt.mT, v, score, slope, *others)
 
 
-def flash_attention(gm: fx.GraphModule, mode: Any, devices: set[str]) -> list[Rewrite] | str:
-    """Says why not for the last one it left."""
+def call_library(scale: float, causal: bool, q: Tensor, kt: Tensor, v: Tensor) -> Tensor:
+    """What stands for a match that the library knows."""
+    return F.scaled_dot_product_attention(q, kt.mT, v, is_causal=causal, scale=scale)
+
+
+def library_form(match: Match, score: str) -> tuple[float, bool] | None:
+    """Scale and causality, where scores are but scaled, and masked by position: the library is faster then.
+
+    A step that multiplies or chooses is tried on all positions, with two numbers.
+    """
+    steps = {name_of(node) for node in match.nodes} - CASTS
+    q, kt = map(value, match.arguments[:2])
+    rows, columns = q.shape[2], kt.shape[3]
+    if not steps <= LINEAR or len(match.arguments) > 3 or rows * columns > MOST_TRIED:
+        return None
+    with compat.no_dispatch_modes(), torch.no_grad():
+        ones = torch.ones(1, 1, rows, columns, device=q.device)
+        once, twice = (function_of(score)(n * ones) for n in (1, 2))
+        scale = once[0, 0, -1, 0].item()
+        if not math.isfinite(scale) or scale == 0:
+            return None
+        for masked in (False, True):
+            wanted = scale * ones
+            if masked:
+                wanted = wanted.masked_fill(ones.triu(1) != 0, -torch.inf)
+            if torch.equal(once, wanted) and torch.equal(twice, 2 * wanted):
+                return scale, masked
+    return None
+
+
+def flash_attention(
+    gm: fx.GraphModule, mode: Any, devices: set[str], library: bool
+) -> list[Rewrite] | str:
+    """Says why not for the last one it left. `library`: it takes what it knows."""
     done, why = list[Rewrite](), "no attention"
     for node in list(gm.graph.nodes):
         if not (is_product(node) and value(node).device.type in devices):
@@ -244,8 +282,10 @@ def flash_attention(gm: fx.GraphModule, mode: Any, devices: set[str]) -> list[Re
         if isinstance(found, str):
             why = found
             continue
-        match, *texts = found
-        call = partial(call_operator, *texts)
+        match, score, slope = found
+        call = partial(call_operator, score, slope)
+        if library and (form := library_form(match, score)) is not None:
+            call = partial(call_library, *form)
         made = replace_nodes("flash_attention", gm, mode, match, call, "pre_grad")
         if made is None:
             why = "others read what lies between, or write to it"
@@ -255,10 +295,10 @@ def flash_attention(gm: fx.GraphModule, mode: Any, devices: set[str]) -> list[Re
 
 
 graph_pass("flash_attention", stage="pre_grad", order=40, option="fuse_attention")(
-    partial(flash_attention, devices={"cuda"})
+    partial(flash_attention, devices={"cuda"}, library=True)
 )
 graph_pass("attention_template", stage="pre_grad", order=40, option="fuse_attention=template")(
-    partial(flash_attention, devices={"cpu", "cuda"})
+    partial(flash_attention, devices={"cpu", "cuda"}, library=False)
 )
 
 
@@ -271,7 +311,7 @@ def trace_scores(gm: fx.GraphModule, mode: Any) -> int:
             continue
         backward = node.target is ATTENTION_BACKWARD
         q, k = (node.args[i].meta["val"] for i in ((1, 2) if backward else (0, 1)))
-        others, score, *slope = node.args[6:] if backward else node.args[3:]
+        others, score, *slope = node.args[7:] if backward else node.args[3:]
         with mode:
             products = torch.empty((*q.shape[:3], k.shape[2]), device=q.device)
         examples = [products, *(other.meta["val"] for other in others)]
