@@ -37,7 +37,7 @@ from minicompile.codegen.plan import (
     plan_rule,
     power_of_two,
 )
-from minicompile.codegen.split import split
+from minicompile.codegen.split import refusal, split
 from minicompile.lowering.ir import Layout, Template
 from minicompile.ops.device import gpu_of
 from minicompile.options import Options
@@ -161,6 +161,8 @@ def split_rival(plan: KernelPlan) -> Rival | None:
     if (parts := shares(plan)) == 1:
         return None
     whole = replace(plan, reduction="split", parts=parts, choices=(), tiles={})
+    if refusal(whole) is not None:
+        return None
     split(whole)
     for launch in whole.launches:
         if find_product(launch.body) is not None:
