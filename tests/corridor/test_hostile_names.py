@@ -63,8 +63,10 @@ def module(name: str) -> torch.nn.Module:
             self._modules[f" {name}"] = torch.nn.Linear(4, 4)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = x * self._parameters[name] + self._buffers[f"{name} "]
-            return torch.softmax(self._modules[f" {name}"](y).sin(), -1)
+            scale: Any = self._parameters[name]
+            shift: Any = self._buffers[f"{name} "]
+            layer: Any = self._modules[f" {name}"]
+            return torch.softmax(layer(x * scale + shift).sin(), -1)
 
     Named.__name__ = Named.__qualname__ = name
     Named.forward.__name__ = Named.forward.__qualname__ = name
