@@ -4,9 +4,9 @@
                                   backward  node 1: tangent of sin -> gradient of x
                                             node 2: tangent of cos -> gradient of h
 
-As in eager a loss of the first result doesn't lead to what `h` was made of, and the second can be differentiated
-later. Each node keeps what its own gradients depend on, and runs the compiled backward with zeros for the rest:
-that such parts are differentiated one by one is rare. The real compiler has one node for all.
+As in eager a loss of the first result doesn't lead to what `h` was made of, and the second can be
+differentiated later. Each node keeps what its own gradients depend on, and runs the compiled backward with
+zeros for the rest: such parts are rare. The real compiler has one node for all.
 """
 
 from __future__ import annotations

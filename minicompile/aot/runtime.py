@@ -369,8 +369,11 @@ def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tor
 
     def view(base: torch.Tensor, results: Sequence[Any]) -> torch.Tensor:
         size, stride, offset, sizes = numbers(results)
+        creation = spec.creation
+        if creation == compat.VIEW_AS_USUAL and compat.is_view(base):
+            creation = compat.creation_meta(base)
         with torch.set_grad_enabled(spec.requires_grad and not spec.cut):
-            if spec.replay:
+            if spec.replay and creation == compat.VIEW_OF_SEVERAL:
                 given = iter(sizes)
                 made = spec.replay[0](base, lambda _: next(given))
             else:
@@ -379,9 +382,6 @@ def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tor
         if spec.cut:
             with torch.enable_grad():
                 made = made.view_as(made)
-        creation = spec.creation
-        if creation == compat.VIEW_AS_USUAL and compat.is_view(base):
-            creation = compat.creation_meta(base)
         if creation is not None and compat.creation_meta(made) != creation:
             compat.set_creation_meta(made, creation)
         return made

@@ -171,7 +171,8 @@ class Recorder:
     def input(self, tensor: torch.Tensor, fake: torch.Tensor, source: Source) -> VariableTracker:
         """A placeholder for an outside tensor."""
         name = "".join(c if c.isalnum() else "_" for c in source.name).strip("_") or "input"
-        node = self.root.placeholder(name)
+        node = self.root.placeholder("self_" if name == "self" else name)  # fx's own first argument
+        node.target = node.name  # which is unique
         self.describe(node, "placeholder", fake)
         self.own(fake, node)
         tracker = VariableTracker(fake, source, real=tensor)

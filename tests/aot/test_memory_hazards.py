@@ -122,6 +122,12 @@ def test_a_view_of_a_view_is_no_easier_to_write_to_than_the_first(several):
     assert compat.creation_meta(part) == compat.creation_meta(x[:2]) == compat.creation_meta(x)
     with pytest.raises(RuntimeError, match="view"):
         part.mul_(2)
+    messages = []
+    for view in (part, x[:2]):
+        with pytest.raises(RuntimeError) as caught:
+            view.mul_(2)
+        messages.append(str(caught.value))
+    assert not several or messages[0] == messages[1]
 
 
 @pytest.mark.parametrize("kept", [torch.abs, torch.clone, lambda x: x > 0, lambda x: x * 2 + 1])

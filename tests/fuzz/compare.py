@@ -175,7 +175,8 @@ def run(text: str, wrap: Callable[[Any], Any], tolerance: float = 0.0) -> dict[s
             return results[0]
 
         result, printed, *after = called(keeping, args, record, ExitStack())
-        printed = re.sub("grad_fn=<[A-Za-z0-9]+>", "grad_fn", printed)  # says who differentiates
+        # says who differentiates; a long name goes into a line of its own
+        printed = re.sub(r",\s+grad_fn=<[A-Za-z0-9]+>", ", grad_fn", printed)
         shown[step] = result, printed, *after
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
