@@ -74,19 +74,19 @@ class Given:
 
     @classmethod
     def of(cls, found: Tensor) -> Given:
-        made = cls.like(found)
-        kept, within = found.detach().clone(), made.within
-        if kept.numel() and not (kept.is_floating_point() or kept.is_complex()):
-            within = int(kept.min()), int(kept.max())
-        return replace(made, within=within, value=kept)
+        return replace(cls.like(found), value=found.detach().clone())
 
     @classmethod
     def like(cls, found: Tensor) -> Given:
-        """Only the layout, also of a fake tensor."""
+        """Only the layout, also of a fake tensor; of integers their range."""
         shape, stride = tuple(map(int, found.shape)), tuple(map(int, found.stride()))
         if not is_simple(shape, stride):
             stride = torch.empty(shape, device="meta").stride()
-        return cls(shape, stride, found.dtype, str(found.device), found.requires_grad)
+        within = (0, 1)
+        exact = not (found.is_floating_point() or found.is_complex())
+        if exact and found.numel() and not isinstance(found, compat.FakeTensor):
+            within = int(found.min()), int(found.max())
+        return cls(shape, stride, found.dtype, str(found.device), found.requires_grad, within)
 
     @property
     def elements(self) -> int:
