@@ -440,8 +440,7 @@ def captured(capture: Capture, options: Options, why: str) -> str:
     for one in capture.inputs:
         real = one.real() if one.real is not None else None
         if isinstance(one.fake, torch.Tensor):
-            layout = Given.like(real if real is not None else one.fake)
-            args.append(replace(Given.of(real), value=None) if real is not None else layout)
+            args.append(Given.like(real if real is not None else one.fake))
         else:
             args.append(one.fake.node.hint if hasattr(one.fake, "node") else given(one.fake))
     program = Program(copied(capture.graph), (tuple(args),))

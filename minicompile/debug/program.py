@@ -74,19 +74,19 @@ class Given:
 
     @classmethod
     def of(cls, found: Tensor) -> Given:
-        made = cls.like(found)
-        kept, within = found.detach().clone(), made.within
-        if kept.numel() and not (kept.is_floating_point() or kept.is_complex()):
-            within = int(kept.min()), int(kept.max())
-        return replace(made, within=within, value=kept)
+        return replace(cls.like(found), value=found.detach().clone())
 
     @classmethod
     def like(cls, found: Tensor) -> Given:
-        """Only the layout, also of a fake tensor."""
+        """Only the layout, also of a fake tensor; of integers their range."""
         shape, stride = tuple(map(int, found.shape)), tuple(map(int, found.stride()))
         if not is_simple(shape, stride):
             stride = torch.empty(shape, device="meta").stride()
-        return cls(shape, stride, found.dtype, str(found.device), found.requires_grad)
+        within = (0, 1)
+        exact = not (found.is_floating_point() or found.is_complex())
+        if exact and found.numel() and not isinstance(found, compat.FakeTensor):
+            within = int(found.min()), int(found.max())
+        return cls(shape, stride, found.dtype, str(found.device), found.requires_grad, within)
 
     @property
     def elements(self) -> int:
@@ -285,7 +285,8 @@ class Program:
             + "    ],\n"
             for args in self.calls
         )
-        told = "".join(f"{name}={value!r}, " for name, value in settings.items())
+        told = ", ".join(["Program()", "CALLS", *(f"{k}={v!r}" for k, v in settings.items())])
+        why = "\n".join(f"# {line}" for line in why.splitlines())  # a comment can't end early
         return SCRIPT.format(why=why, imports="".join(imports), body=body, calls=calls, told=told)
 
 
@@ -306,10 +307,12 @@ def typed(value: Any) -> Any:
     return torch.empty(value.shape, dtype=value.dtype, device="meta")
 
 
-SCRIPT = '''"""{why}
+SCRIPT = '''"""Exit code 1 while it fails.
 
-Exit code 1 while it fails: `minicompile bisect` finds the culprit, `minicompile minify` makes it smaller.
+`minicompile bisect` finds the culprit, `minicompile minify` makes it smaller.
 """
+
+{why}
 
 import sys
 
@@ -327,7 +330,7 @@ CALLS = [
 {calls}]
 
 if __name__ == "__main__":
-    sys.exit(failing(Program(), CALLS, {told}))
+    sys.exit(failing({told}))
 '''
 
 
@@ -342,6 +345,8 @@ def imported(names: Mapping[str, Any], body: str) -> Iterator[str]:
             yield f"{name} = float({str(value)!r})"
         elif value is type(None):
             yield f"{name} = type(None)"
+        elif "<" in value.__qualname__:
+            yield f"{name} = None  # a function inside of another one: write it here"
         else:
             yield f"from {value.__module__} import {value.__qualname__} as {name}"
 

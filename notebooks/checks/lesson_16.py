@@ -6,6 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -376,3 +377,66 @@ def why_it_is_slow(run: Run, why_slow: Callable[..., Any]) -> str:
         told = f"why_slow of {function.__name__} after {count} call(s)"
         run.expect(why_slow(told_of(function, count)), expected, told)
     return f"{len(run.cases)} reports read"
+
+
+# -- ex6
+
+STAGES = ("captured", "functional", "decomposed", "loops", "kernels")
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operator of a table by operator."""
+
+    operator: str
+    largest: float
+    dtype: torch.dtype
+    roundings: float
+    errors: dict[str, float]
+
+
+def row(
+    operator: str,
+    largest: float = 1.0,
+    dtype: Any = torch.float32,
+    roundings: float = 1,
+    **errors: float,
+) -> Row:
+    """A row in which all stages not named err as eager does."""
+    eager = errors.get("eager", 1e-8)
+    return Row(
+        operator,
+        largest,
+        dtype,
+        roundings,
+        {**dict.fromkeys(STAGES, eager), "eager": eager, **errors},
+    )
+
+
+@lesson.exercise(
+    "ex6",
+    points=3,
+    level="stretch",
+    visible=[
+        ("rounding alone", [row("sin"), row("mul", kernels=1e-7)], None),
+        ("a wrong kernel", [row("sin"), row("mul", kernels=0.5)], ("kernels", "mul")),
+        (
+            "two mistakes",
+            [row("sin", loops=0.5), row("sum", functional=0.5)],
+            ("functional", "sum"),
+        ),
+    ],
+    hidden=[
+        ("bfloat16", [row("mul", dtype=torch.bfloat16, kernels=0.01)], None),
+        ("a long sum", [row("sum", 4096.0, roundings=13, loops=0.01)], None),
+        ("eager is no better", [row("log", eager=0.3, captured=0.5, loops=0.7)], ("loops", "log")),
+        ("small numbers", [row("mul", 1e-6, decomposed=1e-7)], ("decomposed", "mul")),
+        ("no number", [row("relu", loops=math.inf)], ("loops", "relu")),
+    ],
+    forbidden=[*FORBIDDEN, "allclose", "isclose", "assert_close", "operator_accuracy"],
+)
+def how_far_is_too_far(run: Run, too_far: Callable[..., Any]) -> str:
+    """Tables by operator, right ones and wrong ones."""
+    for told, rows, expected in run.cases:
+        run.expect(too_far(rows, list(STAGES)), expected, f"too_far of {told}")
+    return f"{len(run.cases)} tables judged"

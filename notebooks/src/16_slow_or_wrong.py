@@ -309,8 +309,8 @@ found  # below: of each try, what was allowed and what came of it
 #
 # > **In torch.compile.** The same ladder: `backend="eager"`, `"aot_eager"`, `"inductor"`. The bisector
 # > is `torch/_inductor/compiler_bisector.py`: it tries the backends in order, then the subsystems of the
-# > guilty one, then counts the applications of a subsystem. The minifier is
-# > `torch/_dynamo/repro/after_aot.py`. Simplified here: one subsystem is searched, and one culprit.
+# > guilty one, then counts the applications of a subsystem. Simplified here: one subsystem is searched,
+# > and one culprit.
 
 # %% name="torch-compile"
 from torch._inductor.compiler_bisector import BACKENDS
@@ -325,6 +325,29 @@ print(
     explained.graph_break_count,
     "break(s)",
 )
+
+# %% [markdown]
+# ## The program made small
+#
+# A *minifier* leaves the compiler as it is and takes the program apart. It proposes to end it earlier, to
+# begin it later, with smaller sizes, with other values; what still fails in the same way stays. Predict
+# how many operations of `f` the lost sign needs, and how many elements.
+
+# %% name="minify"
+with planted("same sign"):
+    small = mc.minify(f, [plain])
+small  # the script runs, and fails as long as the bug is there
+
+# %% [markdown]
+# Every internal error of the compiler names the command `minicompile minify` and writes its graph down for
+# it. Float64 can also be asked after every operator, in every stage. How much error is allowed? Twice as
+# much as eager's, or two times one rounding for each operation that a value went through. (PyTorch's own
+# minifier is `torch/_dynamo/repro/after_aot.py`.)
+
+# %% name="by-operator"
+with planted("same sign"):
+    by_operator = mc.operator_accuracy(f, plain)
+by_operator
 
 # %% [markdown]
 # ## Slow: the same ladder
@@ -718,12 +741,77 @@ def why_slow(told):
 
 
 # %% [markdown]
+# **Exercise 6 · How far is too far?** (3 points, optional). Write `too_far(rows, stages)` for rows as above:
+# each has `operator`, `largest` (its largest value), `dtype`, `roundings` and `errors`, by stage and of
+# "eager". A stage may err twice as much as eager, or by two times `roundings` times one rounding of the
+# largest value, `torch.finfo(dtype).eps` times that value; the larger of the two counts. Return the first
+# of `stages` that errs more, with the first operator at which it does; None if there is none.
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# The first stage comes before the first operator: which loop is the outer one?
+#
+# </details>
+
+
+# %% name="ex6-answer" tags=["answer"]
+def too_far(rows, stages):
+    """(stage, operator) of the first error that rounding does not explain, None without one."""
+    ### BEGIN SOLUTION
+    for stage in stages:
+        for row in rows:
+            rounding = torch.finfo(row.dtype).eps * row.largest
+            allowed = max(2 * row.errors["eager"], 2 * row.roundings * rounding)
+            if row.errors[stage] > allowed:
+                return stage, row.operator
+    return None
+    ### END SOLUTION
+
+
+# %% name="ex6-check" tags=["nbval-check-output"]
+check("ex6")
+
+
+# %% name="ex6-wrong-rows-first" tags=["wrong"] kind="misconception" says="expected ('functional', 'sum')"
+def too_far(rows, stages):
+    for row in rows:
+        rounding = torch.finfo(row.dtype).eps * row.largest
+        allowed = max(2 * row.errors["eager"], 2 * row.roundings * rounding)
+        for stage in stages:
+            if row.errors[stage] > allowed:
+                return stage, row.operator
+    return None
+
+
+# %% name="ex6-wrong-guessed" tags=["wrong"] kind="visible-only" says="expected None, got"
+def too_far(rows, stages):
+    for stage in stages:
+        for row in rows:
+            if row.errors[stage] > max(2 * row.errors["eager"], 1e-5):
+                return stage, row.operator
+    return None
+
+
+# %% name="ex6-wrong-close" tags=["wrong"] kind="built-in" says="a use of isclose"
+def too_far(rows, stages):
+    import math
+
+    for stage in stages:
+        for row in rows:
+            if not math.isclose(row.errors[stage], row.errors["eager"], rel_tol=2):
+                return stage, row.operator
+    return None
+
+
+# %% [markdown]
 # ## Go deeper
 #
 # - `minicompile/debug/accuracy.py`: stages, copies, and why float64 is the measure.
 # - `minicompile/debug/reference.py`: the interpreter of loops. `tests/fuzz/shrink.py`: programs made small.
 # - `minicompile/ops/gates.py`, `minicompile/debug/bisect.py`: who asks, and who counts.
-# - `minicompile/lessons/bugs.py`: what was planted. Read it last.
+# - `minicompile/debug/minify.py`, `minicompile/debug/operators.py`: what proposes, and what is allowed.
+# - `tests/faults/`: sixty more planted bugs. `minicompile/lessons/bugs.py`: those of here. Read it last.
 # - `torch/_inductor/compiler_bisector.py`, `torch/_dynamo/repro/after_aot.py` and
 #   `torch/_functorch/fx_minifier.py`.
 #

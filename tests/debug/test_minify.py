@@ -244,6 +244,20 @@ def test_a_kernel_that_the_compiler_refuses_is_reported(
     assert "cos(;" in (folder / "output_code.py").read_text()
 
 
+def test_an_error_message_cannot_become_code(tmp_path: Path) -> None:
+    call = mc.compile(layered, options={**LOOPS, "debug_dir": str(tmp_path)})
+    with mc.scoped(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+
+        @graph_pass("explode", stage="post_grad")
+        def explode(gm: Any, mode: Any) -> int:
+            raise IndexError('"""\n\rraise SystemExit(7)\n\x0c"""')
+
+        call(INPUT)
+        (script,) = tmp_path.glob("*/repro.py")
+        assert exit_code(script) == 1
+
+
 def test_a_user_error_is_not_reported(tmp_path: Path) -> None:
     call = mc.compile(lambda x: x.view(7), options={"debug_dir": str(tmp_path)})
     with pytest.raises(RuntimeError):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import minicompile as mc
 from minicompile.debug.bisect import SUBSYSTEMS
+from tests.debug.test_minify import exit_code
 from tests.faults import back, front  # noqa: F401  they fill the table
 from tests.faults.table import FAULTS
 
@@ -16,20 +19,24 @@ frame whose guards are too weak is right in the backend "eager"."""
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_found_and_made_small(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fault = FAULTS[name]
+def test_a_fault_is_found_and_made_small(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fault, script = FAULTS[name], tmp_path / "small.py"
     target = mc.compile(fault.program, options=fault.options)
     assert mc.bisect(target, fault.args, more=fault.more).verdict == "it never fails"
     with mc.scoped(), monkeypatch.context() as patch:
         fault.plant(patch)
         found = mc.bisect(target, fault.args, more=fault.more)
-        small = mc.minify(target, fault.args, more=fault.more)
+        small = mc.minify(target, fault.args, more=fault.more, script=script)
+        assert small.program is not None, str(small)
+        assert exit_code(script) == 1, small.script
+    assert exit_code(script) == 0, small.script  # as soon as the fault is gone
     assert found.subsystem == fault.subsystem, str(found)
     if fault.subsystem:
         assert found.culprit is not None and fault.operation in found.culprit.name, str(found)
     else:
         assert found.backend and "no subsystem cures it" in found.verdict, str(found)
-    assert small.program is not None, str(small)
     assert 1 <= small.operations <= MOST_OPERATORS, str(small)
 
 
