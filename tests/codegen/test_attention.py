@@ -271,7 +271,7 @@ def test_on_a_cpu_the_library_has_it_unless_asked() -> None:
     given = made(40, 40, 16)[:3]
 
     def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return torch.softmax(q @ k.transpose(-2, -1), -1) @ v
+        return torch.softmax(q @ k.transpose(-2, -1), dim=-1) @ v
 
     trace = mc.trace(mc.compile(fn, options={"fuse_attention": True}), *given)
     assert "flash_attention_for_cpu" in str(trace.graphs["forward"].loops)

@@ -46,6 +46,14 @@ def accurate() -> Any:
     return mc.accuracy(lambda x: (x.exp() / 3).sum(), torch.ones(4, requires_grad=True))
 
 
+@functools.cache
+def attended() -> Any:
+    """Attention with capped scores, by a template."""
+    options = {"fuse_attention": "template", "device_codegen": "triton"}
+    capped = lambda q, k, v: torch.softmax(9 * torch.tanh(q @ k.mT / 9), -1) @ v  # noqa: E731
+    return mc.trace(mc.compile(capped, options=options), *(torch.ones(1, 1, 16, 16) for _ in "qkv"))
+
+
 def pictures(page: str) -> int:
     return page.count("<img class=") + page.count("<svg")
 
@@ -80,6 +88,9 @@ ONE: dict[str, Find] = {
     "input buffer": lambda: traced().loops.inputs[0],
     "computed buffer": lambda: traced().schedule.before[0].buffer,
     "extern call": lambda: traced().loops.externs[0],
+    "template": lambda: attended().loops.externs[0],
+    "template plan": lambda: attended().plans[0],
+    "template kernel": lambda: attended().kernels[0],
     "schedule": lambda: traced().schedule,
     "scheduler node": lambda: traced().schedule.before[0],
     "extern node": lambda: next(n for n in traced().schedule.nodes if hasattr(n, "kernel")),
