@@ -420,7 +420,7 @@ def view_of(kind: Kind, index: int, view: torch.Tensor, base: torch.Tensor) -> O
     spec = placed(kind, index, view, start // theirs)
     cut = view.grad_fn is not None and not reaches(view, base)
     replay = None
-    several = creation == compat.VIEW_OF_SEVERAL or kind == "input_view"  # which may be one of several
+    several = kind == "input_view" or creation == compat.VIEW_OF_SEVERAL
     if several and view._base is base and not cut:
         replay = view._view_func_unsafe, tuple(sizes_in_view(view, base))
     return replace(

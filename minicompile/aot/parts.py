@@ -32,11 +32,13 @@ class Part:
 
 
 def parts_of(about: Differentiated, metadata: RuntimeMetadata) -> list[Part]:
-    """What can be differentiated apart; a tangent that leads nowhere belongs to the first part."""
+    """What can be differentiated apart; a tangent that leads nowhere, and a gradient that comes
+    from nowhere, belong to a first part."""
     first, tensors = metadata.saved, metadata.saved - metadata.saved_sizes
     groups: list[tuple[list[int], set[int]]] = []
     for number, used in enumerate(about.sources):
-        tangents = {one - first for one in used if one >= first}
+        # zeros that no tangent is in, as of a random draw, come with the first
+        tangents = {one - first for one in used if one >= first} or {0}
         same = [group for group in groups if group[1] & tangents]
         groups = [group for group in groups if group not in same]
         gradients = [number, *chain.from_iterable(found for found, _ in same)]

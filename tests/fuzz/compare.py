@@ -150,7 +150,7 @@ def train(net: torch.nn.Module) -> None:
     with torch.no_grad():
         for parameter in net.parameters():
             if parameter.grad is not None:
-                parameter -= 0.01 * parameter.grad.clamp(-1, 1)
+                parameter.sub_(parameter.grad.clamp(-1, 1), alpha=0.01)
     net.zero_grad()
 
 
