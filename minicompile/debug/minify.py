@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -306,12 +307,13 @@ class Shrinking:
 
 def failure_of(program: Program, settings: Mapping[str, Any]) -> str:
     """How a program fails if it is compiled; "" where it doesn't, or fails in eager too."""
-    try:
-        program.graph.gm.graph.lint()
-        trial = trial_of(program.graph.gm, program.arguments(), settings)
-        return "" if trial(PLAIN).failure else trial().failure
-    except Exception:  # eager's own
-        return ""
+    with contextlib.redirect_stderr(io.StringIO()):  # a GraphModule prints what it raises
+        try:
+            program.graph.gm.graph.lint()
+            trial = trial_of(program.graph.gm, program.arguments(), settings)
+            return "" if trial(PLAIN).failure else trial().failure
+        except Exception:  # eager's own
+            return ""
 
 
 def trial_of(

@@ -128,6 +128,15 @@ def test_several_calls_that_fail_together() -> None:
     assert len(two.program.calls) == 2 and two.operations == 1
 
 
+def test_proposals_that_eager_refuses_print_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    def third(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.silu(x.cos()[2])
+
+    with planted("half rotation"), mc.without("reduction:cut the beginning"):
+        found = mc.minify(mc.compile(third, options=LOOPS), [INPUT])
+    assert found.program is not None and capsys.readouterr() == ("", "")
+
+
 def test_a_reduction_from_outside_takes_part() -> None:
     without = mc.without("reduction:smaller sizes")
     with mc.scoped(), planted("no table"), without:
