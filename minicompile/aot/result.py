@@ -177,8 +177,8 @@ class Tangent:
 
 @dataclass(frozen=True)
 class Differentiated:
-    """What autograd has to know of a backward graph. `sources`: the inputs that each gradient depends on, by
-    number; `interpreted`: the graph by eager's operators."""
+    """What autograd has to know of a backward graph. `sources`: the tangents that each gradient depends on,
+    by number; `interpreted`: the graph by eager's operators."""
 
     tangents: list[Tangent]
     sources: list[list[int]]

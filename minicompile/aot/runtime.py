@@ -22,7 +22,6 @@ from minicompile import compat
 from minicompile.aot.chain import Link, chained, in_turn, one_by_one, pass_on, split
 from minicompile.aot.layout import dense_in_order, stride_order
 from minicompile.aot.partition import bytes_of
-from minicompile.aot.parts import apart, parts_of
 from minicompile.aot.result import (
     AotResult,
     BoxedCallable,
@@ -70,7 +69,7 @@ def differentiated(result: AotResult) -> Differentiated | None:
         Tangent(value.dtype, value.device, stride_order(value), bytes_of(node))
         for value, node in zip(values, expected, strict=True)
     ]
-    sources = computed_from(result.backward)
+    sources = computed_from(result.backward, expected)
     return Differentiated(tangents, sources, partial(interpret, result.backward))
 
 
@@ -84,11 +83,8 @@ def assemble(
     """`make_callable` from what it needs of the graphs."""
     if backward is None or about is None:
         compute = inference_call(forward)
-    elif getattr(backward, "groups", ()) or len(parts := parts_of(about, metadata)) == 1:
-        compute = training_call(metadata, about, forward, backward, name)
     else:
-        node = partial(training_call, name=name)
-        compute = apart(metadata, about, parts, inference_call(forward), backward, node)
+        compute = training_call(metadata, about, forward, backward, name)
     call = with_epilogue(compute, metadata)
 
     def run(inputs: list[Any]) -> Sequence[Any]:
@@ -139,8 +135,7 @@ def training_call(
     first_size = first_saved + metadata.saved - metadata.saved_sizes
     wanted, differentiable = metadata.differentiable_inputs, metadata.result_requires_grad
     constant = [] if all(differentiable) else [not flag for flag in differentiable]
-    expected, first = about.tangents, metadata.saved
-    sources = [frozenset(n - first for n in used if n >= first) for used in about.sources]
+    expected, sources = about.tangents, list(map(frozenset, about.sources))
     large = sum(tangent.bytes for tangent in expected) >= LARGE
     nothing = (None,) * (len(differentiable) + 1)
     owned = getattr(forward, "owned", False)
@@ -227,13 +222,13 @@ def present(
     return [one if used - missing else None for one, used in zip(gradients, sources)]
 
 
-def computed_from(backward: Graph) -> list[list[int]]:
-    """The inputs that each gradient depends on, by number: without any tangent among them there is none."""
+def computed_from(backward: Graph, tangents: list[fx.Node]) -> list[list[int]]:
+    """The tangents that each gradient depends on: without any of them there is none, as in eager."""
+    numbers = {node: {i} for i, node in enumerate(tangents)}
     found: dict[Any, set[int]] = {None: set()}
-    inputs = {node: {i} for i, node in enumerate(placeholders(backward.gm.graph))}
     for node in backward.gm.graph.nodes:
         used = (found[one] for one in node.all_input_nodes)
-        found[node] = inputs.get(node) or set().union(*used)
+        found[node] = numbers.get(node) or set().union(*used)
     gradients: Any = output_node(backward.gm.graph).args[0]
     return [sorted(found[node]) for node in gradients]
 
