@@ -17,8 +17,8 @@ PACKAGE = Path(__file__).parent.parent / "minicompile"
 ROOMS = ("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")
 ROOM_BUDGET = 20_000
 PACKAGE_BUDGET = 26_000
-ROOM_DEBT = 11_718
-PACKAGE_DEBT = 22_765
+ROOM_DEBT = 13_982
+PACKAGE_DEBT = 26_761
 """Lines over budget that are owed."""
 LONG_FILE = 600
 

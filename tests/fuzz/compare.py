@@ -187,7 +187,7 @@ def run(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             raised = differentiate(leaves_of([results, args]))
-        if raised == REFUSED or raised == "" and step in refused:
+        if raised == REFUSED or (raised == "" and step in refused):
             shown[step + GRADIENTS] = (REFUSED,)
             net.zero_grad()
         else:
