@@ -394,16 +394,16 @@ print("equal to ours, without detach:", [c for c in calls if "detach" not in c] 
 # ## Exercises
 #
 # **Exercise 1 · The gradient that isn't there** (2 points). An input can want a gradient and get
-# none: nothing that it does reaches the results. The joint graph says `None` in its place. Write
+# none: nothing that it does reaches the results. The joint graph leaves it out. Write
 # `without_gradient(aot)`: the names of the inputs that want a gradient and get none, in order, as a
-# list. `aot` is what `trace.aot` is; use `aot.joint` and `aot.metadata.differentiable_inputs`.
+# list. `aot` is what `trace.aot` is; use `aot.captured` and `aot.metadata.differentiable_inputs`.
 
 # %% [markdown]
 # <details><summary>Hint</summary>
 #
-# The cell "ends" above has every piece. `differentiable_inputs` holds positions of placeholders, one
-# for each entry of the gradients. An input without readers is not the same thing: a detached one has
-# readers; and a gradient of zeros is a gradient.
+# `differentiable_inputs` holds positions of placeholders, one for each gradient of the joint graph. A
+# placeholder of `aot.captured` wants one if its `meta["val"]` requires grad. An input without readers
+# is not the same thing: a detached one has readers; and a gradient of zeros is a gradient.
 #
 # </details>
 
@@ -412,11 +412,10 @@ print("equal to ours, without detach:", [c for c in calls if "detach" not in c] 
 def without_gradient(aot):
     """Names of the inputs whose gradient is wanted but not there."""
     ### BEGIN SOLUTION
-    graph = aot.joint.gm.graph
-    nodes = [node for node in graph.nodes if node.op == "placeholder"]
-    _, gradients = list(graph.nodes)[-1].args[0]
-    wanted = [nodes[i] for i in aot.metadata.differentiable_inputs]
-    return [node.name for node, gradient in zip(wanted, gradients) if gradient is None]
+    there = aot.metadata.differentiable_inputs
+    nodes = [node for node in aot.captured.nodes if node.op == "placeholder"]
+    wanted = [(i, node) for i, node in enumerate(nodes) if node.meta["val"].requires_grad]
+    return [node.name for i, node in wanted if i not in there]
     ### END SOLUTION
 
 
@@ -426,15 +425,15 @@ check("ex1")
 
 # %% name="ex1-wrong-readers" tags=["wrong"] kind="misconception" says="expected ['w'], got []"
 def without_gradient(aot):
-    nodes = [node for node in aot.joint.nodes if node.op == "placeholder"]
-    return [nodes[i].name for i in aot.metadata.differentiable_inputs if not nodes[i].users]
+    nodes = [node for node in aot.captured.nodes if node.op == "placeholder"]
+    return [node.name for node in nodes if node.meta["val"].requires_grad and not node.users]
 
 
-# %% name="ex1-wrong-order" tags=["wrong"] kind="visible-only" says="expected ['a'], got ['n']"
+# %% name="ex1-wrong-wanted" tags=["wrong"] kind="visible-only" says="expected ['a'], got ['n', 'a']"
 def without_gradient(aot):
-    nodes = [node for node in aot.joint.nodes if node.op == "placeholder"]
-    _, gradients = list(aot.joint.nodes)[-1].args[0]
-    return [node.name for node, gradient in zip(nodes, gradients) if gradient is None]
+    nodes = [node for node in aot.captured.nodes if node.op == "placeholder"]
+    there = aot.metadata.differentiable_inputs
+    return [node.name for i, node in enumerate(nodes) if i not in there]
 
 
 # %% name="ex1-wrong-autograd" tags=["wrong"] kind="built-in" says="a use of autograd"
