@@ -50,7 +50,12 @@ def work_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[]
 
 @pytest.mark.parametrize(
     "text",
-    ["echo out of memory >&2; exit 1", "kill -9 $$", "exit 0", 'for f; do :; done; echo no > "$f"'],
+    [
+        "echo out of memory >&2; exit 1",
+        "kill -9 $$",
+        "exit 0",
+        'while [ "$1" != -o ]; do shift; done; echo no > "$2"',
+    ],
     ids=["fails", "is killed", "makes nothing", "makes nonsense"],
 )
 def test_a_compiler_that_fails_leaves_the_function_to_eager(tmp_path: Path, text: str) -> None:
