@@ -304,7 +304,7 @@ with careless(), warnings.catch_warnings(record=True) as told:
     warnings.simplefilter("always")
     print("a rule that never refuses: off by", off_by(mc.compile(turned)))
 for warning in told:
-    print("  it said:", str(warning.message).split(": ", 1)[1])
+    print("  it said:", str(warning.message).splitlines()[0].split(": ", 1)[1])
 with careless(second_look=False):
     print("without the second look, too: off by", off_by(mc.compile(turned)))
 
