@@ -56,12 +56,17 @@ def bind_ctypes(module: Module, plan: KernelPlan) -> Kernel:
 
 def fail(plan: KernelPlan, code: int) -> NoReturn:
     """Raise what eager would, with the user's lines."""
+    raise (IndexError if code & INDEX_ERROR else RuntimeError)(complaint(plan, code))
+
+
+def complaint(plan: KernelPlan, code: int) -> str:
+    """What a kernel's code says, with the user's lines."""
     if code & INDEX_ERROR:
         guilty = [v for v in plan.body.values if v.op == "indirect" and v.check]
         sizes = ", ".join(sorted({str(v.size) for v in guilty}))
-        raise IndexError(f"index out of range in a dimension of size {sizes}{_at(plan, guilty)}")
+        return f"index out of range in a dimension of size {sizes}{_at(plan, guilty)}"
     guilty = [v for v in plan.body.values if v.op in ("truncdiv", "fmod")]
-    raise RuntimeError(f"ZeroDivisionError: an integer is divided by zero{_at(plan, guilty)}")
+    return f"ZeroDivisionError: an integer is divided by zero{_at(plan, guilty)}"
 
 
 def _at(plan: KernelPlan, guilty: Sequence[Value]) -> str:

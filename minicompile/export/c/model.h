@@ -1,0 +1,63 @@
+// What the parts of a package's library know of one another.
+
+#include <stdint.h>
+
+#include "minicompile_package.h"
+
+typedef struct {
+    const char* name;
+    int64_t offset, bytes;
+} mc_weight;
+
+// The new contents of an input or a buffer, which go there when all else is done.
+typedef struct {
+    mc_tensor value;
+    void* target;
+} mc_written;
+
+// model.c: the compiled graph.
+extern const mc_weight mc_weights[];
+int mc_check(const mc_tensor* in, int64_t* size);
+int64_t mc_plan(const int64_t* size, int64_t* at);
+int mc_call(char* const* state, const mc_tensor* in, mc_tensor* out, mc_written* written, const int64_t* size,
+    char* arena, const int64_t* at);
+
+// runtime.c. All give 1 and keep a text for mc_error where something is wrong, else 0.
+int mc_fail(const char* form, ...);
+int mc_expect(const mc_tensor* given, const char* name, int dtype, int ndim);
+int mc_expect_size(const mc_tensor* given, const char* name, int axis, int64_t size);
+int mc_give(mc_tensor* out, const void* from, int dtype, int bytes, int ndim, const int64_t* shape, const int64_t* strides);
+// Elements of strided memory, one after the other.
+void mc_gather(void* to, const void* from, int bytes, int ndim, const int64_t* shape, const int64_t* strides);
+
+// operators.c. Element (i, j) of matrix n is data[n * batch + i * row + j * column].
+typedef struct {
+    float* data;
+    int64_t batch, row, column;
+} mc_matrix;
+
+// out = alpha * a @ b + beta * added; added.data may be NULL; out.column is 1.
+int mc_product(int64_t batch, int64_t rows, int64_t columns, int64_t depth, mc_matrix out, mc_matrix a, mc_matrix b,
+    mc_matrix added, float alpha, float beta);
+
+// Four dimensions: batch, heads, tokens, channels.
+typedef struct {
+    float* data;
+    int64_t stride[4];
+} mc_heads;
+
+// softmax(scale * q @ k^T + mask) @ v; mask.data may be NULL. size: batch, heads, queries, keys, channels of k and v.
+int mc_attention(const int64_t size[6], mc_heads out, mc_heads q, mc_heads k, mc_heads v, mc_heads mask, int causal,
+    float scale);
+
+// Images: batch, channels, height, width.
+typedef struct {
+    float* data;
+    int64_t size[4], stride[4];
+} mc_images;
+
+typedef struct {
+    int64_t stride[2], padding[2], dilation[2], groups;
+} mc_window;
+
+int mc_convolution(mc_images out, mc_images in, mc_images weight, const float* bias, mc_window window);

@@ -1,0 +1,253 @@
+"""Ahead-of-time packages: an exported graph as a shared library that needs neither Python nor torch.
+
+    lib<name>.so               kernels, operators and the C interface of minicompile_package.h
+    model.safetensors          parameters, buffers, constants
+    metadata.json              signature, constraints, sizes and checksums of all files
+    model.c kernels.c ...      what the library was built from
+    main.c, README.md          an example program, and how to build it
+
+The real compiler: torch/_inductor/package/package.py, torch/csrc/inductor/aoti_runtime.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+import subprocess
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor
+
+from minicompile.aot.autograd import ahead_of_time, copied, fake_mode_of
+from minicompile.codegen.cpp_ops import prelude
+from minicompile.codegen.generate import by_position, generate_kernels, make_plans
+from minicompile.errors import BackendError, OptionError, Unsupported
+from minicompile.export.checks import checksum, write_metadata
+from minicompile.export.c_wrapper import Condition, CWriter, ModelSource
+from minicompile.export.safetensors import write_safetensors
+from minicompile.lowering.lower import lower
+from minicompile.ops.graph import Graph, output_node, placeholders
+from minicompile.ops.toolchain import BASE_FLAGS, find_compiler, machine_flags, processor_features
+from minicompile.options import Options
+from minicompile.scheduling.schedule import schedule
+
+C_FILES = Path(__file__).with_name("c")
+README = """# {name}, compiled by minicompile
+
+    cc -O2 -o main main.c -ldl
+    ./main . DTYPE:SHAPE:FILE ...
+
+runs it: `main.c` is an example, and says what it takes. `metadata.json` lists the inputs. A program of yours
+needs `minicompile_package.h` (the interface) and `minicompile_load.h` (which checks the files and loads the
+library), `-ldl`, and this folder; not Python, not torch. `OMP_NUM_THREADS` says how many threads work.
+
+`lib{name}.so` was built from the C files beside it: `model.c` (the graph) with `kernels.c`, `operators.c`
+and `runtime.c`. From Python: `mc.load_package(folder)`.
+"""
+LEVELS: dict[str, tuple[str, ...]] = {
+    "x86-64-v4": ("avx2", "fma", "bmi2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+    "x86-64-v3": ("avx2", "fma", "bmi2"),
+    "x86-64": (),
+}
+"""Kinds of processors, as compilers name them, and what tells that a processor is of the kind."""
+
+
+def aot_package(exported: Any, path: str | Path, *, cpu: str | None = None) -> Path:
+    """Compile an exported graph into a folder, or a zip file if `path` ends so; gives the path.
+
+    `cpu`: the kind of x86 processor to compile for (a key of `LEVELS`); None: the best that this one is.
+    Raises Unsupported for what a package can't do, with the user's line, and BackendError without a compiler.
+    """
+    path = Path(path)
+    with TemporaryDirectory(prefix="minicompile_package_", dir=path.absolute().parent) as work:
+        folder = Path(work) / "package"
+        folder.mkdir()
+        _fill(folder, exported, cpu)
+        if path.suffix == ".zip":
+            packed = Path(work) / "package.zip"
+            with zipfile.ZipFile(packed, "w") as archive:  # stored: weights don't shrink
+                for file in sorted(folder.iterdir()):
+                    archive.write(file, file.name)
+            packed.replace(path)
+            return path
+        path.mkdir(exist_ok=True)
+        for file in sorted(folder.iterdir(), key=lambda file: file.name == "metadata.json"):
+            file.replace(path / file.name)
+    return path
+
+
+def _fill(folder: Path, exported: Any, cpu: str | None) -> None:
+    name = re.sub(r"\W", "_", exported.name)
+    level, features = _processor(cpu)
+    kinds = [spec.kind for spec in exported.signature.inputs]
+    held = [spec for spec in exported.signature.inputs if spec.kind != "input"]
+    users = [spec for spec in exported.signature.inputs if spec.kind == "input"]
+    if kinds != ["state"] * 0 + kinds[: len(held)] + ["input"] * len(users):
+        raise Unsupported("state comes before inputs")
+    tensors = [exported.state[spec.target] for spec in held]
+    options = Options(memory_pool=False, layout_optimization=False)
+    lowered = _Lowered(exported, options)
+    weights = {spec.target: tensor for spec, tensor in zip(held, tensors)}
+    names = [spec.target for spec in held]
+    for constant in lowered.schedule.graph.constants:
+        weights[f"constant.{constant.name}"] = constant.value
+        names.append(f"constant.{constant.name}")
+    weights, names = _once(weights, names)
+    places = write_safetensors(folder / "model.safetensors", weights)
+    written = written_by_output(exported)
+    writer = CWriter(
+        lowered.schedule, lowered.kernels, len(held), [spec.name for spec in users], written,
+        conditions_of(exported),
+    )  # fmt: skip
+    source = writer.write()
+    _write_sources(folder, lowered, source, places, names, exported, name, features)
+    _build(folder, name, level, options)
+    facts = {
+        "name": name,
+        "cpu": features,
+        "inputs": [spec.name for spec in users],
+    }
+    (folder / "README.md").write_text(README.format(name=name))
+    write_metadata(folder, facts)
+
+
+class _Lowered:
+    """The exported graph down to kernels."""
+
+    def __init__(self, exported: Any, options: Options) -> None:
+        graph = copied(exported.graph)
+        fakes = [node.meta["val"] for node in placeholders(graph.gm.graph)]
+        if not all(isinstance(fake, Tensor) for fake in fakes):
+            raise Unsupported("a package takes tensors: a number that varies can't be an input")
+        if any(fake.device.type != "cpu" for fake in fakes):
+            raise Unsupported("a package runs on a CPU", hint="export with tensors on the CPU")
+        mode = fake_mode_of(graph, fakes, exported.shape_env)
+        with mode:  # the weights' file and the caller have rows without gaps
+            fakes = [fake.contiguous() for fake in fakes]
+        aot = ahead_of_time(graph, fakes, options, training=False, shape_env=exported.shape_env)
+        if any(spec.kind != "fresh" for spec in aot.metadata.outputs):
+            _own_outputs(graph, [spec.kind != "fresh" for spec in aot.metadata.outputs])
+            aot = ahead_of_time(graph, fakes, options, training=False, shape_env=exported.shape_env)
+        loops = lower(aot.forward, options)
+        self.schedule = schedule(loops, options)
+        plans = make_plans(self.schedule, options)
+        modules = generate_kernels(plans)
+        self.kernels = by_position(plans, modules)
+        self.text = "".join(module.text for module in modules)
+        for plan in plans.values():
+            for fact, why in plan.assumes.items():
+                exported.shape_env.evaluate(fact, why)
+
+
+def _own_outputs(graph: Graph, shared: Sequence[bool]) -> None:
+    """Copy results that are an input or another result, or see their memory."""
+    output = output_node(graph.gm.graph)
+    (results,) = output.args
+    assert isinstance(results, tuple | list)
+    copies = []
+    for result, copy in zip(results, shared, strict=True):
+        if copy and isinstance(result, torch.fx.Node):
+            with graph.gm.graph.inserting_before(output):
+                made = graph.gm.graph.call_function(torch.ops.aten.clone.default, (result,))
+            made.meta = dict(result.meta)
+            result = made
+        copies.append(result)
+    output.args = (tuple(copies),)
+    graph.gm.recompile()
+
+
+def _once(
+    weights: Mapping[str, Tensor], names: Sequence[str]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Tensors that are the same memory under several names, by the first of these."""
+    kept: dict[str, Tensor] = {}
+    first: dict[object, str] = {}
+    same: dict[str, str] = {}
+    for name, tensor in weights.items():
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        same[name] = first.setdefault(key if tensor.numel() else name, name)
+        kept.setdefault(same[name], tensor)
+    return kept, [same[name] for name in names]
+
+
+def _processor(cpu: str | None) -> tuple[list[str], tuple[str, ...]]:
+    """Flags for compilers, and what the package's user must have."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return [*machine_flags()], ()
+    known = set(processor_features().split())
+    if cpu is None:
+        cpu = next(level for level, needed in LEVELS.items() if known.issuperset(needed))
+    if cpu not in LEVELS:
+        raise OptionError(f"no kind of processor {cpu!r}; known: {', '.join(LEVELS)}")
+    width = 512 if cpu == "x86-64-v4" else 256
+    return [f"-march={cpu}", f"-mprefer-vector-width={width}"], LEVELS[cpu]
+
+
+def _write_sources(
+    folder: Path, lowered: _Lowered, source: ModelSource, places: Mapping[str, tuple[int, int]],
+    names: Sequence[str], exported: Any, name: str, features: Sequence[str],
+) -> None:  # fmt: skip
+    weights = folder / "model.safetensors"
+    bytes = weights.stat().st_size
+    header = min((at for at, _ in places.values()), default=bytes)
+    outputs = len(output_node(exported.graph.gm.graph).args[0])
+    writes = len(written_by_output(exported))
+    inputs = sum(spec.kind == "input" for spec in exported.signature.inputs)
+    numbers = {
+        "MC_WEIGHTS": len(names), "MC_INPUTS": inputs, "MC_OUTPUTS": outputs - writes,
+        "MC_WRITES": writes, "MC_SIZES": source.sizes, "MC_PIECES": source.pieces,
+        "MC_BYTES": bytes, "MC_HEADER": header,
+        "MC_HEADER_CRC32": f"{checksum(weights, 0, header)}u",
+        "MC_DATA_CRC32": f"{checksum(weights, header)}u",
+    }  # fmt: skip
+    target = [f"// What {name} was compiled for, and what belongs to it.", ""]
+    target += [f'#define MC_NAME "{name}"']
+    target += [f"#define {key} {value}" for key, value in numbers.items()]
+    needs = " ".join(f'need("{feature}")' for feature in features)
+    target += [f"#define MC_FEATURES(need) {needs}", ""]
+    table = ["const mc_weight mc_weights[] = {"]
+    table += ["    {%s, %d, %d}," % (json.dumps(n), *places[n]) for n in names]
+    table += ["    {0},", "};", ""]
+    (folder / "target.h").write_text("\n".join(target))
+    (folder / "kernels.c").write_text(lowered.text)
+    (folder / "model.c").write_text(source.text + "\n" + "\n".join(table))
+    for file in ("minicompile_package.h", "minicompile_load.h", "model.h", "runtime.c", "main.c"):
+        (folder / file).write_text((C_FILES / file).read_text())
+    operators = (C_FILES / "operators.c").read_text()
+    (folder / "operators.c").write_text(prelude(operators) + "\n" + operators)
+
+
+def _build(folder: Path, name: str, level: Sequence[str], options: Options) -> None:
+    """Three compilers side by side, then the linker. Raises BackendError."""
+    compiler = find_compiler(options)
+    threads = "-fopenmp" if "clang" not in compiler.version else "-fopenmp-simd"
+    base = [flag for flag in BASE_FLAGS if flag != "-shared"]
+    native = [*level, threads]
+    flags = {"model": native, "operators": [*native, "-ffp-contract=fast"], "runtime": []}
+    with TemporaryDirectory() as work:
+        objects = [f"{work}/{part}.o" for part in flags]
+        commands = [
+            [*base, *more, "-fvisibility=hidden", "-c", str(folder / f"{part}.c"), "-o", made]
+            for (part, more), made in zip(flags.items(), objects, strict=True)
+        ]
+        _run([[*compiler.command, *command] for command in commands])
+        link = ["-shared", "-s", "-Wl,--as-needed", *objects, "-o", str(folder / f"lib{name}.so")]
+        _run([[*compiler.command, *link, threads, "-lm", "-lpthread", "-ldl"]])
+
+
+def _run(commands: Sequence[Sequence[str]]) -> None:
+    pipe = subprocess.PIPE
+    running = [subprocess.Popen(command, stderr=pipe, text=True) for command in commands]
+    said = [process.communicate()[1] for process in running]
+    for process, text in zip(running, said, strict=True):
+        if process.returncode:
+            first = "\n".join(text.splitlines()[:12])
+            raise BackendError(f"{process.args} failed:\n{first}")  # type: ignore[str-bytes-safe]
