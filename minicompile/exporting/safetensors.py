@@ -16,14 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minicompile.errors import MinicompileError
-
 NAMES = {
     torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16", torch.int32: "I32",
     torch.int64: "I64", torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32",
     torch.float64: "F64",
 }  # fmt: skip
-LONGEST_HEADER = 100_000_000
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
@@ -51,27 +48,3 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, tu
 def bytes_of(tensor: Tensor) -> Any:
     """A contiguous CPU tensor's memory as a buffer, which lives as long as the tensor."""
     return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""
-
-
-def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file. Raises MinicompileError where it is no such file."""
-    try:
-        content = bytearray(path.read_bytes())
-        (length,) = struct.unpack_from("<Q", content)
-        if length > min(LONGEST_HEADER, len(content) - 8):
-            raise ValueError("the header ends after the file")
-        entries = json.loads(content[8 : 8 + length])
-        entries.pop("__metadata__", None)
-        dtypes = {text: dtype for dtype, text in NAMES.items()}
-        found: dict[str, Tensor] = {}
-        for name, entry in entries.items():
-            dtype, (start, end) = dtypes[entry["dtype"]], entry["data_offsets"]
-            if not 0 <= start <= end <= len(content) - 8 - length:
-                raise ValueError(f"{name} ends after the file")
-            data = content[8 + length + start : 8 + length + end]
-            flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-            found[name] = flat.reshape(entry["shape"])
-        return found
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, struct.error,
-            RecursionError) as error:  # fmt: skip
-        raise MinicompileError(f"{path} is not a safetensors file: {error}") from error

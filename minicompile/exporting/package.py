@@ -30,9 +30,10 @@ from minicompile.aot.autograd import ahead_of_time, copied, fake_mode_of
 from minicompile.codegen.cpp_ops import prelude
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
 from minicompile.errors import BackendError, OptionError, Unsupported
-from minicompile.export.checks import checksum, write_metadata
-from minicompile.export.c_wrapper import Condition, CWriter, ModelSource
-from minicompile.export.safetensors import write_safetensors
+from minicompile.exporting.checks import checksum, write_metadata
+from minicompile.exporting.c_wrapper import Condition, CWriter, ModelSource
+from minicompile.exporting.safetensors import write_safetensors
+Exported = object
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph, output_node, placeholders
 from minicompile.ops.toolchain import BASE_FLAGS, find_compiler, machine_flags, processor_features
@@ -60,7 +61,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
 """Kinds of processors, as compilers name them, and what tells that a processor is of the kind."""
 
 
-def aot_package(exported: Any, path: str | Path, *, cpu: str | None = None) -> Path:
+def aot_package(exported: Exported, path: str | Path, *, cpu: str | None = None) -> Path:
     """Compile an exported graph into a folder, or a zip file if `path` ends so; gives the path.
 
     `cpu`: the kind of x86 processor to compile for (a key of `LEVELS`); None: the best that this one is.
@@ -84,14 +85,11 @@ def aot_package(exported: Any, path: str | Path, *, cpu: str | None = None) -> P
     return path
 
 
-def _fill(folder: Path, exported: Any, cpu: str | None) -> None:
+def _fill(folder: Path, exported: Exported, cpu: str | None) -> None:
     name = re.sub(r"\W", "_", exported.name)
     level, features = _processor(cpu)
-    kinds = [spec.kind for spec in exported.signature.inputs]
     held = [spec for spec in exported.signature.inputs if spec.kind != "input"]
     users = [spec for spec in exported.signature.inputs if spec.kind == "input"]
-    if kinds != ["state"] * 0 + kinds[: len(held)] + ["input"] * len(users):
-        raise Unsupported("state comes before inputs")
     tensors = [exported.state[spec.target] for spec in held]
     options = Options(memory_pool=False, layout_optimization=False)
     lowered = _Lowered(exported, options)
@@ -119,10 +117,30 @@ def _fill(folder: Path, exported: Any, cpu: str | None) -> None:
     write_metadata(folder, facts)
 
 
+def written_by_output(exported: Exported) -> dict[int, int]:
+    """The outputs that are new contents, and the inputs, of all, that get them."""
+    outputs, inputs = exported.signature.outputs, exported.signature.inputs
+    number = {spec.target: i for i, spec in enumerate(inputs)}
+    return {i: number[s.target] for i, s in enumerate(outputs) if s.kind == "mutation"}
+
+
+def conditions_of(exported: Exported) -> list[Condition]:
+    """What must hold of the sizes, besides those that are constants or equal to others."""
+    env, found = exported.shape_env, list[Condition]()
+    for symbol, (low, high) in env.ranges.items() if env is not None else ():
+        if symbol in env.symbols and symbol not in env.fixed:
+            text = f"{low} <= {env.text(symbol)}" + (f" <= {high}" if high is not None else "")
+            holds = sympy.And(low <= symbol, symbol <= high, evaluate=False) if high else low <= symbol
+            found.append(Condition(holds, text))
+    for fact in env.guards if env is not None else ():
+        found.append(Condition(fact.condition, env.text(fact.condition)))
+    return found
+
+
 class _Lowered:
     """The exported graph down to kernels."""
 
-    def __init__(self, exported: Any, options: Options) -> None:
+    def __init__(self, exported: Exported, options: Options) -> None:
         graph = copied(exported.graph)
         fakes = [node.meta["val"] for node in placeholders(graph.gm.graph)]
         if not all(isinstance(fake, Tensor) for fake in fakes):
@@ -193,7 +211,7 @@ def _processor(cpu: str | None) -> tuple[list[str], tuple[str, ...]]:
 
 def _write_sources(
     folder: Path, lowered: _Lowered, source: ModelSource, places: Mapping[str, tuple[int, int]],
-    names: Sequence[str], exported: Any, name: str, features: Sequence[str],
+    names: Sequence[str], exported: Exported, name: str, features: Sequence[str],
 ) -> None:  # fmt: skip
     weights = folder / "model.safetensors"
     bytes = weights.stat().st_size

@@ -15,8 +15,8 @@ enum { ROWS = 12 };
 #else
 enum { ROWS = 3 };
 #endif
-// A block of `a` fits the second cache, a panel of `b` the first.
-enum { COLUMNS = 2 * LANES, DEPTH = 256, TALL = 144, WIDE = 16 * COLUMNS, FEW = 4 };
+// Blocks fit the second cache, a panel of `b` the first.
+enum { COLUMNS = 2 * LANES, DEPTH = 256, TALL = 288, WIDE = 16 * COLUMNS, FEW = 4 };
 
 static void tile(int64_t depth, const float* a, const float* b, float* out, int64_t row) {
     mc_lanes sum[ROWS][2] = {0};
@@ -38,7 +38,15 @@ static void pack(float* to, const float* from, int64_t line, int64_t step, int64
     for (int64_t first = 0; first < lines; first += width, to += width * depth) {
         int64_t here = SMALLER(width, lines - first);
         const float* panel = from + first * line;
+        if (step == 1 && here == width && width % LANES == 0) {
+            mc_transpose_4(panel, line, to, width, width, depth);
+            continue;
+        }
         for (int64_t k = 0; k < depth; k++) {
+            if (line == 1 && here == width) {
+                memcpy(to + k * width, panel + k * step, (size_t)width * sizeof(float));
+                continue;
+            }
             int64_t i = 0;
             for (; i < here; i++) to[k * width + i] = panel[i * line + k * step];
             for (; i < width; i++) to[k * width + i] = 0;

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from minicompile.export.c_wrapper import DTYPES
-from minicompile.export.checks import PackageError, check_package
-from minicompile.export.safetensors import bytes_of
+from minicompile.exporting.c_wrapper import DTYPES
+from minicompile.exporting.checks import PackageError, check_package
+from minicompile.exporting.safetensors import bytes_of
 
 NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
 BY_NUMBER = list(DTYPES)
