@@ -29,6 +29,9 @@ PUBLIC = {
     "compare_with_torch": "debug.torch_side",
     "reset": "api",
     "mark_dynamic": "api",
+    "export": "exporting.export",
+    "Dim": "exporting.export",
+    "load_export": "exporting.saved",
     "disable": "api",
     "allow_in_graph": "api",
     "register_pattern": "passes.patterns",
@@ -39,6 +42,7 @@ PUBLIC = {
     "MinicompileError": "errors",
     "Unsupported": "errors",
     "BackendError": "errors",
+    "ExportError": "errors",
 }
 
 __version__ = "0.1.0"

@@ -53,3 +53,7 @@ class VerifyError(MinicompileError):
 
 class OptionError(MinicompileError, ValueError):
     """An option that does not exist, or a value it can't take."""
+
+
+class ExportError(MinicompileError, ValueError):
+    """A program that can't be exported, a call that an exported one does not allow, a damaged file."""

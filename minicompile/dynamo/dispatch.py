@@ -27,7 +27,7 @@ import torch
 from minicompile import compat
 from minicompile.dynamo.breaks import Resume
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
-from minicompile.dynamo.capture import capture_frame, deep_stack
+from minicompile.dynamo.capture import CapturedFrame, capture_frame, deep_stack
 from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate
 from minicompile.dynamo.interpreter import Marker
@@ -79,6 +79,22 @@ def plain_backend(capture: Capture) -> BoxedGraph:
     """Runs the captured graph as it is: backend "eager"."""
     run = capture.graph.gm.forward
     return lambda inputs: run(*inputs)
+
+
+def capture_alone(
+    function: types.FunctionType, values: dict[str, Any], dynamic: Dynamic, name: str
+) -> CapturedFrame:
+    """One call of a function, captured as a whole and kept in no cache. Raises Unsupported."""
+    if active := tuple(compat.active_modes()):
+        raise refusal("function-mode", f"{' and '.join(active)} is active")
+    if is_coroutine(function.__code__) or is_generator(function.__code__):
+        raise refusal("generator-or-coroutine", f"{name} is a generator or asynchronous function")
+    with _lock, deep_stack(), compat.without_saved_tensor_hooks():
+        _thread.capturing = True
+        try:
+            return capture_frame(function, values, dynamic, name)
+        finally:
+            _thread.capturing = False
 
 
 class Dispatcher:

@@ -30,7 +30,8 @@ from minicompile.shapes.expr import to_size
 from minicompile.shapes.symnode import operation_of
 
 MARK = "_minicompile_dynamic"
-"""Attribute of a tensor: the dimensions that `mark_dynamic` named, with their ranges."""
+"""Attribute of a tensor: the dimensions that `mark_dynamic` named, with their ranges; and the names under
+which `mc.export` knows them, if it does."""
 
 
 def mark_dynamic(
@@ -97,7 +98,8 @@ class Sizes:
     def __init__(self, mode: Any, dynamic: Dynamic) -> None:
         self.env, self.mode, self.dynamic = ShapeEnv(), mode, dynamic
         mode.env = self.env
-        self.by_hint: dict[int, tuple[torch.SymInt, Source]] = {}
+        self.shared: dict[int | str, tuple[torch.SymInt, Source]] = {}
+        """Symbols that stand for more than one size, by value or by name."""
         self.numbers: dict[Source, Any] = {}
         """Symbolic ints and floats, by where they are read."""
         self.extra: list[Guard] = []
@@ -129,18 +131,26 @@ class Sizes:
         return made.requires_grad_(tensor.requires_grad)
 
     def size(
-        self, hint: int, source: Source, wish: str, low: int = 0, high: int | None = None
+        self,
+        hint: int,
+        source: Source,
+        wish: str,
+        low: int = 0,
+        high: int | None = None,
+        name: str = "",
     ) -> torch.SymInt:
-        """The symbol of all sizes that are `hint` while capturing; one of its own if it has limits."""
-        shared = low <= SMALLEST_SIZE and high is None
-        if shared and hint in self.by_hint:
-            size, first = self.by_hint[hint]
-            sources = source, first
-            self.rely("same_size", sources, size.node.given, "equal while capturing")
+        """The symbol of all sizes that are `hint` while capturing; one of its own if it has limits, that of
+        its name if it has one."""
+        wish = f"dimension {name!r}" if name else wish
+        shared, key = bool(name) or (low <= SMALLEST_SIZE and high is None), name or hint
+        if shared and key in self.shared:
+            size, first = self.shared[key]
+            sources, why = (source, first), wish if name else "equal while capturing"
+            self.rely("same_size", sources, size.node.given, why)
             return size
         size = self.env.create_symbol(hint, source, wish, low, high)
         if shared:
-            self.by_hint[hint] = size, source
+            self.shared[key] = size, source
         low, high = self.env.ranges[size.node.given]
         bounds = NumberRange(None, low, high)
         why = f"{wish}; sizes 0 and 1 are compiled apart" if low == SMALLEST_SIZE else wish

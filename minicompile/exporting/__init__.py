@@ -1,0 +1,16 @@
+"""Export: a function or module as one graph that stands for itself, without the Python that it came from.
+
+    takes    a function or nn.Module, example arguments, which sizes are dynamic
+    gives    Exported: a functional Core ATen graph, its signature, the conditions on its inputs, its state
+    decides  what is an input and what is state; which of capture's guards are conditions on arguments, which
+             are facts of the moment of export; which declared sizes the program takes as they are
+
+    export      `mc.export`: captures once, separates state from inputs, turns guards into conditions
+    exported    `Exported`: what it gives, how it is called
+    conditions  the language of conditions and of the results' structure: read by `ast`, never run
+    saved       `save`, `mc.load_export`: readable text, and the state as safetensors
+
+Read exported.py first, then export.py. The room stands above the corridor: it calls capture and AOT, and no
+room calls it. (It is called `exporting` since `minicompile.export` is the function.)
+The real compiler: torch/export, torch/_export.
+"""

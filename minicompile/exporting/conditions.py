@@ -1,0 +1,173 @@
+"""What must hold of arguments, and how results are put together: expressions that are read, never executed.
+
+    condition  := x is f32 | x.dim() == 2 | x.size(1) == 16 | 2 <= x.size(0) <= 64 | x.size(0) == y.size(0)
+                | x.device == 'cpu' | flag == True | type(xs) is list | len(xs) == 2 | list(d) == ['a'] ...
+    structure  := {'logits': result[0], 'n': x.size(0) // 2, 'rest': (None, xs[1])} ...
+
+Sizes may be symbols: then a condition becomes a fact of their `ShapeEnv`.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from minicompile.dynamo.result import describe
+from minicompile.errors import ExportError
+from minicompile.ops.dtypes import SHORT
+
+DTYPES = {name: dtype for dtype, name in SHORT.items()}
+ARITHMETIC: dict[type, Callable[..., Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.NotIn: lambda a, b: a not in b, ast.USub: operator.neg, ast.Not: operator.not_,
+}  # fmt: skip
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "len": len, "list": list, "min": torch.sym_min, "max": torch.sym_max, "float": float,
+    "slice": slice, "torch.device": torch.device, "torch.Size": torch.Size,
+    "OrderedDict": collections.OrderedDict,
+}  # fmt: skip
+TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
+
+
+def class_name(cls: type) -> str:
+    """`list`, `collections.OrderedDict`: how a class is written in a condition."""
+    return f"{cls.__module__}.{cls.__qualname__}".removeprefix("builtins.")
+
+
+def same(left: Any, right: Any) -> Any:
+    """Equal in type and value; sizes may be symbolic. NaN is NaN, 0.0 is not -0.0."""
+    if isinstance(left, torch.SymInt) or isinstance(right, torch.SymInt):
+        return left == right
+    if isinstance(left, torch.device):
+        return str(left) == right
+    if type(left) is float and type(right) is float:
+        return left.hex() == right.hex()
+    return type(left) is type(right) and left == right
+
+
+class Expression:
+    """One expression of the language. Raises ExportError for a text that isn't one."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        try:
+            self.tree = ast.parse(text, mode="eval").body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise ExportError(f"not an expression: {text[:200]!r} ({error})") from None
+
+    def __call__(self, names: Mapping[str, Any]) -> Any:
+        """Its value. `names`: arguments, symbols, `result`, classes. What it can't look at raises what Python
+        raises for it."""
+        return value_of(self.tree, names)
+
+    def holds(self, names: Mapping[str, Any]) -> bool:
+        """Whether it is a true condition; not, if what it is about isn't there."""
+        try:
+            return bool(self(names))
+        except (LookupError, AttributeError, TypeError, ValueError, ArithmeticError):
+            return False
+
+    def found(self, names: Mapping[str, Any]) -> str:
+        """What it is about, as it was found: `x.size(1) is 17`."""
+        told = []
+        parts = [self.tree]
+        if isinstance(self.tree, ast.Compare):
+            parts = [self.tree.left, *self.tree.comparators]
+            if isinstance(self.tree.ops[0], ast.Is):
+                parts.pop()
+        while parts:
+            part = parts.pop(0)
+            if isinstance(part, ast.BinOp | ast.BoolOp | ast.UnaryOp):
+                inner = ast.iter_child_nodes(part)
+                parts = [*(p for p in inner if isinstance(p, ast.expr)), *parts]
+            elif not isinstance(part, ast.Constant | ast.List):
+                try:
+                    what = describe(value_of(part, names))
+                except Exception as error:  # whatever the argument's class raises
+                    what = f"not there ({type(error).__name__})"
+                told.append(f"{ast.unparse(part)} is {what}")
+        return ", ".join(dict.fromkeys(told))
+
+
+def dotted(node: ast.AST) -> str:
+    """`torch.float32`; "" if it is no such name."""
+    if isinstance(node, ast.Name):
+        return node.id
+    above = dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return f"{above}.{node.attr}" if isinstance(node, ast.Attribute) and above else ""
+
+
+def value_of(node: ast.AST, names: Mapping[str, Any]) -> Any:
+    """An expression's value. Raises ExportError for what the language hasn't got."""
+    inner = functools.partial(value_of, names=names)
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.Name() if node.id in names:
+            return names[node.id]
+        case ast.Tuple():
+            return tuple(map(inner, node.elts))
+        case ast.List():
+            return list(map(inner, node.elts))
+        case ast.Dict() if None not in node.keys:
+            return {inner(k): inner(v) for k, v in zip(node.keys, node.values, strict=True) if k}
+        case ast.Subscript():
+            return inner(node.value)[inner(node.slice)]
+        case ast.UnaryOp() if type(node.op) in ARITHMETIC:
+            return ARITHMETIC[type(node.op)](inner(node.operand))
+        case ast.BinOp() if type(node.op) in ARITHMETIC:
+            return ARITHMETIC[type(node.op)](inner(node.left), inner(node.right))
+        case ast.BoolOp():
+            test = all if isinstance(node.op, ast.And) else any
+            return test(map(inner, node.values))
+        case ast.Compare():
+            left = node.left
+            for op, right in zip(node.ops, node.comparators):
+                if not compared(op, left, right, names):
+                    return False
+                left = right
+            return True
+        case ast.Attribute(attr="device"):
+            return inner(node.value).device
+        case ast.Attribute(value=ast.Name(id="torch")):
+            found = getattr(torch, node.attr, None)
+            if isinstance(found, TORCH_CONSTANTS):
+                return found
+        case ast.Call(func=ast.Attribute(attr="size", value=of), args=[axis], keywords=[]):
+            return inner(of).shape[inner(axis)]
+        case ast.Call(func=ast.Attribute(attr="dim", value=of), args=[], keywords=[]):
+            return inner(of).dim()
+        case ast.Call(func=function) if name := dotted(function):
+            call = FUNCTIONS.get(name) or (names.get(name) if "." in name else None)
+            if callable(call):
+                given = {str(k.arg): inner(k.value) for k in node.keywords}
+                return call(*map(inner, node.args), **given)
+    raise ExportError(f"not part of the language of conditions: {ast.unparse(node)[:200]!r}")
+
+
+def compared(op: ast.cmpop, left: ast.expr, right: ast.expr, names: Mapping[str, Any]) -> Any:
+    """One comparison. `is` asks for a class, for a type of tensor elements, or for the same object."""
+    if isinstance(op, ast.Is):
+        if isinstance(left, ast.Call) and dotted(left.func) == "type":
+            return class_name(type(value_of(left.args[0], names))) == dotted(right)
+        value, name = value_of(left, names), dotted(right)
+        if name in DTYPES or name.startswith("torch."):
+            dtype = DTYPES.get(name) or getattr(torch, name.removeprefix("torch."), None)
+            dense = isinstance(value, torch.Tensor) and value.layout is torch.strided
+            return dense and value.dtype is dtype
+        return value is value_of(right, names)
+    values = value_of(left, names), value_of(right, names)
+    if isinstance(op, ast.Eq | ast.NotEq):
+        equal = same(*values)
+        return equal if isinstance(op, ast.Eq) else not equal
+    if type(op) not in ARITHMETIC:
+        raise ExportError(f"not part of the language of conditions: {type(op).__name__}")
+    return ARITHMETIC[type(op)](*values)
