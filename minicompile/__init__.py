@@ -32,6 +32,8 @@ PUBLIC = {
     "export": "exporting.export",
     "Dim": "exporting.export",
     "load_export": "exporting.saved",
+    "aot_package": "exporting.package",
+    "load_package": "exporting.load",
     "disable": "api",
     "allow_in_graph": "api",
     "register_pattern": "passes.patterns",

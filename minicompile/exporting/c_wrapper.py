@@ -37,10 +37,7 @@ DTYPES = {
 """In the order of `enum mc_dtype`."""
 
 RESERVED = frozenset(
-    """alignas alignof asm auto bool break case char const constexpr continue default do double else enum
-    extern false float for goto if inline int long nullptr register restrict return short signed sizeof static
-    struct switch thread_local true typedef typeof union unsigned void volatile while linux unix
-    state in out written size arena at code""".split()
+    ["alignas", "alignof", "asm", "auto", "bool", "break", "case", "char", "const", "constexpr", "continue", "default", "do", "double", "else", "enum", "extern", "false", "float", "for", "goto", "if", "inline", "int", "long", "nullptr", "register", "restrict", "return", "short", "signed", "sizeof", "static", "struct", "switch", "thread_local", "true", "typedef", "typeof", "union", "unsigned", "void", "volatile", "while", "linux", "unix", "state", "in", "out", "written", "size", "arena", "at", "code"]
 )
 
 
@@ -278,7 +275,11 @@ class CWriter:
         given = [*self.schedule.graph.inputs][self.written.get(number, 0)]
         written = sorted(self.written)
         plain = number - sum(1 for w in written if w < number)
-        to = f"&written[{written.index(number)}].value" if number in self.written else f"&out[{plain}]"
+        to = (
+            f"&written[{written.index(number)}].value"
+            if number in self.written
+            else f"&out[{plain}]"
+        )
         where = f"{self._at(output)}, {DTYPES[layout.dtype]}, {layout.dtype.itemsize}, {rank}"
         shape = f"{self._sizes(layout.size)}, {self._sizes(layout.stride)}"
         self.lines.append(f"    if (mc_give({to}, {where}, {shape})) return 1;")
@@ -334,7 +335,12 @@ class CWriter:
 
 
 def product(
-    writer: CWriter, out: View, *given: Any, batched: bool = False, beta: float = 1, alpha: float = 1
+    writer: CWriter,
+    out: View,
+    *given: Any,
+    batched: bool = False,
+    beta: float = 1,
+    alpha: float = 1,
 ) -> str:
     """mm, bmm, addmm and baddbmm."""
     added, a, b = given if len(given) == 3 else (None, *given)
@@ -379,7 +385,9 @@ def convolution(
         kind = "transposed" if transposed else f"{rank}-dimensional"
         raise Unsupported(f"a package has no {kind} convolution")
     images = [writer.strided("mc_images", view, True) for view in (out, x, weight)]
-    steps = [[fill] * (2 - rank) + [*given] for given, fill in ((stride, 1), (padding, 0), (dilation, 1))]
+    steps = [
+        [fill] * (2 - rank) + [*given] for given, fill in ((stride, 1), (padding, 0), (dilation, 1))
+    ]
     window = ", ".join("{" + ", ".join(map(str, step)) + "}" for step in steps)
     added = writer._at(bias) if bias is not None else "NULL"
     return f"mc_convolution({', '.join(images)}, {added}, (mc_window){{{window}, {groups}}})"
@@ -394,4 +402,3 @@ OPERATORS: dict[str, Callable[..., str]] = {
     "convolution": convolution, "_scaled_dot_product_flash_attention_for_cpu": attention,
 }  # fmt: skip
 """Operators that a package has, by name: what writes their call."""
-

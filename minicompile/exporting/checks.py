@@ -12,17 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minicompile.errors import MinicompileError
+from minicompile.errors import ExportError
 
 VERSION = 1
 """Of the package's format and C interface: MC_VERSION in minicompile_package.h."""
 WEIGHTS = "model.safetensors"
 LAST = '"crc32_above": '
 PIECE = 1 << 24
-
-
-class PackageError(MinicompileError):
-    """A package that is damaged, of another version, made for another processor, or given unfit inputs."""
 
 
 def checksum(path: Path, start: int = 0, end: int | None = None) -> int:
@@ -48,24 +44,24 @@ def write_metadata(folder: Path, facts: Mapping[str, Any]) -> None:
 
 
 def check_package(folder: Path) -> dict[str, Any]:
-    """The metadata of a package whose files are whole. Raises PackageError that says what isn't.
+    """The metadata of a package whose files are whole. Raises ExportError that says what isn't.
 
     The weights' checksum is left to `mc_open`, which reads them too.
     """
     try:
         content = (folder / "metadata.json").read_bytes()
     except OSError as error:
-        raise PackageError(f"{folder} is no package: {error}") from error
+        raise ExportError(f"{folder} is no package: {error}") from error
     above, last, _ = content.rpartition(LAST.encode())
     if not last or content[len(above) :] != f"{LAST}{zlib.crc32(above)}\n}}\n".encode():
-        raise PackageError(f"{folder}/metadata.json is damaged")
+        raise ExportError(f"{folder}/metadata.json is damaged")
     facts: dict[str, Any] = json.loads(content)
     if facts["version"] != VERSION:
         known = f"this minicompile loads version {VERSION}: export the model again"
-        raise PackageError(f"the package has version {facts['version']}, {known}")
+        raise ExportError(f"the package has version {facts['version']}, {known}")
     for entry in facts["files"]:
         file = folder / entry["file"]
         whole = file.is_file() and file.stat().st_size == entry["bytes"]
         if not whole or (entry["file"] != WEIGHTS and checksum(file) != entry["crc32"]):
-            raise PackageError(f"{file} is missing, truncated or damaged")
+            raise ExportError(f"{file} is missing, truncated or damaged")
     return facts

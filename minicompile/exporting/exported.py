@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -112,7 +112,7 @@ class Exported(Shown):
     name: str
     graph: Graph
     signature: Signature
-    constraints: tuple[Constraint, ...]
+    constraints: Sequence[Constraint]
     state: dict[str, torch.Tensor]
     """Parameters, buffers and constants by qualified name. They share memory with those of the module, but
     for those that the program changes, which are copies."""
@@ -139,17 +139,7 @@ class Exported(Shown):
 
     def arguments(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """A call's arguments by name, checked. Raises ExportError."""
-        try:
-            bound = self.call.bind(*args, **kwargs)
-        except TypeError as error:
-            raise ExportError(f"{self.name}{self.call}: {error}") from None
-        bound.apply_defaults()
-        for constraint in self.constraints:
-            try:
-                constraint.check(bound.arguments)
-            except ExportError as error:
-                raise ExportError(f"{self.name} {error}") from None
-        return bound.arguments
+        return bound_arguments(self, args, kwargs)
 
     def inputs(self, arguments: Mapping[str, Any]) -> list[torch.Tensor]:
         """The graph's inputs, before they are laid out. Raises ExportError if one that changes shares memory
@@ -219,3 +209,28 @@ def as_number(size: Any, sizes: Mapping[Any, int]) -> Any:
     """A size or stride for the sizes at hand."""
     expr = size_expr(size)
     return expr if isinstance(expr, int) else expr.xreplace(sizes)
+
+
+class Called(Protocol):
+    """What it takes to check a call: an export has it, and a package."""
+
+    name: str
+    call: inspect.Signature
+    constraints: Sequence[Constraint]
+
+
+def bound_arguments(
+    program: Called, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """A call's arguments by name, checked. Raises ExportError."""
+    try:
+        bound = program.call.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ExportError(f"{program.name}{program.call}: {error}") from None
+    bound.apply_defaults()
+    for constraint in program.constraints:
+        try:
+            constraint.check(bound.arguments)
+        except ExportError as error:
+            raise ExportError(f"{program.name} {error}") from None
+    return bound.arguments

@@ -5,7 +5,9 @@ The real compiler: torch/_inductor/package/package.py (load_package).
 
 from __future__ import annotations
 
+import collections
 import ctypes
+import inspect
 import tempfile
 import zipfile
 import zlib
@@ -16,9 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from minicompile import compat
+from minicompile.errors import ExportError
 from minicompile.exporting.c_wrapper import DTYPES
-from minicompile.exporting.checks import PackageError, check_package
-from minicompile.exporting.safetensors import bytes_of
+from minicompile.exporting.checks import check_package
+from minicompile.exporting.conditions import Expression
+from minicompile.exporting.exported import Constraint, bound_arguments
 
 NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
 BY_NUMBER = list(DTYPES)
@@ -45,7 +50,7 @@ class Library:
             self.open, self.close, self.free = library.mc_open, library.mc_close, library.mc_free
             self.call, self.error_text = library.mc_run, library.mc_error
         except (OSError, AttributeError) as error:
-            raise PackageError(f"the package's library can't be loaded: {error}") from error
+            raise ExportError(f"the package's library can't be loaded: {error}") from error
         self.open.restype, self.error_text.restype = ctypes.c_void_p, ctypes.c_char_p
         pointer, number, tensors = ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(CTensor)
         self.close.argtypes, self.free.argtypes = [pointer], [tensors, number]
@@ -53,21 +58,21 @@ class Library:
         self.results = results
         self.model = self.open(str(folder).encode())
         if not self.model:
-            raise PackageError(self.error())
+            raise ExportError(self.error())
 
     def error(self) -> str:
         return str(self.error_text().decode(errors="replace"))
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The results for contiguous CPU tensors. Raises PackageError with what the library says."""
+        """The results for contiguous CPU tensors. Raises ExportError with what the library says."""
         given, made = (CTensor * (len(inputs) + 1))(), (CTensor * (self.results + 1))()
         for place, tensor in zip(given, inputs):
             if tensor.dim() > MOST_DIMENSIONS or tensor.dtype not in NUMBERS:
-                raise PackageError(f"a package takes no {tensor.dtype} of {tensor.dim()} dimensions")
+                raise ExportError(f"a package takes no {tensor.dtype} of {tensor.dim()} dimensions")
             place.data, place.dtype = tensor.data_ptr(), NUMBERS[tensor.dtype]
             place.ndim, place.shape[: tensor.dim()] = tensor.dim(), tuple(tensor.shape)
         if self.call(self.model, given, len(inputs), made, self.results):
-            raise PackageError(self.error())
+            raise ExportError(self.error())
         found = []
         for result in made[: self.results]:
             out = torch.empty(result.shape[: result.ndim], dtype=BY_NUMBER[result.dtype])
@@ -83,13 +88,77 @@ class Library:
 
 
 def unpack(path: Path, folder: Path) -> None:
-    """The files of a zip that `aot_package` wrote. Raises PackageError."""
+    """The files of a zip that `aot_package` wrote. Raises ExportError."""
     try:
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
                 if Path(name).name != name or name in ("", ".", ".."):
-                    raise PackageError(f"{path} has a file {name!r}, which is no part of a package")
+                    raise ExportError(f"{path} has a file {name!r}, which is no part of a package")
                 (folder / name).write_bytes(archive.read(name))
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, RuntimeError,
             zlib.error, OverflowError, MemoryError) as error:  # fmt: skip
-        raise PackageError(f"{path} is damaged: {error}") from error
+        raise ExportError(f"{path} is damaged: {error}") from error
+
+
+class Package:
+    """A loaded package: called as what was exported, with CPU tensors; gives what that gave, contiguous.
+
+    Raises ExportError for arguments that do not fulfil the constraints, and where the data is unfit (an index
+    out of range). Threads may call it at the same time; of calls that change its state, one after the other.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        facts = check_package(folder)
+        self.name = facts["name"]
+        self.constraints = [Constraint(*parts) for parts in facts["constraints"]]
+        kinds = inspect._ParameterKind
+        self.call = inspect.Signature(
+            [
+                inspect.Parameter(
+                    name,
+                    kinds[kind],
+                    default=inspect.Parameter.empty if default is None else Expression(default)({}),
+                )
+                for name, kind, default in facts["call"]
+            ]
+        )
+        self.inputs = [(Expression(path), changed) for path, changed in facts["inputs"]]
+        self.structure = Expression(facts["structure"])
+        self.classes = {name: stand_in(name) for name in facts["classes"]}
+        self.library = Library(folder, self.name, facts["results"])
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        arguments = bound_arguments(self, args, kwargs)
+        given = [path(arguments) for path, _ in self.inputs]
+        changed = [x for x, (_, changes) in zip(given, self.inputs) if changes]
+        for one in changed:
+            if sum(compat.storage_id(one) == compat.storage_id(other) for other in given) > 1:
+                raise ExportError(f"{self.name}: inputs share memory, and one of them is changed")
+        laid = [x.detach().resolve_conj().resolve_neg().contiguous() for x in given]
+        results = self.library.run(laid)
+        for old, new, (_, changes) in zip(given, laid, self.inputs):
+            if changes and old.data_ptr() != new.data_ptr():
+                with torch.no_grad():
+                    old.copy_(new)
+        return self.structure({**arguments, **self.classes, "result": results})
+
+
+def stand_in(name: str) -> Any:
+    """A class of results by its name: of torch's own, or a named tuple with the same fields."""
+    short = name.rpartition(".")[2]
+    if name.startswith("torch.return_types."):
+        return getattr(torch.return_types, short)
+    return lambda **items: collections.namedtuple(short, items)(**items)
+
+
+def load_package(path: str | Path) -> Package:
+    """A package that `mc.aot_package` made, folder or zip, ready to be called.
+
+    Nothing is compiled, and nothing of it runs before all its files are found whole. Raises ExportError.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return Package(path)
+    with tempfile.TemporaryDirectory(prefix="minicompile_package_") as work:  # mapped files stay
+        unpack(path, Path(work))
+        return Package(Path(work))

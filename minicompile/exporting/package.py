@@ -17,23 +17,23 @@ import re
 import subprocess
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import sympy
 import torch
 from torch import Tensor
 
+import minicompile
 from minicompile.aot.autograd import ahead_of_time, copied, fake_mode_of
 from minicompile.codegen.cpp_ops import prelude
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
 from minicompile.errors import BackendError, OptionError, Unsupported
-from minicompile.exporting.checks import checksum, write_metadata
 from minicompile.exporting.c_wrapper import Condition, CWriter, ModelSource
+from minicompile.exporting.checks import checksum, write_metadata
+from minicompile.exporting.export import literal
+from minicompile.exporting.exported import Exported
 from minicompile.exporting.safetensors import write_safetensors
-Exported = object
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph, output_node, placeholders
 from minicompile.ops.toolchain import BASE_FLAGS, find_compiler, machine_flags, processor_features
@@ -102,16 +102,26 @@ def _fill(folder: Path, exported: Exported, cpu: str | None) -> None:
     places = write_safetensors(folder / "model.safetensors", weights)
     written = written_by_output(exported)
     writer = CWriter(
-        lowered.schedule, lowered.kernels, len(held), [spec.name for spec in users], written,
+        lowered.schedule, lowered.kernels, len(held), [spec.target for spec in users], written,
         conditions_of(exported),
     )  # fmt: skip
     source = writer.write()
     _write_sources(folder, lowered, source, places, names, exported, name, features)
     _build(folder, name, level, options)
+    mutated = {spec.target for spec in exported.signature.mutated}
     facts = {
         "name": name,
+        "made_by": f"minicompile {minicompile.__version__}",
         "cpu": features,
-        "inputs": [spec.name for spec in users],
+        "call": [
+            [p.name, p.kind.name, None if p.default is p.empty else literal(p.default)]
+            for p in exported.call.parameters.values()
+        ],
+        "inputs": [[spec.target, spec.target in mutated] for spec in users],
+        "results": sum(spec.kind == "result" for spec in exported.signature.outputs),
+        "structure": exported.structure,
+        "classes": [*exported.classes],
+        "constraints": [[c.condition, c.reason, c.line] for c in exported.constraints],
     }
     (folder / "README.md").write_text(README.format(name=name))
     write_metadata(folder, facts)
@@ -130,7 +140,9 @@ def conditions_of(exported: Exported) -> list[Condition]:
     for symbol, (low, high) in env.ranges.items() if env is not None else ():
         if symbol in env.symbols and symbol not in env.fixed:
             text = f"{low} <= {env.text(symbol)}" + (f" <= {high}" if high is not None else "")
-            holds = sympy.And(low <= symbol, symbol <= high, evaluate=False) if high else low <= symbol
+            holds = (
+                sympy.And(low <= symbol, symbol <= high, evaluate=False) if high else low <= symbol
+            )
             found.append(Condition(holds, text))
     for fact in env.guards if env is not None else ():
         found.append(Condition(fact.condition, env.text(fact.condition)))

@@ -1,7 +1,7 @@
 """Tensors in a file: https://github.com/huggingface/safetensors#format.
 
-    8 bytes, the length of the header; the header, JSON: name -> dtype, shape, where its data begins and ends;
-    the data of all tensors, row-major, without gaps
+8 bytes, the length of the header; the header, JSON: name -> dtype, shape, where its data begins and ends;
+the data of all tensors, row-major, without gaps
 """
 
 from __future__ import annotations

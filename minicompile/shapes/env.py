@@ -160,9 +160,10 @@ class ShapeEnv(Shown):
         if isinstance(relation, sympy.Eq | sympy.Ne):
             if difference.is_zero:
                 return sympy.S(isinstance(relation, sympy.Eq))
-            if difference.is_positive or difference.is_negative:
-                return sympy.S(isinstance(relation, sympy.Ne))
-            return None
+            apart = difference.is_positive or difference.is_negative
+            if not apart and (ends := bounds(difference, self._limits)) is not None:
+                apart = ends[0].is_positive or ends[1].is_negative
+            return sympy.S(isinstance(relation, sympy.Ne)) if apart else None
         decided = relation.func(difference, 0)
         if decided in (sympy.true, sympy.false):
             return decided
