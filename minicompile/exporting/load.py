@@ -5,6 +5,7 @@ The real compiler: torch/_inductor/package/package.py (load_package).
 
 from __future__ import annotations
 
+import argparse
 import collections
 import ctypes
 import inspect
@@ -24,6 +25,7 @@ from minicompile.exporting.c_wrapper import DTYPES
 from minicompile.exporting.checks import check_package
 from minicompile.exporting.conditions import Expression
 from minicompile.exporting.exported import Constraint, bound_arguments
+from minicompile.ops.dtypes import value_text
 
 NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
 BY_NUMBER = list(DTYPES)
@@ -47,6 +49,7 @@ class Library:
     def __init__(self, folder: Path, name: str, results: int) -> None:
         try:
             library = ctypes.CDLL(str((folder / f"lib{name}.so").resolve()))
+            self.handle = library._handle
             self.open, self.close, self.free = library.mc_open, library.mc_close, library.mc_free
             self.call, self.error_text = library.mc_run, library.mc_error
         except (OSError, AttributeError) as error:
@@ -58,7 +61,9 @@ class Library:
         self.results = results
         self.model = self.open(str(folder).encode())
         if not self.model:
-            raise ExportError(self.error())
+            said = self.error()
+            self.unload()
+            raise ExportError(said)
 
     def error(self) -> str:
         return str(self.error_text().decode(errors="replace"))
@@ -82,9 +87,16 @@ class Library:
         self.free(made, self.results)
         return found
 
+    def unload(self) -> None:
+        """No file that may be replaced stays mapped: Python itself never unloads a library."""
+        unload = ctypes.CDLL(None).dlclose
+        unload.argtypes = [ctypes.c_void_p]
+        unload(self.handle)
+
     def __del__(self) -> None:
         if getattr(self, "model", None):
             self.close(self.model)
+            self.unload()
 
 
 def unpack(path: Path, folder: Path) -> None:
@@ -162,3 +174,33 @@ def load_package(path: str | Path) -> Package:
     with tempfile.TemporaryDirectory(prefix="minicompile_package_") as work:  # mapped files stay
         unpack(path, Path(work))
         return Package(Path(work))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("package", type=Path, help="a folder or zip file that mc.aot_package made")
+    parser.add_argument("input", type=Path, help="a safetensors file with the inputs by name")
+    parser.add_argument("--output", type=Path, help="write the results to this safetensors file")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Run a package on the tensors of a file. Raises ExportError."""
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file, save_file
+    except ImportError:
+        raise ExportError("`minicompile run` needs safetensors: pip install safetensors") from None
+    package = load_package(chosen.package)
+    names = [path.text for path, _ in package.inputs]
+    try:
+        given = load_file(chosen.input)
+    except (OSError, SafetensorError) as error:
+        raise ExportError(f"{chosen.input} can't be read: {error}") from error
+    if given.keys() != set(names):
+        raise ExportError(f"{package.name} takes {', '.join(names)}, not {', '.join(given)}")
+    found = package.library.run([given[name] for name in names])
+    results = {f"result[{i}]": value for i, value in enumerate(found)}
+    for name, value in results.items():
+        print(f"{name}: {value_text(value)}")
+    if chosen.output is not None:
+        save_file(results, chosen.output)
+    return 0

@@ -1,0 +1,339 @@
+"""Ahead-of-time packages on the CPU: the results of eager through Python and through C, and clean errors."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import shutil
+import subprocess
+import zipfile
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import minicompile as mc
+from minicompile.__main__ import main
+from minicompile.bench.models import build_cnn
+from minicompile.bench.networks import BERT, GPT2, TEXT
+from minicompile.exporting import package as packaging
+from minicompile.exporting.checks import LAST, write_metadata
+from minicompile.lessons.model import GPT
+from tests.exporting.damage import build_program, refused, small_package
+
+BATCH, LENGTH = mc.Dim("batch", max=8), mc.Dim("length", max=60)
+BYTES = {"float32": torch.float32, "int64": torch.int64}
+
+
+class Logits(nn.Module):
+    """What a model of `transformers` gives, without its own class of results."""
+
+    def __init__(self, name: str, **config: Any) -> None:
+        transformers = pytest.importorskip("transformers")
+        super().__init__()
+        kind = getattr(transformers, name)
+        self.model = kind(kind.config_class(**config, **TEXT))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.model(tokens).logits
+        return logits
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(90, shape)
+
+
+CASES: dict[str, Any] = {
+    "lesson model": (GPT, tokens, [(2, 16), (3, 7), (8, 60)]),
+    "gpt2": (lambda: Logits("GPT2LMHeadModel", **GPT2), tokens, [(2, 16), (3, 7), (8, 60)]),
+    "bert": (lambda: Logits("BertForMaskedLM", **BERT), tokens, [(2, 16), (3, 7), (8, 60)]),
+    "cnn": (lambda: build_cnn(True)[0], torch.randn, [(2, 3, 16, 16), (5, 3, 16, 16)]),
+}
+
+
+def run_program(program: Path, package: Path, inputs: list[Tensor]) -> list[Tensor]:
+    """The results of a package's C program."""
+    given = []
+    for i, value in enumerate(inputs):
+        (program.parent / f"in{i}.bin").write_bytes(value.contiguous().numpy().tobytes())
+        shape = ",".join(map(str, value.shape))
+        given.append(f"{str(value.dtype).removeprefix('torch.')}:{shape}:in{i}.bin")
+    command = [program, package, *given]
+    done = subprocess.run(command, cwd=program.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = []
+    for line in done.stdout.splitlines():
+        name, dtype, shape = line.replace(":", "").split(" ", 2)
+        flat = torch.frombuffer(bytearray((program.parent / name).read_bytes()), dtype=BYTES[dtype])
+        found.append(flat.reshape(json.loads(shape)))
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_those_of_eager(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    build, make, shapes = CASES[name]
+    model = build().eval()
+    dims = {0: BATCH} if name == "cnn" else {0: BATCH, 1: LENGTH}
+    exported = mc.export(model, (make(*shapes[0]),), dynamic_shapes=[dims])
+    folder = mc.aot_package(exported, tmp_path / "package")
+    package, program = mc.load_package(folder), build_program(folder)
+    for shape in shapes:
+        given = make(*shape)
+        with torch.no_grad():
+            expected = model(given)
+        (from_c,) = run_program(program, folder, [given])
+        for found in (package(given), from_c):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    libraries = subprocess.run(["ldd", *folder.glob("*.so")], capture_output=True, text=True).stdout
+    assert "libc" in libraries and "torch" not in libraries and "python" not in libraries
+    rest = [f for f in folder.iterdir() if f.name != "model.safetensors"]
+    assert sum(f.stat().st_size for f in rest) < 2 << 20
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_package(tmp_path_factory.mktemp("small") / "gpt")
+
+
+def copied(package: Path, to: Path) -> Path:
+    return Path(shutil.copytree(package, to / "copy"))
+
+
+def signed(folder: Path, **changes: Any) -> None:
+    """Write the metadata again for the files that are there now."""
+    facts = json.loads((folder / "metadata.json").read_text())
+    for key in ("files", "crc32_above", "format", "version"):
+        facts.pop(key)
+    (folder / "metadata.json").unlink()
+    write_metadata(folder, {**facts, **changes})
+
+
+def test_damaged_packages_are_refused(small: Path) -> None:
+    assert list(refused(small, build_program(small), 200)) == []
+
+
+def test_a_damaged_zip_is_refused_or_whole(small: Path, tmp_path: Path) -> None:
+    path = tmp_path / "gpt.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in small.iterdir():
+            archive.write(file, file.name)
+    content, given = path.read_bytes(), torch.ones(1, 4, dtype=torch.int64)
+    expected = mc.load_package(path)(given)
+    for place in range(0, len(content), len(content) // 60):
+        for bad in (content[:place], content[:place] + bytes(9) + content[place + 9 :]):
+            path.write_bytes(bad)
+            try:
+                found = mc.load_package(path)(given)
+            except mc.ExportError:
+                continue
+            assert found.equal(expected)
+
+
+def test_another_version_is_refused(small: Path, tmp_path: Path) -> None:
+    folder = copied(small, tmp_path)
+    text = (folder / "metadata.json").read_text().replace('"version": 1', '"version": 2')
+    above = text.rpartition(LAST)[0]
+    text = f"{above}{LAST}{zlib.crc32(above.encode())}\n}}\n"
+    (folder / "metadata.json").write_text(text)
+    with pytest.raises(mc.ExportError, match="has version 2"):
+        mc.load_package(folder)
+    done = subprocess.run([build_program(small), folder, "x"], capture_output=True, text=True)
+    assert done.returncode == 1 and "has version 2" in done.stderr
+
+
+def test_a_library_without_a_function_is_refused(small: Path, tmp_path: Path) -> None:
+    folder = copied(small, tmp_path)
+    library = next(folder.glob("*.so"))
+    source = tmp_path / "other.c"
+    source.write_text("int mc_open(void) { return 0; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    signed(folder)
+    with pytest.raises(mc.ExportError, match=r"can't be loaded: .*mc_"):
+        mc.load_package(folder)
+    done = subprocess.run([build_program(small), folder, "x"], capture_output=True, text=True)
+    assert done.returncode == 1 and "has no function mc_run" in done.stderr
+
+
+def test_another_processor_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not packaging.machine_flags()[0].startswith("-march"):
+        pytest.skip("no x86 processor")
+    monkeypatch.setitem(packaging.LEVELS, "x86-64", ("xop",))  # of AMD's, gone since 2017
+    folder = mc.aot_package(
+        mc.export(torch.relu, (torch.ones(3),)), tmp_path / "relu", cpu="x86-64"
+    )
+    with pytest.raises(mc.ExportError, match="for processors with xop"):
+        mc.load_package(folder)
+    with pytest.raises(mc.OptionError, match="no kind of processor 'z80'"):
+        mc.aot_package(mc.export(torch.relu, (torch.ones(3),)), tmp_path / "z80", cpu="z80")
+
+
+def test_unfit_inputs_are_refused_by_both_sides(small: Path) -> None:
+    package = mc.load_package(small)
+    good = torch.zeros(1, 4, dtype=torch.int64)
+    for bad, says in (
+        (good.float(), "float32, not int64"),
+        (good[0], "1 dimensions, not 2"),
+        (torch.zeros(1, 5, dtype=torch.int64), "dimension 1 has size 5, not 4"),
+        (torch.full_like(good, 96), r"index out of range in a dimension of size 96 .*model.py:\d+"),
+    ):
+        with pytest.raises(mc.ExportError):
+            package(bad)
+        with pytest.raises(mc.ExportError, match=says):
+            package.library.run([bad])
+    with pytest.raises(mc.ExportError, match="takes 1 inputs, not 2"):
+        package.library.run([good, good])
+    with pytest.raises(mc.ExportError, match="device"):
+        package(good.to("meta"))
+    with pytest.raises(mc.ExportError, match="missing a required argument"):
+        package()
+
+
+def test_conditions_on_sizes_are_checked_in_c(tmp_path: Path) -> None:
+    def halves(x: Tensor, y: Tensor) -> Tensor:
+        return x.view(2, -1) @ y
+
+    given = torch.randn(12), torch.randn(6, 3)
+    exported = mc.export(halves, given, dynamic_shapes=[{0: mc.Dim.AUTO}, {0: mc.Dim.AUTO}])
+    package = mc.load_package(mc.aot_package(exported, tmp_path / "halves.zip"))
+    x, y = torch.randn(20), torch.randn(10, 3)
+    torch.testing.assert_close(package(x, y), halves(x, y))
+    for bad in ((torch.randn(21), y), (x, torch.randn(9, 3))):
+        with pytest.raises(mc.ExportError):
+            package(*bad)
+        with pytest.raises(mc.ExportError, match="does not hold|has size"):
+            package.library.run(bad)
+
+
+class Counter(nn.Module):
+    """Keeps a sum, and writes to what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor, log: Tensor) -> dict[str, Any]:
+        self.total += x
+        self.calls += 1
+        log.copy_(self.total)
+        return {"total": self.total.clone(), "same": [x, x.t()], "calls": self.calls + 0, "k": 7}
+
+
+def test_state_and_inputs_change_as_in_eager(tmp_path: Path) -> None:
+    model = Counter()
+    exported = mc.export(model, (torch.ones(3), torch.zeros(3)))
+    package = mc.load_package(mc.aot_package(exported, tmp_path / "counter"))
+    for step in range(3):
+        x, logs = torch.full((3,), float(step)), [torch.zeros(3), torch.zeros(6)[::2]]
+        expected, found = model(x, logs[0]), package(x, logs[1])
+        assert found.keys() == expected.keys() and found["k"] == 7
+        torch.testing.assert_close([*found.values()], [*expected.values()], rtol=0, atol=0)
+        assert logs[0].equal(logs[1])
+    with pytest.raises(mc.ExportError, match="share memory"):
+        package(x, x)
+
+
+def test_threads_share_a_model(small: Path) -> None:
+    package = mc.load_package(small)
+    given = [torch.randint(90, (1, 4)) for _ in range(64)]
+    expected = [package(x) for x in given]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda x: package(x), given))
+    assert all(a.equal(b) for a, b in zip(found, expected))
+
+
+def transposed(x: Tensor) -> Tensor:
+    return nn.functional.conv_transpose2d(x, torch.ones(3, 2, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("fn", "given", "says"),
+    [
+        (lambda x: torch.sort(x).values, torch.ones(4), "aten.sort"),
+        (lambda x: x @ x, torch.ones(4, 4, dtype=torch.float64), "in float32 only"),
+        (transposed, torch.ones(1, 3, 4, 4), "no transposed convolution"),
+    ],
+)
+def test_what_a_package_can_not_do_names_the_line(
+    fn: Any, given: Tensor, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(mc.Unsupported, match=says) as caught:
+        mc.aot_package(mc.export(fn, (given,)), tmp_path / "package")
+    assert "test_package.py" in str(caught.value)
+    assert not (tmp_path / "package").exists()
+
+
+def test_the_command_runs_a_package(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = pytest.importorskip("safetensors.torch")
+    given, out = torch.randint(90, (1, 4)), tmp_path / "out.safetensors"
+    files.save_file({"idx": given}, tmp_path / "in.safetensors")
+    command = ["run", str(small), str(tmp_path / "in.safetensors"), "--output", str(out)]
+    assert main(command) == 0
+    assert files.load_file(out)["result[0]"].equal(mc.load_package(small)(given))
+    assert "result[0]: f32[1, 4, 96]" in capsys.readouterr().out
+    files.save_file({"x": given}, tmp_path / "in.safetensors")
+    assert main(command) == 1
+    assert "takes idx" in capsys.readouterr().err
+
+
+# -- operators
+
+
+@pytest.fixture(scope="module")
+def operators(small: Path, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """operators.c of a package, with what it calls of the runtime."""
+    out = tmp_path_factory.mktemp("operators") / "operators.so"
+    parts = [small / "operators.c", small / "runtime.c", small / "model.c"]
+    command = [
+        "cc",
+        "-shared",
+        "-fPIC",
+        "-O2",
+        "-fno-math-errno",
+        "-w",
+        "-fopenmp",
+        "-march=native",
+    ]
+    subprocess.run([*command, "-o", out, *parts, "-lm"], check=True)
+    return ctypes.CDLL(str(out))
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("batch", ctypes.c_int64),
+        ("row", ctypes.c_int64),
+        ("column", ctypes.c_int64),
+    )
+
+
+def matrix(x: Tensor) -> Matrix:
+    return Matrix(x.data_ptr(), *x.stride())
+
+
+@pytest.mark.parametrize("columns", [1, 5, 64, 545])
+@pytest.mark.parametrize("rows", [1, 3, 12, 300])
+def test_products_of_every_layout(operators: ctypes.CDLL, rows: int, columns: int) -> None:
+    torch.manual_seed(0)
+    for depth in (1, 17, 300):
+        for batch in (1, 3):
+            a, b = torch.randn(batch, rows, depth), torch.randn(batch, depth, columns)
+            added = torch.randn(columns).expand(batch, rows, columns)
+            expected = torch.baddbmm(
+                added.double(), a.double(), b.double(), beta=0.5, alpha=2
+            ).float()
+            for left in (a, a.mT.contiguous().mT, a.repeat_interleave(2, 2)[..., ::2]):
+                for right in (b, b.mT.contiguous().mT, b.repeat_interleave(2, 2)[..., ::2]):
+                    out = torch.full((batch, rows, columns), torch.nan)
+                    sizes = [ctypes.c_int64(n) for n in (batch, rows, columns, depth)]
+                    matrices = [matrix(x) for x in (out, left, right, added)]
+                    factors = ctypes.c_float(2), ctypes.c_float(0.5)
+                    assert operators.mc_product(*sizes, *matrices, *factors) == 0
+                    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
