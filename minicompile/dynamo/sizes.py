@@ -142,6 +142,7 @@ class Sizes:
         """The symbol of all sizes that are `hint` while capturing; one of its own if it has limits, that of
         its name if it has one."""
         wish = f"dimension {name!r}" if name else wish
+        self.env.general |= bool(name)
         shared, key = bool(name) or (low <= SMALLEST_SIZE and high is None), name or hint
         if shared and key in self.shared:
             size, first = self.shared[key]

@@ -79,6 +79,8 @@ class ShapeEnv(Shown):
         self.guards: list[ShapeFact] = []
         self.fixed: dict[sympy.Symbol, ShapeFact] = {}
         """Symbols that turned out to have one value only, and what fixed them."""
+        self.general = False
+        """Whether a program for all sizes in their ranges is wanted, not one that knows more of them."""
         self.asker: Callable[[], tuple[str, Any]] = no_asker
         """Says who needs what is being assumed, and the user's line."""
         self.quotients: dict[sympy.Symbol, sympy.Expr] = {}
@@ -280,7 +282,16 @@ class ShapeEnv(Shown):
     def evaluate_sym_node(
         self, node: SymNode, size_oblivious: bool = False, fallback_value: object = None
     ) -> sympy.Basic:
+        if isinstance(fallback_value, bool):
+            return sympy.S(self.truth_or(fallback_value, node.expr))
         return self.evaluate(node.expr)
+
+    def truth_or(self, otherwise: bool, condition: sympy.Basic) -> bool:
+        """The answer to a question that torch's operators can do without ("does it lie without gaps?"): where
+        it isn't known, a general program takes `otherwise`, others assume what holds while compiling."""
+        if self.general and self.static(condition) not in (sympy.true, sympy.false):
+            return otherwise
+        return bool(self.evaluate(condition))
 
     def _maybe_evaluate_static(self, expr: sympy.Basic, **_: object) -> sympy.Basic | None:
         return self.static(expr) if isinstance(expr, sympy.Basic) else sympy.sympify(expr)

@@ -106,7 +106,13 @@ class SymNode:
     guard_int = int_ = functools.partialmethod(_decided, int)
     guard_float = functools.partialmethod(_decided, float)
     guard_bool = bool_ = functools.partialmethod(_decided, bool)
-    guard_size_oblivious = guard_or_false = guard_or_true = expect_true = guard_bool
+    guard_size_oblivious = expect_true = guard_bool
+
+    def _decided_or(self, otherwise: bool, file: Text = "", line: int = 0) -> bool:
+        return self.shape_env.truth_or(otherwise, self.expr)
+
+    guard_or_false = functools.partialmethod(_decided_or, False)
+    guard_or_true = functools.partialmethod(_decided_or, True)
 
     def expect_size(self, file: Text = "", line: int = 0) -> bool:
         return bool(self.shape_env.evaluate(self.expr >= 0))

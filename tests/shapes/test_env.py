@@ -7,6 +7,7 @@ import sympy
 import torch
 
 from minicompile import compat
+from minicompile.ops.dtypes import tensor_text
 from minicompile.shapes.env import ShapeEnv
 from minicompile.shapes.expr import FloorDiv, ModularIndexing
 
@@ -150,3 +151,20 @@ def test_an_equation_gives_a_term_by_the_others_if_it_can(env):
     assert (3 * ((u + 1) // 2)).node.expr == 12 and u.node.expr.is_Symbol
     assert s * u == 35 and s.node.expr.is_Symbol  # nothing to solve for: a guard all the same
     assert len(env.guards) == 3 and s * u == 35
+
+
+def test_a_general_program_assumes_nothing_about_gaps_in_memory(env):
+    mode = compat.fake_mode(symbolic=True)
+    s = size(env, 5)
+    assert env.guards == []
+    with mode:
+        part = torch.empty_strided((s, s), (8, 1))
+        assert tensor_text(part) == "f32[s0, s0; 8, 1]"
+        assert tensor_text(part.new_empty_strided((s, s), (s, 1))) == "f32[s0, s0]"
+        assert env.guards == []  # printing assumes nothing either
+        env.general = True
+        (~part.bool()).sum()
+        assert env.guards == []
+        env.general = False
+        (~part.bool()).sum()
+    assert [fact.condition for fact in env.guards] == [sympy.Ne(s.node.expr, 8)]
