@@ -21,6 +21,7 @@ import torch
 
 from minicompile.codegen.cpp_ops import STORAGE, CIndex
 from minicompile.codegen.plan import INDEX_ERROR, ZERO_DIVISION, KernelSource
+from minicompile.codegen.wrapper import solved
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import ExternKernel, InputBuffer, Layout, View
 from minicompile.ops.origin import Origins, source_lines
@@ -37,62 +38,12 @@ DTYPES = {
 """In the order of `enum mc_dtype`."""
 
 RESERVED = frozenset(
-    [
-        "alignas",
-        "alignof",
-        "asm",
-        "auto",
-        "bool",
-        "break",
-        "case",
-        "char",
-        "const",
-        "constexpr",
-        "continue",
-        "default",
-        "do",
-        "double",
-        "else",
-        "enum",
-        "extern",
-        "false",
-        "float",
-        "for",
-        "goto",
-        "if",
-        "inline",
-        "int",
-        "long",
-        "nullptr",
-        "register",
-        "restrict",
-        "return",
-        "short",
-        "signed",
-        "sizeof",
-        "static",
-        "struct",
-        "switch",
-        "thread_local",
-        "true",
-        "typedef",
-        "typeof",
-        "union",
-        "unsigned",
-        "void",
-        "volatile",
-        "while",
-        "linux",
-        "unix",
-        "state",
-        "in",
-        "out",
-        "written",
-        "size",
-        "arena",
-        "at",
-        "code",
-    ]
+    """
+    alignas alignof asm auto bool break case char const constexpr continue default do double else enum extern
+    false float for goto if inline int long nullptr register restrict return short signed sizeof static struct
+    switch thread_local true typedef typeof union unsigned void volatile while linux unix
+    state in out written size arena at code
+    """.split()  # noqa: SIM905
 )
 
 
@@ -125,6 +76,8 @@ class CWriter:
     """Of the user's inputs, for messages."""
     written: Mapping[int, int]
     conditions: Sequence[Condition]
+    simplified: Callable[[sympy.Basic], sympy.Basic] = lambda expr: expr
+    """A size symbol in terms of others."""
     lines: list[str] = field(default_factory=list)
 
     def write(self) -> ModelSource:
@@ -157,7 +110,7 @@ class CWriter:
     def _check(self) -> list[str]:
         """Dtypes, then the sizes that give symbols their values, then all others, then conditions."""
         first: list[str] = []
-        later: list[str] = []
+        later: list[tuple[str, int, Size]] = []
         for number, (name, buffer) in enumerate(zip(self.names, self._user_inputs(), strict=True)):
             what, layout = f"&in[{number}], {json.dumps(name)}", buffer.layout
             rank = len(layout.size)
@@ -166,22 +119,29 @@ class CWriter:
                 f"    if (mc_expect({what}, {DTYPES[layout.dtype]}, {rank})) return 1;",
             ]
             for axis, size in enumerate(layout.size):
-                if isinstance(size, sympy.Symbol) and size not in self.symbols:
-                    shape = f"in[{number}].shape[{axis}]"
-                    first.append(f"    const int64_t {size} = size[{len(self.symbols)}] = {shape};")
-                    self.symbols.append(size)
-                else:
-                    wanted = self._size(size)
-                    later.append(f"    if (mc_expect_size({what}, {axis}, {wanted})) return 1;")
+                unknown = set() if isinstance(size, int) else size.free_symbols - {*self.symbols}
+                if len(unknown) == 1:
+                    (symbol,) = unknown
+                    if value := solved(size, symbol, f"in[{number}].shape[{axis}]", "/"):
+                        place = f"size[{len(self.symbols)}]"
+                        first.append(f"    const int64_t {symbol} = {place} = {value};")
+                        self.symbols.append(symbol)
+                if unknown != {size}:
+                    later.append((what, axis, size))
+        checks = [
+            f"    if (mc_expect_size({w}, {a}, {self._size(s)})) return 1;" for w, a, s in later
+        ]
         for condition in self.conditions:
-            holds, values = self._condition(condition.holds), condition.holds.free_symbols
-            shown = sorted(values, key=str)
-            form = json.dumps(f"{condition.text} does not hold: ".replace("%", "%%"))
-            told = "".join(f', "{s} = %ld"'.replace(", ", " ") for s in shown[:1])
-            told += "".join(f' ", {s} = %ld"' for s in shown[1:])
+            unknown = condition.holds.free_symbols - {*self.symbols}
+            told = condition.holds.xreplace({s: self.simplified(s) for s in unknown})
+            if told == sympy.true:
+                continue
+            shown = sorted(told.free_symbols, key=str)
+            values = ", ".join(f"{s} = %ld" for s in shown)
+            form = json.dumps(f"{condition.text.replace('%', '%%')} does not hold: {values}")
             numbers = "".join(f", (long){s}" for s in shown)
-            later.append(f"    if (!({holds})) return mc_fail({form}{told}{numbers});")
-        return first + later
+            checks.append(f"    if (!({self._condition(told)})) return mc_fail({form}{numbers});")
+        return first + checks
 
     def _user_inputs(self) -> list[InputBuffer]:
         found: list[InputBuffer] = []
@@ -227,8 +187,9 @@ class CWriter:
             free = [i for i, last in enumerate(until) if last < block.born]
             best = min(free, key=lambda i: abs(largest[i] - block.bytes), default=len(until))
             if best == len(until):
-                for group, new in ((self.pieces, []), (until, 0), (largest, 0)):
-                    group.append(new)  # type: ignore[attr-defined]
+                self.pieces.append([])
+                until.append(0)
+                largest.append(0)
             last = len(self.schedule.nodes) if block.home == "output" else block.dies
             until[best], largest[best] = last, max(largest[best], block.bytes)
             self.pieces[best].append(self._bytes(self.layouts[block.buffers[0]]))

@@ -122,7 +122,9 @@ class Package:
     def __init__(self, folder: Path) -> None:
         facts = check_package(folder)
         self.name = facts["name"]
-        self.constraints = [Constraint(*parts) for parts in facts["constraints"]]
+        self.constraints: Sequence[Constraint] = [
+            Constraint(*parts) for parts in facts["constraints"]
+        ]
         kinds = inspect._ParameterKind
         self.call = inspect.Signature(
             [

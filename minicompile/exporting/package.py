@@ -96,15 +96,22 @@ def _fill(folder: Path, exported: Exported, cpu: str | None) -> None:
     weights = {spec.target: tensor for spec, tensor in zip(held, tensors)}
     names = [spec.target for spec in held]
     for constant in lowered.schedule.graph.constants:
+        assert constant.value is not None
         weights[f"constant.{constant.name}"] = constant.value
         names.append(f"constant.{constant.name}")
     weights, names = _once(weights, names)
     places = write_safetensors(folder / "model.safetensors", weights)
     written = written_by_output(exported)
+    env = exported.shape_env
     writer = CWriter(
-        lowered.schedule, lowered.kernels, len(held), [spec.target for spec in users], written,
+        lowered.schedule,
+        lowered.kernels,
+        len(held),
+        [spec.target for spec in users],
+        written,
         conditions_of(exported),
-    )  # fmt: skip
+        env.simplified if env is not None else lambda size: size,
+    )
     source = writer.write()
     _write_sources(folder, lowered, source, places, names, exported, name, features)
     _build(folder, name, level, options)
@@ -228,8 +235,8 @@ def _write_sources(
     weights = folder / "model.safetensors"
     bytes = weights.stat().st_size
     header = min((at for at, _ in places.values()), default=bytes)
-    outputs = len(output_node(exported.graph.gm.graph).args[0])
-    writes = len(written_by_output(exported))
+    writes = len(exported.signature.mutated)
+    outputs = len(exported.signature.outputs)
     inputs = sum(spec.kind == "input" for spec in exported.signature.inputs)
     numbers = {
         "MC_WEIGHTS": len(names), "MC_INPUTS": inputs, "MC_OUTPUTS": outputs - writes,
@@ -244,7 +251,7 @@ def _write_sources(
     needs = " ".join(f'need("{feature}")' for feature in features)
     target += [f"#define MC_FEATURES(need) {needs}", ""]
     table = ["const mc_weight mc_weights[] = {"]
-    table += ["    {%s, %d, %d}," % (json.dumps(n), *places[n]) for n in names]
+    table += [f"    {{{json.dumps(n)}, {places[n][0]}, {places[n][1]}}}," for n in names]
     table += ["    {0},", "};", ""]
     (folder / "target.h").write_text("\n".join(target))
     (folder / "kernels.c").write_text(lowered.text)
