@@ -19,11 +19,11 @@ from typing import Any
 import sympy
 import torch
 
-from minicompile.codegen.cpp_ops import STORAGE, CIndex
+from minicompile.codegen.cpp_ops import STORAGE, CIndex, literal
 from minicompile.codegen.plan import INDEX_ERROR, ZERO_DIVISION, KernelSource
 from minicompile.codegen.wrapper import solved
 from minicompile.errors import Unsupported
-from minicompile.lowering.ir import ExternKernel, InputBuffer, Layout, View
+from minicompile.lowering.ir import ExternKernel, InputBuffer, Layout, View, same_size
 from minicompile.ops.origin import Origins, source_lines
 from minicompile.runtime.cpp import complaint
 from minicompile.scheduling.memory import may_raise
@@ -36,6 +36,7 @@ DTYPES = {
     torch.bfloat16: "MC_BFLOAT16", torch.float32: "MC_FLOAT32", torch.float64: "MC_FLOAT64",
 }  # fmt: skip
 """In the order of `enum mc_dtype`."""
+MOST_DIMENSIONS = 16
 
 RESERVED = frozenset(
     """
@@ -45,6 +46,18 @@ RESERVED = frozenset(
     state in out written size arena at code
     """.split()  # noqa: SIM905
 )
+
+
+def c_string(text: str) -> str:
+    """A text as a C literal."""
+    return json.dumps("".join(c if c.isprintable() else " " for c in text), ensure_ascii=False)
+
+
+def c_dtype(layout: Layout) -> str:
+    """Raises Unsupported for what a package's tensors can't be."""
+    if layout.dtype not in DTYPES or len(layout.size) > MOST_DIMENSIONS:
+        raise Unsupported(f"a package has no tensors like {layout}")
+    return DTYPES[layout.dtype]
 
 
 @dataclass(frozen=True)
@@ -112,11 +125,11 @@ class CWriter:
         first: list[str] = []
         later: list[tuple[str, int, Size]] = []
         for number, (name, buffer) in enumerate(zip(self.names, self._user_inputs(), strict=True)):
-            what, layout = f"&in[{number}], {json.dumps(name)}", buffer.layout
+            what, layout = f"&in[{number}], {c_string(name)}", buffer.layout
             rank = len(layout.size)
             first += [
                 f"    // {name}: {layout}".rstrip("\\"),
-                f"    if (mc_expect({what}, {DTYPES[layout.dtype]}, {rank})) return 1;",
+                f"    if (mc_expect({what}, {c_dtype(layout)}, {rank})) return 1;",
             ]
             for axis, size in enumerate(layout.size):
                 unknown = set() if isinstance(size, int) else size.free_symbols - {*self.symbols}
@@ -138,7 +151,7 @@ class CWriter:
                 continue
             shown = sorted(told.free_symbols, key=str)
             values = ", ".join(f"{s} = %ld" for s in shown)
-            form = json.dumps(f"{condition.text.replace('%', '%%')} does not hold: {values}")
+            form = c_string(f"{condition.text.replace('%', '%%')} does not hold: {values}")
             numbers = "".join(f", (long){s}" for s in shown)
             checks.append(f"    if (!({self._condition(told)})) return mc_fail({form}{numbers});")
         return first + checks
@@ -275,7 +288,7 @@ class CWriter:
             if not may_raise(node):
                 self.lines.append(f"    {call};")
                 continue
-            index, zero = (json.dumps(complaint(plan, c)) for c in (INDEX_ERROR, ZERO_DIVISION))
+            index, zero = (c_string(complaint(plan, c)) for c in (INDEX_ERROR, ZERO_DIVISION))
             self.lines += [
                 "    {",
                 f"        int64_t code = {call};",
@@ -296,7 +309,7 @@ class CWriter:
             if number in self.written
             else f"&out[{plain}]"
         )
-        where = f"{self._at(output)}, {DTYPES[layout.dtype]}, {layout.dtype.itemsize}, {rank}"
+        where = f"{self._at(output)}, {c_dtype(layout)}, {layout.dtype.itemsize}, {rank}"
         shape = f"{self._sizes(layout.size)}, {self._sizes(layout.stride)}"
         self.lines.append(f"    if (mc_give({to}, {where}, {shape})) return 1;")
         if number in self.written:
@@ -367,7 +380,8 @@ def product(
     if wide:
         raise Unsupported("a package's matrix products give rows without gaps")
     lengths = ", ".join(map(writer._size, sizes))
-    return f"mc_product({lengths}, {', '.join(matrices)}, {float(alpha)!r}f, {float(beta)!r}f)"
+    factors = ", ".join(literal(float(f), torch.float32) for f in (alpha, beta))
+    return f"mc_product({lengths}, {', '.join(matrices)}, {factors})"
 
 
 def attention(
@@ -377,6 +391,8 @@ def attention(
     """Scaled dot products, softmax, and the mean of values that follows."""
     if dropout:
         raise Unsupported("a package has no attention with dropout", hint="call eval() first")
+    if not same_size(q.layout.size[:2], k.layout.size[:2]) or out.layout.stride[3] != 1:
+        raise Unsupported("a package has no attention with fewer heads of keys")
     sizes = [*q.layout.size[:3], k.layout.size[2], q.layout.size[3], v.layout.size[3]]
     views = [writer.strided("mc_heads", view, False) for view in (out, q, k, v)]
     if attn_mask is None:
@@ -387,7 +403,7 @@ def attention(
         seen = Layout(layout.device, layout.dtype, layout.size, steps, layout.offset)
         views.append(writer.strided("mc_heads", View(attn_mask.buffer, seen), False))
     factor = scale if scale is not None else float(q.layout.size[3]) ** -0.5
-    arguments = [writer._sizes(sizes), *views, str(int(causal)), f"{factor!r}f"]
+    arguments = [writer._sizes(sizes), *views, str(int(causal)), literal(factor, torch.float32)]
     return f"mc_attention({', '.join(arguments)})"
 
 
@@ -400,6 +416,10 @@ def convolution(
     if transposed or rank not in (1, 2):
         kind = "transposed" if transposed else f"{rank}-dimensional"
         raise Unsupported(f"a package has no {kind} convolution")
+    flat = Layout.contiguous(out.layout.device, out.layout.dtype, out.layout.size)
+    rows = out.layout.is_contiguous() or out.layout.stride[1] == 1
+    if not rows or (bias is not None and not bias.layout.is_contiguous()):
+        raise Unsupported(f"a package has no convolution that gives {out.layout}, only {flat}")
     images = [writer.strided("mc_images", view, True) for view in (out, x, weight)]
     steps = [
         [fill] * (2 - rank) + [*given] for given, fill in ((stride, 1), (padding, 0), (dilation, 1))
