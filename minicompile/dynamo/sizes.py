@@ -68,6 +68,8 @@ class Dynamic:
     wanted: bool | None = None
     varied: Mapping[Source, str] = field(default_factory=dict)
     """Sizes and numbers that differed between calls, and how."""
+    general: bool = False
+    """Whether what operators ask of sizes for speed alone is no guard (`ShapeEnv.general`)."""
 
     def wish(self, source: Source) -> str:
         """Why a size or a number shall be symbolic; "" if it shall not."""
@@ -97,7 +99,7 @@ class Sizes:
 
     def __init__(self, mode: Any, dynamic: Dynamic) -> None:
         self.env, self.mode, self.dynamic = ShapeEnv(), mode, dynamic
-        mode.env = self.env
+        mode.env, self.env.general = self.env, dynamic.general
         self.shared: dict[int | str, tuple[torch.SymInt, Source]] = {}
         """Symbols that stand for more than one size, by value or by name."""
         self.numbers: dict[Source, Any] = {}
