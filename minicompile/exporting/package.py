@@ -30,7 +30,7 @@ from minicompile.codegen.generate import by_position, generate_kernels, make_pla
 from minicompile.errors import BackendError, OptionError, Unsupported
 from minicompile.exporting.c_wrapper import Condition, CWriter, ModelSource, c_string
 from minicompile.exporting.checks import checksum, write_metadata
-from minicompile.exporting.export import literal
+from minicompile.exporting.conditions import literal
 from minicompile.exporting.exported import Exported
 from minicompile.exporting.safetensors import write_safetensors
 from minicompile.lowering.lower import lower
