@@ -186,13 +186,13 @@ class _Writer:
     def _source(self, symbol: sympy.Symbol) -> str:
         """Where an input shows the value of a size symbol."""
         for size, text in self.given:
-            if found := _solved(size, symbol, text):
+            if found := solved(size, symbol, text):
                 return found
         for buffer in self.inputs:
             for kind, form in (("size", "{}.shape[{}]"), ("stride", "{}.stride({})")):
                 for axis, size in enumerate(getattr(buffer.layout, kind)):
                     text = form.format(self.names[buffer.name], axis)
-                    if found := _solved(size, symbol, text):
+                    if found := solved(size, symbol, text):
                         return found
         raise Unsupported(f"no input tells what {symbol} is")
 
@@ -481,8 +481,8 @@ def _is_plain(layout: Layout) -> bool:
     return layout.offset == 0 and not expanded
 
 
-def _solved(size: Size, symbol: sympy.Symbol, text: str) -> str | None:
-    """Python for the symbol, given text for a size that is linear in it alone."""
+def solved(size: Size, symbol: sympy.Symbol, text: str, divide: str = "//") -> str | None:
+    """Text for the symbol, given text for a size that is linear in it alone."""
     if isinstance(size, int) or size.free_symbols != {symbol}:
         return None
     if size == symbol:
@@ -492,4 +492,4 @@ def _solved(size: Size, symbol: sympy.Symbol, text: str) -> str | None:
         return None
     rest = int(size.xreplace({symbol: sympy.Integer(0)}))
     shifted = f"({text} - {rest})" if rest else text
-    return shifted if step == 1 else f"{shifted} // {step}"
+    return shifted if step == 1 else f"{shifted} {divide} {step}"

@@ -68,6 +68,8 @@ class Dynamic:
     wanted: bool | None = None
     varied: Mapping[Source, str] = field(default_factory=dict)
     """Sizes and numbers that differed between calls, and how."""
+    general: bool = False
+    """Whether what operators ask of sizes for speed alone is no guard (`ShapeEnv.general`)."""
 
     def wish(self, source: Source) -> str:
         """Why a size or a number shall be symbolic; "" if it shall not."""
@@ -97,7 +99,7 @@ class Sizes:
 
     def __init__(self, mode: Any, dynamic: Dynamic) -> None:
         self.env, self.mode, self.dynamic = ShapeEnv(), mode, dynamic
-        mode.env = self.env
+        mode.env, self.env.general = self.env, dynamic.general
         self.shared: dict[int | str, tuple[torch.SymInt, Source]] = {}
         """Symbols that stand for more than one size, by value or by name."""
         self.numbers: dict[Source, Any] = {}
@@ -142,7 +144,6 @@ class Sizes:
         """The symbol of all sizes that are `hint` while capturing; one of its own if it has limits, that of
         its name if it has one."""
         wish = f"dimension {name!r}" if name else wish
-        self.env.general |= bool(name)
         shared, key = bool(name) or (low <= SMALLEST_SIZE and high is None), name or hint
         if shared and key in self.shared:
             size, first = self.shared[key]

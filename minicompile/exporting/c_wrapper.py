@@ -19,10 +19,11 @@ from typing import Any
 import sympy
 import torch
 
-from minicompile.codegen.cpp_ops import STORAGE, CIndex
+from minicompile.codegen.cpp_ops import STORAGE, CIndex, literal
 from minicompile.codegen.plan import INDEX_ERROR, ZERO_DIVISION, KernelSource
+from minicompile.codegen.wrapper import solved
 from minicompile.errors import Unsupported
-from minicompile.lowering.ir import ExternKernel, InputBuffer, Layout, View
+from minicompile.lowering.ir import ExternKernel, InputBuffer, Layout, View, same_size
 from minicompile.ops.origin import Origins, source_lines
 from minicompile.runtime.cpp import complaint
 from minicompile.scheduling.memory import may_raise
@@ -35,65 +36,28 @@ DTYPES = {
     torch.bfloat16: "MC_BFLOAT16", torch.float32: "MC_FLOAT32", torch.float64: "MC_FLOAT64",
 }  # fmt: skip
 """In the order of `enum mc_dtype`."""
+MOST_DIMENSIONS = 16
 
 RESERVED = frozenset(
-    [
-        "alignas",
-        "alignof",
-        "asm",
-        "auto",
-        "bool",
-        "break",
-        "case",
-        "char",
-        "const",
-        "constexpr",
-        "continue",
-        "default",
-        "do",
-        "double",
-        "else",
-        "enum",
-        "extern",
-        "false",
-        "float",
-        "for",
-        "goto",
-        "if",
-        "inline",
-        "int",
-        "long",
-        "nullptr",
-        "register",
-        "restrict",
-        "return",
-        "short",
-        "signed",
-        "sizeof",
-        "static",
-        "struct",
-        "switch",
-        "thread_local",
-        "true",
-        "typedef",
-        "typeof",
-        "union",
-        "unsigned",
-        "void",
-        "volatile",
-        "while",
-        "linux",
-        "unix",
-        "state",
-        "in",
-        "out",
-        "written",
-        "size",
-        "arena",
-        "at",
-        "code",
-    ]
+    """
+    alignas alignof asm auto bool break case char const constexpr continue default do double else enum extern
+    false float for goto if inline int long nullptr register restrict return short signed sizeof static struct
+    switch thread_local true typedef typeof union unsigned void volatile while linux unix
+    state in out written size arena at code
+    """.split()  # noqa: SIM905
 )
+
+
+def c_string(text: str) -> str:
+    """A text as a C literal."""
+    return json.dumps("".join(c if c.isprintable() else " " for c in text), ensure_ascii=False)
+
+
+def c_dtype(layout: Layout) -> str:
+    """Raises Unsupported for what a package's tensors can't be."""
+    if layout.dtype not in DTYPES or len(layout.size) > MOST_DIMENSIONS:
+        raise Unsupported(f"a package has no tensors like {layout}")
+    return DTYPES[layout.dtype]
 
 
 @dataclass(frozen=True)
@@ -125,6 +89,8 @@ class CWriter:
     """Of the user's inputs, for messages."""
     written: Mapping[int, int]
     conditions: Sequence[Condition]
+    simplified: Callable[[sympy.Basic], sympy.Basic] = lambda expr: expr
+    """A size symbol in terms of others."""
     lines: list[str] = field(default_factory=list)
 
     def write(self) -> ModelSource:
@@ -157,31 +123,38 @@ class CWriter:
     def _check(self) -> list[str]:
         """Dtypes, then the sizes that give symbols their values, then all others, then conditions."""
         first: list[str] = []
-        later: list[str] = []
+        later: list[tuple[str, int, Size]] = []
         for number, (name, buffer) in enumerate(zip(self.names, self._user_inputs(), strict=True)):
-            what, layout = f"&in[{number}], {json.dumps(name)}", buffer.layout
+            what, layout = f"&in[{number}], {c_string(name)}", buffer.layout
             rank = len(layout.size)
             first += [
                 f"    // {name}: {layout}".rstrip("\\"),
-                f"    if (mc_expect({what}, {DTYPES[layout.dtype]}, {rank})) return 1;",
+                f"    if (mc_expect({what}, {c_dtype(layout)}, {rank})) return 1;",
             ]
             for axis, size in enumerate(layout.size):
-                if isinstance(size, sympy.Symbol) and size not in self.symbols:
-                    shape = f"in[{number}].shape[{axis}]"
-                    first.append(f"    const int64_t {size} = size[{len(self.symbols)}] = {shape};")
-                    self.symbols.append(size)
-                else:
-                    wanted = self._size(size)
-                    later.append(f"    if (mc_expect_size({what}, {axis}, {wanted})) return 1;")
+                unknown = set() if isinstance(size, int) else size.free_symbols - {*self.symbols}
+                if len(unknown) == 1:
+                    (symbol,) = unknown
+                    if value := solved(size, symbol, f"in[{number}].shape[{axis}]", "/"):
+                        place = f"size[{len(self.symbols)}]"
+                        first.append(f"    const int64_t {symbol} = {place} = {value};")
+                        self.symbols.append(symbol)
+                if unknown != {size}:
+                    later.append((what, axis, size))
+        checks = [
+            f"    if (mc_expect_size({w}, {a}, {self._size(s)})) return 1;" for w, a, s in later
+        ]
         for condition in self.conditions:
-            holds, values = self._condition(condition.holds), condition.holds.free_symbols
-            shown = sorted(values, key=str)
-            form = json.dumps(f"{condition.text} does not hold: ".replace("%", "%%"))
-            told = "".join(f', "{s} = %ld"'.replace(", ", " ") for s in shown[:1])
-            told += "".join(f' ", {s} = %ld"' for s in shown[1:])
+            unknown = condition.holds.free_symbols - {*self.symbols}
+            told = condition.holds.xreplace({s: self.simplified(s) for s in unknown})
+            if told == sympy.true:
+                continue
+            shown = sorted(told.free_symbols, key=str)
+            values = ", ".join(f"{s} = %ld" for s in shown)
+            form = c_string(f"{condition.text.replace('%', '%%')} does not hold: {values}")
             numbers = "".join(f", (long){s}" for s in shown)
-            later.append(f"    if (!({holds})) return mc_fail({form}{told}{numbers});")
-        return first + later
+            checks.append(f"    if (!({self._condition(told)})) return mc_fail({form}{numbers});")
+        return first + checks
 
     def _user_inputs(self) -> list[InputBuffer]:
         found: list[InputBuffer] = []
@@ -227,8 +200,9 @@ class CWriter:
             free = [i for i, last in enumerate(until) if last < block.born]
             best = min(free, key=lambda i: abs(largest[i] - block.bytes), default=len(until))
             if best == len(until):
-                for group, new in ((self.pieces, []), (until, 0), (largest, 0)):
-                    group.append(new)  # type: ignore[attr-defined]
+                self.pieces.append([])
+                until.append(0)
+                largest.append(0)
             last = len(self.schedule.nodes) if block.home == "output" else block.dies
             until[best], largest[best] = last, max(largest[best], block.bytes)
             self.pieces[best].append(self._bytes(self.layouts[block.buffers[0]]))
@@ -314,7 +288,7 @@ class CWriter:
             if not may_raise(node):
                 self.lines.append(f"    {call};")
                 continue
-            index, zero = (json.dumps(complaint(plan, c)) for c in (INDEX_ERROR, ZERO_DIVISION))
+            index, zero = (c_string(complaint(plan, c)) for c in (INDEX_ERROR, ZERO_DIVISION))
             self.lines += [
                 "    {",
                 f"        int64_t code = {call};",
@@ -335,7 +309,7 @@ class CWriter:
             if number in self.written
             else f"&out[{plain}]"
         )
-        where = f"{self._at(output)}, {DTYPES[layout.dtype]}, {layout.dtype.itemsize}, {rank}"
+        where = f"{self._at(output)}, {c_dtype(layout)}, {layout.dtype.itemsize}, {rank}"
         shape = f"{self._sizes(layout.size)}, {self._sizes(layout.stride)}"
         self.lines.append(f"    if (mc_give({to}, {where}, {shape})) return 1;")
         if number in self.written:
@@ -406,7 +380,8 @@ def product(
     if wide:
         raise Unsupported("a package's matrix products give rows without gaps")
     lengths = ", ".join(map(writer._size, sizes))
-    return f"mc_product({lengths}, {', '.join(matrices)}, {float(alpha)!r}f, {float(beta)!r}f)"
+    factors = ", ".join(literal(float(f), torch.float32) for f in (alpha, beta))
+    return f"mc_product({lengths}, {', '.join(matrices)}, {factors})"
 
 
 def attention(
@@ -416,6 +391,8 @@ def attention(
     """Scaled dot products, softmax, and the mean of values that follows."""
     if dropout:
         raise Unsupported("a package has no attention with dropout", hint="call eval() first")
+    if not same_size(q.layout.size[:2], k.layout.size[:2]) or out.layout.stride[3] != 1:
+        raise Unsupported("a package has no attention with fewer heads of keys")
     sizes = [*q.layout.size[:3], k.layout.size[2], q.layout.size[3], v.layout.size[3]]
     views = [writer.strided("mc_heads", view, False) for view in (out, q, k, v)]
     if attn_mask is None:
@@ -426,7 +403,7 @@ def attention(
         seen = Layout(layout.device, layout.dtype, layout.size, steps, layout.offset)
         views.append(writer.strided("mc_heads", View(attn_mask.buffer, seen), False))
     factor = scale if scale is not None else float(q.layout.size[3]) ** -0.5
-    arguments = [writer._sizes(sizes), *views, str(int(causal)), f"{factor!r}f"]
+    arguments = [writer._sizes(sizes), *views, str(int(causal)), literal(factor, torch.float32)]
     return f"mc_attention({', '.join(arguments)})"
 
 
@@ -439,6 +416,10 @@ def convolution(
     if transposed or rank not in (1, 2):
         kind = "transposed" if transposed else f"{rank}-dimensional"
         raise Unsupported(f"a package has no {kind} convolution")
+    flat = Layout.contiguous(out.layout.device, out.layout.dtype, out.layout.size)
+    rows = out.layout.is_contiguous() or out.layout.stride[1] == 1
+    if not rows or (bias is not None and not bias.layout.is_contiguous()):
+        raise Unsupported(f"a package has no convolution that gives {out.layout}, only {flat}")
     images = [writer.strided("mc_images", view, True) for view in (out, x, weight)]
     steps = [
         [fill] * (2 - rank) + [*given] for given, fill in ((stride, 1), (padding, 0), (dilation, 1))

@@ -16,11 +16,14 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import sympy
 import torch
 
 from minicompile.dynamo.result import describe
 from minicompile.errors import ExportError
 from minicompile.ops.dtypes import SHORT
+from minicompile.shapes.env import SMALLEST_SIZE
+from minicompile.shapes.expr import PYTHON_NUMBERS, loop_symbol
 
 DTYPES = {name: dtype for dtype, name in SHORT.items()}
 ARITHMETIC: dict[type, Callable[..., Any]] = {
@@ -51,6 +54,13 @@ def same(left: Any, right: Any) -> Any:
     if type(left) is float and type(right) is float:
         return left.hex() == right.hex()
     return type(left) is type(right) and left == right
+
+
+def literal(value: Any) -> str:
+    """A number, string or other constant, as a condition has it."""
+    if isinstance(value, float) and value - value:
+        return f"float({str(value)!r})"
+    return repr(str(value)) if isinstance(value, torch.device) else repr(value)
 
 
 class Expression:
@@ -142,6 +152,8 @@ def value_of(node: ast.AST, names: Mapping[str, Any]) -> Any:
             if isinstance(found, TORCH_CONSTANTS):
                 return found
         case ast.Call(func=ast.Attribute(attr="size", value=of), args=[axis], keywords=[]):
+            if (symbol := names.get(ast.unparse(node))) is not None:
+                return symbol
             return inner(of).shape[inner(axis)]
         case ast.Call(func=ast.Attribute(attr="dim", value=of), args=[], keywords=[]):
             return inner(of).dim()
@@ -171,3 +183,19 @@ def compared(op: ast.cmpop, left: ast.expr, right: ast.expr, names: Mapping[str,
     if type(op) not in ARITHMETIC:
         raise ExportError(f"not part of the language of conditions: {type(op).__name__}")
     return ARITHMETIC[type(op)](*values)
+
+
+def always_holds(condition: sympy.Basic) -> bool:
+    """Whether a condition is true of all sizes from 2 on, floats taken as exact: `4 * s0 / 4 - 1.0 != 0`."""
+    for name, exact in EXACT.items():
+        condition = condition.replace(PYTHON_NUMBERS[name], exact)
+    if condition in (sympy.true, sympy.false):
+        return bool(condition)
+    above = {
+        s: loop_symbol(f"{s} - {SMALLEST_SIZE}") + SMALLEST_SIZE for s in condition.free_symbols
+    }
+    sides = [sympy.expand(sympy.nsimplify(side.xreplace(above))) for side in condition.args]
+    return bool(condition.is_Relational and condition.func(sides[0] - sides[1], 0) == sympy.true)
+
+
+EXACT = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv}

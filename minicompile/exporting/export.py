@@ -14,7 +14,7 @@ from __future__ import annotations
 import collections
 import functools
 import inspect
-import operator
+import keyword
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +24,7 @@ from typing import Any, ClassVar, cast
 import sympy
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from minicompile import compat
 from minicompile.aot.autograd import copied, fake_mode_of
@@ -31,6 +32,7 @@ from minicompile.aot.functionalize import functionalize
 from minicompile.aot.joint import trace
 from minicompile.aot.layout import is_dense, same_sizes
 from minicompile.aot.levels import lower_to
+from minicompile.aot.views import writes, written_arguments
 from minicompile.api import explain
 from minicompile.dynamo.capture import CapturedFrame
 from minicompile.dynamo.dispatch import capture_alone, signature_of
@@ -39,7 +41,7 @@ from minicompile.dynamo.module import call_module, calling, original_of
 from minicompile.dynamo.result import Capture, GraphInput, Guard, Source
 from minicompile.dynamo.sizes import MARK, Dynamic, shape_guards
 from minicompile.errors import ExportError, Unsupported, refusal_text
-from minicompile.exporting.conditions import Expression, class_name
+from minicompile.exporting.conditions import Expression, always_holds, class_name, literal
 from minicompile.exporting.exported import (
     Constraint,
     Exported,
@@ -48,9 +50,8 @@ from minicompile.exporting.exported import (
     Signature,
 )
 from minicompile.ops.dtypes import short, value_text
-from minicompile.ops.graph import Graph, origins_of, output_node, placeholders
+from minicompile.ops.graph import Graph, origins_of, output_node, placeholders, user_line
 from minicompile.shapes.env import SMALLEST_SIZE
-from minicompile.shapes.expr import PYTHON_NUMBERS, loop_symbol
 
 aten = torch.ops.aten
 
@@ -105,8 +106,8 @@ def export(
     call = Call.of(target, args, kwargs or {}, dynamic_shapes)
     try:
         with torch.no_grad():
-            frame = call.frame(call.arguments)
-            captured = capture_alone(call.function, frame, Dynamic(None), call.name)
+            frame, dynamic = call.frame(call.arguments), Dynamic(general=True)
+            captured = capture_alone(call.function, frame, dynamic, call.name)
     except Unsupported as error:
         raise every_break(call, error) from None
     capture = captured.capture
@@ -193,6 +194,7 @@ class Call:
             )
             function, stars = calling(target), True
         name = re.sub(r"\W+", "_", name.rpartition(".")[2]).strip("_") or "exported"
+        name += "_" * keyword.iskeyword(name)
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -473,12 +475,10 @@ class Structure:
             return self.paths[id(value)]
         if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
             return str(self.capture.shape_env.text(value.node.expr))
-        if type(value) in (bool, int, str, type(None), torch.dtype):
-            return repr(value)
-        if type(value) is float:
-            return f"float({value.hex()!r})" if value - value else repr(value)
         if type(value) is torch.device:
             return f"torch.device({str(value)!r})"
+        if type(value) in PLAIN:
+            return literal(value)
         if id(value) in self.within:
             raise ExportError(f"{self.call.name} returns a container that holds itself")
         self.within.add(id(value))
@@ -555,6 +555,7 @@ def functional(
     mode = fake_mode_of(whole, capture.fakes, capture.shape_env)
     try:
         traced, metadata = trace(whole.gm, capture.fakes, mode, training=False)
+        check_layouts(call, capture, traced)
         if metadata.memories or metadata.relaid:
             what = "inputs share memory" if metadata.memories else "an input's shape changes"
             raise ExportError(f"{call.name}: {what}, and the program writes to it in place")
@@ -563,6 +564,34 @@ def functional(
     except Unsupported as error:
         raise ExportError(f"{call.name} can't be exported: {error}") from error
     return arranged(call, capture, structure, core, metadata.mutated_inputs)
+
+
+def check_layouts(call: Call, capture: Capture, traced: fx.GraphModule) -> None:
+    """Raises ExportError where it matters what was left open: some size may decide whether a tensor is dense,
+    and that whether a `reshape` is a view or a copy."""
+    env = capture.shape_env
+    if env is None or not env.unguarded:
+        return
+    asked = next((r for r in capture.bytecode if "is_contiguous" in r.argument), None)
+    if asked is not None:
+        cure = "leave the question out, or the sizes static"
+        raise ExportError(
+            f"{call.name} asks is_contiguous() of dynamic sizes: {cure}\n  at {asked.line}"
+        )
+    written = set[int]()
+    for node in traced.graph.nodes:
+        if isinstance(node.target, OpOverload) and writes(node.target):
+            changed = compat.tree_leaves(written_arguments(node.target, node.args, node.kwargs))
+            written |= {x.meta["storage"] for x in changed if "storage" in getattr(x, "meta", {})}
+    for node in traced.graph.nodes:
+        if node.target is not aten.clone.default or all(u.op == "output" for u in node.users):
+            continue
+        if {node.meta.get("storage"), node.args[0].meta.get("storage")} & written:
+            what = (
+                "whether this is a view or a copy depends on sizes, and memory of it is written to"
+            )
+            cure = "write `.clone()` and static sizes, or nothing in place"
+            raise ExportError(f"{call.name}: {what}: {cure}\n  at {user_line(node)}")
 
 
 def arranged(
@@ -692,20 +721,6 @@ def check_declared(call: Call, env: Any) -> None:
         raise ExportError("\n".join(lines))
 
 
-def always_holds(condition: sympy.Basic) -> bool:
-    """Whether a condition is true of all sizes from 2 on, floats taken as exact: `4 * s0 / 4 - 1.0 != 0`."""
-    for name, exact in EXACT.items():
-        condition = condition.replace(PYTHON_NUMBERS[name], exact)
-    above = {
-        s: loop_symbol(f"{s} - {SMALLEST_SIZE}") + SMALLEST_SIZE for s in condition.free_symbols
-    }
-    sides = [sympy.nsimplify(side.xreplace(above)) for side in condition.args]
-    return bool(condition.is_Relational and condition.func(sides[0] - sides[1], 0) == sympy.true)
-
-
-EXACT = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv}
-
-
 def cure(condition: Any, env: Any, about: list[Any]) -> str:
     """What to declare instead."""
     [symbol, *others] = about
@@ -754,12 +769,6 @@ DROPPED = ("strides", "different", "memory", "distinct", "class", "hooks", "glob
 (`Exported.inputs`), and numbers are told one by one."""
 
 
-def literal(value: Any) -> str:
-    if isinstance(value, float) and value - value:
-        return f"float({value.hex()!r})"
-    return repr(str(value)) if isinstance(value, torch.device) else repr(value)
-
-
 def texts(guard: Guard) -> Iterator[tuple[str, str]]:
     """The conditions that a guard makes, and why."""
     names = [source.name for source in guard.sources]
@@ -783,6 +792,8 @@ def texts(guard: Guard) -> Iterator[tuple[str, str]]:
             yield f"list({names[0]}) == {list(expected)!r}", reason
         case "number":
             yield guard.expected.condition(names[0]), reason
+        case "absent" if guard.sources[0].kind == "namespace":
+            return  # a tensor's own attributes: no export asks for them
         case "absent":
             yield f"{expected!r} not in {names[0]}", reason
         case "same":

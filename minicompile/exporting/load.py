@@ -9,6 +9,7 @@ import argparse
 import collections
 import ctypes
 import inspect
+import os
 import tempfile
 import zipfile
 import zlib
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from minicompile import compat
 from minicompile.errors import ExportError
-from minicompile.exporting.c_wrapper import DTYPES
+from minicompile.exporting.c_wrapper import DTYPES, MOST_DIMENSIONS
 from minicompile.exporting.checks import check_package
 from minicompile.exporting.conditions import Expression
 from minicompile.exporting.exported import Constraint, bound_arguments
@@ -29,7 +30,6 @@ from minicompile.ops.dtypes import value_text
 
 NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
 BY_NUMBER = list(DTYPES)
-MOST_DIMENSIONS = 16
 
 
 class CTensor(ctypes.Structure):
@@ -59,7 +59,7 @@ class Library:
         self.close.argtypes, self.free.argtypes = [pointer], [tensors, number]
         self.call.argtypes, self.close.restype = [pointer, tensors, number, tensors, number], None
         self.results = results
-        self.model = self.open(str(folder).encode())
+        self.model = self.open(os.fsencode(folder))
         if not self.model:
             said = self.error()
             self.unload()
@@ -122,7 +122,9 @@ class Package:
     def __init__(self, folder: Path) -> None:
         facts = check_package(folder)
         self.name = facts["name"]
-        self.constraints = [Constraint(*parts) for parts in facts["constraints"]]
+        self.constraints: Sequence[Constraint] = [
+            Constraint(*parts) for parts in facts["constraints"]
+        ]
         kinds = inspect._ParameterKind
         self.call = inspect.Signature(
             [

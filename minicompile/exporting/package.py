@@ -11,7 +11,6 @@ The real compiler: torch/_inductor/package/package.py, torch/csrc/inductor/aoti_
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 import subprocess
@@ -29,9 +28,9 @@ from minicompile.aot.autograd import ahead_of_time, copied, fake_mode_of
 from minicompile.codegen.cpp_ops import prelude
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
 from minicompile.errors import BackendError, OptionError, Unsupported
-from minicompile.exporting.c_wrapper import Condition, CWriter, ModelSource
+from minicompile.exporting.c_wrapper import Condition, CWriter, ModelSource, c_string
 from minicompile.exporting.checks import checksum, write_metadata
-from minicompile.exporting.export import literal
+from minicompile.exporting.conditions import literal
 from minicompile.exporting.exported import Exported
 from minicompile.exporting.safetensors import write_safetensors
 from minicompile.lowering.lower import lower
@@ -53,6 +52,7 @@ library), `-ldl`, and this folder; not Python, not torch. `OMP_NUM_THREADS` says
 `lib{name}.so` was built from the C files beside it: `model.c` (the graph) with `kernels.c`, `operators.c`
 and `runtime.c`. From Python: `mc.load_package(folder)`.
 """
+AS_STRIDED = {torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default}
 LEVELS: dict[str, tuple[str, ...]] = {
     "x86-64-v4": ("avx2", "fma", "bmi2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
     "x86-64-v3": ("avx2", "fma", "bmi2"),
@@ -96,15 +96,22 @@ def _fill(folder: Path, exported: Exported, cpu: str | None) -> None:
     weights = {spec.target: tensor for spec, tensor in zip(held, tensors)}
     names = [spec.target for spec in held]
     for constant in lowered.schedule.graph.constants:
+        assert constant.value is not None
         weights[f"constant.{constant.name}"] = constant.value
         names.append(f"constant.{constant.name}")
     weights, names = _once(weights, names)
     places = write_safetensors(folder / "model.safetensors", weights)
     written = written_by_output(exported)
+    env = exported.shape_env
     writer = CWriter(
-        lowered.schedule, lowered.kernels, len(held), [spec.target for spec in users], written,
+        lowered.schedule,
+        lowered.kernels,
+        len(held),
+        [spec.target for spec in users],
+        written,
         conditions_of(exported),
-    )  # fmt: skip
+        env.simplified if env is not None else lambda size: size,
+    )
     source = writer.write()
     _write_sources(folder, lowered, source, places, names, exported, name, features)
     _build(folder, name, level, options)
@@ -123,7 +130,7 @@ def _fill(folder: Path, exported: Exported, cpu: str | None) -> None:
         "classes": [*exported.classes],
         "constraints": [[c.condition, c.reason, c.line] for c in exported.constraints],
     }
-    (folder / "README.md").write_text(README.format(name=name))
+    (folder / "README.md").write_text(README.format(name=name), encoding="utf-8")
     write_metadata(folder, facts)
 
 
@@ -160,6 +167,9 @@ class _Lowered:
         if any(fake.device.type != "cpu" for fake in fakes):
             raise Unsupported("a package runs on a CPU", hint="export with tensors on the CPU")
         mode = fake_mode_of(graph, fakes, exported.shape_env)
+        strided = any(node.target in AS_STRIDED for node in graph.nodes)
+        if strided and not all(fake.is_contiguous() for fake in fakes):
+            raise Unsupported("as_strided of what a package would lay out anew")
         with mode:  # the weights' file and the caller have rows without gaps
             fakes = [fake.contiguous() for fake in fakes]
         aot = ahead_of_time(graph, fakes, options, training=False, shape_env=exported.shape_env)
@@ -228,8 +238,8 @@ def _write_sources(
     weights = folder / "model.safetensors"
     bytes = weights.stat().st_size
     header = min((at for at, _ in places.values()), default=bytes)
-    outputs = len(output_node(exported.graph.gm.graph).args[0])
-    writes = len(written_by_output(exported))
+    writes = len(exported.signature.mutated)
+    outputs = len(exported.signature.outputs)
     inputs = sum(spec.kind == "input" for spec in exported.signature.inputs)
     numbers = {
         "MC_WEIGHTS": len(names), "MC_INPUTS": inputs, "MC_OUTPUTS": outputs - writes,
@@ -244,15 +254,15 @@ def _write_sources(
     needs = " ".join(f'need("{feature}")' for feature in features)
     target += [f"#define MC_FEATURES(need) {needs}", ""]
     table = ["const mc_weight mc_weights[] = {"]
-    table += ["    {%s, %d, %d}," % (json.dumps(n), *places[n]) for n in names]
+    table += [f"    {{{c_string(n)}, {places[n][0]}, {places[n][1]}}}," for n in names]
     table += ["    {0},", "};", ""]
-    (folder / "target.h").write_text("\n".join(target))
-    (folder / "kernels.c").write_text(lowered.text)
-    (folder / "model.c").write_text(source.text + "\n" + "\n".join(table))
+    (folder / "target.h").write_text("\n".join(target), encoding="utf-8")
+    (folder / "kernels.c").write_text(lowered.text, encoding="utf-8")
+    (folder / "model.c").write_text(source.text + "\n" + "\n".join(table), encoding="utf-8")
     for file in ("minicompile_package.h", "minicompile_load.h", "model.h", "runtime.c", "main.c"):
-        (folder / file).write_text((C_FILES / file).read_text())
+        (folder / file).write_text((C_FILES / file).read_text(), encoding="utf-8")
     operators = (C_FILES / "operators.c").read_text()
-    (folder / "operators.c").write_text(prelude(operators) + "\n" + operators)
+    (folder / "operators.c").write_text(prelude(operators) + "\n" + operators, encoding="utf-8")
 
 
 def _build(folder: Path, name: str, level: Sequence[str], options: Options) -> None:

@@ -79,10 +79,12 @@ class ShapeEnv(Shown):
         self.guards: list[ShapeFact] = []
         self.fixed: dict[sympy.Symbol, ShapeFact] = {}
         """Symbols that turned out to have one value only, and what fixed them."""
-        self.general = False
-        """Whether a program for all sizes in their ranges is wanted, not one that knows more of them."""
         self.asker: Callable[[], tuple[str, Any]] = no_asker
         """Says who needs what is being assumed, and the user's line."""
+        self.general = False
+        """Whether what operators ask for speed alone is answered for all sizes at once, without a guard."""
+        self.unguarded: list[sympy.Basic] = []
+        """Such questions: of memory layouts, and which of the library's kernels is the fastest."""
         self.quotients: dict[sympy.Symbol, sympy.Expr] = {}
         """What stands for a size that a guard says divides: `s0 % 8 == 0` gives `q1`, which is `s0 // 8`."""
         self._answers: dict[sympy.Basic, sympy.Basic | None] = {}
@@ -192,6 +194,13 @@ class ShapeEnv(Shown):
         self._answers[expr] = value
         return value
 
+    def settle(self, expr: sympy.Basic, answer: bool | None = None) -> sympy.Basic:
+        """The value of what is asked for speed alone: `answer` is right for all sizes, None: any is."""
+        if not self.general or self.static(expr) is not None:
+            return self.evaluate(expr)
+        self.unguarded.append(expr)
+        return self.hint(expr) if answer is None else sympy.sympify(answer)
+
     def _assume(self, condition: sympy.Basic, reason: str = "") -> None:
         asked, line = self.asker()
         self.guards.append(ShapeFact(self.rooted(condition), reason or asked, line))
@@ -280,18 +289,11 @@ class ShapeEnv(Shown):
     # What FakeTensorMode asks of the environment of a SymNode it meets.
 
     def evaluate_sym_node(
-        self, node: SymNode, size_oblivious: bool = False, fallback_value: object = None
+        self, node: SymNode, size_oblivious: bool = False, fallback_value: bool | None = None
     ) -> sympy.Basic:
-        if isinstance(fallback_value, bool):
-            return sympy.S(self.truth_or(fallback_value, node.expr))
-        return self.evaluate(node.expr)
-
-    def truth_or(self, otherwise: bool, condition: sympy.Basic) -> bool:
-        """The answer to a question that torch's operators can do without ("does it lie without gaps?"): where
-        it isn't known, a general program takes `otherwise`, others assume what holds while compiling."""
-        if self.general and self.static(condition) not in (sympy.true, sympy.false):
-            return otherwise
-        return bool(self.evaluate(condition))
+        if fallback_value is None:
+            return self.evaluate(node.expr)
+        return self.settle(node.expr, fallback_value)
 
     def _maybe_evaluate_static(self, expr: sympy.Basic, **_: object) -> sympy.Basic | None:
         return self.static(expr) if isinstance(expr, sympy.Basic) else sympy.sympify(expr)

@@ -101,18 +101,19 @@ class SymNode:
     # Asking for the value: guards are born here
 
     def _decided(self, pytype: type, file: Text = "", line: int = 0) -> Any:
+        if file.endswith("native/Convolution.cpp"):  # which of its backends is the fastest
+            return pytype(self.shape_env.settle(self.expr))
         return pytype(self.shape_env.evaluate(self.expr))
+
+    def _settled(self, answer: bool, file: Text = "", line: int = 0) -> bool:
+        return bool(self.shape_env.settle(self.expr, answer))
 
     guard_int = int_ = functools.partialmethod(_decided, int)
     guard_float = functools.partialmethod(_decided, float)
     guard_bool = bool_ = functools.partialmethod(_decided, bool)
     guard_size_oblivious = expect_true = guard_bool
-
-    def _decided_or(self, otherwise: bool, file: Text = "", line: int = 0) -> bool:
-        return self.shape_env.truth_or(otherwise, self.expr)
-
-    guard_or_false = functools.partialmethod(_decided_or, False)
-    guard_or_true = functools.partialmethod(_decided_or, True)
+    guard_or_false = functools.partialmethod(_settled, False)
+    guard_or_true = functools.partialmethod(_settled, True)
 
     def expect_size(self, file: Text = "", line: int = 0) -> bool:
         return bool(self.shape_env.evaluate(self.expr >= 0))
