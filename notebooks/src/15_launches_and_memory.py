@@ -340,12 +340,106 @@ with mc.fresh_cache():
 # In the key are the kernels' text, the compiler, its version and flags, and the processor. One left
 # out, and a warm start could load a library that was built for something else. Note what isn't
 # kept: capture, autograd, lowering and scheduling run again; only their text is recognised.
+
+# %% [markdown]
+# ## A start without Python
 #
+# A warm start still runs Python, and Python loads torch. To do without both, everything must be known
+# ahead of time: one graph with no break in it, and conditions on the arguments where guards were.
+# `mc.export` makes such an *exported program*; a size with a `Dim` may differ from call to call.
+
+# %% name="export"
+from minicompile.lessons.train import train
+
+torch.manual_seed(0)
+gpt = GPT()
+train(gpt, steps=60, compile_fn=mc.compile)
+prompt = torch.randint(gpt.config.vocab_size, (1, 8))
+tokens = mc.Dim("tokens", max=gpt.config.block_size)
+exported = mc.export(gpt.eval(), (prompt,), dynamic_shapes=({1: tokens},))
+print(*exported.constraints, sep="\n")
+
+# %% [markdown]
+# `exported(prompt)` runs with eager operators; `exported.save(folder)` writes it down as text.
+# `mc.aot_package` compiles it to a *compiled package*: kernels, matrix products and a wrapper, now in C, in one
+# shared library, and the weights beside it. **Predict, then run:** what else will that library need?
+
+# %% name="package" tags=["varies"]
+import subprocess
+import tempfile
+from pathlib import Path
+
+folder = mc.aot_package(exported, Path(tempfile.mkdtemp(), "gpt"))
+for file in sorted(folder.iterdir()):
+    print(f"{file.stat().st_size:>8,} bytes  {file.name}")
+try:
+    print(subprocess.run(["ldd", folder / "libGPT.so"], capture_output=True, text=True).stdout)
+except FileNotFoundError:
+    print("(no ldd here: on macOS it is otool -L)")
+
+# %% [markdown]
+# The C library and one for threads: neither torch nor Python. The wrapper is called model.c, each line of yours above the calls that it became. Now the GPT answers from C: this program extends a text by
+# the character that the model finds most likely, until the text is as long as it may be.
+
+# %% name="c-program"
+PROGRAM = r"""
+#include <stdlib.h>
+#include "minicompile_load.h"
+
+int main(int count, char** given) {                  // FOLDER MOST CHARACTER ...
+    mc_library gpt = mc_load(given[1]);              // checks every file, then loads the library
+    mc_model* model = gpt.handle ? gpt.open(given[1]) : NULL;
+    if (!model) return puts(gpt.handle ? gpt.error_text() : gpt.error), 1;
+    int64_t text[1024], length = 0, most = atoi(given[2]);
+    for (int i = 3; i < count; i++) text[length++] = atoi(given[i]);
+    while (length < most) {
+        mc_tensor idx = {text, MC_INT64, 2, {1, length}}, logits;
+        if (gpt.run(model, &idx, 1, &logits, 1)) return puts(gpt.error_text()), 1;
+        const float* last = (float*)logits.data + (length - 1) * logits.shape[2];
+        int64_t best = 0;
+        for (int64_t i = 1; i < logits.shape[2]; i++) if (last[i] > last[best]) best = i;
+        text[length++] = best;
+        gpt.free(&logits, 1);
+    }
+    for (int64_t i = 0; i < length; i++) printf("%ld ", (long)text[i]);
+    return 0;
+}
+"""
+(folder / "answer.c").write_text(PROGRAM)
+build = ["cc", "-O2", "-o", folder / "answer", folder / "answer.c", "-ldl"]
+_ = subprocess.run(build, check=True)
+
+# %% name="c-answer"
+from minicompile.lessons.data import decode, encode
+from minicompile.lessons.model import generate
+
+start = encode("def main(")[None]
+run = [folder / "answer", folder, gpt.config.block_size, *start[0].tolist()]
+said = subprocess.run(list(map(str, run)), capture_output=True, text=True, check=True).stdout
+from_c = decode(list(map(int, said.split())))
+from_python = decode(generate(gpt, start, gpt.config.block_size - start.size(1))[0])
+print("C says what Python says:", from_c == from_python)
+print("it has the right length:", len(from_c) == gpt.config.block_size)
+
+# %% [markdown]
+# After sixty steps of training it has little to say (`print(from_c)`), but it says it without Python.
+# And the conditions? A call of the library checks them first, as `mc.load_package` does:
+
+# %% name="package-refuses"
+loaded = mc.load_package(folder)
+print("as eager:", torch.allclose(loaded(start), gpt(start), atol=1e-5))
+try:
+    loaded(torch.zeros(1, gpt.config.block_size + 1, dtype=torch.int64))
+except mc.errors.MinicompileError as error:
+    print(error)
+
+# %% [markdown]
 # > **In torch.compile.** The same wrapper with the same words is written by
 # > `torch/_inductor/codegen/wrapper.py`; memory is handed on by `codegen/memory_planning.py` and
 # > `AllocateLine`. CUDA graphs come with `mode="reduce-overhead"`: `torch/_inductor/cudagraph_trees.py`
 # > lets the next run overwrite results; ours copies those that you hold. Its cache keeps whole graphs
-# > (`FxGraphCache` in `codecache.py`). Below, live: the memory lines of its wrapper for our `f`.
+# > (`FxGraphCache` in `codecache.py`). `torch.export` and AOT Inductor make packages too; their
+# > libraries need torch's. Below, live: the memory lines of its wrapper for our `f`.
 
 # %% name="torch-compile"
 from torch._functorch import config as aot_config
@@ -366,7 +460,8 @@ for line in code.splitlines():
 # 2. If kernels are short, launching them costs more than running them; a CUDA graph replays the list.
 # 3. A replay knows addresses: inputs are copied in, results copied out, Python decisions are frozen.
 # 4. Liveness says when memory is free again, and a kernel may write in place of what it reads last.
-# 5. A warm start loads a library whose key covers everything that it was built from.
+# 5. A warm start loads a library whose key covers everything that it was built from; a package starts
+#    without Python, and checks conditions where guards were.
 
 # %% [markdown]
 # ## Exercises
