@@ -31,7 +31,7 @@ from minicompile.aot.autograd import copied, fake_mode_of
 from minicompile.aot.functionalize import functionalize
 from minicompile.aot.joint import trace
 from minicompile.aot.layout import is_dense, same_sizes
-from minicompile.aot.levels import lower_to
+from minicompile.aot.levels import lower_to, verify
 from minicompile.aot.views import writes, written_arguments
 from minicompile.api import explain
 from minicompile.dynamo.capture import CapturedFrame
@@ -467,9 +467,9 @@ class Structure:
     def written(self, value: Any) -> str:
         """A part of the result as an expression."""
         if isinstance(value, Stand):
-            given = self.capture.inputs[value.number].source
-            if value.of == "input" and self.call.is_argument(given):
-                return given.name  # the argument itself, as in eager
+            place = self.capture.inputs[value.number].source if value.of == "input" else None
+            if place is not None and self.call.is_argument(place):
+                return place.name  # the argument itself, as in eager
             return f"result[{self.results.setdefault(value, len(self.results))}]"
         if id(value) in self.paths:
             return self.paths[id(value)]
@@ -561,6 +561,7 @@ def functional(
             raise ExportError(f"{call.name}: {what}, and the program writes to it in place")
         full = Graph(functionalize(traced, metadata, mode), call.name, "functionalization")
         core = lower_to("core", full, mode)
+        verify(core)
     except Unsupported as error:
         raise ExportError(f"{call.name} can't be exported: {error}") from error
     return arranged(call, capture, structure, core, metadata.mutated_inputs)

@@ -269,6 +269,12 @@ class Reader:
         mutated = {spec.target for spec in made.signature.outputs if spec.kind == "mutation"}
         if unknown := mutated - {spec.target for spec in made.signature.inputs}:
             raise ExportError(f"{', '.join(unknown)} is changed and no input")
+        for spec in made.signature.inputs:
+            if spec.kind not in ("parameter", "buffer", "constant", "input"):
+                raise ExportError(f"no kind of input: {spec.kind!r}")
+        for output in made.signature.outputs:
+            if output.kind not in ("result", "mutation"):
+                raise ExportError(f"no kind of output: {output.kind!r}")
         for constraint in made.constraints:
             _ = constraint.expression
 
