@@ -30,7 +30,7 @@ PUBLIC = {
     "reset": "api",
     "mark_dynamic": "api",
     "export": "exporting.export",
-    "Dim": "exporting.export",
+    "Dim": "exporting.call",
     "load_export": "exporting.saved",
     "disable": "api",
     "allow_in_graph": "api",

@@ -38,7 +38,16 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "OrderedDict": collections.OrderedDict,
 }  # fmt: skip
 GRAMMAR = (
-    *(ast.Constant, ast.Name, ast.Attribute, ast.Tuple, ast.List, ast.Dict, ast.Subscript, ast.Call),
+    *(
+        ast.Constant,
+        ast.Name,
+        ast.Attribute,
+        ast.Tuple,
+        ast.List,
+        ast.Dict,
+        ast.Subscript,
+        ast.Call,
+    ),
     *(ast.Compare, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.keyword, ast.expr_context),
     *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
 )
