@@ -6,6 +6,8 @@ Half types are computed in float32 (as eager's kernels do) and rounded when stor
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 SHORT: dict[torch.dtype, str] = {
@@ -45,9 +47,22 @@ def tensor_text(value: torch.Tensor) -> str:
     """`f32[64, 128]`, with strides when they aren't contiguous: `f32[64, 128; 1, 64]`."""
     size = ", ".join(str(s) for s in value.shape)
     text = f"{short(value.dtype)}[{size}]"
-    if value.layout is torch.strided and not value.is_contiguous():
+    if value.layout is torch.strided and not is_row_major(value):
         text = text[:-1] + f"; {', '.join(str(s) for s in value.stride())}]"
     return text
+
+
+def is_row_major(value: torch.Tensor) -> bool:
+    """Whether a tensor is contiguous; with symbolic sizes, for all of them, which adds no guard."""
+    if not any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride())):
+        return value.is_contiguous()
+    expected: Any = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride())):
+        given, wanted = (getattr(getattr(n, "node", None), "expr", n) for n in (stride, expected))
+        if given != wanted and (isinstance(size, torch.SymInt) or size != 1):
+            return False
+        expected = size * expected
+    return True
 
 
 def value_text(value: object) -> str:
