@@ -21,7 +21,7 @@ import torch
 import minicompile as mc
 from minicompile.bench.networks import GPT2
 from minicompile.options import environment
-from tests.exporting.models import Logits
+from tests.export.models import Logits
 
 
 def seconds(call: Callable[[], Any]) -> float:

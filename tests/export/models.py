@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from minicompile.bench.networks import TEXT
 
 
+SMALL = {**TEXT, "num_hidden_layers": 1}
+
+
 class Logits(nn.Module):
     """What a model gives, without its own class of results; with random weights."""
 
@@ -17,7 +20,7 @@ class Logits(nn.Module):
         transformers = pytest.importorskip("transformers")
         super().__init__()
         kind = getattr(transformers, name)
-        self.model = kind(kind.config_class(**config, **(TEXT if small else {})))
+        self.model = kind(kind.config_class(**config, **(SMALL if small else {})))
 
     def forward(self, tokens: Tensor) -> Tensor:
         logits: Tensor = self.model(tokens).logits
