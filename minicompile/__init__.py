@@ -30,7 +30,7 @@ PUBLIC = {
     "reset": "api",
     "mark_dynamic": "api",
     "export": "exporting.export",
-    "Dim": "exporting.export",
+    "Dim": "exporting.call",
     "load_export": "exporting.saved",
     "aot_package": "exporting.package",
     "load_package": "exporting.load",

@@ -5,6 +5,8 @@
     decides  what is an input and what is state; which of capture's guards are conditions on arguments, which
              are facts of the moment of export; which declared sizes the program takes as they are
 
+    call        an example call: whose frame is captured, which sizes are dynamic
+    results     how results are put together from the graph's outputs
     export      `mc.export`: captures once, separates state from inputs, turns guards into conditions
     exported    `Exported`: what it gives, how it is called
     conditions  the language of conditions and of the results' structure: read by `ast`, never run

@@ -26,7 +26,7 @@ from minicompile.errors import Unsupported
 from minicompile.lowering.ir import ExternKernel, InputBuffer, Layout, View, same_size
 from minicompile.ops.origin import Origins, source_lines
 from minicompile.runtime.cpp import complaint
-from minicompile.scheduling.memory import may_raise
+from minicompile.scheduling.memory import DIVISIONS, may_raise
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import Size, is_float, size_hint
 
@@ -37,6 +37,8 @@ DTYPES = {
 }  # fmt: skip
 """In the order of `enum mc_dtype`."""
 MOST_DIMENSIONS = 16
+MOST_LINES = 4
+"""Of the user's, above a call."""
 
 RESERVED = frozenset(
     """
@@ -142,7 +144,7 @@ class CWriter:
                 if unknown != {size}:
                     later.append((what, axis, size))
         checks = [
-            f"    if (mc_expect_size({w}, {a}, {self._size(s)})) return 1;" for w, a, s in later
+            f"    if (mc_expect_size({w}, {a}, {self.length(s)})) return 1;" for w, a, s in later
         ]
         for condition in self.conditions:
             unknown = condition.holds.free_symbols - {*self.symbols}
@@ -173,19 +175,19 @@ class CWriter:
         if isinstance(condition, sympy.Not):
             return f"!({self._condition(condition.args[0])})"
         if isinstance(condition, sympy.core.relational.Relational):
-            left, right = map(self._size, condition.args)
+            left, right = map(self.length, condition.args)
             return f"{left} {condition.rel_op} {right}"
         raise Unsupported(f"the condition {condition} has no C text")
 
-    def _size(self, size: Size) -> str:
+    def length(self, size: Size) -> str:
         if not isinstance(size, int):
             unknown = size.free_symbols.difference(self.symbols)
             if unknown or is_float(size):
                 raise Unsupported(f"no input of the package tells what {unknown or size} is")
         return self.index(size)
 
-    def _sizes(self, sizes: Iterable[Size]) -> str:
-        texts = [self._size(size) for size in sizes]
+    def lengths(self, sizes: Iterable[Size]) -> str:
+        texts = [self.length(size) for size in sizes]
         return f"(int64_t[]){{{', '.join(texts or ['0'])}}}"
 
     # -- memory
@@ -219,7 +221,7 @@ class CWriter:
         for sizes in self.pieces:
             one = sympy.Max(*sizes) if len(sizes) > 1 else sizes[0]
             hint = size_hint(one, hints)
-            lines.append(f"        {self._size(int(one) if one == hint else one)},")
+            lines.append(f"        {self.length(int(one) if one == hint else one)},")
         return [
             *lines, "    };", "    int64_t end = 0;",
             f"    for (int i = 0; i < {len(self.pieces)}; i++) {{",
@@ -246,7 +248,9 @@ class CWriter:
             origins = node.origins
             lines = source_lines(origins)
             if lines != self.shown and lines:
-                self.lines += ["", *(f"    // {line}".rstrip("\\ ") for line in lines)]
+                self.lines += ["", *(f"    // {line}".rstrip("\\ ") for line in lines[:MOST_LINES])]
+                if len(lines) > MOST_LINES:
+                    self.lines.append(f"    // and {len(lines) - MOST_LINES} more lines")
                 self.shown = lines
             old = {a.buffer: a.reuses for a in memory.allocate[step]}
             for written in node.writes:
@@ -283,19 +287,22 @@ class CWriter:
                 if name not in self.variables:
                     self._declare(name, f"(%s)(arena + at[{self.home[name]}])")
             given = [self.variables[a.buffer] for a in plan.arguments]
-            given += [self._size(symbol) for symbol in plan.sizes]
+            given += [self.length(symbol) for symbol in plan.sizes]
             call = f"{kernel.name}({', '.join(given)})"
             if not may_raise(node):
                 self.lines.append(f"    {call};")
                 continue
-            index, zero = (c_string(complaint(plan, c)) for c in (INDEX_ERROR, ZERO_DIVISION))
-            self.lines += [
-                "    {",
-                f"        int64_t code = {call};",
-                f"        if (code & {INDEX_ERROR}) return mc_fail({index.replace('%', '%%')});",
-                f"        if (code & {ZERO_DIVISION}) return mc_fail({zero.replace('%', '%%')});",
-                "    }",
-            ]
+            checked = any(v.op == "indirect" and v.check for v in plan.body.values)
+            divided = any(v.op in DIVISIONS for v in plan.body.values)
+            self.lines += ["    {", f"        int64_t code = {call};"]
+            for bit, happens in ((INDEX_ERROR, checked), (ZERO_DIVISION, divided)):
+                if happens:
+                    told = c_string(complaint(plan, bit).replace("%", "%%"))
+                    self.lines += [
+                        f"        if (code & {bit})",
+                        f"            return mc_fail({told});",
+                    ]
+            self.lines.append("    }")
 
     def _result(self, number: int, output: Any) -> None:
         if not isinstance(output, View):
@@ -309,8 +316,8 @@ class CWriter:
             if number in self.written
             else f"&out[{plain}]"
         )
-        where = f"{self._at(output)}, {c_dtype(layout)}, {layout.dtype.itemsize}, {rank}"
-        shape = f"{self._sizes(layout.size)}, {self._sizes(layout.stride)}"
+        where = f"{self.place(output)}, {c_dtype(layout)}, {layout.dtype.itemsize}, {rank}"
+        shape = f"{self.lengths(layout.size)}, {self.lengths(layout.stride)}"
         self.lines.append(f"    if (mc_give({to}, {where}, {shape})) return 1;")
         if number in self.written:
             source = self.written[number]
@@ -320,7 +327,7 @@ class CWriter:
 
     # -- operators
 
-    def _at(self, view: View) -> str:
+    def place(self, view: View) -> str:
         own, offset = self.variables[view.buffer], view.layout.offset
         if self.layouts[view.buffer].dtype != view.layout.dtype:
             raise Unsupported(f"{view.buffer} can't be seen as {view.layout.dtype}")
@@ -341,7 +348,10 @@ class CWriter:
             call = rule(self, views[-1], *kernel.args, **kernel.kwargs)
         except Unsupported as refused:
             raise Unsupported(refused.reason, where, refused.hint) from None
-        self.lines.append(f"    if ({call}) return 1;")
+        text = f"    if ({call}) return 1;"
+        self.lines.append(
+            text if len(text) < 100 else text.replace(", (mc_", ",\n            (mc_")
+        )
 
     def matrix(self, view: View, batched: bool = False) -> str:
         """A (batch of) matrices as C; vectors and scalars are broadcast."""
@@ -349,8 +359,8 @@ class CWriter:
         rank = 3 if batched else 2
         steps: list[Size] = [0] * (rank - len(layout.size))
         steps += [0 if n == 1 else s for n, s in zip(layout.size, layout.stride, strict=True)]
-        texts = [self._size(step) for step in ([0] * (3 - rank) + steps)]
-        return f"(mc_matrix){{{', '.join([self._at(view), *texts])}}}"
+        texts = [self.length(step) for step in ([0] * (3 - rank) + steps)]
+        return f"(mc_matrix){{{', '.join([self.place(view), *texts])}}}"
 
     def strided(self, kind: str, view: View, size: bool, axes: int = 4) -> str:
         """A view as a struct of data, sizes if asked for, and strides."""
@@ -359,8 +369,8 @@ class CWriter:
         at = 2 if kind == "mc_images" else 0  # a row of pixels is an image of height 1
         stride[at:at], sizes[at:at] = [0] * missing, [1] * missing
         groups = [sizes, stride] if size else [stride]
-        parts = ["{" + ", ".join(map(self._size, group)) + "}" for group in groups]
-        return f"({kind}){{{', '.join([self._at(view), *parts])}}}"
+        parts = ["{" + ", ".join(map(self.length, group)) + "}" for group in groups]
+        return f"({kind}){{{', '.join([self.place(view), *parts])}}}"
 
 
 def product(
@@ -379,7 +389,7 @@ def product(
     wide = out.layout.size[-1] != 1 and out.layout.stride[-1] != 1
     if wide:
         raise Unsupported("a package's matrix products give rows without gaps")
-    lengths = ", ".join(map(writer._size, sizes))
+    lengths = ", ".join(map(writer.length, sizes))
     factors = ", ".join(literal(float(f), torch.float32) for f in (alpha, beta))
     return f"mc_product({lengths}, {', '.join(matrices)}, {factors})"
 
@@ -403,7 +413,7 @@ def attention(
         seen = Layout(layout.device, layout.dtype, layout.size, steps, layout.offset)
         views.append(writer.strided("mc_heads", View(attn_mask.buffer, seen), False))
     factor = scale if scale is not None else float(q.layout.size[3]) ** -0.5
-    arguments = [writer._sizes(sizes), *views, str(int(causal)), literal(factor, torch.float32)]
+    arguments = [writer.lengths(sizes), *views, str(int(causal)), literal(factor, torch.float32)]
     return f"mc_attention({', '.join(arguments)})"
 
 
@@ -425,7 +435,7 @@ def convolution(
         [fill] * (2 - rank) + [*given] for given, fill in ((stride, 1), (padding, 0), (dilation, 1))
     ]
     window = ", ".join("{" + ", ".join(map(str, step)) + "}" for step in steps)
-    added = writer._at(bias) if bias is not None else "NULL"
+    added = writer.place(bias) if bias is not None else "NULL"
     return f"mc_convolution({', '.join(images)}, {added}, (mc_window){{{window}, {groups}}})"
 
 

@@ -37,6 +37,21 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "slice": slice, "torch.device": torch.device, "torch.Size": torch.Size,
     "OrderedDict": collections.OrderedDict,
 }  # fmt: skip
+GRAMMAR = (
+    *(
+        ast.Constant,
+        ast.Name,
+        ast.Attribute,
+        ast.Tuple,
+        ast.List,
+        ast.Dict,
+        ast.Subscript,
+        ast.Call,
+    ),
+    *(ast.Compare, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.keyword, ast.expr_context),
+    *(ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
+)
+MEMBERS = ("size", "dim", "device")
 TORCH_CONSTANTS = (torch.dtype, torch.layout, torch.memory_format)
 
 
@@ -72,6 +87,10 @@ class Expression:
             self.tree = ast.parse(text, mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise ExportError(f"not an expression: {text[:200]!r} ({error})") from None
+        for node in ast.walk(self.tree):
+            plain = not isinstance(node, ast.Attribute) or node.attr in MEMBERS or dotted(node)
+            if not isinstance(node, GRAMMAR) or not plain:
+                raise ExportError(f"not part of the language of conditions: {text[:200]!r}")
 
     def __call__(self, names: Mapping[str, Any]) -> Any:
         """Its value. `names`: arguments, symbols, `result`, classes. What it can't look at raises what Python
@@ -100,7 +119,10 @@ class Expression:
                 parts = [*(p for p in inner if isinstance(p, ast.expr)), *parts]
             elif not isinstance(part, ast.Constant | ast.List):
                 try:
-                    what = describe(value_of(part, names))
+                    if isinstance(part, ast.Call) and dotted(part.func) == "type":
+                        what = class_name(type(value_of(part.args[0], names)))
+                    else:
+                        what = describe(value_of(part, names))
                 except Exception as error:  # whatever the argument's class raises
                     what = f"not there ({type(error).__name__})"
                 told.append(f"{ast.unparse(part)} is {what}")

@@ -26,6 +26,7 @@ from minicompile.exporting.c_wrapper import DTYPES, MOST_DIMENSIONS
 from minicompile.exporting.checks import check_package
 from minicompile.exporting.conditions import Expression
 from minicompile.exporting.exported import Constraint, bound_arguments
+from minicompile.ops.display import Shown
 from minicompile.ops.dtypes import value_text
 
 NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}
@@ -112,7 +113,7 @@ def unpack(path: Path, folder: Path) -> None:
         raise ExportError(f"{path} is damaged: {error}") from error
 
 
-class Package:
+class Package(Shown):
     """A loaded package: called as what was exported, with CPU tensors; gives what that gave, contiguous.
 
     Raises ExportError for arguments that do not fulfil the constraints, and where the data is unfit (an index
@@ -155,6 +156,10 @@ class Package:
                 with torch.no_grad():
                     old.copy_(new)
         return self.structure({**arguments, **self.classes, "result": results})
+
+    def __str__(self) -> str:
+        head = f"package {self.name}{self.call} returns {self.structure.text}"
+        return "\n".join([head, "each call must fulfil:", *(f"  {c}" for c in self.constraints)])
 
 
 def stand_in(name: str) -> Any:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import ast
 import collections
+import contextlib
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -174,8 +175,15 @@ class Reader:
         self.names: dict[str, Any] = {}
         """Symbols, by name and by the size that they are."""
 
-    def damage(self) -> Damage:
-        return Damage(self)
+    @contextlib.contextmanager
+    def damage(self) -> Iterator[None]:
+        """Whatever goes wrong inside is the text's fault, and told with its line."""
+        try:
+            yield
+        except Exception as error:
+            text = str(error).partition("\n")[0]
+            text = text if isinstance(error, ExportError) else f"{type(error).__name__}: {text}"
+            raise ExportError(f"{self.file}, line {self.line}: {text}") from None
 
     def parts(self, tree: ast.Module) -> dict[str, Any]:
         """The top-level statements by name: data as it is, expressions and functions as they are parsed."""
@@ -269,6 +277,12 @@ class Reader:
         mutated = {spec.target for spec in made.signature.outputs if spec.kind == "mutation"}
         if unknown := mutated - {spec.target for spec in made.signature.inputs}:
             raise ExportError(f"{', '.join(unknown)} is changed and no input")
+        for spec in made.signature.inputs:
+            if spec.kind not in ("parameter", "buffer", "constant", "input"):
+                raise ExportError(f"no kind of input: {spec.kind!r}")
+        for output in made.signature.outputs:
+            if output.kind not in ("result", "mutation"):
+                raise ExportError(f"no kind of output: {output.kind!r}")
         for constraint in made.constraints:
             _ = constraint.expression
 
@@ -373,22 +387,6 @@ class Reader:
 
 
 PARTS = ("name", "call", "sizes", "inputs", "outputs", "tied", "constraints", "result", "graph")
-
-
-class Damage:
-    """Whatever goes wrong inside is the text's fault, and told with its line."""
-
-    def __init__(self, reader: Reader) -> None:
-        self.reader = reader
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, Exception):
-            text = str(error).partition("\n")[0]
-            text = text if isinstance(error, ExportError) else f"{type(error).__name__}: {text}"
-            raise ExportError(f"{self.reader.file}, line {self.reader.line}: {text}") from None
 
 
 def path_source(text: str) -> Source:

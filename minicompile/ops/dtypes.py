@@ -43,27 +43,26 @@ def computation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def in_rows(value: torch.Tensor) -> bool:
-    """Does it lie row by row without gaps? (`is_contiguous()` adds a guard where sizes are symbolic.)"""
-    sizes, strides = (
-        [x.node.expr if isinstance(x, torch.SymInt) else x for x in numbers]
-        for numbers in (value.shape, value.stride())
-    )
-    step: Any = 1
-    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
-        if size != 1 and stride != step and 0 not in sizes:
-            return False
-        step = step * size
-    return True
-
-
 def tensor_text(value: torch.Tensor) -> str:
     """`f32[64, 128]`, with strides when they aren't contiguous: `f32[64, 128; 1, 64]`."""
     size = ", ".join(str(s) for s in value.shape)
     text = f"{short(value.dtype)}[{size}]"
-    if value.layout is torch.strided and not in_rows(value):
+    if value.layout is torch.strided and not is_row_major(value):
         text = text[:-1] + f"; {', '.join(str(s) for s in value.stride())}]"
     return text
+
+
+def is_row_major(value: torch.Tensor) -> bool:
+    """Whether a tensor is contiguous; with symbolic sizes, for all of them, which adds no guard."""
+    if not any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride())):
+        return value.is_contiguous()
+    expected: Any = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride())):
+        given, wanted = (getattr(getattr(n, "node", None), "expr", n) for n in (stride, expected))
+        if given != wanted and (isinstance(size, torch.SymInt) or size != 1):
+            return False
+        expected = size * expected
+    return True
 
 
 def value_text(value: object) -> str:

@@ -19,29 +19,16 @@ from torch import Tensor, nn
 import minicompile as mc
 from minicompile.__main__ import main
 from minicompile.bench.models import build_cnn
-from minicompile.bench.networks import BERT, GPT2, TEXT
+from minicompile.bench.networks import BERT, GPT2
 from minicompile.errors import OptionError
 from minicompile.exporting import package as packaging
 from minicompile.exporting.checks import LAST, write_metadata
-from minicompile.lessons.model import GPT
-from tests.exporting.damage import build_program, refused, small_package
+from minicompile.lessons.model import GPT, GPTConfig
+from tests.export.damage import build_program, refused, small_package
+from tests.export.models import Logits
 
 BATCH, LENGTH = mc.Dim("batch", max=8), mc.Dim("length", max=60)
 BYTES = {"float32": torch.float32, "int64": torch.int64}
-
-
-class Logits(nn.Module):
-    """What a model of `transformers` gives, without its own class of results."""
-
-    def __init__(self, name: str, **config: Any) -> None:
-        transformers = pytest.importorskip("transformers")
-        super().__init__()
-        kind = getattr(transformers, name)
-        self.model = kind(kind.config_class(**config, **TEXT))
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        logits: Tensor = self.model(tokens).logits
-        return logits
 
 
 def tokens(*shape: int) -> Tensor:
@@ -49,7 +36,7 @@ def tokens(*shape: int) -> Tensor:
 
 
 CASES: dict[str, Any] = {
-    "lesson model": (GPT, tokens, [(2, 16), (3, 7), (8, 60)]),
+    "lesson model": (lambda: GPT(GPTConfig(n_layer=1)), tokens, [(2, 16), (3, 7), (8, 60)]),
     "gpt2": (lambda: Logits("GPT2LMHeadModel", **GPT2), tokens, [(2, 16), (3, 7), (8, 60)]),
     "bert": (lambda: Logits("BertForMaskedLM", **BERT), tokens, [(2, 16), (3, 7), (8, 60)]),
     "cnn": (lambda: build_cnn(True)[0], torch.randn, [(2, 3, 16, 16), (5, 3, 16, 16)]),

@@ -1,6 +1,6 @@
 """Damaged packages: what becomes of them in Python and in a C program.
 
-python -m tests.exporting.damage 1000     damages each file of a package in turn; prints what was not refused
+python -m tests.export.damage 1000     damages each file of a package in turn; prints what was not refused
 """
 
 from __future__ import annotations

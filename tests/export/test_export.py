@@ -1,0 +1,286 @@
+"""Exported programs give what eager gives, at every size that they declare, also after a save and a load."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections import OrderedDict, namedtuple
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import minicompile as mc
+from minicompile.aot.levels import family
+from minicompile.bench.models import build_cnn, build_lesson_model
+from minicompile.bench.networks import NETWORKS
+
+BATCH, LENGTH = mc.Dim("batch", max=16), mc.Dim("length", max=64)
+
+
+def saved(exported: Any, folder: Any) -> Any:
+    exported.save(folder)
+    return mc.load_export(folder)
+
+
+def same(found: Any, expected: Any) -> None:
+    """Equal values in equal structures."""
+    assert type(found).__name__ == type(expected).__name__
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(found, expected)
+    elif isinstance(expected, dict):
+        assert list(found) == list(expected)
+        same(list(found.values()), list(expected.values()))
+    elif isinstance(expected, list | tuple):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected):
+            same(one, other)
+    else:
+        assert found == expected or (found != found and expected != expected)
+
+
+def text_model(name: str) -> Any:
+    module, (tokens, _) = NETWORKS[name](True)
+    module.eval()
+    return lambda ids: module(ids).logits, torch.randint(16, (3, 7))
+
+
+def lesson() -> Any:
+    module, (tokens, _) = build_lesson_model(True)
+    return module.eval(), tokens[:, :8]
+
+
+def cnn(training: bool) -> Any:
+    module, (images, _) = build_cnn(True)
+    return module.train(training), images
+
+
+@pytest.mark.parametrize("build", [lambda: text_model("gpt2"), lambda: text_model("bert"), lesson])
+def test_a_language_model_runs_at_other_batches_and_lengths(build, tmp_path):
+    model, tokens = build()
+    exported = mc.export(model, (tokens,), dynamic_shapes=({0: BATCH, 1: LENGTH},))
+    loaded = saved(exported, tmp_path)
+    for batch, length in ((2, 64), (16, 5), (3, 2)):
+        given = torch.randint(16, (batch, length))
+        with torch.no_grad():
+            expected = model(given)
+        for program in (exported, loaded):
+            torch.testing.assert_close(program(given), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_cnn_runs_at_other_batches_and_keeps_its_statistics(training, tmp_path):
+    model, images = cnn(training)
+    exported = mc.export(model, (images,), dynamic_shapes=({0: BATCH},))
+    loaded = saved(exported, tmp_path)
+    one = copy.deepcopy(model)
+    for batch in (2, 7, 16):
+        given = torch.randn(batch, *images.shape[1:]).to(memory_format=torch.channels_last)
+        with torch.no_grad():
+            expected = one(given)
+        for program in (exported, loaded):
+            torch.testing.assert_close(program(given), expected, rtol=1e-4, atol=1e-5)
+    for name, value in exported.state.items():
+        torch.testing.assert_close(value, one.state_dict()[name])
+        torch.testing.assert_close(loaded.state[name], value)
+    changed = any(not torch.equal(x, one.state_dict()[n]) for n, x in model.state_dict().items())
+    assert changed is training  # the module itself is left alone
+
+
+def test_the_graph_is_functional_core_aten():
+    model, tokens = lesson()
+    graph = mc.export(model, (tokens,)).graph
+    calls = [n for n in graph.nodes if n.op == "call_function" and n.target is not operator.getitem]
+    assert not any(n.target._schema.is_mutable for n in calls)
+    assert all(torch.Tag.core in n.target.tags or family(n.target) for n in calls)
+    assert all(node.op in ("placeholder", "call_function", "output") for node in graph.nodes)
+
+
+# -- odd programs
+
+Point = namedtuple("Point", "x y")
+WEIGHT = torch.randn(4)
+BOX = torch.nn.Linear(4, 4)
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(4))
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, x, *rest, scale=2.0, **options):
+        self.count += 1
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        y = self.second(self.first(x)) * scale + self.mean
+        for other in rest:
+            y = y + other
+        if options.get("double", False):
+            y = y * 2
+        return y, self.count
+
+
+def write(x, y):
+    x.add_(y)
+    return x, x[:, 0], y
+
+
+def containers(batch):
+    return OrderedDict(a=batch["x"] + batch["y"][0], b=[batch["y"][1], Point(batch["x"], None)])
+
+
+def closed(x):
+    return BOX(x) * WEIGHT + torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def inner_modes(x):
+    with torch.no_grad():
+        y = x * 2
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        z = y @ y.t()
+    return z, torch.is_grad_enabled()
+
+
+def sizes(x):
+    return x.size(0) * 2 + 1, x.shape, x.numel() // 4, x.dtype, x.reshape(-1)
+
+
+def views(x):
+    return x.t(), x[1:], x.view(-1), x, x.expand(2, *x.shape)
+
+
+ODD = {
+    "write": (write, (torch.randn(3, 4), torch.randn(4)), {}),
+    "containers": (
+        containers,
+        ({"x": torch.randn(3, 4), "y": [torch.ones(4), torch.ones(2)]},),
+        {},
+    ),
+    "closed": (closed, (torch.randn(3, 4),), {}),
+    "inner modes": (inner_modes, (torch.randn(3, 4),), {}),
+    "views": (views, (torch.randn(3, 4),), {}),
+    "max": (lambda x: x.max(dim=1), (torch.randn(3, 4),), {}),
+    "point": (lambda p: Point(p.y, p.x), (Point(torch.ones(2), torch.zeros(3)),), {}),
+    "flags": (
+        lambda x, flag, n=3, mode="a", none=None: x * n if flag and none is None else x - n,
+        (torch.randn(3, 4), True),
+        {"n": 5},
+    ),
+    "float": (lambda x, f: x * f, (torch.randn(3), float("inf")), {}),
+    "dtype": (lambda x, t: x.to(t), (torch.randn(3), torch.float64), {}),
+    "twice": (lambda x, y: (x + y, x), (WEIGHT, WEIGHT), {}),
+    "unread": (lambda x, y, z: (x, z), (torch.ones(2), torch.ones(3), [torch.ones(4)]), {}),
+    "nothing": (lambda x: None, (torch.ones(2),), {}),
+    "constant": (lambda: torch.arange(4) + 1, (), {}),
+    "empty": (lambda x: x.sum(0), (torch.ones(0, 3),), {}),
+    "grad": (lambda x: x * 2, (torch.ones(2, requires_grad=True),), {}),
+    "strided": (lambda x: x.as_strided((2, 2), (1, 2)), (torch.randn(3, 4),), {}),
+    "overlapping": (lambda x: x * 2, (torch.randn(1, 4).expand(3, 4),), {}),
+    "complex": (lambda x: torch.view_as_complex(x) * 1j, (torch.randn(3, 2),), {}),
+    "conjugate": (lambda x: x + 1, (torch.randn(3, dtype=torch.complex64).conj(),), {}),
+    "lists": (lambda xs: torch.cat(xs).sort(), ([torch.randn(2), torch.randn(3)],), {}),
+    "index put": (
+        lambda x: x.clone().index_fill_(0, torch.tensor([1]), 2.0),
+        (torch.ones(3, 2),),
+        {},
+    ),
+    "attention": (
+        lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True),
+        (torch.randn(2, 2, 5, 8),),
+        {},
+    ),
+    "lstm": (nn.LSTM(4, 6, 2), (torch.randn(5, 3, 4),), {}),
+    "method": (BOX.forward, (torch.randn(3, 4),), {}),
+    "embedding bag": (
+        nn.Sequential(nn.Embedding(9, 4), nn.LayerNorm(4), nn.GELU()),
+        (torch.randint(9, (3, 2)),),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_programs_give_what_eager_gives(name, tmp_path):
+    function, args, kwargs = ODD[name]
+    exported = mc.export(function, copy.deepcopy(args), kwargs)
+    for program in (exported, saved(exported, tmp_path)):
+        given, theirs = copy.deepcopy(args), copy.deepcopy(args)
+        with torch.no_grad():
+            expected = function(*theirs, **kwargs)
+        same(program(*given, **kwargs), expected)
+        same(given, theirs)  # what is changed of the arguments
+
+
+def test_results_that_are_arguments_are_these_themselves():
+    x, y = torch.ones(2, 2), torch.ones(2)
+    found = mc.export(write, (x, y))(x, y)
+    assert found[0] is x and found[2] is y
+
+
+def test_buffers_that_are_written_or_replaced_are_kept(tmp_path):
+    model = Counter()
+    eager = copy.deepcopy(model)
+    given = torch.randn(3, 4), torch.randn(4)
+    exported = mc.export(model, given, {"scale": 3.0, "double": True}, {"x": {0: BATCH}})
+    assert exported.signature.tied == {"second.weight": "first.weight"}
+    loaded = saved(exported, tmp_path)
+    assert loaded.signature == exported.signature
+    for rows in (3, 5, 2):
+        given = torch.randn(rows, 4), torch.randn(4)
+        with torch.no_grad():
+            expected = eager(*given, scale=3.0, double=True)
+        for program in (exported, loaded):
+            same(program(*given, scale=3.0, double=True), expected)
+    assert model.count == 0 and exported.state["count"] == 3
+    torch.testing.assert_close(exported.state["mean"], eager.mean)
+
+
+def test_sizes_among_the_results_are_those_of_the_call(tmp_path):
+    exported = mc.export(sizes, (torch.ones(3, 4),), None, ({0: BATCH},))
+    for program in (exported, saved(exported, tmp_path)):
+        same(program(torch.ones(7, 4)), sizes(torch.ones(7, 4)))
+
+
+def test_inputs_may_lie_in_memory_in_any_way():
+    def program(x):
+        return x.view(-1), x.is_contiguous(), x * 2
+
+    exported = mc.export(program, (torch.randn(4, 6),))
+    base = torch.randn(6, 4)
+    for given in (base.t(), torch.randn(8, 12)[::2, ::2], base[:, :1].t().expand(4, 6)):
+        torch.testing.assert_close(exported(given), program(given.contiguous()))
+
+
+def test_random_numbers_are_drawn_at_each_call(tmp_path):
+    exported = mc.export(nn.Dropout(0.5), (torch.ones(400),))
+    for program in (exported, saved(exported, tmp_path)):
+        one, other = program(torch.ones(400)), program(torch.ones(400))
+        assert not torch.equal(one, other) and 0 < (one == 0).sum() < 400
+
+
+def test_one_dim_twice_means_equal_sizes():
+    def program(x, y):
+        return x + y
+
+    exported = mc.export(program, (torch.ones(4), torch.ones(4)), None, ({0: BATCH}, {0: BATCH}))
+    torch.testing.assert_close(exported(torch.ones(9), torch.ones(9)), torch.full((9,), 2.0))
+    with pytest.raises(mc.ExportError, match=r"x.size\(0\).*y.size\(0\)|y.size\(0\).*x.size\(0\)"):
+        exported(torch.ones(9), torch.ones(8))
+
+
+def test_what_an_automatic_dimension_relies_on_is_a_constraint(tmp_path):
+    def program(x, y):
+        return x.view(-1, 4).sum(1), x + y
+
+    auto = ({0: mc.Dim.AUTO}, {0: mc.Dim.AUTO})
+    exported = mc.export(program, (torch.ones(8), torch.ones(8)), None, auto)
+    for each in (exported, saved(exported, tmp_path)):
+        same(each(torch.ones(12), torch.ones(12)), program(torch.ones(12), torch.ones(12)))
+        for bad in ((10, 10), (12, 8)):
+            with pytest.raises(mc.ExportError, match="size"):
+                each(*map(torch.ones, bad))

@@ -1,0 +1,330 @@
+"""What can't be exported, called or loaded is said, with the place and the way out."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import minicompile as mc
+
+B = mc.Dim("b")
+
+
+def says(*words: str) -> Any:
+    return pytest.raises(mc.ExportError, match="(?s)" + ".*".join(map(re.escape, words)))
+
+
+class Config:
+    scale = 2.0
+
+
+class Stateful(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.seen = 0, []
+        self.register_buffer("last", torch.zeros(2))
+
+    def forward(self, x, what):
+        if what == "number":
+            self.calls += 1
+        elif what == "list":
+            self.seen.append(x)
+        elif what == "unread":
+            self.last = x * 2
+        else:
+            self.last = torch.cat([self.last, x])
+        return x + 1
+
+
+def broken(x):
+    print("first")
+    if x.sum() > 0:
+        x = x * 2
+    y = x.tolist()
+    return x + y[0]
+
+
+def test_every_break_is_listed_with_line_and_cure(capsys):
+    x = torch.ones(3)
+    first = broken.__code__.co_firstlineno
+    with pytest.raises(mc.ExportError) as caught:
+        mc.export(broken, (x,))
+    text = str(caught.value)
+    for line, word in ((1, "print"), (2, "branch"), (4, "tolist")):
+        assert f"test_refusals.py:{first + line}" in text and word in text
+    assert text.count("usual fix") >= 3 and text.startswith("broken is no single graph; 3 places")
+    with pytest.raises(Exception):  # noqa: B017 (its own errors; it stops at the first)
+        torch.export.export(nn_of(broken), (x,))
+
+
+def nn_of(function: Any) -> nn.Module:
+    class Module(nn.Module):
+        def forward(self, *args):
+            return function(*args)
+
+    return Module()
+
+
+def test_looking_for_breaks_leaves_the_module_as_it_was(capsys):
+    class Module(nn.BatchNorm1d):
+        def forward(self, x):
+            print("here")
+            return super().forward(x)
+
+    module = Module(4)
+    with says("print"):
+        mc.export(module, (torch.randn(3, 4),))
+    assert module.num_batches_tracked == 0 and not module.running_mean.any()
+
+
+def test_the_users_own_error_stays_what_it_is():
+    with pytest.raises(RuntimeError, match=r"size|shape"):
+        mc.export(lambda x: x @ x, (torch.ones(2, 3),))
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: x if x.size(0) == 4 else x * 2, ("x.size(0) == 4", "no Dim")),
+        (lambda x: x + torch.ones(4), ("x.size(0)", "4", "no Dim")),
+        (lambda x: x * 2 if x.size(0) > 3 else x, ("x.size(0) > 3", "limits")),
+        (lambda x: x.view(-1, 2), ("x.size(0) % 2", "AUTO")),
+        (lambda x: torch.zeros(64)[: x.size(0)] + x, ("x.size(0) <= 64", "limits", "max=64")),
+    ],
+)
+def test_a_guard_that_narrows_a_declared_size_is_named(function, words):
+    with says("narrows", "dimension 'b'", *words[:1]) as caught:
+        mc.export(function, (torch.ones(4),), None, ({0: B},))
+    assert all(word in str(caught.value) for word in words) and "test_refusals.py" in str(
+        caught.value
+    )
+
+
+def test_two_dims_that_must_be_equal_are_named():
+    with says("dimension 'b' and dimension 'c'", "x.size(0)", "y.size(0)", "one Dim"):
+        dims = ({0: B}, {0: mc.Dim("c")})
+        mc.export(lambda x, y: x + y, (torch.ones(4), torch.ones(4)), None, dims)
+
+
+X = torch.ones(4, 3)
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        (lambda: {"z": {0: B}}, ("no argument 'z'",)),
+        (lambda: {"x": {2: B}}, ("x has no axis 2",)),
+        (lambda: {"x": {0: mc.Dim("b", max=3)}}, ("x.size(0) is 4", "2 to 3")),
+        (lambda: {"x": (B,)}, ("x has 2 axes",)),
+        (lambda: {"x": {0: B, 1: B}}, ("x.size(1) is 3", "is 4")),
+        (lambda: {"x": {0: 5}}, ("x.size(0) is 4",)),
+        (lambda: {"n": {0: B}}, ("n is no tensor",)),
+        (lambda: ({0: mc.Dim("b", min=1)},), ("min is 1", "apart")),
+        (lambda: ({0: mc.Dim("b", min=9, max=5)},), ("less than its min",)),
+    ],
+)
+def test_what_is_declared_wrongly_is_said(declared, words):
+    with says(*words):
+        mc.export(lambda x, n=1: x, (X,), None, declared())
+
+
+def test_a_size_of_one_is_not_declared_dynamic():
+    with says("x.size(0) is 1", "at least 2"):
+        mc.export(lambda x: x, (torch.ones(1),), None, ({0: B},))
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "words"),
+    [
+        (lambda c: c.scale, (Config(),), ("c is a", "Config", "close over")),
+        (lambda x: Config(), (X,), ("returns",)),
+        (lambda x: x.nonzero(), (X,), ("no single graph",)),
+        (lambda x: x.t_(), (X,), ("shape",)),
+        (lambda x, y: x.add_(1) + y, (X, X[0]), ("share memory",)),
+        (lambda xs: xs.append(1), ([X],), ("xs",)),
+        (3, (X,), ("can't export a int",)),
+        (lambda x: x, X, ("args is a Tensor",)),
+        (lambda x: x, (X, X), ("too many positional",)),
+        (lambda result: result, (X,), ("rename",)),
+        (Stateful(), (torch.ones(2), "number"), ("self.calls",)),
+        (Stateful(), (torch.ones(2), "list"), ("self.seen",)),
+        (Stateful(), (torch.ones(2), "unread"), ("last",)),
+        (Stateful(), (torch.ones(2), "larger"), ("last", "f32[4]", "f32[2]")),
+    ],
+)
+def test_what_has_no_place_in_a_file_is_said(function, args, words):
+    with says(*words):
+        mc.export(function, args)
+
+
+def program(x, batch, flag=True, *, scale=1.0):
+    return x * scale + batch["y"][0] if flag else x
+
+
+BATCH: Any = {"y": [torch.ones(3), 5]}
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    made = mc.export(program, (X, BATCH), None, {"x": {0: mc.Dim("b", min=3, max=8)}})
+    return made, mc.load_export(made.save(tmp_path_factory.mktemp("export")))
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "words"),
+    [
+        ((torch.ones(2, 3), BATCH), {}, ("3 <= x.size(0) <= 8", "x.size(0) is 2")),
+        ((torch.ones(9, 3), BATCH), {}, ("3 <= x.size(0) <= 8", "x.size(0) is 9")),
+        ((torch.ones(4, 4), BATCH), {}, ("x.size(1) == 3", "is 4")),
+        ((torch.ones(4, 3, 1), BATCH), {}, ("x.dim() == 2", "is 3")),
+        ((X.double(), BATCH), {}, ("x is f32", "f64")),
+        ((X.to("meta"), BATCH), {}, ("x.device == 'cpu'", "meta")),
+        ((X.to_sparse(), BATCH), {}, ("x is f32",)),
+        ((None, BATCH), {}, ("x is f32", "None")),
+        ((X, {"y": [torch.ones(4), 5]}), {}, ("batch['y'][0].size(0) == 3", "is 4")),
+        ((X, {"y": (torch.ones(3), 5)}), {}, ("type(batch['y']) is list", "tuple")),
+        ((X, {"y": [torch.ones(3), 6]}), {}, ("batch['y'][1] == 5", "is 6")),
+        ((X, {"z": 1}), {}, ("batch",)),
+        ((X, BATCH, False), {}, ("flag == True", "is False")),
+        ((X, BATCH, 1), {}, ("flag == True", "is 1")),
+        ((X, BATCH), {"scale": 1}, ("scale == 1.0", "is 1")),
+        ((X,), {}, ("missing", "batch")),
+        ((X, BATCH), {"other": 1}, ("other",)),
+    ],
+)
+def test_a_call_that_breaks_a_constraint_names_the_argument(exported, args, kwargs, words):
+    for each in exported:
+        with says("program", *words):
+            each(*args, **kwargs)
+
+
+def test_memory_that_is_changed_belongs_to_one_argument():
+    made = mc.export(lambda x, y: x.add_(y), (torch.ones(3), torch.ones(3)))
+    shared = torch.ones(4)
+    with says("x and y share memory"):
+        made(shared[1:], shared[:3])
+
+
+def test_layout_questions_that_matter_are_errors():
+    def asks(x):
+        part = torch.zeros(8, 8)[: x.size(0), : x.size(0)]
+        return ~(part > 0) if part.is_contiguous() else x
+
+    def writes(x):
+        whole = torch.zeros(8, 8)
+        flat = whole[: x.size(0), : x.size(0)].reshape(-1)
+        flat.add_(x[0])
+        return whole
+
+    for function in (asks, writes):
+        with pytest.raises(mc.ExportError):
+            mc.export(function, (torch.ones(3),), None, ({0: mc.Dim("b", max=8)},))
+
+
+# -- files
+
+
+@pytest.fixture
+def folder(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    return mc.export(model, (torch.ones(4, 3),), None, ({0: B},)).save(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("aten.addmm.default(", "aten.add_.Tensor(", ("line", "no operator", "add_")),
+        ("aten.addmm.default(", "__import__('os').system(", ("line",)),
+        ("aten.addmm.default(", "aten.from_file.default(", ("line", "no operator")),
+        ("aten.addmm.default(", "aten.nothing.default(", ("line", "no operator")),
+        ("addmm: 'f32[s0, 2]'", "addmm: 'f32[s0, 3]'", ("line", "addmm is f32[s0, 2]")),
+        ("[1, 0])", "[0, 0])", ("line",)),
+        ("[1, 0])", "[1, open('x')])", ("line",)),
+        ("format = 'minicompile export 1'", "format = 'other'", ("format", "other")),
+        ("'f32[s0, 3]'", "'f32[s9, 3]'", ("line",)),
+        ("'f32[s0, 3]'", "'f99[s0, 3]'", ("line", "no type")),
+        ("return (", "return exec(", ("line",)),
+        ("result = ", "import os\nresult = ", ("line", "no part")),
+        ("result = result[0]", "result = result[0].__class__", ("__class__",)),
+        ("\ntied = {", "\nbound = {", ("lacks tied",)),
+        ("'buffer', ", "'cake', ", ("cake",)),
+        ("f32[2, 3]", "f32[2, 4]", ("line",)),
+    ],
+)
+def test_a_damaged_text_is_refused_with_its_line(folder, old, new, words):
+    file = folder / "program.py"
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+    with says(*words):
+        mc.load_export(folder)
+
+
+def test_nothing_but_an_error_comes_of_random_damage(folder):
+    """Or an export whose text still made sense."""
+    file, draw = folder / "program.py", random.Random(1)
+    text = file.read_text()
+    for _ in range(60):
+        place, size = draw.randrange(len(text)), draw.randrange(1, 12)
+        file.write_text(
+            text[:place] + draw.choice(["", "0", "x", "(", "'", "]"]) + text[place + size :]
+        )
+        try:
+            mc.load_export(folder)
+        except mc.ExportError as error:
+            assert "program.py" in str(error) or "safetensors" in str(error)
+
+
+def test_a_lost_or_short_state_is_said(folder):
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(data[:-8])
+    with says("model.safetensors", "can't be read"):
+        mc.load_export(folder)
+    file.unlink()
+    with says("model.safetensors"):
+        mc.load_export(folder)
+    with says("no export"):
+        mc.load_export(folder / "nowhere")
+
+
+# -- beside torch.export
+
+
+class Mixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.fc = nn.BatchNorm1d(4), nn.Linear(4, 4)
+
+    def forward(self, x, scale: float = 2.0):
+        return {"y": self.fc(self.norm(x)) * scale, "n": x.shape[0]}
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_results_and_signature_are_those_of_torch_export(training):
+    module = Mixed().train(training)
+    x, dims = torch.randn(5, 4), ({0: torch.export.Dim("b", min=2, max=64)}, None)
+    theirs = torch.export.export(module, (x,), dynamic_shapes=dims[:1])
+    signature = theirs.run_decompositions({}).graph_signature
+    ours = mc.export(module, (x,), dynamic_shapes=({0: mc.Dim("b", max=64)},))
+    for rows in (5, 8):
+        given = torch.randn(rows, 4)
+        with torch.no_grad():
+            expected = theirs.module()(given)
+        found = ours(given)
+        torch.testing.assert_close(found["y"], expected["y"])
+        assert found["n"] == expected["n"]
+    mutated = {s.target for s in ours.signature.outputs if s.kind == "mutation"}
+    assert mutated == set(signature.buffers_to_mutate.values())
+    parameters = {s.target for s in ours.signature.inputs if s.kind == "parameter"}
+    assert parameters == set(signature.parameters)
+    for bad in (torch.randn(65, 4), torch.randn(5, 3)):
+        with pytest.raises(mc.ExportError):
+            ours(bad)
+        with pytest.raises(Exception):  # noqa: B017
+            theirs.module()(bad)
