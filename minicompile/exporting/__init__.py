@@ -11,6 +11,10 @@
     exported    `Exported`: what it gives, how it is called
     conditions  the language of conditions and of the results' structure: read by `ast`, never run
     saved       `save`, `mc.load_export`: readable text, and the state as safetensors
+    package     `mc.aot_package`: the graph through the corridor, the sources, the C compilers
+    c_wrapper   the C function that runs the kernels; c/ has what is the same in all packages
+    checks      sizes and checksums of a package's files; `safetensors` writes its weights
+    load        `mc.load_package`, `minicompile run`: checked, then called by ctypes
 
 Read exported.py first, then export.py. The room stands above the corridor: it calls capture and AOT, and no
 room calls it. (It is called `exporting` since `minicompile.export` is the function.)

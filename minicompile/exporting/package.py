@@ -65,6 +65,7 @@ def aot_package(exported: Exported, path: str | Path, *, cpu: str | None = None)
     """Compile an exported graph into a folder, or a zip file if `path` ends so; gives the path.
 
     `cpu`: the kind of x86 processor to compile for (a key of `LEVELS`); None: the best that this one is.
+    Built by clang it runs on one thread: its OpenMP library is seldom installed.
     Raises Unsupported for what a package can't do, with the user's line, and BackendError without a compiler.
     """
     path = Path(path)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from minicompile.bench.networks import TEXT
 
-
 SMALL = {**TEXT, "num_hidden_layers": 1}
 
 

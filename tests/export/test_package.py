@@ -122,6 +122,14 @@ def test_a_damaged_zip_is_refused_or_whole(small: Path, tmp_path: Path) -> None:
             assert found.equal(expected)
 
 
+def test_the_example_is_also_cpp(small: Path, tmp_path: Path) -> None:
+    command = ["c++", "-x", "c++", "-o", tmp_path / "main", small / "main.c", "-ldl"]
+    subprocess.run(command, check=True)
+    package, given = mc.load_package(small), tokens(1, 4)
+    (found,) = run_program(tmp_path / "main", small, [given])
+    assert found.equal(package(given))
+
+
 def test_another_version_is_refused(small: Path, tmp_path: Path) -> None:
     folder = copied(small, tmp_path)
     text = (folder / "metadata.json").read_text().replace('"version": 1', '"version": 2')

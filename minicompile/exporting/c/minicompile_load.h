@@ -72,6 +72,8 @@ static mc_library mc_load(const char* folder) {
     mc_library library = {0};
     int64_t bytes = 0, length;
     char name[256], program[4400] = "", tail[64], *text = NULL, *last = NULL, *at;
+    const char* names[] = {"mc_open", "mc_run", "mc_error", "mc_free", "mc_close"};
+    void* functions[5];
     unsigned sum;
     int version = 0;
     char* given = mc_map(folder, "metadata.json", &bytes);
@@ -97,8 +99,6 @@ static mc_library mc_load(const char* folder) {
     }
     library.handle = dlopen(program, RTLD_NOW | RTLD_LOCAL);
     if (!library.handle) MC_REFUSE("the library can't be loaded: %s", dlerror());
-    const char* names[] = {"mc_open", "mc_run", "mc_error", "mc_free", "mc_close"};
-    void* functions[5];
     for (int i = 0; i < 5; i++)
         if (!(functions[i] = dlsym(library.handle, names[i]))) {
             dlclose(library.handle), library.handle = NULL;

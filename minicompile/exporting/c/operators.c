@@ -1,7 +1,11 @@
 // Operators that are more than loops over elements: matrix products, attention, convolution, in float32.
 // Products: K. Goto, R. van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
 
+#ifdef _OPENMP
 #include <omp.h>
+#else
+#define omp_get_max_threads() 1
+#endif
 #include <stdlib.h>
 
 #include "model.h"
