@@ -75,7 +75,7 @@ def multiply(
     def loops(fn: V, last: V) -> Template:
         return Template(size, a.size[-1:], "sum", fn, op, views, last)
 
-    return ctx.reduced(loops, a.dtype, a.device, term, LIBRARY, finish)
+    return ctx.reduced(loops, a.dtype, a.device, term, "matrix product", finish)
 
 
 def add(
