@@ -12,7 +12,7 @@ import torch
 
 import minicompile as mc
 from minicompile.codegen.plan import CodeLine, KernelModule, KernelPlan, KernelSource
-from minicompile.extension import code_generator, plan_rule
+from minicompile.extension import code_generator, kernel_template, plan_rule
 from minicompile.lessons.exercise import Lesson, Run, Wrong
 from minicompile.runtime.assembly import cross_compile
 from minicompile.runtime.triton import Tiles, load_kernel
@@ -376,7 +376,6 @@ def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 )
 def products_by_your_template(run: Run, template: Callable[..., Any]) -> str:
     """The answer's kernels in tiles of several steps, then in the lesson model's block."""
-    from minicompile.codegen.triton import kernel_template
     from minicompile.codegen.triton_product import ProductPrinter
 
     class Answer(ProductPrinter):

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import minicompile as mc
-from minicompile.extension import code_generator, decompose, kernel_loader, lowering
+from minicompile.extension import (
+    code_generator,
+    decompose,
+    kernel_loader,
+    kernel_template,
+    lowering,
+)
 from minicompile.lessons.exercise import Lesson, Run
 from minicompile.lessons.model import GPT, Block, GPTConfig
 from minicompile.lessons.train import train
@@ -425,7 +431,6 @@ TEMPLATE = {"fuse_attention": "template", "device_codegen": "triton"}
 def only_keys_that_count(run: Run, keys_of: Callable[..., Any]) -> str:
     """The answer's ranges are computed for each program; its kernel runs where there is Triton."""
     from minicompile.codegen.attention import AttentionPrinter
-    from minicompile.codegen.triton import kernel_template
 
     class Everything(AttentionPrinter):
         def sweeps(self, *call: str) -> str:

@@ -27,6 +27,10 @@ from minicompile.lessons.exercise import checks
 from minicompile.lowering.rules.common import elementwise
 
 check = checks("17")
+if importlib.util.find_spec("triton") is None:  # its kernels are printed all the same, not run
+    kernel_loader("triton")(
+        lambda module, options: lambda: dict.fromkeys(k.name for k in module.kernels)
+    )
 
 # %% [markdown]
 # The example: a matrix product, an activation, a little arithmetic. The activation is called snake,
