@@ -33,7 +33,7 @@ from minicompile.codegen.triton import kernel_template
 from minicompile.codegen.triton_ops import TRITON_DTYPES
 from minicompile.lowering.ir import Layout, TemplateKernel, View
 from minicompile.ops.attention import ATTENTION, LOG2E
-from minicompile.ops.device import gpu_of
+from minicompile.ops.device import Gpu, gpu_of
 from minicompile.scheduling.body import LoopBody
 from minicompile.scheduling.nodes import ExternKernelSchedulerNode
 from minicompile.shapes.expr import Size
@@ -224,16 +224,12 @@ OTHERS = {
 
 MARGIN = 4096
 """Bytes for numbers of rows."""
-SHARED = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227}
-"""KiB of shared memory that a program can have, by capability; elsewhere 99."""
 
 
-def block_for(
-    part: str, width: int, dtype: torch.dtype, read: int, capability: tuple[int, int]
-) -> Block:
+def block_for(part: str, width: int, dtype: torch.dtype, read: int, gpu: Gpu) -> Block:
     """Small where products take plain registers. `read`: bytes that each score reads besides; they, too, are
     loaded ahead, so with them fewer fit into shared memory."""
-    block = (HOPPER if capability == (9, 0) else OTHERS)[part, max(width, 64)]
+    block = (HOPPER if gpu.capability == (9, 0) else OTHERS)[part, max(width, 64)]
     if dtype not in HALVES:
         r = 16 if part == "keys" or width > 64 else 32
         block = Block(32, r, 4 if width <= 64 else 8, 1)
@@ -244,8 +240,7 @@ def block_for(
         step = 2 * block.r * width * dtype.itemsize + block.x * block.r * read
         return stay + block.stages * step + MARGIN * (part == "keys")
 
-    most = SHARED.get(capability, 99) * 1024
-    while shared(block) > most and block.stages > 1:
+    while shared(block) > gpu.shared_bytes and block.stages > 1:
         fewer = block.r <= 32
         block = replace(block, stages=block.stages - fewer, r=block.r if fewer else block.r // 2)
     return block
@@ -425,8 +420,7 @@ def attention_plan(node: ExternKernelSchedulerNode, position: int) -> KernelPlan
             for n in (*reads, *scores.others, *writes)
             if n in buffers
         )
-        capability = gpu_of(q.device).capability
-        block = block_for(part, width_of(q), q.dtype, scores.read, capability)
+        block = block_for(part, width_of(q), q.dtype, scores.read, gpu_of(q.device))
         pairs: dict[sympy.Symbol, Size] = {BATCH: batch, HEAD: heads}
         ranges = {**pairs, QUERY: rows}, {KEY: columns}
         if part == "keys":
