@@ -12,7 +12,9 @@
 | `graph_pass(name, stage=)` | any pass over these graphs | aot |
 | `lowering(operator)` | an operator as a loop | lowering |
 | `fusion_rule("policy")` | a `FusionPolicy`: which loops share a kernel | scheduling |
+| `template(operator)` | an operator as a loop that a template computes, with "max-autotune" | lowering |
 | `plan_rule("language:name")` | tiles, vector width, threads of a kernel | codegen |
+| `kernel_template(kind)` | a template: what prints kernels of matrix products, of attention | codegen |
 | `triton_op(name)` | how Triton writes a loop operation | codegen |
 | `code_generator(language)` | a language that kernels are printed in | codegen |
 | `kernel_loader(language)` | how its kernels are compiled and called | runtime |
@@ -35,12 +37,14 @@ from minicompile.aot.vjps import register_vjp
 from minicompile.api import backends
 from minicompile.codegen.generate import code_generator
 from minicompile.codegen.plan import plan_rule
+from minicompile.codegen.triton import kernel_template
 from minicompile.codegen.triton_ops import triton_op
 from minicompile.debug.logs import log_channel
 from minicompile.debug.minify import reduction
 from minicompile.dynamo.calls import call_rules
 from minicompile.dynamo.guards import guard_rules
 from minicompile.dynamo.interpreter import bytecode
+from minicompile.lowering.context import template
 from minicompile.lowering.lower import lowering
 from minicompile.ops.events import observer
 from minicompile.ops.gates import gate

@@ -6,11 +6,12 @@ where a larger score comes, both sums are scaled down. The backward computes sco
 largest score (`peak`) and the logarithm of that sum (`logs`): one kernel goes over the keys for the gradient
 of queries, another over the queries for those of keys and values.
 
-Holes are in braces: functions `score` and `slope` (codegen/score.py) before the text; `{start(k)}`, where a
-head's keys begin; `{place(k, j, d)}`, element d of key j from there; `{mask(rows, d)}`, which of them exist;
-`{sweeps}`, calls of the first function for ranges of tiles, of which those INSIDE need no mask; numbers. A
-factor of all scores, `{times}`, is left out until they go into the exponent: {scale} is that times log2(e).
-The largest score is subtracted before, so that finite masks, however large, don't overflow.
+Holes are in braces: functions `score` and `slope` (codegen/score.py) before the text; `{program(queries)}`,
+which of them a program takes; `{start(k)}`, where a head's keys begin; `{place(k, j, d)}`, element d of key j
+from there; `{mask(rows, d)}`, which of them exist; `{sweeps}`, calls of the first function for ranges of
+tiles, of which those INSIDE need no mask; numbers. A factor of all scores, `{times}`, is left out until they
+go into the exponent: {scale} is that times log2(e). The largest score is subtracted before, so that finite
+masks, however large, don't overflow.
 
 Milakov and Gimelshein, Online normalizer calculation for softmax (2018); Dao et al., FlashAttention (2022);
 Dao, FlashAttention-2 (2023). The real compiler: torch/_inductor/kernel/flex/.
@@ -19,25 +20,30 @@ Dao, FlashAttention-2 (2023). The real compiler: torch/_inductor/kernel/flex/.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import sympy
 import torch
 
-from minicompile.codegen.plan import (
-    INT32_END,
-    CodeLine,
-    KernelArgument,
-    TemplatePlan,
-    power_of_two,
-)
+from minicompile.codegen.plan import INT32_END, KernelArgument, KernelPlan, power_of_two
+from minicompile.codegen.printing import LinePrinter
 from minicompile.codegen.score import BATCH, HALVES, HEAD, KEY, QUERY, Scores, scores_of
+from minicompile.codegen.triton import kernel_template
 from minicompile.codegen.triton_ops import TRITON_DTYPES
 from minicompile.lowering.ir import Layout, TemplateKernel, View
 from minicompile.ops.attention import ATTENTION, LOG2E
-from minicompile.ops.device import gpu_of
+from minicompile.ops.device import Gpu, gpu_of
 from minicompile.scheduling.body import LoopBody
 from minicompile.scheduling.nodes import ExternKernelSchedulerNode
+from minicompile.shapes.expr import Size
+
+PROGRAM = """@triton.jit
+def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
+    blocks = ({along} + XBLOCK - 1) // XBLOCK
+    first = {block} * XBLOCK
+    pair = tl.program_id(0) // blocks
+    b, h = pair // {heads}, pair % {heads}"""
 
 FORWARD = """
 @triton.jit
@@ -69,12 +75,7 @@ def attend(
     return sums, total, most
 
 
-@triton.jit
-def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
-    blocks = ({queries} + XBLOCK - 1) // XBLOCK
-    first = {block} * XBLOCK
-    pair = tl.program_id(0) // blocks
-    b, h = pair // {heads}, pair % {heads}
+{program(queries)}
     k += {start(k)}
     v += {start(v)}
     i = first + tl.arange(0, XBLOCK)[:, None]
@@ -119,12 +120,7 @@ def gather(
     return sums
 
 
-@triton.jit
-def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
-    blocks = ({queries} + XBLOCK - 1) // XBLOCK
-    first = {block} * XBLOCK
-    pair = tl.program_id(0) // blocks
-    b, h = pair // {heads}, pair % {heads}
+{program(queries)}
     k += {start(k)}
     v += {start(v)}
     i = first + tl.arange(0, XBLOCK)[:, None]
@@ -175,12 +171,7 @@ def spread(
     return sums_k, sums_v
 
 
-@triton.jit
-def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
-    blocks = ({keys} + XBLOCK - 1) // XBLOCK
-    first = {block} * XBLOCK
-    pair = tl.program_id(0) // blocks
-    b, h = pair // {heads}, pair % {heads}
+{program(keys)}
     q += {start(q)}
     gradient += {start(gradient)}
     peak += {start(peak)}
@@ -233,16 +224,12 @@ OTHERS = {
 
 MARGIN = 4096
 """Bytes for numbers of rows."""
-SHARED = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227}
-"""KiB of shared memory that a program can have, by capability; elsewhere 99."""
 
 
-def block_for(
-    part: str, width: int, dtype: torch.dtype, read: int, capability: tuple[int, int]
-) -> Block:
+def block_for(part: str, width: int, dtype: torch.dtype, read: int, gpu: Gpu) -> Block:
     """Small where products take plain registers. `read`: bytes that each score reads besides; they, too, are
     loaded ahead, so with them fewer fit into shared memory."""
-    block = (HOPPER if capability == (9, 0) else OTHERS)[part, max(width, 64)]
+    block = (HOPPER if gpu.capability == (9, 0) else OTHERS)[part, max(width, 64)]
     if dtype not in HALVES:
         r = 16 if part == "keys" or width > 64 else 32
         block = Block(32, r, 4 if width <= 64 else 8, 1)
@@ -253,8 +240,7 @@ def block_for(
         step = 2 * block.r * width * dtype.itemsize + block.x * block.r * read
         return stay + block.stages * step + MARGIN * (part == "keys")
 
-    most = SHARED.get(capability, 99) * 1024
-    while shared(block) > most and block.stages > 1:
+    while shared(block) > gpu.shared_bytes and block.stages > 1:
         fewer = block.r <= 32
         block = replace(block, stages=block.stages - fewer, r=block.r if fewer else block.r // 2)
     return block
@@ -293,19 +279,45 @@ def sweep_lines(call: str, last: str, other: int, low: int | None, high: int | N
     return [*lines, sweep("right", end, False)]
 
 
-class Filler:
+@dataclass(eq=False, kw_only=True)
+class AttentionPlan(KernelPlan):
+    """A kernel of attention: programs take `tiles["x"]` of the last loop of `ranges`, of one batch and head,
+    and go over `reduction_ranges` in steps of `tiles["r"]`. `body` is what is done to the scores."""
+
+    part: str
+    """The key in PARTS."""
+    scores: Scores
+    tensors: Mapping[str, Layout]
+    """By their names in the text."""
+
+    @property
+    def batch(self) -> dict[sympy.Symbol, Size]:
+        return dict(list(self.ranges.items())[:2])
+
+    @property
+    def axes(self) -> dict[str, dict[sympy.Symbol, Size]]:
+        return {"x": dict(list(self.ranges.items())[2:]), "r": self.reduction_ranges}
+
+
+@kernel_template("attention")
+class AttentionPrinter(LinePrinter):
     """Fills the holes of a text."""
 
-    def __init__(self, scores: Scores, tensors: dict[str, Layout], part: str) -> None:
-        self.scores, self.tensors, self.part = scores, tensors, part
-        q, k = tensors["q"], tensors["k"]
-        self.head = int(q.size[3])
-        self.width = max(power_of_two(self.head), 16)
+    plan: AttentionPlan
+
+    def __init__(self, plan: AttentionPlan) -> None:
+        super().__init__(plan)
+        self.scores, self.tensors, self.part = plan.scores, plan.tensors, plan.part
+        q, k = self.tensors["q"], self.tensors["k"]
+        self.head = int(q.size[3])  # type: ignore[arg-type]
+        self.width = width_of(q)
         exact = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-        band = scores.band
-        later = part != "keys" and band.low is not None and band.high is None
-        names, unit = ", ".join(scores.others), scores.factors["y0"]
+        band = self.scores.band
+        later = self.part != "keys" and band.low is not None and band.high is None
+        names, unit = ", ".join(self.scores.others), self.scores.factors["y0"]
         self.known = {
+            "name": plan.name,
+            "parameters": ", ".join(a.name for a in plan.arguments),
             "queries": str(q.size[2]),
             "keys": str(k.size[2]),
             "heads": str(q.size[1]),
@@ -315,12 +327,26 @@ class Filler:
             "scale": repr(LOG2E * unit),
             "times": "" if unit == 1 else f" * {unit}",
             "log2e": repr(LOG2E),
-            "factor": repr(scores.factors.get("y1", 1.0)),
+            "factor": repr(self.scores.factors.get("y1", 1.0)),
             "others": f"{names}, " if names else "",
             "passed": f", {names}" if names else "",
             # the longest first
             "block": f"({'blocks - 1 - ' if later else ''}tl.program_id(0) % blocks)",
         }
+
+    def kernel(self) -> None:
+        """All lines: the functions of scores, then the text. What nobody reads isn't stored."""
+        text, _, made = PARTS[self.part]
+        origins, given = self.plan.node.origins, {a.name for a in self.plan.arguments}
+        self.lines += self.scores.functions(self.tensors["q"].dtype in HALVES, origins)
+        unread = tuple(f"    tl.store({name} " for name in made if name not in given)
+        kept = (line for line in text.splitlines() if not line.startswith(unread))
+        for line in self.fill("\n".join(kept)).strip().splitlines():
+            self.line(line, origins)
+
+    def program(self, along: str) -> str:
+        """The kernel's head, and which queries or keys its program takes, of which batch and head."""
+        return self.fill(PROGRAM.replace("{along}", self.known[along]))
 
     def start(self, name: str) -> str:
         layout = self.tensors[name]
@@ -349,14 +375,10 @@ class Filler:
             lines = sweep_lines(", ".join(call), last, keys, *ends)
         return "\n    ".join(lines)
 
-    def fill(self, text: str, **more: str) -> str:
-        known = self.known | more
-
+    def fill(self, text: str) -> str:
         def hole(found: re.Match[str]) -> str:
             name, given = found.groups()
-            if given is None:
-                return known[name]
-            return str(getattr(self, name)(*given.split(", ")))
+            return self.known[name] if given is None else getattr(self, name)(*given.split(", "))
 
         return re.sub(r"\{(\w+)(?:\((.*?)\))?\}", hole, text)
 
@@ -369,81 +391,60 @@ PARTS = {
 """Of each kernel its text, what it reads and what it writes."""
 
 
-def attention_plan(node: ExternKernelSchedulerNode, position: int) -> TemplatePlan:
+def width_of(q: Layout) -> int:
+    """Lanes for the elements of a head."""
+    return max(power_of_two(int(q.size[3])), 16)  # type: ignore[arg-type]
+
+
+def attention_plan(node: ExternKernelSchedulerNode, position: int) -> KernelPlan:
     """The plan of an attention's kernel, or of its backward's two. Raises Unsupported."""
     kernel = node.kernel
     assert isinstance(kernel, TemplateKernel)
-    if kernel.op is ATTENTION:
-        (plan,) = parts_of(node, kernel, ["forward"], position)
-        return plan
-    wanted = [p for p in ("queries", "keys") if any(written(kernel, p))]
-    launches = parts_of(node, kernel, wanted, position)
-    return replace(launches[0], name=f"triton_attention_backward_{position}", launches=launches)
-
-
-def written(kernel: TemplateKernel, part: str) -> list[str]:
-    """What it has to write: not all that it could may be needed."""
-    places = {"out": 0, "peak": 1, "logs": 2, "dq": 0, "dk": 1, "dv": 2}
-    return [name for name in PARTS[part][2] if kernel.outputs[places[name]] is not None]
-
-
-def parts_of(
-    node: ExternKernelSchedulerNode, kernel: TemplateKernel, parts: Sequence[str], position: int
-) -> tuple[TemplatePlan, ...]:
-    forward = kernel.op is ATTENTION
-    given, names = list(kernel.args), PARTS["forward" if forward else "keys"][1]
+    forward, given = kernel.op is ATTENTION, list(kernel.args)
+    names = PARTS["forward" if forward else "keys"][1]
     views: dict[str, View] = dict(zip(names, given))
     others = given[len(names)]
     q, k = views["q"].layout, views["k"].layout
-    batch, heads, rows, columns = (int(size) for size in (*q.size[:3], k.size[2]))
-    sizes = batch, heads, rows, columns
-    scores = scores_of(kernel, sizes, [view.layout for view in others])
+    batch, heads, rows, columns = (int(size) for size in (*q.size[:3], k.size[2]))  # type: ignore[arg-type]
+    scores = scores_of(kernel, (batch, heads, rows, columns), [view.layout for view in others])
     views |= dict(zip(scores.others, others))
     made = ["out", "peak", "logs"] if forward else ["dq", "dk", "dv"]
     results = {n: o for n, o in zip(made, kernel.outputs) if o is not None}
-    tensors = {n: view.layout for n, view in views.items()} | {
-        n: o.layout for n, o in results.items()
-    }
-    found = []
-    for part in parts:
-        text, reads, _ = PARTS[part]
-        arguments = [
-            KernelArgument(n, views[n].buffer, views[n].layout.dtype, "in")
-            for n in (*reads, *scores.others)
-        ]
-        arguments += [
-            KernelArgument(n, results[n].name, results[n].layout.dtype, "out")
-            for n in written(kernel, part)
-        ]
-        name = "triton_attention" + ("" if part == "forward" else f"_{part}") + f"_{position}"
-        filler = Filler(scores, tensors, part)
-        unwritten = tuple(f"    tl.store({n} " for n in made if n not in results)
-        text = "\n".join(line for line in text.splitlines() if not line.startswith(unwritten))
-        filled = filler.fill(text, name=name, parameters=", ".join(a.name for a in arguments))
-        lines = [CodeLine(line, node.origins) for line in filled.strip().splitlines()]
-        capability = gpu_of(q.device).capability
-        block = block_for(part, filler.width, q.dtype, scores.read, capability)
-        ranges = {BATCH: batch, HEAD: heads, QUERY: rows}, {KEY: columns}
-        if part == "keys":
-            ranges = {BATCH: batch, HEAD: heads, KEY: columns}, {QUERY: rows}
-        body = LoopBody("score", dict(ranges[0]), dict(ranges[1]), scores.edge.values)
-        found.append(
-            TemplatePlan(
-                name=name,
-                language="triton",
-                device=q.device,
-                node=node,  # type: ignore[arg-type]
-                body=body,
-                phases=(),
-                arguments=tuple(arguments),
-                sizes=(),
-                reduction="looped",
-                tiles={"x": block.x, "r": block.r},
-                num_warps=block.warps,
-                index_dtype=torch.int32,
-                lines=[*scores.functions(q.dtype in HALVES, node.origins), *lines],
-                stages=block.stages,
-                pairs=batch * heads,
-            )
+    tensors = {n: x.layout for n, x in (views | results).items()}
+    buffers = {n: v.buffer for n, v in views.items()} | {n: o.name for n, o in results.items()}
+
+    def plan(part: str) -> AttentionPlan:
+        _, reads, writes = PARTS[part]
+        arguments = (
+            KernelArgument(n, buffers[n], tensors[n].dtype, "in" if n in views else "out")
+            for n in (*reads, *scores.others, *writes)
+            if n in buffers
         )
-    return tuple(found)
+        block = block_for(part, width_of(q), q.dtype, scores.read, gpu_of(q.device))
+        pairs: dict[sympy.Symbol, Size] = {BATCH: batch, HEAD: heads}
+        ranges = {**pairs, QUERY: rows}, {KEY: columns}
+        if part == "keys":
+            ranges = {**pairs, KEY: columns}, {QUERY: rows}
+        return AttentionPlan(
+            name="_".join(["triton_attention", *[part] * (part != "forward"), str(position)]),
+            language="triton",
+            device=q.device,
+            node=node,  # type: ignore[arg-type]
+            body=LoopBody("score", *ranges, scores.edge.values),
+            phases=(),
+            arguments=tuple(arguments),
+            sizes=(),
+            reduction="attention",
+            tiles={"x": block.x, "r": block.r, "stages": block.stages},
+            num_warps=block.warps,
+            index_dtype=torch.int32,
+            part=part,
+            scores=scores,
+            tensors=tensors,
+        )
+
+    parts = ["forward"] if forward else ["queries", "keys"]
+    plans = tuple(plan(part) for part in parts if results.keys() & PARTS[part][2])
+    if forward:
+        return plans[0]
+    return replace(plans[0], name=f"triton_attention_backward_{position}", launches=plans)

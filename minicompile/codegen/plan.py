@@ -196,7 +196,8 @@ class KernelPlan(Shown):
     arguments: tuple[KernelArgument, ...]
     sizes: tuple[sympy.Symbol, ...]
     """Numbers passed after the tensors: sizes as int64, then floats as float64."""
-    reduction: Literal["none", "persistent", "looped", "split", "product"]
+    reduction: Literal["none", "persistent", "looped", "split", "product", "attention"]
+    """The last two: computed by a template of this name (registry `kernel_template`)."""
     vector_axis: Literal["x", "r", "none"] = "none"
     """Innermost, vectorised loop of a C++ kernel."""
     vector_width: int = 1
@@ -275,6 +276,11 @@ class KernelPlan(Shown):
         loops = list(self.ranges.items())
         inner = list(self.ranges).index(self.across) + 1
         return {"y": dict(loops[:inner]), "x": dict(loops[inner:])}
+
+    @property
+    def batch(self) -> dict[sympy.Symbol, Size]:
+        """Parallel loops that no axis flattens: each iteration has programs of its own."""
+        return self.product.batch if self.product is not None else {}
 
     @functools.cached_property
     def product(self) -> Product | None:
@@ -386,21 +392,6 @@ class KernelPlan(Shown):
         lines += [f"  {a.role} {a.name}: {short(a.dtype)} = {a.buffer}" for a in self.arguments]
         lines += [f"  not {a.description}: {a.reason}" for a in self.alternatives]
         return "\n".join(lines)
-
-
-@dataclass(eq=False)
-class TemplatePlan(KernelPlan):
-    """A kernel made of a template; `body` is what fills its holes.
-
-    Its axes are a template's own: programs take `tiles["x"]` of the last loop of `ranges`, and go over
-    `reduction_ranges` in steps of `tiles["r"]`.
-    """
-
-    lines: list[CodeLine] = field(default_factory=list)
-    stages: int = 1
-    """Tiles on their way at a time."""
-    pairs: int = 1
-    """How many x there are of the other loops."""
 
 
 plan_rule: Registry[Callable[[KernelPlan, Options], None]] = Registry(

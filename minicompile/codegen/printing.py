@@ -37,6 +37,10 @@ class LinePrinter:
         self.order = {value: i for i, value in enumerate(plan.body.values)}
         self.arguments = {a.buffer: a for a in plan.arguments}
 
+    def kernel(self) -> None:
+        """Collect all of them."""
+        raise NotImplementedError
+
     def line(self, text: str, origins: Origins | None = None, scaffold: bool = False) -> None:
         """A line with the origins of what it computes; without any it is scaffold, of the whole kernel."""
         known = (self.whole, True) if origins is None else (origins, scaffold)

@@ -43,7 +43,7 @@ from minicompile.codegen.plan import (
 )
 from minicompile.codegen.split import refusal, split
 from minicompile.lowering.ir import Layout, Template
-from minicompile.ops.device import gpu_of
+from minicompile.ops.device import Gpu, gpu_of
 from minicompile.options import Options
 from minicompile.scheduling.body import LoopBody, Value
 from minicompile.scheduling.nodes import Allocation, FusedSchedulerNode, Schedule
@@ -65,9 +65,6 @@ SHAPES: tuple[Shape, ...] = (
 
 CANDIDATES, VARIANTS = 6, 2
 """How many are measured, and how many of them with equal tiles."""
-
-SHARED_BYTES = 227 * 1024
-"""Memory of a multiprocessor for the tiles of factors that are on their way."""
 
 FLOPS, L2_BYTES, START = 5e12, 4e10, 3e-6
 """A multiprocessor's arithmetic and loads from the L2 cache a second; seconds until a tile's first step."""
@@ -120,11 +117,11 @@ def varied(shapes: Sequence[Shape]) -> list[Shape]:
     return found
 
 
-def fits(shape: Shape, of: Extent) -> bool:
+def fits(shape: Shape, of: Extent, gpu: Gpu) -> bool:
     """Its steps in flight fit into shared memory, and it isn't twice as large as the matrix."""
     y, x, r, _, stages = shape
     small = y <= max(power_of_two(of.rows), 16) and x <= max(power_of_two(of.columns), 16)
-    return small and stages * (y + x) * r * of.itemsize <= SHARED_BYTES and r <= 4 * of.terms
+    return small and stages * (y + x) * r * of.itemsize <= gpu.shared_bytes and r <= 4 * of.terms
 
 
 @plan_rule("triton:product")
@@ -137,7 +134,7 @@ def choose_product_tiles(plan: KernelPlan, options: Options) -> None:
     deepest = max(power_of_two(of.terms), 16)
     every = dict.fromkeys((y, x, min(r, deepest), w, s) for y, x, r, w, s in SHAPES)
     shapes = sorted(
-        (shape for shape in every if fits(shape, of)),
+        (shape for shape in every if fits(shape, of, gpu)),
         key=lambda shape: seconds(shape, of, gpu.multiprocessors),
     )
     plan.choices = tuple(

@@ -26,6 +26,7 @@ that line alone. The real compiler: torch/_inductor/codegen/{simd,triton}.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
 
 import sympy
 import torch
@@ -44,7 +45,6 @@ from minicompile.codegen.plan import (
     KernelPlan,
     KernelSource,
     Phase,
-    TemplatePlan,
     power_of_two,
 )
 from minicompile.codegen.printing import LinePrinter
@@ -116,9 +116,6 @@ def print_triton(plan: KernelPlan) -> KernelSource:
     """The kernel's source. Raises Unsupported for what Triton or this printer can't express."""
     if plan.launches:
         raise Unsupported(f"{plan.name} is split: its launches have texts")
-    if isinstance(plan, TemplatePlan):
-        text = "\n".join(line.text for line in plan.lines)
-        return KernelSource(plan.name, "triton", plan.lines, plan, prelude(text))
     printer = kernel_template.get(plan.reduction, TilePrinter)(plan)
     printer.kernel()
     found = printer.source("triton", prelude)
@@ -129,7 +126,7 @@ def print_triton(plan: KernelPlan) -> KernelSource:
     return found
 
 
-kernel_template: Registry[Callable[[KernelPlan], TilePrinter]] = Registry(
+kernel_template: Registry[Callable[[Any], LinePrinter]] = Registry(
     "kernel_template",
     "a plan's kind of reduction -> what prints the kernel; tiles of rows if not listed",
 )
@@ -196,11 +193,15 @@ class TilePrinter(LinePrinter):
         parameters += ["WIDE: tl.constexpr"] * plan.granule_varies
         self.line("@triton.jit")
         with self.block(f"def {plan.name}({', '.join(parameters)}):"):
-            self._indices()
-            if plan.folds:
-                self._over_rows()
-            else:
-                self._phases()
+            self.program()
+
+    def program(self) -> None:
+        """What a program does."""
+        self._indices()
+        if self.plan.folds:
+            self._over_rows()
+        else:
+            self._phases()
 
     def _phases(self) -> None:
         for phase in self.plan.phases:

@@ -21,7 +21,8 @@ torch/_inductor/kernel/mm.py, torch/_inductor/select_algorithm.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import contextlib
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 import torch
@@ -49,75 +50,26 @@ class ProductPrinter(TilePrinter):
         super().__init__(plan)
         assert plan.product is not None
         self.found, self.every = plan.product, dict(self.blocks)
-        self.tiles: dict[str, str] = {}
+        self.copied: dict[str, str] = {}
         """What the engine gives for each factor."""
 
-    def kernel(self) -> None:
-        """All lines of the function."""
-        found, body = self.found, self.plan.body
-        origins, total = found.total.origins, self.names[found.total]
-        parameters = [a.name for a in self.plan.arguments]
-        parameters += [f"{block}: tl.constexpr" for block in self.blocks.values()]
-        self.line("@triton.jit")
-        with self.block(f"def {self.plan.name}({', '.join(parameters)}):"):
-            self._tile_of_program()
-            self.line(f"{total} = tl.zeros([YBLOCK, XBLOCK], tl.float32)", origins)
-            if self.plan.descriptors:
-                self._descriptor("left", found.left, "y", found.rows)
-                self._descriptor("right", found.right, "x", found.columns)
-            with self.block("for roffset in range(0, rnumel, RBLOCK):"):
-                left = self._factor(found.left, "yr")
-                right = self._factor(found.right, "rx")
-                how = f'{total}, input_precision="{precision(found.left.dtype)}"'
-                self.line(f"{total} = tl.dot({left}, {right}, {how})", origins)
-            self._over("yx")
-            before = [found.total, *found.total.operands]
-            for value in self._in_order(body.stores, before):
-                self.value(value, "loop")
+    def program(self) -> None:
+        """The template; the other methods fill its holes."""
+        total, origins = self.names[self.found.total], self.found.total.origins
+        self.tile()
+        self.line(f"{total} = tl.zeros([YBLOCK, XBLOCK], tl.float32)", origins)
+        with self.steps():
+            left, right, how = self.left(), self.right(), f'input_precision="{self.precision}"'
+            self.line(f"{total} = tl.dot({left}, {right}, {total}, {how})", origins)
+        self.epilogue()
 
-    def _over(self, axes: str) -> None:
-        """The tiles that are computed with next have these axes."""
-        self.blocks = {axis: self.every[axis] for axis in axes}
+    @property
+    def precision(self) -> str:
+        """How float32 factors are multiplied: as torch's own products are."""
+        exact = self.found.left.dtype is not torch.float32 or not compat.multiplies_in_tf32()
+        return "ieee" if exact else "tf32"
 
-    def _in_order(self, roots: Collection[Value], known: Collection[Value] = ()) -> list[Value]:
-        """What roots are computed from, but for what is known and constants."""
-        needed = cone(roots, self.plan.body.values, known) - {*known}
-        return [v for v in self.plan.body.values if v in needed and v.op != "constant"]
-
-    def _factor(self, value: Value, axes: str) -> str:
-        """Lines for a factor's tile, and its name. What stands beyond the factor's ends is 0."""
-        if self.plan.descriptors:
-            text = self.tiles["left" if value is self.found.left else "right"]
-            self.line(f"{self.names[value]} = {text}", value.origins)
-            return self.names[value]
-        self._over(axes)
-        self._row_index("roffset + ")
-        for part in self._in_order([value]):
-            self.value(part, "loop")
-        name = self.names[value]
-        if value.op != "load":
-            masked = f"tl.where({self._masks(frozenset(axes))}, {name}, 0.0)"
-            self.line(f"{name} = {masked}", value.origins)
-        return name
-
-    def _descriptor(self, name: str, value: Value, axis: str, side: Ranges) -> None:
-        """What the engine that copies tiles must know of a factor."""
-        found = strides(value, side, self.plan)
-        assert found is not None and value.index is not None
-        along = dict.fromkeys((*side, *self.plan.reduction_ranges), ZERO)
-        start = self._index(replace(value, index=value.index.xreplace(along)))
-        pointer = f"{self.arguments[value.buffer].name} + ({start})"
-        sizes, step = [f"{axis}numel", "rnumel"], [str(n) for n in found]
-        block, place = [f"{axis.upper()}BLOCK", "RBLOCK"], [f"{axis}start", "roffset"]
-        turned = (axis == "x") != (found[0] == 1)
-        if found[0] == 1:
-            for pair in (sizes, step, block, place):
-                pair.reverse()
-        facts = ", ".join(f"[{', '.join(pair)}]" for pair in (sizes, step, block))
-        self.line(f"{name} = tl.make_tensor_descriptor({pointer}, {facts})", value.origins)
-        self.tiles[name] = f"{name}.load([{', '.join(place)}])" + ".T" * turned
-
-    def _tile_of_program(self) -> None:
+    def tile(self) -> None:
         """Which tile the program computes, of which product."""
         found = self.found
         self.line(f"ynumel = {self.sizes(times(found.rows.values()))}")
@@ -145,7 +97,68 @@ class ProductPrinter(TilePrinter):
             self.line(f"{axis}mask = ({axis}index < {axis}numel) | ({axis}numel % {block} == 0)")
             self._digits(loops, f"{axis}index")
 
+    @contextlib.contextmanager
+    def steps(self) -> Iterator[None]:
+        """The loop over the terms, RBLOCK at a time."""
+        if self.plan.descriptors:
+            self._descriptor("left", self.found.left, "y", self.found.rows)
+            self._descriptor("right", self.found.right, "x", self.found.columns)
+        with self.block("for roffset in range(0, rnumel, RBLOCK):"):
+            yield
 
-def precision(dtype: torch.dtype) -> str:
-    """How float32 factors are multiplied: as torch's own products are."""
-    return "tf32" if dtype is torch.float32 and compat.multiplies_in_tf32() else "ieee"
+    def left(self) -> str:
+        """Lines for the left factor's tile of a step, [YBLOCK, RBLOCK], and its name."""
+        return self._factor(self.found.left, "yr")
+
+    def right(self) -> str:
+        """Lines for the right factor's tile of a step, [RBLOCK, XBLOCK], and its name."""
+        return self._factor(self.found.right, "rx")
+
+    def epilogue(self) -> None:
+        """Lines for what is computed of the product's tile, and for what is stored."""
+        total = self.found.total
+        self._over("yx")
+        for value in self._in_order(self.plan.body.stores, [total, *total.operands]):
+            self.value(value, "loop")
+
+    def _over(self, axes: str) -> None:
+        """The tiles that are computed with next have these axes."""
+        self.blocks = {axis: self.every[axis] for axis in axes}
+
+    def _in_order(self, roots: Collection[Value], known: Collection[Value] = ()) -> list[Value]:
+        """What roots are computed from, but for what is known and constants."""
+        needed = cone(roots, self.plan.body.values, known) - {*known}
+        return [v for v in self.plan.body.values if v in needed and v.op != "constant"]
+
+    def _factor(self, value: Value, axes: str) -> str:
+        """Lines for a factor's tile, and its name. What stands beyond the factor's ends is 0."""
+        if self.plan.descriptors:
+            text = self.copied["left" if value is self.found.left else "right"]
+            self.line(f"{self.names[value]} = {text}", value.origins)
+            return self.names[value]
+        self._over(axes)
+        self._row_index("roffset + ")
+        for part in self._in_order([value]):
+            self.value(part, "loop")
+        name = self.names[value]
+        if value.op != "load":
+            masked = f"tl.where({self._masks(frozenset(axes))}, {name}, 0.0)"
+            self.line(f"{name} = {masked}", value.origins)
+        return name
+
+    def _descriptor(self, name: str, value: Value, axis: str, side: Ranges) -> None:
+        """What the engine that copies tiles must know of a factor."""
+        found = strides(value, side, self.plan)
+        assert found is not None and value.index is not None
+        along = dict.fromkeys((*side, *self.plan.reduction_ranges), ZERO)
+        start = self._index(replace(value, index=value.index.xreplace(along)))
+        pointer = f"{self.arguments[value.buffer].name} + ({start})"
+        sizes, step = [f"{axis}numel", "rnumel"], [str(n) for n in found]
+        block, place = [f"{axis.upper()}BLOCK", "RBLOCK"], [f"{axis}start", "roffset"]
+        turned = (axis == "x") != (found[0] == 1)
+        if found[0] == 1:
+            for pair in (sizes, step, block, place):
+                pair.reverse()
+        facts = ", ".join(f"[{', '.join(pair)}]" for pair in (sizes, step, block))
+        self.line(f"{name} = tl.make_tensor_descriptor({pointer}, {facts})", value.origins)
+        self.copied[name] = f"{name}.load([{', '.join(place)}])" + ".T" * turned

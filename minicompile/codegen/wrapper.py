@@ -286,17 +286,20 @@ class _Writer:
         if 0 in node.ranges.values():
             self._line(f"# {node.name}: no elements", node.origins)
             return
+        self._launches(step, node.origins)
+
+    def _launches(self, step: int, origins: Origins) -> None:
         spaces: list[str] = []
         for kernel in self.kernels[step]:
             for name, layout in kernel.plan.workspace.items():
                 if self._name(name) not in spaces:
                     spaces.append(self._name(name))
-                    self._line(f"{spaces[-1]} = {self._empty(layout, False)}", node.origins)
+                    self._line(f"{spaces[-1]} = {self._empty(layout, False)}", origins)
             arguments = [self._name(a.buffer) for a in kernel.plan.arguments]
             arguments += [self._size(s) for s in kernel.plan.sizes]
-            self._line(f"{kernel.name}({', '.join(arguments)})", node.origins)
+            self._line(f"{kernel.name}({', '.join(arguments)})", origins)
         if spaces:
-            self._line(f"del {', '.join(spaces)}", node.origins)
+            self._line(f"del {', '.join(spaces)}", origins)
 
     def _template(self, step: int, node: ExternKernelSchedulerNode) -> None:
         """The kernels that compute an operator."""
@@ -305,9 +308,7 @@ class _Writer:
             self.owned.add(output.name)
             name, memory = self._name(output.name), self._empty(output.layout, False)
             self._line(f"{name} = {memory}", node.origins)
-        for kernel in self.kernels[step]:
-            arguments = [self._name(a.buffer) for a in kernel.plan.arguments]
-            self._line(f"{kernel.name}({', '.join(arguments)})", node.origins)
+        self._launches(step, node.origins)
 
     def _extern(self, kernel: ExternKernel, given: str | None) -> None:
         """A library call; `given` is the buffer that the plan has for its result."""

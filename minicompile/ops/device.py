@@ -16,6 +16,8 @@ from minicompile import compat
 F32 = torch.float32
 CORES = {(7, 0): 64, (7, 5): 64, (8, 0): 64}
 """fp32 units of a multiprocessor by compute capability; 128 where it isn't listed."""
+SHARED = {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227}
+"""KiB of shared memory that a program can have; 99 where it isn't listed."""
 COPIED = 32 * 2**20
 """Bytes, more than caches hold."""
 SIDE = 512
@@ -81,6 +83,11 @@ class Gpu:
     """Of the cache that all multiprocessors share."""
     capability: tuple[int, int] = (9, 0)
     """Major and minor: what instructions there are, and how much shared memory."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Memory for tiles on their way that a program can have."""
+        return SHARED.get(self.capability, 99) * 1024
 
     @property
     def copies_tiles(self) -> bool:

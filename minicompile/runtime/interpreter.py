@@ -32,7 +32,6 @@ from minicompile.codegen.plan import (
     ZERO_DIVISION,
     KernelPlan,
     KernelSource,
-    TemplatePlan,
     power_of_two,
 )
 from minicompile.runtime.cpp import fail
@@ -78,8 +77,7 @@ class InterpretedKernel:
         if rows == 0:
             return
         length = size_hint(product(plan.reduction_ranges.values()), known)
-        own = planned_tiles(plan) if isinstance(plan, TemplatePlan) else None
-        tiles = self.tiles or own or interpreter_tiles(plan, known, rows, length)
+        tiles = self.tiles or interpreter_tiles(plan, known, rows, length)
         if plan.varying and plan.reduction == "persistent":
             tiles = for_row(tiles, power_of_two(length))
         # bools are bytes in memory, and kernels read them as such
@@ -107,6 +105,8 @@ def scalar(number: int | float, wide: bool) -> Any:
 
 def interpreter_tiles(plan: KernelPlan, known: Any, rows: int, length: int) -> Tiles:
     """The largest tiles that make sense: whole rows where they fit."""
+    if plan.reduction == "attention":
+        return planned_tiles(plan)
     if plan.product is not None:
         axes = (product(plan.axes[axis].values()) for axis in "yxr")
         y, x, r = (min(power_of_two(size_hint(size, known)), SIDE) for size in axes)

@@ -42,7 +42,6 @@ from minicompile.codegen.plan import (
     KernelPlan,
     KernelSource,
     LibraryProduct,
-    TemplatePlan,
     granule_of,
     power_of_two,
 )
@@ -341,8 +340,6 @@ def fills(length: int, tiles: Tiles) -> bool:
 
 def programs(plan: KernelPlan, tiles: Tiles) -> Size:
     """How many programs run."""
-    if isinstance(plan, TemplatePlan):
-        return plan.pairs * -(-(plan.rows // plan.pairs) // tiles.x)
     if plan.folds:
         return plan.parts
     loops = (
@@ -350,8 +347,7 @@ def programs(plan: KernelPlan, tiles: Tiles) -> Size:
         for axis in plan.axes
         if axis != "r"
     )
-    batch = plan.product.batch.values() if plan.product is not None else ()
-    return product([*batch, *(-floor_div(-size, tile) for size, tile in loops)])
+    return product([*plan.batch.values(), *(-floor_div(-size, tile) for size, tile in loops)])
 
 
 def integer_type(wide: bool) -> str:
@@ -372,10 +368,10 @@ def register_limit(registers: int, warps: int) -> dict[str, int]:
 
 
 def compiler_options(plan: KernelPlan, tiles: Tiles) -> dict[str, Any]:
-    """Multiply and add round apart and small numbers stay, as in eager; index checks stay in the code. A
-    template's kernels round as they like."""
-    if isinstance(plan, TemplatePlan):
-        return {"num_warps": tiles.num_warps, "num_stages": plan.stages}
+    """Multiply and add round apart and small numbers stay, as in eager; index checks stay in the code.
+    Attention's kernels round as they like."""
+    if plan.reduction == "attention":
+        return {"num_warps": tiles.num_warps, "num_stages": tiles.stages}
     return {
         "num_warps": tiles.num_warps,
         "enable_fp_fusion": False,

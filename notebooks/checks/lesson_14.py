@@ -12,7 +12,7 @@ import torch
 
 import minicompile as mc
 from minicompile.codegen.plan import CodeLine, KernelModule, KernelPlan, KernelSource
-from minicompile.extension import code_generator, plan_rule
+from minicompile.extension import code_generator, kernel_template, plan_rule
 from minicompile.lessons.exercise import Lesson, Run, Wrong
 from minicompile.runtime.assembly import cross_compile
 from minicompile.runtime.triton import Tiles, load_kernel
@@ -352,3 +352,64 @@ def few_rows_are_shared(run: Run, share: Callable[..., Any]) -> str:
 def compiled_kernels(function: Function, x: torch.Tensor) -> list[KernelSource]:
     mc.reset()
     return list(mc.trace(mc.compile(function, options=TRITON), x).kernels)
+
+
+def dense(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.relu((x + 1) @ w + bias)
+
+
+def scores(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(q @ k.transpose(-1, -2) * 0.5)
+
+
+@lesson.exercise(
+    "ex7",
+    points=4,
+    level="stretch",
+    visible=[(torch.mm, ((32, 32), (32, 32)), (16, 16, 16))],
+    hidden=[
+        (dense, ((40, 100), (100, 72), (72,)), (32, 16, 64)),
+        (scores, ((2, 3, 33, 48), (2, 3, 40, 48)), (16, 32, 16)),
+    ],
+    forbidden=["ProductPrinter", "triton_product", "program", "kernel"],
+    without=["kernel_template:product"],
+)
+def products_by_your_template(run: Run, template: Callable[..., Any]) -> str:
+    """The answer's kernels in tiles of several steps, then in the lesson model's block."""
+    from minicompile.codegen.triton_product import ProductPrinter
+
+    class Answer(ProductPrinter):
+        def program(self) -> None:
+            template(self, self.names[self.found.total])
+
+    class Nothing(ProductPrinter):
+        def program(self) -> None:
+            self.line("pass")
+
+    def block_kernels(printer: type[ProductPrinter]) -> list[str]:
+        from minicompile.lessons.model import GPT, GPTConfig
+
+        block = GPT(GPTConfig(n_layer=1, n_head=2, n_embd=32, block_size=16)).blocks[0]
+        kernel_template("product")(printer)
+        with torch.no_grad():
+            made = mc.trace(max_autotuned(block), torch.randn(2, 16, 32)).kernels
+        return [kernel.text for kernel in made if kernel.plan.product is not None]
+
+    kernel_template("product")(Answer)
+    for function, shapes, (y, x, r) in run.cases:
+        given = [torch.randn(shape) for shape in shapes]
+        expected = function(*given)
+        [kernel] = mc.trace(max_autotuned(function), *given).kernels
+        name = f"{function.__name__} of {list(shapes[0])}"
+        tensors = [*given, torch.full(expected.shape, UNTOUCHED)]
+        load_kernel(kernel, Tiles(x, r, y=y))(*tensors)
+        close = {"rtol": 1e-4, "atol": 1e-4}
+        run.close(tensors[-1], expected, f"{name}, tiles of {y} x {x} in steps of {r}", **close)
+        run.close(max_autotuned(function)(*given), expected, f"{name}, compiled", **close)
+    before, after = block_kernels(Nothing), block_kernels(Answer)
+    run.changed("\n".join(before), "\n".join(after), "the products of the block")
+    return f"{len(after)} products of the model's block run by your template"
+
+
+def max_autotuned(function: Callable[..., Any]) -> Callable[..., Any]:
+    return mc.compile(function, mode="max-autotune", options=TRITON)

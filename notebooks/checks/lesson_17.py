@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,7 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import minicompile as mc
-from minicompile.extension import code_generator, decompose, kernel_loader, lowering
+from minicompile.extension import (
+    code_generator,
+    decompose,
+    kernel_loader,
+    kernel_template,
+    lowering,
+)
 from minicompile.lessons.exercise import Lesson, Run
 from minicompile.lessons.model import GPT, Block, GPTConfig
 from minicompile.lessons.train import train
@@ -388,3 +397,124 @@ def library_bytes(trace: Trace) -> int:
         if node.target is aten.mm.default
         for val in (node.meta["val"], *(n.meta["val"] for n in node.all_input_nodes))
     )
+
+
+# -- ex6
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, counts: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    s = torch.tanh(q @ k.transpose(-2, -1))
+    i, j = torch.arange(s.size(-2))[:, None], torch.arange(s.size(-1))
+    return torch.softmax(s.masked_fill(~counts(i, j), -torch.inf), -1) @ v
+
+
+CAUSAL = "j <= i"
+TEMPLATE = {"fuse_attention": "template", "device_codegen": "triton"}
+
+
+@lesson.exercise(
+    "ex6",
+    points=4,
+    level="stretch",
+    visible=[(CAUSAL, 128, 128)],
+    hidden=[
+        ("i - j < 40 and j <= i", 200, 200),
+        ("j <= i + 32", 100, 180),
+        ("i - j <= 50", 150, 150),
+        ("j <= i or True", 70, 90),
+    ],
+    forbidden=["sweep_lines", "sweeps", "AttentionPrinter"],
+    without=["kernel_template:attention"],
+)
+def only_keys_that_count(run: Run, keys_of: Callable[..., Any]) -> str:
+    """The answer's ranges are computed for each program; its kernel runs where there is Triton."""
+    from minicompile.codegen.attention import AttentionPrinter
+
+    class Everything(AttentionPrinter):
+        def sweeps(self, *call: str) -> str:
+            band, keys, last = self.scores.band, int(self.known["keys"]), self.known["others"]
+            begin, end = self.keys_of(band, keys)
+            target, _, function = ", ".join(call).partition(" = ")
+            return f"{target} = {function}, {begin}, {end}, {last}False, RBLOCK)"
+
+        def keys_of(self, band: Any, keys: int) -> tuple[str, str]:
+            return "0", str(keys)
+
+    class Answer(Everything):
+        def keys_of(self, band: Any, keys: int) -> tuple[str, str]:
+            begin, end = keys_of(band, keys)
+            return str(begin), str(end)
+
+    said = ""
+    for text, rows, columns in run.cases:
+        given = [torch.randn(1, 2, n, 16) for n in (rows, columns, columns)]
+        fn = functools.partial(attention, counts=MASKS[text])
+        compiled = mc.compile(fn, options=TEMPLATE)
+        kernels = []
+        for printer in (Everything, Answer):
+            mc.reset()
+            kernel_template("attention")(printer)
+            kernels.append(mc.trace(compiled, *given).kernels[0])
+        plan: Any = kernels[1].plan
+        found = Answer(plan).keys_of(plan.scores.band, columns)
+        told = f"where {text}, {rows} queries, {columns} keys"
+        numbers = [
+            walked(run, found, MASKS[text], rows, columns, tiles, told)
+            for tiles in ((plan.tiles["x"], plan.tiles["r"]), (64, 16), (16, 64))
+        ]
+        if importlib.util.find_spec("triton") is not None:
+            run.close(compiled(*given), fn(*given), told, rtol=1e-4, atol=1e-5)
+        if found != ("0", str(columns)):
+            run.changed(kernels[0].text, kernels[1].text, f"the kernel {told}")
+        said = said or f"{told}: {numbers[0]} tiles"
+    return said
+
+
+MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    CAUSAL: lambda i, j: j <= i,
+    "i - j < 40 and j <= i": lambda i, j: (i - j < 40) & (j <= i),
+    "j <= i + 32": lambda i, j: j <= i + 32,
+    "i - j <= 50": lambda i, j: i - j <= 50,
+    "j <= i or True": lambda i, j: (j <= i) | (j >= i),
+}
+
+
+def walked(
+    run: Run,
+    found: tuple[str, str],
+    mask: Any,
+    rows: int,
+    columns: int,
+    tiles: tuple[int, int],
+    told: str,
+) -> int:
+    """How many tiles all programs go over. Each must hold a score that counts, and none may be missing."""
+    (block, step), number = tiles, 0
+    tl = SimpleNamespace(minimum=min, maximum=max, cdiv=lambda a, b: -(-a // b))
+    for first in range(0, rows, block):
+        names = {"tl": tl, "first": first, "XBLOCK": block, "RBLOCK": step}
+        begin, end = (eval(text, names) for text in found)
+        at = f"{told}, tiles of {block} x {step}, first = {first}"
+        run.that(begin >= 0, f"{at}, begin", "at least 0", begin)
+        run.that(begin % step == 0, f"{at}, begin", f"a multiple of {step}", begin)
+        run.that(end <= columns, f"{at}, end", f"at most {columns}", end)
+        keys = torch.arange(columns)
+        needed, allowed = (
+            {
+                j // step
+                for j in mask(torch.arange(first, last)[:, None], keys)
+                .any(0)
+                .nonzero()[:, 0]
+                .tolist()
+            }
+            for last in (min(first + block, rows), first + block)
+        )
+        seen = range(begin, end, step)
+        reached = {start // step for start in seen}
+        run.that(reached >= needed, at, "all keys that count", f"keys from {begin} to {end}")
+        most = f"at most {len(allowed)}"
+        run.that(len(seen) <= len(allowed), f"{at}, tiles gone over", most, len(seen))
+        number += len(seen)
+    return number

@@ -413,13 +413,121 @@ square = torch.randn(16, 16)
 print(mc.trace(mc.compile(product_and_relu, options=TRITON), square, square).schedule.decisions[0])
 
 # %% [markdown]
+# ## A product of our own: a template
+#
+# `mode="max-autotune"` takes the scheduler at its word. The product becomes a loop nest like the
+# others, and its kernel comes from a *template*: a text that is written once, by hand, with *holes*
+# that the loops fill. What is done to a factor's tile after its load is a *prologue*. **Predict, then
+# run:** a sum before the product, a bias and `relu` behind it. How many kernels?
+
+
+# %% name="template"
+def dense(x, w, bias):
+    return torch.relu((x + 1) @ w + bias)
+
+
+def tuned(fn):
+    return mc.compile(fn, mode="max-autotune", options=TRITON)
+
+
+def with_holes(kernel):
+    """The text of a product's kernel; `>` marks what fills a hole."""
+    own = ("tl.zeros", "tl.dot")
+    fills = [not line.scaffold and not any(o in line.text for o in own) for line in kernel.lines]
+    return "\n".join(">  "[not fill :][:2] + line.text for fill, line in zip(fills, kernel.lines))
+
+
+given = torch.randn(40, 100), torch.randn(100, 72), torch.randn(72)
+product = mc.trace(tuned(dense), *given)
+bare = mc.trace(tuned(torch.mm), *given[:2])
+slides(
+    "one template, two functions",
+    ("the loops", "a product between two others", product.loops),
+    ("the decisions", "both are taken over", "\n".join(map(str, product.schedule.decisions))),
+    ("x @ w", "holes hold two loads and a store", with_holes(bare.kernels[0])),
+    ("relu((x + 1) @ w + bias)", "a prologue, an epilogue", with_holes(product.kernels[0])),
+)
+
+# %% [markdown]
+# One kernel, and nothing between its steps reaches memory. A program makes one tile of the result,
+# `YBLOCK` rows by `XBLOCK` columns, and goes over the terms in steps of `RBLOCK`. `tl.dot` multiplies two
+# tiles on the GPU's *tensor cores*, units made for that. The same in PyTorch, to compare with:
+
+
+# %% name="by-tiles"
+def by_tiles(x, w, prologue, epilogue, rows=16, columns=32, terms=64):
+    """`epilogue(prologue(x) @ w)`, one tile of the result after the other."""
+    out = torch.empty(x.shape[0], w.shape[1])
+    for y in range(0, out.shape[0], rows):
+        for c in range(0, out.shape[1], columns):
+            down, across = slice(y, y + rows), slice(c, c + columns)
+            total = torch.zeros_like(out[down, across])
+            for r in range(0, x.shape[1], terms):
+                step = slice(r, r + terms)
+                total += prologue(x[down, step]) @ w[step, across]
+            out[down, across] = epilogue(total, across)
+    return out
+
+
+x, w, bias = given
+reference = by_tiles(x, w, lambda t: t + 1, lambda t, columns: torch.relu(t + bias[columns]))
+for name, result in (("by tiles", reference), ("interpreted", tuned(dense)(*given))):
+    print(f"{name:11} as eager:", torch.allclose(result, dense(*given), rtol=1e-4, atol=1e-4))
+
+# %% [markdown]
+# **Break it.** The last step reaches beyond the last term, and masked lanes are loaded as zero. The
+# prologue changes that: zero plus one is one. So the template masks once more, by `tl.where`. We
+# take that line away. **Predict, then run:** factors are zero before one is added, there are 100
+# terms, in steps of 64. What is each element of the result, with and without that line?
+
+
+# %% name="break-prologue"
+def ones(x, w):
+    return (x + 1) @ (w + 1)
+
+
+zeros = torch.zeros(40, 100), torch.zeros(100, 72)
+right = mc.trace(tuned(ones), *zeros).kernels[0]
+careless = replace(right, lines=[line for line in right.lines if "tl.where" not in line.text])
+for name, one in (("with tl.where", right), ("without", careless)):
+    out = torch.empty(40, 72)
+    load_kernel(one, Tiles(x=16, r=64, y=16))(*zeros, out)
+    print(f"{name:13}", out.unique().tolist())
+
+# %% [markdown]
+# ## Who multiplies?
+#
+# Our kernel has *rivals*, other ways to the same result: the library's product, then a kernel for the
+# rest; or tiles copied by the GPU's own engine. And where there are few tiles with many terms,
+# *split-K*: programs share the terms of a tile, and another kernel adds their sums in order.
+# `max-autotune` measures them on the GPU that it finds. The plan lists them without one:
+
+# %% name="rivals"
+from minicompile.runtime.autotune import candidates
+from minicompile.runtime.triton import planned_tiles, programs
+
+for rows, terms, columns in [(4096, 1024, 4096), (64, 8192, 64), (50, 99, 70)]:
+    factors = (torch.empty(s, dtype=torch.bfloat16) for s in ((rows, terms), (terms, columns)))
+    kernel = mc.trace(tuned(torch.mm), *factors).kernels[0]
+    tiles = planned_tiles(kernel.plan)
+    print(f"{rows} x {terms} x {columns}: {programs(kernel.plan, tiles)} programs,", end=" ")
+    print(f"tiles of {tiles.y} x {tiles.x}, rivals {', '.join(kernel.rivals)},", end=" ")
+    print(f"unmeasured: {candidates(kernel)[0].way}")
+
+# %% [markdown]
+# The second has tiles for a few programs only, while a GPU has a hundred multiprocessors, and so it gets
+# a split rival. Rows of the third begin at no multiple of 16 bytes, as the engine wants. Where nothing can
+# be measured, the library multiplies. What an H200 said stands at the head of
+# `minicompile/codegen/product.py`; in exercise 7 you write the template.
+
+# %% [markdown]
 # > **In torch.compile.** Inductor's Triton printer is `torch/_inductor/codegen/triton.py`; one rule per
 # > operation, as here. Its tiles come from `torch/_inductor/runtime/triton_heuristics.py`, and with
-# > `mode="max-autotune"` it times several, matrix products with epilogues among them (templates in
-# > `torch/_inductor/kernel`). So do we with the tiles (`MINICOMPILE_LOGS=autotuning` says what that
-# > gained), and have no templates. Below, live: how both
-# > write the same operations. Our division rounds as eager's does; their maximum keeps NaN in a helper,
-# > ours has an operation for that before it comes to printing.
+# > `mode="max-autotune"` it times several, matrix products with epilogues among them. So do we
+# > (`MINICOMPILE_LOGS=autotuning` says what that gained). Their templates are Jinja texts, such as
+# > `mm_template` in `torch/_inductor/kernel/mm.py`; ours is a class whose methods fill the holes. Below,
+# > live: how both write the same operations. Our division rounds as eager's does; their maximum keeps NaN
+# > in a helper, ours has an operation for that before it comes to printing.
 
 # %% name="torch-compile"
 from torch._inductor.codegen.triton import TritonOverrides
@@ -443,7 +551,7 @@ for name, names in {
 # 2. Masks switch off the lanes behind the end, for loads and for stores.
 # 3. Threads should load many neighbouring bytes at once, which needs alignment and large blocks.
 # 4. A persistent reduction loads a row once and holds it in registers; spilled registers undo the gain.
-# 5. A row that doesn't fit is swept, once for each phase; few long rows are split among programs.
+# 5. A row that doesn't fit is swept, once for each phase; a template is fixed but for its holes.
 
 # %% [markdown]
 # ## Exercises
@@ -846,10 +954,80 @@ def share(plan, options):
 
 
 # %% [markdown]
+# **Exercise 7 · Write the template** (4 points, optional). `template(printer, total)` prints what a program
+# of a product does; `total` is the name of its tile. Holes are methods of `printer`: `tile()` prints which
+# tile it is; `with printer.steps():` prints the loop over the terms; inside it `left()` and `right()` print
+# the loads of a step and return the names of both tiles; `epilogue()` prints all that follows the
+# product. `printer.line(text)` prints a line of yours. `kernel_template("product")` gets your template.
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# You write two lines of Triton: a tile of zeros, `[YBLOCK, XBLOCK]` in `tl.float32`, and a `tl.dot` in
+# the loop, whose third argument is what it adds to. `input_precision="ieee"` keeps float32 exact.
+#
+# </details>
+
+
+# %% name="ex7-answer" tags=["answer"]
+def template(printer, total):
+    """Print the lines of a matrix product's program; `total` names its tile."""
+    ### BEGIN SOLUTION
+    printer.tile()
+    printer.line(f"{total} = tl.zeros([YBLOCK, XBLOCK], tl.float32)")
+    with printer.steps():
+        left, right = printer.left(), printer.right()
+        printer.line(f"{total} = tl.dot({left}, {right}, {total}, input_precision='ieee')")
+    printer.epilogue()
+    ### END SOLUTION
+
+
+# %% name="ex7-check" tags=["nbval-check-output"]
+check("ex7")
+
+
+# %% name="ex7-wrong-last-step" tags=["wrong"] kind="misconception" says="of 16: expected float32[32, 32]"
+def template(printer, total):
+    printer.tile()
+    with printer.steps():
+        left, right = printer.left(), printer.right()
+        printer.line(f"{total} = tl.dot({left}, {right}, input_precision='ieee')")
+    printer.epilogue()
+
+
+# %% name="ex7-wrong-own-store" tags=["wrong"] kind="visible-only" says="dense of [40, 100]"
+def template(printer, total):
+    printer.tile()
+    printer.line(f"{total} = tl.zeros([YBLOCK, XBLOCK], tl.float32)")
+    with printer.steps():
+        left, right = printer.left(), printer.right()
+        printer.line(f"{total} = tl.dot({left}, {right}, {total}, input_precision='ieee')")
+    printer.line(f"tl.store(out_ptr0 + (32 * yindex + xindex), {total}, ymask & xmask)")
+
+
+# %% name="ex7-wrong-square" tags=["wrong"] kind="visible-only" says="expected a result, got"
+def template(printer, total):
+    printer.tile()
+    printer.line(f"{total} = tl.zeros([XBLOCK, XBLOCK], tl.float32)")
+    with printer.steps():
+        left, right = printer.left(), printer.right()
+        printer.line(f"{total} = tl.dot({left}, {right}, {total}, input_precision='ieee')")
+    printer.epilogue()
+
+
+# %% name="ex7-wrong-built-in" tags=["wrong"] kind="built-in" says="got a use of ProductPrinter"
+def template(printer, total):
+    from minicompile.codegen.triton_product import ProductPrinter
+
+    ProductPrinter.program(printer)
+
+
+# %% [markdown]
 # ## Go deeper
 #
 # - `minicompile/codegen/triton.py`, `minicompile/codegen/triton_rules.py`: the printer and its rules.
 # - `minicompile/codegen/split.py`: split reductions, and how their parts are combined.
+# - `minicompile/codegen/triton_product.py`, `minicompile/codegen/product.py`: the template, tiles, rivals.
 # - `minicompile/runtime/triton.py`: a launcher that knows its arguments.
 # - `minicompile/runtime/interpreter.py`: the interpreter, and what had to be put right in it.
 # - `torch/_inductor/codegen/triton.py`, `torch/_inductor/runtime/triton_heuristics.py`.

@@ -17,6 +17,8 @@
 # - say which of these a new idea needs, and find the same place in Inductor.
 
 # %% name="setup" tags=["setup"]
+import importlib.util
+
 import torch
 
 import minicompile as mc
@@ -25,6 +27,10 @@ from minicompile.lessons.exercise import checks
 from minicompile.lowering.rules.common import elementwise
 
 check = checks("17")
+if importlib.util.find_spec("triton") is None:  # its kernels are printed all the same, not run
+    kernel_loader("triton")(
+        lambda module, options: lambda: dict.fromkeys(k.name for k in module.kernels)
+    )
 
 # %% [markdown]
 # The example: a matrix product, an activation, a little arithmetic. The activation is called snake,
@@ -552,13 +558,143 @@ print("their word for sin:", TritonOverrides.sin("x"))
 print("the door:", common.register_backend_for_device.__name__)
 
 # %% [markdown]
+# ## A form that the compiler knows
+#
+# Some kernels no rule for single operators finds. Attention gives each query a row of scores, one for
+# each key, and a softmax needs the whole row. A *template*, a kernel's text with holes, does it with
+# tiles of scores that never reach memory. A pass over the captured graph recognises the written-out
+# form: product, softmax, product. What happens to scores in between is yours. **Predict, then run:** a cap,
+# a penalty for distance and a mask; how many kernels and calls, without the template and with it?
+
+# %% name="attention"
+TEMPLATE = {"fuse_attention": "template", "device_codegen": "triton"}
+
+
+def change(s, i, j):
+    """Scores of queries i and keys j: capped, lower for what is far, none beyond 24 back."""
+    s = 20 * torch.tanh(s / 20) - (i - j) / 8
+    return s.masked_fill((j > i) | (i - j >= 24), -torch.inf)
+
+
+def attention(q, k, v):
+    s = q @ k.transpose(-2, -1) / 4
+    i, j = (torch.arange(n) for n in s.shape[-2:])
+    return torch.softmax(change(s, i[:, None], j), -1) @ v
+
+
+q, k, v = (torch.randn(1, 2, 128, 16) for _ in "qkv")
+written = mc.trace(attention, q, k, v)
+known = mc.trace(mc.compile(attention, options=TEMPLATE), q, k, v)
+print("written out:", summary(written))
+print("recognised: ", len(known.kernels), "kernel, and the scores in it:\n")
+print(known.loops.externs[0].args[-1])
+
+# %% [markdown]
+# The whole form became one operator, and `score` is its argument: what stood between product and
+# softmax, as text. The compiler traces it, makes a loop body of it, fused like any other, and prints
+# that into the template's first hole. It does so twice: `score_inside` is for tiles of which every
+# score counts, and asks no longer.
+
+# %% name="score"
+parts = [part.strip() for part in known.kernels[0].text.split("@triton.jit")]
+slides(
+    "a template of attention",
+    ("the hole, at an edge", "the mask is asked for each score", parts[1]),
+    ("the hole, inside", "arithmetic alone", parts[2]),
+    ("the template's loop", "products, and a softmax that corrects itself", parts[3]),
+    ("a program", "its queries, and the ranges of keys that it goes over", parts[4]),
+)
+
+# %% [markdown]
+# The loop is an *online softmax* (lesson 14): where a larger score comes, what was summed is scaled down.
+# Here the same in PyTorch, for one head. It also notes which tiles of scores count.
+
+# %% name="online"
+
+
+def by_tiles(q, k, v, score, side=16):
+    """Attention of one head, a tile of scores at a time; and a picture of the tiles."""
+    out, picture = torch.empty_like(q), []
+    for first in range(0, len(q), side):
+        i = torch.arange(first, first + side)[:, None]
+        sums, total = torch.zeros(side, q.shape[1]), torch.zeros(side)
+        most, row = torch.full((side,), -torch.inf), ""
+        for start in range(0, len(k), side):
+            j = torch.arange(start, start + side)
+            s = score(q[i[:, 0]] @ k[j].T / 4, i, j)
+            counts = s > -torch.inf
+            row += " #" if counts.all() else " /" if counts.any() else " ."
+            if not counts.any():
+                continue
+            new = torch.maximum(most, s.amax(1))
+            base = torch.where(new == -torch.inf, 0.0, new)  # nothing counted so far
+            weights, shrink = torch.exp(s - base[:, None]), torch.exp(most - base)
+            sums = sums * shrink[:, None] + weights @ v[j]
+            total, most = total * shrink + weights.sum(1), new
+        out[i[:, 0]] = sums / total[:, None]
+        picture.append(row)
+    return out, "\n".join(picture)
+
+
+by_hand, picture = by_tiles(q[0, 0], k[0, 0], v[0, 0], change)
+eager = attention(q, k, v)
+print("by tiles as eager:", torch.allclose(by_hand, eager[0, 0], atol=1e-5))
+if importlib.util.find_spec("triton"):
+    compiled = mc.compile(attention, options=TEMPLATE)(q, k, v)
+    print("kernel, interpreted, as eager:", torch.allclose(compiled, eager, atol=1e-5))
+
+# %% [markdown]
+# Most tiles were left out. **Predict, then run:** down the rows go queries, across go keys. Where are
+# the tiles that count, and which of them need no mask? (`#`: every score counts, `/`: some, `.`: none.)
+
+# %% name="band"
+
+
+def tiles_of(rule):
+    return by_tiles(q[0, 0], k[0, 0], v[0, 0], rule)[1]
+
+
+def causal(s, i, j):
+    return s.masked_fill(j > i, -torch.inf)
+
+
+slides(
+    "tiles of scores",
+    ("everything", "64 tiles", tiles_of(lambda s, i, j: s)),
+    ("no key after its query", "causal: about half of them", tiles_of(causal)),
+    ("24 keys at most", "a band", picture),
+)
+
+# %% [markdown]
+# The kernel knows that before it runs. From the comparisons of `i` and `j` follows a *band*, the
+# places where `low <= i - j <= high`, and each program computes from it where its keys begin and end:
+
+# %% name="ranges"
+print(known.plans[0].scores.band)
+print(*(line for line in parts[4].splitlines() if " = tl." in line and "first" in line), sep="\n")
+
+# %% [markdown]
+# > **In torch.compile.** `torch.nn.attention.flex_attention` takes `score_mod` and a `block_mask` as
+# > arguments; Inductor fills templates with them (`torch/_inductor/kernel/flex/flex_attention.py`). Its
+# > block mask is found by evaluating the mask at all places, so it may have any shape. The written-out form
+# > is only recognised where the library has the very same (`torch/_inductor/fx_passes/fuse_attention.py`).
+
+# %% name="torch-attention"
+from torch.nn.attention.flex_attention import create_block_mask
+
+mask = create_block_mask(lambda b, h, i, j: (j <= i) & (i - j < 24), 1, 1, 128, 128, "cpu", 16)
+print("their tiles that count:", int(mask.kv_num_blocks.sum() + mask.full_kv_num_blocks.sum()))
+print("ours, counted above:   ", picture.count("#") + picture.count("/"))
+
+# %% [markdown]
 # ## Recap
 #
 # 1. An operator without a rule is called as it is; it splits the kernels around it and costs memory traffic.
 # 2. A vjp gives it a gradient, a decomposition other operators in its place, a lowering a loop.
 # 3. A rule that is wrong gives wrong numbers, so measure it against something it doesn't touch.
-# 4. Everything before the kernel plan knows no language; a back end is a code generator and a kernel loader.
-# 5. What a printer has no word for it must refuse, and the compiler falls back.
+# 4. Everything before the kernel plan knows no language; a back end is a code generator and a loader, and
+#    refuses what it has no word for.
+# 5. A template is a kernel with holes: a known form around it, and your formula, fused, inside.
 #
 # ## Exercises
 #
@@ -977,11 +1113,85 @@ def thin_product(a, b):
 
 
 # %% [markdown]
+# **Exercise 6 · Which keys count?** (4 points, optional). A program of attention's kernel has the queries
+# `first` to `first + XBLOCK - 1`, and goes over keys in steps of `RBLOCK`. A score counts only where
+# `band.low <= i - j <= band.high`; None is no bound. `keys_of(band, keys)` gives two Triton expressions,
+# as text: where the keys begin (never below 0, a multiple of `RBLOCK`) and where they end (at most
+# `keys`). No tile may be missing, and none may be gone over that holds no score that counts. Your
+# ranges take the place of the template's own (`kernel_template("attention")`).
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+#
+# Solve `low <= i - j <= high` for j. The smallest key belongs to the first query of the block, the
+# largest to the last. `tl.maximum`, `tl.minimum`, and `// RBLOCK * RBLOCK`.
+#
+# </details>
+
+
+# %% name="ex6-answer" tags=["answer"]
+def keys_of(band, keys):
+    """Where a program's keys begin and end: Triton expressions of first, XBLOCK and RBLOCK."""
+    ### BEGIN SOLUTION
+    begin, end = "0", str(keys)
+    if band.high is not None:
+        begin = f"tl.maximum(first - {band.high}, 0) // RBLOCK * RBLOCK"
+    if band.low is not None:
+        end = f"tl.minimum(first + XBLOCK - ({band.low}), {keys})"
+    return begin, end
+    ### END SOLUTION
+
+
+# %% name="ex6-check" tags=["nbval-check-output"]
+check("ex6")
+
+
+# %% name="ex6-wrong-all" tags=["wrong"] kind="misconception" says="tiles gone over: expected at most"
+def keys_of(band, keys):
+    return "0", str(keys)
+
+
+# %% name="ex6-wrong-first-query" tags=["wrong"] kind="misconception" says="expected all keys that count, got"
+def keys_of(band, keys):
+    begin, end = "0", str(keys)
+    if band.high is not None:
+        begin = f"tl.maximum(first - {band.high}, 0) // RBLOCK * RBLOCK"
+    if band.low is not None:
+        end = f"tl.minimum(first + 1 - ({band.low}), {keys})"
+    return begin, end
+
+
+# %% name="ex6-wrong-causal" tags=["wrong"] kind="visible-only" says="tiles gone over: expected at most"
+def keys_of(band, keys):
+    return "0", f"tl.minimum(first + XBLOCK, {keys})" if band.low == 0 else str(keys)
+
+
+# %% name="ex6-wrong-below" tags=["wrong"] kind="visible-only" says="expected at least 0, got"
+def keys_of(band, keys):
+    begin, end = "0", str(keys)
+    if band.high is not None:
+        begin = f"(first - {band.high}) // RBLOCK * RBLOCK"
+    if band.low is not None:
+        end = f"tl.minimum(first + XBLOCK - ({band.low}), {keys})"
+    return begin, end
+
+
+# %% name="ex6-wrong-built-in" tags=["wrong"] kind="built-in" says="a use of sweep_lines"
+def keys_of(band, keys):
+    from minicompile.codegen.attention import sweep_lines
+
+    lines = sweep_lines("x = f(0", "", keys, band.low, band.high)
+    return lines[0], lines[-1]
+
+
+# %% [markdown]
 # ## Go deeper
 #
 # - `minicompile/extension.py`: every table and its decorator. `minicompile rules` prints what they hold.
 # - `minicompile/codegen/cpp_loops.py`: your plain loops, made fast; `minicompile/codegen/triton.py`: a grid.
 # - `minicompile/aot/vjps.py`, `minicompile/lowering/rules/pointwise.py`: where rules live.
+# - `minicompile/aot/passes/flash_attention.py` finds attention, `minicompile/codegen/score.py` bands,
+#   `minicompile/codegen/attention.py` holds the templates, forward and backward.
 # - `torch/_inductor/lowering.py` has `register_lowering`; `torch/_inductor/decomposition.py` has an `mm` that
 #   is exercise 5; `torch/_inductor/codegen/common.py` has `OpOverrides` and `register_backend_for_device`.
 #

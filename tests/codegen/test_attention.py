@@ -14,7 +14,9 @@ from torch import Tensor
 
 import minicompile as mc
 from minicompile.aot.passes.flash_attention import flash_attention
+from minicompile.codegen.attention import AttentionPrinter
 from minicompile.codegen.score import EVERYWHERE, Band
+from minicompile.codegen.triton import kernel_template
 from minicompile.codegen.triton_ops import triton_op
 from minicompile.ops.device import Gpu
 from minicompile.ops.registry import scoped
@@ -199,6 +201,20 @@ def test_a_users_own_score_and_rule_go_through() -> None:
     with scoped():
         triton_op("erf")(lambda dtype, x: f"libdevice.erf({x} + 0.0)")
         assert all("libdevice.erf(" in t and "+ 0.0)" in t for t in kernel_texts(fn, given))
+        assert_close_as_the_library(fn, given)
+
+
+def test_a_template_from_outside_is_printed_and_run() -> None:
+    class Signed(AttentionPrinter):
+        def kernel(self) -> None:
+            super().kernel()
+            self.line("    # from outside")
+
+    given = made(40, 40, 16)
+    with scoped():
+        kernel_template("attention")(Signed)
+        fn = partial(attention, CASES["causal"])
+        assert all("# from outside" in text for text in kernel_texts(fn, given))
         assert_close_as_the_library(fn, given)
 
 

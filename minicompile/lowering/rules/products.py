@@ -8,6 +8,7 @@ The real compiler: tuned_mm, tuned_addmm, tuned_bmm in torch/_inductor/kernel/{m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -41,8 +42,8 @@ def refusal(ctx: LoweringContext, a: TensorValue, b: TensorValue) -> str | None:
 
 
 def multiply(
-    ctx: LoweringContext,
     op: torch._ops.OpOverload,
+    ctx: LoweringContext,
     a: TensorValue,
     b: TensorValue,
     addend: TensorValue | None = None,
@@ -75,44 +76,24 @@ def multiply(
     def loops(fn: V, last: V) -> Template:
         return Template(size, a.size[-1:], "sum", fn, op, views, last)
 
-    return ctx.reduced(loops, a.dtype, a.device, term, LIBRARY, finish)
+    return ctx.reduced(loops, a.dtype, a.device, term, "matrix product", finish)
 
 
 def add(
-    ctx: LoweringContext,
     op: torch._ops.OpOverload,
+    ctx: LoweringContext,
     addend: TensorValue,
     a: TensorValue,
     b: TensorValue,
-    beta: float,
-    alpha: float,
+    beta: float = 1,
+    alpha: float = 1,
 ) -> TensorValue:
     if (beta, alpha) != (1, 1) or addend.dtype is not a.dtype:
         raise Unsupported(f"{LIBRARY}, which scales before it adds")
-    return multiply(ctx, op, a, b, addend)
+    return multiply(op, ctx, a, b, addend)
 
 
-@template(aten.mm.default)
-def mm(ctx: LoweringContext, a: TensorValue, b: TensorValue) -> TensorValue:
-    return multiply(ctx, aten.mm.default, a, b)
-
-
-@template(aten.bmm.default)
-def bmm(ctx: LoweringContext, a: TensorValue, b: TensorValue) -> TensorValue:
-    return multiply(ctx, aten.bmm.default, a, b)
-
-
-@template(aten.addmm.default)
-def addmm(
-    ctx: LoweringContext, c: TensorValue, a: TensorValue, b: TensorValue,
-    beta: float = 1, alpha: float = 1,
-) -> TensorValue:  # fmt: skip
-    return add(ctx, aten.addmm.default, c, a, b, beta, alpha)
-
-
-@template(aten.baddbmm.default)
-def baddbmm(
-    ctx: LoweringContext, c: TensorValue, a: TensorValue, b: TensorValue,
-    beta: float = 1, alpha: float = 1,
-) -> TensorValue:  # fmt: skip
-    return add(ctx, aten.baddbmm.default, c, a, b, beta, alpha)
+for _op in (aten.mm.default, aten.bmm.default):
+    template(_op)(partial(multiply, _op))
+for _op in (aten.addmm.default, aten.baddbmm.default):
+    template(_op)(partial(add, _op))
