@@ -361,8 +361,8 @@ print(*exported.constraints, sep="\n")
 
 # %% [markdown]
 # `exported(prompt)` runs with eager operators; `exported.save(folder)` writes it down as text.
-# `mc.aot_package` compiles it to a *compiled package*: kernels, matrix products and a wrapper, now in C, in one
-# shared library, and the weights beside it. **Predict, then run:** what else will that library need?
+# `mc.aot_package` compiles it to a *compiled package*: kernels, matrix products and a wrapper, now in
+# C, in one shared library, and the weights beside it. **Predict, then run:** what else will it need?
 
 # %% name="package" tags=["varies"]
 import subprocess
@@ -378,8 +378,9 @@ except FileNotFoundError:
     print("(no ldd here: on macOS it is otool -L)")
 
 # %% [markdown]
-# The C library and one for threads: neither torch nor Python. The wrapper is called model.c, each line of yours above the calls that it became. Now the GPT answers from C: this program extends a text by
-# the character that the model finds most likely, until the text is as long as it may be.
+# The C library and one for threads: neither torch nor Python. The wrapper is called model.c; each line
+# of yours stands there above the calls that it became. Now the GPT answers from C: this program extends
+# a text by the character that the model finds most likely, until it is as long as it may be.
 
 # %% name="c-program"
 PROGRAM = r"""

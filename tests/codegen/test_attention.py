@@ -28,10 +28,12 @@ TEMPLATE = {"fuse_attention": "template", "device_codegen": "triton"}
 Function = Callable[..., Any]
 
 
-def made(rows: int, columns: int, head: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def made(
+    rows: int, columns: int, head: int, dtype: torch.dtype = torch.float32, batch: int = 2
+) -> list[Tensor]:
     torch.manual_seed(0)
     q, k, v = (
-        torch.randn(2, 3, n, head).to(dtype).requires_grad_() for n in (rows, columns, columns)
+        torch.randn(batch, 3, n, head).to(dtype).requires_grad_() for n in (rows, columns, columns)
     )
     return [q, k, v, torch.randn(3, rows, columns).to(dtype), torch.rand(3, 1, 1)]
 
@@ -82,7 +84,8 @@ def test_any_lengths_and_heads(rows: int, columns: int, head: int) -> None:
     def fn(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, slopes: Tensor) -> Tensor:
         return attention(lambda s: s + bias, q, k, v)
 
-    assert_close_as_the_library(fn, made(rows, columns, head))
+    batch = 2 if rows > 1 else 50  # the largest of few errors is a matter of luck
+    assert_close_as_the_library(fn, made(rows, columns, head, batch=batch))
 
 
 def window(s: Tensor, *more: Tensor) -> Tensor:
