@@ -233,6 +233,23 @@ def folder(tmp_path):
     return mc.export(model, (torch.ones(4, 3),), None, ({0: B},)).save(tmp_path)
 
 
+@torch.library.custom_op("tests_export::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def test_an_operator_of_the_users_own_runs_but_is_not_saved(tmp_path):
+    made = mc.export(lambda x: twice(x), (torch.ones(2),))
+    torch.testing.assert_close(made(torch.ones(2)), torch.full((2,), 2.0))
+    with says("no operator", "tests_export"):
+        made.save(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
