@@ -201,6 +201,16 @@ def test_a_call_that_breaks_a_constraint_names_the_argument(exported, args, kwar
             each(*args, **kwargs)
 
 
+@pytest.mark.parametrize("wrap", [lambda function: function, lambda function: nn_of(function)])
+def test_a_call_has_as_many_arguments_as_the_example(wrap):
+    made = mc.export(wrap(lambda *xs: sum(xs)), (torch.ones(2), torch.ones(2)))
+    with says("len(", ") == 2", "3"):
+        made(*[torch.ones(2)] * 3)
+    made = mc.export(lambda **named: sum(named.values()), (), {"a": torch.ones(2)})
+    with says("list(named) == ['a']"):
+        made(a=torch.ones(2), b=torch.ones(2))
+
+
 def test_memory_that_is_changed_belongs_to_one_argument():
     made = mc.export(lambda x, y: x.add_(y), (torch.ones(3), torch.ones(3)))
     shared = torch.ones(4)
