@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import inspect
 import keyword
@@ -71,6 +72,9 @@ def mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
     return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
 
 
+ANY = inspect.signature(lambda *args, **kwargs: None)
+
+
 @dataclass
 class Call:
     """An example call, ready to be captured. `arguments`: what the user gave, by the parameters' names;
@@ -105,10 +109,9 @@ class Call:
             first, *rest = signature_of(function).parameters.values()
             owner, signature = {first.name: target.__self__}, inspect.Signature(rest)
         else:
-            name, signature = (
-                getattr(target, "__name__", type(target).__name__),
-                inspect.signature(target),
-            )
+            name, signature = getattr(target, "__name__", type(target).__name__), ANY
+            with contextlib.suppress(ValueError):  # of C functions there may be none
+                signature = inspect.signature(target)
             function, stars = calling(target), True
         name = re.sub(r"\W+", "_", name.rpartition(".")[2]).strip("_") or "exported"
         name += "_" * keyword.iskeyword(name)
@@ -176,6 +179,14 @@ class Call:
         while source.base is not None:
             source = source.base
         return source.kind == "local"
+
+    def declared(self, env: Any) -> dict[Any, tuple[int, int | None]]:
+        """The sizes that each symbol was declared to take, whatever the program narrowed them to."""
+        found = {}
+        for symbol in env.symbols:
+            dim = self.dims.get(env.wishes[symbol].removeprefix("dimension ").strip("'"), Dim.AUTO)
+            found[symbol] = dim.min or SMALLEST_SIZE, dim.max
+        return found
 
     @property
     def plain_signature(self) -> inspect.Signature:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import ast
 import collections
 import functools
+import itertools
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -207,17 +209,24 @@ def compared(op: ast.cmpop, left: ast.expr, right: ast.expr, names: Mapping[str,
     return ARITHMETIC[type(op)](*values)
 
 
-def always_holds(condition: sympy.Basic) -> bool:
-    """Whether a condition is true of all sizes from 2 on, floats taken as exact: `4 * s0 / 4 - 1.0 != 0`."""
+def always_holds(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, Any]) -> bool:
+    """Whether a condition is true of all sizes in their ranges: few are tried one by one; else floats are
+    taken as exact, `4 * s0 / 4 - 1.0 != 0`."""
+    symbols = sorted(condition.free_symbols, key=str)
+    limits = [ranges.get(symbol, (SMALLEST_SIZE, None)) for symbol in symbols]
+    if math.prod(MANY if high is None else high - low + 1 for low, high in limits) < MANY:
+        every = itertools.product(*(range(low, high + 1) for low, high in limits))
+        values = (dict(zip(symbols, map(sympy.Integer, sizes))) for sizes in every)
+        return all(condition.xreplace(sizes) == sympy.true for sizes in values)
     for name, exact in EXACT.items():
         condition = condition.replace(PYTHON_NUMBERS[name], exact)
-    if condition in (sympy.true, sympy.false):
-        return bool(condition)
-    above = {
-        s: loop_symbol(f"{s} - {SMALLEST_SIZE}") + SMALLEST_SIZE for s in condition.free_symbols
-    }
+    if not condition.is_Relational:
+        return bool(condition == sympy.true)
+    above = {s: loop_symbol(f"{s} - {low}") + low for s, (low, _) in zip(symbols, limits)}
     sides = [sympy.expand(sympy.nsimplify(side.xreplace(above))) for side in condition.args]
-    return bool(condition.is_Relational and condition.func(sides[0] - sides[1], 0) == sympy.true)
+    return bool(condition.func(sides[0] - sides[1], 0) == sympy.true)
 
 
+MANY = 2000
+"""From so many combinations of sizes on they are not tried one by one."""
 EXACT = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv}

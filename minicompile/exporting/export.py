@@ -283,8 +283,11 @@ def input_spec(
     call: Call, given: GraphInput, owned: Mapping[int, tuple[str, Any]]
 ) -> tuple[InputSpec, torch.Tensor | None]:
     """What a captured input stands for; its tensor if it belongs to the state."""
-    if call.is_argument(given.source):
+    if call.is_argument(given.source) and isinstance(given.fake, torch.Tensor):
         return InputSpec("input", given.name, given.source.name), None
+    if not isinstance(given.fake, torch.Tensor):
+        cure = "compute it with tensors, or leave the size static"
+        raise ExportError(f"{call.name} computes with the Python number {given.source}: {cure}")
     tensor = given.real() if given.real is not None else None
     if tensor is None:
         raise ExportError(f"{call.name}: {given.source} is gone: keep it alive while exporting")
@@ -306,7 +309,7 @@ def check_declared(call: Call, env: Any) -> None:
     for fact in env.guards:
         if not (about := [s for s in fact.condition.free_symbols if s in named]):
             continue
-        if always_holds(fact.condition):
+        if always_holds(fact.condition, call.declared(env)):
             continue
         condition = env.text(fact.condition)
         at = f"\n  at {fact.line}" if fact.line else ""
@@ -348,7 +351,7 @@ def conditions(call: Call, capture: Capture) -> tuple[list[Constraint], list[str
             continue
         if not all(about):
             raise ExportError(f"{call.name}: an argument is a tensor of the module: {guard}")
-        if guard.kind == "shape" and always_holds(guard.expected):
+        if guard.kind == "shape" and always_holds(guard.expected, call.declared(env)):
             continue
         for text, reason in texts(guard):
             line = guard.user_line
@@ -358,6 +361,14 @@ def conditions(call: Call, capture: Capture) -> tuple[list[Constraint], list[str
         if not isinstance(value, torch.Tensor):
             text = f"{path} == {literal(value)}"
             found.setdefault(text, Constraint(text, "a value that the program was exported for"))
+    for name, parameter in call.signature.parameters.items():
+        given, text = call.arguments[name], ""
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            text = f"len({name}) == {len(given)}"
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            text = f"list({name}) == {list(given)!r}"
+        if text:
+            found.setdefault(text, Constraint(text, "what the program was exported for"))
     for constraint in found.values():
         constraint.check(call.arguments)
     return list(found.values()), facts

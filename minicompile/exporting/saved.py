@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
+from minicompile.aot.layout import size_expr
 from minicompile.dynamo.result import Source
 from minicompile.errors import ExportError
 from minicompile.exporting.conditions import (
@@ -174,6 +176,8 @@ class Reader:
         self.mode.env = self.env
         self.names: dict[str, Any] = {}
         """Symbols, by name and by the size that they are."""
+        self.ranges: dict[Any, Any] = {}
+        """What each stood for before the graph was run."""
 
     @contextlib.contextmanager
     def damage(self) -> Iterator[None]:
@@ -244,7 +248,7 @@ class Reader:
             devices = [torch.device(row[3]) for row in parts["inputs"]]
             graph, values = self.graph(parts["graph"], parts["name"], devices)
             for fact in self.env.guards:
-                if fact not in known and not always_holds(fact.condition):
+                if fact not in known and not always_holds(fact.condition, self.ranges):
                     what = self.env.text(fact.condition)
                     raise ExportError(f"the graph needs {what}, which no constraint says")
             self.line = 1
@@ -306,6 +310,7 @@ class Reader:
         for name, (source, hint, low, high, wish) in table.items():
             made = self.env.create_symbol(hint, path_source(source), wish, low, high)
             self.names |= {name: made, source: made}
+            self.ranges[made.node.given] = self.env.ranges[made.node.given]
         for constraint in constraints:
             constraint.expression.holds(self.names)  # what isn't about symbols is not there
         for symbol in self.env.quotients:
@@ -332,9 +337,7 @@ class Reader:
                     if target in nodes:
                         raise ExportError(f"{target} is there twice")
                     node = nodes[target] = self.operation(made, value, nodes, target)
-                    text = value_text(node.meta["val"])
-                    if not isinstance(said, ast.Constant) or said.value != text:
-                        raise ExportError(f"{target} is {text}, not {ast.unparse(said)}")
+                    self.compare(node, said)
                 case _:
                     raise ExportError(f"no operation: {ast.unparse(statement)[:80]}")
         self.line = last.lineno
@@ -344,6 +347,22 @@ class Reader:
         made.output(tuple(outputs))
         gm = compat.graph_module(torch.nn.Module(), made, name)
         return Graph(gm, name, "export"), outputs
+
+    def compare(self, node: fx.Node, said: ast.expr) -> None:
+        """Raises ExportError if a value is of another type than the text says."""
+        value = node.meta["val"]
+        text = value_text(value)
+        if isinstance(said, ast.Constant) and said.value == text:
+            return
+        if isinstance(value, torch.Tensor):  # sizes may be written in another way
+            meant = self.typed(said, value.device)
+            pairs = zip((*value.shape, *value.stride()), (*meant.shape, *meant.stride()))
+            equal = (sympy.Eq(size_expr(a), size_expr(b)) for a, b in pairs)
+            alike = value.dtype == meant.dtype and value.dim() == meant.dim()
+            if alike and all(always_holds(one, self.ranges) for one in equal):
+                node.meta["val"] = meant
+                return
+        raise ExportError(f"{node.name} is {text}, not {ast.unparse(said)}")
 
     def operation(
         self, graph: fx.Graph, value: ast.expr, nodes: Mapping[str, fx.Node], name: str
