@@ -24,10 +24,10 @@ from minicompile.codegen.plan import INDEX_ERROR, ZERO_DIVISION, KernelSource
 from minicompile.codegen.wrapper import solved
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import ExternKernel, InputBuffer, Layout, View, same_size
-from minicompile.ops.origin import Origins, source_lines
+from minicompile.ops.origin import source_lines
 from minicompile.runtime.cpp import complaint
 from minicompile.scheduling.memory import DIVISIONS, may_raise
-from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
+from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule, ScheduledNode
 from minicompile.shapes.expr import Size, is_float, size_hint
 
 DTYPES = {
@@ -236,7 +236,7 @@ class CWriter:
     # -- steps
 
     def _call(self) -> list[str]:
-        graph, memory = self.schedule.graph, self.schedule.memory
+        graph = self.schedule.graph
         needed = {d.buffer for node in self.schedule.nodes for d in node.reads} | {*graph.returned}
         places = [f"state[{i}]" for i in range(self.state)]
         places += [f"in[{i}].data" for i in range(len(self.names))]
@@ -245,30 +245,36 @@ class CWriter:
             if buffer.name in needed:
                 self._declare(buffer.name, f"(%s){place}")
         for step, node in enumerate(self.schedule.nodes):
-            origins = node.origins
-            lines = source_lines(origins)
+            lines = source_lines(node.origins)
             if lines != self.shown and lines:
                 self.lines += ["", *(f"    // {line}".rstrip("\\ ") for line in lines[:MOST_LINES])]
                 if len(lines) > MOST_LINES:
                     self.lines.append(f"    // and {len(lines) - MOST_LINES} more lines")
                 self.shown = lines
-            old = {a.buffer: a.reuses for a in memory.allocate[step]}
-            for written in node.writes:
-                name = written.buffer
-                if name in memory.internal:
-                    continue
-                source = old.get(name) or memory.aliases.get(name)
-                place = f"arena + at[{self.home[name]}]" if source is None else ""
-                self._declare(name, f"(%s)({place})" if place else self.variables[source or ""])
-            if isinstance(node, FusedSchedulerNode):
-                if 0 not in node.ranges.values():
-                    self._kernels(step, node)
-            else:
-                self._operator(node.kernel, origins)
+            try:
+                self._step(step, node)
+            except Unsupported as refused:
+                where = refused.where or next(iter(lines), None)
+                raise Unsupported(refused.reason, where, refused.hint) from None
         self.lines.append("")
         for number, output in enumerate(graph.outputs):
             self._result(number, output)
         return self.lines
+
+    def _step(self, step: int, node: ScheduledNode) -> None:
+        memory = self.schedule.memory
+        old = {a.buffer: a.reuses for a in memory.allocate[step]}
+        for written in node.writes:
+            name = written.buffer
+            if name in memory.internal:
+                continue
+            source = old.get(name) or memory.aliases.get(name)
+            place = f"arena + at[{self.home[name]}]" if source is None else ""
+            self._declare(name, f"(%s)({place})" if place else self.variables[source or ""])
+        if not isinstance(node, FusedSchedulerNode):
+            self._operator(node.kernel)
+        elif 0 not in node.ranges.values():
+            self._kernels(step, node)
 
     def _declare(self, buffer: str, value: str) -> None:
         name = re.sub(r"\W", "_", buffer)
@@ -277,7 +283,10 @@ class CWriter:
         while name in taken or name.startswith("mc_"):
             name += "_"
         self.variables[buffer] = name
-        kind = f"{STORAGE[self.layouts[buffer].dtype]}*"
+        layout = self.layouts[buffer]
+        if layout.dtype not in DTYPES:
+            raise Unsupported(f"a package has no tensors like {layout}")
+        kind = f"{STORAGE[layout.dtype]}*"
         self.lines.append(f"    {kind} {name} = {value.replace('%s', kind)};")
 
     def _kernels(self, step: int, node: FusedSchedulerNode) -> None:
@@ -333,22 +342,17 @@ class CWriter:
             raise Unsupported(f"{view.buffer} can't be seen as {view.layout.dtype}")
         return own if offset == 0 else f"{own} + {self.index.within(offset, 1)}"
 
-    def _operator(self, kernel: ExternKernel, origins: Origins) -> None:
+    def _operator(self, kernel: ExternKernel) -> None:
         name = str(kernel.op).removeprefix("aten.").removesuffix(".default")
         rule = OPERATORS.get(name)
         kept = [output for output in kernel.outputs if output is not None]
-        where = next(iter(source_lines(origins)), None)
         if rule is None or len(kept) != 1:
             hint = "write it with other operators, or run the model with mc.compile"
-            raise Unsupported(f"a package has no {kernel.op}", where, hint)
-        views = [*kernel.views(), View(kept[0].name, kept[0].layout)]
-        if any(view.layout.dtype is not torch.float32 for view in views):
-            raise Unsupported(f"a package has {kernel.op} in float32 only", where, "use float32")
-        try:
-            call = rule(self, views[-1], *kernel.args, **kernel.kwargs)
-        except Unsupported as refused:
-            raise Unsupported(refused.reason, where, refused.hint) from None
-        text = f"    if ({call}) return 1;"
+            raise Unsupported(f"a package has no {kernel.op}", hint=hint)
+        out = View(kept[0].name, kept[0].layout)
+        if any(view.layout.dtype is not torch.float32 for view in (*kernel.views(), out)):
+            raise Unsupported(f"a package has {kernel.op} in float32 only", hint="use float32")
+        text = f"    if ({rule(self, out, *kernel.args, **kernel.kwargs)}) return 1;"
         self.lines.append(
             text if len(text) < 100 else text.replace(", (mc_", ",\n            (mc_")
         )

@@ -361,6 +361,14 @@ def conditions(call: Call, capture: Capture) -> tuple[list[Constraint], list[str
         if not isinstance(value, torch.Tensor):
             text = f"{path} == {literal(value)}"
             found.setdefault(text, Constraint(text, "a value that the program was exported for"))
+    for name, parameter in call.signature.parameters.items():
+        given, text = call.arguments[name], ""
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            text = f"len({name}) == {len(given)}"
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            text = f"list({name}) == {list(given)!r}"
+        if text:
+            found.setdefault(text, Constraint(text, "what the program was exported for"))
     for constraint in found.values():
         constraint.check(call.arguments)
     return list(found.values()), facts

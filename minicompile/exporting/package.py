@@ -28,7 +28,7 @@ from minicompile.aot.autograd import ahead_of_time, copied, fake_mode_of
 from minicompile.codegen.cpp_ops import prelude
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
 from minicompile.errors import BackendError, OptionError, Unsupported
-from minicompile.exporting.c_wrapper import Condition, CWriter, ModelSource, c_string
+from minicompile.exporting.c_wrapper import DTYPES, Condition, CWriter, ModelSource, c_string
 from minicompile.exporting.checks import checksum, write_metadata
 from minicompile.exporting.conditions import literal
 from minicompile.exporting.exported import Exported
@@ -168,6 +168,8 @@ class _Lowered:
         if any(fake.device.type != "cpu" for fake in fakes):
             raise Unsupported("a package runs on a CPU", hint="export with tensors on the CPU")
         mode = fake_mode_of(graph, fakes, exported.shape_env)
+        if unknown := [str(fake.dtype) for fake in fakes if fake.dtype not in DTYPES]:
+            raise Unsupported(f"a package has no {unknown[0]}")
         strided = any(node.target in AS_STRIDED for node in graph.nodes)
         if strided and not all(fake.is_contiguous() for fake in fakes):
             raise Unsupported("as_strided of what a package would lay out anew")

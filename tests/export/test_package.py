@@ -255,6 +255,7 @@ def transposed(x: Tensor) -> Tensor:
         (lambda x: torch.sort(x).values, torch.ones(4), "aten.sort"),
         (lambda x: x @ x, torch.ones(4, 4, dtype=torch.float64), "in float32 only"),
         (transposed, torch.ones(1, 3, 4, 4), "no transposed convolution"),
+        (lambda x: x.to(torch.complex64).abs(), torch.ones(4), "no tensors like c64"),
     ],
 )
 def test_what_a_package_can_not_do_names_the_line(

@@ -201,6 +201,16 @@ def test_a_call_that_breaks_a_constraint_names_the_argument(exported, args, kwar
             each(*args, **kwargs)
 
 
+@pytest.mark.parametrize("wrap", [lambda function: function, lambda function: nn_of(function)])
+def test_a_call_has_as_many_arguments_as_the_example(wrap):
+    made = mc.export(wrap(lambda *xs: sum(xs)), (torch.ones(2), torch.ones(2)))
+    with says("len(", ") == 2", "3"):
+        made(*[torch.ones(2)] * 3)
+    made = mc.export(lambda **named: sum(named.values()), (), {"a": torch.ones(2)})
+    with says("list(named) == ['a']"):
+        made(a=torch.ones(2), b=torch.ones(2))
+
+
 def test_memory_that_is_changed_belongs_to_one_argument():
     made = mc.export(lambda x, y: x.add_(y), (torch.ones(3), torch.ones(3)))
     shared = torch.ones(4)
@@ -231,6 +241,23 @@ def test_layout_questions_that_matter_are_errors():
 def folder(tmp_path):
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     return mc.export(model, (torch.ones(4, 3),), None, ({0: B},)).save(tmp_path)
+
+
+@torch.library.custom_op("tests_export::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def test_an_operator_of_the_users_own_runs_but_is_not_saved(tmp_path):
+    made = mc.export(lambda x: twice(x), (torch.ones(2),))
+    torch.testing.assert_close(made(torch.ones(2)), torch.full((2,), 2.0))
+    with says("no operator", "tests_export"):
+        made.save(tmp_path)
 
 
 @pytest.mark.parametrize(
