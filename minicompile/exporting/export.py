@@ -50,12 +50,14 @@ def export(
     kwargs: Mapping[str, Any] | None = None,
     dynamic_shapes: Any = None,
 ) -> Exported:
-    """A function or nn.Module as one graph, for inference: what it computes under `torch.no_grad()`.
+    """A function or nn.Module as one graph, for inference: what it computes under `torch.no_grad()`,
+    of arguments that require no grad.
 
     args, kwargs    an example call: tensors, numbers, strings, None, in tuples, lists, dicts
     dynamic_shapes  by argument name, or by position: for a tensor `{axis: Dim}` or one entry an axis, for a
                     container what it holds; None: static
 
+    To find every break of a program that is no single graph, it is run once, on copies of its tensors.
     Other sizes, numbers and structures are as in the example. Raises ExportError: with every graph break, for
     a declared size that the program narrows, for arguments and results that no file could hold.
     """
