@@ -288,6 +288,17 @@ def test_outputs_may_be_written_to(compiled, name, grad):
     same_as_eager(scenario, compiled)
 
 
+def test_an_input_with_gaps_in_memory_may_be_written_to(compiled):
+    def scenario(compile_with):
+        x = leaf(5, 4)
+        rows = (x * 1.0)[::2]
+        outputs = compile_with(lambda y: (y.mul_(2), y + 1))(rows)
+        sum(output.sum() for output in outputs).backward()
+        return x.grad
+
+    same_as_eager(scenario, compiled)
+
+
 def test_outputs_without_history_may_be_written_to_with_history(compiled):
     def scenario(compile_with):
         w = leaf(12)

@@ -87,7 +87,7 @@ DTYPES = (
     "({t} > 0.13) * {u}",
     "torch.where({t} > 0.13, {i}, {u})",
     "torch.where({t} > 0.13, 1, 2)",
-    "torch.arange({i} % 5, dtype={any})",
+    "torch.arange({i} % 5, dtype={whole})",
     "torch.arange(4, dtype={whole}) * {t}",
     "torch.full((2, 4), {i}) + {t}",
     "torch.zeros(4, dtype={whole}) + 1.5",
