@@ -24,7 +24,15 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, increment_version
 
 from minicompile import compat
-from minicompile.aot.layout import collide, empty_like_layout, extent, geometry, is_dense, size_expr
+from minicompile.aot.layout import (
+    collide,
+    empty_dense,
+    empty_like_layout,
+    extent,
+    geometry,
+    is_dense,
+    size_expr,
+)
 from minicompile.aot.result import Kind, OutputSpec, RuntimeMetadata, SharedMemory
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import is_inplace_view, writes, written_arguments
@@ -34,6 +42,10 @@ from minicompile.ops.graph import origins_of, placeholders, user_line
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, union
 
 STORAGE_SURGERY = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::set_data"}
+MOVES = {
+    f"aten::{name}_" for name in ("index_put", "index_add", "index_copy", "scatter", "scatter_add")
+}
+"""They put what they read into other places; eager refuses to read there what they write."""
 
 
 class JointTracer(Tracer):
@@ -76,9 +88,10 @@ class JointTracer(Tracer):
             changed = written_arguments(func, args, kwargs)
             tensors = [x for x in compat.tree_leaves(changed) if isinstance(x, torch.Tensor)]
             self.written.update(map(compat.storage_id, tensors))
+            moves, given = func._schema.name in MOVES, compat.tree_leaves((args, kwargs))
             if any(isinstance(value, list | tuple) for value in changed):
                 increment_version(tensors)  # which autograd doesn't do for lists of fakes
-            elif any(collide(x, y) for x in tensors for y in compat.tree_leaves((args, kwargs))):
+            elif any(collide(x, y, moves) for x in tensors for y in given):
                 raise Unsupported(f"{func} writes to elements that it reads in other places")
         if self.phase == "backward":
             self.origins = self.running or self.adding(compat.tree_leaves((args, kwargs)))
@@ -464,7 +477,7 @@ def run_backward(returned: list[Any], wanted: list[Any], tracer: JointTracer) ->
     tracer.phase, tracer.region = "backward", None
     for index, result in enumerate(results):
         tracer.origins = origins_of(tracer.argument(result))
-        tangent = empty_like_layout(tracer.mode, result)
+        tangent = empty_dense(tracer.mode, result)
         tangents.append(tracer.placeholder(f"tangents_{index}", tangent))
     # loss.backward() belongs outside of autocast
     with refusing("the backward pass", None), compat.without_autocast():

@@ -87,12 +87,15 @@ def overlaps(value: torch.Tensor) -> bool:
     return False
 
 
-def collide(written: torch.Tensor, read: Any) -> bool:
-    """Is an element that is written also read, for another one? Then it matters which comes first."""
+def collide(written: torch.Tensor, read: Any, moves: bool = False) -> bool:
+    """Is an element that is written also read, for another one? Then it matters which comes first.
+
+    `moves`: even a tensor of the same elements is read for others.
+    """
     if not isinstance(read, torch.Tensor) or compat.storage_id(written) != compat.storage_id(read):
         return False
     if geometry(written) == geometry(read):
-        return False
+        return moves and written is not read
     with compat.no_dispatch_modes():
         row = torch.zeros(max(hint(extent(written)), hint(extent(read)), 0), dtype=torch.int8)
         for x in (written, read):
@@ -130,6 +133,14 @@ def empty_like_layout(mode: Any, value: torch.Tensor) -> torch.Tensor:
     return compat.new_fake(
         mode, value.shape, value.stride(), value.dtype, value.device, offset=value.storage_offset()
     )
+
+
+def empty_dense(mode: Any, value: torch.Tensor) -> torch.Tensor:
+    """The same without gaps in memory: what `dense_in_order` makes of such a tensor."""
+    strides, step = list(value.stride()), 1
+    for dim in reversed(stride_order(value)):
+        strides[dim], step = step, step * value.shape[dim]
+    return compat.new_fake(mode, value.shape, strides, value.dtype, value.device)
 
 
 def same_sizes(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -30,10 +30,10 @@ from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_m
 from torch.utils._pytree import _broadcast_to_and_flatten as tree_spread
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from minicompile.ops.eager_checks import check_arguments
 from minicompile.ops.strides import (
     UPSAMPLED_GRADIENTS,
     as_row_major_view,
-    check_position,
     laid_out_as_eager,
     upsampled_gradient,
 )
@@ -97,10 +97,10 @@ class EagerLayouts(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.random = self.random or torch.Tag.nondeterministic_seeded in func.tags
+        check_arguments(func, args, kwargs, no_dispatch_modes)
         if not self.static_shapes:
             if func in UPSAMPLED_GRADIENTS:
                 return upsampled_gradient(func, args[0], args[2])
-            check_position(func, args)
             func, args = as_row_major_view(func, args)
         if func is torch.ops.aten.addmm.dtype:  # torch 2.11 takes the dtype for a factor
             return torch.empty_like(args[0])

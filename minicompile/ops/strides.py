@@ -101,14 +101,6 @@ def channels_last(x: torch.Tensor) -> bool:
     return x.dim() in formats and x.is_contiguous(memory_format=formats[x.dim()])
 
 
-def check_position(op: OpOverload, args: Any) -> None:
-    """Raises IndexError for `select` outside of a dimension, which torch 2.11's symbolic fakes allow."""
-    if op is aten.select.int and args[0].dim():
-        size, position = args[0].shape[args[1]], args[2]
-        if not -size <= position < size:
-            raise IndexError(f"select(): index {position} out of range for dimension {args[1]}")
-
-
 def as_row_major_view(op: OpOverload, args: Any) -> tuple[OpOverload, Any]:
     """`view` of a row-major tensor with symbolic sizes as `as_strided`, with one guard.
 

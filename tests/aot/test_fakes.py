@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
 
+import minicompile as mc
 from minicompile import compat
 
 aten = torch.ops.aten
@@ -68,3 +70,40 @@ def test_a_fake_result_is_as_eagers(name: str) -> None:
     with mode:
         found = op(*fakes)
     assert described(found) == described(op(*args))
+
+
+REFUSED = {
+    "a mask subtracted": lambda x, i, m: 1 - m,
+    "a mask among operands": lambda x, i, m: x - m,
+    "mixed into an integer in place": lambda x, i, m: i.mul_(x),
+    "bits of floats": lambda x, i, m: x & i,
+    "an elementwise kernel": lambda x, i, m: torch.nn.functional.gelu(i),
+    "a reduction": lambda x, i, m: i.var(0),
+    "a product of other dtypes": lambda x, i, m: x @ x.double().t(),
+    "values of another dtype put": lambda x, i, m: x.index_put_((i[0, :2] - 1,), i[:2]),
+    "values of another size put": lambda x, i, m: x.index_put_(
+        (i[0, :2] - 1,), x.clone().view(-1)[:2]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_fake_refuses_what_eager_refuses(name: str) -> None:
+    for fake in (False, True):
+        with compat.fake_mode() if fake else contextlib.nullcontext():
+            given = [
+                torch.ones(3, 4, dtype=dtype) for dtype in (torch.float32, torch.int64, torch.bool)
+            ]
+            with pytest.raises(RuntimeError):
+                REFUSED[name](*given)
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_memory_is_not_read_where_it_is_put(rows: int) -> None:
+    def put(x: torch.Tensor) -> torch.Tensor:
+        x[torch.tensor([0, 1])] = x[:2]
+        return x
+
+    for call in (put, mc.compile(put)):
+        with pytest.raises(RuntimeError, match="single memory location"):
+            call(torch.ones(rows, 4))

@@ -288,6 +288,29 @@ def test_outputs_may_be_written_to(compiled, name, grad):
     same_as_eager(scenario, compiled)
 
 
+def test_a_result_that_eager_does_not_save_may_be_written_to_before_backward(compiled):
+    def scenario(compile_with):
+        x, y = leaf(), torch.rand(3, 4) + 1
+        quotient = compile_with(lambda x, y: y / (x.abs() + 1))(x, y)
+        with torch.no_grad():
+            quotient.zero_()
+        quotient.sum().backward()
+        return x.grad
+
+    same_as_eager(scenario, compiled)
+
+
+def test_an_input_with_gaps_in_memory_may_be_written_to(compiled):
+    def scenario(compile_with):
+        x = leaf(5, 4)
+        rows = (x * 1.0)[::2]
+        outputs = compile_with(lambda y: (y.mul_(2), y + 1))(rows)
+        sum(output.sum() for output in outputs).backward()
+        return x.grad
+
+    same_as_eager(scenario, compiled)
+
+
 def test_outputs_without_history_may_be_written_to_with_history(compiled):
     def scenario(compile_with):
         w = leaf(12)

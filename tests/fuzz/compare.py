@@ -203,11 +203,13 @@ def run(
 class Backend:
     name: str
     tolerance: float = 1e-3
+    half: float = 4e-2
+    """The tolerance of programs that choose a dtype of 16 bits: a few of its last digits."""
     options: dict[str, Any] = field(default_factory=dict)
 
 
 BACKENDS = {
-    "eager": Backend("eager", 0.0),
+    "eager": Backend("eager", 0.0, 0.0),
     "aot_eager": Backend("aot_eager", 1e-5),
     "inductor": Backend("inductor"),
     "triton": Backend("inductor", options={"device_codegen": "triton"}),
@@ -219,7 +221,8 @@ def difference(text: str, backend: str = "eager") -> str:
     """Where the compiled program shows something else than the plain one; "" if nowhere."""
     chosen = BACKENDS[backend]
     compiled = lambda f: mc.compile(f, backend=chosen.name, options=chosen.options)  # noqa: E731
-    return compare(text, compiled, chosen.tolerance)
+    half = re.search(r"to\(torch.b?float16\)", text)
+    return compare(text, compiled, chosen.half if half else chosen.tolerance)
 
 
 def compare(text: str, wrap: Callable[[Any], Any], tolerance: float = 0.0) -> str:

@@ -13,122 +13,8 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-PRELUDE = """\
-import contextlib
-import functools
-
-import numpy as np
-import torch
-import torch.nn.functional as F
-
-SCALE = 1.5
-COUNT = 0
-SEEN = []
-
-
-class Box:
-    limit = 3
-
-    def __init__(self, value):
-        self.value = value
-        self.steps = 0
-
-    @property
-    def doubled(self):
-        return self.value * 2
-
-    def bump(self, by, times=1):
-        self.steps += times
-        self.value = self.value + by
-        return self
-
-    def __add__(self, other):
-        return Box(self.value + other)
-
-    def __len__(self):
-        return self.steps
-
-    def __call__(self, t):
-        return t * self.limit
-
-
-class Special(Box):
-    def bump(self, by, times=2):
-        super().bump(by, times)
-        SEEN.append(times)
-        return self
-
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(4, 4)
-        self.register_buffer("seen", torch.zeros(4))
-        self.calls = 0
-
-    def forward(self, t):
-        self.calls += 1
-        if self.training:
-            self.seen.add_(t.detach().float().sum(0) if t.dim() == 2 else 1)
-        return torch.tanh(self.linear(t))
-
-
-class Scope:
-    def __init__(self, log, quiet=False):
-        self.log, self.quiet = log, quiet
-
-    def __enter__(self):
-        self.log.append("in")
-        return len(self.log)
-
-    def __exit__(self, kind, error, traceback):
-        self.log.append("out" if kind is None else kind.__name__)
-        return self.quiet
-
-
-@contextlib.contextmanager
-def noted(log):
-    log.append("start")
-    try:
-        yield log
-    finally:
-        log.append("stop")
-
-
-def helper(t, k=2, *more, sign=1):
-    for extra in more:
-        t = t + extra
-    return t * k * sign
-
-
-def steps(t, count):
-    for i in range(count):
-        yield t + i
-
-
-def speak(t, label):
-    print(label, tuple(t.shape))
-    return t + 1
-
-
-def peek(t):
-    return float(t.detach().sum()) > 0
-
-
-def traced(function):
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        SEEN.append(function.__name__)
-        return function(*args, **kwargs)
-
-    return call
-
-
-@traced
-def scaled(t, by=None):
-    return t * (SCALE if by is None else by)
-
-"""
+from tests.fuzz.forms import FORMS, HALF, STEPS, WRITES, blanks
+from tests.fuzz.prelude import PRELUDE
 
 PARAMETERS = ("a", "b", "n", "flag", "items", "table", "box", "net")
 
@@ -186,6 +72,7 @@ class Maker:
         self.callables: list[str] = []
         self.count = self.depth = self.loops = 0
         self.in_function = 0
+        self.half = self.chance(0.1)
 
     # -- choices
 
@@ -210,53 +97,13 @@ class Maker:
     def tensor(self, depth: int = 0) -> str:
         """An expression that gives a tensor."""
         t, u, i = self.t(), self.t(), self.i()
-        forms = [
-            f"{t} + {u}",
-            f"{t} * {i}",
-            f"{t} - SCALE",
-            f"torch.sin({t})",
-            f"{t}.relu()",
-            f"F.softmax({t}.float(), -1)",
-            f"torch.where({t} > 0, {t}, {u})",
-            f"{t}.clone()",
-            f"{t}.detach()",
-            f"helper({t}, {i})",
-            f"helper({t}, 2, {u}, sign=-1)",
-            f"scaled({t})",
-            f"scaled({t}, by={i})",
-            f"speak({t}, 'h')",
-            f"net({t}.float())",
-            f"box({t})",
-            "box.doubled",
-            "box.value",
-            f"(box + {t}).value",
-            f"box.bump({t}).value",
-            "items[0]",
-            f"items[{i} % len(items)]",
-            "table['x']",
-            f"table.get('{self.pick('x', 'y', 'q')}', {t})",
-            f"sum(steps({t}, {i} % 4))",
-            f"torch.cat([{t}, {u}])[: len({t})]",
-            f"torch.stack([{t}, {t}]).sum(0)",
-            f"({t} if flag else {u})",
-            f"({t} if {i} > 2 else {u})",
-            f"functools.partial(helper, sign=-1)({t})",
-            f"functools.reduce(lambda p, q: p + q, [{t}, {u}])",
-            f"F.dropout({t}.float(), 0.5, flag)",
-            f"{t} + torch.rand(4)",
-            f"max([{t}, {u}], key=lambda v: v.dim())",
-            f"{t} + torch.ones({t}.shape[-1])",
-            f"{t}.sum(0, keepdim=True) + {u}",
-            f"{t}.mean() + {u}",
-            f"{t}.flip(0)",
-            f"{t} @ torch.ones(4, 4)",
-            f"{t}.reshape(-1)[:4]",
-            f"{t}.to(torch.float64)",
-            f"{t} / ({u}.abs() + 1)",
-        ]
-        if self.callables:
-            forms += [f"{self.pick(*self.callables)}({t})"] * 5
-        found = self.choose.choice(forms)
+        shares, tables = zip(*FORMS.values())
+        form = self.choose.choice(self.choose.choices(tables, shares)[0])
+        if self.half and self.chance(0.15):
+            form = self.choose.choice(HALF)
+        found = form.format(**blanks(t, u, i, self.pick))
+        if self.callables and self.chance(0.1):
+            found = f"{self.pick(*self.callables)}({t})"
         if depth < 2 and self.chance(0.25):
             found = f"({found}) {self.pick('+', '-', '*')} ({self.tensor(depth + 1)})"
         return found
@@ -293,8 +140,8 @@ class Maker:
             f"isinstance({t}, torch.Tensor)",
             f"{t} is {self.t()}",
             f"{t}.dtype is torch.float32",
-            f"({t} > 0).any()",
-            f"{t}.sum() > 0",
+            f"({t} > 0.13).any()",
+            f"{t}.sum() > 0.37",
             f"peek({t})",
             f"(m := {i}) > 1 and m < 5",
             "torch.is_grad_enabled()",
@@ -368,23 +215,7 @@ class Maker:
 
     def write(self) -> Statement:
         t, u, i = self.t(), self.t(), self.i()
-        return line(
-            self.pick(
-                f"{t}.add_({i})",
-                f"{t}.mul_(2)",
-                f"{t} += {u}.detach()",
-                f"{t} *= {i}",
-                f"{t}[0] = {i}",
-                f"{t}[..., 1] += 1",
-                f"{t}[{t} > 0] = 0",
-                f"{t}.copy_({u})",
-                f"torch.add({t}, 1, out={u})",
-                f"{t}.zero_()",
-                f"{t}.clamp_(max=2)",
-                f"{t}.data.add_(1)",
-                f"{t} -= {u}",
-            )
-        )
+        return line(self.pick(*WRITES).format(**blanks(t, u, i, self.pick)))
 
     def python(self) -> Statement:
         t, i = self.t(), self.i()
@@ -460,7 +291,9 @@ class Maker:
         t, i = self.t(), self.i()
         if self.chance(0.4):
             value = self.pick(
-                f"int({t}.sum().item()) % 5", f"len({t}.tolist()) % 5", f"int({t}.max()) % 3"
+                f"({t} > 0.13).sum().item() % 5",
+                f"len({t}.tolist()) % 5",
+                f"int({STEPS.format(t=t)}.max()) % 3",
             )
             return self.bound(self.ints, "k", value)
         return line(
@@ -470,7 +303,7 @@ class Maker:
                 f"print({t})",
                 f"SEEN.append({t}.detach().numpy().sum())",
                 f"{t} = {t} + torch.from_numpy(np.ones(4, dtype=np.float32))",
-                f"{t} = {t}[{t}[..., 0] > 0]" if self.chance(0.3) else f"print(len(items), {i})",
+                f"{t} = {t}[{t}[..., 0] > 0.13]" if self.chance(0.3) else f"print(len(items), {i})",
                 f"print(f'{{{i}}} of {{{t}.dim()}}')",
                 f"{t} = speak({t}, 'b')",
                 f"assert {t}.sum() == {t}.sum(), 'nan'",

@@ -187,16 +187,18 @@ def same_dtype(node: fx.Node) -> bool:
 
 @graph_pass("cse", stage="prims", order=30)
 def merge_equal_calls(gm: fx.GraphModule, mode: Any) -> int:
-    """Compute the same thing once. A returned value keeps its own call, since the user may write to it, and a
-    checkpoint region its own, since only it is computed again."""
+    """Compute the same thing once. A returned value keeps a call that nothing else shares, since the user may
+    write to it before backward reads it, and a checkpoint region its own, since only it is computed again."""
     seen: dict[Any, fx.Node] = {}
     changed, returned = 0, returned_nodes(gm.graph)
     for node in list(gm.graph.nodes):
         if node.op != "call_function" or is_random(node) or has_effect(node):
             continue
+        if alias_root(node) in returned:
+            continue
         key = (node.target, frozen(node.args), frozen(node.kwargs), node.meta.get("region"))
         first = seen.setdefault(key, node)
-        if first is not node and alias_root(node) not in returned:
+        if first is not node:
             first.meta["origins"] = origins_of(first) | origins_of(node)
             replace(node, first)
             changed += 1
