@@ -301,6 +301,16 @@ def report(results: list[Any], out: TextIO = sys.stdout) -> bool:
     if kernels:
         told = ", ".join(f"{op} {count}" for op, count in externs.most_common())
         print(f"\nleft to a library, with the number of operators: {told or 'none'}", file=out)
+    worst = {
+        f["op"]: max(f["verdicts"], key=lambda v: v["ratio"]) for f in results if f["verdicts"]
+    }
+    far = sorted((v for v in worst.values() if v["ratio"] > 1), key=lambda v: -v["ratio"])
+    print(
+        f"\nerrors beyond twice eager's or 2 units in the last place: {len(far)} operators",
+        file=out,
+    )
+    for verdict in far:
+        print(f"  {verdict['ratio']:.3g}  {verdict['case']}, length {verdict['length']}", file=out)
     print("\nvalues are not compared:", file=out)
     for name, why in METADATA_ONLY.items():
         print(f"  {name}: {why}", file=out)

@@ -20,6 +20,7 @@ KINDS: dict[str, tuple[torch.dtype, ...]] = {
     "int": (torch.int64, torch.int32, torch.uint8),
     "bool": (torch.bool,),
     "half": (torch.bfloat16, torch.float16),
+    "float16": (torch.float16,),
     "complex": (torch.complex64, torch.complex128),
 }
 """Of each kind the first dtype that an operator takes."""

@@ -24,8 +24,10 @@ from torch.utils import _pytree as pytree
 from minicompile import pipeline
 from minicompile.dynamo.dispatch import Dispatcher
 from minicompile.dynamo.result import Capture
+from minicompile.lowering.ir import ExternKernel, Operation, Reduction, Scan, Scatter
 from minicompile.options import Options
 from minicompile.pipeline_result import Trace
+from minicompile.shapes.expr import Size, product
 from tests.opinfo.cases import METADATA_ONLY, Case, Outcome, run, tensors
 
 BACKENDS = {"aot_eager": pipeline.aot_eager, "inductor": pipeline.compile_capture}
@@ -41,6 +43,8 @@ class Graphs:
     """Of them and their backward graphs, where the backend makes kernels."""
     externs: set[str] = field(default_factory=set)
     """ATen operators that they leave to a library."""
+    length: int = 1
+    """The most numbers that one element of a buffer is made of."""
 
 
 def operators_in(graph: torch.fx.Graph) -> set[str]:
@@ -102,6 +106,7 @@ def compile_ours(
             for stages in trace.graphs.values():
                 graphs.kernels += len(stages.kernels)
                 graphs.externs |= {str(extern.op) for extern in stages.loops.externs}
+                graphs.length = max([graphs.length, *map(length_of, stages.loops.operations)])
             return results
 
         return call
@@ -114,6 +119,22 @@ def compile_ours(
         graphs.breaks = [f"{b.id}: {b.reason}" for b in told.breaks]
 
     return dispatcher.entrance, finish
+
+
+def length_of(operation: Operation) -> int:
+    """How many numbers are reduced to one; in a library the longest dimension."""
+    if isinstance(operation, ExternKernel):
+        sizes = [size for view in operation.views() for size in view.layout.size]
+        return max([1, *(size for size in sizes if isinstance(size, int))])
+    loops = operation.loops
+    found: Size = 1
+    if isinstance(loops, Reduction):
+        found = product(loops.reduction_ranges)
+    elif isinstance(loops, Scan):
+        found = product(loops.ranges[loops.dim : loops.dim + 1])
+    elif isinstance(loops, Scatter):
+        found = product(loops.ranges)
+    return found if isinstance(found, int) else 1
 
 
 def compile_theirs(case: Case, graphs: Graphs) -> tuple[Callable[..., Any], Callable[[], None]]:
@@ -167,6 +188,9 @@ class Verdict:
     kernels: int = 0
     externs: list[str] = field(default_factory=list)
     """ATen operators in its graphs that a library runs."""
+    length: int = 1
+    ratio: float = 0.0
+    """The worst error as a multiple of what `beyond` says is allowed, forward and backward."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -190,6 +214,7 @@ def check(case: Case, sides: str = "both", way: Way = Way()) -> Verdict:
         verdict.in_graph, verdict.breaks = bool(graphs.operators - wrapped), graphs.breaks
         verdict.gradients = sum(g is not None for g in ours.gradients)
         verdict.kernels, verdict.externs = graphs.kernels, sorted(graphs.externs)
+        verdict.length = graphs.length
         faults = [reason for reason in graphs.breaks if reason.startswith(OWN_FAULTS)]
         verdict.wrong = difference(case, eager, ours, verdict) or "; ".join(faults)
     if sides in ("torch", "both"):
@@ -212,7 +237,7 @@ def difference(case: Case, eager: Outcome, ours: Outcome, verdict: Verdict) -> s
     found = compare_trees(eager.result, ours.result, "result", values)
     found = found or compare_all(eager.inputs, ours.inputs, "input", values)
     if found.startswith("close?"):
-        found = nearer(found, eager, ours, reference())
+        found = nearer(verdict, eager, ours, reference())
         verdict.exact = False
     if found:
         return found
@@ -226,7 +251,7 @@ def difference(case: Case, eager: Outcome, ours: Outcome, verdict: Verdict) -> s
         )
     found = compare_all(eager.gradients, ours.gradients, "gradient", True, strides=False)
     if found.startswith("close?"):
-        found = nearer(found, eager, ours, reference())
+        found = nearer(verdict, eager, ours, reference())
         verdict.exact = False
     return found
 
@@ -338,7 +363,7 @@ def in_double(case: Case) -> Outcome:
         torch.set_default_dtype(usual)
 
 
-def nearer(found: str, eager: Outcome, ours: Outcome, reference: Outcome) -> str:
+def nearer(verdict: Verdict, eager: Outcome, ours: Outcome, reference: Outcome) -> str:
     """Roundings: no farther from the result in double precision than twice eager's own error, or within
     the rounding of a few operations of the dtype."""
     groups = [("result", tensors(eager.result), tensors(ours.result), tensors(reference.result))]
@@ -349,7 +374,9 @@ def nearer(found: str, eager: Outcome, ours: Outcome, reference: Outcome) -> str
             if one is None or equal(one, other):
                 continue
             double = doubles[index] if index < len(doubles) else one
-            if not near(one, other, one if double is None else double):
+            double = one if double is None else double
+            verdict.ratio = max(verdict.ratio, beyond(one, other, double, verdict.length))
+            if not near(one, other, double):
                 return f"{what} {index}: values {shown(other)}, eager {shown(one)}"
     return ""
 
@@ -372,3 +399,24 @@ def near(eager: torch.Tensor, ours: torch.Tensor, double: torch.Tensor) -> bool:
     rest = max(float(step * largest), torch.finfo(torch.float32).eps)
     allowed = 2 * (error.max() if error.numel() else 0) + 4 * step * scale + rest
     return bool((((other - exact).abs() <= allowed) | ~finite).all())
+
+
+def beyond(eager: torch.Tensor, ours: torch.Tensor, double: torch.Tensor, length: int) -> float:
+    """The largest error of an element as a multiple of what is allowed: the larger of twice eager's own
+    in the tensor, and 2 units in the element's last place times the square root of the length of sums, as
+    roundings grow that are as often up as down (Higham and Mary, A new approach to probabilistic rounding
+    error analysis, 2019).
+    """
+    if double.shape != eager.shape or eager.numel() == 0:
+        return 0.0
+    wide = torch.complex128 if eager.is_complex() else torch.float64
+    one, other, exact = (x.detach().resolve_conj().to(wide) for x in (eager, ours, double))
+    finite = torch.isfinite(one) & torch.isfinite(other) & torch.isfinite(exact)
+    if not finite.any():
+        return 0.0
+    one, other, exact = one[finite], other[finite], exact[finite]
+    about = torch.finfo(eager.dtype)
+    place = exact.abs().log2().floor().exp2() * about.eps
+    allowed = 2 * length**0.5 * place.clamp(min=about.tiny * about.eps)
+    allowed = allowed.maximum(2 * (one - exact).abs().max())
+    return float(((other - exact).abs() / allowed).max())

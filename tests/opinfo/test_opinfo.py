@@ -13,7 +13,7 @@ from minicompile.lowering.context import lowering
 from minicompile.lowering.rules.common import aten, elementwise
 from minicompile.options import Options
 from tests.opinfo.cases import KINDS, VARIANTS, Case, cases, database
-from tests.opinfo.compare import BACKENDS, Verdict, Way, check
+from tests.opinfo.compare import BACKENDS, Verdict, Way, beyond, check
 
 compiling = torch.compiler.is_compiling
 
@@ -50,6 +50,7 @@ def test_operator(backend: str, name: str) -> None:
     found = verdicts(name, variants, ("float",), Way(backend))
     found += verdicts(name, ("function",), OTHERS, Way(backend))
     assert [f"{v.case}: {v.wrong}" for v in found if v.wrong] == []
+    assert [f"{v.case}: {v.ratio} of the error allowed" for v in found if v.ratio > 1] == []
     assert any(v.in_graph for v in found) == (name != "nonzero")
 
 
@@ -130,6 +131,16 @@ def test_wrong_rules_are_found(what: str) -> None:
         lowering(op)(functools.partial(wrong, lowering[op]))
         found = verdicts(name, ("function",), tuple(KINDS), Way("inductor"), 4)
     assert any(told in verdict.wrong for verdict in found)
+
+
+def test_an_error_is_measured_in_last_places_or_in_eagers_own() -> None:
+    exact = torch.tensor([1.0, 3.0, -1e-3], dtype=torch.float64)
+    eager, place = exact.float(), torch.finfo(torch.float32).eps
+    own = beyond(eager, eager, exact, 1)
+    ours = eager + torch.tensor([0.0, 6 * place, 0.0])  # 3 units at 3, whose unit is 2 eps
+    assert own <= 0.5 and round(beyond(eager, ours, exact, 1), 5) == 1.5
+    assert round(beyond(eager, ours, exact, 9), 5) == 0.5  # sums of 9 numbers
+    assert round(beyond(eager + 6 * place, ours, exact, 1), 5) == 0.5  # eager is as far
 
 
 def test_kernels_that_do_not_compile_are_found() -> None:
