@@ -89,7 +89,7 @@ DTYPES = (
     "torch.where({t} > 0.13, 1, 2)",
     "torch.arange({i} % 5, dtype={whole})",
     "torch.arange(4, dtype={whole}) * {t}",
-    "torch.full((2, 4), {i}) + {t}",
+    "torch.full((1, 4), {i}) + {t}",
     "torch.zeros(4, dtype={whole}) + 1.5",
     "torch.tensor([1, 2, 3, {i}]) * {t}",
     "torch.tensor({i}, dtype=torch.float64) * {t}",

@@ -12,9 +12,10 @@ import torch
 import minicompile as mc
 from minicompile.ops.events import observer
 from tests.fuzz.__main__ import as_test
-from tests.fuzz.compare import compare, difference, differentiate
+from tests.fuzz.compare import Given, arguments, compare, difference, differentiate, module_of
 from tests.fuzz.counting import Counting
-from tests.fuzz.generator import PRELUDE, Program, Statement, generate, line
+from tests.fuzz.forms import FORMS, HALF, WRITES, blanks
+from tests.fuzz.generator import PARAMETERS, PRELUDE, Program, Statement, generate, line
 from tests.fuzz.shrink import compiles, shrink
 
 PLAIN = str(Program(0, [line("items.append(a + 1)"), line("return a * 2, items")]))
@@ -72,6 +73,21 @@ def test_programs_follow_from_the_seed_and_are_python() -> None:
     texts = {str(generate(seed)) for seed in range(60)}
     assert texts == {str(generate(seed)) for seed in range(60)} and len(texts) == 60
     assert sum(map(compiles, texts)) >= 57
+
+
+@pytest.mark.parametrize("table", [*(table for _, table in FORMS.values()), HALF, WRITES])
+def test_forms_fit_the_arguments(table: tuple[str, ...]) -> None:
+    """All but one at most: another is there for its exception."""
+    raised, module = [], module_of(PRELUDE)
+    for form in table:
+        given = dict(zip(PARAMETERS, arguments(module, Given(), module.Net())))
+        try:
+            exec(
+                form.format(**blanks("a", "b", "n", lambda *among: among[-1])), vars(module) | given
+            )
+        except (RuntimeError, IndexError):
+            raised.append(form)
+    assert len(raised) <= 1, raised
 
 
 def twice(function: Any, *args: Any) -> Any:
