@@ -372,8 +372,8 @@ def view_maker(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tor
                 given = iter(sizes)
                 made = spec.replay[0](base, lambda _: next(given))
             else:
-                base = base.detach() if spec.detached else base
                 made = strided_view(spec, base, size, stride, offset)
+                made = made.detach() if spec.detached else made
         if spec.cut:
             with torch.enable_grad():
                 made = made.view_as(made)

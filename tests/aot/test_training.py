@@ -311,6 +311,18 @@ def test_an_input_with_gaps_in_memory_may_be_written_to(compiled):
     same_as_eager(scenario, compiled)
 
 
+def test_a_detached_input_may_be_written_to_with_history(compiled):
+    def scenario(compile_with):
+        x = leaf()
+        y = x * 1
+        detached = compile_with(lambda y: (y.detach(), y.sin()))(y)[0]
+        detached -= x * 2
+        detached.sum().backward()
+        return detached, detached._is_view(), x.grad, y
+
+    same_as_eager(scenario, compiled)
+
+
 def test_outputs_without_history_may_be_written_to_with_history(compiled):
     def scenario(compile_with):
         w = leaf(12)
