@@ -181,3 +181,18 @@ def test_a_wheel_contains_every_file_that_the_package_reads():
         if path.is_file() and path.suffix not in (".py", ".pyc"):
             package = ".".join(path.parent.relative_to(ROOT).parts)
             assert any(path.match(pattern) for pattern in listed.get(package, ())), path
+
+
+def test_a_wheel_contains_every_file_of_the_lessons_that_the_package_reads():
+    listed = PYPROJECT["tool"]["setuptools"]["data-files"]
+    packed = {
+        (Path(folder) / path.name).relative_to("share/minicompile"): path.relative_to(ROOT)
+        for folder, patterns in listed.items()
+        for pattern in patterns
+        for path in ROOT.glob(pattern)
+    }
+    assert all(there == here for there, here in packed.items())
+    read = {"checks/*.py", "solutions/*.ipynb", "gpu/*.json", "*.ipynb"}
+    wanted = {p.relative_to(ROOT) for glob in read for p in (ROOT / "notebooks").glob(glob)}
+    assert wanted <= set(packed)
+    assert any("checks" in path.parts for path in wanted)

@@ -26,6 +26,7 @@ import inspect
 import io
 import linecache
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -326,11 +327,14 @@ class Printed(io.StringIO):
 
 
 def notebooks_folder() -> Path:
-    """Where the lessons are. Raises MinicompileError where there are none."""
-    folder = Path(__file__).parents[2] / "notebooks"
-    if not (folder / "checks").is_dir():
-        raise MinicompileError(f"no lessons at {folder}: install minicompile from its repository")
-    return folder
+    """Where the lessons are: beside the package in a checkout, in the environment's share/minicompile where a
+    wheel was installed. Raises MinicompileError where there are none."""
+    places = (Path(__file__).parents[2], Path(sysconfig.get_path("data"), "share", "minicompile"))
+    for folder in (place / "notebooks" for place in places):
+        if (folder / "checks").is_dir():
+            return folder
+    where = " and ".join(map(str, places))
+    raise MinicompileError(f"no lessons in {where}: install minicompile again, or use its checkout")
 
 
 def checks(number: str) -> Lesson:
