@@ -17,12 +17,12 @@ from torch._ops import OpOverload
 aten = torch.ops.aten
 
 ASKED = {
-    *(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default),
-    *(aten.addmm.default, aten.baddbmm.default, aten.var.correction, aten.std.correction),
-    *(aten._softmax.default, aten._log_softmax.default, aten.argmax.default, aten.argmin.default),
-    *(aten.index_select.default, aten.put_.default, aten._prelu_kernel.default),
+    *(aten.var.correction, aten.std.correction, aten.argmax.default, aten.argmin.default),
+    *(aten._softmax.default, aten._log_softmax.default, aten._prelu_kernel.default),
+    *(aten.index_select.default, aten.put_.default),
 }
-"""Beside elementwise operators: those that take sizes of 1 as well as any."""
+"""Beside elementwise operators: those that take sizes of 1 as well as any. (Products are the library's calls,
+which refuse when they run.)"""
 
 PUTS = {aten.index_put.default, aten.index_put_.default}
 

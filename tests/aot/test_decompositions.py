@@ -576,3 +576,10 @@ def test_batch_norm_in_inference_on_a_gpu() -> None:
     found = [fn(x) for fn in (module, mc.compile(module, fullgraph=True))]
     torch.testing.assert_close(*found)
     torch.testing.assert_close(*[torch.autograd.grad(y.square().sum(), x)[0] for y in found])
+
+
+@pytest.mark.parametrize("order", [2, 6, 0.5, -1, -math.inf])
+def test_a_norm_of_one_number_is_its_absolute_value(order: float) -> None:
+    x = torch.tensor([3.3, -1e30, 1e-30, 0.0])[:, None]
+    compiled = mc.compile(lambda x: torch.linalg.vector_norm(x, order, dim=1), fullgraph=True)
+    assert torch.equal(compiled(x), x.abs()[:, 0])

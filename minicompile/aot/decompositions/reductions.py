@@ -80,10 +80,10 @@ def vector_norm(
         return NotImplemented
     if order == 0:
         return (x != 0).to(x.dtype).sum(dims, keepdim)
+    if order == 1 or all(x.shape[d] == 1 for d in dims):
+        return x.abs().sum(dims, keepdim)
     if order == 2:
         return torch.sqrt((x * x).sum(dims, keepdim))
-    if order == 1:
-        return x.abs().sum(dims, keepdim)
     if abs(order) == math.inf:
         return (x.abs().amax if order > 0 else x.abs().amin)(dims, keepdim)
     return x.abs().pow(order).sum(dims, keepdim).pow(1 / order)
