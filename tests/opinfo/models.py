@@ -2,9 +2,8 @@
 
     python -m tests.opinfo.models --dtypes float32 bfloat16
 
-Small configurations; outputs, gradients and what the module keeps, each tensor by `compare.beyond`, where a
-sum is taken to be as long as the model's longest dimension of a parameter or an input. Prints the worst
-tensor of each model; ends with 1 if one is above 1.
+Small configurations; outputs, gradients and what the module keeps, each tensor by `compare.beyond`, with the
+longest sum of the model's loop graphs. Prints the worst tensor of each model; ends with 1 if one is above 1.
 """
 
 from __future__ import annotations
@@ -20,7 +19,9 @@ import torch
 import minicompile as mc
 from minicompile.bench import networks as _networks  # noqa: F401  registers its models
 from minicompile.bench.models import MODELS, Model
-from tests.opinfo.compare import beyond
+from minicompile.ops.events import Event, observer
+from minicompile.ops.registry import scoped
+from tests.opinfo.compare import beyond, length_of
 
 
 def in_double(model: Model, given: list[Any]) -> list[torch.Tensor]:
@@ -36,13 +37,19 @@ def in_double(model: Model, given: list[Any]) -> list[torch.Tensor]:
 def worst(model: Model, dtype: torch.dtype) -> tuple[float, int, int]:
     """The largest ratio, the place of its tensor among the results, and the length it was given."""
     make = lambda: model.make_inputs("cpu", dtype, small=True)  # noqa: E731
-    module, *rest = make()
     double = in_double(model, make())
     eager = model.run(model.fn, make())
     mc.reset()
-    ours = model.run(mc.compile(model.fn, options={"verify": True}), make())
-    tensors = [*module.parameters(), *(value for value in rest if isinstance(value, torch.Tensor))]
-    length = max(size for tensor in tensors for size in tensor.shape)
+    lengths = [1]
+
+    def listen(event: Event) -> None:
+        if event.kind == "loops":
+            lengths.extend(map(length_of, event.subject.operations))
+
+    with scoped():
+        observer("lengths")(listen)
+        ours = model.run(mc.compile(model.fn, options={"verify": True}), make())
+    length = max(lengths)
     found = [
         (beyond(a.detach(), b.detach(), c.detach(), length), i, length)
         for i, (a, b, c) in enumerate(zip(eager, ours, double, strict=True))
