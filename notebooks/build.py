@@ -37,6 +37,7 @@ from typing import Any
 
 from minicompile.errors import MinicompileError
 from minicompile.lessons.grade import need, tags
+from minicompile.ops.toolchain import processor_features
 from minicompile.options import child_environment, environment
 
 VARIES = "varies"
@@ -80,12 +81,14 @@ def stamp(source: Path) -> dict[str, str]:
     import torch
 
     text = source.read_bytes()
+    # compilers order instructions for the processor's model
+    model = hashlib.sha256(processor_features().encode()).hexdigest()[:8]
     return {
         "lesson": source.stem[:2],
         "source": hashlib.sha256(text).hexdigest()[:16],
         "python": ".".join(platform.python_version_tuple()[:2]),
         "torch": torch.__version__.partition("+")[0],
-        "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} {model}",
     }
 
 

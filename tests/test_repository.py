@@ -179,8 +179,12 @@ def test_a_wheel_contains_every_file_that_the_package_reads():
     listed = PYPROJECT["tool"]["setuptools"]["package-data"]
     for path in (ROOT / "minicompile").rglob("*"):
         if path.is_file() and path.suffix not in (".py", ".pyc"):
-            package = ".".join(path.parent.relative_to(ROOT).parts)
-            assert any(path.match(pattern) for pattern in listed.get(package, ())), path
+            packed = (
+                path.match(f"{package.replace('.', '/')}/{pattern}")
+                for package, patterns in listed.items()
+                for pattern in patterns
+            )
+            assert any(packed), path
 
 
 def test_a_wheel_contains_every_file_of_the_lessons_that_the_package_reads():

@@ -40,8 +40,9 @@ def check_arguments(
         if not -size <= position < size:
             raise IndexError(f"select(): index {position} out of range for dimension {args[1]}")
     elif op in PUTS:
-        tensor, indices, values = args[:3]
-        if tensor.dtype is not values.dtype:
+        tensor, indices, values, *accumulate = args
+        # fakes of index_add put integers into bools
+        if tensor.dtype is not values.dtype and not (tensor.dtype is torch.bool and any(accumulate)):
             raise RuntimeError(f"{op} puts {values.dtype} into {tensor.dtype}")
         if not any(
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices

@@ -12,6 +12,7 @@ from . import (  # noqa: F401
     bisect,
     capture,
     diff,
+    exports,
     fusion,
     graphs,
     kernels,

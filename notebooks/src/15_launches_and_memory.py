@@ -357,7 +357,7 @@ train(gpt, steps=60, compile_fn=mc.compile)
 prompt = torch.randint(gpt.config.vocab_size, (1, 8))
 tokens = mc.Dim("tokens", max=gpt.config.block_size)
 exported = mc.export(gpt.eval(), (prompt,), dynamic_shapes=({1: tokens},))
-print(*exported.constraints, sep="\n")
+exported
 
 # %% [markdown]
 # `exported(prompt)` runs with eager operators; `exported.save(folder)` writes it down as text.

@@ -79,7 +79,6 @@ REFUSED = {
     "bits of floats": lambda x, i, m: x & i,
     "an elementwise kernel": lambda x, i, m: torch.nn.functional.gelu(i),
     "a reduction": lambda x, i, m: i.var(0),
-    "a product of other dtypes": lambda x, i, m: x @ x.double().t(),
     "values of another dtype put": lambda x, i, m: x.index_put_((i[0, :2] - 1,), i[:2]),
     "values of another size put": lambda x, i, m: x.index_put_(
         (i[0, :2] - 1,), x.clone().view(-1)[:2]
@@ -96,6 +95,11 @@ def test_a_fake_refuses_what_eager_refuses(name: str) -> None:
             ]
             with pytest.raises(RuntimeError):
                 REFUSED[name](*given)
+
+
+def test_a_product_of_unlike_dtypes_is_refused_as_eager_does() -> None:
+    with pytest.raises(RuntimeError, match="to have the same dtype"):
+        mc.compile(lambda x: x @ x.double().t())(torch.ones(3, 4))
 
 
 @pytest.mark.parametrize("rows", [2, 3])

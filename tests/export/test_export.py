@@ -6,6 +6,7 @@ import copy
 import functools
 import operator
 from collections import OrderedDict, namedtuple
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ import minicompile as mc
 from minicompile.aot.levels import family
 from minicompile.bench.models import build_cnn, build_lesson_model
 from minicompile.bench.networks import NETWORKS
+from minicompile.ops.display import to_html
 
 BATCH, LENGTH = mc.Dim("batch", max=16), mc.Dim("length", max=64)
 
@@ -347,3 +349,13 @@ def test_what_an_automatic_dimension_relies_on_is_a_constraint(tmp_path):
         for bad in ((10, 10), (12, 8)):
             with pytest.raises(mc.ExportError, match="size"):
                 each(*map(torch.ones, bad))
+
+
+def test_an_export_and_a_package_are_shown_with_their_conditions(tmp_path: Path) -> None:
+    exported = mc.export(
+        lambda x: (x * 2).sum(1), (torch.ones(4, 5),), dynamic_shapes=({0: mc.Dim("n")},)
+    )
+    loaded = mc.load_package(mc.aot_package(exported, tmp_path / "double"))
+    for shown in (exported, exported.signature, exported.constraints[0], loaded):
+        assert "<table" in to_html(shown)
+    assert "x.size(0) &gt;= 2" in to_html(exported) and "x.size(0) &gt;= 2" in to_html(loaded)
