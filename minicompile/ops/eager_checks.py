@@ -42,7 +42,9 @@ def check_arguments(
     elif op in PUTS:
         tensor, indices, values, *accumulate = args
         # fakes of index_add put integers into bools
-        if tensor.dtype is not values.dtype and not (tensor.dtype is torch.bool and any(accumulate)):
+        if tensor.dtype is not values.dtype and not (
+            tensor.dtype is torch.bool and any(accumulate)
+        ):
             raise RuntimeError(f"{op} puts {values.dtype} into {tensor.dtype}")
         if not any(
             index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices
