@@ -110,7 +110,8 @@ def unpack(path: Path, folder: Path) -> None:
                 (folder / name).write_bytes(archive.read(name))
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError, RuntimeError,
             zlib.error, OverflowError, MemoryError) as error:  # fmt: skip
-        raise ExportError(f"{path} is damaged: {error}") from error
+        what = "is no package" if isinstance(error, FileNotFoundError) else "is damaged"
+        raise ExportError(f"{path} {what}: {error}") from error
 
 
 class Package(Shown):

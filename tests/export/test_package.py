@@ -341,3 +341,8 @@ def test_products_of_every_layout(operators: ctypes.CDLL, shape: tuple[int, ...]
             factors = ctypes.c_float(2), ctypes.c_float(0.5)
             assert operators.mc_product(*sizes, *matrices, *factors) == 0
             torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_missing_package_is_not_called_damaged(tmp_path: Path) -> None:
+    with pytest.raises(mc.ExportError, match=r"nowhere is no package: .*No such file"):
+        mc.load_package(tmp_path / "nowhere")
