@@ -16,13 +16,16 @@ from minicompile.ops.graph import output_node
 
 aten = torch.ops.aten
 
-ALIASES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.detach_.default}
-"""The same elements in the same places: functional graphs do without them."""
-
 
 def aten_ops(names: str) -> set[Any]:
     """The operators with these names: `add.Tensor` is an overload, `add` the group of them."""
     return {operator.attrgetter(name)(aten) for name in names.split()}
+
+
+ADDRESSED = aten_ops("as_strided.default as_strided_scatter.default")
+"""Their offset counts from the start of the storage, not of the tensor."""
+ALIASES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default, aten.detach_.default}
+"""The same elements in the same places: functional graphs do without them."""
 
 
 def is_copy_of_input(node: fx.Node) -> bool:
@@ -135,8 +138,6 @@ def results_of(graph: fx.Graph) -> Any:
 
 
 def returned_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes whose memory the graph's results show, or `as_strided`, which speaks of addresses."""
-    addressed = [
-        argument(node, 0) for node in graph.nodes if node.target is aten.as_strided.default
-    ]
+    """The nodes whose memory the graph's results show, or what speaks of addresses."""
+    addressed = [argument(node, 0) for node in graph.nodes if node.target in ADDRESSED]
     return {alias_root(node) for node in (*output_node(graph).all_input_nodes, *addressed)}

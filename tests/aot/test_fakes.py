@@ -83,6 +83,8 @@ REFUSED = {
     "values of another size put": lambda x, i, m: x.index_put_(
         (i[0, :2] - 1,), x.clone().view(-1)[:2]
     ),
+    "rows of another size added": lambda x, i, m: x.index_add_(0, i[:, 0], x[:, :1].clone()),
+    "more rows added than are named": lambda x, i, m: x.index_add_(0, i[:2, 0], x.clone()),
 }
 
 

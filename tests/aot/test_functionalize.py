@@ -579,3 +579,16 @@ def test_a_registered_inverse_carries_the_writes():
 def test_the_recorded_graph_still_writes():
     recorded = str(mc.trace(double_the_diagonal, torch.randn(3, 4)).aot.recorded)
     assert "aten.mul_.Tensor(diagonal, 2)" in recorded
+
+
+def test_a_write_by_place_reaches_an_input_that_starts_inside_its_memory():
+    def fn(x):
+        x.expand(2, *x.shape)[0][::2] *= 2
+        return x + 1
+
+    assert_like_eager(fn, [torch.randn(4, 4)])
+    for backend in ("aot_eager", "inductor"):
+        x = torch.randn(4, 4)
+        expected = x[1:] * torch.tensor([[2], [1], [2]])
+        mc.compile(fn, backend=backend)(x[1:])
+        torch.testing.assert_close(x[1:], expected)
