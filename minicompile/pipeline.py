@@ -15,7 +15,6 @@ room sees only the results of earlier ones. The real compiler: torch/_inductor/c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -23,7 +22,8 @@ from typing import Any
 from minicompile import compat
 from minicompile.aot.autograd import ahead_of_time
 from minicompile.aot.decompositions import decomposition
-from minicompile.aot.result import AotResult, BoxedCallable
+from minicompile.aot.missing import backwards
+from minicompile.aot.result import AotResult, BoxedCallable, Differentiated
 from minicompile.aot.runtime import assemble, differentiated, interpret, make_callable
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
 from minicompile.codegen.plan import KernelModule
@@ -64,7 +64,7 @@ def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
             capture.shape_env.evaluate(fact, why)
     capture.watch.tell("building", [module for graph in graphs for module in graph.modules])
     calls = [graph.finish() for graph in graphs]
-    about = differentiated(aot)
+    about = differentiated(aot, partial(compiled_now, options))
     if key is not None and not any(graph.stages.loops.constants for graph in graphs):
         texts = [(graph.stages.wrapper, graph.modules) for graph in graphs]
         graph_cache.keep(key, aot.metadata, texts, about, options)
@@ -78,19 +78,22 @@ def compile_capture(capture: Capture, options: Options) -> BoxedCallable:
 def from_disk(kept: graph_cache.Kept, capture: Capture, options: Options) -> BoxedCallable:
     """What an earlier process compiled of an equal capture."""
 
-    @cache
-    def interpreted() -> BoxedCallable:
-        """The backward graph, differentiated now, in a thread of its own: no user's mode is active there."""
-        with ThreadPoolExecutor(1) as pool:
-            backward = pool.submit(differentiate, capture, options).result().backward
-        assert backward is not None
-        return interpret(backward)
+    def backward_graph() -> Graph:
+        found = differentiate(capture, options).backward
+        assert found is not None
+        return found
 
     capture.watch.tell("building", [])
     waits = [start_kept(graph.wrapper, graph.kernels, options) for graph in kept.graphs]
     forward, *backward = [wait() for wait in waits]
-    about = kept.about(interpreted) if backward else None
+    compiled = partial(compiled_now, options)
+    without = backwards(cache(backward_graph), kept.metadata.saved, compiled, interpret)
+    about = Differentiated(kept.tangents, without) if backward else None
     return assemble(kept.metadata, forward, backward[0] if backward else None, about, capture.name)
+
+
+def compiled_now(options: Options, graph: Graph) -> BoxedCallable:
+    return compile_graph(graph, options).finish()
 
 
 def aot_eager(capture: Capture, options: Options) -> BoxedCallable:

@@ -75,15 +75,16 @@ def partition(
     """(forward, backward, report) of a joint graph with output ((forward results...), (gradients...)).
 
     `fakes` are its first inputs. How many values pass between the two goes into `metadata`. `continues`: the
-    function goes on after the graph, and may write to what the graph got: what eager would not keep of that
-    is not kept either, for autograd would refuse the backward.
+    function goes on after the graph, and may write to what the graph got or gave: what eager would not keep
+    of that is not kept either, for autograd would refuse the backward, or not know of the write (`.data`).
     """
     inputs = placeholders(joint.gm.graph)
     changed = {*metadata.mutated_inputs, *(spec.base for spec in metadata.relaid)}
     copy_mutated_inputs(joint.gm, [inputs[i] for i in sorted(changed)])
     parts = JointParts(joint.gm, fakes)
     naive, budget = save_all(parts), options.memory_budget
-    given = set(parts.primals) - parts.parameters if continues else set()
+    seen = {*parts.primals, *(alias_root(n) for n in parts.results if isinstance(n, fx.Node))}
+    given = seen - parts.parameters if continues else set()
     method = options.partitioner
     if method == "min_cut" and not allowed(
         "partitioner", joint.name, partial(", ".join, (n.name for n in naive)), lambda: report

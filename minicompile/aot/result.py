@@ -175,14 +175,19 @@ class Tangent:
     bytes: int
 
 
+Reduced = tuple[BoxedCallable, Sequence[int], frozenset[int]]
+"""What runs a part of a backward graph, the numbers of the graph's inputs that it takes, and of the
+gradients that are none."""
+BackwardWithout = Callable[[frozenset[int], bool], Reduced]
+"""(tangents that are missing, by kernels or by eager's operators) -> the graph without these."""
+
+
 @dataclass(frozen=True)
 class Differentiated:
-    """What autograd has to know of a backward graph. `sources`: the tangents that each gradient depends on,
-    by number; `interpreted`: the graph by eager's operators."""
+    """What autograd has to know of a backward graph."""
 
     tangents: list[Tangent]
-    sources: list[list[int]]
-    interpreted: Callable[[], BoxedCallable]
+    without: BackwardWithout
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,18 +21,20 @@ from torch import fx
 from minicompile import compat
 from minicompile.aot.chain import Link, chained, in_turn, one_by_one, pass_on, split
 from minicompile.aot.layout import dense_in_order, stride_order
+from minicompile.aot.missing import backwards
 from minicompile.aot.partition import bytes_of
 from minicompile.aot.result import (
     AotResult,
     BoxedCallable,
     Differentiated,
+    OutputGroup,
     OutputSpec,
     RuntimeMetadata,
     SharedMemory,
     Tangent,
 )
 from minicompile.compat import any_autocast_enabled, is_view
-from minicompile.ops.graph import Graph, output_node, placeholders
+from minicompile.ops.graph import Graph, placeholders
 
 
 def interpret(graph: Graph) -> BoxedCallable:
@@ -56,21 +58,23 @@ def make_callable(
 
     `forward` and `backward` run the graphs of `result`, compiled or interpreted; `name` is the user's.
     """
-    return assemble(result.metadata, forward, backward, differentiated(result), name)
+    return assemble(result.metadata, forward, backward, differentiated(result, interpret), name)
 
 
-def differentiated(result: AotResult) -> Differentiated | None:
-    """What is around a backward graph, if there is one."""
-    if result.backward is None:
+def differentiated(
+    result: AotResult, compiled: Callable[[Graph], BoxedCallable]
+) -> Differentiated | None:
+    """What is around a backward graph, if there is one; `compiled` makes a part of it run."""
+    if (whole := result.backward) is None:
         return None
-    expected = placeholders(result.backward.gm.graph)[result.metadata.saved :]
+    saved = result.metadata.saved
+    expected = placeholders(whole.gm.graph)[saved:]
     values = [node.meta["val"] for node in expected]
     tangents = [
         Tangent(value.dtype, value.device, stride_order(value), bytes_of(node))
         for value, node in zip(values, expected, strict=True)
     ]
-    sources = computed_from(result.backward, expected)
-    return Differentiated(tangents, sources, partial(interpret, result.backward))
+    return Differentiated(tangents, backwards(lambda: whole, saved, compiled, interpret))
 
 
 def assemble(
@@ -134,14 +138,14 @@ def training_call(
     first_saved = len(metadata.result_requires_grad)
     first_size = first_saved + metadata.saved - metadata.saved_sizes
     wanted, differentiable = metadata.differentiable_inputs, metadata.result_requires_grad
+    several = sum(differentiable) > 1
     constant = [] if all(differentiable) else [not flag for flag in differentiable]
-    expected, sources = about.tangents, list(map(frozenset, about.sources))
-    large = sum(tangent.bytes for tangent in expected) >= LARGE
+    large = sum(tangent.bytes for tangent in about.tangents) >= LARGE
     nothing = (None,) * (len(differentiable) + 1)
     owned = getattr(forward, "owned", False)
     groups = getattr(backward, "groups", ())
-    by_group = [[sources[i] for i in group.outputs] for group in groups]
-    device = next((t.device for t in expected if t.device.type != "cpu"), torch.device("cpu"))
+    whole = [replace(group, read_later=()) for group in groups]
+    device = next((t.device for t in about.tangents if t.device.type != "cpu"), torch.device("cpu"))
 
     class Compiled(torch.autograd.Function):
         @staticmethod
@@ -150,6 +154,7 @@ def training_call(
             anchor = compat.empty_strided_cpu((0,), (1,), torch.float32)
             ctx.set_materialize_grads(False)
             saved = results[first_saved:first_size]
+            saved = no_results(saved, results[:first_saved]) if several else saved
             ctx.strides = [v.stride() for v in saved] if compat.has_saved_tensors_hooks() else ()
             ctx.save_for_backward(anchor, *saved)
             ctx.sizes = results[first_size:]
@@ -173,32 +178,16 @@ def training_call(
             tangents = ctx.taken.pop(threading.get_ident()) if large else passed
             given = list(itertools.compress(tangents, differentiable))
 
-            def prepare() -> tuple[BoxedCallable, list[Any], set[int]]:
-                for check in metadata.before_backward:
-                    check()
-                missing = {i for i, tangent in enumerate(given) if tangent is None}
-                fitted = list(map(fit_tangent, given, ctx.shapes, expected))
-                given.clear()
-                run = backward
-                if not all(map(compat.has_storage, fitted)):  # under vmap
-                    run = about.interpreted()  # operators know what to do, kernels don't
-                    run = one_by_one(run, groups) if groups else run
-                arguments = [*ctx.saved_tensors[1:], *ctx.sizes, *fitted]
-                arguments[: len(ctx.strides)] = map(with_strides, arguments, ctx.strides)
-                fitted.clear()
-                compat.clear_saved_tensors(ctx)
-                return run, arguments, missing
-
             def in_groups() -> Iterator[Sequence[Any]]:
-                run, arguments, missing = prepare()
-                parts = in_turn(without_casts, run, arguments, groups)
-                return map(present, parts, by_group, itertools.repeat(missing))
+                run, arguments, absent = prepared(ctx, given, metadata, about, backward)
+                parts = in_turn(without_casts, run, arguments, groups if run is backward else whole)
+                return map(present, parts, groups, itertools.repeat(absent))
 
             def compute() -> tuple[Any, ...]:
                 if groups:
                     return None, *itertools.chain(*in_groups())
-                run, arguments, missing = prepare()
-                return None, *present(without_casts(run, arguments), sources, missing)
+                run, arguments, _ = prepared(ctx, given, metadata, about, backward)
+                return None, *without_casts(run, arguments)
 
             if torch.is_grad_enabled():
                 every = FirstDerivativeOnly.apply(name, compute, ctx.saved_tensors[0], *tangents)
@@ -213,24 +202,57 @@ def training_call(
     return lambda inputs: apply(inputs, *[inputs[i] for i in wanted])[:-1]
 
 
-def present(
-    gradients: Sequence[Any], sources: Sequence[frozenset[int]], missing: set[int]
-) -> Sequence[Any]:
-    """None for the gradients whose tangents are all missing."""
-    if not missing:
+def prepared(
+    ctx: Any,
+    given: list[torch.Tensor | None],
+    metadata: RuntimeMetadata,
+    about: Differentiated,
+    backward: BoxedCallable,
+) -> tuple[Callable[..., Any], list[Any], Collection[int]]:
+    """What computes the gradients for these tangents (the list is emptied), what it takes, and which of them
+    there are none of. Saved tensors that only missing tangents need aren't looked at: they may be written to,
+    as in eager. (Where gradients come out in groups, all is computed, with zeros for missing tangents.)"""
+    for check in metadata.before_backward:
+        check()
+    missing = frozenset(i for i, tangent in enumerate(given) if tangent is None)
+    kernels = all(tangent is None or compat.has_storage(tangent) for tangent in given)
+    groups, strides, arguments = getattr(backward, "groups", ()), ctx.strides, list[Any]()
+    run, absent = backward, frozenset[int]()
+    if kernels and (groups or not missing):
+        arguments += ctx.saved_tensors[1:]
+        arguments[: len(strides)] = map(with_strides, arguments, strides)
+        arguments += ctx.sizes
+        arguments += map(fit_tangent, given, ctx.shapes, about.tangents)
+        absent = about.without(missing, False)[2] if missing else absent
+    else:  # under vmap operators know what to do
+        run, takes, absent = about.without(missing, kernels)
+        run = one_by_one(run, groups) if groups else run
+        for i in takes:
+            number, size = i - metadata.saved, i - metadata.saved + metadata.saved_sizes
+            if size < 0:
+                value = compat.saved_tensor(ctx, i + 1)
+                arguments.append(with_strides(value, strides[i]) if strides else value)
+            elif number < 0:
+                arguments.append(ctx.sizes[size])
+            else:
+                about_it = ctx.shapes[number], about.tangents[number]
+                arguments.append(fit_tangent(given[number], *about_it))
+    given.clear()
+    compat.clear_saved_tensors(ctx)
+    return run, arguments, absent
+
+
+def present(gradients: Sequence[Any], group: OutputGroup, absent: Collection[int]) -> Sequence[Any]:
+    """A group's gradients, None for those that are in `absent`."""
+    if not absent:
         return gradients
-    return [one if used - missing else None for one, used in zip(gradients, sources)]
+    return [None if i in absent else one for one, i in zip(gradients, group.outputs)]
 
 
-def computed_from(backward: Graph, tangents: list[fx.Node]) -> list[list[int]]:
-    """The tangents that each gradient depends on: without any of them there is none, as in eager."""
-    numbers = {node: {i} for i, node in enumerate(tangents)}
-    found: dict[Any, set[int]] = {None: set()}
-    for node in backward.gm.graph.nodes:
-        used = (found[one] for one in node.all_input_nodes)
-        found[node] = numbers.get(node) or set().union(*used)
-    gradients: Any = output_node(backward.gm.graph).args[0]
-    return [sorted(found[node]) for node in gradients]
+def no_results(saved: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """What to save where a node's own results are among it: torch hands those out with all others only."""
+    own = set(map(id, results))
+    return [value.detach() if id(value) in own else value for value in saved]
 
 
 class FirstDerivativeOnly(torch.autograd.Function):

@@ -208,6 +208,12 @@ def has_saved_tensors_hooks() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+def saved_tensor(ctx: Any, number: int) -> torch.Tensor:
+    """One of an autograd.Function's saved tensors: the others may have been written to."""
+    found: torch.Tensor = ctx._raw_saved_tensors[number].unpack()
+    return found
+
+
 def clear_saved_tensors(ctx: Any) -> None:
     """Let an autograd.Function's saved tensors die before its backward ends, unless the graph is retained."""
     clear = getattr(ctx, "maybe_clear_saved_tensors", None)

@@ -21,7 +21,7 @@ import json
 import operator
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from torch import fx
 
 from minicompile import compat
 from minicompile.aot.result import (
-    BoxedCallable,
     Differentiated,
     OutputSpec,
     RuntimeMetadata,
@@ -263,15 +262,11 @@ class KeptGraph:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """What a key leads to. `tangents`, `sources`: of the backward graph (aot/runtime.py), if there is one."""
+    """What a key leads to. `tangents`: of the backward graph (aot/runtime.py), if there is one."""
 
     metadata: RuntimeMetadata
     graphs: list[KeptGraph]
     tangents: list[Tangent]
-    sources: list[list[int]]
-
-    def about(self, interpreted: Callable[[], BoxedCallable]) -> Differentiated:
-        return Differentiated(self.tangents, self.sources, interpreted)
 
 
 def keep(
@@ -295,7 +290,7 @@ def keep(
         found.append([wrapper.name, wrapper.text, wrapper.owned, texts])
     try:
         tangents = [tangent_text(tangent) for tangent in about.tangents] if about else []
-        what = [plain(metadata), found, tangents, about.sources if about else []]
+        what = [plain(metadata), found, tangents]
     except NoText:
         return
     write_sealed(folder / f"{key}.json", key, json.dumps(what).encode())
@@ -307,7 +302,7 @@ def read(key: str, options: Options) -> Kept | None:
     kept = None if folder is None else read_sealed(folder / f"{key}.json", key)
     if kept is None:
         return None
-    metadata, graphs, tangents, sources = json.loads(kept)
+    metadata, graphs, tangents = json.loads(kept)
     outputs = tuple(OutputSpec(**tuples(spec)) for spec in metadata.pop("outputs"))
     found = []
     for name, text, owned, kernels in graphs:
@@ -318,7 +313,7 @@ def read(key: str, options: Options) -> Kept | None:
         Tangent(getattr(torch, dtype), torch.device(device), order, size)
         for dtype, device, order, size in tangents
     ]
-    return Kept(RuntimeMetadata(outputs, **tuples(metadata)), found, expected, sources)
+    return Kept(RuntimeMetadata(outputs, **tuples(metadata)), found, expected)
 
 
 def tangent_text(tangent: Tangent) -> list[Any]:

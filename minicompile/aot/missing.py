@@ -1,0 +1,121 @@
+"""The backward graph of calls of which some results get no gradient.
+
+    return a.sqrt(), a * 2      if the second alone is differentiated: 2 * tangent, as in eager. Zeros for the
+                                other tangent would add 0 / (2 * sqrt(a)), which is NaN where `a` is 0
+
+What depends on missing tangents alone is left out, with the saved tensors that nothing else reads: they may
+have been written to since. The real compiler runs the whole graph on zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx
+
+from minicompile.aot.autograd import copied
+from minicompile.aot.layout import inverse_order, same_value, stride_order
+from minicompile.aot.partition import size_expressions
+from minicompile.aot.result import BackwardWithout, BoxedCallable, Reduced
+from minicompile.aot.views import has_effect, is_size, results_of
+from minicompile.ops.graph import Graph, output_node, placeholders
+
+aten = torch.ops.aten
+
+
+def backwards(
+    whole: Callable[[], Graph],
+    saved: int,
+    compiled: Callable[[Graph], BoxedCallable],
+    interpreted: Callable[[Graph], BoxedCallable],
+) -> BackwardWithout:
+    """What runs a backward graph without some tangents. `saved`: how many inputs come before these.
+
+    Each is made when it is first needed, in a thread of its own: no user's mode is active there.
+    """
+
+    def make(missing: frozenset[int], kernels: bool) -> Reduced:
+        graph, takes = without(whole(), saved, missing)
+        gradients: Any = enumerate(results_of(graph.gm.graph))
+        absent = frozenset(i for i, gradient in gradients if gradient is None)
+        return (compiled if kernels and takes else interpreted)(graph), takes, absent
+
+    @cache
+    def made(missing: frozenset[int], kernels: bool) -> Reduced:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(make, missing, kernels).result()
+
+    return made
+
+
+def without(backward: Graph, saved: int, missing: Collection[int]) -> tuple[Graph, list[int]]:
+    """The graph without these tangents, and the numbers of the inputs that it takes. Gradients that depend on
+    no other tangent are None; elsewhere zeros stand for what is left out."""
+    found = copied(backward)
+    graph, inputs = found.gm.graph, placeholders(found.gm.graph)
+    if missing:
+        tangents = dict(enumerate(inputs[saved:]))
+        absent = [tangents.pop(i) for i in missing]
+        present = dependents(tangents.values())
+        lost, gradients = dependents(absent) - present, results_of(graph)
+        output_node(graph).args = (tuple(x if x in present else None for x in gradients),)
+        for node in lost:
+            for user in present.intersection(node.users):
+                leave_out(user, node)
+        graph.eliminate_dead_code(has_effect)
+    taken = {node for node in inputs if not missing or node.users or is_size(node)}
+    values = map(size_expressions, (node for node in graph.nodes if node not in inputs))
+    unknown = set().union(*(expr.free_symbols for expr in set().union(*values)))
+    unknown -= set().union(*map(size_expressions, taken))
+    for node in reversed(inputs):  # whose shape tells a size
+        if not unknown.isdisjoint(size_expressions(node)):
+            unknown -= size_expressions(node)
+            taken.add(node)
+    takes = [i for i, node in enumerate(inputs) if node in taken]
+    for i in set(range(len(inputs))).difference(takes):
+        graph.erase_node(inputs[i])
+    found.gm.recompile()
+    return found, takes
+
+
+def dependents(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """What is computed from some nodes, and these."""
+    found, waiting = set[fx.Node](), list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found and node.op != "output":
+            found.add(node)
+            waiting.extend(node.users)
+    return found
+
+
+def leave_out(user: fx.Node, lost: fx.Node) -> None:
+    """Let a node do without one of its operands: a sum is the other one, anything else gets zeros."""
+    others = [x for x in user.all_input_nodes if x is not lost]
+    is_sum = user.target is aten.add.Tensor and len(others) == 1 and not user.kwargs
+    if is_sum and same_value(others[0].meta["val"], user.meta["val"]):
+        user.replace_all_uses_with(others[0])
+        return
+    value, order = lost.meta["val"], stride_order(lost.meta["val"])
+
+    def call(op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        node = lost.graph.call_function(op, args, kwargs)
+        with value.fake_mode:
+            known = fx.map_arg((args, kwargs), lambda x: x.meta["val"])
+            node.meta.update(lost.meta, val=op(*known[0], **known[1]))
+        return node
+
+    with lost.graph.inserting_before(user):
+        size = [
+            call(aten.sym_size.int, lost, dim)
+            if isinstance(value.shape[dim], torch.SymInt)
+            else value.shape[dim]
+            for dim in order
+        ]
+        zeros = call(aten.full.default, size, 0, dtype=value.dtype, device=value.device)
+        zeros = call(aten.permute.default, zeros, inverse_order(order))
+    user.replace_input_with(lost, zeros)

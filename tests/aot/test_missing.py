@@ -1,0 +1,83 @@
+"""Results that get no gradient take no part in the backward, as in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import minicompile as mc
+
+BACKENDS = ["aot_eager", "inductor"]
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+
+def three(x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x @ h
+    return y.relu().sqrt(), torch.cat([y, x.t()]) * 2, (h.sum(1) * x).exp()
+
+
+def branches(x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x.sin()
+    return torch.where(y > 0, y, h) * 2, y.t().sum(0, keepdim=True).sqrt(), h[1:].cos()
+
+
+def gradients(
+    fn: Callable[..., Any], backend: str | None, used: tuple[int, ...], dynamic: bool
+) -> list[torch.Tensor | None]:
+    mc.reset()
+    call = mc.compile(fn, backend=backend, dynamic=dynamic or None) if backend else fn
+    x, h = leaf(4, 4), leaf(4, 4)
+    results = call(x, h)
+    torch.autograd.backward([results[i] for i in used], [results[i].detach() for i in used])
+    return [x.grad, h.grad]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 2), (1, 2)])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("fn", [three, branches])
+def test_gradients_of_some_results(
+    fn: Callable[..., Any], backend: str, used: tuple[int, ...], dynamic: bool
+) -> None:
+    expected = gradients(fn, None, used, dynamic)
+    torch.testing.assert_close(gradients(fn, backend, used, dynamic), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_slope_that_is_infinite_adds_nothing_where_it_is_not_asked_for(backend: str) -> None:
+    x = torch.zeros(3, requires_grad=True)
+    mc.compile(lambda x: (x.sqrt(), x * 2), backend=backend)(x)[1].sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_what_only_other_results_need_may_be_written_to(dynamic: bool | None) -> None:
+    x, scale = leaf(3), torch.ones(3)
+    call = mc.compile(lambda x, s: (x * s, x.exp(), x * 2), backend="aot_eager", dynamic=dynamic)
+    product, power, double = call(x, scale)
+    scale.add_(1)
+    power.detach().zero_()
+    double.sum().backward(retain_graph=True)
+    assert x.grad is not None and x.grad.tolist() == [2, 2, 2]
+    for used in (product, power):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            used.sum().backward(retain_graph=True)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_result_is_not_kept_that_the_program_writes_to_unseen(backend: str) -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        middle = x * 3
+        result = w * (middle + 1)
+        middle.data.add_(1)
+        return result
+
+    w = torch.ones(4, requires_grad=True)
+    mc.compile(fn, backend=backend)(torch.ones(4), w).sum().backward()
+    assert w.grad is not None and w.grad.tolist() == [4, 4, 4, 4]
