@@ -44,7 +44,7 @@ def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     blocks = ({along} + XBLOCK - 1) // XBLOCK
     first = {block} * XBLOCK
     pair = tl.program_id(0) // blocks
-    b, h = pair // {heads}, pair % {heads}"""
+    b, h = {pair}"""
 
 FORWARD = """
 @triton.jit
@@ -341,7 +341,7 @@ class AttentionPrinter(LinePrinter):
             "parameters": ", ".join(a.name for a in plan.arguments),
             "queries": str(q.size[2]),
             "keys": str(k.size[2]),
-            "heads": str(q.size[1]),
+            "pair": self.scores.pair(int(q.size[0]), int(q.size[1])),  # type: ignore[arg-type]
             "width": str(self.width),
             "dtype": TRITON_DTYPES[q.dtype],
             "precision": "" if q.dtype in HALVES else f', input_precision="{exact}"',

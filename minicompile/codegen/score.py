@@ -299,6 +299,14 @@ class Scores:
         own = [v for v in loads.values() if {QUERY, KEY} <= (v.index or ZERO).free_symbols]
         return sum(self.others[v.buffer].dtype.itemsize for v in own if v.op == "load")
 
+    def pair(self, batch: int, heads: int) -> str:
+        """Batch and head of a program: those that read the same numbers follow each other, for the cache."""
+        reads = {v.index for v in self.edge.values if v.op == "load" and v.buffer in self.others}
+        large = [x.free_symbols for x in reads if x is not None and {QUERY, KEY} <= x.free_symbols]
+        if any(HEAD in own and BATCH not in own for own in large):
+            return f"pair % {batch}, pair // {batch}"
+        return f"pair // {heads}, pair % {heads}"
+
     @property
     def small(self) -> bool:
         """Are scores products, times numbers or of a bounded function, or else -inf?"""
