@@ -44,7 +44,7 @@ def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     blocks = ({along} + XBLOCK - 1) // XBLOCK
     first = {block} * XBLOCK
     pair = tl.program_id(0) // blocks
-    b, h = {pair}"""
+    b, h = {pair}{numbers}"""
 
 FORWARD = """
 @triton.jit
@@ -341,6 +341,7 @@ class AttentionPrinter(LinePrinter):
             "parameters": ", ".join(a.name for a in plan.arguments),
             "queries": str(q.size[2]),
             "keys": str(k.size[2]),
+            "numbers": "".join(f"\n    {x} = {load}" for x, load in self.scores.numbers.items()),
             "pair": self.scores.pair(int(q.size[0]), int(q.size[1])),  # type: ignore[arg-type]
             "width": str(self.width),
             "dtype": TRITON_DTYPES[q.dtype],
