@@ -308,9 +308,10 @@ class Scores:
             bodies = (self.edge, self.inside)
             loads = [v for body in bodies for v in body.values if v.buffer == name]
             own = {(v.index, v.mask) for v in loads}
-            if len(own) == 1 and loads[0].mask is None and loads[0].index is not None:
-                if {QUERY, KEY}.isdisjoint(loads[0].index.free_symbols):
-                    found[name] = Printer(self, self.edge, False).load(loads[0])
+            if len(own) != 1 or loads[0].mask is not None or loads[0].index is None:
+                continue
+            if {QUERY, KEY}.isdisjoint(loads[0].index.free_symbols):
+                found[name] = Printer(self, self.edge, False).load(loads[0])
         return found
 
     def pair(self, batch: int, heads: int) -> str:

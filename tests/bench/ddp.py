@@ -57,7 +57,7 @@ def main() -> None:
     config = GPTConfig(n_embd=chosen.width, n_layer=chosen.layers)
     if chosen.gpt2:
         config = GPTConfig(50257, 512, 12, 12, 768, tied=True, attention="library")
-    steps: dict[str, Callable[[], torch.Tensor]] = {}
+    steps: dict[str, Callable[..., torch.Tensor]] = {}
     for name, way in WAYS.items():
         torch.manual_seed(0)
         model = GPT(config).to(device)
