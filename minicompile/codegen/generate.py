@@ -140,7 +140,7 @@ def make_plan(
     if made and find_product(plan.body) is not None:
         plan.reduction = "product"
     decide(plan, options, SPLIT)
-    if made:
+    if made and options.library:
         plan.rivals = tuple(rivals(plan, schedule, options, position))
     if any(value.op == "fold" for value in plan.body.values):
         fold(plan)

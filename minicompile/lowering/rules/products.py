@@ -27,14 +27,15 @@ LEAST = 16
 
 
 def refusal(ctx: LoweringContext, a: TensorValue, b: TensorValue) -> str | None:
-    """Why a library multiplies; None where a template can."""
+    """Why a library multiplies; None where a template can, and should."""
     language, device = ctx.options.device_codegen, a.device
     if device.type != "cuda" and language not in ("triton", "reference"):
         return LIBRARY
-    sizes = (*a.size, *b.size)
-    if not all(isinstance(size, int) for size in sizes):
+    sizes, choice = (*a.size, *b.size), ctx.options.library
+    if choice and not all(isinstance(size, int) for size in sizes):
         return f"{LIBRARY}: sizes vary, and it chooses its kernel anew in each call"
-    if min((*a.size[-2:], *b.size[-2:])) < LEAST or 0 in sizes:  # type: ignore[type-var]
+    small = choice and min((*a.size[-2:], *b.size[-2:])) < LEAST  # type: ignore[type-var]
+    if small or 0 in sizes:
         return f"{LIBRARY}: a tile of a template has {LEAST} rows, columns and terms"
     if a.dtype not in DTYPES or b.dtype is not a.dtype:
         return f"{LIBRARY}: of {a.dtype}"
