@@ -35,7 +35,6 @@ from minicompile.lowering.ir import ExternKernel, View
 from minicompile.ops.attention import ATTENTION
 from minicompile.ops.device import SHARED
 from minicompile.ops.graph import Graph, user_line
-from minicompile.ops.origin import source_lines
 from minicompile.options import Options
 from minicompile.runtime.triton import (
     Binary,
@@ -162,8 +161,7 @@ class Cubin:
 def machine_code(
     sources: Iterable[KernelSource], env: Any, target: Target, options: Options
 ) -> dict[str, Cubin]:
-    """By kernel name; equal kernels once. Raises Unsupported for one that finds no room on the GPU, or that
-    holds whole rows of a length without end."""
+    """By kernel name; equal kernels once. Raises Unsupported for one that finds no room on the GPU."""
     require_triton()
     found: dict[str, GpuKernel] = {}
     made: dict[str, Any] = {}
@@ -200,14 +198,12 @@ def for_all_sizes(source: KernelSource, tiles: Tiles, env: Any) -> GpuKernel:
 
 
 def longest(plan: KernelPlan, env: Any) -> int:
-    """The most elements that a row has."""
+    """The most elements that a row has: a persistent kernel's plan has limited them."""
     length = sympy.sympify(plan.length)
-    highs = {s: env.ranges[s][1] for s in length.free_symbols if s in env.ranges}
-    found = bounds(length, {s: high + 1 for s, high in highs.items() if high is not None})
+    highs = ((s, env.ranges[s][1]) for s in length.free_symbols if s in env.ranges)
+    found = bounds(length, {s: high + 1 for s, high in highs if high is not None})
     if found is None or not found[1].is_Integer:
-        hint = f"give a max to the Dim of {', '.join(sorted(map(env.text, length.free_symbols)))}"
-        where = next(iter(source_lines(plan.origins)), None)
-        raise Unsupported(f"{plan.name} holds rows of any length", where, hint)
+        raise Unsupported(f"{plan.name} holds rows of any length", hint="give each Dim a max")
     return int(found[1])
 
 

@@ -1,4 +1,5 @@
-"""Matrix products as loops that a template computes: with mode="max-autotune", for a GPU.
+"""Matrix products as loops that a template computes: with mode="max-autotune", for a GPU,
+or `library=False`.
 
 The rules stand in the registry `template`, beside those of ordinary loops: where a rule refuses, or the mode
 is another, a library multiplies.
