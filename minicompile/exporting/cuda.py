@@ -18,17 +18,16 @@ import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import sympy
 import torch
 from torch import Tensor
 
 from minicompile import compat
 from minicompile.aot.passes.flash_attention import DTYPES, LEAST_HEAD, MOST_HEAD
-from minicompile.codegen.plan import KernelPlan, KernelSource, power_of_two
+from minicompile.codegen.plan import KernelPlan, KernelSource
 from minicompile.errors import OptionError, Unsupported
 from minicompile.exporting.c_wrapper import CWriter
 from minicompile.lowering.ir import ExternKernel, View
@@ -49,7 +48,6 @@ from minicompile.runtime.triton import (
     versioned,
 )
 from minicompile.scheduling.nodes import ScheduledNode
-from minicompile.shapes.expr import Size, bounds
 
 CPU = torch.device("cpu")
 Target = tuple[str, int]
@@ -159,7 +157,7 @@ class Cubin:
 
 
 def machine_code(
-    sources: Iterable[KernelSource], env: Any, target: Target, options: Options
+    sources: Iterable[KernelSource], target: Target, options: Options
 ) -> dict[str, Cubin]:
     """By kernel name; equal kernels once. Raises Unsupported for one that finds no room on the GPU."""
     require_triton()
@@ -168,7 +166,7 @@ def machine_code(
     tiles: dict[str, Tiles] = {}
     with ThreadPoolExecutor(os.cpu_count(), "minicompile triton") as pool:
         for source in sources:
-            tried = [(t, for_all_sizes(source, t, env)) for t in tiles_of(source.plan)]
+            tried = [(t, for_all_sizes(source, t)) for t in tiles_of(source.plan)]
             tiles[source.name], found[source.name] = tried[0]
             key = found[source.name].key
             if key not in made:
@@ -187,24 +185,14 @@ def tiles_of(plan: KernelPlan) -> list[Tiles]:
     return list(made) or [planned_tiles(plan)]
 
 
-def for_all_sizes(source: KernelSource, tiles: Tiles, env: Any) -> GpuKernel:
+def for_all_sizes(source: KernelSource, tiles: Tiles) -> GpuKernel:
     """The version of a kernel that nothing is assumed for but that pointers are aligned."""
-    plan, kernel, row = source.plan, gpu_kernel(source, tiles), 0
+    plan, kernel = source.plan, gpu_kernel(source, tiles)
     if plan.varying and plan.reduction == "persistent":
-        row = power_of_two(longest(plan, env))
+        raise Unsupported(f"{plan.name} holds rows of a varying length")
     wide = plan.index_dtype is torch.int64 or bool(plan.index_reach)
     unknown = (False,) * len(kernel.integers)
-    return versioned(kernel, Version(True, unknown, wide, row, whole=False, granule=1))
-
-
-def longest(plan: KernelPlan, env: Any) -> int:
-    """The most elements that a row has: a persistent kernel's plan has limited them."""
-    length = sympy.sympify(plan.length)
-    highs = ((s, env.ranges[s][1]) for s in length.free_symbols if s in env.ranges)
-    found = bounds(length, {s: high + 1 for s, high in highs if high is not None})
-    if found is None or not found[1].is_Integer:
-        raise Unsupported(f"{plan.name} holds rows of any length", hint="give each Dim a max")
-    return int(found[1])
+    return versioned(kernel, Version(True, unknown, wide, row=0, whole=False, granule=1))
 
 
 def fitting(
@@ -256,7 +244,7 @@ class CudaWriter(CWriter):
         plan, cubin = kernel.plan, self.cubins[kernel.name]
         given = [f"(int64_t){self.variables[a.buffer]}" for a in plan.arguments]
         given += [self.length(size) for size in (*plan.sizes, *plan.derived.values())]
-        grid, number = self.length(programs_of(plan, cubin)), int(cubin.file.partition("_")[0])
+        grid, number = self.length(programs(plan, cubin.tiles)), int(cubin.file.partition("_")[0])
         values = f"(int64_t[]){{{', '.join(given)}}}, {len(given)}"
         self.lines += [
             f"    if (mc_launch(model, {number}, {grid},  // {kernel.name}",
@@ -271,9 +259,3 @@ class CudaWriter(CWriter):
         if isinstance(output, View) and not output.layout.is_contiguous():
             raise Unsupported(f"a package for a GPU gives rows without gaps, not {output.layout}")
         super()._result(number, output)
-
-
-def programs_of(plan: KernelPlan, cubin: Cubin) -> Size:
-    """How many programs a launch has."""
-    blocks = cubin.kernel.constants
-    return programs(plan, replace(cubin.tiles, x=blocks["XBLOCK"], r=blocks.get("RBLOCK", 1)))

@@ -183,7 +183,7 @@ class Package(Shown):
         self.inputs = [(Expression(path), changed) for path, changed in facts["inputs"]]
         self.structure = Expression(facts["structure"])
         self.classes = {name: stand_in(name) for name in facts["classes"]}
-        self.library = Library(folder, self.name, facts["results"], facts["cuda"])
+        self.library = Library(folder, self.name, facts["results"], facts.get("cuda"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arguments = bound_arguments(self, args, kwargs)

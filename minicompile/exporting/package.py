@@ -142,7 +142,7 @@ def _fill(folder: Path, exported: Exported, cpu: str | None, target: cuda.Target
         assert target is not None
         (folder / "kernels.py").write_text(text, encoding="utf-8")
         sources = [kernel for step in lowered.kernels.values() for kernel in step]
-        writer.cubins = cuda.machine_code(sources, env, target, options)
+        writer.cubins = cuda.machine_code(sources, target, options)
         text, more = cuda.write_kernels(folder, writer.cubins.values(), target)
     source = writer.write()
     _write_sources(folder, text, source, places, names, exported, name, features, more)

@@ -43,6 +43,12 @@ def refusal(ctx: LoweringContext, a: TensorValue, b: TensorValue) -> str | None:
     return None
 
 
+def once(ctx: LoweringContext, value: TensorValue, op: torch._ops.OpOverload) -> TensorValue:
+    """The value; a copy where its layout repeats elements."""
+    repeats = value.layout is not None and 0 in value.layout.stride
+    return ctx.settled(ctx.copy_of(value), f"read by {op}") if repeats else value
+
+
 def multiply(
     op: torch._ops.OpOverload,
     ctx: LoweringContext,
@@ -57,6 +63,8 @@ def multiply(
     if (why := refusal(ctx, a, b)) is not None:
         raise Unsupported(why)
     a, b = (ctx.settled(value, f"read by {op}") for value in (a, b))
+    if not ctx.options.library:
+        a, b = (once(ctx, value, op) for value in (a, b))
     if any(value.layout is None or 0 in value.layout.stride for value in (a, b)):
         raise Unsupported(f"{LIBRARY}: a factor is broadcast")
     size, given = (*a.size[:-1], b.size[-1]), [a, b]
