@@ -148,12 +148,16 @@ def attention(
 
 @dataclass(frozen=True)
 class Cubin:
-    """A kernel's machine code, and its file in the package; `kernel` has the constants in it."""
+    """A kernel's number in the package, and what its machine code was made of."""
 
-    file: str
+    number: int
+    tiles: Tiles
     kernel: GpuKernel
     binary: Binary
-    tiles: Tiles
+
+    @property
+    def file(self) -> str:
+        return f"{self.number:04}_{self.kernel.name}.cubin"
 
 
 def machine_code(
@@ -161,22 +165,16 @@ def machine_code(
 ) -> dict[str, Cubin]:
     """By kernel name; equal kernels once. Raises Unsupported for one that finds no room on the GPU."""
     require_triton()
-    found: dict[str, GpuKernel] = {}
-    made: dict[str, Any] = {}
-    tiles: dict[str, Tiles] = {}
+    keys: dict[str, str] = {}
+    jobs: dict[str, Any] = {}
     with ThreadPoolExecutor(os.cpu_count(), "minicompile triton") as pool:
         for source in sources:
-            tried = [(t, for_all_sizes(source, t)) for t in tiles_of(source.plan)]
-            tiles[source.name], found[source.name] = tried[0]
-            key = found[source.name].key
-            if key not in made:
-                made[key] = len(made), pool.submit(fitting, tried, target, options)
-    cubins = {}
-    for name, kernel in found.items():
-        number, job = made[kernel.key]
-        chosen, kernel, binary = job.result()
-        cubins[name] = Cubin(f"{number:04}_{kernel.name}.cubin", kernel, binary, chosen)
-    return cubins
+            tried = [(tiles, for_all_sizes(source, tiles)) for tiles in tiles_of(source.plan)]
+            key = keys[source.name] = tried[0][1].key
+            if key not in jobs:
+                jobs[key] = pool.submit(fitting, tried, target, options)
+    made = {key: Cubin(number, *job.result()) for number, (key, job) in enumerate(jobs.items())}
+    return {name: made[key] for name, key in keys.items()}
 
 
 def tiles_of(plan: KernelPlan) -> list[Tiles]:
@@ -244,11 +242,13 @@ class CudaWriter(CWriter):
         plan, cubin = kernel.plan, self.cubins[kernel.name]
         given = [f"(int64_t){self.variables[a.buffer]}" for a in plan.arguments]
         given += [self.length(size) for size in (*plan.sizes, *plan.derived.values())]
-        grid, number = self.length(programs(plan, cubin.tiles)), int(cubin.file.partition("_")[0])
-        values = f"(int64_t[]){{{', '.join(given)}}}, {len(given)}"
+        grid, values = (
+            self.length(programs(plan, cubin.tiles)),
+            f"(int64_t[]){{{', '.join(given)}}}",
+        )
         self.lines += [
-            f"    if (mc_launch(model, {number}, {grid},  // {kernel.name}",
-            f"            {values})) return 1;",
+            f"    if (mc_launch(model, {cubin.number}, {grid},  // {kernel.name}",
+            f"            {values}, {len(given)})) return 1;",
         ]
 
     def _operator(self, kernel: ExternKernel) -> None:

@@ -56,7 +56,12 @@ class FakeGpu:
         self.callback = LAUNCHER(self._launch)
 
     def load(self, folder: Path, **variables: str) -> Package:
-        """A package; the log, and counts of calls that are to fail, begin anew."""
+        """A package, on a machine that some variables describe."""
+        self.expect(folder, **variables)
+        return load_package(folder)
+
+    def expect(self, folder: Path, **variables: str) -> None:
+        """The next package to be loaded. The log, and counts of calls that are to fail, begin anew."""
         for name in ("FAIL", "CAPABILITY", "DEVICES", "ORDINAL"):
             self.patch.delenv(f"FAKE_CUDA_{name}", raising=False)
         for name, value in variables.items():
@@ -65,7 +70,6 @@ class FakeGpu:
         self.first = self.driver.fake_functions()
         self.driver.fake_set_launcher(self.callback)
         self.log.write_text("")
-        return load_package(folder)
 
     def calls(self) -> list[str]:
         """The driver's calls since then: "cuMemAlloc_v2 100"."""

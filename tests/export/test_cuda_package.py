@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import subprocess
+import zipfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 
 import minicompile as mc
 from minicompile import compat
+from minicompile.__main__ import main
 from minicompile.errors import OptionError
 from minicompile.exporting.load import CTensor, Package
 from minicompile.lessons.model import GPT, GPTConfig
@@ -71,9 +73,9 @@ def heads(length: int) -> list[Tensor]:
 CASES: dict[str, Any] = {
     "mlp": (mlp, [{0: BATCH}], [[torch.randn(n, 20)] for n in (4, 2, 37)]),
     "lesson model": (
-        lambda: GPT(GPTConfig(n_layer=1)).eval(),
+        lambda: GPT(GPTConfig(n_layer=1, n_embd=32, n_head=2)).eval(),
         [{0: BATCH, 1: LENGTH}],
-        [[tokens(2, 8)], [tokens(3, 33)]],
+        [[tokens(2, 8)], [tokens(3, 19)]],
     ),
     "attention": (lambda: attention, None, [heads(24)]),
     "attention, varying": (lambda: attention, [{2: LENGTH}] * 3, [heads(24), heads(41)]),
@@ -94,7 +96,10 @@ CASES: dict[str, Any] = {
 
 
 def exported(name: str, **move: Any) -> tuple[Any, Any, Any]:
-    build, dims, given = CASES[name]
+    return exported_case(*CASES[name], **move)
+
+
+def exported_case(build: Any, dims: Any, given: Any, **move: Any) -> tuple[Any, Any, Any]:
     fn = build()
     if move and isinstance(fn, nn.Module):
         fn.to(**move)
@@ -125,7 +130,7 @@ def test_rows_of_any_length_have_one_kernel(gpu: FakeGpu, tmp_path: Path) -> Non
 
     program = mc.export(rows, (torch.ones(2, 40),), dynamic_shapes=[{1: mc.Dim("n")}])
     package = gpu.load(mc.aot_package(program, tmp_path / "rows", target=SM90))
-    for n in (3, 40, 70_000):
+    for n in (3, 40, 3000):
         x = torch.randn(2, n)
         assert_close(package(x), rows(x))
 
@@ -300,13 +305,29 @@ def test_state_and_inputs_change_as_in_eager(gpu: FakeGpu, tmp_path: Path) -> No
 
 
 def test_the_c_program_runs_it_and_links_no_cuda(small: Path, gpu: FakeGpu) -> None:
-    closed(gpu.load(small))
-    gpu.log.write_text("")
+    gpu.expect(small)
     (found,) = run_program(build_program(small), small, [torch.randn(4, 20)])
     assert found.shape == (4, 5)
     assert balanced(gpu.calls(), "") and sum("Launch" in call for call in gpu.calls()) == 3
     linked = subprocess.run(["ldd", *small.glob("*.so")], capture_output=True, text=True).stdout
     assert "libc" in linked and not any(name in linked for name in ("cuda", "torch", "python"))
+
+
+def test_the_command_runs_a_zip(
+    gpu: FakeGpu, small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = pytest.importorskip("safetensors.torch")
+    gpu.expect(small)
+    packed, given, out = (tmp_path / n for n in ("mlp.zip", "in.safetensors", "out.safetensors"))
+    with zipfile.ZipFile(packed, "w") as archive:
+        for file in small.iterdir():
+            archive.write(file, file.name)
+    x = torch.randn(4, 20)
+    files.save_file({"input": x}, given)
+    assert main(["run", str(packed), str(given), "--output", str(out)]) == 0
+    gpu.check()
+    assert "result[0]: f32[4, 5]" in capsys.readouterr().out
+    assert files.load_file(out)["result[0]"].equal(gpu.load(small)(x))
 
 
 def test_a_program_exported_on_a_gpu_needs_none_to_be_compiled(
