@@ -93,7 +93,12 @@ def from_disk(kept: graph_cache.Kept, capture: Capture, options: Options) -> Box
 
 
 def compiled_now(options: Options, graph: Graph) -> BoxedCallable:
-    return compile_graph(graph, options).finish()
+    """A graph that is found to be needed when gradients come."""
+    made = compile_graph(graph, options)
+    call = made.finish()
+    if options.mode in cuda_graphs.MODES:
+        [call] = cuda_graphs.around([call], [made.stages.schedule], 0, lambda *_, **__: None)
+    return call
 
 
 def aot_eager(capture: Capture, options: Options) -> BoxedCallable:
