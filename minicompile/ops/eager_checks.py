@@ -19,10 +19,11 @@ aten = torch.ops.aten
 ASKED = {
     *(aten.var.correction, aten.std.correction, aten.argmax.default, aten.argmin.default),
     *(aten._softmax.default, aten._log_softmax.default, aten._prelu_kernel.default),
-    *(aten.index_select.default, aten.put_.default),
+    *(aten.index_select.default, aten.put_.default, aten.dot.default, aten.trace.default),
+    *(aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default),
 }
-"""Beside elementwise operators: those that take sizes of 1 as well as any. (Products are the library's calls,
-which refuse when they run.)"""
+"""Beside elementwise operators: those that take sizes of 1 as well as any. (Products of matrices are the
+library's calls, which refuse when they run.)"""
 
 PUTS = {aten.index_put.default, aten.index_put_.default}
 ADDS = {aten.index_add.default, aten.index_add_.default}

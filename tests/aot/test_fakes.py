@@ -83,6 +83,12 @@ REFUSED = {
     "values of another size put": lambda x, i, m: x.index_put_(
         (i[0, :2] - 1,), x.clone().view(-1)[:2]
     ),
+    "a product of masks": lambda x, i, m: m[0] @ m[0],
+    "a trace of a mask": lambda x, i, m: m.trace(),
+    "a loss of integers": lambda x, i, m: torch.nn.functional.multi_margin_loss(i, i[:, 0]),
+    "a loss of integers, with several labels": lambda x, i, m: (
+        torch.nn.functional.multilabel_margin_loss(i, i)
+    ),
     "rows of another size added": lambda x, i, m: x.index_add_(0, i[:, 0], x[:, :1].clone()),
     "more rows added than are named": lambda x, i, m: x.index_add_(0, i[:2, 0], x.clone()),
 }
