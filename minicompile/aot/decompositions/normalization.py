@@ -18,11 +18,9 @@ from minicompile.aot.decompositions.registry import Maybe, decompose, formulas
 aten = torch.ops.aten
 
 
-def normalize(
-    x: Tensor, dims: list[int], eps: float, mean_in: Any = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def normalize(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(normalized x, mean, reciprocal deviation, variance); statistics keep the dims at size 1."""
-    variance, mean = deviations(x, dims, 0, mean_in)
+    variance, mean = deviations(x, dims, 0)
     rstd = torch.rsqrt(variance + eps)
     return (x - mean) * rstd, mean, rstd, variance
 
@@ -145,10 +143,7 @@ def batch_norm(
         updated = (running_mean.clone(), running_var.clone())
         return affine(normal, scale, shift), *saved, *updated
     dims = [0, *range(2, x.dim())]
-    in_double = (
-        torch.float64 if x.device.type == "cpu" else None
-    )  # as eager, for running statistics
-    normal, *statistics = normalize(x, dims, eps, in_double)
+    normal, *statistics = normalize(x, dims, eps)
     mean, rstd, variance = (value.squeeze(dims) for value in statistics)
     results = (affine(normal, scale, shift), mean, rstd)
     if running_mean is None or running_var is None:

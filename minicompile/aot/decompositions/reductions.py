@@ -27,12 +27,10 @@ def count(x: Tensor, dims: list[int]) -> Any:
     return math.prod(x.shape[d] for d in dims) if x.dim() else 1
 
 
-def deviations(
-    x: Tensor, dims: list[int], correction: float | None, mean_in: Dtype = None
-) -> tuple[Tensor, Tensor]:
-    """(variance, mean), both with the reduced dimensions kept at size 1. `mean_in`: what to add it up in."""
+def deviations(x: Tensor, dims: list[int], correction: float | None) -> tuple[Tensor, Tensor]:
+    """(variance, mean), both with the reduced dimensions kept at size 1."""
     n = count(x, dims)
-    middle = (x.to(mean_in or x.dtype).sum(dims, keepdim=True) / n).to(x.dtype)
+    middle = x.sum(dims, keepdim=True) / n
     difference = x - middle
     less = 1 if correction is None else correction
     divisor = torch.sym_max(n - (int(less) if less == int(less) else less), 0)
