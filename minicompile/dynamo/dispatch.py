@@ -346,7 +346,7 @@ class Dispatcher:
         return found
 
     def refuse(self, key: Any, error: Unsupported) -> None:
-        if not error.id:  # from a room after capture
+        if error.id not in REASONS:  # from a room after capture
             error = refusal("later-stage", error.reason, error.where, error.hint)
         if self.fullgraph:
             raise error
