@@ -168,7 +168,7 @@ def slope_of(score: str, examples: Sequence[Tensor], mode: Any) -> str:
 
 
 def check(calls: Sequence[fx.Node]) -> None:
-    """Raises Unsupported unless every step can be computed element by element."""
+    """Raises MinicompileError unless every step can be computed element by element."""
     for node in calls:
         name = target_name(node.target).split(".")
         if not (is_pointwise(node.target) or is_view(node) or name[1] in LOWERED):
