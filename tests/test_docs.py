@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
+
+import minicompile
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "minicompile"
@@ -41,3 +44,30 @@ def test_links_inside_the_documents_lead_somewhere():
     for page in [*(ROOT / "docs").glob("*.md"), *ROOT.glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_one_version_is_said_everywhere():
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "version"
+    ]
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (\S+)", changes, flags=re.M)[0] == version == minicompile.__version__
+
+
+def test_contributing_names_files_and_commands_that_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for command in re.findall(r"^\| `make (\w+)`", text, flags=re.M):
+        assert re.search(rf"^{command}:", makefile, flags=re.M), command
+    for path in re.findall(r"`((?:minicompile|tests|notebooks)/[\w./]+)`", text):
+        assert (ROOT / path).exists(), path
+
+
+def test_hooks_run_what_make_lint_runs():
+    """With the tools of the environment: nothing is fetched."""
+    text = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert re.findall(r"repo: (\S+)", text) == ["local"]
+    lint = makefile.partition("\nlint:")[2].partition("\n\n")[0]
+    commands = {line.partition("-m ")[2].removesuffix(" .") for line in lint.strip().splitlines()}
+    assert set(re.findall(r"entry: python -m ([^,]+),", text)) == commands
