@@ -10,8 +10,9 @@ Holes are in braces: functions `score` and `slope` (codegen/score.py) before the
 which of them a program takes; `{start(k)}`, where a head's keys begin; `{place(k, j, d)}`, element d of key j
 from there; `{mask(rows, d)}`, which of them exist; `{sweeps}`, calls of the first function for ranges of
 tiles, of which those INSIDE need no mask; numbers. A factor of all scores, `{times}`, is left out until they
-go into the exponent: {scale} is that times log2(e). The largest score is subtracted before, so that finite
-masks, however large, don't overflow.
+go into the exponent: {scale} is that times log2(e). Where scores are SMALL, as products are, one instruction
+multiplies and subtracts the largest exponent, later the logarithm of the whole sum. Others may be LARGE, as a
+finite mask is, so that their exponents no longer differ: then the largest score is subtracted first.
 
 Milakov and Gimelshein, Online normalizer calculation for softmax (2018); Dao et al., FlashAttention (2022);
 Dao, FlashAttention-2 (2023). The real compiler: torch/_inductor/kernel/flex/.
@@ -43,7 +44,7 @@ def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     blocks = ({along} + XBLOCK - 1) // XBLOCK
     first = {block} * XBLOCK
     pair = tl.program_id(0) // blocks
-    b, h = pair // {heads}, pair % {heads}"""
+    b, h = {pair}"""
 
 FORWARD = """
 @triton.jit
@@ -62,10 +63,10 @@ def attend(
         else:
             s = score(s, b, h, i, j, rows, columns{passed})
             s = tl.where(columns, s, float("-inf"))
-        new = tl.maximum(most, tl.max(s, 1))
+        new = tl.maximum(most, tl.max(s, 1){top})
         base = tl.where(new == float("-inf"), 0.0, new)
-        weights = tl.exp2((s - base[:, None]) * {scale})
-        shrink = tl.exp2((most - base) * {scale})
+        weights = tl.exp2({power})
+        shrink = tl.exp2({step})
         total = total * shrink + tl.sum(weights, 1)
         most = new
         n = start + tl.arange(0, RBLOCK)[:, None]
@@ -88,14 +89,14 @@ def attend(
     {sweeps(sums, total, most = attend(sums, total, most, queries, k, v, b, h, i, rows)}
     result = sums / total[:, None]
     tl.store(out + {start(out)} + ({place(out, i, dr)}), result.to({dtype}), {mask(rows, dr)})
-    tl.store(peak + {start(peak)} + {place(peak, i)}, most[:, None]{times}, rows)
-    tl.store(logs + {start(logs)} + {place(logs, i)}, tl.log2(total)[:, None], rows)
+    tl.store(peak + {start(peak)} + {place(peak, i)}, {peak}, rows)
+    tl.store(logs + {start(logs)} + {place(logs, i)}, {logs}, rows)
 """
 
 QUERIES = """
 @triton.jit
 def gather(
-    sums, queries, down, peak, logs, delta, k, v, b, h, i, rows, begin, end, {others}
+    sums, queries, down, most, log, delta, k, v, b, h, i, rows, begin, end, {others}
     INSIDE: tl.constexpr, RBLOCK: tl.constexpr,
 ):
     dc = tl.arange(0, {width})[:, None]
@@ -109,7 +110,7 @@ def gather(
             s = score_inside(products, b, h, i, j, rows, columns{passed})
         else:
             s = score(products, b, h, i, j, rows, columns{passed})
-        weights = tl.exp2((s{times} - peak) * {log2e} - logs)
+        weights = tl.exp2({share})
         ds = weights * (tl.dot(down, values{precision}) - delta)
         if INSIDE:
             ds = slope_inside(products, ds, b, h, i, j, rows, columns{passed})
@@ -128,11 +129,11 @@ def gather(
     rows = (i < {queries}) | ({queries} % XBLOCK == 0)
     queries = tl.load(q + {start(q)} + ({place(q, i, dr)}), {mask(rows, dr)}, other=0.0)
     down = tl.load(gradient + {start(gradient)} + ({place(gradient, i, dr)}), {mask(rows, dr)}, other=0.0)
-    peak = tl.load(peak + {start(peak)} + ({place(peak, i)}), rows, other=0.0)
-    logs = tl.load(logs + {start(logs)} + ({place(logs, i)}), rows, other=float("inf"))
+    most = tl.load(peak + {start(peak)} + ({place(peak, i)}), rows, other=0.0)
+    log = tl.load(logs + {start(logs)} + ({place(logs, i)}), rows, other=float("inf"))
     delta = tl.load(delta + {start(delta)} + ({place(delta, i)}), rows, other=0.0)
     sums = tl.zeros([XBLOCK, {width}], tl.float32)
-    {sweeps(sums = gather(sums, queries, down, peak, logs, delta, k, v, b, h, i, rows)}
+    {sweeps(sums = gather(sums, queries, down, most, log, delta, k, v, b, h, i, rows)}
     tl.store(dq + {start(dq)} + ({place(dq, i, dr)}), (sums * {factor}).to({dtype}), {mask(rows, dr)})
 """
 
@@ -152,8 +153,9 @@ def spread(
             s = score_inside(products, b, h, i, j, rows, columns{passed})
         else:
             s = score(products, b, h, i, j, rows, columns{passed})
-        below = s{times} - tl.load(peak + {place(peak, i)}, rows, other=0.0)
-        weights = tl.exp2(below * {log2e} - tl.load(logs + {place(logs, i)}, rows, other=0.0))
+        most = tl.load(peak + {place(peak, i)}, rows, other=0.0)
+        log = tl.load(logs + {place(logs, i)}, rows, other=0.0)
+        weights = tl.exp2({share})
         if not INSIDE:
             weights = tl.where(rows, weights, 0.0)
         n = start + tl.arange(0, RBLOCK)[:, None]
@@ -190,6 +192,23 @@ def spread(
     tl.store(dk + {start(dk)} + ({place(dk, j, dr)}), (sums_k * {factor}).to({dtype}), {mask(columns, dr)})
     tl.store(dv + {start(dv)} + ({place(dv, j, dr)}), sums_v.to({dtype}), {mask(columns, dr)})
 """
+
+SMALL = {
+    "top": " * {scale}",
+    "power": "s * {scale} - base[:, None]",
+    "step": "most - base",
+    "peak": "tl.zeros([XBLOCK, 1], tl.float32)",
+    "logs": "(most + tl.log2(total))[:, None]",
+    "share": "s * {scale} - log",
+}
+LARGE = {
+    "top": "",
+    "power": "(s - base[:, None]) * {scale}",
+    "step": "(most - base) * {scale}",
+    "peak": "most[:, None]{times}",
+    "logs": "tl.log2(total)[:, None]",
+    "share": "(s{times} - most) * {log2e} - log",
+}
 
 
 @dataclass(frozen=True)
@@ -315,12 +334,14 @@ class AttentionPrinter(LinePrinter):
         band = self.scores.band
         later = self.part != "keys" and band.low is not None and band.high is None
         names, unit = ", ".join(self.scores.others), self.scores.factors["y0"]
+        small = self.scores.small and q.dtype in HALVES
         self.known = {
+            **(SMALL if small else LARGE),
             "name": plan.name,
             "parameters": ", ".join(a.name for a in plan.arguments),
             "queries": str(q.size[2]),
             "keys": str(k.size[2]),
-            "heads": str(q.size[1]),
+            "pair": self.scores.pair(int(q.size[0]), int(q.size[1])),  # type: ignore[arg-type]
             "width": str(self.width),
             "dtype": TRITON_DTYPES[q.dtype],
             "precision": "" if q.dtype in HALVES else f', input_precision="{exact}"',
@@ -378,7 +399,11 @@ class AttentionPrinter(LinePrinter):
     def fill(self, text: str) -> str:
         def hole(found: re.Match[str]) -> str:
             name, given = found.groups()
-            return self.known[name] if given is None else getattr(self, name)(*given.split(", "))
+            return (
+                self.fill(self.known[name])
+                if given is None
+                else getattr(self, name)(*given.split(", "))
+            )
 
         return re.sub(r"\{(\w+)(?:\((.*?)\))?\}", hole, text)
 

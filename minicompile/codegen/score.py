@@ -41,6 +41,10 @@ BATCH, HEAD, QUERY, KEY = loop_index(4)
 COORDINATES = {BATCH: "b", HEAD: "h", QUERY: "i", KEY: "j"}
 MASKED = -1e30
 """A score so low weighs nothing, if its row has others."""
+MODERATE = 2**10
+"""A number below is a small one."""
+BOUNDED = {"mul", "add", "sub", "neg", "where", "tanh", "sigmoid", "relu", "maximum", "minimum"}
+"""Operations that don't make large numbers of small ones."""
 WIDE = ".to(tl.int64)"
 HALVES = {torch.float16, torch.bfloat16}
 QUICK = {"tanh": "quick_tanh({0})", "exp": "tl.exp({0})", "sigmoid": "tl.sigmoid({0})"}
@@ -119,6 +123,17 @@ def counting(value: Value) -> Band:
     elif value.op == "mul" and value.inputs[1].op == "constant" and value.inputs[1].constant > 0:
         return counting(value.inputs[0])
     return EVERYWHERE
+
+
+def is_small(value: Value) -> bool:
+    """Is a score made of products and small numbers alone? Conditions aren't part of it."""
+    if value.op == "constant":
+        return abs(value.constant) < MODERATE or value.constant == -math.inf
+    if value.op == "load":
+        return value.buffer == "x0"
+    parts = value.inputs[1:] if value.op == "where" else value.inputs
+    powers = value.op == "mul" and all(v.op != "constant" for v in parts)
+    return value.op in BOUNDED and not powers and all(map(is_small, parts))
 
 
 class Simplifier(Rewriter):
@@ -283,6 +298,19 @@ class Scores:
         loads = {(v.buffer, v.index): v for v in self.edge.values if v.buffer in self.others}
         own = [v for v in loads.values() if {QUERY, KEY} <= (v.index or ZERO).free_symbols]
         return sum(self.others[v.buffer].dtype.itemsize for v in own if v.op == "load")
+
+    def pair(self, batch: int, heads: int) -> str:
+        """Batch and head of a program: those that read the same numbers follow each other, for the cache."""
+        reads = {v.index for v in self.edge.values if v.op == "load" and v.buffer in self.others}
+        large = [x.free_symbols for x in reads if x is not None and {QUERY, KEY} <= x.free_symbols]
+        if any(HEAD in own and BATCH not in own for own in large):
+            return f"pair % {batch}, pair // {batch}"
+        return f"pair // {heads}, pair % {heads}"
+
+    @property
+    def small(self) -> bool:
+        """Are scores products, times numbers or of a bounded function, or else -inf?"""
+        return self.factors["y0"] < MODERATE and is_small(self.edge.stores[0].inputs[0])
 
     def functions(self, quick: bool, origins: Origins) -> list[CodeLine]:
         """Their text."""

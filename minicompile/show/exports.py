@@ -23,7 +23,7 @@ from minicompile.show.listing import headline
 
 def conditions(constraints: Sequence[Constraint]) -> str:
     rows = ([code(c.condition, wrap=True), text(c.reason), text(c.line)] for c in constraints)
-    return table(("each call must fulfil", "why", "line"), rows)
+    return table(("constraint", "why", "line"), rows)
 
 
 shows(Constraint)(lambda constraint: conditions([constraint]))

@@ -109,7 +109,7 @@ class ModuleTree:
             inside, here = part.parts or [Part("", part.nodes)], f"{path} › {part.name}".strip(" ›")
             content = self.picture(here, inside) + self.parts(inside, here)
             about = f"{count_text(part.calls, 'operation')}: {part.nodes[0]} … {part.nodes[-1]}"
-            out += details(part.name, about, content)
+            out += details(part.name, about, content, named=True)
         return out
 
     def picture(self, path: str, parts: Sequence[Part], whole: bool = False) -> str:

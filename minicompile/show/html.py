@@ -84,11 +84,13 @@ def columns(*parts: str) -> str:
     return '<div class="cols">' + "".join(f"<div>{part}</div>" for part in parts if part) + "</div>"
 
 
-def details(title: object, about: object, content: str, opened: bool = False) -> str:
-    """A part that folds, without any script."""
-    state = " open" if opened else ""
+def details(
+    title: object, about: object, content: str, opened: bool = False, named: bool = False
+) -> str:
+    """A part that folds, without any script. `named`: its title is a name of the user's program."""
+    state, shown = " open" if opened else "", code(title) if named else text(title)
     return (
-        f"<details{state}><summary>{text(title)} <small>{text(about)}</small></summary>"
+        f"<details{state}><summary>{shown} <small>{text(about)}</small></summary>"
         f'<div class="in">{content}</div></details>'
     )
 

@@ -25,6 +25,14 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked_loss, "LEAST_ROWS", 3)
 
 
+@pytest.fixture(params=["40 classes", "48 columns"])
+def columns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of logits: as many as classes, or whole vectors, as tensor cores like them."""
+    if request.param == "48 columns":
+        monkeypatch.setattr(chunked_loss, "VECTOR", 16)
+        monkeypatch.setattr(chunked_loss, "runs_on_tensor_cores", lambda _: True)
+
+
 def plain(x: Tensor, w: Tensor, b: Tensor, t: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(x, w), t)
 
@@ -88,6 +96,7 @@ def check(fn: Callable[..., Tensor], given: list[Tensor]) -> None:
         torch.testing.assert_close(mc.compile(fn)(*given), fn(*given), equal_nan=True)
 
 
+@pytest.mark.usefixtures("columns")
 @pytest.mark.parametrize("fn", [plain, with_bias, shifted, sliced, autocast])
 def test_losses_and_gradients_are_eagers(fn: Callable[..., Tensor]) -> None:
     check(fn, make())
@@ -112,6 +121,7 @@ def test_a_product_that_is_added_to_float32_is_known_when_compiling() -> None:
     assert found.dtype is torch.float32 and found.shape == (4, 4)
 
 
+@pytest.mark.usefixtures("columns")
 def test_rows_without_a_class_count_for_nothing() -> None:
     given = make()
     given[-1].fill_(-100)
@@ -120,6 +130,7 @@ def test_rows_without_a_class_count_for_nothing() -> None:
     check(with_bias, given)
 
 
+@pytest.mark.usefixtures("columns")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_numbers_that_are_none_spread_as_in_eager(value: float) -> None:
     given = make()

@@ -152,8 +152,9 @@ def test_a_row_of_masks_alone_gives_nan_as_in_eager() -> None:
         assert torch.allclose(a, b, atol=1e-5, equal_nan=True)
 
 
-@pytest.mark.parametrize("mask", [-1e4, -1e9, torch.finfo(torch.float32).min])
-def test_rows_that_a_finite_number_masks_are_averaged(mask: float) -> None:
+@pytest.mark.parametrize("mask", [-1e4, -1e9, torch.finfo(torch.bfloat16).min])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_that_a_finite_number_masks_are_averaged(mask: float, dtype: torch.dtype) -> None:
     """Their scores are large beside the logarithm of their sum."""
 
     def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -163,7 +164,39 @@ def test_rows_that_a_finite_number_masks_are_averaged(mask: float) -> None:
 
         return attention(masked, q, k, v)
 
-    assert_close_as_the_library(fn, made(130, 70, 24)[:3])
+    assert_close_as_the_library(fn, made(130, 70, 24, dtype)[:3])
+
+
+@pytest.mark.parametrize(
+    "dtype, size", [(torch.bfloat16, 30), (torch.bfloat16, 300), (torch.float16, 30)]
+)
+def test_large_products_leave_one_weight(dtype: torch.dtype, size: float) -> None:
+    """Queries and keys of 30 give scores of thousands: no power overflows."""
+    q, k, v = (x.detach() for x in made(130, 70, 32, dtype)[:3])
+    given = [(x * factor).requires_grad_() for x, factor in ((q, size), (k, size), (v, 1))]
+    fn = partial(attention, CASES["causal"])
+    limits = errors(fn, fn, [*given, v, v])
+    assert all(a <= 2 * b for a, b in zip(errors(compiled(fn), fn, [*given, v, v]), limits))
+
+
+def test_only_small_scores_are_multiplied_before_the_largest_is_subtracted() -> None:
+    given = made(40, 40, 32, torch.bfloat16)
+
+    def first_line(score: Function, given: Sequence[Tensor] = given) -> str:
+        text = kernel_texts(partial(attention, score), given)[0]
+        return next(line for line in text.splitlines() if " weights = " in line)
+
+    for name in ("causal", "capped", "windowed"):
+        assert "- base[:, None])" in first_line(CASES[name])
+    for score in (
+        CASES["biased"],
+        CASES["alibi"],
+        lambda s, *more: s.masked_fill(positions(s)[1] > positions(s)[0], -1e9),
+        lambda s, *more: s * s * s,
+        lambda s, *more: s * 1e5,
+    ):
+        assert "(s - base[:, None]) *" in first_line(score)
+    assert "(s - base[:, None]) *" in first_line(CASES["causal"], made(40, 40, 32))
 
 
 def test_a_large_bias_costs_no_more_than_its_own_digits() -> None:

@@ -77,8 +77,8 @@ def test_modules_fold_inside_the_modules_that_hold_them(aot: Any) -> None:
     for graph in (aot.forward, aot.backward):
         page = to_html(graph)
         for number in range(3):
-            start = page.index(f"<summary>{number} <small>")
-            assert 0 < page.find("<summary>widen <small>", start) - start < 100_000
+            start = page.index(f"<summary><code>{number}</code> <small>")
+            assert 0 < page.find("<summary><code>widen</code> <small>", start) - start < 100_000
 
 
 @needs_dot
@@ -190,4 +190,4 @@ def test_long_functions_without_modules_fold_by_line() -> None:
         origin = example.Origin(f"n{i}", "torch.relu", (line,))
         node = made.call(f"n{i}", torch.relu, (node,), (4,), frozenset({origin}))
     page = to_html(made.finish("long", "capture", "n89"))
-    assert all(f"<summary>m.py:{i} <small>10 operations" in page for i in range(9))
+    assert all(f"<summary><code>m.py:{i}</code> <small>10 operations" in page for i in range(9))

@@ -263,7 +263,7 @@ def test_long_graphs_fold_by_block() -> None:
         origin = Origin(f"n{i}", "torch.relu", (SourceLine("m.py", i, "f"),), f"layers.{i // 30}")
         node = made.call(f"n{i}", torch.relu, (node,), (4,), frozenset({origin}))
     page = to_html(made.finish("long", "capture", "n89"))
-    assert all(f"<summary>layers.{i} " in page for i in range(3))
+    assert all(f"<summary><code>layers.{i}</code> " in page for i in range(3))
 
 
 def test_bars_of_the_memory_timeline_are_proportional() -> None:

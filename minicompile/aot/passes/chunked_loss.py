@@ -23,13 +23,14 @@ from torch import Tensor, fx
 
 from minicompile import compat
 from minicompile.aot.layout import hint
+from minicompile.aot.passes.linear import VECTOR, pad_matrix, runs_on_tensor_cores
 from minicompile.aot.passes.patterns import may_write
 from minicompile.ops.graph import Rewrite, origins_of, statement, target_name
 from minicompile.passes.manager import graph_pass
 
 LEAST_BYTES = 2**26
 """Of all logits, from which on chunks pay."""
-CHUNKS, LEAST_ROWS = 8, 256
+CHUNKS, LEAST_ROWS = 4, 256
 """Most chunks, and fewest rows in one: products of fewer are slow."""
 ROWS = {"view", "reshape", "flatten", "contiguous", "float"}
 """Methods after which the last dimension is still the vocabulary, and rows follow each other as before."""
@@ -47,21 +48,30 @@ class ChunkedLoss(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, size: int,
         dtype: torch.dtype, ignore: int, mean: bool,
     ) -> Tensor:  # fmt: skip
-        wide = torch.promote_types(dtype, torch.float32)
+        wide, classes = torch.promote_types(dtype, torch.float32), len(weight)
+        if isinstance(classes, int) and runs_on_tensor_cores(weight):
+            more = -classes % VECTOR  # whole vectors in rows of logits
+            weight = pad_matrix(weight, more, 0)
+            bias = None if bias is None else F.pad(bias, (0, more))
         by_x = []
         by_weight = weight.new_zeros(weight.shape, dtype=wide)
         by_bias = None if bias is None else bias.new_zeros(bias.shape, dtype=wide)
-        nothing = x.new_zeros((), dtype=wide).expand(len(x), len(weight))
+        nothing = x.new_zeros((), dtype=wide).expand(len(x), classes)
         total = F.nll_loss(nothing, target, ignore_index=ignore, reduction="sum")  # checks classes
         for rows, labels in zip(x.split(size), target.split(size)):
-            losses, down = losses_and_slopes(F.linear(rows, weight, bias).to(wide), labels, ignore)
+            logits = F.linear(rows, weight, bias).to(wide)
+            if len(weight) != classes:
+                columns = torch.arange(len(weight), device=x.device)
+                logits = torch.where(columns < classes, logits, -torch.inf)
+            losses, down = losses_and_slopes(logits, labels, ignore)
             total = total + losses
             by_bias = None if by_bias is None else by_bias + down.sum(0)
             down = down.to(x.dtype)
             by_x.append(down @ weight)
             by_weight = add_product(by_weight, down.t(), rows)
         count = (target != ignore).sum() if mean else None
-        ctx.save_for_backward(torch.cat(by_x), by_weight, by_bias, count)
+        by_bias = None if by_bias is None else by_bias[:classes]
+        ctx.save_for_backward(torch.cat(by_x), by_weight[:classes], by_bias, count)
         return (total if count is None else total / count).to(dtype)
 
     @staticmethod
