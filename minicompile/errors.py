@@ -78,10 +78,21 @@ class VerifyError(MinicompileError):
 
 
 class OptionError(MinicompileError, ValueError):
-    """An option that does not exist, or a value it can't take."""
+    """A value that doesn't fit: of an option, or of what one asks a stage for."""
 
     id = "MC-OPTION"
-    cure = "Take one of those that the message lists; `minicompile options` explains them."
+    cure = "Take one of those that the message lists; `minicompile options` explains the options."
+
+
+class UnknownName(OptionError, KeyError):
+    """A registry, rule or level that does not exist."""
+
+    id = "MC-NAME"
+    cure = (
+        "Take one of those that the message lists; `minicompile rules` lists registries and rules."
+    )
+
+    __str__ = Exception.__str__  # a KeyError's is quoted
 
 
 class ExportError(MinicompileError, ValueError):
