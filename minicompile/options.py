@@ -110,6 +110,9 @@ class Options:
     fallback_random: bool = True
     """Random numbers are eager's: the same seed gives the same ones. False: kernels compute theirs, which
     fuses (ops/philox.py), from seeds that eager's generator draws."""
+    library: bool = True
+    """False: kernels of our own are all there is: every matrix product is one, not only where a template may
+    beat the library's (packages for GPUs)."""
     reassociate_gemm: bool = False
     """(x @ a) @ b becomes x @ (a @ b) where that is less arithmetic. Rounds differently."""
     batch_linears: bool = False

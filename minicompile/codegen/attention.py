@@ -44,7 +44,7 @@ def {name}({parameters}, XBLOCK: tl.constexpr, RBLOCK: tl.constexpr):
     blocks = ({along} + XBLOCK - 1) // XBLOCK
     first = {block} * XBLOCK
     pair = tl.program_id(0) // blocks
-    b, h = {pair}"""
+    b, h = {pair}{numbers}"""
 
 FORWARD = """
 @triton.jit
@@ -222,21 +222,22 @@ class Block:
 
 
 HOPPER = {
-    ("forward", 64): Block(128, 64, 8, 3),
-    ("queries", 64): Block(64, 64, 4, 3),
-    ("keys", 64): Block(64, 128, 4, 2),
-    ("forward", 128): Block(128, 128, 8, 3),
-    ("queries", 128): Block(128, 64, 8, 3),
-    ("keys", 128): Block(128, 64, 8, 3),
+    ("forward", 64): [Block(64, 64, 4, 3)],
+    ("queries", 64): [Block(64, 64, 4, 3)],
+    ("keys", 64): [Block(64, 128, 4, 2)],
+    ("forward", 128): [Block(128, 128, 8, 3)],
+    ("queries", 128): [Block(128, 128, 8, 2), Block(128, 64, 8, 3)],
+    ("keys", 128): [Block(64, 64, 4, 2)],
 }
-"""The fastest of some for half types and heads up to this size, on an H200 with a causal mask alone."""
+"""The fastest of some for half types and heads up to this size, on an H200; the first that fits beside what
+scores read."""
 OTHERS = {
-    ("forward", 64): Block(128, 64, 8, 3),
-    ("queries", 64): Block(64, 32, 4, 2),
-    ("keys", 64): Block(64, 64, 8, 2),
-    ("forward", 128): Block(64, 64, 4, 2),
-    ("queries", 128): Block(64, 32, 4, 2),
-    ("keys", 128): Block(64, 32, 8, 2),
+    ("forward", 64): [Block(128, 64, 8, 3)],
+    ("queries", 64): [Block(64, 32, 4, 2)],
+    ("keys", 64): [Block(64, 64, 8, 2)],
+    ("forward", 128): [Block(64, 64, 4, 2)],
+    ("queries", 128): [Block(64, 32, 4, 2)],
+    ("keys", 128): [Block(64, 32, 8, 2)],
 }
 """What finds its registers on an A100; not measured."""
 
@@ -248,10 +249,10 @@ MARGIN = 4096
 def block_for(part: str, width: int, dtype: torch.dtype, read: int, gpu: Gpu) -> Block:
     """Small where products take plain registers. `read`: bytes that each score reads besides; they, too, are
     loaded ahead, so with them fewer fit into shared memory."""
-    block = (HOPPER if gpu.capability == (9, 0) else OTHERS)[part, max(width, 64)]
+    blocks = (HOPPER if gpu.capability == (9, 0) else OTHERS)[part, max(width, 64)]
     if dtype not in HALVES:
         r = 16 if part == "keys" or width > 64 else 32
-        block = Block(32, r, 4 if width <= 64 else 8, 1)
+        blocks = [Block(32, r, 4 if width <= 64 else 8, 1)]
 
     def shared(block: Block) -> int:
         """Bytes, or a little more: one or two tiles stay, two of R rows and those of scores come."""
@@ -259,6 +260,7 @@ def block_for(part: str, width: int, dtype: torch.dtype, read: int, gpu: Gpu) ->
         step = 2 * block.r * width * dtype.itemsize + block.x * block.r * read
         return stay + block.stages * step + MARGIN * (part == "keys")
 
+    block = next((b for b in blocks if shared(b) <= gpu.shared_bytes), blocks[-1])
     while shared(block) > gpu.shared_bytes and block.stages > 1:
         fewer = block.r <= 32
         block = replace(block, stages=block.stages - fewer, r=block.r if fewer else block.r // 2)
@@ -341,6 +343,7 @@ class AttentionPrinter(LinePrinter):
             "parameters": ", ".join(a.name for a in plan.arguments),
             "queries": str(q.size[2]),
             "keys": str(k.size[2]),
+            "numbers": "".join(f"\n    {x} = {load}" for x, load in self.scores.numbers.items()),
             "pair": self.scores.pair(int(q.size[0]), int(q.size[1])),  # type: ignore[arg-type]
             "width": str(self.width),
             "dtype": TRITON_DTYPES[q.dtype],

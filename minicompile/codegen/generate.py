@@ -137,10 +137,10 @@ def make_plan(
         cost=cost_of(node, schedule.graph, schedule.memory),
     )
     made = language == "triton" and is_template(node)
-    if made and find_product(plan.body) is not None:
+    if made and plan.length != 1 and find_product(plan.body) is not None:
         plan.reduction = "product"
     decide(plan, options, SPLIT)
-    if made:
+    if made and options.library:
         plan.rivals = tuple(rivals(plan, schedule, options, position))
     if any(value.op == "fold" for value in plan.body.values):
         fold(plan)

@@ -121,7 +121,8 @@ def fits(shape: Shape, of: Extent, gpu: Gpu) -> bool:
     """Its steps in flight fit into shared memory, and it isn't twice as large as the matrix."""
     y, x, r, _, stages = shape
     small = y <= max(power_of_two(of.rows), 16) and x <= max(power_of_two(of.columns), 16)
-    return small and stages * (y + x) * r * of.itemsize <= gpu.shared_bytes and r <= 4 * of.terms
+    deep = r <= max(4 * of.terms, 16)
+    return small and deep and stages * (y + x) * r * of.itemsize <= gpu.shared_bytes
 
 
 @plan_rule("triton:product")

@@ -13,6 +13,7 @@ left out. Tiles inside of it use another version, in which these comparisons are
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Mapping
@@ -299,6 +300,20 @@ class Scores:
         own = [v for v in loads.values() if {QUERY, KEY} <= (v.index or ZERO).free_symbols]
         return sum(self.others[v.buffer].dtype.itemsize for v in own if v.op == "load")
 
+    @functools.cached_property
+    def numbers(self) -> dict[str, str]:
+        """Tensors of which a program reads one number: the loads that stand before its loops."""
+        found = dict[str, str]()
+        for name in self.others:
+            bodies = (self.edge, self.inside)
+            loads = [v for body in bodies for v in body.values if v.buffer == name]
+            own = {(v.index, v.mask) for v in loads}
+            if len(own) != 1 or loads[0].mask is not None or loads[0].index is None:
+                continue
+            if {QUERY, KEY}.isdisjoint(loads[0].index.free_symbols):
+                found[name] = Printer(self, self.edge, False).load(loads[0])
+        return found
+
     def pair(self, batch: int, heads: int) -> str:
         """Batch and head of a program: those that read the same numbers follow each other, for the cache."""
         reads = {v.index for v in self.edge.values if v.op == "load" and v.buffer in self.others}
@@ -394,7 +409,7 @@ class Printer:
     def text(self, value: Value) -> str:
         match value.op:
             case "load":
-                return self.load(value)
+                return value.buffer if value.buffer in self.scores.numbers else self.load(value)
             case "index_expr":
                 return self.index(value.index, f".to({TRITON_DTYPES[value.dtype]})")
             case "to_dtype":

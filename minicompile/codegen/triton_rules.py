@@ -140,6 +140,8 @@ def choose_reduction(plan: KernelPlan, options: Options) -> None:
         why = f"a row has {plan.row_length} elements, more than {limit}"
     elif varies and not rows_are_contiguous(plan):
         why = "columns of varying length may soon be longer"
+    elif varies and not options.library:
+        why = "no other kernel will take longer rows"
     else:
         plan.reduction = "persistent"
         assume_row(plan, limit)

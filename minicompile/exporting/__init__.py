@@ -12,6 +12,7 @@
     conditions  the language of conditions and of the results' structure: read by `ast`, never run
     saved       `save`, `mc.load_export`: readable text, and the state as safetensors
     package     `mc.aot_package`: the graph through the corridor, the sources, the C compilers
+    cuda        the same for a GPU: kernels as machine code, launches, what becomes of attention
     c_wrapper   the C function that runs the kernels; c/ has what is the same in all packages
     checks      sizes and checksums of a package's files; `safetensors` writes its weights
     load        `mc.load_package`, `minicompile run`: checked, then called by ctypes

@@ -2,7 +2,7 @@
 
     int mc_check(const mc_tensor* in, int64_t* size)     the inputs are as the graph expects; finds the sizes
     int64_t mc_plan(const int64_t* size, int64_t* at)    where buffers lie in the one block of a call's memory
-    int mc_call(state, in, out, written, size, arena, at)
+    int mc_call(model, state, in, out, written, size, arena, at)
 
 Operators are those of c/operators.c; model.h has all names that the text expects.
 The real compiler: torch/_inductor/codegen/cpp_wrapper_cpu.py.
@@ -45,7 +45,7 @@ RESERVED = frozenset(
     alignas alignof asm auto bool break case char const constexpr continue default do double else enum extern
     false float for goto if inline int long nullptr register restrict return short signed sizeof static struct
     switch thread_local true typedef typeof union unsigned void volatile while linux unix
-    state in out written size arena at code
+    model state in out written size arena at code
     """.split()  # noqa: SIM905
 )
 
@@ -108,8 +108,8 @@ class CWriter:
         known = [f"    const int64_t {', '.join(sizes)};"] if sizes else []
         at = "const int64_t* size, int64_t* at"
         given = (
-            "char* const* state, const mc_tensor* in, mc_tensor* out, mc_written* written,\n"
-            "    const int64_t* size, char* arena, const int64_t* at"
+            "mc_model* model, char* const* state, const mc_tensor* in, mc_tensor* out,\n"
+            "    mc_written* written, const int64_t* size, char* arena, const int64_t* at"
         )
         text = [
             f"// {graph.name}: what runs the kernels, in order.", "",
@@ -271,9 +271,10 @@ class CWriter:
             source = old.get(name) or memory.aliases.get(name)
             place = f"arena + at[{self.home[name]}]" if source is None else ""
             self._declare(name, f"(%s)({place})" if place else self.variables[source or ""])
-        if not isinstance(node, FusedSchedulerNode):
+        if step not in self.kernels:
+            assert not isinstance(node, FusedSchedulerNode)
             self._operator(node.kernel)
-        elif 0 not in node.ranges.values():
+        elif 0 not in getattr(node, "ranges", {}).values():
             self._kernels(step, node)
 
     def _declare(self, buffer: str, value: str) -> None:
@@ -289,29 +290,33 @@ class CWriter:
         kind = f"{STORAGE[layout.dtype]}*"
         self.lines.append(f"    {kind} {name} = {value.replace('%s', kind)};")
 
-    def _kernels(self, step: int, node: FusedSchedulerNode) -> None:
+    def _kernels(self, step: int, node: ScheduledNode) -> None:
         for kernel in self.kernels[step]:
-            plan = kernel.plan
-            for name in plan.workspace:
+            for name in kernel.plan.workspace:
                 if name not in self.variables:
                     self._declare(name, f"(%s)(arena + at[{self.home[name]}])")
-            given = [self.variables[a.buffer] for a in plan.arguments]
-            given += [self.length(symbol) for symbol in plan.sizes]
-            call = f"{kernel.name}({', '.join(given)})"
-            if not may_raise(node):
-                self.lines.append(f"    {call};")
-                continue
-            checked = any(v.op == "indirect" and v.check for v in plan.body.values)
-            divided = any(v.op in DIVISIONS for v in plan.body.values)
-            self.lines += ["    {", f"        int64_t code = {call};"]
-            for bit, happens in ((INDEX_ERROR, checked), (ZERO_DIVISION, divided)):
-                if happens:
-                    told = c_string(complaint(plan, bit).replace("%", "%%"))
-                    self.lines += [
-                        f"        if (code & {bit})",
-                        f"            return mc_fail({told});",
-                    ]
-            self.lines.append("    }")
+            self.launch(kernel, node)
+
+    def launch(self, kernel: KernelSource, node: ScheduledNode) -> None:
+        """Write the call of a kernel."""
+        plan = kernel.plan
+        given = [self.variables[a.buffer] for a in plan.arguments]
+        given += [self.length(symbol) for symbol in plan.sizes]
+        call = f"{kernel.name}({', '.join(given)})"
+        if not isinstance(node, FusedSchedulerNode) or not may_raise(node):
+            self.lines.append(f"    {call};")
+            return
+        checked = any(v.op == "indirect" and v.check for v in plan.body.values)
+        divided = any(v.op in DIVISIONS for v in plan.body.values)
+        self.lines += ["    {", f"        int64_t code = {call};"]
+        for bit, happens in ((INDEX_ERROR, checked), (ZERO_DIVISION, divided)):
+            if happens:
+                told = c_string(complaint(plan, bit).replace("%", "%%"))
+                self.lines += [
+                    f"        if (code & {bit})",
+                    f"            return mc_fail({told});",
+                ]
+        self.lines.append("    }")
 
     def _result(self, number: int, output: Any) -> None:
         if not isinstance(output, View):
@@ -327,7 +332,7 @@ class CWriter:
         )
         where = f"{self.place(output)}, {c_dtype(layout)}, {layout.dtype.itemsize}, {rank}"
         shape = f"{self.lengths(layout.size)}, {self.lengths(layout.stride)}"
-        self.lines.append(f"    if (mc_give({to}, {where}, {shape})) return 1;")
+        self.lines.append(f"    if (mc_give(model, {to}, {where}, {shape})) return 1;")
         if number in self.written:
             source = self.written[number]
             own = f"state[{source}]" if source < self.state else f"in[{source - self.state}].data"

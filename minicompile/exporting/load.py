@@ -44,22 +44,35 @@ class CTensor(ctypes.Structure):
     )
 
 
-class Library:
-    """The C interface of a loaded package, with its one model."""
+class GpuBytes:
+    """Memory of a GPU, for `torch.as_tensor` (Numba's CUDA array interface)."""
 
-    def __init__(self, folder: Path, name: str, results: int) -> None:
+    def __init__(self, address: int, count: int) -> None:
+        facts = {"shape": (count,), "typestr": "|u1", "data": (address, False), "version": 3}
+        self.__cuda_array_interface__ = facts
+
+
+class Library:
+    """The C interface of a loaded package, with its one model. `cuda`: the GPU's capability, if any."""
+
+    def __init__(self, folder: Path, name: str, results: int, cuda: str | None = None) -> None:
         try:
             library = ctypes.CDLL(str((folder / f"lib{name}.so").resolve()))
             self.handle = library._handle
             self.open, self.close, self.free = library.mc_open, library.mc_close, library.mc_free
             self.call, self.error_text = library.mc_run, library.mc_error
+            if cuda is not None:
+                self.call_on_gpu, self.free_on_gpu = library.mc_run_on_gpu, library.mc_free_on_gpu
         except (OSError, AttributeError) as error:
             raise ExportError(f"the package's library can't be loaded: {error}") from error
         self.open.restype, self.error_text.restype = ctypes.c_void_p, ctypes.c_char_p
         pointer, number, tensors = ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(CTensor)
         self.close.argtypes, self.free.argtypes = [pointer], [tensors, number]
         self.call.argtypes, self.close.restype = [pointer, tensors, number, tensors, number], None
-        self.results = results
+        if cuda is not None:
+            self.call_on_gpu.argtypes = [*self.call.argtypes, pointer]
+            self.free_on_gpu.argtypes, self.free_on_gpu.restype = [pointer, tensors, number], None
+        self.results, self.cuda = results, cuda
         self.model = self.open(os.fsencode(folder))
         if not self.model:
             said = self.error()
@@ -70,14 +83,24 @@ class Library:
         return str(self.error_text().decode(errors="replace"))
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        """The results for contiguous CPU tensors. Raises ExportError with what the library says."""
+        """The results for contiguous tensors: on the GPU if one of these is, else on the CPU. Raises
+        ExportError with what the library says."""
         given, made = (CTensor * (len(inputs) + 1))(), (CTensor * (self.results + 1))()
+        known = ("cpu", "cuda") if self.cuda else ("cpu",)
         for place, tensor in zip(given, inputs):
             if tensor.dim() > MOST_DIMENSIONS or tensor.dtype not in NUMBERS:
                 raise ExportError(f"a package takes no {tensor.dtype} of {tensor.dim()} dimensions")
+            if tensor.device.type not in known:
+                where = "a GPU" if self.cuda else "the CPU"
+                raise ExportError(
+                    f"a package for {where} takes no tensor on device {tensor.device}"
+                )
             place.data, place.dtype = tensor.data_ptr(), NUMBERS[tensor.dtype]
             place.ndim, place.shape[: tensor.dim()] = tensor.dim(), tuple(tensor.shape)
-        if self.call(self.model, given, len(inputs), made, self.results):
+        arguments = (self.model, given, len(inputs), made, self.results)
+        if device := next((x.device for x in inputs if x.device.type == "cuda"), None):
+            return self._on_gpu(arguments, made, device)
+        if self.call(*arguments):
             raise ExportError(self.error())
         found = []
         for result in made[: self.results]:
@@ -86,6 +109,23 @@ class Library:
                 ctypes.memmove(out.data_ptr(), result.data, out.nbytes)
             found.append(out)
         self.free(made, self.results)
+        return found
+
+    def _on_gpu(self, arguments: Any, made: Any, device: torch.device) -> list[Tensor]:
+        """On torch's current stream. Results are copied into torch's memory: theirs goes back at once."""
+        stream = torch.cuda.current_stream(device)
+        if self.call_on_gpu(*arguments, stream.cuda_stream):
+            raise ExportError(self.error())
+        found = []
+        for result in made[: self.results]:
+            shape, dtype = result.shape[: result.ndim], BY_NUMBER[result.dtype]
+            out = torch.empty(shape, dtype=dtype, device=device)
+            if out.numel():
+                held = torch.as_tensor(GpuBytes(result.data, out.nbytes), device=device)
+                out.view(-1).view(torch.uint8).copy_(held)
+            found.append(out)
+        stream.synchronize()
+        self.free_on_gpu(self.model, made, self.results)
         return found
 
     def unload(self) -> None:
@@ -117,6 +157,8 @@ def unpack(path: Path, folder: Path) -> None:
 class Package(Shown):
     """A loaded package: called as what was exported, with CPU tensors; gives what that gave, contiguous.
 
+    One for a GPU takes tensors there, too; of any such, it gives all results there. It is loaded for the
+    current device. What is wrong with data that a kernel finds on a GPU ends the CUDA context, as in torch.
     Raises ExportError for arguments that do not fulfil the constraints, and where the data is unfit (an index
     out of range). Threads may call it at the same time; of calls that change its state, one after the other.
     """
@@ -141,7 +183,7 @@ class Package(Shown):
         self.inputs = [(Expression(path), changed) for path, changed in facts["inputs"]]
         self.structure = Expression(facts["structure"])
         self.classes = {name: stand_in(name) for name in facts["classes"]}
-        self.library = Library(folder, self.name, facts["results"])
+        self.library = Library(folder, self.name, facts["results"], facts.get("cuda"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         arguments = bound_arguments(self, args, kwargs)

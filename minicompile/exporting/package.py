@@ -1,6 +1,7 @@
 """Ahead-of-time packages: an exported graph as a shared library that needs neither Python nor torch.
 
     lib<name>.so               kernels, operators and the C interface of minicompile_package.h
+    *.cubin                    a GPU's kernels (cuda.py), which the library loads
     model.safetensors          parameters, buffers, constants
     metadata.json              signature, constraints, sizes and checksums of all files
     model.c kernels.c ...      what the library was built from
@@ -18,6 +19,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import sympy
 import torch
@@ -28,11 +30,13 @@ from minicompile.aot.autograd import ahead_of_time, copied, fake_mode_of
 from minicompile.codegen.cpp_ops import prelude
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
 from minicompile.errors import BackendError, OptionError, Unsupported
+from minicompile.exporting import cuda
 from minicompile.exporting.c_wrapper import DTYPES, Condition, CWriter, ModelSource, c_string
 from minicompile.exporting.checks import checksum, write_metadata
 from minicompile.exporting.conditions import literal
 from minicompile.exporting.exported import Exported
 from minicompile.exporting.safetensors import write_safetensors
+from minicompile.lowering.context import layout_of
 from minicompile.lowering.lower import lower
 from minicompile.ops.graph import Graph, output_node, placeholders
 from minicompile.ops.toolchain import BASE_FLAGS, find_compiler, machine_flags, processor_features
@@ -47,11 +51,16 @@ README = """# {name}, compiled by minicompile
 
 runs it: `main.c` is an example, and says what it takes. `metadata.json` lists the inputs. A program of yours
 needs `minicompile_package.h` (the interface) and `minicompile_load.h` (which checks the files and loads the
-library), `-ldl`, and this folder; not Python, not torch. `OMP_NUM_THREADS` says how many threads work.
+library), `-ldl`, and this folder; not Python, not torch. `OMP_NUM_THREADS`: how many threads of a CPU work.
 
-`lib{name}.so` was built from the C files beside it: `model.c` (the graph) with `kernels.c`, `operators.c`
-and `runtime.c`. From Python: `mc.load_package(folder)`.
+`lib{name}.so` was built from the C files beside it: `model.c` is the graph. From Python:
+`mc.load_package(folder)`.
 """
+GPU = """
+It runs on an NVIDIA GPU of compute capability {capability}, by the driver (`libcuda.so.1`, or the file that
+`MINICOMPILE_CUDA_DRIVER` names). `*.cubin` are its kernels, `kernels.py` is their text.
+"""
+DEVICE = re.compile(r"\.device == '[\w:]+'$")
 AS_STRIDED = {torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_scatter.default}
 LEVELS: dict[str, tuple[str, ...]] = {
     "x86-64-v4": ("avx2", "fma", "bmi2", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
@@ -61,18 +70,28 @@ LEVELS: dict[str, tuple[str, ...]] = {
 """Kinds of processors, as compilers name them, and what tells that a processor is of the kind."""
 
 
-def aot_package(exported: Exported, path: str | Path, *, cpu: str | None = None) -> Path:
+def aot_package(
+    exported: Exported,
+    path: str | Path,
+    *,
+    cpu: str | None = None,
+    target: tuple[str, int] | None = None,
+) -> Path:
     """Compile an exported graph into a folder, or a zip file if `path` ends so; gives the path.
 
     `cpu`: the kind of x86 processor to compile for (a key of `LEVELS`); None: the best that this one is.
     Built by clang it runs on one thread: its OpenMP library is seldom installed.
+    `target`: ("cuda", 90) for a GPU of compute capability 9.0, named as for `trace.assembly`. Kernels are
+    compiled for it here, wherever the program was exported: the machine that builds needs no GPU and no CUDA,
+    the one that runs no compiler. None: the CPU, or the GPU that the program was exported with. What an
+    operator leaves to a device (a float32 product's precision) is as torch's settings say now.
     Raises Unsupported for what a package can't do, with the user's line, and BackendError without a compiler.
     """
     path = Path(path)
     with TemporaryDirectory(prefix="minicompile_package_", dir=path.absolute().parent) as work:
         folder = Path(work) / "package"
         folder.mkdir()
-        _fill(folder, exported, cpu)
+        _fill(folder, exported, cpu, target)
         if path.suffix == ".zip":
             packed = Path(work) / "package.zip"
             with zipfile.ZipFile(packed, "w") as archive:  # stored: weights don't shrink
@@ -86,13 +105,17 @@ def aot_package(exported: Exported, path: str | Path, *, cpu: str | None = None)
     return path
 
 
-def _fill(folder: Path, exported: Exported, cpu: str | None) -> None:
+def _fill(folder: Path, exported: Exported, cpu: str | None, target: cuda.Target | None) -> None:
     name = re.sub(r"\W", "_", exported.name)
-    level, features = _processor(cpu)
+    values = [node.meta["val"] for node in placeholders(exported.graph.gm.graph)]
+    target = cuda.target_of(target, {x.device for x in values if isinstance(x, Tensor)})
+    level, features = _processor("x86-64" if cpu is None and target else cpu)
     held = [spec for spec in exported.signature.inputs if spec.kind != "input"]
     users = [spec for spec in exported.signature.inputs if spec.kind == "input"]
-    tensors = [exported.state[spec.target] for spec in held]
-    options = Options(memory_pool=False, layout_optimization=False)
+    tensors = [exported.state[spec.target].cpu() for spec in held]
+    options = Options(
+        memory_pool=False, layout_optimization=False, **(cuda.OPTIONS if target else {})
+    )
     lowered = _Lowered(exported, options)
     weights = {spec.target: tensor for spec, tensor in zip(held, tensors)}
     names = [spec.target for spec in held]
@@ -104,7 +127,8 @@ def _fill(folder: Path, exported: Exported, cpu: str | None) -> None:
     places = write_safetensors(folder / "model.safetensors", weights)
     written = written_by_output(exported)
     env = exported.shape_env
-    writer = CWriter(
+    kind = CWriter if target is None else cuda.CudaWriter
+    writer = kind(
         lowered.schedule,
         lowered.kernels,
         len(held),
@@ -113,14 +137,23 @@ def _fill(folder: Path, exported: Exported, cpu: str | None) -> None:
         conditions_of(exported),
         env.simplified if env is not None else lambda size: size,
     )
+    text, more = lowered.text, dict[str, int]()
+    if isinstance(writer, cuda.CudaWriter):
+        assert target is not None
+        (folder / "kernels.py").write_text(text, encoding="utf-8")
+        sources = [kernel for step in lowered.kernels.values() for kernel in step]
+        writer.cubins = cuda.machine_code(sources, target, options)
+        text, more = cuda.write_kernels(folder, writer.cubins.values(), target)
     source = writer.write()
-    _write_sources(folder, lowered, source, places, names, exported, name, features)
-    _build(folder, name, level, options)
+    _write_sources(folder, text, source, places, names, exported, name, features, more)
+    _build(folder, name, level, options, bool(target))
     mutated = {spec.target for spec in exported.signature.mutated}
+    capability = ".".join(map(str, divmod(target[1], 10))) if target else None
     facts = {
         "name": name,
         "made_by": f"minicompile {minicompile.__version__}",
         "cpu": features,
+        "cuda": capability,
         "call": [
             [p.name, p.kind.name, None if p.default is p.empty else literal(p.default)]
             for p in exported.call.parameters.values()
@@ -129,9 +162,14 @@ def _fill(folder: Path, exported: Exported, cpu: str | None) -> None:
         "results": sum(spec.kind == "result" for spec in exported.signature.outputs),
         "structure": exported.structure,
         "classes": [*exported.classes],
-        "constraints": [[c.condition, c.reason, c.line] for c in exported.constraints],
+        "constraints": [
+            [c.condition, c.reason, c.line]
+            for c in exported.constraints
+            if target is None or not DEVICE.search(c.condition)  # the library looks at that
+        ],
     }
-    (folder / "README.md").write_text(README.format(name=name), encoding="utf-8")
+    readme = (README + GPU if target else README).format(name=name, capability=capability)
+    (folder / "README.md").write_text(readme, encoding="utf-8")
     write_metadata(folder, facts)
 
 
@@ -165,9 +203,11 @@ class _Lowered:
         fakes = [node.meta["val"] for node in placeholders(graph.gm.graph)]
         if not all(isinstance(fake, Tensor) for fake in fakes):
             raise Unsupported("a package takes tensors: a number that varies can't be an input")
-        if any(fake.device.type != "cpu" for fake in fakes):
-            raise Unsupported("a package runs on a CPU", hint="export with tensors on the CPU")
         mode = fake_mode_of(graph, fakes, exported.shape_env)
+        gpu = not options.library
+        if gpu:
+            fakes = cuda.on_one_device(graph, fakes, mode)
+            cuda.own_attention(graph)
         if unknown := [str(fake.dtype) for fake in fakes if fake.dtype not in DTYPES]:
             raise Unsupported(f"a package has no {unknown[0]}")
         strided = any(node.target in AS_STRIDED for node in graph.nodes)
@@ -178,6 +218,10 @@ class _Lowered:
         aot = ahead_of_time(graph, fakes, options, training=False, shape_env=exported.shape_env)
         if any(spec.kind != "fresh" for spec in aot.metadata.outputs):
             _own_outputs(graph, [spec.kind != "fresh" for spec in aot.metadata.outputs])
+            aot = ahead_of_time(graph, fakes, options, training=False, shape_env=exported.shape_env)
+        results: Any = output_node(aot.forward.gm.graph).args[0]
+        if gpu and any(gaps := [has_gaps(result) for result in results]):
+            _own_outputs(graph, gaps)
             aot = ahead_of_time(graph, fakes, options, training=False, shape_env=exported.shape_env)
         loops = lower(aot.forward, options)
         self.schedule = schedule(loops, options)
@@ -190,8 +234,13 @@ class _Lowered:
                 exported.shape_env.evaluate(fact, why)
 
 
+def has_gaps(result: Any) -> bool:
+    """A result that isn't row-major without gaps."""
+    return isinstance(result, torch.fx.Node) and not layout_of(result.meta["val"]).is_contiguous()
+
+
 def _own_outputs(graph: Graph, shared: Sequence[bool]) -> None:
-    """Copy results that are an input or another result, or see their memory."""
+    """Copy results that are an input or another result, see their memory, or have gaps."""
     output = output_node(graph.gm.graph)
     (results,) = output.args
     assert isinstance(results, tuple | list)
@@ -199,7 +248,8 @@ def _own_outputs(graph: Graph, shared: Sequence[bool]) -> None:
     for result, copy in zip(results, shared, strict=True):
         if copy and isinstance(result, torch.fx.Node):
             with graph.gm.graph.inserting_before(output):
-                made = graph.gm.graph.call_function(torch.ops.aten.clone.default, (result,))
+                rows: dict[str, Any] = {"memory_format": torch.contiguous_format}
+                made = graph.gm.graph.call_function(torch.ops.aten.clone.default, (result,), rows)
             made.meta = dict(result.meta)
             result = made
         copies.append(result)
@@ -235,8 +285,8 @@ def _processor(cpu: str | None) -> tuple[list[str], tuple[str, ...]]:
 
 
 def _write_sources(
-    folder: Path, lowered: _Lowered, source: ModelSource, places: Mapping[str, tuple[int, int]],
-    names: Sequence[str], exported: Exported, name: str, features: Sequence[str],
+    folder: Path, kernels: str, source: ModelSource, places: Mapping[str, tuple[int, int]],
+    names: Sequence[str], exported: Exported, name: str, features: Sequence[str], more: Mapping[str, int],
 ) -> None:  # fmt: skip
     weights = folder / "model.safetensors"
     bytes = weights.stat().st_size
@@ -249,7 +299,7 @@ def _write_sources(
         "MC_WRITES": writes, "MC_SIZES": source.sizes, "MC_PIECES": source.pieces,
         "MC_BYTES": bytes, "MC_HEADER": header,
         "MC_HEADER_CRC32": f"{checksum(weights, 0, header)}u",
-        "MC_DATA_CRC32": f"{checksum(weights, header)}u",
+        "MC_DATA_CRC32": f"{checksum(weights, header)}u", **more,
     }  # fmt: skip
     target = [f"// What {name} was compiled for, and what belongs to it.", ""]
     target += [f'#define MC_NAME "{name}"']
@@ -260,21 +310,28 @@ def _write_sources(
     table += [f"    {{{c_string(n)}, {places[n][0]}, {places[n][1]}}}," for n in names]
     table += ["    {0},", "};", ""]
     (folder / "target.h").write_text("\n".join(target), encoding="utf-8")
-    (folder / "kernels.c").write_text(lowered.text, encoding="utf-8")
+    helpers = prelude(source.text) + "\n" if more else ""
+    (folder / "kernels.c").write_text(helpers + kernels, encoding="utf-8")
     (folder / "model.c").write_text(source.text + "\n" + "\n".join(table), encoding="utf-8")
-    for file in ("minicompile_package.h", "minicompile_load.h", "model.h", "runtime.c", "main.c"):
+    own = "cuda.c" if more else "cpu.c"
+    files = "minicompile_package.h", "minicompile_load.h", "model.h", "runtime.c", own, "main.c"
+    for file in files:
         (folder / file).write_text((C_FILES / file).read_text(), encoding="utf-8")
+    if more:
+        return
     operators = (C_FILES / "operators.c").read_text()
     (folder / "operators.c").write_text(prelude(operators) + "\n" + operators, encoding="utf-8")
 
 
-def _build(folder: Path, name: str, level: Sequence[str], options: Options) -> None:
-    """Three compilers side by side, then the linker. Raises BackendError."""
+def _build(folder: Path, name: str, level: Sequence[str], options: Options, gpu: bool) -> None:
+    """The compilers side by side, then the linker. Raises BackendError."""
     compiler = find_compiler(options)
     threads = "-fopenmp" if "clang" not in compiler.version else "-fopenmp-simd"
     base = [flag for flag in BASE_FLAGS if flag != "-shared"]
     native = [*level, threads]
-    flags = {"model": native, "operators": [*native, "-ffp-contract=fast"], "runtime": []}
+    flags: dict[str, Sequence[str]] = {"model": native, "runtime": [], "cuda" if gpu else "cpu": []}
+    if not gpu:
+        flags["operators"] = [*native, "-ffp-contract=fast"]
     with TemporaryDirectory() as work:
         objects = [f"{work}/{part}.o" for part in flags]
         commands = [

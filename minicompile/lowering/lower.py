@@ -170,7 +170,8 @@ class _Lowering:
         if op._schema.is_mutable:
             raise Unsupported(f"{op} mutates its argument", where=user_line(node))
         rule, operands = lowering.get(op), values_in((args, kwargs))
-        if rule is None and self.options.mode.startswith("max-autotune"):
+        own = self.options.mode.startswith("max-autotune") or not self.options.library
+        if rule is None and own:
             rule = template.get(op)
         reason = self._why_extern(op, rule, operands)
         if reason is None and not self._may_lower(node, op):

@@ -1,8 +1,10 @@
 """A training step under DistributedDataParallel by eager, torch.compile and minicompile, in turns:
 
-torchrun --standalone --nproc-per-node 2 -m tests.bench.ddp [--width 256] [--layers 6]
+torchrun --standalone --nproc-per-node 2 -m tests.bench.ddp [--width 256] [--layers 6] [--gpt2]
 
-One thread for each process, or one GPU. "one group": minicompile's gradients all come out at the end.
+One thread for each process, or a GPU through NCCL; processes that share one GPU talk through gloo, and their
+times say little. --gpt2: its sizes (124 million parameters, 512 tokens), in float32. "one group":
+minicompile's gradients all come out at the end.
 """
 
 from __future__ import annotations
@@ -42,16 +44,20 @@ def main() -> None:
         ("bucket", 0),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--gpt2", action="store_true")
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    cuda = torch.cuda.is_available()
+    cuda, gpus = torch.cuda.is_available(), torch.cuda.device_count()
     if cuda:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if cuda else "gloo")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % gpus)
+    own = cuda and gpus >= int(os.environ["LOCAL_WORLD_SIZE"])
+    dist.init_process_group("nccl" if own else "gloo")
     device = torch.device("cuda" if cuda else "cpu")
     config = GPTConfig(n_embd=chosen.width, n_layer=chosen.layers)
-    steps: dict[str, Callable[[], torch.Tensor]] = {}
+    if chosen.gpt2:
+        config = GPTConfig(50257, 512, 12, 12, 768, tied=True, attention="library")
+    steps: dict[str, Callable[..., torch.Tensor]] = {}
     for name, way in WAYS.items():
         torch.manual_seed(0)
         model = GPT(config).to(device)
@@ -88,7 +94,8 @@ def main() -> None:
             times[name].append((time.perf_counter() - start) / 3 * 1e3)
     if dist.get_rank() == 0:
         size = sum(p.nbytes for p in model.parameters()) / 2**20
-        print(f"{size:.1f} MiB of parameters, {dist.get_world_size()} processes, {device.type}")
+        where = f"{device.type}, {dist.get_backend()}"
+        print(f"{size:.1f} MiB of parameters, {dist.get_world_size()} processes, {where}")
         for name, found in times.items():
             off = max(abs(a - b) for a, b in zip(losses[name], losses["eager"], strict=True))
             median, best = statistics.median(found), min(found)

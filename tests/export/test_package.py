@@ -289,7 +289,7 @@ def test_the_command_runs_a_package(
 def operators(small: Path, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """operators.c of a package, with what it calls of the runtime."""
     out = tmp_path_factory.mktemp("operators") / "operators.so"
-    parts = [small / "operators.c", small / "runtime.c", small / "model.c"]
+    parts = [small / f"{part}.c" for part in ("operators", "runtime", "cpu", "model")]
     command = [
         "cc",
         "-shared",

@@ -1,4 +1,5 @@
-"""Matrix products as loops that a template computes: with mode="max-autotune", for a GPU.
+"""Matrix products as loops that a template computes: with mode="max-autotune", for a GPU,
+or `library=False`.
 
 The rules stand in the registry `template`, beside those of ordinary loops: where a rule refuses, or the mode
 is another, a library multiplies.
@@ -27,18 +28,25 @@ LEAST = 16
 
 
 def refusal(ctx: LoweringContext, a: TensorValue, b: TensorValue) -> str | None:
-    """Why a library multiplies; None where a template can."""
+    """Why a library multiplies; None where a template can, and should."""
     language, device = ctx.options.device_codegen, a.device
     if device.type != "cuda" and language not in ("triton", "reference"):
         return LIBRARY
-    sizes = (*a.size, *b.size)
-    if not all(isinstance(size, int) for size in sizes):
+    sizes, choice = (*a.size, *b.size), ctx.options.library
+    if choice and not all(isinstance(size, int) for size in sizes):
         return f"{LIBRARY}: sizes vary, and it chooses its kernel anew in each call"
-    if min((*a.size[-2:], *b.size[-2:])) < LEAST or 0 in sizes:  # type: ignore[type-var]
+    small = choice and min((*a.size[-2:], *b.size[-2:])) < LEAST  # type: ignore[type-var]
+    if small or 0 in sizes:
         return f"{LIBRARY}: a tile of a template has {LEAST} rows, columns and terms"
     if a.dtype not in DTYPES or b.dtype is not a.dtype:
         return f"{LIBRARY}: of {a.dtype}"
     return None
+
+
+def once(ctx: LoweringContext, value: TensorValue, op: torch._ops.OpOverload) -> TensorValue:
+    """The value; a copy where its layout repeats elements."""
+    repeats = value.layout is not None and 0 in value.layout.stride
+    return ctx.settled(ctx.copy_of(value), f"read by {op}") if repeats else value
 
 
 def multiply(
@@ -55,6 +63,8 @@ def multiply(
     if (why := refusal(ctx, a, b)) is not None:
         raise Unsupported(why)
     a, b = (ctx.settled(value, f"read by {op}") for value in (a, b))
+    if not ctx.options.library:
+        a, b = (once(ctx, value, op) for value in (a, b))
     if any(value.layout is None or 0 in value.layout.stride for value in (a, b)):
         raise Unsupported(f"{LIBRARY}: a factor is broadcast")
     size, given = (*a.size[:-1], b.size[-1]), [a, b]
