@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minicompile import errors
 from minicompile.errors import MinicompileError
 from minicompile.ops.files import why_unsafe
 from minicompile.options import CHOICES, Options
@@ -65,6 +66,23 @@ def show_options(chosen: argparse.Namespace) -> int:
         print(f"{field.name} = {getattr(here, field.name)!r}{allowed}")
         for line in docs.get(field.name, "").splitlines():
             print(f"    {line.strip()}")
+    return 0
+
+
+def show_errors(chosen: argparse.Namespace) -> int:
+    """Every kind of error and every reason to run in eager, with cause and cure, as Markdown."""
+    from minicompile.dynamo.reasons import REASONS
+
+    kinds = [kind for kind in vars(errors).values() if "id" in getattr(kind, "__dict__", ())]
+    raised = [(f"{kind.id} ({kind.__name__})", inspect.getdoc(kind), kind.cure) for kind in kinds]
+    eager = [(id, reason.explanation, reason.fix) for id, reason in REASONS.items()]
+    print(
+        "# Errors\n\n`minicompile errors` prints this. Every error has its id as the attribute `id`."
+    )
+    for title, rows in (("Errors", raised), ("Reasons why Python runs something itself", eager)):
+        print(f"\n## {title}")
+        for name, cause, cure in rows:
+            print(f"\n**{name}**: {str(cause).splitlines()[0]}  \nCure: {cure}")
     return 0
 
 
@@ -116,6 +134,7 @@ COMMANDS = {
         "time patterns and models: eager, torch.compile, minicompile", "bench.speed"
     ),
     "options": Command("list every option with its value and meaning", show_options),
+    "errors": Command("list every error and break with cause and cure", show_errors),
     "rules": Command(
         "list the registries, or the rules of one",
         show_rules,

@@ -212,8 +212,8 @@ def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
     raise Unsupported(f"{plain!r} was not captured: it never reached the compiler")
 
 
-class _Traced(Exception):
-    """Carries a finished trace out of a call that need not run."""
+class _Traced(BaseException):
+    """Carries a finished trace out of a call that need not run, past handlers of errors."""
 
 
 def reset() -> None:

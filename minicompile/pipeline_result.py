@@ -23,7 +23,7 @@ from minicompile import provenance
 from minicompile.aot.result import AotResult, Partition
 from minicompile.codegen.plan import KernelPlan, KernelSource, WrapperSource
 from minicompile.dynamo.result import Capture
-from minicompile.errors import MinicompileError
+from minicompile.errors import MinicompileError, OptionError
 from minicompile.lowering.ir import LoopGraph
 from minicompile.ops.device import DeviceSpec, device_spec
 from minicompile.ops.display import Several, Shown, bytes_text, count_text, to_html
@@ -201,7 +201,7 @@ class Trace(Shown):
             names = (prefix + plan.name for plan in compiled.plans)
             points += roofline_points(compiled.schedule, names, spec)
         if spec is None:
-            raise ValueError(f"the trace of {self.name} stops before there are kernels")
+            raise OptionError(f"the trace of {self.name} stops before there are kernels")
         hints = {s: v for g in self.graphs.values() for s, v in g.loops.size_hints.items()}
         at = f" at {', '.join(f'{s} = {v}' for s, v in hints.items())}" if hints else ""
         return Roofline(self.name + at, spec, points)
@@ -244,7 +244,7 @@ class Trace(Shown):
         files = {at.file for origin in made for at in origin.stack if matches(at)}
         if len(files) > 1:
             names = ", ".join(sorted(map(short_file, files)))
-            raise ValueError(f"line {line} is in several files, say which: {names}")
+            raise OptionError(f"line {line} is in several files, say which: {names}")
         return Several(piece for piece in pieces if piece.origins & made)
 
     def rooms(self) -> list[Room]:

@@ -17,8 +17,8 @@ PACKAGE = Path(__file__).parent.parent / "minicompile"
 ROOMS = ("dynamo", "aot", "lowering", "scheduling", "codegen", "runtime")
 ROOM_BUDGET = 20_000
 PACKAGE_BUDGET = 26_000
-ROOM_DEBT = 14_121
-PACKAGE_DEBT = 31_449
+ROOM_DEBT = 14_128
+PACKAGE_DEBT = 31_552
 """Lines over budget that are owed."""
 LONG_FILE = 600
 

@@ -12,6 +12,7 @@ options                       alone reads the environment
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -174,6 +175,35 @@ def test_rooms_see_earlier_rooms_through_their_results_only():
     assert corridor_violations() == []
 
 
+def test_every_part_of_the_package_has_a_place_in_the_corridor():
+    """A new folder or module at the top is checked by the tests here only if they know where it stands."""
+    parts = {name.split(".")[1] for name in trees() if "." in name}
+    assert parts == {*ROOMS, *SHARED, *BESIDE, *ABOVE}
+
+
+def test_exporting_reaches_the_rooms_as_the_pipeline_does_and_nothing_below_knows_it():
+    reached = {
+        folder(other) for _, room, other in internal_imports() if folder(room) == "exporting"
+    }
+    assert {"dynamo", "aot", "lowering", "scheduling", "codegen"} <= reached
+    users = {folder(room) for _, room, other in internal_imports() if folder(other) == "exporting"}
+    assert users - {"exporting"} <= {*BESIDE, *ABOVE}
+
+
+@pytest.mark.parametrize("room", sorted({*ROOMS, *UNDER, *BESIDE, "compat", "exporting"}))
+def test_a_room_opens_with_what_it_takes_gives_and_decides_and_two_files_to_read_first(room: str):
+    opening = ast.get_docstring(trees()[f"minicompile.{room}"]) or ""
+    assert re.findall(r"^    (takes|gives|decides) ", opening, flags=re.M) == [
+        "takes",
+        "gives",
+        "decides",
+    ]
+    [(first, second)] = re.findall(r"Read (\w+\.py) first\b.*? then (\w+\.py)", opening, flags=re.S)
+    assert all((ROOT / "minicompile" / room / name).is_file() for name in (first, second))
+    inside = re.findall(r"\((\w+/\w+\.py)\)", opening)
+    assert all((ROOT / "minicompile" / name).is_file() for name in inside)
+
+
 def test_what_lies_under_the_rooms_imports_none_of_them():
     assert lower_violations() == []
 
@@ -266,6 +296,7 @@ def example(importer: str, code: str) -> list[Import]:
         ("minicompile.runtime.x", "import minicompile", True),
         ("minicompile.runtime.x", "from minicompile.show import html", True),
         ("minicompile.runtime.x", "from ..show import html", True),
+        ("minicompile.aot.x", "from minicompile.exporting.exported import Exported", True),
         ("minicompile.runtime.x", "from minicompile.ops.origin import Origin", False),
     ],
 )

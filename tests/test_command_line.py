@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import dataclasses
 import importlib.util
 import os
@@ -14,7 +16,11 @@ from pathlib import Path
 import pytest
 
 from minicompile.__main__ import COMMANDS, main, option_docs
+from minicompile.errors import MinicompileError, OptionError, Unsupported
 from minicompile.options import Options
+from tests.imports import trees
+
+ROOT = Path(__file__).parent.parent
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]):
@@ -39,6 +45,57 @@ def test_options_lists_every_option_with_its_meaning(capsys: pytest.CaptureFixtu
         assert f"{field.name} = " in out
     for doc in option_docs().values():
         assert doc.splitlines()[0].strip() in out
+
+
+def test_the_list_of_errors_is_up_to_date(capsys: pytest.CaptureFixture[str]):
+    assert main(["errors"]) == 0
+    listed = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out == listed, "minicompile errors > docs/errors.md"
+
+
+def errors_below(kind: type[MinicompileError]) -> list[type[MinicompileError]]:
+    return [kind, *(below for sub in kind.__subclasses__() for below in errors_below(sub))]
+
+
+def test_every_error_has_an_id_of_its_own_a_cause_and_a_cure():
+    public = [
+        kind for kind in errors_below(MinicompileError) if kind.__module__ == "minicompile.errors"
+    ]
+    assert (
+        len({kind.id for kind in public}) == len(public) == len({kind.cure for kind in public}) == 8
+    )
+    for kind in public:
+        assert kind.__doc__ and kind.id.startswith("MC-") and kind.cure.endswith(".")
+    for message in (Unsupported("no way"), OptionError("no way")):
+        assert str(message) == "no way" and message.id == type(message).id
+    assert Unsupported("no way", id="print").id == "print"
+
+
+CARRIERS = {
+    "api._Traced": "a finished trace, out of a call that need not run",
+    "debug.bisect.CheckFailed": "the failed check of a user; it becomes the failure of a try",
+    "debug.bisect.Flaky": "two answers to one question; it becomes the verdict",
+    "debug.minify.Found": "what was found, past a script's handlers",
+    "dynamo.breaks.Cut": "out of the interpreter, where a capture ends",
+    "dynamo.snapshot.NotCoveredError": "a guard that is evaluated on every call",
+    "lessons.exercise.Wrong": "a wrong answer: what check cells raise",
+    "runtime.graph_cache.NoText": "a graph that is not kept on disk",
+}
+
+
+def test_what_a_user_can_meet_derives_from_one_base():
+    """All others carry something to a handler inside the package; what, is said here."""
+    found = set()
+    for module, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and any(
+                isinstance(base, ast.Name) and hasattr(builtins, base.id)
+                and issubclass(getattr(builtins, base.id), BaseException)
+                for base in node.bases
+            ):  # fmt: skip
+                found.add(f"{module.removeprefix('minicompile.')}.{node.name}")
+    ours = {f"errors.{kind.__name__}" for kind in errors_below(MinicompileError)}
+    assert found - ours == set(CARRIERS)
 
 
 @pytest.mark.skipif(

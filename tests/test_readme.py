@@ -1,18 +1,22 @@
-"""The code in the README runs as it stands."""
+"""The code in the README and in docs/ runs as it stands, and what it says was measured was."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 
 
 def blocks(section: str) -> list[str]:
@@ -78,3 +82,32 @@ def test_several_processes_train_as_written(tmp_path: Path):
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.count("ddp: backward: gradients") == 2, done.stderr
+
+
+def results(name: str) -> Iterator[dict[str, Any]]:
+    folder = ROOT / "minicompile" / "bench" / "results"
+    yield from json.loads((folder / name).read_text(encoding="utf-8"))
+
+
+def test_figures_are_those_that_the_named_commands_wrote():
+    told = re.findall(r"^\| `(\w+)` \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", README, flags=re.M)
+    files = [*results("h200-models.json"), *results("h200-first-calls.json")]
+    measured = {case["case"]: case["seconds"] for run in files for case in run["cases"]}
+    assert len(told) >= 6
+    for case, *columns in told:
+        assert columns == [f"{seconds * 1e3:.2f}" for seconds in measured[case].values()]
+    first = {(c["case"], c["state"]): c for run in files for c in run["first_calls"]}
+    rows = re.findall(r"^\| `(\w+)`, ([\w ]+) \| \| ([\d.]+) \| ([\d.]+) \|", README, flags=re.M)
+    assert {(case, state) for case, state, _, _ in rows} == set(first)
+    for case, state, theirs, ours in rows:
+        found = first[case, state]
+        assert (theirs, ours) == (f"{found['theirs']:.1f}", f"{found['ours']:.1f}")
+    for run in (run for run in files if run["cases"] or run["first_calls"]):
+        assert f"`{run['command']}`" in README
+
+
+def test_lessons_have_the_questions_that_they_open_with():
+    lessons = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
+    row = r"^\| (\d\d(?: \*\*c\*\*)?) \| ([^|]+) \|"
+    shown = PAGES[0].read_text(encoding="utf-8")
+    assert re.findall(row, shown, flags=re.M) == re.findall(row, lessons, flags=re.M) != []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -10,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+import minicompile
 from tests import size
+from tests.imports import trees
+from tests.test_architecture import RESULTS
 
 ROOT = Path(__file__).parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -80,6 +84,16 @@ def test_one_package_has_one_version_range_in_all_extras():
     assert {name: found for name, found in ranges.items() if len(found) > 1} == {}
 
 
+def test_mypy_relaxes_nothing_in_public_modules_and_results():
+    """Of `strict`, two rules are off elsewhere: torch is typed Any, and some of it not at all."""
+    [strict] = PYPROJECT["tool"]["mypy"]["overrides"]
+    public = {f"minicompile.{module}" for module in minicompile.PUBLIC.values()}
+    results = {f"minicompile.{module}" for module in RESULTS}
+    assert public | results | {"minicompile", "minicompile.pipeline_result"} <= {*strict["module"]}
+    relaxed = {rule for rule, value in PYPROJECT["tool"]["mypy"].items() if value is False}
+    assert relaxed - {"warn_unused_ignores"} == set(strict) - {"module"}
+
+
 def test_the_core_needs_torch_and_sympy_only():
     assert [split_requirement(text)[0] for text in PROJECT["dependencies"]] == ["torch", "sympy"]
 
@@ -96,6 +110,21 @@ def test_size_exceeds_the_budget_by_no_more_than_is_owed():
     rooms, package = size.totals(size.sizes())
     assert rooms.lines <= size.ROOM_BUDGET + size.ROOM_DEBT
     assert package.lines <= size.PACKAGE_BUDGET + size.PACKAGE_DEBT
+
+
+LONG_FOR_A_REASON = {
+    "minicompile.aot.runtime.training_call": "an autograd.Function whose two halves share their surroundings",
+}
+
+
+def test_no_function_is_longer_than_eighty_lines():
+    long = {
+        f"{module}.{node.name}"
+        for module, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 80
+    }
+    assert long <= set(LONG_FOR_A_REASON)
 
 
 def test_make_size_prints_each_folder_and_the_budget():

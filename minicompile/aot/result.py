@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from minicompile.errors import UnknownName
 from minicompile.ops.display import Shown, listed
 from minicompile.ops.graph import Graph, PassRecord
 from minicompile.ops.origin import Origins
@@ -264,7 +265,7 @@ class AotResult(Shown):
     def level(self, name: Level) -> LevelGraph:
         """The graph at operator level "full", "core" or "prims", and the rules that led there."""
         if name not in self.levels:
-            raise KeyError(f"no level {name!r}; known: {', '.join(self.levels)}")
+            raise UnknownName(f"no level {name!r}; known: {', '.join(self.levels)}")
         return self.levels[name]
 
     def __str__(self) -> str:

@@ -193,6 +193,7 @@ def spread(
     tl.store(dv + {start(dv)} + ({place(dv, j, dr)}), sums_v.to({dtype}), {mask(columns, dr)})
 """
 
+# up to 10^5 weights keep the precision of half types; from 10^9 on they overflow
 SMALL = {
     "top": " * {scale}",
     "power": "s * {scale} - base[:, None]",

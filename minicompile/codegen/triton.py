@@ -40,13 +40,7 @@ from minicompile.codegen.phases import (
     rough_exponentials,
     twins,
 )
-from minicompile.codegen.plan import (
-    KernelModule,
-    KernelPlan,
-    KernelSource,
-    Phase,
-    power_of_two,
-)
+from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase, power_of_two
 from minicompile.codegen.printing import LinePrinter
 from minicompile.codegen.triton_ops import (
     TRITON_DTYPES,

@@ -198,10 +198,7 @@ class _Writer:
 
     def _check(self, buffer: InputBuffer) -> str:
         name, layout = self.names[buffer.name], buffer.layout
-        tests = [
-            f"{name}.size() == {self._sizes(layout.size)}",
-            f"{name}.dtype is {layout.dtype}",
-        ]
+        tests = [f"{name}.size() == {self._sizes(layout.size)}", f"{name}.dtype is {layout.dtype}"]
         tests += [
             f"{name}.stride({axis}) == {self._size(stride)}"
             for axis, (size, stride) in enumerate(zip(layout.size, layout.stride, strict=True))

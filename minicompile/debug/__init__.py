@@ -1,1 +1,8 @@
-"""Looking into compilations: logs, dump folder, progress, and which stage loses accuracy."""
+"""Looking into compilations: logs, dump folder, progress, comparisons, and what is to blame.
+
+    takes    functions and their arguments, scripts, traces, the events of ops/events.py
+    gives    logs and files; differences, accuracies, bisections, minified programs, measured what-ifs
+    decides  what counts as wrong: float64 is the judge, eager's own errors are the measure
+
+Read logs.py first, then accuracy.py. No room imports this one; `api` lets it observe.
+"""

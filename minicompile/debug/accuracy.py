@@ -331,7 +331,7 @@ def differentiate(outputs: dict[str, Any]) -> float:
 
 def now() -> float:
     """The clock, after everything queued on a GPU has finished."""
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     return time.perf_counter()
 

@@ -22,6 +22,7 @@ from minicompile.aot.levels import LevelGraph
 from minicompile.codegen.plan import Code
 from minicompile.debug.align import Alignment, Item, items_of
 from minicompile.dynamo.result import Guard
+from minicompile.errors import OptionError
 from minicompile.lowering.ir import LoopGraph
 from minicompile.ops.display import Shown, aligned, bytes_text, count_text
 from minicompile.ops.graph import Listing, PassRecord
@@ -349,7 +350,7 @@ def place(found: dict[str, Point], name: str) -> str:
     for full in (stem + dot + last, f"forward.{last}", f"aot.{last}"):
         if full in found:
             return full
-    raise ValueError(f"nothing is called {name!r} in this trace; it has {', '.join(found)}")
+    raise OptionError(f"nothing is called {name!r} in this trace; it has {', '.join(found)}")
 
 
 def diff(trace: Trace, before: str | Trace, after: str | None = None) -> Diff:

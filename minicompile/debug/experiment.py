@@ -317,9 +317,9 @@ class Experiment(Shown):
         from minicompile.show.widgets import Panel
 
         first = self.run()
-        display(first)
+        display(first)  # type: ignore[no-untyped-call]
         try:
-            display(Panel(self, first).box)
+            display(Panel(self, first).box)  # type: ignore[no-untyped-call]
         except ImportError:
             print("There is no panel: ipywidgets is not installed (pip install ipywidgets).", HINT)
 

@@ -208,9 +208,9 @@ class TimedGraph:
             compat.gpu_pause(self.pause)
             mark = gpu_event
         tick = self.call.__globals__[TICK] = lambda: marks.append(mark())
-        tick()
+        tick()  # type: ignore[no-untyped-call]
         results = self.call(inputs)
-        tick()
+        tick()  # type: ignore[no-untyped-call]
         if self.pause is None:
             self.runs.append([at - marks[0] for at in marks])
         else:
@@ -232,7 +232,7 @@ class TimedGraph:
 
 
 def gpu_event() -> Any:
-    event = torch.cuda.Event(enable_timing=True)
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 

@@ -197,12 +197,7 @@ class Step:
     def cells(self) -> tuple[str, ...]:
         calls, operations, _, _, inputs, elements, *_ = self.size
         told = (count_text(operations, "operation"), count_text(inputs, "input"))
-        return (
-            self.reduction,
-            *told,
-            count_text(elements, "element"),
-            count_text(calls, "call"),
-        )
+        return (self.reduction, *told, count_text(elements, "element"), count_text(calls, "call"))
 
 
 @dataclass

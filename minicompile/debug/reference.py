@@ -52,14 +52,7 @@ from minicompile.ops.handler import Index, Ops, StoreMode
 from minicompile.ops.table import POINTWISE, POSITIONS, ReductionKind, ScanKind, result_dtype
 from minicompile.options import Options
 from minicompile.runtime.load import Kernels, kernel_loader
-from minicompile.shapes.expr import (
-    FloorDiv,
-    ModularIndexing,
-    Ranges,
-    Size,
-    is_float,
-    loop_symbol,
-)
+from minicompile.shapes.expr import FloorDiv, ModularIndexing, Ranges, Size, is_float, loop_symbol
 
 OTHERWISE_NAMED: dict[str, Callable[..., Any]] = {
     "floordiv": functools.partial(torch.div, rounding_mode="floor"),

@@ -1,7 +1,12 @@
 """Capture: from a Python frame to a torch-level FX graph, guards, side effects and breaks.
 
-The way through the room for a reader: what runs the bytecode, then what runs in its place later, then where
-the two alternate. A call comes in at `dispatch`, which asks its entries and calls `capture` if none fits.
+    takes    a Python frame: bytecode, locals, globals
+    gives    Capture: a graph of torch functions, guards, side effects, breaks with their reasons
+    decides  what is captured, what Python does itself, what a later call must fulfil to reuse it
+
+Read result.py first, then capture.py. The way through the room for a reader: what runs the bytecode, then
+what runs in its place later, then where the two alternate. A call comes in at `dispatch`, which asks its
+entries and calls `capture` if none fits.
 
     result         what capture gives: Source, Guard, GraphBreak, Capture, Explanation
 

@@ -236,14 +236,14 @@ class Dispatcher:
         if not allowed("capture", self.name, *shown):
             return None
         values = self.values(arguments)
-        reasons = self.reasons(values)
+        failures = self.failures(values)
         if self.frame is None:
             self.frame = next(_frames)
         watch = Watch(Compilation(self.frame, next(self.attempts), self.name, self.options))
         entry, known, answered = None, dict(self.breaks), self.answered()
         try:
-            watch.tell("start", reasons)
-            entry = self.made(arguments, values, key, active, reasons, watch)
+            watch.tell("start", failures)
+            entry = self.made(arguments, values, key, active, failures, watch)
         finally:
             cut = entry.capture.stopped_by if entry is not None else None
             for found in self.breaks:
@@ -254,7 +254,7 @@ class Dispatcher:
         *before, now = [set[Source](), *(symbolic_sources(made.capture) for made in self.entries)]
         names = tuple(sorted(source.name for source in now.difference(*before) if version))
         seconds = time.perf_counter() - watch.began
-        self.misses.append(Miss(answered, tuple(reasons), version, names, why, seconds))
+        self.misses.append(Miss(answered, tuple(failures), version, names, why, seconds))
         return entry
 
     def made(
@@ -263,14 +263,14 @@ class Dispatcher:
         values: dict[str, Any],
         key: Any,
         active: tuple[str, ...],
-        reasons: Sequence[GuardFailure],
+        failures: Sequence[GuardFailure],
         watch: Watch,
     ) -> Entry | None:
         """The entry that `compile` gives."""
         if len(self.entries) >= self.options.recompile_limit or len(self.refused) >= MAX_REFUSED:
             self.limit_reached = True
             limit = f"compiled {len(self.entries)} times already (options.recompile_limit)"
-            self.stop(refusal("recompile-limit", limit), reasons=reasons)
+            self.stop(refusal("recompile-limit", limit), failures=failures)
             return None
         try:
             if active:
@@ -333,7 +333,7 @@ class Dispatcher:
         self.entries.append(entry)
         return entry
 
-    def reasons(self, values: dict[str, Any]) -> list[GuardFailure]:
+    def failures(self, values: dict[str, Any]) -> list[GuardFailure]:
         """Why no version fits a call: for each, the guard that failed."""
         self.recompiles += bool(self.entries)
         found: list[GuardFailure] = []
@@ -346,7 +346,7 @@ class Dispatcher:
         return found
 
     def refuse(self, key: Any, error: Unsupported) -> None:
-        if not error.id:  # from a room after capture
+        if error.id not in REASONS:  # from a room after capture
             error = refusal("later-stage", error.reason, error.where, error.hint)
         if self.fullgraph:
             raise error
@@ -358,7 +358,7 @@ class Dispatcher:
         self,
         why: Unsupported,
         error: MinicompileError | None = None,
-        reasons: Sequence[GuardFailure] = (),
+        failures: Sequence[GuardFailure] = (),
     ) -> None:
         """Compile nothing more, and say so once. `error` is what to raise, if not `why`."""
         if self.fullgraph:
@@ -367,7 +367,7 @@ class Dispatcher:
         self.last_refusal = graph_break(why)
         self.breaks[self.last_refusal] = None
         lines = [f"minicompile runs {self.name} in eager from here on: {why}"]
-        warnings.warn("\n".join([*lines, *failure_lines(reasons)]), stacklevel=7)
+        warnings.warn("\n".join([*lines, *failure_lines(failures)]), stacklevel=7)
 
     def disown(self, entry: Entry, arguments: tuple[Any, ...]) -> None:
         """An entry whose guards do not even hold for the call it was made for: never use it."""

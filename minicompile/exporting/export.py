@@ -38,6 +38,7 @@ from minicompile.exporting.call import Call, leaves, mapped
 from minicompile.exporting.conditions import always_holds, class_name, literal
 from minicompile.exporting.exported import Constraint, Exported, InputSpec, OutputSpec, Signature
 from minicompile.exporting.results import Structure
+from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import short, value_text
 from minicompile.ops.graph import Graph, origins_of, output_node, placeholders, user_line
 
@@ -119,7 +120,7 @@ def every_break(call: Call, error: Unsupported) -> ExportError:
                 x.copy_(before)
     told = [refusal_text(b.reason, b.user_line, b.hint, b.id) for b in breaks]
     told = list(dict.fromkeys(told)) or [str(error)]
-    lines = [f"{call.name} is no single graph; {len(told)} places stop it:"]
+    lines = [f"{call.name} is no single graph; {count_text(len(told), 'place')} to mend:"]
     for number, text in enumerate(told, 1):
         lines.append(f"{number}. " + text.replace("\n", "\n   "))
     return ExportError("\n".join(lines))

@@ -35,7 +35,7 @@ from unittest import mock
 
 import torch
 
-from minicompile.errors import MinicompileError
+from minicompile.errors import MinicompileError, OptionError
 from minicompile.ops.registry import scoped, without
 
 Cases = Sequence[Any] | Callable[[], Sequence[Any]]
@@ -281,7 +281,7 @@ class Lesson:
     ) -> Callable[[Callable[..., str]], Exercise]:
         """Decorator of the function that checks exercise `name`; see `Exercise`. `level` is one of LEVELS."""
         if level not in LEVELS:
-            raise ValueError(f"level={level!r} must be one of {', '.join(LEVELS)}")
+            raise OptionError(f"level={level!r} must be one of {', '.join(LEVELS)}")
 
         def add(test: Callable[..., str]) -> Exercise:
             exercise = Exercise(

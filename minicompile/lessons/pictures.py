@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from minicompile.debug.reference import evaluate
+from minicompile.errors import OptionError
 from minicompile.ops.display import Shown, to_html
 from minicompile.scheduling.body import LoopBody
 from minicompile.shapes.expr import index_text
@@ -31,7 +32,7 @@ def corridor(*lit: str) -> Corridor:
     """The strip with these rooms lit. Raises ValueError for a room that there is not."""
     for room in lit:
         if room not in ROOMS:
-            raise ValueError(f"no room {room!r}; there are {', '.join(ROOMS)}")
+            raise OptionError(f"no room {room!r}; there are {', '.join(ROOMS)}")
     return Corridor(lit)
 
 

@@ -45,14 +45,7 @@ from minicompile.lowering.ir import (
 from minicompile.lowering.value import Storage, TensorValue
 from minicompile.ops.dtypes import LOOP_DTYPES, short
 from minicompile.ops.gates import REFUSED, allowed
-from minicompile.ops.graph import (
-    Graph,
-    origins_of,
-    output_node,
-    statement,
-    target_name,
-    user_line,
-)
+from minicompile.ops.graph import Graph, origins_of, output_node, statement, target_name, user_line
 from minicompile.ops.handler import InnerFn
 from minicompile.options import Options
 from minicompile.shapes.expr import Size, size_hint, to_size

@@ -10,7 +10,7 @@ hold them are made of a template (codegen/attention.py).
 
 The backward computes weights as e^(score - peak) / 2^logs: `peak` is the largest score of a row, `logs` the
 logarithm, to base 2, of what these powers sum to. One number for both would lose the second where the first
-is large, as in a row of which a finite number masks all.
+is large, as in a row of which a finite number masks all; where scores are small, kernels keep one, and 0.
 """
 
 from __future__ import annotations

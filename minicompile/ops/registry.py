@@ -12,6 +12,8 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from minicompile.errors import UnknownName
+
 V = TypeVar("V")
 
 ALL: dict[str, Registry[Any]] = {}
@@ -88,11 +90,11 @@ def without(*names: str) -> Iterator[None]:
         for name in names:
             table, _, rule = name.partition(":")
             if table not in ALL:
-                raise KeyError(f"no registry {table!r}; known: {', '.join(sorted(ALL))}")
+                raise UnknownName(f"no registry {table!r}; known: {', '.join(sorted(ALL))}")
             registry = ALL[table]
             keys = registry.matching(rule)
             if not keys:
-                raise KeyError(f"registry {table!r} has no rule {rule!r}")
+                raise UnknownName(f"registry {table!r} has no rule {rule!r}")
             stack.enter_context(registry.scoped())
             for key in keys:
                 del registry.rules[key]

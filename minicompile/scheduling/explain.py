@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from minicompile.errors import OptionError
 from minicompile.ops.device import device_spec
 from minicompile.ops.display import Several, Shown, bytes_text, count_text
 from minicompile.ops.origin import source_lines
@@ -83,7 +84,7 @@ def parts(schedule: Schedule, name: str) -> list[SingleNode]:
     given = [buffer.name for buffer in schedule.graph.given]
     told = "is given from outside: no kernel computes it" if name in given else "is not known"
     known = ", ".join(node.name for node in schedule.before)
-    raise ValueError(f"{name} {told}; known: {known}, and kernels by their names")
+    raise OptionError(f"{name} {told}; known: {known}, and kernels by their names")
 
 
 Groups: TypeAlias = tuple[tuple[str, ...], ...]

@@ -18,6 +18,7 @@ from typing import Any
 from torch import fx
 
 from minicompile.codegen.plan import CodeLine, KernelSource
+from minicompile.errors import OptionError
 from minicompile.ops.display import Shown, count_text
 from minicompile.ops.origin import Origin, SourceLine, short_file
 from minicompile.pipeline_result import Trace
@@ -234,9 +235,11 @@ class Explorer(Shown):
         if missing := set(self.open) - set(known):
             told = f"no pane {min(missing)!r} in the trace of {self.trace.name}"
             more = "" if self.assembly else f"; assembly=True adds {', '.join(LEVELS)}"
-            raise ValueError(f"{told}; it has: {', '.join(known)}{more}")
+            raise OptionError(f"{told}; it has: {', '.join(known)}{more}")
         if len(set(self.open)) != len(self.open) or len(self.open) > MOST_OPEN:
-            raise ValueError(f"open one to {MOST_OPEN} different panes, not {', '.join(self.open)}")
+            raise OptionError(
+                f"open one to {MOST_OPEN} different panes, not {', '.join(self.open)}"
+            )
 
     def pane(self, key: str) -> Pane:
         return next(pane for pane in self.panes if pane.key == key)

@@ -8,16 +8,7 @@ from minicompile.exporting.exported import Constraint, Exported, InputSpec, Outp
 from minicompile.ops.display import count_text
 from minicompile.ops.dtypes import value_text
 from minicompile.show.graphs import graph_parts
-from minicompile.show.html import (
-    box,
-    code,
-    details,
-    facts,
-    shows,
-    shows_many,
-    table,
-    text,
-)
+from minicompile.show.html import box, code, details, facts, shows, shows_many, table, text
 from minicompile.show.listing import headline
 
 

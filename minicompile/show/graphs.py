@@ -16,14 +16,7 @@ from minicompile.provenance import node_size
 from minicompile.show.graphviz import picture
 from minicompile.show.html import box, columns, details, heading, shows, text
 from minicompile.show.listing import listing, plain_code, stripe
-from minicompile.show.modules import (
-    AGAIN,
-    FULL_PICTURE,
-    MOST_BOXES,
-    Part,
-    diagram,
-    parts_of,
-)
+from minicompile.show.modules import AGAIN, FULL_PICTURE, MOST_BOXES, Part, diagram, parts_of
 from minicompile.show.palette import BACKWARD, FORWARD, GOOD, line_colour
 from minicompile.show.syntax import highlight
 

@@ -274,6 +274,12 @@ def test_a_user_error_is_not_reported(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_trace_is_not_reported(tmp_path: Path) -> None:
+    call = mc.compile(layered, options={"debug_dir": str(tmp_path)})
+    assert mc.trace(call, INPUT).kernels
+    assert not list(tmp_path.iterdir())
+
+
 def test_looking_for_an_error_reports_none(tmp_path: Path) -> None:
     with planted("no table"):
         call = mc.compile(layered, options={**LOOPS, "debug_dir": str(tmp_path)})

@@ -6,13 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, clamp, exp, log, log1p, where
 
-from minicompile.aot.decompositions.registry import (
-    Dtype,
-    Maybe,
-    decompose,
-    formulas,
-    wide,
-)
+from minicompile.aot.decompositions.registry import Dtype, Maybe, decompose, formulas, wide
 
 aten = torch.ops.aten
 

@@ -29,12 +29,7 @@ from minicompile.aot.layout import empty_like_layout
 from minicompile.aot.passes.patterns import replace_nodes, trace_function, with_gradients
 from minicompile.aot.views import is_pointwise, is_view
 from minicompile.errors import MinicompileError
-from minicompile.ops.attention import (
-    ATTENTION,
-    ATTENTION_BACKWARD,
-    FlashAttention,
-    function_of,
-)
+from minicompile.ops.attention import ATTENTION, ATTENTION_BACKWARD, FlashAttention, function_of
 from minicompile.ops.dtypes import LOOP_DTYPES
 from minicompile.ops.graph import Graph, Rewrite, call_text, origins_of, target_name
 from minicompile.passes.manager import graph_pass
@@ -168,7 +163,7 @@ def slope_of(score: str, examples: Sequence[Tensor], mode: Any) -> str:
 
 
 def check(calls: Sequence[fx.Node]) -> None:
-    """Raises Unsupported unless every step can be computed element by element."""
+    """Raises MinicompileError unless every step can be computed element by element."""
     for node in calls:
         name = target_name(node.target).split(".")
         if not (is_pointwise(node.target) or is_view(node) or name[1] in LOWERED):

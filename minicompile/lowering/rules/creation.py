@@ -52,12 +52,7 @@ def target_device(device: torch.device) -> torch.device:
 
 
 @lowering(aten.full.default)
-def full(
-    ctx: LoweringContext,
-    size: Sequence[Size],
-    value: Scalar,
-    **_: Any,
-) -> TensorValue:
+def full(ctx: LoweringContext, size: Sequence[Size], value: Scalar, **_: Any) -> TensorValue:
     """One number everywhere."""
     dtype = ctx.result.dtype
     where = target_device(ctx.result.device)
@@ -92,11 +87,7 @@ def iota(
 
 @lowering(aten.arange.start_step)
 def arange(
-    ctx: LoweringContext,
-    start: Scalar,
-    end: Scalar,
-    step: Scalar = 1,
-    **_: Any,
+    ctx: LoweringContext, start: Scalar, end: Scalar, step: Scalar = 1, **_: Any
 ) -> TensorValue:
     """start + i * step as a float: of whole numbers, which are exact."""
     dtype, device = ctx.result.dtype, ctx.result.device
