@@ -38,16 +38,18 @@ def backwards(
     Each is made when it is first needed, in a thread of its own: no user's mode is active there.
     """
 
-    def make(missing: frozenset[int], kernels: bool) -> Reduced:
+    def make(missing: frozenset[int], kernels: bool, device: int) -> Reduced:
         graph, takes = without(whole(), saved, missing)
         gradients: Any = enumerate(results_of(graph.gm.graph))
         absent = frozenset(i for i, gradient in gradients if gradient is None)
-        return (compiled if kernels and takes else interpreted)(graph), takes, absent
+        with torch.cuda.device(device):
+            return (compiled if kernels and takes else interpreted)(graph), takes, absent
 
     @cache
     def made(missing: frozenset[int], kernels: bool) -> Reduced:
+        device = torch.cuda.current_device() if torch.cuda.is_initialized() else -1
         with ThreadPoolExecutor(1) as pool:
-            return pool.submit(make, missing, kernels).result()
+            return pool.submit(make, missing, kernels, device).result()
 
     return made
 
