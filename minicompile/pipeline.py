@@ -88,7 +88,7 @@ def from_disk(kept: graph_cache.Kept, capture: Capture, options: Options) -> Box
     forward, *backward = [wait() for wait in waits]
     compiled = partial(compiled_now, options)
     without = backwards(cache(backward_graph), kept.metadata.saved, compiled, interpret)
-    about = Differentiated(kept.tangents, without) if backward else None
+    about = Differentiated(kept.tangents, kept.sufficient, without) if backward else None
     return assemble(kept.metadata, forward, backward[0] if backward else None, about, capture.name)
 
 

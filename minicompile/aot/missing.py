@@ -21,10 +21,12 @@ from minicompile.aot.autograd import copied
 from minicompile.aot.layout import inverse_order, same_value, stride_order
 from minicompile.aot.partition import size_expressions
 from minicompile.aot.result import BackwardWithout, BoxedCallable, Reduced
-from minicompile.aot.views import has_effect, is_size, results_of
+from minicompile.aot.views import aten_ops, has_effect, is_size, is_view, results_of
 from minicompile.ops.graph import Graph, output_node, placeholders
 
 aten = torch.ops.aten
+SUMS = aten_ops("add.Tensor")
+ZEROS_OF_ZEROS = aten_ops("clone.default sum.dim_IntList neg.default _to_copy.default")
 
 
 def backwards(
@@ -84,6 +86,27 @@ def without(backward: Graph, saved: int, missing: Collection[int]) -> tuple[Grap
     return found, takes
 
 
+def sufficient(backward: Graph, saved: int) -> list[int]:
+    """The tangents, each of which is enough for the whole graph: zeros for the others change nothing. A loss
+    is, beside the logits that it was computed from: its gradient is added to theirs."""
+    tangents = placeholders(backward.gm.graph)[saved:]
+    found = []
+    for i, tangent in enumerate(tangents if len(tangents) > 1 else ()):
+        present = dependents([tangent])
+        lost = dependents(t for t in tangents if t is not tangent) - present
+        exact = all(node.op == "placeholder" or keeps_zeros(node, lost) for node in lost)
+        sums = {user.target for node in lost for user in present.intersection(node.users)}
+        if exact and sums <= SUMS and lost.isdisjoint(results_of(backward.gm.graph)):
+            found.append(i)
+    return found
+
+
+def keeps_zeros(node: fx.Node, zeros: Collection[fx.Node]) -> bool:
+    """Is it zeros if these nodes are, whatever else there is?"""
+    known = is_view(node) or node.target in SUMS | ZEROS_OF_ZEROS
+    return known and all(x in zeros or is_size(x) for x in node.all_input_nodes)
+
+
 def dependents(nodes: Iterable[fx.Node]) -> set[fx.Node]:
     """What is computed from some nodes, and these."""
     found, waiting = set[fx.Node](), list(nodes)
@@ -98,7 +121,7 @@ def dependents(nodes: Iterable[fx.Node]) -> set[fx.Node]:
 def leave_out(user: fx.Node, lost: fx.Node) -> None:
     """Let a node do without one of its operands: a sum is the other one, anything else gets zeros."""
     others = [x for x in user.all_input_nodes if x is not lost]
-    is_sum = user.target is aten.add.Tensor and len(others) == 1 and not user.kwargs
+    is_sum = user.target in SUMS and len(others) == 1 and not user.kwargs
     if is_sum and same_value(others[0].meta["val"], user.meta["val"]):
         user.replace_all_uses_with(others[0])
         return

@@ -13,7 +13,7 @@ The real compiler: torch/_functorch/_aot_autograd/schemas.py (ViewAndMutationMet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -185,9 +185,11 @@ BackwardWithout = Callable[[frozenset[int], bool], Reduced]
 
 @dataclass(frozen=True)
 class Differentiated:
-    """What autograd has to know of a backward graph."""
+    """What autograd has to know of a backward graph. `sufficient`: the numbers of tangents beside which zeros
+    may stand for the others."""
 
     tangents: list[Tangent]
+    sufficient: Collection[int]
     without: BackwardWithout
 
 

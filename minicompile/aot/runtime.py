@@ -21,7 +21,7 @@ from torch import fx
 from minicompile import compat
 from minicompile.aot.chain import Link, chained, in_turn, one_by_one, pass_on, split
 from minicompile.aot.layout import dense_in_order, stride_order
-from minicompile.aot.missing import backwards
+from minicompile.aot.missing import backwards, sufficient
 from minicompile.aot.partition import bytes_of
 from minicompile.aot.result import (
     AotResult,
@@ -74,7 +74,8 @@ def differentiated(
         Tangent(value.dtype, value.device, stride_order(value), bytes_of(node))
         for value, node in zip(values, expected, strict=True)
     ]
-    return Differentiated(tangents, backwards(lambda: whole, saved, compiled, interpret))
+    without = backwards(lambda: whole, saved, compiled, interpret)
+    return Differentiated(tangents, sufficient(whole, saved), without)
 
 
 def assemble(
@@ -215,6 +216,8 @@ def prepared(
     for check in metadata.before_backward:
         check()
     missing = frozenset(i for i, tangent in enumerate(given) if tangent is None)
+    if not missing.issuperset(about.sufficient):
+        missing = frozenset()
     kernels = all(tangent is None or compat.has_storage(tangent) for tangent in given)
     groups, strides, arguments = getattr(backward, "groups", ()), ctx.strides, list[Any]()
     run, absent = backward, frozenset[int]()

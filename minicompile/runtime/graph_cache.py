@@ -262,11 +262,12 @@ class KeptGraph:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """What a key leads to. `tangents`: of the backward graph (aot/runtime.py), if there is one."""
+    """What a key leads to. `tangents`, `sufficient`: of the backward graph (aot/result.py), if any."""
 
     metadata: RuntimeMetadata
     graphs: list[KeptGraph]
     tangents: list[Tangent]
+    sufficient: list[int]
 
 
 def keep(
@@ -290,7 +291,7 @@ def keep(
         found.append([wrapper.name, wrapper.text, wrapper.owned, texts])
     try:
         tangents = [tangent_text(tangent) for tangent in about.tangents] if about else []
-        what = [plain(metadata), found, tangents]
+        what = [plain(metadata), found, tangents, [*about.sufficient] if about else []]
     except NoText:
         return
     write_sealed(folder / f"{key}.json", key, json.dumps(what).encode())
@@ -302,7 +303,7 @@ def read(key: str, options: Options) -> Kept | None:
     kept = None if folder is None else read_sealed(folder / f"{key}.json", key)
     if kept is None:
         return None
-    metadata, graphs, tangents = json.loads(kept)
+    metadata, graphs, tangents, enough = json.loads(kept)
     outputs = tuple(OutputSpec(**tuples(spec)) for spec in metadata.pop("outputs"))
     found = []
     for name, text, owned, kernels in graphs:
@@ -313,7 +314,7 @@ def read(key: str, options: Options) -> Kept | None:
         Tangent(getattr(torch, dtype), torch.device(device), order, size)
         for dtype, device, order, size in tangents
     ]
-    return Kept(RuntimeMetadata(outputs, **tuples(metadata)), found, expected)
+    return Kept(RuntimeMetadata(outputs, **tuples(metadata)), found, expected, enough)
 
 
 def tangent_text(tangent: Tangent) -> list[Any]:

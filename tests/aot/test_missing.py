@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import minicompile as mc
+from minicompile.aot.missing import sufficient
 
 BACKENDS = ["aot_eager", "inductor"]
 
@@ -81,3 +82,21 @@ def test_a_result_is_not_kept_that_the_program_writes_to_unseen(backend: str) ->
     w = torch.ones(4, requires_grad=True)
     mc.compile(fn, backend=backend)(torch.ones(4), w).sum().backward()
     assert w.grad is not None and w.grad.tolist() == [4, 4, 4, 4]
+
+
+def test_a_loss_beside_its_logits_needs_no_graph_of_its_own() -> None:
+    """Gradients are added to the logits' own, for which zeros stand."""
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = x @ w
+        return logits, logits.view(-1).exp().mean()
+
+    aot = mc.trace(fn, leaf(3, 4), leaf(4, 4)).aot
+    assert aot is not None and aot.backward is not None
+    assert sufficient(aot.backward, aot.metadata.saved) == [1]
+    other = mc.trace(three, leaf(4, 4), leaf(4, 4)).aot
+    assert other is not None and other.backward is not None
+    assert sufficient(other.backward, other.metadata.saved) == []
+    for used in ((0,), (1,), (0, 1)):
+        expected = gradients(fn, None, used, False)
+        torch.testing.assert_close(gradients(fn, "inductor", used, False), expected)
