@@ -48,10 +48,13 @@ def choose_vector(plan: KernelPlan, options: Options) -> None:
     plan.vector_width = VECTOR_BYTES // max(widest, 4)
     inner_x = next(reversed(body.ranges), None)
     if body.reduction_ranges:
-        along_r = contiguous_uses(next(reversed(body.reduction_ranges)), plan.loop)
-        along_x, width = -1, 0
+        inner_r, used = next(reversed(body.reduction_ranges)), list(plan.loop)
+        if inner_x is not None:  # what varies along one loop alone is read again from the cache
+            both = {inner_x, inner_r}
+            used = [v for v in used if v.index is not None and both <= v.index.free_symbols] or used
+        along_r, along_x, width = contiguous_uses(inner_r, used), -1, 0
         if inner_x is not None:
-            along_x = contiguous_uses(inner_x, plan.loop)
+            along_x = contiguous_uses(inner_x, used)
             width = size_hint(body.ranges[inner_x], plan.hints)
         plan.vector_axis, other = "r", "x"
         if along_x > along_r and width >= 4:

@@ -277,6 +277,31 @@ def test_column_kernel_carries_row_values_between_phases() -> None:
     torch.testing.assert_close(out, (x - x.mean(0)).abs().amax(0))
 
 
+def test_a_matrix_says_along_what_vectors_lie_not_the_rows_numbers_beside_it() -> None:
+    """As in cross-entropy's backward: three numbers of each row, and columns that are summed."""
+    size, rows = (60, 500), "abc"
+    p = Program()
+    for name, shape in (("x", size), *((row, (60,)) for row in rows)):
+        p.input(name, shape)
+
+    def slope(ops: Any, i: Any, r: Any) -> Any:
+        value = ops.load("x", p.at(r[0], i[0], size=size))
+        for row in rows:
+            value = ops.mul(value, ops.load(row, r[0]))
+        return value
+
+    p.reduce("total", (500,), (60,), "sum", slope)
+    plan = p.plan()
+    assert plan.vector_axis == "x"
+    given = {"x": special(*size), **{row: special(60) for row in rows}}
+    out = torch.empty(500)
+    run(plan, {**given, "total": out})
+    expected = given["x"].clone()
+    for row in rows:
+        expected *= given[row][:, None]
+    torch.testing.assert_close(out, expected.sum(0), equal_nan=True)
+
+
 # ---- pointwise, indices, masks
 
 
