@@ -37,6 +37,7 @@ from minicompile.aot.result import Kind, OutputSpec, RuntimeMetadata, SharedMemo
 from minicompile.aot.tracer import Tracer
 from minicompile.aot.views import is_inplace_view, writes, written_arguments
 from minicompile.aot.vjps import own_gradients
+from minicompile.compat import settings
 from minicompile.errors import OptionError, Unsupported
 from minicompile.ops.graph import origins_of, placeholders, user_line
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, union
@@ -320,7 +321,7 @@ class CapturedRun(fx.Interpreter):
         self.tracer.origins = origins_of(node)
         self.tracer.region = node.name if getattr(node.target, "recomputed", False) else None
         read = [self.env[used] for used in node.all_input_nodes]
-        if self.lost and node.target is compat.set_grad_enabled and node.args[0]:
+        if self.lost and node.target is settings.set_grad_enabled and node.args[0]:
             raise Unsupported("grad mode is enabled where the caller disabled it", user_line(node))
         with refusing(str(node.target), user_line(node)):
             bytes_given = any(getattr(x, "dtype", 0) is torch.uint8 for x in read)

@@ -33,7 +33,7 @@ from minicompile.aot.result import (
     SharedMemory,
     Tangent,
 )
-from minicompile.compat import any_autocast_enabled, is_view
+from minicompile.compat import any_autocast_enabled, is_view, settings
 from minicompile.ops.graph import Graph, placeholders
 
 
@@ -113,13 +113,13 @@ def inference_call(forward: BoxedCallable) -> BoxedCallable:
     def run(inputs: list[Any]) -> Sequence[Any]:
         before = torch.is_grad_enabled()
         if before:
-            compat.set_grad_enabled(False)  # `torch.no_grad()` takes eight times as long
+            settings.set_grad_enabled(False)  # `torch.no_grad()` takes eight times as long
         try:
             results = forward(inputs)
             return results if owned else owners(results)
         finally:
             if before:
-                compat.set_grad_enabled(True)
+                settings.set_grad_enabled(True)
 
     return run
 

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from minicompile import compat
+from minicompile.compat import settings
 from minicompile.dynamo.breaks import Cut, GoOn, Resume, resume_after
 from minicompile.dynamo.guards import SourceCode, guard_rules, memory_places, types_from
 from minicompile.dynamo.interpreter import TracedGenerator
@@ -138,7 +139,7 @@ def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Trac
     if (sizes := tracer.recorder.sizes) is not None:
         sizes.env.asker = tracer.asks
     tracer.definition = definition_of(values.get("self"))
-    facts, make_state_check, modes = compat.global_facts(), state_check(), Modes.now()
+    facts, make_state_check, modes = settings.global_facts(), state_check(), Modes.now()
     tracer.guard("global_state", (), facts, "settings that torch functions read")
     rest = None
     with restored_modes(), deep_stack(), compat.quiet_fakes():

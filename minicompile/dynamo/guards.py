@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from minicompile import compat
+from minicompile.compat import settings
 from minicompile.dynamo.result import (
     GUARD_KINDS,
     SOURCE_KINDS,
@@ -360,7 +361,7 @@ def varied_numbers(old: Any, new: Any, source: Source, kind: str = "item") -> di
 def evaluate(guard: Guard, code: SourceCode, scope: dict[str, Any]) -> tuple[bool, Any]:
     """Whether a guard holds, and the fact that it is about. Raises one of FETCH_ERRORS."""
     if guard.kind == "global_state":
-        changed = changes(guard.expected, compat.global_facts())
+        changed = changes(guard.expected, settings.global_facts())
         return not changed, changed
     text = condition(code, guard)
     if text is None:
