@@ -14,8 +14,9 @@ from typing import Any
 
 from minicompile.debug import dump, gates, logs, progress  # noqa: F401 (they observe compilations)
 from minicompile.dynamo.dispatch import Backend, Dispatcher, all_dispatchers, plain_backend
+from minicompile.dynamo.history import Explanation, Timeline
 from minicompile.dynamo.module import allow_in_graph, behind, disable, is_disabled, original_of
-from minicompile.dynamo.result import Capture, Explanation, Timeline
+from minicompile.dynamo.result import Capture
 from minicompile.dynamo.sizes import mark_dynamic
 from minicompile.errors import OptionError, Unsupported
 from minicompile.ops.display import Several

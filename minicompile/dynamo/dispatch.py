@@ -25,25 +25,18 @@ from typing import Any
 import torch
 
 from minicompile import compat
+from minicompile.compat import settings
 from minicompile.dynamo.breaks import Resume
 from minicompile.dynamo.bytecode import is_coroutine, is_generator
 from minicompile.dynamo.capture import CapturedFrame, capture_frame, deep_stack
 from minicompile.dynamo.entry import MISS, BoxedGraph, Entry
 from minicompile.dynamo.guards import generate
+from minicompile.dynamo.history import Explanation, Miss, Timeline, failure_lines
 from minicompile.dynamo.interpreter import Marker
 from minicompile.dynamo.modes import restored_modes
 from minicompile.dynamo.nested import NestedFrames
 from minicompile.dynamo.reasons import REASONS, refusal
-from minicompile.dynamo.result import (
-    Capture,
-    Explanation,
-    GraphBreak,
-    GuardFailure,
-    Miss,
-    Source,
-    Timeline,
-    failure_lines,
-)
+from minicompile.dynamo.result import Capture, GraphBreak, GuardFailure, Source
 from minicompile.dynamo.sizes import Dynamic, shape_guards
 from minicompile.dynamo.variables import UserError, is_constant
 from minicompile.errors import (
@@ -85,7 +78,7 @@ def capture_alone(
     function: types.FunctionType, values: dict[str, Any], dynamic: Dynamic, name: str
 ) -> CapturedFrame:
     """One call of a function, captured as a whole and kept in no cache. Raises Unsupported."""
-    if active := tuple(compat.active_modes()):
+    if active := tuple(settings.active_modes()):
         raise refusal("function-mode", f"{' and '.join(active)} is active")
     if is_coroutine(function.__code__) or is_generator(function.__code__):
         raise refusal("generator-or-coroutine", f"{name} is a generator or asynchronous function")
@@ -225,7 +218,7 @@ class Dispatcher:
 
     def compile(self, arguments: tuple[Any, ...]) -> Entry | None:
         """A new entry for these arguments; None if the call must run in eager. Raises under `fullgraph`."""
-        active = tuple(compat.active_modes())  # a function mode would see the fingerprint's reads
+        active = tuple(settings.active_modes())  # a function mode would see the fingerprint's reads
         key = active or fingerprint(arguments)
         if not self.fullgraph and (self.stopped or key in self.refused):
             return None
