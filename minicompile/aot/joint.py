@@ -35,11 +35,11 @@ from minicompile.aot.layout import (
 )
 from minicompile.aot.result import Kind, OutputSpec, RuntimeMetadata, SharedMemory
 from minicompile.aot.tracer import Tracer
-from minicompile.aot.views import is_inplace_view, writes, written_arguments
 from minicompile.aot.vjps import own_gradients
 from minicompile.compat import settings
 from minicompile.errors import OptionError, Unsupported
 from minicompile.ops.graph import origins_of, placeholders, user_line
+from minicompile.ops.nodes import is_inplace_view, writes, written_arguments
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, union
 
 STORAGE_SURGERY = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::set_data"}

@@ -29,7 +29,9 @@ from minicompile import compat
 from minicompile.aot.layout import hint, size_expr
 from minicompile.aot.maxflow import UNLIMITED, FlowNetwork
 from minicompile.aot.result import ForwardValue, Partition, RuntimeMetadata
-from minicompile.aot.views import (
+from minicompile.ops.gates import allowed
+from minicompile.ops.graph import Graph, origins_of, output_node, placeholders
+from minicompile.ops.nodes import (
     alias_root,
     aten_ops,
     is_copy_of_input,
@@ -41,8 +43,6 @@ from minicompile.aot.views import (
     is_view,
     results_of,
 )
-from minicompile.ops.gates import allowed
-from minicompile.ops.graph import Graph, origins_of, output_node, placeholders
 from minicompile.ops.philox import PHILOX
 from minicompile.options import Options
 from minicompile.shapes.symnode import SizeNodes

@@ -13,6 +13,7 @@ import itertools
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,18 +35,16 @@ from minicompile.aot.result import (
     Tangent,
 )
 from minicompile.compat import any_autocast_enabled, is_view, settings
-from minicompile.ops.graph import Graph, placeholders
+from minicompile.ops.graph import Graph, copies, placeholders
 
 
 def interpret(graph: Graph) -> BoxedCallable:
     """Run an ATen graph with eager's operators, one by one; every value dies after its last use. What lies
     otherwise in eager than in the graph is copied where that views it."""
-    copy, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in graph.nodes:
-        made = nodes[node] = copy.node_copy(node, nodes.__getitem__)
-        if made.target is torch.ops.aten.view.default:
-            made.target = torch.ops.aten.reshape.default
-    return compat.boxed_function(fx.GraphModule(graph.gm, copy))
+    made, _ = copies(graph.gm.graph)
+    for node in made.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = torch.ops.aten.reshape.default
+    return compat.boxed_function(fx.GraphModule(graph.gm, made))
 
 
 # The callable ------------------------------------------------------------------------------------
@@ -90,12 +89,7 @@ def assemble(
         compute = inference_call(forward)
     else:
         compute = training_call(metadata, about, forward, backward, name)
-    call = with_epilogue(compute, metadata)
-
-    def run(inputs: list[Any]) -> Sequence[Any]:
-        return without_casts(call, inputs) if any_autocast_enabled() else call(inputs)
-
-    return run
+    return partial(without_casts, with_epilogue(compute, metadata))
 
 
 def without_casts(call: BoxedCallable, inputs: list[Any]) -> Sequence[Any]:

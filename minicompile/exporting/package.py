@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import minicompile
-from minicompile.aot.autograd import ahead_of_time, copied, fake_mode_of
+from minicompile.aot.autograd import ahead_of_time, fake_mode_of
 from minicompile.codegen.cpp_ops import prelude
 from minicompile.codegen.generate import by_position, generate_kernels, make_plans
 from minicompile.errors import BackendError, OptionError, Unsupported
@@ -38,7 +38,7 @@ from minicompile.exporting.exported import Exported
 from minicompile.exporting.safetensors import write_safetensors
 from minicompile.lowering.context import layout_of
 from minicompile.lowering.lower import lower
-from minicompile.ops.graph import Graph, output_node, placeholders
+from minicompile.ops.graph import Graph, copied, output_node, placeholders
 from minicompile.ops.toolchain import BASE_FLAGS, find_compiler, machine_flags, processor_features
 from minicompile.options import Options
 from minicompile.scheduling.schedule import schedule

@@ -27,11 +27,11 @@ from torch import Tensor, fx
 from minicompile import compat
 from minicompile.aot.layout import empty_like_layout
 from minicompile.aot.passes.patterns import replace_nodes, trace_function, with_gradients
-from minicompile.aot.views import is_pointwise, is_view
 from minicompile.errors import MinicompileError
 from minicompile.ops.attention import ATTENTION, ATTENTION_BACKWARD, FlashAttention, function_of
 from minicompile.ops.dtypes import LOOP_DTYPES
 from minicompile.ops.graph import Graph, Rewrite, call_text, origins_of, target_name
+from minicompile.ops.nodes import is_pointwise, is_view
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import Match
 

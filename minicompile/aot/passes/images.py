@@ -21,7 +21,7 @@ from minicompile.aot.layout import hint, same_strides
 from minicompile.aot.levels import family
 from minicompile.aot.partition import bytes_of
 from minicompile.ops.display import bytes_text
-from minicompile.ops.graph import Rewrite, origins_of, statement
+from minicompile.ops.graph import Rewrite, copies, origins_of, statement
 from minicompile.passes.manager import graph_pass
 
 aten = torch.ops.aten
@@ -43,9 +43,7 @@ def channels_last(gm: fx.GraphModule, mode: Any) -> list[Rewrite] | str:
         return "no convolution of images"
     if gm.graph.find_nodes(op="call_function", target=aten.as_strided.default):
         return "as_strided looks at memory"
-    copy, nodes = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in gm.graph.nodes:
-        nodes[node] = copy.node_copy(node, nodes.__getitem__)
+    copy, _ = copies(gm.graph)
     images = Images(copy, mode)
     done = images.run()
     copied, moved = map(bytes_text, (images.copied, sum(images.moved)))

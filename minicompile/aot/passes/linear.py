@@ -19,8 +19,8 @@ from torch import Tensor, fx
 from minicompile import compat
 from minicompile.aot.layout import hint
 from minicompile.aot.passes.patterns import home, replace_nodes
-from minicompile.aot.views import alias_root, has_effect, is_view
 from minicompile.ops.graph import Rewrite, origins_of, statement
+from minicompile.ops.nodes import alias_root, has_effect, is_view
 from minicompile.ops.toolchain import processor_vendor
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import Match, register_pattern

@@ -1,4 +1,7 @@
-"""What passes must know of a node: is it a view, a size, random, kept for its effect?"""
+"""What rooms ask of a node or an operator: is it a view, a size, random, kept for its effect?
+
+Answers come from the operator's schema and tags, and from the value that the node keeps.
+"""
 
 from __future__ import annotations
 
@@ -35,19 +38,20 @@ def is_copy_of_input(node: fx.Node) -> bool:
     return alias_root(node.all_input_nodes[0]).op == "placeholder"
 
 
+def gives_view(op: OpOverload) -> bool:
+    """Does the operator return (part of) an argument's memory, and not what it wrote there, by its schema?"""
+    shown = (result.alias_info for result in op._schema.returns)
+    return any(alias is not None and not alias.is_write for alias in shown)
+
+
 def is_view(node: fx.Node) -> bool:
-    """Does the node return (part of) its first argument's memory, by its schema?"""
+    """Does the node return (part of) its first argument's memory?"""
     target = node.target
     if target is operator.getitem:
         whole = node.args[0]
         return isinstance(whole, fx.Node) and is_view(whole)
-    if not isinstance(target, OpOverload):
-        return False
-    returns = target._schema.returns
-    return target is aten._unsafe_view.default or (
-        bool(returns)
-        and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
-    )
+    known = isinstance(target, OpOverload) and gives_view(target)
+    return known or target is aten._unsafe_view.default
 
 
 @functools.cache
