@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from minicompile import compat
 from minicompile.aot.layout import hint
 from minicompile.aot.passes.patterns import home, replace_nodes
+from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.graph import Rewrite, origins_of, statement
 from minicompile.ops.nodes import alias_root, has_effect, is_view
 from minicompile.ops.toolchain import processor_vendor
@@ -150,7 +151,7 @@ def pad_products(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
 
 
 def runs_on_tensor_cores(value: Tensor) -> bool:
-    return value.device.type == "cuda" and value.dtype in (torch.bfloat16, torch.float16)
+    return value.device.type == "cuda" and value.dtype in HALF_TYPES
 
 
 def by_columns(x: Tensor) -> bool:

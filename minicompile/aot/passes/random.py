@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from minicompile.aot.decompositions.registry import HALF_TYPES
+from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.graph import Rewrite, origins_of, statement
 from minicompile.ops.nodes import is_size
 from minicompile.ops.origin import union
