@@ -31,7 +31,6 @@ from minicompile.aot.layout import (
     extent,
     geometry,
     is_dense,
-    size_expr,
 )
 from minicompile.aot.result import Kind, OutputSpec, RuntimeMetadata, SharedMemory
 from minicompile.aot.tracer import Tracer
@@ -41,6 +40,7 @@ from minicompile.errors import OptionError, Unsupported
 from minicompile.ops.graph import origins_of, placeholders, user_line
 from minicompile.ops.nodes import is_inplace_view, writes, written_arguments
 from minicompile.ops.origin import NO_ORIGINS, Origins, SourceLine, union
+from minicompile.shapes.symnode import size_expr
 
 STORAGE_SURGERY = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::set_data"}
 MOVES = {

@@ -26,7 +26,6 @@ from torch import fx
 from torch._ops import OpOverload
 
 from minicompile import compat
-from minicompile.aot.layout import hint, size_expr
 from minicompile.aot.maxflow import UNLIMITED, FlowNetwork
 from minicompile.aot.result import ForwardValue, Partition, RuntimeMetadata
 from minicompile.ops.gates import allowed
@@ -45,7 +44,7 @@ from minicompile.ops.nodes import (
 )
 from minicompile.ops.philox import PHILOX
 from minicompile.options import Options
-from minicompile.shapes.symnode import SizeNodes
+from minicompile.shapes.symnode import SizeNodes, hint, size_expr
 
 aten = torch.ops.aten
 prims = torch.ops.prims

@@ -31,7 +31,6 @@ from minicompile.dynamo.interpreter import BINARY, METHOD_OF, Args, Kwargs, Trac
 from minicompile.dynamo.refusals import TENSOR_REFUSED
 from minicompile.dynamo.variables import (
     OBJECT_HASH,
-    SYMBOLIC,
     builtin_base,
     find,
     is_constant,
@@ -43,6 +42,7 @@ from minicompile.dynamo.variables import (
     words,
 )
 from minicompile.ops.registry import Registry
+from minicompile.shapes.symnode import SYMBOLIC
 
 CallRule = Callable[["Calls", tuple[Any, ...], dict[str, Any]], Any]
 """Gives a call's result at compile time."""

@@ -32,7 +32,6 @@ from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import (
     HEAP_TYPE,
     IDENTITY_TYPES,
-    SYMBOLIC,
     VariableTracker,
     has_symbols,
     is_constant,
@@ -40,6 +39,7 @@ from minicompile.dynamo.variables import (
     plain_dict,
 )
 from minicompile.errors import Unsupported
+from minicompile.shapes.symnode import SYMBOLIC
 
 _NO_ITEMS: dict[Any, Any] = {}
 DICT_ITERATORS = {

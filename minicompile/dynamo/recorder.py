@@ -25,7 +25,6 @@ from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.sizes import LARGEST_INT, Dynamic, Sizes, free_dims, operation
 from minicompile.dynamo.variables import (
-    SYMBOLIC,
     UserError,
     VariableTracker,
     is_constant,
@@ -36,6 +35,7 @@ from minicompile.errors import Unsupported
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import Graph, target_name
 from minicompile.ops.origin import Origin, SourceLine
+from minicompile.shapes.symnode import SYMBOLIC
 
 LARGEST_INT64 = 2**63 - 1
 UPDATES_STATISTICS = ("batch_norm", "instance_norm")

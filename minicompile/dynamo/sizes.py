@@ -25,6 +25,7 @@ import torch
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.result import Guard, NumberRange, Source, computed
 from minicompile.errors import OptionError, Unsupported
+from minicompile.ops.strides import dense_strides
 from minicompile.shapes.env import SMALLEST_SIZE, ShapeEnv, ordered
 from minicompile.shapes.expr import to_size
 from minicompile.shapes.symnode import operation_of
@@ -166,15 +167,9 @@ class Sizes:
     @staticmethod
     def strides(tensor: torch.Tensor, sizes: list[Any]) -> list[Any]:
         """Strides as products of sizes where the layout is dense, else as numbers."""
-        order = sorted(range(tensor.dim()), key=lambda dim: (tensor.stride(dim), -dim))
-        found: list[Any] = list(tensor.stride())
-        expected, hint = 1, 1
-        for dim in order:
-            if tensor.stride(dim) != hint:
-                return list(tensor.stride())
-            found[dim] = expected
-            expected, hint = expected * sizes[dim], hint * tensor.shape[dim]
-        return found
+        order = sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride()[dim], dim))
+        given = list(tensor.stride())
+        return dense_strides(sizes, order) if given == dense_strides(tensor.shape, order) else given
 
     # -- numbers
 
@@ -228,10 +223,6 @@ class Sizes:
             return found
         form, _, parts = operation(expr)
         return computed(form, map(self.source_of_expression, parts))
-
-    def value(self, number: Any) -> Any:
-        """A number's value while capturing, as Python computes it."""
-        return number.node.hint if isinstance(number, torch.SymInt | torch.SymFloat) else number
 
 
 LARGEST_INT = 2**31 - 1

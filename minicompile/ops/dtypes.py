@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any
 
 import torch
+
+from minicompile.shapes.expr import contiguous_strides, strides_agree, to_size
+from minicompile.shapes.symnode import SYMBOLIC
 
 SHORT: dict[torch.dtype, str] = {
     torch.float32: "f32",
@@ -74,13 +76,8 @@ def is_row_major(value: torch.Tensor) -> bool:
     """Whether a tensor is contiguous; with symbolic sizes, for all of them, which adds no guard."""
     if not any(isinstance(size, torch.SymInt) for size in (*value.shape, *value.stride())):
         return value.is_contiguous()
-    expected: Any = 1
-    for size, stride in zip(reversed(value.shape), reversed(value.stride())):
-        given, wanted = (getattr(getattr(n, "node", None), "expr", n) for n in (stride, expected))
-        if given != wanted and (isinstance(size, torch.SymInt) or size != 1):
-            return False
-        expected = size * expected
-    return True
+    sizes, strides = (list(map(to_size, numbers)) for numbers in (value.shape, value.stride()))
+    return strides_agree(sizes, strides, contiguous_strides(sizes))
 
 
 def value_text(value: object) -> str:
@@ -89,6 +86,6 @@ def value_text(value: object) -> str:
         return tensor_text(value)
     if isinstance(value, tuple | list):
         return "(" + ", ".join(value_text(v) for v in value) + ")"
-    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+    if isinstance(value, SYMBOLIC):
         return f"Sym({value})"
     return type(value).__name__

@@ -427,6 +427,11 @@ def contiguous_strides(size: Sequence[Size]) -> tuple[Size, ...]:
     return tuple(reversed(strides))
 
 
+def strides_agree(size: Sequence[Size], have: Sequence[Size], want: Sequence[Size]) -> bool:
+    """Equal wherever they matter: in dimensions longer than 1."""
+    return all(n == 1 or same(a, b) for n, a, b in zip(size, have, want, strict=True))
+
+
 def linear_index(index: Sequence[Expr | int], stride: Sequence[Size], offset: Size = 0) -> Expr:
     """offset + sum(index * stride)."""
     return sympy.Add(

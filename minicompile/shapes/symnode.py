@@ -33,6 +33,8 @@ from minicompile.shapes.expr import (
 if TYPE_CHECKING:
     from minicompile.shapes.env import ShapeEnv
 
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+"""Numbers that stand for any number: what torch's functions take and give."""
 Number = int | float | bool
 Nodes: TypeAlias = "Sequence[SymNode]"
 Text = str  # a node has a method called `str`
@@ -242,6 +244,16 @@ def operation_of(expr: sympy.Basic) -> tuple[Text, Any, tuple[sympy.Basic, ...]]
     form, function = OPERATORS[expr.func]
     first, *rest = expr.args
     return form, function, (first, expr.func(*rest) if len(rest) > 1 else rest[0])
+
+
+def size_expr(value: Any) -> Any:
+    """A number that may be symbolic as a Python number or a sympy expression; anything else as it is."""
+    return value.node.expr if isinstance(value, SYMBOLIC) else value
+
+
+def hint(value: Any) -> Any:
+    """A number that may be symbolic by its value while compiling; adds no guard."""
+    return value.node.hint if isinstance(value, SYMBOLIC) else value
 
 
 class SizeNodes:

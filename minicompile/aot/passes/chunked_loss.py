@@ -22,11 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from minicompile import compat
-from minicompile.aot.layout import hint
 from minicompile.aot.passes.linear import VECTOR, pad_matrix, runs_on_tensor_cores
 from minicompile.aot.passes.patterns import may_write
 from minicompile.ops.graph import Rewrite, origins_of, statement, target_name
 from minicompile.passes.manager import graph_pass
+from minicompile.shapes.symnode import hint
 
 LEAST_BYTES = 2**26
 """Of all logits, from which on chunks pay."""

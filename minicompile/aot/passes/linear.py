@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from minicompile import compat
-from minicompile.aot.layout import hint
 from minicompile.aot.passes.patterns import home, replace_nodes
 from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.graph import Rewrite, origins_of, statement
@@ -25,6 +24,7 @@ from minicompile.ops.nodes import alias_root, has_effect, is_view
 from minicompile.ops.toolchain import processor_vendor
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import Match, register_pattern
+from minicompile.shapes.symnode import hint
 
 aten = torch.ops.aten
 
