@@ -13,7 +13,6 @@ import itertools
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -89,7 +88,12 @@ def assemble(
         compute = inference_call(forward)
     else:
         compute = training_call(metadata, about, forward, backward, name)
-    return partial(without_casts, with_epilogue(compute, metadata))
+    call = with_epilogue(compute, metadata)
+
+    def run(inputs: list[Any]) -> Sequence[Any]:
+        return without_casts(call, inputs) if any_autocast_enabled() else call(inputs)
+
+    return run
 
 
 def without_casts(call: BoxedCallable, inputs: list[Any]) -> Sequence[Any]:
