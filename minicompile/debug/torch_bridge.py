@@ -166,7 +166,7 @@ class Handover:
             self.symbols[expr] = made.node.expr, size
         if expr.free_symbols <= self.symbols.keys() and expr.is_polynomial():
             ours = {theirs: mine for theirs, (mine, _) in self.symbols.items()}
-            return self.sizes.env.sym_int(expr.xreplace(ours))
+            return self.sizes.env.number(expr.xreplace(ours))
         return int(size)
 
     def lifted(self) -> list[Any]:

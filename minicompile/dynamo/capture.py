@@ -34,7 +34,7 @@ from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
 from minicompile.dynamo.result import Capture, GraphInput
-from minicompile.dynamo.sizes import STATIC, Dynamic, free_dims, shape_guards
+from minicompile.dynamo.sizes import Dynamic, free_dims, shape_guards
 from minicompile.dynamo.snapshot import state_check
 from minicompile.dynamo.tracer import Tracer
 from minicompile.dynamo.variables import (
@@ -83,10 +83,10 @@ class Traced:
 def capture_frame(
     function: types.FunctionType,
     values: dict[str, Any],
-    dynamic: Dynamic = STATIC,
-    name: str | None = None,
-    resume: Resume | None = None,
-    resumed: bool = False,
+    dynamic: Dynamic,
+    name: str,
+    resume: Resume | None,
+    resumed: bool,
 ) -> CapturedFrame:
     """Capture one call of a Python function; with `resume` as far as that is possible.
 
@@ -100,7 +100,7 @@ def capture_frame(
         tracer.cut = place
         try:
             traced = trace(tracer, values, resume)
-            return finished(tracer, traced, name or function.__qualname__, values, resumed)
+            return finished(tracer, traced, name, values, resumed)
         except Unsupported as error:
             raise error.with_traceback(None) from error.__cause__
         finally:

@@ -78,16 +78,31 @@ def capture_alone(
     function: types.FunctionType, values: dict[str, Any], dynamic: Dynamic, name: str
 ) -> CapturedFrame:
     """One call of a function, captured as a whole and kept in no cache. Raises Unsupported."""
-    if active := tuple(settings.active_modes()):
-        raise refusal("function-mode", f"{' and '.join(active)} is active")
-    if is_coroutine(function.__code__) or is_generator(function.__code__):
-        raise refusal("generator-or-coroutine", f"{name} is a generator or asynchronous function")
+    # the call may come from deep down, and under hooks that must not see our fakes
     with _lock, deep_stack(), compat.without_saved_tensor_hooks():
-        _thread.capturing = True
-        try:
-            return capture_frame(function, values, dynamic, name)
-        finally:
-            _thread.capturing = False
+        return captured(function, values, dynamic, name)
+
+
+def captured(
+    function: types.FunctionType,
+    values: dict[str, Any],
+    dynamic: Dynamic,
+    name: str,
+    resume: Resume | None = None,
+    resumed: bool = False,
+) -> CapturedFrame:
+    """`capture_frame`, for who holds the lock. Raises Unsupported where no frame can be captured."""
+    if active := settings.active_modes():
+        raise refusal("function-mode", f"{' and '.join(active)} is active")
+    code = function.__code__
+    if is_coroutine(code) or is_generator(code):
+        kind = "an asynchronous" if is_coroutine(code) else "a generator"
+        raise refusal("generator-or-coroutine", f"{kind} function is compiled directly")
+    _thread.capturing = True
+    try:
+        return capture_frame(function, values, dynamic, name, resume, resumed)
+    finally:
+        _thread.capturing = False
 
 
 class Dispatcher:
@@ -172,7 +187,6 @@ class Dispatcher:
             try:
                 if len(self.entries) > tried:
                     continue
-                # the call may come from deep down, and under hooks that must not see our fakes
                 with deep_stack(), compat.without_saved_tensor_hooks():
                     made = self.compile(arguments)
             finally:
@@ -218,8 +232,8 @@ class Dispatcher:
 
     def compile(self, arguments: tuple[Any, ...]) -> Entry | None:
         """A new entry for these arguments; None if the call must run in eager. Raises under `fullgraph`."""
-        active = tuple(settings.active_modes())  # a function mode would see the fingerprint's reads
-        key = active or fingerprint(arguments)
+        # a function mode would see the fingerprint's reads
+        key = tuple(settings.active_modes()) or fingerprint(arguments)
         if not self.fullgraph and (self.stopped or key in self.refused):
             return None
         code = self.function.__code__
@@ -236,7 +250,7 @@ class Dispatcher:
         entry, known, answered = None, dict(self.breaks), self.answered()
         try:
             watch.tell("start", failures)
-            entry = self.made(arguments, values, key, active, failures, watch)
+            entry = self.made(arguments, values, key, failures, watch)
         finally:
             cut = entry.capture.stopped_by if entry is not None else None
             for found in self.breaks:
@@ -255,7 +269,6 @@ class Dispatcher:
         arguments: tuple[Any, ...],
         values: dict[str, Any],
         key: Any,
-        active: tuple[str, ...],
         failures: Sequence[GuardFailure],
         watch: Watch,
     ) -> Entry | None:
@@ -266,24 +279,14 @@ class Dispatcher:
             self.stop(refusal("recompile-limit", limit), failures=failures)
             return None
         try:
-            if active:
-                raise refusal("function-mode", f"{' and '.join(active)} is active")
-            code = self.function.__code__
-            if is_coroutine(code) or is_generator(code):
-                kind = "an asynchronous" if is_coroutine(code) else "a generator"
-                raise refusal("generator-or-coroutine", f"{kind} function is compiled directly")
-            _thread.capturing = True
-            try:
-                resume = None if self.fullgraph else Resume(weakref.ref(self.before or self))
-                dynamic, resumed = Dynamic(self.dynamic, self.varied), self.before is not None
-                captured = capture_frame(self.function, values, dynamic, self.name, resume, resumed)
-            finally:
-                _thread.capturing = False
-            capture = captured.capture
+            resume = None if self.fullgraph else Resume(weakref.ref(self.before or self))
+            dynamic, resumed = Dynamic(self.dynamic, self.varied), self.before is not None
+            frame = captured(self.function, values, dynamic, self.name, resume, resumed)
+            capture = frame.capture
             capture.watch = watch
             watch.tell("capture", capture)
-            if captured.stopped_by is not None:
-                capture.stopped_by = graph_break(captured.stopped_by, "instruction")
+            if frame.stopped_by is not None:
+                capture.stopped_by = graph_break(frame.stopped_by, "instruction")
             known = len(shape_guards(capture.shape_env))
             with restored_modes():  # a graph may switch them, also while it is traced
                 compiled = self.backend(capture)
@@ -322,7 +325,7 @@ class Dispatcher:
         for symbol in env.fixed if env is not None else ():
             if env.wishes[symbol] == "mark_dynamic":
                 warnings.warn(f"{self.name} fixes a size: {env.line(symbol)}", stacklevel=6)
-        entry = Entry(captured, compiled, tuple(values), self.graph_raised)
+        entry = Entry(frame, compiled, tuple(values), self.graph_raised)
         self.entries.append(entry)
         return entry
 

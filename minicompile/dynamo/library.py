@@ -26,7 +26,7 @@ import torch
 from minicompile import compat
 from minicompile.compat import settings
 from minicompile.dynamo.builtins import builtin_getattr, means
-from minicompile.dynamo.calls import FIXED_TYPES, Calls, call_rules, late_rules
+from minicompile.dynamo.calls import FIXED_TYPES, Calls, call_rules
 from minicompile.dynamo.containers import python_method
 from minicompile.dynamo.result import Source
 from minicompile.dynamo.variables import (
@@ -290,11 +290,9 @@ def group_name(tracer: Calls, args: Any, kwargs: Any) -> str:
     return name
 
 
-late_rules |= {
-    f"{compat.FUNCTIONAL_COLLECTIVES}._are_we_tracing": lambda tracer, args, kwargs: True,
-    f"{compat.FUNCTIONAL_COLLECTIVES}._resolve_group": group_name,
-    f"{compat.FUNCTIONAL_COLLECTIVES}._resolve_group_name": group_name,
-    "torch.distributed.distributed_c10d._get_group_size_by_name": (
-        lambda tracer, args, kwargs: compat.group_size(args[0])
-    ),
-}
+_COLLECTIVES = compat.FUNCTIONAL_COLLECTIVES
+call_rules(f"{_COLLECTIVES}._are_we_tracing")(lambda tracer, args, kwargs: True)
+call_rules(f"{_COLLECTIVES}._resolve_group", f"{_COLLECTIVES}._resolve_group_name")(group_name)
+call_rules("torch.distributed.distributed_c10d._get_group_size_by_name")(
+    lambda tracer, args, kwargs: compat.group_size(args[0])
+)

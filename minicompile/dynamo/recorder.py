@@ -423,7 +423,7 @@ class Recorder:
             _, target, parts = operation(expr)
             op, args = "call_function", tuple(map(self.size_node, parts))
         node = self.graph.create_node(op, target, args, {})
-        self.finish(node, target, sizes.env.sym_int(expr))
+        self.finish(node, target, sizes.env.number(expr))
         return node
 
     # -- the end

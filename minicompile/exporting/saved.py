@@ -313,7 +313,7 @@ class Reader:
         for constraint in constraints:
             constraint.expression.holds(self.names)  # what isn't about symbols is not there
         for symbol in self.env.quotients:
-            self.names[str(symbol)] = self.env.sym_int(symbol)
+            self.names[str(symbol)] = self.env.number(symbol)
 
     def graph(
         self, function: ast.FunctionDef, name: str, devices: list[torch.device]
