@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from minicompile.errors import UnknownName
+from minicompile.errors import UnknownName, unknown
 
 V = TypeVar("V")
 
@@ -90,7 +90,7 @@ def without(*names: str) -> Iterator[None]:
         for name in names:
             table, _, rule = name.partition(":")
             if table not in ALL:
-                raise UnknownName(f"no registry {table!r}; known: {', '.join(sorted(ALL))}")
+                raise unknown("registry", table, sorted(ALL))
             registry = ALL[table]
             keys = registry.matching(rule)
             if not keys:
