@@ -255,9 +255,12 @@ class Calls(Containers):
 
     # -- torch
 
+    def deep_arguments(self, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+        """A call's arguments for a graph: inside copies, all the way down."""
+        return tuple(map(self.deep, args)), {key: self.deep(arg) for key, arg in kwargs.items()}
+
     def torch_call(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
-        args = tuple(self.deep(arg) for arg in args)
-        kwargs = {key: self.deep(arg) for key, arg in kwargs.items()}
+        args, kwargs = self.deep_arguments(args, kwargs)
         if isinstance(function, types.FunctionType) and not is_tensor_method(function):
             leaves = compat.tree_leaves((args, kwargs))
             if not all(isinstance(x, torch.Tensor) or is_constant(x) for x in leaves):

@@ -33,7 +33,7 @@ from minicompile.dynamo.outside import is_users
 from minicompile.dynamo.reasons import refusal
 from minicompile.dynamo.rebuild import Rebuild
 from minicompile.dynamo.recorder import Recorder
-from minicompile.dynamo.result import Capture, GraphInput
+from minicompile.dynamo.result import SHAPE_KINDS, Capture, GraphInput
 from minicompile.dynamo.sizes import Dynamic, free_dims, shape_guards
 from minicompile.dynamo.snapshot import state_check
 from minicompile.dynamo.tracer import Tracer
@@ -136,8 +136,6 @@ MAX_PLACES = 6
 
 def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Traced:
     """Run a frame through the tracer, as far as that shall go."""
-    if (sizes := tracer.recorder.sizes) is not None:
-        sizes.env.asker = tracer.asks
     tracer.definition = definition_of(values.get("self"))
     facts, make_state_check, modes = settings.global_facts(), state_check(), Modes.now()
     tracer.guard("global_state", (), facts, "settings that torch functions read")
@@ -224,7 +222,7 @@ def finished(
         name=name,
         graph=graph,
         inputs=given,
-        guards=[*guards, *(sizes.extra if sizes is not None else ()), *shape_guards(env)],
+        guards=[*sorted(guards, key=lambda g: g.kind in SHAPE_KINDS), *shape_guards(env)],
         bytecode=tracer.log,
         result="; ".join([*rebuild.lines, result]),
         side_effects=tuple(rebuild.effects),

@@ -15,7 +15,7 @@ The real compiler: torch/fx/experimental/symbolic_shapes.py, torch/_dynamo/varia
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,7 +105,8 @@ class Sizes:
         """Symbols that stand for more than one size, by value or by name."""
         self.numbers: dict[Source, Any] = {}
         """Symbolic ints and floats, by where they are read."""
-        self.extra: list[Guard] = []
+        self.guard: Callable[..., None] = lambda kind, sources, expected, reason: None
+        """Keeps what a capture relies on: `Outside.guard` of the one that it belongs to."""
 
     def fake(self, tensor: torch.Tensor, source: Source) -> torch.Tensor | None:
         """A fake with symbolic sizes; None if no dimension wants one."""
@@ -122,7 +123,7 @@ class Sizes:
         strides = self.strides(tensor, sizes)
         layout = sympy.Tuple(*map(to_size, strides))
         sources = (source, *sources_of(self.env, layout))
-        self.rely("strides", sources, layout, "memory layout of an input")
+        self.guard("strides", sources, layout, "memory layout of an input")
         return self.like(tensor, sizes, strides)
 
     def like(self, tensor: torch.Tensor, sizes: Any, strides: Any) -> torch.Tensor:
@@ -149,7 +150,7 @@ class Sizes:
         if shared and key in self.shared:
             size, first = self.shared[key]
             sources, why = (source, first), wish if name else "equal while capturing"
-            self.rely("same_size", sources, size.node.given, why)
+            self.guard("same_size", sources, size.node.given, why)
             return size
         size = self.env.create_symbol(hint, source, wish, low, high)
         if shared:
@@ -157,12 +158,8 @@ class Sizes:
         low, high = self.env.ranges[size.node.given]
         bounds = NumberRange(None, low, high)
         why = f"{wish}; sizes 0 and 1 are compiled apart" if low == SMALLEST_SIZE else wish
-        self.rely("number", (source,), bounds, why)
+        self.guard("number", (source,), bounds, why)
         return size
-
-    def rely(self, kind: str, sources: tuple[Source, ...], expected: Any, reason: str) -> None:
-        _, line = self.env.asker()
-        self.extra.append(Guard(sources, kind, expected, reason, line))
 
     @staticmethod
     def strides(tensor: torch.Tensor, sizes: list[Any]) -> list[Any]:
@@ -204,7 +201,7 @@ class Sizes:
         else:
             return None
         self.numbers[source] = made
-        self.rely("number", (source,), bounds, wish)
+        self.guard("number", (source,), bounds, wish)
         return made
 
     def source_of(self, value: Any) -> Source:
