@@ -84,17 +84,22 @@ def mark_products_of_products(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
     return done
 
 
+def products(gm: fx.GraphModule) -> list[tuple[Any, tuple[Any, Any, Any]]]:
+    """Each product of two matrices, with a bias or none, that nothing scales; its rows, terms and columns."""
+    found = (n for n in gm.graph.nodes if n.target in (aten.mm.default, aten.addmm.default))
+    plain = [node for node in found if not node.kwargs]
+    sides = ([x.meta["val"].shape for x in node.args[-2:]] for node in plain)
+    return [(node, (*x, weight[1])) for node, (x, weight) in zip(plain, sides)]
+
+
 @graph_pass("onednn", stage="post_grad", order=80)
 def choose_library(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
     """Large float32 products on AMD's processors are oneDNN's: eager calls MKL, which is made for Intel's."""
     done: list[Rewrite] = []
     linear, switched_on = compat.onednn_linear(), torch.backends.mkldnn.enabled
     wanted = linear is not None and switched_on and processor_vendor() == "AuthenticAMD"
-    for node in gm.graph.nodes if wanted else ():
-        if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
-            continue
+    for node, (rows, inner, columns) in products(gm) if wanted else ():
         *bias, x, weight = node.args
-        (rows, inner), columns = x.meta["val"].shape, weight.meta["val"].shape[1]
         known = all(isinstance(size, int) for size in (rows, inner, columns))
         plain = all(is_float32_on_cpu(value.meta["val"]) for value in node.args)
         plain = plain and all(b.meta["val"].dim() == 1 for b in bias)
@@ -116,12 +121,8 @@ def is_float32_on_cpu(value: Tensor) -> bool:
 def pad_products(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
     """Large half-precision products on GPUs get rows of whole vectors: tensor cores are faster then."""
     done: list[Rewrite | None] = []
-    for node in list(gm.graph.nodes):
-        if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
-            continue
-        x, weight = node.args[-2:]
-        (rows, inner), columns = x.meta["val"].shape, weight.meta["val"].shape[1]
-        known = all(isinstance(size, int) for size in (inner, columns))
+    for node, (rows, inner, columns) in products(gm):
+        x, known = node.args[-2], all(isinstance(size, int) for size in (inner, columns))
         if not known or not runs_on_tensor_cores(x.meta["val"]):
             continue
         more, wider = (-size % VECTOR for size in (inner, columns))
