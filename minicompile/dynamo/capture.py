@@ -154,9 +154,8 @@ def trace(tracer: Tracer, values: dict[str, Any], resume: Resume | None) -> Trac
                 raise found from None
             text = str(error).partition("\n")[0]
             reason = f"the frame raises {type(error).__name__}: {text}"
-            raised = refusal("exception", reason, tracer.raised_at, kind=UserError)
-            raised.places = [tracer.raised_after]
-            raise raised from error
+            places, at = [tracer.raised_after], tracer.raised_at
+            raise refusal("exception", reason, at, kind=UserError, places=places) from error
         try:
             change = changed(facts, modes)
         except ValueError as error:
@@ -322,9 +321,7 @@ def check_generators(tracer: Tracer) -> None:
             continue
         if is_users(made.frame):
             what = f"the generator {made.__name__} is left inside a try or with block"
-            error: Unsupported = refusal("generator-or-coroutine", what)
-            error.places = [steps]
-            raise error
+            raise refusal("generator-or-coroutine", what, places=[steps])
 
 
 def guard_aliases(tracer: Tracer) -> None:

@@ -347,7 +347,11 @@ class Dispatcher:
         if self.fullgraph:
             raise error
         self.refused.add(key)
-        self.last_refusal = graph_break(error)
+        self.note(error)
+
+    def note(self, why: Unsupported) -> None:
+        """Keep why no version was made."""
+        self.last_refusal = graph_break(why)
         self.breaks[self.last_refusal] = None
 
     def stop(
@@ -360,8 +364,7 @@ class Dispatcher:
         if self.fullgraph:
             raise error or why
         self.stopped = True
-        self.last_refusal = graph_break(why)
-        self.breaks[self.last_refusal] = None
+        self.note(why)
         lines = [f"minicompile runs {self.name} in eager from here on: {why}"]
         warnings.warn("\n".join([*lines, *failure_lines(failures)]), stacklevel=7)
 

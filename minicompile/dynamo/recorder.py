@@ -261,9 +261,7 @@ class Recorder:
                 what = (
                     "memory is written to that `.data` has opened to writes behind autograd's back"
                 )
-                error: Unsupported = refusal("autograd-state", what, self.line())
-                error.places = places
-                raise error
+                raise refusal("autograd-state", what, self.line(), places=places)
         mutates = bool(written)
         if name in UPDATES_STATISTICS and any(arg is True for arg in (*args, *kwargs.values())):
             mutates = True  # fakes don't show it
