@@ -135,9 +135,7 @@ def empty_dense(mode: Any, value: torch.Tensor) -> torch.Tensor:
 
 def same_sizes(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Equal shapes; symbolic sizes are compared as expressions, which adds no guard."""
-    return one.dim() == other.dim() and all(
-        size_expr(a) == size_expr(b) for a, b in zip(one.shape, other.shape)
-    )
+    return tuple(map(size_expr, one.shape)) == tuple(map(size_expr, other.shape))
 
 
 def same_value(one: Any, other: Any) -> bool:

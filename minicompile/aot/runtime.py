@@ -364,7 +364,7 @@ def shared_memory(inputs: list[Any], memory: SharedMemory) -> torch.Tensor:
     value: torch.Tensor = inputs[memory.of]
     if memory.size is not None:
         return value.detach().as_strided((memory.size,), (1,), 0)
-    return value if value._base is None else value._base
+    return compat.autograd_base(value)
 
 
 def numbers_of(spec: OutputSpec, positions: dict[Any, int]) -> Callable[..., tuple[Any, ...]]:

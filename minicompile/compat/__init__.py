@@ -233,6 +233,12 @@ has_storage = torch._C._has_storage
 is_view = torch.Tensor._is_view
 """Whether autograd follows writes from the tensor to the one it was made of."""
 
+
+def autograd_base(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor of which autograd takes this one to be a view; itself if it is none."""
+    return tensor if tensor._base is None else tensor._base
+
+
 below_autograd = torch._C._AutoDispatchBelowAutograd
 """A context in which operators leave no history for a backward pass."""
 

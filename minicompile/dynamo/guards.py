@@ -122,7 +122,7 @@ def memory_places(mutated: int, *tensors: torch.Tensor) -> tuple[Any, ...]:
     changed = set(memory[:mutated])
     if len(changed) == mutated and changed.isdisjoint(memory[mutated:]):
         return ()
-    bases = [tensor if tensor._base is None else tensor._base for tensor in tensors]
+    bases = list(map(compat.autograd_base, tensors))
     first = {id(base): i for i, base in reversed([*enumerate(bases)])}
     layouts = [(b.requires_grad, tuple(b.shape), b.stride(), b.storage_offset()) for b in bases]
     return tuple(

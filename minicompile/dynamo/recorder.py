@@ -35,6 +35,7 @@ from minicompile.errors import Unsupported
 from minicompile.ops.dtypes import value_text
 from minicompile.ops.graph import Graph, target_name
 from minicompile.ops.origin import Origin, SourceLine
+from minicompile.shapes.expr import python_number
 from minicompile.shapes.symnode import SYMBOLIC
 
 LARGEST_INT64 = 2**63 - 1
@@ -390,7 +391,7 @@ class Recorder:
     def size_node(self, expr: sympy.Basic) -> Any:
         """The node of a symbolic number: `x.size(0)` for a size, arithmetic on those otherwise."""
         if expr.is_number:
-            return int(expr) if expr.is_Integer else float(expr)
+            return python_number(expr)
         assert self.sizes is not None
         key = self.graph, (expr := self.sizes.env.rooted(expr))
         if key not in self.size_nodes:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import sympy
 import torch
@@ -27,8 +27,8 @@ from minicompile.dynamo.result import Guard, NumberRange, Source, computed
 from minicompile.errors import OptionError, Unsupported
 from minicompile.ops.strides import dense_strides
 from minicompile.shapes.env import SMALLEST_SIZE, ShapeEnv, ordered
-from minicompile.shapes.expr import to_size
-from minicompile.shapes.symnode import operation_of
+from minicompile.shapes.expr import python_number, to_size
+from minicompile.shapes.symnode import operation_of, size_expr
 
 MARK = "_minicompile_dynamic"
 """Attribute of a tensor: the dimensions that `mark_dynamic` named, with their ranges; and the names under
@@ -205,21 +205,17 @@ class Sizes:
         return made
 
     def source_of(self, value: Any) -> Source:
-        """How Python computes a number from what the frame was given."""
-        if not isinstance(value, torch.SymInt | torch.SymFloat):
-            finite = not isinstance(value, float) or math.isfinite(value)
-            return Source("literal", repr(value) if finite else f"float('{value}')")
-        return self.source_of_expression(value.node.expr)
-
-    def source_of_expression(self, expr: sympy.Basic) -> Source:
-        expr = self.env.rooted(expr)
-        if expr.is_number:
-            return Source("literal", repr(int(expr) if expr.is_Integer else float(expr)))
-        if expr.is_Symbol:
-            found: Source = self.env.symbols[expr]
-            return found
-        form, _, parts = operation(expr)
-        return computed(form, map(self.source_of_expression, parts))
+        """How Python computes a number, or an expression, from what the frame was given."""
+        found = size_expr(value)
+        if isinstance(found, sympy.Basic) and not found.is_number:
+            expr = self.env.rooted(found)
+            if expr.is_Symbol:
+                return cast(Source, self.env.symbols[expr])
+            form, _, parts = operation(expr)
+            return computed(form, map(self.source_of, parts))
+        number = python_number(found) if isinstance(found, sympy.Basic) else found
+        finite = not isinstance(number, float) or math.isfinite(number)
+        return Source("literal", repr(number) if finite else f"float('{number}')")
 
 
 LARGEST_INT = 2**31 - 1

@@ -29,6 +29,7 @@ from minicompile.shapes.expr import (
     float_symbol,
     is_float,
     loop_symbol,
+    python_number,
     python_text,
     size_symbol,
 )
@@ -309,7 +310,7 @@ class ShapeEnv(Shown):
         """Which values a symbol stands for."""
         value = self.simplified(symbol)
         if symbol in self.fixed:
-            return f"only {value if value.is_Integer else float(value)}"
+            return f"only {python_number(value)}"
         low, high = self.ranges.get(symbol, (None, None))
         if low is None:
             return "a float"

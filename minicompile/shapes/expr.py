@@ -124,7 +124,7 @@ class PythonNumber(PythonFunction):
     def eval(cls, *args: Expr) -> Expr | None:
         if not all(arg.is_number for arg in args):
             return None
-        return sympy.sympify(cls.compute(*(int(a) if a.is_Integer else float(a) for a in args)))
+        return sympy.sympify(cls.compute(*map(python_number, args)))
 
 
 class RoundedNumber(PythonNumber):
@@ -206,6 +206,11 @@ def to_size(value: Any) -> Size:
     node = getattr(value, "node", None)
     expr = value if node is None else node.expr
     return expr if isinstance(expr, sympy.Expr) and not expr.is_Integer else int(expr)
+
+
+def python_number(expr: Expr) -> int | float:
+    """A sympy number as Python's."""
+    return int(expr) if expr.is_Integer else float(expr)
 
 
 def product(sizes: Iterable[Size]) -> Size:

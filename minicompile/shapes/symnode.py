@@ -28,6 +28,7 @@ from minicompile.shapes.expr import (
     PythonNumber,
     exact_quotient,
     is_float,
+    python_number,
 )
 
 if TYPE_CHECKING:
@@ -281,10 +282,8 @@ class SizeNodes:
 
     def argument(self, expr: sympy.Expr, env: Any, meta: Mapping[str, Any]) -> Any:
         """The node that computes an expression, or the number it is."""
-        if expr.is_Integer:
-            return int(expr)
         if expr.is_number:
-            return float(expr)
+            return python_number(expr)
         if expr in self.nodes:
             return self.nodes[expr]
         if expr.has(PythonNumber) or (is_float(expr) and not (-expr).is_Symbol):

@@ -156,7 +156,8 @@ def chunk_losses(gm: fx.GraphModule, mode: Any) -> list[Rewrite] | str:
             for step in steps:
                 if step.op == "call_function":
                     x = derived(gm.graph, x, "__getitem__", step.args[1], origin=step)
-            flat = derived(gm.graph, x, "reshape", -1, linear_width(linear), origin=linear)
+            width = linear.args[0].meta["val"].shape[-1]  # type: ignore[union-attr]
+            flat = derived(gm.graph, x, "reshape", -1, width, origin=linear)
         mean = given.get("reduction", "mean") == "mean"
         low, dtype = linear.meta["val"].dtype, node.meta["val"].dtype
         more = (low, size, dtype, given.get("ignore_index", -100), mean)
@@ -177,10 +178,6 @@ def derived(graph: fx.Graph, x: Any, method: str, *args: Any, origin: fx.Node) -
     made = graph.call_method(method, (x, *args))
     made.meta.update(origin.meta, val=getattr(x.meta["val"], method)(*args))
     return made
-
-
-def linear_width(linear: fx.Node) -> Any:
-    return linear.args[0].meta["val"].shape[-1]  # type: ignore[union-attr]
 
 
 def chunks(node: fx.Node) -> tuple[list[fx.Node], fx.Node, int] | str:

@@ -118,8 +118,9 @@ class ScoreGraph:
 
     def __init__(self, product: fx.Node, scores: fx.Node, changed: set[fx.Node]) -> None:
         self.graph, self.changed, self.others = fx.Graph(), changed, list[fx.Node]()
-        self.first = self.graph.placeholder("x0")
-        self.copies = {product: self.first}
+        self.last = self.graph.placeholder("x0")
+        """The last input."""
+        self.copies = {product: self.last}
         self.result = self.copy(scores)
 
     def copy(self, node: fx.Node) -> fx.Node:
@@ -129,13 +130,10 @@ class ScoreGraph:
                 made = self.graph.node_copy(node, self.copy)
             else:
                 self.others.append(node)
-                with self.graph.inserting_after(self.last_input()):
-                    made = self.graph.placeholder(f"x{len(self.others)}")
+                with self.graph.inserting_after(self.last):
+                    made = self.last = self.graph.placeholder(f"x{len(self.others)}")
             self.copies[node] = made
         return self.copies[node]
-
-    def last_input(self) -> fx.Node:
-        return [node for node in self.graph.nodes if node.op == "placeholder"][-1]
 
     def text(self) -> str:
         return source(list(self.graph.nodes), self.result)
