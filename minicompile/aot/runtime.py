@@ -228,10 +228,12 @@ def prepared(
     else:  # under vmap operators know what to do
         run, takes, absent = about.without(missing, kernels)
         run = one_by_one(run, groups) if groups else run
+        tensors = metadata.saved - metadata.saved_sizes
+        saved = compat.saved_tensors(ctx, [i + 1 for i in takes if i < tensors])
         for i in takes:
-            number, size = i - metadata.saved, i - metadata.saved + metadata.saved_sizes
+            number, size = i - metadata.saved, i - tensors
             if size < 0:
-                value = compat.saved_tensor(ctx, i + 1)
+                value = saved[i + 1]
                 arguments.append(with_strides(value, strides[i]) if strides else value)
             elif number < 0:
                 arguments.append(ctx.sizes[size])

@@ -210,10 +210,16 @@ def has_saved_tensors_hooks() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-def saved_tensor(ctx: Any, number: int) -> torch.Tensor:
-    """One of an autograd.Function's saved tensors: the others may have been written to."""
-    found: torch.Tensor = ctx._raw_saved_tensors[number].unpack()
-    return found
+UNPACKS_ONE = hasattr(torch._C._autograd.SavedTensor, "unpack")
+"""Whether one saved tensor can be had without the others (PyTorch 2.12)."""
+
+
+def saved_tensors(ctx: Any, numbers: Collection[int]) -> dict[int, torch.Tensor]:
+    """Some of an autograd.Function's saved tensors. The others may have been written to, if `UNPACKS_ONE`;
+    else a write to any of them is an error as soon as one is wanted."""
+    if not UNPACKS_ONE:
+        return dict(enumerate(ctx.saved_tensors)) if numbers else {}
+    return {i: ctx._raw_saved_tensors[i].unpack() for i in numbers}
 
 
 def clear_saved_tensors(ctx: Any) -> None:
