@@ -202,21 +202,17 @@ class SourceCode:
         """How to fetch a source from its base."""
         if source.kind == "held":
             return self.constant(self.held[source])
-        if source.kind == "literal":
-            return str(source.key)
         if source.kind == "computed":
             form, function, parts = source.key
             given = [self.expression(part) for part in parts]
             if function is None:
                 return str(form.format(*given))
             return f"{self.constant(function)}({', '.join(given)})"
-        if source.base is None:
-            return f"L_{source.key}"
-        if (
-            source.kind == "size"
-        ):  # a tensor's shape, taken once, is quicker than a call for each size
+        if source.kind == "size":  # its shape, taken once, is quicker than a call for each size
             return f"{self.expression(Source('slot', 'shape', source.base))}[{source.key}]"
-        base, cls = self.expression(source.base), self.types_of.get(source.base)
+        base, cls = "", None
+        if source.base is not None:
+            base, cls = self.expression(source.base), self.types_of.get(source.base)
         if source.kind == "item":
             return self.item(base, cls, source.key)
         plain = cls is not None and has_plain_attributes(cls)
