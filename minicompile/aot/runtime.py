@@ -22,7 +22,6 @@ from minicompile import compat
 from minicompile.aot.chain import Link, chained, in_turn, one_by_one, pass_on, split
 from minicompile.aot.layout import dense_in_order, stride_order
 from minicompile.aot.missing import backwards, sufficient
-from minicompile.aot.partition import bytes_of
 from minicompile.aot.result import (
     AotResult,
     BoxedCallable,
@@ -35,6 +34,7 @@ from minicompile.aot.result import (
 )
 from minicompile.compat import any_autocast_enabled, is_view, settings
 from minicompile.ops.graph import Graph, copies, placeholders
+from minicompile.ops.nodes import bytes_of
 
 
 def interpret(graph: Graph) -> BoxedCallable:

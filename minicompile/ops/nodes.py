@@ -6,6 +6,7 @@ Answers come from the operator's schema and tags, and from the value that the no
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, TypeGuard
@@ -16,6 +17,7 @@ from torch._ops import OpOverload
 
 from minicompile.compat import is_collective
 from minicompile.ops.graph import output_node
+from minicompile.shapes.symnode import hint
 
 aten = torch.ops.aten
 
@@ -111,6 +113,16 @@ def is_tensor(node: fx.Node) -> bool:
 def is_symbolic(node: fx.Node) -> bool:
     """A tensor with a size that isn't known when compiling."""
     return is_tensor(node) and any(isinstance(n, torch.SymInt) for n in node.meta["val"].shape)
+
+
+def elements(node: fx.Node) -> int:
+    """How many a tensor has, for the sizes at hand; 0 for anything else."""
+    return math.prod(map(hint, node.meta["val"].shape)) if is_tensor(node) else 0
+
+
+def bytes_of(node: fx.Node) -> int:
+    """Of a tensor's elements, for the sizes at hand."""
+    return node.meta["val"].element_size() * elements(node) if is_tensor(node) else 0
 
 
 def argument(node: fx.Node, index: int, default: Any = None) -> Any:

@@ -25,8 +25,8 @@ from minicompile import compat
 from minicompile.aot.passes.linear import VECTOR, pad_matrix, runs_on_tensor_cores
 from minicompile.aot.passes.patterns import may_write
 from minicompile.ops.graph import Rewrite, origins_of, statement, target_name
+from minicompile.ops.nodes import bytes_of
 from minicompile.passes.manager import graph_pass
-from minicompile.shapes.symnode import hint
 
 LEAST_BYTES = 2**26
 """Of all logits, from which on chunks pay."""
@@ -211,7 +211,7 @@ def chunks(node: fx.Node) -> tuple[list[fx.Node], fx.Node, int] | str:
         between = between.next
     if not isinstance(value.shape[0], int):
         return "the number of rows varies"
-    rows, size = value.shape[0], value.itemsize * hint(value.numel())
+    rows, size = value.shape[0], bytes_of(given["input"])
     if size < LEAST_BYTES or rows < 2 * LEAST_ROWS:
         return f"all logits are {size} bytes"
     return steps, logits, max(-(-rows // CHUNKS), LEAST_ROWS)

@@ -19,9 +19,9 @@ from torch._ops import OpOverload
 from minicompile import compat
 from minicompile.aot.layout import same_strides
 from minicompile.aot.levels import family
-from minicompile.aot.partition import bytes_of
 from minicompile.ops.display import bytes_text
 from minicompile.ops.graph import Rewrite, copies, origins_of, statement
+from minicompile.ops.nodes import bytes_of
 from minicompile.ops.strides import dense_strides
 from minicompile.passes.manager import graph_pass
 from minicompile.shapes.symnode import hint

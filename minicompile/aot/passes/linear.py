@@ -20,7 +20,7 @@ from minicompile import compat
 from minicompile.aot.passes.patterns import home, replace_nodes
 from minicompile.ops.dtypes import HALF_TYPES
 from minicompile.ops.graph import Rewrite, origins_of, statement
-from minicompile.ops.nodes import alias_root, has_effect, is_view
+from minicompile.ops.nodes import alias_root, bytes_of, has_effect, is_view
 from minicompile.ops.toolchain import processor_vendor
 from minicompile.passes.manager import graph_pass
 from minicompile.passes.patterns import Match, register_pattern
@@ -77,8 +77,8 @@ def mark_products_of_products(gm: fx.GraphModule, mode: Any) -> list[Rewrite]:
     for node in gm.graph.find_nodes(op="call_function", target=aten.mm.default):
         inner = node.args[0]
         if inner.target is aten.mm.default and len(inner.users) == 1:
-            value, text = inner.meta["val"], f"{statement(inner)}\n{statement(node)}"
-            node.meta["back_to_back"] = size = value.itemsize * hint(value.numel())
+            text = f"{statement(inner)}\n{statement(node)}"
+            node.meta["back_to_back"] = size = bytes_of(inner)
             after, origins = f"{text}  # {size} bytes between", origins_of(node) | origins_of(inner)
             done.append(Rewrite("back_to_back_gemm", text, after, origins))
     return done
