@@ -32,9 +32,11 @@ demo: $(VENV)/.lessons
 notebooks: $(VENV)/.lessons
 	$(PY) -m notebooks.build
 
+# Exit code 1 says that exercises are left: no error of make's.
 ## make grade      grade your answers in the notebooks of a lesson: make grade LESSON=03 (without: of all)
 grade: $(VENV)/.lessons
-	$(PY) -m minicompile grade $(wildcard notebooks/$(LESSON)*.ipynb)
+	$(PY) -m minicompile grade $(or $(wildcard notebooks/$(LESSON)*.ipynb),$(error there is no lesson $(LESSON))) \
+	    || [ $$? = 1 ]
 
 ## make mutants    try every exercise's reference answer, and answers that must be rejected
 mutants: $(VENV)/.lessons
@@ -101,7 +103,9 @@ $(APT_INSTALL); \
 command -v dot >/dev/null 2>&1 || echo "note: Graphviz's dot is missing; graphs are drawn by a slower fallback." \
     "To have it: apt install graphviz, or brew install graphviz"; \
 $(COMPILER) || echo "note: no C++ compiler. The lessons show every kernel, but what is compiled runs in eager." \
-    "To have one: apt install g++, conda install gxx, or on macOS xcode-select --install"
+    "To have one: apt install g++, conda install gxx, or on macOS xcode-select --install"; \
+case "$(CURDIR)" in *" "*) echo "note: a space in this folder's path stops torch.compile, with which the lessons" \
+    "compare; all else works" ;; esac
 endef
 
 COMPILER = { command -v "$${CXX:-g++}" || command -v clang++ || command -v cc; } >/dev/null 2>&1

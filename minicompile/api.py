@@ -188,7 +188,7 @@ def timeline(target: Any) -> Several[Timeline]:
 def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
     """What every stage makes of one call of a function or module. The call itself is not run.
 
-    Without a C++ compiler a warning says so, and the text of the kernels is there all the same.
+    Without a C++ compiler one warning says so, and the text of the kernels is there all the same.
     Pass what `mc.compile` returned to trace with its options. Raises Unsupported where `mc.compile` would
     run the frame in eager.
     """
@@ -218,9 +218,14 @@ def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
     except _Traced as stop:
         made: Trace = stop.args[0]
         if missing := stop.args[1]:
-            warnings.warn(missing, stacklevel=2)
+            _tell_once(missing)
         return made
     raise Unsupported(f"{plain!r} was not captured: it never reached the compiler")
+
+
+@functools.cache
+def _tell_once(what: str) -> None:
+    warnings.warn(what, stacklevel=3)
 
 
 class _Traced(BaseException):
