@@ -12,7 +12,7 @@ PY  = $(VENV)/bin/python
 PIP = $(PY) -m pip --disable-pip-version-check install --quiet
 
 FIRST     = notebooks/00_one_model_top_to_bottom.ipynb
-# JupyterLab asks root to say that it means it.
+# JupyterLab asks root to say that it means it. The address that it prints leads to the lesson too.
 LAB_FLAGS = $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
 .PHONY: help lab demo notebooks grade mutants test check lint tests lessons fuzz browser size clean
@@ -22,7 +22,7 @@ help:
 
 ## make lab        set up and open JupyterLab on lesson 00
 lab: $(VENV)/.lessons
-	$(PY) -m jupyter lab $(LAB_FLAGS) $(FIRST)
+	$(PY) -m jupyter lab $(LAB_FLAGS) --LabApp.default_url=/lab/tree/$(notdir $(FIRST)) $(FIRST)
 
 ## make demo       set up and train the lesson model: eager, torch.compile, minicompile
 demo: $(VENV)/.lessons

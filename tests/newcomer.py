@@ -122,7 +122,10 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     one = Newcomer(chosen, folder)
     try:
-        one.types("clone", "git", "clone", "--quiet", chosen.source, "minicompile", where=".")
+        source = (
+            str(Path(chosen.source).resolve()) if Path(chosen.source).exists() else chosen.source
+        )
+        one.types("clone", "git", "clone", "--quiet", source, "minicompile", where=".")
         # `make lab` makes this first; then JupyterLab would run until it is stopped.
         setup = ["make", ".venv/.lessons", f"PYTHON={chosen.python}"]
         one.types("set-up, with downloads", *setup)

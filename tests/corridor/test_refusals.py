@@ -58,7 +58,9 @@ def test_without_a_compiler_a_trace_has_the_text_of_every_kernel_and_says_so():
 
     x = torch.randn(5, 5, requires_grad=True)
     expected = mc.trace(f, x)
-    compiled = mc.compile(f, options={"cpp_compiler": "no-such-compiler-to-trace", "disk_cache": False})
+    compiled = mc.compile(
+        f, options={"cpp_compiler": "no-such-compiler-to-trace", "disk_cache": False}
+    )
     with pytest.warns(UserWarning, match=r"kernels .* can't run here: .* install g\+\+") as seen:
         found = mc.trace(compiled, x)
         mc.trace(compiled, x)
