@@ -92,17 +92,19 @@ class Newcomer:
         for place in (folder, folder / "home") if chosen.user else ():
             shutil.chown(place, chosen.user, chosen.user)
 
-    def types(self, what: str, *command: str, where: str = "minicompile") -> None:
-        """Run a command and say how long it took. Its failure ends the hour."""
+    def types(self, what: str, *command: str, where: str = "minicompile", sees: str = "") -> None:
+        """Run a command and say how long it took. If it fails, or doesn't print `sees`, the hour is over."""
         self.typed += 1
-        start = time.monotonic()
+        start, seen = time.monotonic(), ""
         print("$", *(word for word in command if "\n" not in word), flush=True)
-        done = subprocess.run(
-            [*self.prefix, *command], cwd=self.folder / where, env=self.environment
-        )
+        how = {"cwd": self.folder / where, "env": self.environment, "text": True}
+        with subprocess.Popen([*self.prefix, *command], stdout=subprocess.PIPE, **how) as process:
+            for line in process.stdout or ():
+                print(line, end="", flush=True)
+                seen += line
         print(f"{time.monotonic() - start:7.1f} s  {what}\n", flush=True)
-        if done.returncode:
-            sys.exit(f"STUMBLE: {what}: exit code {done.returncode}")
+        if process.returncode or sees not in seen:
+            sys.exit(f"STUMBLE: {what}: exit code {process.returncode}, without {sees!r}")
 
 
 def main() -> None:
@@ -137,10 +139,18 @@ def main() -> None:
             one.prefix = ["unshare", "--net", "sh", "-c", up, "sh", *one.prefix]
         one.types("set-up again", *setup)
         answers = f"notebooks/solutions/{LESSON}"
-        one.types("in lesson 00", python, "-c", IN_NOTEBOOK, f"notebooks/{LESSON}", answers)
-        one.types("graded", "make", "grade", "LESSON=00")
+        one.types(
+            "in lesson 00",
+            python,
+            "-c",
+            IN_NOTEBOOK,
+            f"notebooks/{LESSON}",
+            answers,
+            sees="ex1 pass",
+        )
+        one.types("graded", "make", "grade", "LESSON=00", sees="ex1  1/1  pass")
         (folder / "minicompile/rule.py").write_text(rule() + "\nprint(lowered.kernels[0].text)\n")
-        one.types("own lowering rule", python, "rule.py")
+        one.types("own lowering rule", python, "rule.py", sees="_fused_")
         print(f"{one.typed} commands")
     finally:
         shutil.rmtree(folder)
