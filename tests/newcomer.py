@@ -108,26 +108,22 @@ class Newcomer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    form = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
+    parser.add_argument(
+        "--source", default=str(ROOT), help="what to clone: an address or a whole path"
     )
-    parser.add_argument("--source", default=str(ROOT), help="what to clone")
     parser.add_argument("--folder", help="a new folder (default: a temporary one)")
     parser.add_argument("--python", default="python3")
     parser.add_argument("--without", default=[], type=lambda names: names.split(","))
     parser.add_argument("--offline", action="store_true")
-    parser.add_argument(
-        "--user", help="the account that runs everything, with --source that it may read"
-    )
+    parser.add_argument("--user", help="the account that runs it all; it must own --source")
     chosen = parser.parse_args()
     folder = Path(chosen.folder or tempfile.mkdtemp(prefix="newcomer_"))
     folder.mkdir(exist_ok=True)
     one = Newcomer(chosen, folder)
     try:
-        source = (
-            str(Path(chosen.source).resolve()) if Path(chosen.source).exists() else chosen.source
-        )
-        one.types("clone", "git", "clone", "--quiet", source, "minicompile", where=".")
+        one.types("clone", "git", "clone", "--quiet", chosen.source, "minicompile", where=".")
         # `make lab` makes this first; then JupyterLab would run until it is stopped.
         setup = ["make", ".venv/.lessons", f"PYTHON={chosen.python}"]
         one.types("set-up, with downloads", *setup)
@@ -138,16 +134,8 @@ def main() -> None:
             up = 'ip link set lo up && exec "$@"'
             one.prefix = ["unshare", "--net", "sh", "-c", up, "sh", *one.prefix]
         one.types("set-up again", *setup)
-        answers = f"notebooks/solutions/{LESSON}"
-        one.types(
-            "in lesson 00",
-            python,
-            "-c",
-            IN_NOTEBOOK,
-            f"notebooks/{LESSON}",
-            answers,
-            sees="ex1 pass",
-        )
+        files = [f"notebooks/{LESSON}", f"notebooks/solutions/{LESSON}"]
+        one.types("in lesson 00", python, "-c", IN_NOTEBOOK, *files, sees="ex1 pass")
         one.types("graded", "make", "grade", "LESSON=00", sees="ex1  1/1  pass")
         (folder / "minicompile/rule.py").write_text(rule() + "\nprint(lowered.kernels[0].text)\n")
         one.types("own lowering rule", python, "rule.py", sees="_fused_")
