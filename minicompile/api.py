@@ -9,6 +9,7 @@ import contextlib
 import functools
 import tempfile
 import types
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from minicompile.dynamo.history import Explanation, Timeline
 from minicompile.dynamo.module import allow_in_graph, behind, disable, is_disabled, original_of
 from minicompile.dynamo.result import Capture
 from minicompile.dynamo.sizes import mark_dynamic
-from minicompile.errors import OptionError, Unsupported, unknown
+from minicompile.errors import BackendError, OptionError, RejectedKernel, Unsupported, unknown
 from minicompile.ops.display import Several
 from minicompile.ops.registry import Registry
 from minicompile.options import Options, environment, make_options
@@ -187,6 +188,7 @@ def timeline(target: Any) -> Several[Timeline]:
 def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
     """What every stage makes of one call of a function or module. The call itself is not run.
 
+    Without a C++ compiler one warning says so, and the text of the kernels is there all the same.
     Pass what `mc.compile` returned to trace with its options. Raises Unsupported where `mc.compile` would
     run the frame in eager.
     """
@@ -196,9 +198,16 @@ def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
     logs.levels(options.logs)
 
     def compile_and_stop(capture: Capture) -> Any:
-        traced = Trace.watching(capture)
-        pipeline.compile_capture(capture, options)
-        raise _Traced(traced)
+        traced, missing = Trace.watching(capture), None
+        try:
+            pipeline.compile_capture(capture, options)
+        except RejectedKernel:
+            raise
+        except BackendError as error:
+            if len(traced.graphs) <= (traced.aot is not None and traced.aot.backward is not None):
+                raise
+            missing = f"the kernels of this trace are text that can't run here: {error}"
+        raise _Traced(traced, missing)
 
     plain = original_of(target)
     make = functools.partial(
@@ -208,8 +217,15 @@ def trace(target: Any, *args: Any, **kwargs: Any) -> Trace:
         behind(plain, make, compile)(*args, **kwargs)
     except _Traced as stop:
         made: Trace = stop.args[0]
+        if missing := stop.args[1]:
+            _tell_once(missing)
         return made
     raise Unsupported(f"{plain!r} was not captured: it never reached the compiler")
+
+
+@functools.cache
+def _tell_once(what: str) -> None:
+    warnings.warn(what, stacklevel=3)
 
 
 class _Traced(BaseException):

@@ -27,10 +27,12 @@ def default_cache_dir() -> str:
 
 
 def default_debug_dir() -> str:
-    """`MINICOMPILE_COMPILE_DEBUG_DIR`, else `minicompile_$USER` in the folder for temporary files."""
+    """`MINICOMPILE_COMPILE_DEBUG_DIR`, else `minicompile_$USER` in the folder for temporary files.
+
+    Where nothing says the user's name, it is the number."""
     if chosen := os.environ.get("MINICOMPILE_COMPILE_DEBUG_DIR"):
         return chosen
-    user = os.environ.get("USER") or os.environ.get("USERNAME", "")
+    user = os.environ.get("USER") or os.environ.get("USERNAME") or os.geteuid()
     return str(Path(tempfile.gettempdir()) / f"minicompile_{user}")
 
 

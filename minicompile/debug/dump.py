@@ -118,7 +118,7 @@ class Folder:
     """Where one process writes. Raises OSError if it can't."""
 
     def __init__(self, path: Path) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.path, self.known = path, set[str]()
         self.lock = (path / ".lock").open("a")
         try:
@@ -198,9 +198,11 @@ def report(failure: Failure, made: Sequence[Event]) -> list[str]:
                 texts[name] = texts.get(name, "") + written(shown) + "\n"
     digest = hashlib.sha256(f"{error!r}{texts.get('repro.py')}".encode()).hexdigest()[:12]
     options = made[0].of.options if made else Options()
-    folder = Path(options.debug_dir) / f"error_{digest}"
+    parent = Path(options.debug_dir)
+    folder = parent / f"error_{digest}"
     texts["versions.txt"] = f"{versions()}\n{options}\n"
-    folder.mkdir(parents=True, exist_ok=True)
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # the user's code is in it
+    folder.mkdir(exist_ok=True)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     advice.append(f"  report: {folder}")

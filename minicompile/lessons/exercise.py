@@ -27,6 +27,7 @@ import io
 import linecache
 import sys
 import sysconfig
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,13 +165,14 @@ class Exercise:
         chosen = self.hidden if hidden else self.visible
         run = Run(list(chosen() if callable(chosen) else chosen))
         before = "an input that the notebook does not show, " if hidden else ""
-        with fresh(self.without):
+        with fresh(self.without), told_afterwards() as told:
             try:
                 return self.test(run, *given), run
             except Wrong as wrong:
                 wrong.args = (f"{self.name}: {before}{wrong}",)
                 raise
             except (Exception, SystemExit) as error:
+                told.clear()  # that it ran in eager because of this error of the answer
                 if unanswered(error):
                     raise NotAnswered(self.name) from None
                 what = f"{type(error).__name__}: {error}".strip()
@@ -201,6 +203,19 @@ def fresh(taken_away: Sequence[str]) -> Iterator[None]:
     finally:
         torch.random.set_rng_state(random)
         api.reset()
+
+
+@contextlib.contextmanager
+def told_afterwards() -> Iterator[list[warnings.WarningMessage]]:
+    """Holds warnings back and gives their list: what is taken from it is not told."""
+    with contextlib.ExitStack() as stack:
+        told = stack.enter_context(warnings.catch_warnings(record=True))
+        try:
+            yield told
+        finally:
+            stack.close()
+            for one in told:
+                warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
 def unanswered(error: BaseException | None) -> bool:

@@ -31,7 +31,7 @@ from xml.etree import ElementTree
 
 from minicompile.errors import MinicompileError
 from minicompile.lessons.exercise import Exercise, checks, forbidden_uses, notebooks_folder
-from minicompile.ops.display import Shown, aligned
+from minicompile.ops.display import Shown, aligned, count_text
 from minicompile.options import child_environment
 
 SECONDS = 120
@@ -440,6 +440,8 @@ def found_in(given: str) -> list[tuple[str, Path]]:
 def run_command(chosen: Any) -> int:
     """Grade and report; exit code 0 if every notebook has all points."""
     named = [pair for given in chosen.notebooks for pair in found_in(given)]
+    notebooks = count_text(len(named), "notebook")
+    print(f"grading {notebooks}: every exercise in a kernel of its own ...", file=sys.stderr)
 
     def one(pair: tuple[str, Path]) -> Report:
         done = grade(pair[1], chosen.exercise, chosen.seconds)

@@ -223,7 +223,8 @@ def cache_folder(options: Options, language: str = "cpp") -> Path | None:
     folder = options.cache_folder / language
     reason = make_private(folder)
     if reason:
-        warnings.warn(f"compiled kernels are not kept: {reason}", stacklevel=2)
+        cure = "MINICOMPILE_CACHE_DIR may name a folder of yours"
+        warnings.warn(f"compiled kernels are not kept: {reason}; {cure}", stacklevel=2)
     return None if reason else folder
 
 

@@ -20,6 +20,7 @@ import torch
 from minicompile import compat
 from minicompile.aot.result import BoxedCallable
 from minicompile.codegen.plan import KernelModule, WrapperSource
+from minicompile.errors import BackendError
 from minicompile.lowering.ir import ConstantBuffer
 from minicompile.ops.build import start_build, start_extension
 from minicompile.ops.registry import Registry
@@ -38,7 +39,10 @@ kernel_loader: Registry[KernelLoader] = Registry(
 @kernel_loader("cpp")
 def load_cpp(module: KernelModule, options: Options) -> Callable[[], Kernels]:
     start_extension(cpp.FAST_CALL)
-    pending = start_build(module.units or module.text, options)
+    try:
+        pending = start_build(module.units or module.text, options)
+    except BackendError as error:  # no compiler: there is text to look at, and nothing to load
+        return partial(_missing, error)
     module.cached = sum(job.process is None for job in pending.jobs)
 
     def finish() -> Kernels:
@@ -46,6 +50,10 @@ def load_cpp(module: KernelModule, options: Options) -> Callable[[], Kernels]:
         return {kernel.name: cpp.bind(library, kernel.plan) for kernel in module.kernels}
 
     return finish
+
+
+def _missing(error: BackendError) -> Kernels:
+    raise error
 
 
 @kernel_loader("triton")
@@ -65,7 +73,7 @@ def start_loading(
 ) -> Callable[[WrapperSource, Sequence[ConstantBuffer]], BoxedCallable]:
     """Start every compiler that the kernels need. What comes back waits for them and loads a wrapper.
 
-    Both raise BackendError where a compiler is missing or fails.
+    That raises BackendError where a compiler is missing or fails.
     """
     kernels = [kernel_loader[m.language](m, options) for m in modules]
 

@@ -52,6 +52,23 @@ def test_without_a_compiler_one_sentence_says_what_to_install_and_eager_runs():
         mc.compile(f, options=options, fullgraph=True)(x)
 
 
+def test_without_a_compiler_a_trace_has_the_text_of_every_kernel_and_says_so():
+    def f(x):
+        return torch.softmax(x, -1)
+
+    x = torch.randn(5, 5, requires_grad=True)
+    expected = mc.trace(f, x)
+    compiled = mc.compile(
+        f, options={"cpp_compiler": "no-such-compiler-to-trace", "disk_cache": False}
+    )
+    with pytest.warns(UserWarning, match=r"kernels .* can't run here: .* install g\+\+") as seen:
+        found = mc.trace(compiled, x)
+        mc.trace(compiled, x)
+    assert len(seen) == 1 and seen[0].filename == __file__
+    assert found.kernels[0].text == expected.kernels[0].text
+    assert found.backward.kernels[0].text == expected.backward.kernels[0].text
+
+
 def test_without_a_compiler_eager_and_aot_eager_still_work():
     def f(x):
         return torch.relu(x) + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -243,6 +244,9 @@ def test_the_environment_switches_it_on(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("USER", "ada")
     assert Options().debug_dir == str(tmp_path / "minicompile_ada")
+    monkeypatch.delenv("USER")
+    monkeypatch.delenv("USERNAME", raising=False)  # two people without a name share no folder
+    assert Options().debug_dir == str(tmp_path / f"minicompile_{os.geteuid()}")
     monkeypatch.setenv("MINICOMPILE_COMPILE_DEBUG_DIR", "elsewhere")
     assert Options().debug_dir == "elsewhere"
 

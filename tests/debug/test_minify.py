@@ -210,7 +210,7 @@ def test_a_script_that_is_right(script: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_an_internal_error_is_reported_with_the_command(tmp_path: Path) -> None:
-    options = {**LOOPS, "debug_dir": str(tmp_path)}
+    options = {**LOOPS, "debug_dir": str(tmp_path / "mine")}
 
     def told(fullgraph: bool) -> str:
         with planted("no table"), warnings.catch_warnings(record=True) as caught:
@@ -224,7 +224,8 @@ def test_an_internal_error_is_reported_with_the_command(tmp_path: Path) -> None:
             return "\n".join(raised.value.__notes__)
 
     message, notes = told(False), told(True)
-    (folder,) = tmp_path.iterdir()
+    (folder,) = (tmp_path / "mine").iterdir()
+    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o700  # it has the user's code
     command = f"python -m minicompile minify {folder}/repro.py"
     assert command in message and command in notes
     names = {path.name for path in folder.iterdir()}

@@ -13,6 +13,7 @@ import minicompile as mc
 from minicompile.dynamo import dispatch
 from minicompile.dynamo.interpreter import bytecode
 from minicompile.errors import MinicompileError
+from minicompile.extension import decompose
 from minicompile.lessons import exercise
 from minicompile.lessons.exercise import Lesson, NotAnswered, Run, Wrong, checks, show
 
@@ -187,6 +188,33 @@ def test_inputs_may_come_from_a_function_and_are_made_at_each_check():
 def test_a_released_cell_is_not_answered(text: str):
     with pytest.raises(NotAnswered, match=r"^ex1: no answer yet$"):
         verdict_of(lesson_about(doubles, [1], [5]), cell(text))
+
+
+def relus(run: Run, relu: Callable[..., Any]) -> str:
+    with mc.scoped():
+        decompose(torch.ops.aten.relu.default, to="prims")(relu)
+        x = torch.randn(3)
+        run.close(mc.compile(torch.relu)(x), torch.relu(x), "relu")
+        mc.trace(torch.relu, x)
+    return "a rule"
+
+
+@pytest.mark.parametrize(
+    ("body", "verdict"),
+    [("raise NotImplementedError", "no answer yet"), ("x.nothing", "has no attribute 'nothing'")],
+)
+def test_the_error_of_an_answer_inside_the_compiler_is_told_once(
+    body: str, verdict: str, recwarn: pytest.WarningsRecorder
+):
+    with pytest.raises(Wrong, match=verdict):
+        verdict_of(lesson_about(relus, [1], [5]), cell(f"def relu(x):\n    {body}\n"))
+    assert not [one for one in recwarn if "runs in eager" in str(one.message)]
+
+
+def test_other_warnings_of_an_answer_are_told(recwarn: pytest.WarningsRecorder):
+    text = "import warnings\ndef double(n):\n    warnings.warn('mine')\n    return 2 * n\n"
+    verdict_of(lesson_about(doubles, [1], [5]), cell(text))
+    assert [str(one.message) for one in recwarn] == ["mine"]
 
 
 def test_not_answered_is_a_kind_of_wrong():

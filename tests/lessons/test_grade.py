@@ -71,6 +71,17 @@ def test_the_reference_scores_full_and_the_release_scores_nothing(tmp_path: Path
     assert (unsolved.earned, unsolved.feedback) == (0, "ex1: no answer yet")
 
 
+def test_a_warning_costs_no_points(tmp_path: Path):
+    """Of a missing compiler, of a cache that can't be written."""
+    grade = graded(
+        tmp_path,
+        answered(
+            RIGHT.replace("    return", "    import warnings\n\n    warnings.warn('x')\n    return")
+        ),
+    )
+    assert grade.earned == grade.points, grade.feedback
+
+
 def test_an_answer_that_only_fits_the_notebooks_inputs_is_rejected(tmp_path: Path):
     grade = graded(tmp_path, answered(HIDDEN_ONLY))
     assert grade.earned == 0
