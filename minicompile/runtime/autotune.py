@@ -28,14 +28,8 @@ from minicompile.ops.device import gpu_of
 from minicompile.ops.display import count_text
 from minicompile.ops.files import read_sealed, write_sealed
 from minicompile.options import Options
-from minicompile.runtime.triton import (
-    Launcher,
-    Tiles,
-    blocks,
-    load_kernel,
-    module_text,
-    planned_tiles,
-)
+from minicompile.runtime.gpu_kernel import Tiles, blocks, module_text, planned_tiles
+from minicompile.runtime.triton import Launcher, load_kernel
 
 EACH = range(2, 65)
 """How many elements of a tile a thread may have."""
@@ -118,8 +112,7 @@ def product_candidates(source: KernelSource) -> list[Tiles]:
     """The ways to compute a product, the library's first: it is taken where nothing can be measured."""
 
     def listed(plan: KernelPlan, way: str = "") -> list[Tiles]:
-        made = (dict(choice) for choice in plan.choices)
-        return [Tiles(num_warps=tiles.pop("warps"), way=way, **tiles) for tiles in made]
+        return [Tiles.of(choice, way) for choice in plan.choices]
 
     found = [Tiles(way="library"), *listed(source.plan)]
     for way, steps in source.rivals.items():

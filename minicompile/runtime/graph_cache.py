@@ -43,7 +43,7 @@ from minicompile.ops.files import read_sealed, write_sealed
 from minicompile.ops.graph import argument_text
 from minicompile.ops.registry import ALL, key_name
 from minicompile.options import Options, triton_variables
-from minicompile.runtime.triton import GpuKernel, gpu_kernels
+from minicompile.runtime.gpu_kernel import GpuKernel, gpu_kernels
 
 KIND = "cuda"
 OWN = ("minicompile", "torch", "_operator", "builtins", "functools")

@@ -26,6 +26,7 @@ from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.runtime import autotune, cpp, triton
 from minicompile.runtime.arena import ARENA
+from minicompile.runtime.gpu_kernel import GpuKernel, gpu_kernels
 
 Kernels = dict[str, Callable[..., None]]
 KernelLoader = Callable[[KernelModule, Options], Callable[[], Kernels]]
@@ -56,7 +57,7 @@ def load_triton(module: KernelModule, options: Options) -> Callable[[], Kernels]
         tuned = partial(autotune.tuned, options=options, load=load, tell=module.tell)
         return lambda: {kernel.name: tuned(kernel) for kernel in module.kernels}
     if on_gpu and torch.cuda.is_available():
-        return triton.start_kernels(triton.gpu_kernels(module.kernels), options)
+        return triton.start_kernels(gpu_kernels(module.kernels), options)
     return lambda: {kernel.name: triton.load_kernel(kernel) for kernel in module.kernels}
 
 
@@ -83,7 +84,7 @@ def start_loading(
 
 
 def start_kept(
-    wrapper: WrapperSource, kernels: Mapping[str, triton.GpuKernel], options: Options
+    wrapper: WrapperSource, kernels: Mapping[str, GpuKernel], options: Options
 ) -> Callable[[], BoxedCallable]:
     """The same for a graph that the disk had; what comes back waits for its kernels and loads the wrapper."""
     wait = triton.start_kernels(kernels, options)

@@ -504,7 +504,7 @@ for name, one in (("with tl.where", right), ("without", careless)):
 
 # %% name="rivals"
 from minicompile.runtime.autotune import candidates
-from minicompile.runtime.triton import planned_tiles, programs
+from minicompile.runtime.gpu_kernel import planned_tiles, programs
 
 for rows, terms, columns in [(4096, 1024, 4096), (64, 8192, 64), (50, 99, 70)]:
     factors = (torch.empty(s, dtype=torch.bfloat16) for s in ((rows, terms), (terms, columns)))
