@@ -293,16 +293,13 @@ def diagram(schedule: Schedule) -> Diagram:
 
 @shows(Schedule)
 def schedule_view(schedule: Schedule) -> str:
-    kernels, decisions = len(schedule.kernels), schedule.decisions
-    fused = [d for d in decisions if d.fused]
+    kernels, decisions, fused = len(schedule.kernels), schedule.decisions, len(schedule.fused)
     counts = (
         f"{len(schedule.before)} nodes → {count_text(kernels, 'kernel')} and "
         f"{count_text(len(schedule.nodes) - kernels, 'extern call')} · "
-        f"fusion saves {bytes_text(sum(d.score for d in fused))} of traffic"
+        f"fusion saves {bytes_text(schedule.saved_bytes)} of traffic"
     )
-    asked = (
-        f"{len(fused)} fused, {len(decisions) - len(fused)} kept apart, in the order they were made"
-    )
+    asked = f"{fused} fused, {len(decisions) - fused} kept apart, in the order they were made"
     drawn = picture(diagram(schedule), f"schedule: {counts}")
     steps = [" + ".join(o.name for o in operations(node)) for node in schedule.nodes]
     return box(
