@@ -30,8 +30,8 @@ from minicompile import compat
 from minicompile.codegen.plan import KernelSource, LibraryProduct, granule_of
 from minicompile.errors import BackendError
 from minicompile.lowering.ir import Layout
-from minicompile.ops.build import cache_folder, load_extension, start_extension
-from minicompile.ops.files import read_sealed, write_sealed
+from minicompile.ops.build import load_extension, start_extension
+from minicompile.ops.cache import Cache, digest
 from minicompile.options import Options, triton_variables
 from minicompile.runtime.gpu_kernel import (
     ALIGNMENT,
@@ -196,18 +196,16 @@ def kernel_binary(
     """From the disk, else compiled and kept there."""
     facts = [kernel.module, kernel.types, kernel.constants, kernel.options, divisible, target]
     facts += [compat.triton_identity(), triton_variables(), [*Binary.__annotations__]]
-    key = hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
-    folder = cache_folder(options, "triton")
-    if folder is not None and (kept := read_sealed(folder / f"{key}.cubin", key)) is not None:
+    key, cache = digest(*facts), Cache(options, "triton", ".cubin")
+    if (kept := cache.get(key)) is not None:
         head, _, code = kept.partition(b"\n")
         name, warps, shared, scratch = json.loads(head)
         return Binary(name, warps, shared, scratch, code)
     compiled = compile_kernel(kernel, divisible, target)
     about, code = compiled.metadata, compiled.asm["cubin"]
     scratch = getattr(about, "global_scratch_size", 0)
-    if folder is not None:
-        line = json.dumps([about.name, about.num_warps, about.shared, scratch])
-        write_sealed(folder / f"{key}.cubin", key, line.encode() + b"\n" + code)
+    line = json.dumps([about.name, about.num_warps, about.shared, scratch])
+    cache.put(key, line.encode() + b"\n" + code)
     return Binary(about.name, about.num_warps, about.shared, scratch, code)
 
 
