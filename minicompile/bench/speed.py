@@ -62,6 +62,7 @@ from minicompile.bench.timing import (
     time_text,
 )
 from minicompile.compat.torch_compiler import torch_kernel_count
+from minicompile.debug.accuracy import described
 from minicompile.errors import MinicompileError
 from minicompile.ops.display import bytes_text
 from minicompile.ops.events import Event, observer
@@ -188,7 +189,7 @@ def measure(
             row.peaks[name] = peak_bytes(step, device)
             steps[name] = step
         except Exception as failure:  # whatever a compiler raises is the result
-            row.failures[name] = f"{type(failure).__name__}: {failure}".splitlines()[0]
+            row.failures[name] = described(failure)
             continue
         allowed = max(WORSE_THAN_EAGER * eager_error, ROUNDINGS * torch.finfo(dtype).eps)
         if row.errors[name] > allowed:
@@ -225,7 +226,7 @@ def measure_device(
             steps = [case.step(fn, case.inputs(device, dtype)) for _ in range(copies)]
             timers[name] = device_timer(steps, device)
         except Exception as failure:  # what can't be captured has no device time
-            row.failures[name] = f"{type(failure).__name__}: {failure}".splitlines()[0]
+            row.failures[name] = described(failure)
     timings = run_in_turns(timers, seconds)
     row.device_seconds = {name: timings.median(name) for name in timers}
     if OURS in timers:
