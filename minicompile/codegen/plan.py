@@ -31,7 +31,7 @@ from minicompile.ops.dtypes import short
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
-from minicompile.scheduling.body import LoopBody, Value, iterate_indices, ranges_text
+from minicompile.scheduling.body import LoopBody, Value, numbers, ranges_text
 from minicompile.scheduling.cost import Cost
 from minicompile.scheduling.nodes import FusedSchedulerNode
 from minicompile.shapes.expr import (
@@ -336,10 +336,9 @@ class KernelPlan(Shown):
         Quotients and remainders; and products that 16 divides, at the hints, but none of their factors: loads
         are wide where the compiler knows it.
         """
-        body, sizes, hints = self.body, set(self.sizes), self.hints
-        every = [*body.all_ranges.values(), *(v.size for v in body.values), *iterate_indices(body)]
+        sizes, hints = set(self.sizes), self.hints
         found: set[sympy.Expr] = set()
-        for size in every:
+        for size in numbers(self.body):
             parts = sympy.preorder_traversal(sympy.sympify(size))
             for part in parts:
                 if isinstance(part, FloorDiv | ModularIndexing) and part.free_symbols <= sizes:

@@ -21,7 +21,7 @@ import torch
 from minicompile.codegen.phases import along_rows
 from minicompile.codegen.plan import KernelPlan, power_of_two
 from minicompile.codegen.printing import LinePrinter
-from minicompile.codegen.triton_ops import TritonIndex, typed_constant
+from minicompile.codegen.triton_ops import TritonIndex, operand
 from minicompile.ops.handler import Index
 from minicompile.ops.origin import Origins, union
 from minicompile.scheduling.body import Value
@@ -204,6 +204,4 @@ class AddressPrinter(LinePrinter):
 
     def ref(self, value: Value) -> str:
         """A value's name, or a constant of its dtype."""
-        if value.op == "constant":
-            return typed_constant(value.constant, value.dtype)
-        return self.names[value]
+        return operand(value, self.names)
