@@ -61,6 +61,12 @@ def load_triton(module: KernelModule, options: Options) -> Callable[[], Kernels]
     return lambda: {kernel.name: triton.load_kernel(kernel) for kernel in module.kernels}
 
 
+def start_modules(modules: Sequence[KernelModule], options: Options) -> Callable[[], Kernels]:
+    """Start every compiler that kernels need; what comes back waits for them. Both raise BackendError."""
+    started = [kernel_loader[m.language](m, options) for m in modules]
+    return lambda: {name: kernel for wait in started for name, kernel in wait().items()}
+
+
 def start_loading(
     modules: Sequence[KernelModule], options: Options
 ) -> Callable[[WrapperSource, Sequence[ConstantBuffer]], BoxedCallable]:
@@ -68,14 +74,12 @@ def start_loading(
 
     Both raise BackendError where a compiler is missing or fails.
     """
-    kernels = [kernel_loader[m.language](m, options) for m in modules]
+    kernels = start_modules(modules, options)
 
     def finish(wrapper: WrapperSource, constants: Sequence[ConstantBuffer]) -> BoxedCallable:
         namespace: dict[str, Any] = {c.name: c.value for c in constants}
         namespace["empty_in_arena"] = partial(ARENA.empty, limit=options.arena_bytes)
-        for wait in kernels:
-            namespace.update(wait())
-        call = load_wrapper(wrapper, namespace)
+        call = load_wrapper(wrapper, namespace | kernels())
         if "empty_in_arena" in wrapper.text:
             weakref.finalize(call, ARENA.clear).atexit = False
         return call
