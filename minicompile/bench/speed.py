@@ -62,7 +62,7 @@ from minicompile.bench.timing import (
     time_text,
 )
 from minicompile.compat.torch_compiler import torch_kernel_count
-from minicompile.debug.accuracy import described
+from minicompile.debug.accuracy import described, distance, plain
 from minicompile.errors import MinicompileError
 from minicompile.ops.display import bytes_text
 from minicompile.ops.events import Event, observer
@@ -128,18 +128,9 @@ def error_of(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
     """The largest difference, by the largest number of each tensor; infinite where NaNs differ."""
     worst = 0.0
     for mine, right in zip(found, exact, strict=True):
-        with torch.no_grad():
-            one, other = mine.double(), right.double()
-            if one.shape != other.shape:
-                return float("inf")
-            if not one.numel():
-                continue
-            off = torch.where(
-                (one == other) | (one.isnan() & other.isnan()), 0, (one - other).abs()
-            )
-            size = other[other.isfinite()].abs().max().item() if other.isfinite().any() else 1.0
-            largest = off.max().item() / (size or 1.0)
-        worst = max(worst, largest if largest == largest else float("inf"))
+        finite = right[right.isfinite()].detach().double().abs()
+        largest = finite.max().item() if finite.numel() else 0.0
+        worst = max(worst, distance(plain(mine), plain(right)) / (largest or 1.0))
     return worst
 
 

@@ -386,7 +386,7 @@ def distance(value: Any, reference: Any) -> float:
         return float("inf")
     same = (value.data == reference.data) | (value.data.isnan() & reference.data.isnan())
     apart = torch.where(same, 0.0, (value.data - reference.data).abs())
-    return float(apart.nan_to_num(nan=float("inf")).max()) if apart.numel() else 0.0
+    return float(apart.nan_to_num(float("inf"), float("inf")).max()) if apart.numel() else 0.0
 
 
 def worst(found: dict[str, Any], reference: dict[str, Any]) -> float | None:
