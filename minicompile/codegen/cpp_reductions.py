@@ -57,15 +57,6 @@ class ReductionPrinter(LoopPrinter):
         r_loops = [Loop(var, size) for var, size in plan.reduction_ranges.items()]
         self.r_loops = [loop for loop in r_loops if loop.size != 1] or r_loops[:1]
 
-    def nest(self) -> None:
-        if self.split:
-            self._chunks()
-        self.phases()
-
-    def phases(self) -> None:
-        """Loops over x, and the phases inside them."""
-        raise NotImplementedError
-
     def innermost(self, values: Sequence[Value], loop: Loop, most: Size, at_once: bool) -> None:
         """The innermost loop over r, or a block of it: the most iterations it can have, and whether it is the
         whole reduction, so that nothing has been accumulated before."""
@@ -105,7 +96,9 @@ class ReductionPrinter(LoopPrinter):
             self._divided(reductions)
 
     def _chunks(self) -> None:
-        """Declare how many chunks the outermost r has, and how long they are."""
+        """Declare how many chunks of the outermost r threads share, and how long they are."""
+        if not self.split:
+            return
         size = self.r_loops[0].size
         chunk, most, text = self.plan.tiles["r"], self.plan.tiles["chunks"], self.index(size)
         if isinstance(size, int):
@@ -216,7 +209,8 @@ class RowPrinter(ReductionPrinter):
         self.kept: set[Value] = set()
         """Values that have a place outside of the loops over a row."""
 
-    def phases(self) -> None:
+    def nest(self) -> None:
+        self._chunks()
         nest = 0 if self.split else len(self.x_loops)
         with self._heap_rows(nest) as pragma, self.loops(self.x_loops, pragma):
             if not self._on_heap():
@@ -407,7 +401,8 @@ class ColumnPrinter(ReductionPrinter):
         self.divided: Sequence[Value] = ()
         """Reductions whose chunks are still to be combined, by the loop that comes next."""
 
-    def phases(self) -> None:
+    def nest(self) -> None:
+        self._chunks()
         *outer, last = self.x_loops
         inner, size = last.var, last.size
         tiled = not isinstance(size, int) or size > self.lanes
