@@ -94,7 +94,7 @@ class CompiledStages(Shown):
     def rooms(self) -> list[Room]:
         schedule, externs = self.schedule, len(self.loops.externs)
         buffers = count_text(len(self.loops.operations) - externs, "buffer")
-        saved = sum(d.score for d in schedule.decisions if d.fused)
+        saved = schedule.saved_bytes
         nodes = f"{len(schedule.before)} → {count_text(len(schedule.nodes), 'node')}"
         kernels = count_text(len(self.kernels), "kernel")
         lines = count_text(sum(len(kernel.lines) for kernel in self.kernels), "line")

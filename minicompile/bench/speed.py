@@ -62,6 +62,7 @@ from minicompile.bench.timing import (
     time_text,
 )
 from minicompile.compat.torch_compiler import torch_kernel_count
+from minicompile.debug.accuracy import described, distance, plain
 from minicompile.errors import MinicompileError, unknown
 from minicompile.ops.display import bytes_text
 from minicompile.ops.events import Event, observer
@@ -127,18 +128,9 @@ def error_of(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
     """The largest difference, by the largest number of each tensor; infinite where NaNs differ."""
     worst = 0.0
     for mine, right in zip(found, exact, strict=True):
-        with torch.no_grad():
-            one, other = mine.double(), right.double()
-            if one.shape != other.shape:
-                return float("inf")
-            if not one.numel():
-                continue
-            off = torch.where(
-                (one == other) | (one.isnan() & other.isnan()), 0, (one - other).abs()
-            )
-            size = other[other.isfinite()].abs().max().item() if other.isfinite().any() else 1.0
-            largest = off.max().item() / (size or 1.0)
-        worst = max(worst, largest if largest == largest else float("inf"))
+        finite = right[right.isfinite()].detach().double().abs()
+        largest = finite.max().item() if finite.numel() else 0.0
+        worst = max(worst, distance(plain(mine), plain(right)) / (largest or 1.0))
     return worst
 
 
@@ -188,7 +180,7 @@ def measure(
             row.peaks[name] = peak_bytes(step, device)
             steps[name] = step
         except Exception as failure:  # whatever a compiler raises is the result
-            row.failures[name] = f"{type(failure).__name__}: {failure}".splitlines()[0]
+            row.failures[name] = described(failure)
             continue
         allowed = max(WORSE_THAN_EAGER * eager_error, ROUNDINGS * torch.finfo(dtype).eps)
         if row.errors[name] > allowed:
@@ -225,7 +217,7 @@ def measure_device(
             steps = [case.step(fn, case.inputs(device, dtype)) for _ in range(copies)]
             timers[name] = device_timer(steps, device)
         except Exception as failure:  # what can't be captured has no device time
-            row.failures[name] = f"{type(failure).__name__}: {failure}".splitlines()[0]
+            row.failures[name] = described(failure)
     timings = run_in_turns(timers, seconds)
     row.device_seconds = {name: timings.median(name) for name in timers}
     if OURS in timers:

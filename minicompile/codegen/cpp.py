@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import sympy
 
-from minicompile.codegen.cpp_loops import LoopPrinter
+from minicompile.codegen.cpp_loops import LoopPrinter, PointwisePrinter
 from minicompile.codegen.cpp_ops import STORAGE, prelude
+from minicompile.codegen.cpp_reductions import ColumnPrinter, RowPrinter
 from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource
 from minicompile.shapes.expr import is_float
 
@@ -23,7 +24,7 @@ KERNELS_OF_ONE = 8
 
 def print_kernel(plan: KernelPlan) -> KernelSource:
     """The C function of one plan."""
-    printer = LoopPrinter(plan)
+    printer = loop_printer(plan)
     *first, last = _head(plan).split("\n")
     for text in first:
         printer.line(text)
@@ -35,6 +36,14 @@ def print_kernel(plan: KernelPlan) -> KernelSource:
         printer.body()
         printer.line("return error;" if printer.checks else "return 0;")
     return printer.source("cpp", prelude)
+
+
+def loop_printer(plan: KernelPlan) -> LoopPrinter:
+    """What prints loops in the plan's shape."""
+    if not plan.reduction_ranges:
+        return PointwisePrinter(plan)
+    columns = plan.vector_axis == "x" and "x" in plan.tiles
+    return ColumnPrinter(plan) if columns else RowPrinter(plan)
 
 
 def kernel_module(plans: Sequence[KernelPlan]) -> KernelModule:

@@ -50,7 +50,7 @@ from minicompile.lowering.ir import TemplateKernel
 from minicompile.ops.gates import allowed
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
-from minicompile.scheduling.body import LoopBody, iterate_indices, loop_level
+from minicompile.scheduling.body import LoopBody, loop_level, numbers
 from minicompile.scheduling.cost import cost_of
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 from minicompile.shapes.expr import is_float
@@ -196,7 +196,11 @@ def decide(plan: KernelPlan, options: Options, *more: str) -> None:
     check_in_place(plan.name, order, plan.in_place)
 
 
-def operation_names(body: LoopBody, most: int = 4) -> str:
+NAMED = 4
+"""Most operations in a kernel's name."""
+
+
+def operation_names(body: LoopBody) -> str:
     """`add_gelu`: the user's operations in the kernel, in order, each once; never numbers or constants."""
     found: list[str] = []
     for value in body.values:
@@ -205,7 +209,7 @@ def operation_names(body: LoopBody, most: int = 4) -> str:
             name = "".join(c if c.isalnum() else "_" for c in name)
             if name and name not in found:
                 found.append(name)
-    return "_".join(found[:most]) or "kernel"
+    return "_".join(found[:NAMED]) or "kernel"
 
 
 def arguments_of(
@@ -230,8 +234,7 @@ def arguments_of(
 def size_symbols(body: LoopBody) -> tuple[sympy.Symbol, ...]:
     """The size symbols in ranges, indices and bounds, sorted by name; floats come last."""
     own = set(body.all_ranges) | {v.symbol for v in body.values}
-    sizes = [*body.all_ranges.values(), *(v.size for v in body.values), *iterate_indices(body)]
-    found: set[sympy.Symbol] = set().union(*(sympy.sympify(size).free_symbols for size in sizes))
+    found: set[sympy.Symbol] = set().union(*(sympy.sympify(n).free_symbols for n in numbers(body)))
     return tuple(sorted(found - own, key=lambda symbol: (is_float(symbol), str(symbol))))
 
 

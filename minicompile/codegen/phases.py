@@ -168,8 +168,8 @@ def loop_needs(
     return found
 
 
-def cone(roots: Iterable[Value], loop: Collection[Value], stop: Collection[Value]) -> set[Value]:
-    """The roots and every loop-level value they are computed from, not going beyond `stop`."""
+def cone(roots: Iterable[Value], among: Collection[Value], stop: Collection[Value]) -> set[Value]:
+    """The roots and every value among these they are computed from, not going beyond `stop`."""
     found: set[Value] = set()
     pending = list(roots)
     while pending:
@@ -178,7 +178,7 @@ def cone(roots: Iterable[Value], loop: Collection[Value], stop: Collection[Value
             continue
         found.add(value)
         if value not in stop:
-            pending += [v for v in value.operands if v in loop]
+            pending += [v for v in value.operands if v in among]
     return found
 
 

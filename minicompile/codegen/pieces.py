@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -154,6 +154,20 @@ def _source(value: Value) -> Value:
     return value
 
 
+def settled(ops: Recorder, name: str, inputs: Sequence[Value]) -> Value | None:
+    """What a choice, or logic, comes to where conditions are constants; None where nothing is settled."""
+    first = inputs[0] if inputs else None
+    if name == "where" and first is not None and first.op == "constant":
+        return inputs[1] if first.constant else inputs[2]
+    if name == "logical_not" and first is not None and first.op == "constant":
+        return ops.constant(not first.constant, torch.bool)
+    if name in ("logical_and", "logical_or"):
+        for one, other in (inputs, inputs[::-1]):
+            if one.op == "constant":
+                return one if bool(one.constant) == (name == "logical_or") else other
+    return None
+
+
 class _Restricted(Rewriter):
     """A body over a part of its ranges: what is constant there is computed now."""
 
@@ -186,28 +200,6 @@ class _Restricted(Rewriter):
             return self.again(value)
         return self.again(value, mask=None) if mask.constant else ops.constant(0, value.dtype)
 
-    def visit_where(self, ops: Recorder, value: Value) -> Value:
-        chosen, a, b = (self.new[v] for v in value.inputs)
-        if chosen.op == "constant":
-            return a if chosen.constant else b
-        return self.again(value)
-
-    def visit_logical_not(self, ops: Recorder, value: Value) -> Value:
-        source = self.new[value.inputs[0]]
-        if source.op == "constant":
-            return ops.constant(not source.constant, torch.bool)
-        return self.again(value)
-
-    def visit_logical_and(self, ops: Recorder, value: Value) -> Value:
-        absorbing = value.op == "logical_or"
-        a, b = (self.new[v] for v in value.inputs)
-        for one, other in ((a, b), (b, a)):
-            if one.op == "constant":
-                return one if bool(one.constant) == absorbing else other
-        return self.again(value)
-
-    visit_logical_or = visit_logical_and
-
     def visit_other(self, ops: Recorder, value: Value) -> Value:
         if value.op in COMPARISONS and is_int(value.inputs[0].dtype):
             a, b = (self._limits(self.new[v]) for v in value.inputs)
@@ -215,7 +207,7 @@ class _Restricted(Rewriter):
                 always, never = COMPARISONS[value.op](a[0] - b[1], a[1] - b[0])
                 if always or never:
                     return ops.constant(bool(always), torch.bool)
-        return self.again(value)
+        return settled(ops, value.op, [self.new[v] for v in value.inputs]) or self.again(value)
 
     def _limits(self, value: Value) -> tuple[int, int] | None:
         value = _source(value)

@@ -24,13 +24,14 @@ import sympy
 import torch
 
 from minicompile.aot.result import OutputGroup
+from minicompile.errors import Unsupported
 from minicompile.lowering.ir import Layout, View
 from minicompile.ops.display import Shown, count_text
 from minicompile.ops.dtypes import TENSOR_CORES, short
 from minicompile.ops.origin import NO_ORIGINS, Origins, union
 from minicompile.ops.registry import Registry
 from minicompile.options import Options
-from minicompile.scheduling.body import LoopBody, Value, iterate_indices, ranges_text
+from minicompile.scheduling.body import LoopBody, Value, numbers, ranges_text
 from minicompile.scheduling.cost import Cost
 from minicompile.scheduling.nodes import FusedSchedulerNode
 from minicompile.shapes.expr import (
@@ -290,6 +291,11 @@ class KernelPlan(Shown):
         return [v for v in self.body.stores if v.kind == "fold"]
 
     @property
+    def checked(self) -> list[Value]:
+        """Loaded indices that the kernel looks at before it uses them."""
+        return [v for v in self.body.values if v.op == "indirect" and v.check]
+
+    @property
     def rows(self) -> int:
         """How many x there are, at the hints."""
         return count(self.ranges.values(), self.hints)
@@ -327,10 +333,9 @@ class KernelPlan(Shown):
         Quotients and remainders; and products that 16 divides, at the hints, but none of their factors: loads
         are wide where the compiler knows it.
         """
-        body, sizes, hints = self.body, set(self.sizes), self.hints
-        every = [*body.all_ranges.values(), *(v.size for v in body.values), *iterate_indices(body)]
+        sizes, hints = set(self.sizes), self.hints
         found: set[sympy.Expr] = set()
-        for size in every:
+        for size in numbers(self.body):
             parts = sympy.preorder_traversal(sympy.sympify(size))
             for part in parts:
                 if isinstance(part, FloorDiv | ModularIndexing) and part.free_symbols <= sizes:
@@ -486,3 +491,15 @@ def granule_of(wide: int, rows: int, length: int) -> int:
     """Where rows of a length begin anywhere: the elements of a wide load, at which tiles begin then; else 1.
     The tensor's end must be one of a wide load: none goes beyond it."""
     return wide if length % wide != 0 == rows * length % wide else 1
+
+
+def size_text(size: Size) -> str:
+    """A size as a Python expression. Raises Unsupported for functions that have no text."""
+    if isinstance(size, int):
+        return str(size)
+    for part in sympy.preorder_traversal(size):
+        power = part.is_Pow and part.exp.is_positive
+        known = part.is_Symbol or part.is_Integer or part.is_Add or part.is_Mul or power
+        if not known and not isinstance(part, FloorDiv | ModularIndexing | sympy.Max | sympy.Min):
+            raise Unsupported(f"the size {size} has no Python text")
+    return str(size).replace("Max(", "max(").replace("Min(", "min(")

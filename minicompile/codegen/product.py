@@ -87,6 +87,10 @@ class Extent(NamedTuple):
     terms: int
     itemsize: int
 
+    def tiles(self, y: int, x: int) -> int:
+        """How many tiles of y rows and x columns there are."""
+        return self.batch * -(-self.rows // y) * -(-self.columns // x)
+
 
 def extent(plan: KernelPlan, found: Product) -> Extent:
     batch, rows, columns = (
@@ -98,7 +102,7 @@ def extent(plan: KernelPlan, found: Product) -> Extent:
 def seconds(shape: Shape, of: Extent, multiprocessors: int) -> float:
     """The estimate: see above."""
     y, x, r, _, _ = shape
-    tiles = of.batch * -(-of.rows // y) * -(-of.columns // x)
+    tiles = of.tiles(y, x)
     beside = 2 if y * x <= 64 * 128 else 1
     rounds = -(-tiles // (multiprocessors * beside))
     steps = -(-of.terms // r)
@@ -152,7 +156,7 @@ def shares(plan: KernelPlan) -> int:
     if found is None or len(plan.reduction_ranges) != 1:
         return 1
     of, gpu = extent(plan, found), gpu_of(plan.device)
-    tiles = of.batch * -(-of.rows // SPLIT_SIDE) * -(-of.columns // SPLIT_SIDE)
+    tiles = of.tiles(SPLIT_SIDE, SPLIT_SIDE)
     most = min(2 * gpu.multiprocessors // tiles, of.terms // LEAST_TERMS)
     even = (n for n in range(most, 1, -1) if of.terms % n == 0 and of.terms // n % 16 == 0)
     return next(even, 1)

@@ -24,13 +24,14 @@ import sympy
 import torch
 
 from minicompile.codegen.legalize import legalize
+from minicompile.codegen.pieces import settled
 from minicompile.codegen.plan import INT32_END, CodeLine
 from minicompile.codegen.triton_ops import (
     TRITON_DTYPES,
     TritonIndex,
     convert,
+    operand,
     pointwise_text,
-    typed_constant,
 )
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import Layout, TemplateKernel, loop_index
@@ -166,8 +167,12 @@ class Simplifier(Rewriter):
             return found or self.product(ops, inputs[0], -1.0)
         if value.op in FOLDED and (found := self.choice(ops, value.op, inputs)) is not None:
             return found
-        found = getattr(self, f"simple_{value.op}", lambda *a: None)(ops, *inputs)
-        return self.again(value) if found is None else found
+        return self.simple(ops, value.op, *inputs) or self.again(value)
+
+    def simple(self, ops: Recorder, name: str, *inputs: Value) -> Value | None:
+        """What an operation comes to by a rule below, if by any."""
+        rule = getattr(self, f"simple_{name}", lambda *a: None)
+        return settled(ops, name, inputs) or rule(ops, *inputs)
 
     def choice(self, ops: Recorder, name: str, inputs: list[Value]) -> Value | None:
         """Arithmetic of a choice between numbers and a number is a choice between numbers."""
@@ -214,8 +219,6 @@ class Simplifier(Rewriter):
         return 1.0, value
 
     def simple_where(self, ops: Recorder, c: Value, yes: Value, no: Value) -> Value | None:
-        if c.op == "constant":
-            return yes if c.constant else no
         if c.op == "logical_not":
             return ops.pointwise("where", c.inputs[0], no, yes)
         if yes.dtype is torch.bool and {yes.op, no.op} == {"constant"}:
@@ -225,28 +228,14 @@ class Simplifier(Rewriter):
         return None
 
     def simple_logical_not(self, ops: Recorder, c: Value) -> Value | None:
-        if c.op == "constant":
-            return ops.constant(not c.constant, torch.bool)
         return c.inputs[0] if c.op == "logical_not" else None
-
-    def simple_logical_and(self, ops: Recorder, a: Value, b: Value) -> Value | None:
-        for one, other in ((a, b), (b, a)):
-            if one.op == "constant":
-                return other if one.constant else one
-        return None
-
-    def simple_logical_or(self, ops: Recorder, a: Value, b: Value) -> Value | None:
-        for one, other in ((a, b), (b, a)):
-            if one.op == "constant":
-                return one if one.constant else other
-        return None
 
     def simple_ne(self, ops: Recorder, a: Value, b: Value) -> Value | None:
         """Of a choice between two numbers and a number, it is the condition."""
         if a.op == "where" and {v.op for v in (*a.inputs[1:], b)} == {"constant"}:
             yes, no = (v.constant != b.constant for v in a.inputs[1:])
             ways = [ops.constant(way, torch.bool) for way in (yes, no)]
-            found = self.simple_where(ops, a.inputs[0], *ways)
+            found = self.simple(ops, "where", a.inputs[0], *ways)
             return found or ops.pointwise("where", a.inputs[0], *ways)
         return None
 
@@ -254,7 +243,7 @@ class Simplifier(Rewriter):
         found = self.simple_ne(ops, a, b)
         if found is None:
             return None
-        return self.simple_logical_not(ops, found) or ops.pointwise("logical_not", found)
+        return self.simple(ops, "logical_not", found) or ops.pointwise("logical_not", found)
 
     def simple_truediv(self, ops: Recorder, a: Value, b: Value) -> Value | None:
         if b.op != "constant" or b.constant == 0:
@@ -401,9 +390,7 @@ class Printer:
         return [*lines, f"    return {self.ref(store.inputs[0])}", ""]
 
     def ref(self, value: Value) -> str:
-        if value.op == "constant":
-            return typed_constant(value.constant, value.dtype)
-        return self.names[value]
+        return operand(value, self.names)
 
     def text(self, value: Value) -> str:
         match value.op:

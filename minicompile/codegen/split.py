@@ -28,7 +28,7 @@ from minicompile.codegen.printing import index_dtype
 from minicompile.lowering.ir import Layout
 from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import LoopBody, Recorder, Rewriter, Value, drop_dead, loop_level
-from minicompile.scheduling.cost import Cost, touched_by
+from minicompile.scheduling.cost import Cost, together, touched_by_loops
 from minicompile.shapes.expr import (
     Ranges,
     Size,
@@ -88,10 +88,11 @@ def launch_plan(
     for name, layout in spaces.items():
         way: Literal["in", "out"] = "out" if name in stored else "in"
         arguments.append(KernelArgument(f"part_ptr{len(arguments)}", name, layout.dtype, way))
-    moved, hints = {"load": 0, "store": 0}, plan.hints
-    ranges = {v: size_hint(size, hints) for v, size in body.all_ranges.items()}
-    for value in {(v.op, v.buffer, v.index): v for v in (*body.loads, *body.stores)}.values():
-        moved[value.op] += touched_by(value, ranges, hints).count * value.dtype.itemsize
+    sizes = {a.buffer: a.dtype.itemsize for a in arguments}
+    read, written = (
+        sum(together(found) * sizes[name] for name, found in places.items())
+        for places in touched_by_loops([body], plan.hints)
+    )
     return replace(
         plan,
         name=f"{stem}_{role}_{position}",
@@ -107,7 +108,7 @@ def launch_plan(
         index_dtype=torch.int64,
         index_reach=(),
         assumes={},
-        cost=Cost(moved["load"], moved["store"], 0),  # operations are the whole kernel's affair
+        cost=Cost(read, written, 0),  # operations are the whole kernel's affair
         riders={},
         alternatives=(),
     )

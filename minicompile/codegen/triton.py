@@ -9,15 +9,9 @@
         tmp0 = tl.load(in_ptr0 + (xindex*1024 + rindex), xmask, other=0.0)
         ...
 
-A pointwise kernel works on blocks [XBLOCK], or, where it reads along another loop than it writes, on squares
-[YBLOCK, XBLOCK]; one with reductions on tiles [XBLOCK, RBLOCK]. A value has the axes its operands and index
-mention: [XBLOCK, 1] for one value a row, [1, RBLOCK] for one that all rows share. A looped reduction sweeps
+Which elements a tile has and where they lie in memory is told in `triton_tiles.py`. A looped reduction sweeps
 the row once per phase and keeps an accumulator tile in each sweep. A scan works on tiles; swept in a loop, it
 starts each one from the last element of the tile before.
-
-Rows of a length that no wide load divides begin anywhere in memory. Their tiles then begin before them,
-where a wide load does: `rplace` counts from there, and the lanes before and behind the row are masked. Both
-ends are stored apart.
 
 A line holds one operation; constants stand in the line that uses them, so that changing a constant changes
 that line alone. The real compiler: torch/_inductor/codegen/{simd,triton}.py.
@@ -28,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-import sympy
 import torch
 
 from minicompile.codegen.phases import (
@@ -40,36 +33,20 @@ from minicompile.codegen.phases import (
     rough_exponentials,
     twins,
 )
-from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase, power_of_two
+from minicompile.codegen.plan import KernelModule, KernelPlan, KernelSource, Phase
 from minicompile.codegen.printing import LinePrinter
 from minicompile.codegen.triton_ops import (
     TRITON_DTYPES,
-    TritonIndex,
     convert,
     literal,
     pointwise_text,
     prelude,
-    typed_constant,
 )
+from minicompile.codegen.triton_tiles import AddressPrinter, Axes
 from minicompile.errors import Unsupported
-from minicompile.ops.handler import Index
-from minicompile.ops.origin import Origins, union
 from minicompile.ops.registry import Registry
 from minicompile.ops.table import POSITIONS, reduction_identity
 from minicompile.scheduling.body import Value
-from minicompile.shapes.expr import (
-    ZERO,
-    Size,
-    coefficient_of,
-    contiguous_strides,
-    is_nonnegative,
-    loop_symbol,
-    product,
-    same,
-)
-
-Axes = frozenset[str]
-"""Which of the tile's axes, "y", "x" and "r", a value varies along."""
 
 ATOMIC_DTYPES = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64}
@@ -135,34 +112,14 @@ def loads_first(values: Sequence[Value]) -> list[Value]:
     return sorted(values, key=lambda v: v not in early)
 
 
-class TilePrinter(LinePrinter):
+class TilePrinter(AddressPrinter):
+    """Prints what a program computes: phases, values, reductions, scans."""
+
     def __init__(self, plan: KernelPlan) -> None:
         super().__init__(plan)
-        self.blocks = {axis: f"{axis.upper()}BLOCK" for axis in plan.axes}
-        self.wide = plan.index_dtype is torch.int64
-        width = "tl.int64" if self.wide else f"{plan.integers[0]}.dtype" if plan.index_reach else ""
-        self.cast = f".to({width})" * bool(width)
-        """What makes an index as wide as it must be: as wide as a launch passes sizes."""
-        self.position = "rindex" if self.wide else "rindex.to(tl.int64)"
-        self.given = {expr: name for name, expr in plan.derived.items()}
-        self.sizes = TritonIndex({}, given=self.given)
-        self.axes: dict[Value, Axes] = {}
-        for value in plan.body.values:
-            across = (self.axes[operand] for operand in value.operands)
-            varies = self._index_axes(value).union(*across)
-            own = {"reduction": {*plan.axes} - {"r"}, "scan": {"x", "r"}}.get(value.op)
-            self.axes[value] = frozenset(own) if own else varies
-        self.length = plan.length
-        whole = bool(self.length == power_of_two(plan.row_length))
-        self.full_row = plan.reduction == "persistent" and whole
-        """No lane is left over."""
-        looped = plan.reduction == "looped"
         self.rough = rough_exponentials(plan.body, plan.loop)
         """What the GPU's own exponential is good enough for."""
-        self.anywhere = looped and plan.granule > 1
-        """Rows begin anywhere, or may."""
-        self.granule = "WIDE" if plan.granule_varies else str(plan.granule)
-        alike = twins(plan.body) if looped else {}
+        alike = twins(plan.body) if plan.reduction == "looped" else {}
         self.twins = {v: twin for v, twin in alike.items() if v not in plan.riders.values()}
         written = {v.buffer for v in plan.body.stores} | {*plan.in_place.values()}
         self.ahead = [v for v in plan.body.loads if plan.loads_ahead and self._early(v, written)]
@@ -245,98 +202,6 @@ class TilePrinter(LinePrinter):
         self._rows_from(start)
         for value in self.ahead:
             self.line(f"_{self.names[value]} = {self._load(value)}", value.origins)
-
-    def _indices(self) -> None:
-        """Which elements the program computes."""
-        plan = self.plan
-        program = f"tl.program_id(0){self.cast}"
-        parallel = {axis: loops for axis, loops in plan.axes.items() if axis != "r"}
-        for axis, loops in parallel.items():
-            self.line(f"{axis}numel = {self.sizes(product(loops.values()))}")
-        places = dict.fromkeys(parallel, program)
-        if "y" in parallel:
-            self.line("xblocks = (xnumel + XBLOCK - 1) // XBLOCK")
-            places = {"y": f"({program} // xblocks)", "x": f"({program} % xblocks)"}
-        if plan.folds:
-            self.line(f"p = {program}")
-            parallel = {}
-        for axis, loops in parallel.items():
-            block = self.blocks[axis]
-            self.line(f"{axis}index = {places[axis]} * {block} + {self._lanes(axis)}")
-            self.line(f"{axis}mask = {axis}index < {axis}numel")
-            self._digits(loops, f"{axis}index")
-        if not plan.reduction_ranges:
-            return
-        self.line(f"rnumel = {self.sizes(self.length)}")
-        if plan.varying and is_nonnegative(self.length - 1):
-            self.line("tl.assume(rnumel > 0)")
-        if self.anywhere:
-            wide = self.granule
-            self.line(f"xstart = xindex * rnumel // {wide} * {wide}")
-            self.line("xshift = xindex * rnumel - xstart")
-            self.line(f"rlimit = (xshift + rnumel + {self._below_granule()}) // {wide} * {wide}")
-        if plan.reduction == "persistent":
-            self._row_index("")
-
-    def _below_granule(self) -> str:
-        return f"({self.granule} - 1)" if self.plan.granule_varies else str(self.plan.granule - 1)
-
-    def _lanes(self, axis: str) -> str:
-        """0, 1, ... along an axis."""
-        lanes = f"tl.arange(0, {self.blocks[axis]})"
-        if len(self.blocks) == 1:
-            return lanes
-        return lanes + ("[:, None]" if axis == next(iter(self.blocks)) else "[None, :]")
-
-    def _row_index(self, start: str) -> None:
-        """Which r the tile holds."""
-        place = "rplace" if self.anywhere else "rindex"
-        self.line(f"{place} = {start}{self._lanes('r')}{self.cast}")
-        if self.anywhere:
-            self.line("rindex = rplace - xshift")
-            if self.plan.varying:
-                self.line("rmask = (rindex >= 0) & (rindex < rnumel) | WHOLE")
-            else:
-                width = 64 if self.wide else 32  # as one of them, a number below 0 is no small one
-                self.line(f"rmask = rindex.to(tl.uint{width}) < rnumel")
-        elif not self.full_row:
-            tile = self.plan.tiles.get("r", 1)
-            even = start and isinstance(self.length, int) and self.length % tile == 0 and tile > 1
-            even = even or self.plan.reduction == "product"
-            # known when compiling: then no lane is masked
-            whole = " | WHOLE" if self.plan.varying else " | (rnumel % RBLOCK == 0)" * bool(even)
-            self.line(f"rmask = (rindex < rnumel){whole}" if whole else "rmask = rindex < rnumel")
-        self._digits(self.plan.reduction_ranges, "rindex")
-
-    def _flat(self, index: Index) -> Index:
-        """An index by an axis's own flattened index, where it walks that axis's loops in one stride."""
-        for axis, loops in self.plan.axes.items():
-            strides = contiguous_strides(list(loops.values()))
-            steps = [coefficient_of(index, var) for var in loops]
-            pairs = zip(steps, strides, strict=True)
-            last = steps[-1] if len(loops) > 1 else None
-            if last and all(a is not None and same(a, last * b) for a, b in pairs):
-                rest = index.xreplace(dict.fromkeys(loops, ZERO))
-                index = rest + last * loop_symbol(f"{axis}index")
-        return index
-
-    def _digits(self, ranges: dict[sympy.Symbol, Size], linear: str) -> None:
-        """Each loop variable that an index mentions, as a digit of the flattened index."""
-        values = [v for v in self.plan.body.values if v.index is not None]
-        placed = [(self._flat(v.index).free_symbols, v.origins) for v in values]
-        below: Size = 1
-        digits: list[tuple[str, Origins]] = []
-        for position, (var, size) in reversed(list(enumerate(ranges.items()))):
-            if users := [origins for symbols, origins in placed if var in symbols]:
-                text = linear
-                if below != 1:
-                    text = f"{text} // {self.sizes.within(below)}"
-                if position != 0:
-                    text = f"{f'({text})' if below != 1 else text} % {self.sizes.within(size)}"
-                digits.append((f"{var} = {text}", union(users)))
-            below = below * size
-        for line, origins in reversed(digits):
-            self.line(line, origins, scaffold=True)
 
     def _loop(self, phase: Phase) -> None:
         """One sweep over the row: accumulators before, their reduction to one value after."""
@@ -421,42 +286,6 @@ class TilePrinter(LinePrinter):
             case "exp" if value in self.rough:
                 return f"tl.exp({self.ref(value.inputs[0])})"
         return pointwise_text(value, self.ref)
-
-    def ref(self, value: Value) -> str:
-        """A value's name, or a constant of its dtype."""
-        if value.op == "constant":
-            return typed_constant(value.constant, value.dtype)
-        return self.names[value]
-
-    def _index_axes(self, value: Value) -> Axes:
-        """Axes of the loop variables and loaded indices in a value's index."""
-        if value.index is None:
-            return frozenset()
-        loops = self.plan.axes.items()
-        found = {a for a, r in loops if not value.index.free_symbols.isdisjoint(r)}
-        return frozenset(found).union(*(self.axes[indirect] for indirect in value.indirect))
-
-    def _shape(self, axes: Axes) -> str:
-        """A block over all axes, of which these are more than 1."""
-        return f"[{', '.join(b if a in axes else '1' for a, b in self.blocks.items())}]"
-
-    def _masks(self, axes: Axes, extra: Value | None = None) -> str:
-        """The condition that a lane stands for an element; "" where all do."""
-        full = {"r"} if self.full_row else set()
-        parts = [f"{axis}mask" for axis in self.blocks if axis in axes - full]
-        if extra is not None:
-            parts.append(self.ref(extra))
-        return " & ".join(parts)
-
-    def _pointer(self, value: Value, axes: Axes) -> str:
-        """The addresses of a load or store, as a block over `axes`."""
-        assert value.index is not None
-        index = self._index(value)
-        if self.anywhere and along_rows(value, self.plan.body):
-            index = "xstart + rplace"
-        elif self._index_axes(value) != axes:
-            index = f"tl.full({self._shape(axes)}, 0, tl.int32) + {index}"
-        return f"{self.arguments[value.buffer].name} + ({index})"
 
     def _load(self, value: Value) -> str:
         self._check_order(value)
@@ -636,12 +465,3 @@ class TilePrinter(LinePrinter):
             self.line(f"_{name} = {last}", value.origins)
 
     # Indices -----------------------------------------------------------------------------------------
-
-    def _index(self, value: Value) -> str:
-        """A value's index."""
-        assert value.index is not None
-        loaded = {v.symbol: self.names[v] for v in value.indirect}
-        ranges = self.plan.body.all_ranges
-        flat = {loop_symbol(f"{a}index"): product(r.values()) for a, r in self.plan.axes.items()}
-        names = TritonIndex({**ranges, **flat}, lambda s: loaded.get(s, str(s)), self.given)
-        return names(self._flat(value.index))

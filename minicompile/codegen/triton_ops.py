@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -183,6 +183,13 @@ def typed_constant(value: float | int | bool, dtype: torch.dtype) -> str:
     if _is_minus_zero(value):  # the front end reads -0.0 as 0
         return f"({typed_constant(0.0, dtype)} * -1.0)"
     return f"tl.full([], {literal(value)}, {TRITON_DTYPES[dtype]})"
+
+
+def operand(value: Value, names: Mapping[Value, str]) -> str:
+    """A value's name, or a constant of its dtype."""
+    if value.op == "constant":
+        return typed_constant(value.constant, value.dtype)
+    return names[value]
 
 
 def _is_minus_zero(value: float | int | bool) -> bool:

@@ -260,13 +260,13 @@ def stores_rows(plan: KernelPlan) -> bool:
     return any(v in plan.loop for v in plan.body.stores)
 
 
-def rows_to_cache(plan: KernelPlan, gpu: Gpu, most: int = 2) -> int:
-    """How many rows each multiprocessor may have in work so that a second sweep finds all of them in the
-    cache; 0 where no row is swept twice."""
+def rows_to_cache(plan: KernelPlan, gpu: Gpu) -> int:
+    """How many rows, one or two, each multiprocessor may have in work so that a second sweep finds all of
+    them in the cache; 0 where no row is swept twice."""
     sweeps = loop_needs(plan.body, plan.loop, riders=plan.riders).values()
     again = [v for v in plan.body.loads if v in plan.loop and sum(v in s for s in sweeps) > 1]
     row = plan.row_length * sum(v.dtype.itemsize for v in again)
-    return min(3 * gpu.l2_bytes // 4 // (gpu.multiprocessors * row), most) if row else 0
+    return min(3 * gpu.l2_bytes // 4 // (gpu.multiprocessors * row), 2) if row else 0
 
 
 WIDE = 16

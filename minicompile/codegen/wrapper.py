@@ -37,7 +37,7 @@ import sympy
 import torch
 
 from minicompile import compat
-from minicompile.codegen.plan import CodeLine, KernelSource, WrapperSource
+from minicompile.codegen.plan import CodeLine, KernelSource, WrapperSource, size_text
 from minicompile.errors import Unsupported
 from minicompile.lowering.ir import ComputedBuffer, ExternKernel, InputBuffer, Layout, View
 from minicompile.ops.display import count_text
@@ -419,18 +419,6 @@ def _pool(device: torch.device) -> str:
 def _tuple(items: Iterable[str]) -> str:
     texts = list(items)
     return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
-
-
-def size_text(size: Size) -> str:
-    """A size as a Python expression. Raises Unsupported for functions that have no text."""
-    if isinstance(size, int):
-        return str(size)
-    for part in sympy.preorder_traversal(size):
-        power = part.is_Pow and part.exp.is_positive
-        known = part.is_Symbol or part.is_Integer or part.is_Add or part.is_Mul or power
-        if not known and not isinstance(part, FloorDiv | ModularIndexing | sympy.Max | sympy.Min):
-            raise Unsupported(f"the size {size} has no Python text")
-    return str(size).replace("Max(", "max(").replace("Min(", "min(")
 
 
 def variable_layouts(schedule: Schedule) -> dict[str, Layout]:

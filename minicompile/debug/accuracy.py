@@ -386,7 +386,7 @@ def distance(value: Any, reference: Any) -> float:
         return float("inf")
     same = (value.data == reference.data) | (value.data.isnan() & reference.data.isnan())
     apart = torch.where(same, 0.0, (value.data - reference.data).abs())
-    return float(apart.nan_to_num(nan=float("inf")).max()) if apart.numel() else 0.0
+    return float(apart.nan_to_num(float("inf"), float("inf")).max()) if apart.numel() else 0.0
 
 
 def worst(found: dict[str, Any], reference: dict[str, Any]) -> float | None:
@@ -395,11 +395,10 @@ def worst(found: dict[str, Any], reference: dict[str, Any]) -> float | None:
     return max((distance(found[place], reference[place]) for place in found), default=None)
 
 
-def one_rounding(values: dict[str, Any]) -> float:
-    """The rounding of the largest finite value."""
-    found = [v for v in values.values() if isinstance(v, Values) and v.data.numel()]
-    tops = (float(v.data.abs().nan_to_num(0, 0, 0).max()) * v.rounding for v in found)
-    return max(tops, default=0.0)
+def rounding(value: Values) -> float:
+    """One rounding of the largest finite element."""
+    top = value.data.abs().nan_to_num(0, 0, 0)
+    return float(top.max()) * value.rounding if top.numel() else 0.0
 
 
 def judged(name: str, run: Measured, eager: Measured, reference: Measured) -> StageAccuracy:
@@ -409,7 +408,8 @@ def judged(name: str, run: Measured, eager: Measured, reference: Measured) -> St
     ratios: list[float] = []
     for error, theirs, true in zip(errors, eager.groups, reference.groups):
         if error is not None:
-            unit = max(worst(theirs, true) or 0.0, one_rounding(theirs))
+            roundings = (rounding(v) for v in theirs.values() if isinstance(v, Values))
+            unit = max([worst(theirs, true) or 0.0, *roundings])
             ratios.append(error / unit if unit else float("inf") if error else 0.0)
     ratio, verdict = max(ratios, default=None), "baseline"
     if name != EAGER:
@@ -432,6 +432,9 @@ def verdict_of(run: Measured, ratio: float, same: bool, measured: bool) -> str:
     return "as accurate as eager" if ratio <= CLOSE else "less accurate than eager"
 
 
-def described(error: Exception) -> str:
+def described(error: Exception | None) -> str:
+    """An exception in a line; "" for none."""
+    if error is None:
+        return ""
     error = getattr(error, "inner_exception", error)  # in torch.compile's
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"

@@ -33,12 +33,13 @@ from minicompile.debug.accuracy import (
     REFERENCE,
     Measured,
     accuracy_stage,
+    described,
     judgements,
     name_of,
 )
 from minicompile.debug.gates import Counting, Found, Report, Setting
+from minicompile.debug.script import add_script, script_of
 from minicompile.dynamo.module import original_of
-from minicompile.errors import MinicompileError
 from minicompile.ops.display import Shown, aligned, count_text
 from minicompile.ops.events import observer
 from minicompile.ops.gates import gate
@@ -186,25 +187,31 @@ class Search:
 
     def application(self, backend: str, subsystem: str, count: int) -> str:
         """Halve the applications of the guilty subsystem."""
-        result, right, wrong = self.result, 0, count
+        result, wrong = self.result, count
         upto = functools.partial(Setting, backend, subsystem, "<")
         if not self.fails(upto(wrong)):
             raise Flaky(str(upto(wrong)))
-        while wrong - right > 1:
-            middle = (right + wrong) // 2
-            right, wrong = (right, middle) if self.fails(upto(middle)) else (middle, wrong)
-        result.subsystem, result.number = subsystem, right
+        wrong = least(0, wrong, lambda number: self.fails(upto(number)))
+        result.subsystem, result.number = subsystem, wrong - 1
         result.culprit = found = self.ask(upto(wrong)).report.found
         name = found.name if found is not None else "?"
         result.remedy = remedy(subsystem, name)
         told = f"{subsystem}, {name}"
-        if not self.fails(Setting(backend, subsystem, "!=", right)):
+        if not self.fails(Setting(backend, subsystem, "!=", wrong - 1)):
             return told
         if not self.fails(Setting(backend, subsystem, "without", name)):
             return f"{told}, in several places: this is the first"
         return (
             f"{told}, but not it alone: several applications break it, each for itself or together"
         )
+
+
+def least(right: int, wrong: int, fails: Callable[[int], bool]) -> int:
+    """The least number that fails, between one that doesn't and one that does."""
+    while wrong - right > 1:
+        middle = (right + wrong) // 2
+        right, wrong = (right, middle) if fails(middle) else (middle, wrong)
+    return wrong
 
 
 def remedy(subsystem: str, name: str) -> str:
@@ -336,10 +343,6 @@ def checked(
     return prepared
 
 
-def described(error: Exception | None) -> str:
-    return "" if error is None else f"{type(error).__name__}: {error}".splitlines()[0]
-
-
 # -- a script
 
 
@@ -380,14 +383,11 @@ def run_script(
 def add_arguments(to: argparse.ArgumentParser) -> None:
     limit = "a try that takes longer has failed"
     to.add_argument("--timeout", metavar="SECONDS", type=float, help=limit)
-    to.add_argument("script", help="a Python file that exits with 0 where all is well")
-    to.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
+    add_script(to, "a Python file that exits with 0 where all is well")
 
 
 def run(chosen: argparse.Namespace) -> int:
     """The command: 0 if a culprit was found, 1 if not."""
-    if not Path(chosen.script).is_file():
-        raise MinicompileError(f"there is no script {chosen.script}")
-    found = bisect_script([chosen.script, *chosen.arguments], chosen.timeout)
+    found = bisect_script([str(script_of(chosen)), *chosen.arguments], chosen.timeout)
     print(found)
     return int(found.culprit is None)

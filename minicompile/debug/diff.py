@@ -29,7 +29,7 @@ from minicompile.ops.graph import Listing, PassRecord
 from minicompile.ops.origin import NO_ORIGINS, Origins
 from minicompile.pipeline_result import Trace
 from minicompile.provenance import Piece
-from minicompile.scheduling.cost import cost_of
+from minicompile.scheduling.cost import costs_of
 from minicompile.scheduling.nodes import Schedule
 
 
@@ -71,7 +71,7 @@ def of_schedule(stage: str, schedule: Schedule, loops: Point) -> Iterator[Piece]
     for name in [*given, *(part.name for parts in kernels for part in parts), "output"]:
         piece = pieces[name]
         if name in first:
-            made = [d for d in schedule.decisions if d.fused and d.asks([name], [first[name]])]
+            made = [d for d in schedule.fused if d.asks([name], [first[name]])]
             text = f"{piece.text}  # in the kernel of {first[name]}"
             piece = replace(piece, text=text, why=tuple(map(str, made)))
         yield piece
@@ -398,17 +398,17 @@ def across(first: Trace, second: Trace, only: str | None) -> Diff:
         beside |= {id(p): row for row in made for p in (row.before, row.after) if p is not None}
         rows += made if name == only or (differ and not only) else []
         if name.endswith(".schedule"):
-            facts += [(f"{name}: {what}", a, b) for (what, a), (_, b) in zip(*map(costs_of, ends))]
+            facts += [(f"{name}: {what}", a, b) for (what, a), (_, b) in zip(*map(figures, ends))]
     title = f"{first.name} → {second.name}" + f": {only}" * bool(only)
     return Diff(title, tuple(rows), tuple(facts))
 
 
-def costs_of(point: Point) -> list[tuple[str, str]]:
+def figures(point: Point) -> list[tuple[str, str]]:
     """What a schedule moves through memory and how much it needs."""
     schedule = point.subject
     if not isinstance(schedule, Schedule):
         return [("bytes moved", ""), ("memory peak", "")]
-    moved = sum(cost_of(n, schedule.graph, schedule.memory).bytes for n in schedule.nodes)
+    moved = sum(cost.bytes for cost in costs_of(schedule))
     peak = schedule.memory.peak_bytes
     return [("bytes moved", bytes_text(moved)), ("memory peak", bytes_text(peak))]
 

@@ -105,7 +105,7 @@ FACTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "loops": lambda made: {"buffers": len(made.operations), "externs": len(made.externs)},
     "schedule": lambda made: {
         "nodes": len(made.before), "kernels": len(made.kernels), "peak_bytes": made.memory.peak_bytes,
-        "saved_bytes": sum(decision.score for decision in made.decisions if decision.fused)},
+        "saved_bytes": made.saved_bytes},
     "kernels": lambda made: {"kernels": [{"name": k.name, "lines": places(k.origins)} for k in made]},
     "building": lambda made: {"modules": len(made), "cached": [module.cached for module in made]},
     "error": lambda made: {"error": repr(made.error), "advice": made.advice},

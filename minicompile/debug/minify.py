@@ -398,18 +398,23 @@ def programs(
 ) -> Iterator[Program]:
     """Each captured graph with the arguments of its calls, then all that is done in eager."""
     yield from captured_programs(target, calls, kwargs, name)
-    copier = Copier()
-    plain, given, named = copier(target), copier(list(calls)), copier(dict(kwargs))
-    if (whole := taped(plain, given, named, name)) is not None:
+    if (whole := taped(*copies(target, calls, kwargs), name)) is not None:
         yield whole
+
+
+def copies(
+    target: Any, calls: Sequence[Sequence[Any]], kwargs: Mapping[str, Any]
+) -> tuple[Any, Any, Any]:
+    """A function and all that it is called with, sharing what they share."""
+    copier = Copier()
+    return copier(target), copier(list(calls)), copier(dict(kwargs))
 
 
 def captured_programs(
     target: Any, calls: Sequence[Sequence[Any]], kwargs: Mapping[str, Any], name: str
 ) -> Iterator[Program]:
     """Each captured graph with the arguments of its calls."""
-    copier = Copier()
-    plain, given, named = copier(target), copier(list(calls)), copier(dict(kwargs))
+    plain, given, named = copies(target, calls, kwargs)
     found: dict[int, tuple[fx.GraphModule, list[list[Any]]]] = {}
 
     def keep(gm: fx.GraphModule, fakes: Any) -> Callable[..., Any]:
@@ -521,16 +526,12 @@ def part_of(name: str, attempt: Callable[[Part], Attempt]) -> Minified:
 
 def add_arguments(to: argparse.ArgumentParser) -> None:
     to.add_argument("--out", metavar="FILE", type=Path, default=Path("minified.py"))
-    to.add_argument("script", help="a Python file in which something compiled fails")
-    to.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
+    script.add_script(to, "a Python file in which something compiled fails")
 
 
 def run(chosen: argparse.Namespace) -> int:
     """The command: 0 if a program that fails was written."""
-    path = Path(chosen.script)
-    if not path.is_file():
-        raise MinicompileError(f"there is no script {path}")
-    found = minify_script(path, chosen.arguments)
+    found = minify_script(script.script_of(chosen), chosen.arguments)
     found.path = chosen.out if found.script else None
     if found.script:
         chosen.out.write_text(found.script, encoding="utf-8")

@@ -25,11 +25,11 @@ from minicompile.debug.accuracy import (
     EAGER,
     REFERENCE,
     Measured,
-    Values,
     accuracy_stage,
     distance,
     error_text,
     name_of,
+    rounding,
 )
 from minicompile.debug.gates import Counting, Setting
 from minicompile.debug.minify import captured_programs
@@ -174,12 +174,6 @@ def show(graph: fx.Graph, nodes: list[fx.Node]) -> None:
     """Let a graph return these values."""
     graph.erase_node(next(node for node in reversed(graph.nodes) if node.op == "output"))
     graph.output(tuple(nodes))
-
-
-def rounding(value: Values) -> float:
-    """One rounding of the largest finite element."""
-    top = value.data.abs().nan_to_num(0, 0, 0)
-    return float(top.max()) * value.rounding if top.numel() else 0.0
 
 
 def roundings_of(program: Program) -> dict[fx.Node, float]:

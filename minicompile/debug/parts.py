@@ -20,7 +20,8 @@ from torch import fx
 
 from minicompile import api
 from minicompile.debug.accuracy import Copier
-from minicompile.debug.program import Program
+from minicompile.debug.bisect import least
+from minicompile.debug.program import Program, subgraph
 from minicompile.dynamo.dispatch import Backend
 from minicompile.options import Options
 
@@ -81,16 +82,10 @@ def cut(
     gm: fx.GraphModule, chosen: list[fx.Node]
 ) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
     """Operations that follow each other as a graph of their own, what it reads, and what is read of it."""
-    graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
     inside = set(chosen)
     inputs = list(dict.fromkeys(u for n in chosen for u in n.all_input_nodes if u not in inside))
-    for node in inputs:
-        new[node] = graph.placeholder(node.name)
-    for node in chosen:
-        new[node] = graph.node_copy(node, new.__getitem__)
     outputs = [node for node in chosen if not inside.issuperset(node.users)]
-    graph.output(tuple(new[node] for node in outputs))
-    return fx.GraphModule(gm, graph), inputs, outputs
+    return fx.GraphModule(gm, subgraph(inputs, chosen, outputs)), inputs, outputs
 
 
 class Around(fx.Interpreter):
@@ -144,17 +139,10 @@ class PartSearch:
         """The smallest part found; None where no graph alone makes it fail."""
         for graph, count in enumerate(self.ask(Part()).counts):
             if self.fails(Part(graph, 0, count)):
-                end = self.least(0, count, lambda n: Part(graph, 0, n))  # noqa: B023
-                size = self.least(0, end, lambda n: Part(graph, end - n, end))  # noqa: B023
+                end = least(0, count, lambda n: self.fails(Part(graph, 0, n)))  # noqa: B023
+                size = least(0, end, lambda n: self.fails(Part(graph, end - n, end)))  # noqa: B023
                 return Part(graph, end - size, end)
         return None
-
-    def least(self, right: int, wrong: int, part: Callable[[int], Part]) -> int:
-        """The least number that fails, between one that doesn't and one that does."""
-        while wrong - right > 1:
-            middle = (right + wrong) // 2
-            right, wrong = (right, middle) if self.fails(part(middle)) else (middle, wrong)
-        return wrong
 
 
 REAL = "inductor of parts"

@@ -230,7 +230,6 @@ class Program:
         Without `outputs`, those that are left; if none is, what nobody reads. None if a value can't be
         an input.
         """
-        graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
         old = placeholders(self.graph.gm.graph)
         used = {u for node in kept for u in node.all_input_nodes if u not in kept}
         inputs = [
@@ -246,18 +245,13 @@ class Program:
             )
         except TypeError:
             return None
-        for node in inputs:
-            new[node] = graph.placeholder(node.name)
         ordered = [node for node in self.operations if node in kept]
-        for node in ordered:
-            new[node] = graph.node_copy(node, new.__getitem__)
         found = [node for node in outputs or self.outputs if node in kept]
         if not found:
             read = {u for node in ordered for u in node.all_input_nodes}
             tensors = (n for n in ordered if isinstance(self.values[0].get(n), Given))
             found = [node for node in tensors if node not in read]
-        graph.output(tuple(new[node] for node in found))
-        return self.with_graph(graph, calls)
+        return self.with_graph(subgraph(inputs, ordered, found), calls)
 
     def edited(self, change: Callable[[fx.Graph, Mapping[fx.Node, fx.Node]], object]) -> Program:
         """With a copy of the graph that `change` edits; it also gets each node's copy."""
@@ -286,6 +280,19 @@ class Program:
         told = ", ".join(["Program()", "CALLS", *(f"{k}={v!r}" for k, v in settings.items())])
         why = "\n".join(f"# {line}" for line in why.splitlines())  # a comment can't end early
         return SCRIPT.format(why=why, imports="".join(imports), body=body, calls=calls, told=told)
+
+
+def subgraph(
+    inputs: Sequence[fx.Node], operations: Sequence[fx.Node], outputs: Sequence[fx.Node]
+) -> fx.Graph:
+    """Some operations as a graph of their own: what it takes, does and gives."""
+    graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in inputs:
+        new[node] = graph.placeholder(node.name)
+    for node in operations:
+        new[node] = graph.node_copy(node, new.__getitem__)
+    graph.output(tuple(new[node] for node in outputs))
+    return graph
 
 
 def text(number: int, value: Any) -> str:

@@ -84,9 +84,22 @@ NOTHING = "nothing was compiled: no function that mc.compile returned was called
 
 def add_arguments(to: argparse.ArgumentParser) -> None:
     to.add_argument("--out", metavar="FOLDER", type=Path, default=Path("minicompile_trace"))
-    to.add_argument("script", help="the Python file to run")
     rest = "--out FOLDER may stand here too, first; all else is the script's own"
+    add_script(to, "the Python file to run", rest)
+
+
+def add_script(to: argparse.ArgumentParser, what: str, rest: str = "the script's own") -> None:
+    """The arguments of a command that runs a script: it, and all that comes after it."""
+    to.add_argument("script", help=what)
     to.add_argument("arguments", nargs=argparse.REMAINDER, help=rest)
+
+
+def script_of(chosen: argparse.Namespace) -> Path:
+    """The script. Raises MinicompileError if it isn't there."""
+    path = Path(chosen.script)
+    if not path.is_file():
+        raise MinicompileError(f"there is no script {path}")
+    return path
 
 
 def execute(script: Path, argv: list[str]) -> int:
@@ -112,13 +125,11 @@ def execute(script: Path, argv: list[str]) -> int:
 
 def run(chosen: argparse.Namespace) -> int:
     """The command. The script's exit code, 1 if it raised; its traces are written all the same."""
-    script, rest = Path(chosen.script).absolute(), chosen.arguments
+    script, rest = script_of(chosen).absolute(), chosen.arguments
     if rest[:1] == ["--out"] and len(rest) > 1:
         chosen.out, rest = Path(rest[1]), rest[2:]
     elif rest and rest[0].startswith("--out="):
         chosen.out, rest = Path(rest[0].removeprefix("--out=")), rest[1:]
-    if not script.is_file():
-        raise MinicompileError(f"there is no script {chosen.script}")
     recorder, out = Recorder(), chosen.out.absolute()  # the script may change folders
     with observer.scoped():
         observer("trace of a script")(recorder)

@@ -306,10 +306,9 @@ class CWriter:
         if not isinstance(node, FusedSchedulerNode) or not may_raise(node):
             self.lines.append(f"    {call};")
             return
-        checked = any(v.op == "indirect" and v.check for v in plan.body.values)
         divided = any(v.op in DIVISIONS for v in plan.body.values)
         self.lines += ["    {", f"        int64_t code = {call};"]
-        for bit, happens in ((INDEX_ERROR, checked), (ZERO_DIVISION, divided)):
+        for bit, happens in ((INDEX_ERROR, plan.checked), (ZERO_DIVISION, divided)):
             if happens:
                 told = c_string(complaint(plan, bit).replace("%", "%%"))
                 self.lines += [

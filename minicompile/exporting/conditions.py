@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import collections
 import functools
+import inspect
 import itertools
 import math
 import operator
@@ -139,6 +140,19 @@ def dotted(node: ast.AST) -> str:
     return f"{above}.{node.attr}" if isinstance(node, ast.Attribute) and above else ""
 
 
+def classes_of(structure: Expression) -> dict[str, Any]:
+    """The classes of results that a structure names: torch's own, or named tuples with these fields."""
+    found: dict[str, Any] = {}
+    for node in ast.walk(structure.tree):
+        name = dotted(node.func) if isinstance(node, ast.Call) else ""
+        space, _, short = name.rpartition(".")
+        if space == "torch.return_types":
+            found[name] = getattr(torch.return_types, short)
+        elif isinstance(node, ast.Call) and space and not node.args and short not in MEMBERS:
+            found[name] = collections.namedtuple(short, [str(k.arg) for k in node.keywords])  # type: ignore[misc]
+    return found
+
+
 def value_of(node: ast.AST, names: Mapping[str, Any]) -> Any:
     """An expression's value. Raises ExportError for what the language hasn't got."""
     inner = functools.partial(value_of, names=names)
@@ -207,6 +221,47 @@ def compared(op: ast.cmpop, left: ast.expr, right: ast.expr, names: Mapping[str,
     if type(op) not in ARITHMETIC:
         raise ExportError(f"not part of the language of conditions: {type(op).__name__}")
     return ARITHMETIC[type(op)](*values)
+
+
+class Text(str):
+    """Prints as it is."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def signature_text(call: inspect.Signature) -> str:
+    """How a program is called, as the head of a function."""
+    given = [
+        p if p.default is p.empty else p.replace(default=Text(literal(p.default)))
+        for p in call.parameters.values()
+    ]
+    return f"def call{inspect.Signature(given)}: ..."
+
+
+def parsed_signature(head: ast.stmt) -> inspect.Signature:
+    """The way back from `signature_text`. Raises ExportError for what has no such text."""
+    if not isinstance(head, ast.FunctionDef):
+        raise ExportError(f"no head of a function: {ast.unparse(head)[:80]}")
+    given, kinds = head.args, inspect.Parameter
+    first: list[tuple[Any, ast.arg]] = [(kinds.POSITIONAL_ONLY, arg) for arg in given.posonlyargs]
+    first += [(kinds.POSITIONAL_OR_KEYWORD, arg) for arg in given.args]
+    defaults = [*[None] * (len(first) - len(given.defaults)), *given.defaults]
+    found: list[tuple[Any, ast.arg | None, ast.expr | None]] = []
+    found += [(*pair, default) for pair, default in zip(first, defaults, strict=True)]
+    found.append((kinds.VAR_POSITIONAL, given.vararg, None))
+    pairs = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    found += [(kinds.KEYWORD_ONLY, arg, default) for arg, default in pairs]
+    found.append((kinds.VAR_KEYWORD, given.kwarg, None))
+    return inspect.Signature(
+        [
+            kinds(arg.arg, kind, default=kinds.empty if d is None else value_of(d, {}))
+            for kind, arg, d in found
+            if arg is not None
+        ]
+    )
 
 
 def always_holds(condition: sympy.Basic, ranges: Mapping[sympy.Symbol, Any]) -> bool:

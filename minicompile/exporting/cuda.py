@@ -32,22 +32,20 @@ from minicompile.errors import OptionError, Unsupported
 from minicompile.exporting.c_wrapper import CWriter
 from minicompile.lowering.ir import ExternKernel, View
 from minicompile.ops.attention import ATTENTION
-from minicompile.ops.device import SHARED
+from minicompile.ops.device import Gpu
 from minicompile.ops.dtypes import TENSOR_CORES
 from minicompile.ops.graph import Graph, user_line
 from minicompile.options import Options
-from minicompile.runtime.triton import (
-    Binary,
+from minicompile.runtime.gpu_kernel import (
     GpuKernel,
     Tiles,
     Version,
     gpu_kernel,
-    kernel_binary,
     planned_tiles,
     programs,
-    require_triton,
     versioned,
 )
+from minicompile.runtime.triton import Binary, kernel_binary, require_triton
 from minicompile.scheduling.nodes import ScheduledNode
 
 CPU = torch.device("cpu")
@@ -180,8 +178,7 @@ def machine_code(
 
 def tiles_of(plan: KernelPlan) -> list[Tiles]:
     """The planned tiles first."""
-    made = (Tiles(c["x"], c["r"], c["warps"], c["y"], c["stages"]) for c in plan.choices)
-    return list(made) or [planned_tiles(plan)]
+    return [Tiles.of(choice) for choice in plan.choices] or [planned_tiles(plan)]
 
 
 def for_all_sizes(source: KernelSource, tiles: Tiles) -> GpuKernel:
@@ -198,10 +195,9 @@ def fitting(
     tried: Sequence[tuple[Tiles, GpuKernel]], target: Target, options: Options
 ) -> tuple[Tiles, GpuKernel, Binary]:
     """The first that finds its shared memory."""
-    room = SHARED.get(divmod(target[1], 10), 99) * 1024
+    room = Gpu(capability=divmod(target[1], 10)).shared_bytes
     for tiles, kernel in tried:
-        pointers = list(kernel.types)[: kernel.counts[0]]
-        binary = kernel_binary(kernel, pointers, target, options)
+        binary = kernel_binary(kernel, kernel.pointers, target, options)
         if binary.scratch:
             raise Unsupported(f"a package has no scratch memory, which {kernel.name} needs")
         if binary.shared <= room:

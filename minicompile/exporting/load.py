@@ -6,9 +6,8 @@ The real compiler: torch/_inductor/package/package.py (load_package).
 from __future__ import annotations
 
 import argparse
-import collections
+import ast
 import ctypes
-import inspect
 import os
 import tempfile
 import zipfile
@@ -24,7 +23,7 @@ from minicompile import compat
 from minicompile.errors import ExportError
 from minicompile.exporting.c_wrapper import DTYPES, MOST_DIMENSIONS
 from minicompile.exporting.checks import check_package
-from minicompile.exporting.conditions import Expression
+from minicompile.exporting.conditions import Expression, classes_of, parsed_signature
 from minicompile.exporting.exported import Constraint, bound_arguments
 from minicompile.ops.display import Shown
 from minicompile.ops.dtypes import value_text
@@ -169,20 +168,10 @@ class Package(Shown):
         self.constraints: Sequence[Constraint] = [
             Constraint(*parts) for parts in facts["constraints"]
         ]
-        kinds = inspect._ParameterKind
-        self.call = inspect.Signature(
-            [
-                inspect.Parameter(
-                    name,
-                    kinds[kind],
-                    default=inspect.Parameter.empty if default is None else Expression(default)({}),
-                )
-                for name, kind, default in facts["call"]
-            ]
-        )
+        self.call = parsed_signature(ast.parse(facts["call"]).body[0])
         self.inputs = [(Expression(path), changed) for path, changed in facts["inputs"]]
         self.structure = Expression(facts["structure"])
-        self.classes = {name: stand_in(name) for name in facts["classes"]}
+        self.classes = classes_of(self.structure)
         self.library = Library(folder, self.name, facts["results"], facts.get("cuda"))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -203,14 +192,6 @@ class Package(Shown):
     def __str__(self) -> str:
         head = f"package {self.name}{self.call} returns {self.structure.text}"
         return "\n".join([head, "each call must fulfil:", *(f"  {c}" for c in self.constraints)])
-
-
-def stand_in(name: str) -> Any:
-    """A class of results by its name: of torch's own, or a named tuple with the same fields."""
-    short = name.rpartition(".")[2]
-    if name.startswith("torch.return_types."):
-        return getattr(torch.return_types, short)
-    return lambda **items: collections.namedtuple(short, items)(**items)
 
 
 def load_package(path: str | Path) -> Package:

@@ -33,7 +33,7 @@ from minicompile.errors import BackendError, Unsupported, unknown
 from minicompile.exporting import cuda
 from minicompile.exporting.c_wrapper import DTYPES, Condition, CWriter, ModelSource, c_string
 from minicompile.exporting.checks import checksum, write_metadata
-from minicompile.exporting.conditions import literal
+from minicompile.exporting.conditions import signature_text
 from minicompile.exporting.exported import Exported
 from minicompile.exporting.safetensors import write_safetensors
 from minicompile.lowering.context import layout_of
@@ -154,14 +154,10 @@ def _fill(folder: Path, exported: Exported, cpu: str | None, target: cuda.Target
         "made_by": f"minicompile {minicompile.__version__}",
         "cpu": features,
         "cuda": capability,
-        "call": [
-            [p.name, p.kind.name, None if p.default is p.empty else literal(p.default)]
-            for p in exported.call.parameters.values()
-        ],
+        "call": signature_text(exported.call),
         "inputs": [[spec.target, spec.target in mutated] for spec in users],
         "results": sum(spec.kind == "result" for spec in exported.signature.outputs),
         "structure": exported.structure,
-        "classes": [*exported.classes],
         "constraints": [
             [c.condition, c.reason, c.line]
             for c in exported.constraints

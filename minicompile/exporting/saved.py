@@ -10,11 +10,9 @@ torch's own, without side effects. The real compiler: torch/export/_save.py, tor
 from __future__ import annotations
 
 import ast
-import collections
 import contextlib
-import inspect
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +28,10 @@ from minicompile.exporting.conditions import (
     DTYPES,
     Expression,
     always_holds,
+    classes_of,
     dotted,
-    literal,
+    parsed_signature,
+    signature_text,
     value_of,
 )
 from minicompile.exporting.exported import Constraint, Exported, InputSpec, OutputSpec, Signature
@@ -97,15 +97,6 @@ def safetensors() -> Any:
     return safetensors.torch
 
 
-class Text(str):
-    """Prints as it is."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
 def program_text(exported: Exported) -> str:
     env, signature, call = exported.shape_env, exported.signature, exported.call
     sizes = {
@@ -113,14 +104,10 @@ def program_text(exported: Exported) -> str:
         for symbol, source in (env.symbols.items() if env is not None else ())
     }
     devices = [str(value.device) for value in exported.layouts]
-    given = [
-        p if p.default is p.empty else p.replace(default=Text(literal(p.default)))
-        for p in call.parameters.values()
-    ]
     lines = [
         f"format = {FORMAT!r}",
         f"name = {exported.name!r}",
-        f"def call{inspect.Signature(given)}: ...",
+        signature_text(call),
         *block("sizes", sizes.items()),
         *rows("inputs", ((s.kind, s.name, s.target, d) for s, d in zip(signature.inputs, devices))),
         *rows("outputs", ((s.kind, s.target) for s in signature.outputs)),
@@ -199,7 +186,7 @@ class Reader:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
                     found[name] = ast.literal_eval(value)
                 case ast.FunctionDef(name="call") if "call" not in found:
-                    found["call"] = self.signature(statement)
+                    found["call"] = parsed_signature(statement)
                 case ast.FunctionDef():
                     found["graph"] = statement
                 case _:
@@ -211,32 +198,6 @@ class Reader:
         if missing:
             raise ExportError(f"it lacks {', '.join(missing)}")
         return found
-
-    def signature(self, function: ast.FunctionDef) -> inspect.Signature:
-        """A parsed head of a function, its defaults constants."""
-        given = function.args
-        made: list[tuple[ast.arg, Any, ast.expr | None]] = []
-        before = [*given.posonlyargs, *given.args]
-        defaults = [None] * (len(before) - len(given.defaults)) + list(given.defaults)
-        kinds = inspect.Parameter
-        for number, (arg, default) in enumerate(zip(before, defaults, strict=True)):
-            positional = number < len(given.posonlyargs)
-            kind = kinds.POSITIONAL_ONLY if positional else kinds.POSITIONAL_OR_KEYWORD
-            made.append((arg, kind, default))
-        if given.vararg is not None:
-            made.append((given.vararg, kinds.VAR_POSITIONAL, None))
-        made += [
-            (arg, kinds.KEYWORD_ONLY, default)
-            for arg, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)
-        ]
-        if given.kwarg is not None:
-            made.append((given.kwarg, kinds.VAR_KEYWORD, None))
-        return inspect.Signature(
-            [
-                kinds(arg.arg, kind, default=kinds.empty if d is None else value_of(d, {}))
-                for arg, kind, d in made
-            ]
-        )
 
     def exported(self, parts: dict[str, Any], state: dict[str, torch.Tensor]) -> Exported:
         with self.damage():
@@ -260,7 +221,6 @@ class Reader:
             ]
             signature = Signature(tuple(inputs), tuple(outputs), parts["tied"])
             state = self.state(state, inputs, nodes)
-            classes = Classes(parts["result"])
             made = Exported(
                 name=parts["name"],
                 graph=graph,
@@ -270,7 +230,7 @@ class Reader:
                 shape_env=self.env if self.env.symbols else None,
                 call=parts["call"],
                 structure=parts["result"],
-                classes=classes.found,
+                classes=classes_of(Expression(parts["result"])),
             )
             self.check(made)
         return made
@@ -423,21 +383,3 @@ def path_source(text: str) -> Source:
         raise ExportError(f"no place among the arguments: {text!r}")
 
     return source(Expression(text).tree)
-
-
-class Classes(ast.NodeVisitor):
-    """The named tuples of a structure, made anew: their classes are not in the file."""
-
-    def __init__(self, structure: str) -> None:
-        self.found: dict[str, Any] = {}
-        self.visit(Expression(structure).tree)
-
-    def visit_Call(self, node: ast.Call) -> None:
-        name = dotted(node.func)
-        if name.startswith("torch.return_types."):
-            self.found[name] = getattr(torch.return_types, name.rpartition(".")[2])
-        elif "." in name and node.keywords:
-            fields = [str(keyword.arg) for keyword in node.keywords]
-            made: Callable[..., Any] = collections.namedtuple(name.rpartition(".")[2], fields)  # type: ignore[misc]
-            self.found[name] = made
-        self.generic_visit(node)

@@ -33,6 +33,7 @@ from minicompile.errors import MinicompileError
 from minicompile.lessons.exercise import Exercise, checks, forbidden_uses, notebooks_folder
 from minicompile.ops.display import Shown, aligned, count_text
 from minicompile.options import child_environment
+from minicompile.pipeline_result import page
 
 SECONDS = 120
 """Longest time that a cell of an exercise may take."""
@@ -404,8 +405,7 @@ def as_html(reports: Sequence[Report]) -> str:
         )
         for report in reports
     )
-    title = '<!doctype html><meta charset="utf-8"><title>Grades</title>'
-    return f"{title}{STYLE}{''.join(boxes)}\n"
+    return page("Grades", STYLE + "".join(boxes))
 
 
 # -------------------------------------------------------------------------------- the command line

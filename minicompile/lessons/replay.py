@@ -18,7 +18,7 @@ from minicompile.codegen.generate import generate_kernels
 from minicompile.options import Options
 from minicompile.pipeline_result import Trace
 from minicompile.runtime.cuda_graphs import Gpu
-from minicompile.runtime.load import kernel_loader, load_wrapper
+from minicompile.runtime.load import load_wrapper, start_modules
 
 Do = Callable[..., Any]
 """`do(function, *arguments, **named)` must call the function, and may do more."""
@@ -43,10 +43,7 @@ def launching(trace: Trace) -> Callable[[list[Any], Do], tuple[Any, ...]]:
     For wrappers that call C kernels and functions of torch.
     """
     stages, options = trace.graph("forward"), Options()
-    modules = generate_kernels(dict(enumerate(stages.plans)))
-    kernels = {}
-    for module in modules:
-        kernels.update(kernel_loader[module.language](module, options)())
+    kernels = start_modules(generate_kernels(dict(enumerate(stages.plans))), options)()
     constants = {c.name: c.value for c in stages.loops.constants}
 
     def run(inputs: list[Any], do: Do) -> tuple[Any, ...]:

@@ -21,7 +21,6 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,13 +31,8 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from minicompile.errors import BackendError, RejectedKernel
-from minicompile.ops.files import (
-    UNFINISHED,
-    make_private,
-    read_private,
-    remove_leftovers,
-    write_private,
-)
+from minicompile.ops.cache import cache_folder, digest
+from minicompile.ops.files import UNFINISHED, read_private, remove_leftovers, write_private
 from minicompile.ops.toolchain import find_compiler
 from minicompile.options import Options, child_environment
 
@@ -116,11 +110,10 @@ class _Job:
     """One source on its way to a library. Dropped unfinished, it takes its compiler and folder along."""
 
     def __init__(self, source: str, options: Options, *facts: str) -> None:
-        self.folder = cache_folder(options)
+        self.folder = cache_folder(options, "cpp")
         self.compiler = find_compiler(options, self.folder)
         self.source = self.compiler.prelude(source) + source
-        facts = (self.source, *self.compiler.identity, *facts)
-        self.key = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:32]
+        self.key = digest(self.source, *self.compiler.identity, *facts)
         self.process: subprocess.Popen[str] | None = None
         if self._cached() is None:
             self._start()
@@ -214,18 +207,6 @@ def _clean(folder: Path | None) -> None:
     remove_leftovers(Path(tempfile.gettempdir()), f"{WORK}*")
     if folder is not None:
         remove_leftovers(folder, f"*{UNFINISHED}")
-
-
-def cache_folder(options: Options, language: str = "cpp") -> Path | None:
-    """Where compiled code is kept, made if need be; None where that is switched off, impossible or unsafe."""
-    if not options.disk_cache:
-        return None
-    folder = options.cache_folder / language
-    reason = make_private(folder)
-    if reason:
-        cure = "MINICOMPILE_CACHE_DIR may name a folder of yours"
-        warnings.warn(f"compiled kernels are not kept: {reason}; {cure}", stacklevel=2)
-    return None if reason else folder
 
 
 def _load(path: Path) -> ctypes.CDLL:

@@ -15,15 +15,8 @@ from dataclasses import dataclass, replace
 from minicompile import compat
 from minicompile.codegen.plan import KernelSource
 from minicompile.ops.display import Shown
-from minicompile.runtime.triton import (
-    Tiles,
-    compile_kernel,
-    gpu_kernel,
-    module_file,
-    planned_divisible,
-    planned_tiles,
-    require_triton,
-)
+from minicompile.runtime.gpu_kernel import Tiles, gpu_kernel, planned_divisible, planned_tiles
+from minicompile.runtime.triton import compile_kernel, module_file, require_triton
 
 BINARIES = ("cubin", "hsaco")
 
@@ -92,9 +85,8 @@ def cross_compile(
     if tiles is None:  # plans count warps of 32 threads
         tiles = planned_tiles(plan)
         tiles = replace(tiles, num_warps=max(tiles.num_warps * 32 // gpu.warp_size, 1))
-    divisible = [a.name for a in plan.arguments]
-    divisible += planned_divisible(plan)
     kernel = gpu_kernel(source, tiles)
+    divisible = kernel.pointers + planned_divisible(plan)
     compiled = compile_kernel(kernel, divisible if aligned else [], target)
     texts = {name: text for name, text in compiled.asm.items() if isinstance(text, str)}
     texts.pop("source", None)

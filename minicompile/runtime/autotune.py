@@ -9,7 +9,6 @@ The real compiler: CachingAutotuner in torch/_inductor/runtime/triton_heuristics
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import math
@@ -23,19 +22,12 @@ import torch
 
 from minicompile import compat
 from minicompile.codegen.plan import KernelPlan, KernelSource
-from minicompile.ops.build import cache_folder
+from minicompile.ops.cache import Cache, digest
 from minicompile.ops.device import gpu_of
 from minicompile.ops.display import count_text
-from minicompile.ops.files import read_sealed, write_sealed
 from minicompile.options import Options
-from minicompile.runtime.triton import (
-    Launcher,
-    Tiles,
-    blocks,
-    load_kernel,
-    module_text,
-    planned_tiles,
-)
+from minicompile.runtime.gpu_kernel import Tiles, blocks, module_text, planned_tiles
+from minicompile.runtime.triton import Launcher, load_kernel
 
 EACH = range(2, 65)
 """How many elements of a tile a thread may have."""
@@ -118,8 +110,7 @@ def product_candidates(source: KernelSource) -> list[Tiles]:
     """The ways to compute a product, the library's first: it is taken where nothing can be measured."""
 
     def listed(plan: KernelPlan, way: str = "") -> list[Tiles]:
-        made = (dict(choice) for choice in plan.choices)
-        return [Tiles(num_warps=tiles.pop("warps"), way=way, **tiles) for tiles in made]
+        return [Tiles.of(choice, way) for choice in plan.choices]
 
     found = [Tiles(way="library"), *listed(source.plan)]
     for way, steps in source.rivals.items():
@@ -170,10 +161,10 @@ def tuned(
     if plan.reduction_ranges and torch.are_deterministic_algorithms_enabled():
         return load(source, tried[0])  # others sum in another order
     device = torch.cuda.get_device_name(plan.device) if plan.device.type == "cuda" else ""
-    facts = repr((module_text(source), plan.rows, plan.row_length, device, tried[0]))
-    key, folder = hashlib.sha256(facts.encode()).hexdigest(), cache_folder(options, "tiles")
+    key = digest(module_text(source), plan.rows, plan.row_length, device, tried[0])
+    cache = Cache(options, "tiles")
     chosen: list[Launcher] = []
-    if folder is not None and (kept := read_sealed(folder / f"{key}.json", key)) is not None:
+    if (kept := cache.get(key)) is not None:
         known = Tiles(**json.loads(kept))
         chosen += [load(source, known)] if known in tried else []
     if chosen:
@@ -207,8 +198,7 @@ def tuned(
         finally:
             tell("autotuning", Tuning(source, tried, times, done=True))
         best = fastest(tried, times)
-        if folder is not None:
-            write_sealed(folder / f"{key}.json", key, json.dumps(asdict(tried[best])).encode())
+        cache.put(key, json.dumps(asdict(tried[best])).encode())
         return launchers[best] or load(source, tried[0])
 
     def launch(*arguments: Any) -> None:

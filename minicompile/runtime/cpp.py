@@ -56,7 +56,7 @@ def bind_ctypes(module: Module, plan: KernelPlan) -> Kernel:
 
 def fail(plan: KernelPlan, code: int) -> NoReturn:
     """Raise what eager would, with the user's lines."""
-    called = {o.target.rpartition(".")[2].rstrip("_") for v in checked(plan) for o in v.origins}
+    called = {o.target.rpartition(".")[2].rstrip("_") for v in plan.checked for o in v.origins}
     kind = IndexError if code & INDEX_ERROR and not called & NO_INDEX_ERROR else RuntimeError
     raise kind(complaint(plan, code))
 
@@ -65,15 +65,10 @@ NO_INDEX_ERROR = {"gather", "scatter", "scatter_add", "scatter_reduce", "index_a
 """Eager's CPU kernels raise RuntimeError for an index of theirs that is out of range."""
 
 
-def checked(plan: KernelPlan) -> list[Value]:
-    """Indices in memory that a kernel looks at before it uses them."""
-    return [v for v in plan.body.values if v.op == "indirect" and v.check]
-
-
 def complaint(plan: KernelPlan, code: int) -> str:
     """What a kernel's code says, with the user's lines."""
     if code & INDEX_ERROR:
-        guilty = checked(plan)
+        guilty = plan.checked
         sizes = ", ".join(sorted({str(v.size) for v in guilty}))
         return f"index out of range in a dimension of size {sizes}{_at(plan, guilty)}"
     guilty = [v for v in plan.body.values if v.op in ("truncdiv", "fmod")]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 import operator
 import sys
@@ -38,13 +37,12 @@ from minicompile.aot.result import (
 from minicompile.codegen.plan import CodeLine, KernelModule, WrapperSource
 from minicompile.compat.settings import global_facts
 from minicompile.dynamo.result import Capture
-from minicompile.ops.build import cache_folder
+from minicompile.ops.cache import Cache, digest
 from minicompile.ops.events import observer
-from minicompile.ops.files import read_sealed, write_sealed
 from minicompile.ops.graph import argument_text
 from minicompile.ops.registry import ALL, key_name
 from minicompile.options import Options, triton_variables
-from minicompile.runtime.triton import GpuKernel, gpu_kernels
+from minicompile.runtime.gpu_kernel import GpuKernel, gpu_kernels
 
 KIND = "cuda"
 OWN = ("minicompile", "torch", "_operator", "builtins", "functools")
@@ -113,7 +111,7 @@ def key_of(capture: Capture, options: Options) -> str | None:
         facts += [gpu_text(capture.fakes[0].device), torch.cuda.current_device()]
     except NoText:
         return None
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+    return digest(*facts)
 
 
 def input_text(value: Any) -> str:
@@ -210,7 +208,7 @@ def rules_text() -> str:
     rules = [
         f"{n}:{key_name(key)}={rule_text(rule)}" for n in names for key, rule in ALL[n].items()
     ]
-    return hashlib.sha256("\0".join(rules).encode()).hexdigest()
+    return digest(*rules)
 
 
 def rule_text(rule: Any, within: tuple[Any, ...] = ()) -> str:
@@ -279,9 +277,8 @@ def keep(
     options: Options,
 ) -> None:
     """Write down what was compiled, if all of it has a text and runs on the GPU."""
-    folder = cache_folder(options, "graphs")
     sources = [kernel for _, modules in graphs for m in modules for kernel in m.kernels]
-    if folder is None or any(source.plan.device.type != KIND for source in sources):
+    if any(source.plan.device.type != KIND for source in sources):
         return
     if any("empty_in_arena" in wrapper.text for wrapper, _ in graphs):
         return
@@ -295,14 +292,12 @@ def keep(
         what = [plain(metadata), found, tangents, [*about.sufficient] if about else []]
     except NoText:
         return
-    write_sealed(folder / f"{key}.json", key, json.dumps(what).encode())
+    Cache(options, "graphs").put(key, json.dumps(what).encode())
 
 
 def read(key: str, options: Options) -> Kept | None:
     """What is kept under a key; None where nothing whole is."""
-    folder = cache_folder(options, "graphs")
-    kept = None if folder is None else read_sealed(folder / f"{key}.json", key)
-    if kept is None:
+    if (kept := Cache(options, "graphs").get(key)) is None:
         return None
     metadata, graphs, tangents, enough = json.loads(kept)
     outputs = tuple(OutputSpec(**tuples(spec)) for spec in metadata.pop("outputs"))

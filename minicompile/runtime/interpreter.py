@@ -35,17 +35,17 @@ from minicompile.codegen.plan import (
     power_of_two,
 )
 from minicompile.runtime.cpp import fail
-from minicompile.runtime.triton import (
+from minicompile.runtime.gpu_kernel import (
     Tiles,
     base_name,
     constants,
-    execute,
     for_row,
     module_text,
     needs_int64,
     planned_tiles,
     programs,
 )
+from minicompile.runtime.triton import execute
 from minicompile.shapes.expr import product, size_hint
 
 interpreter, JITFunction = compat.triton_interpreter()

@@ -27,6 +27,7 @@ from minicompile.ops.registry import Registry
 from minicompile.options import Options
 from minicompile.runtime import autotune, cpp, triton
 from minicompile.runtime.arena import ARENA
+from minicompile.runtime.gpu_kernel import GpuKernel, gpu_kernels
 
 Kernels = dict[str, Callable[..., None]]
 KernelLoader = Callable[[KernelModule, Options], Callable[[], Kernels]]
@@ -64,8 +65,14 @@ def load_triton(module: KernelModule, options: Options) -> Callable[[], Kernels]
         tuned = partial(autotune.tuned, options=options, load=load, tell=module.tell)
         return lambda: {kernel.name: tuned(kernel) for kernel in module.kernels}
     if on_gpu and torch.cuda.is_available():
-        return triton.start_kernels(triton.gpu_kernels(module.kernels), options)
+        return triton.start_kernels(gpu_kernels(module.kernels), options)
     return lambda: {kernel.name: triton.load_kernel(kernel) for kernel in module.kernels}
+
+
+def start_modules(modules: Sequence[KernelModule], options: Options) -> Callable[[], Kernels]:
+    """Start every compiler that kernels need; what comes back waits for them. Both raise BackendError."""
+    started = [kernel_loader[m.language](m, options) for m in modules]
+    return lambda: {name: kernel for wait in started for name, kernel in wait().items()}
 
 
 def start_loading(
@@ -75,14 +82,12 @@ def start_loading(
 
     That raises BackendError where a compiler is missing or fails.
     """
-    kernels = [kernel_loader[m.language](m, options) for m in modules]
+    kernels = start_modules(modules, options)
 
     def finish(wrapper: WrapperSource, constants: Sequence[ConstantBuffer]) -> BoxedCallable:
         namespace: dict[str, Any] = {c.name: c.value for c in constants}
         namespace["empty_in_arena"] = partial(ARENA.empty, limit=options.arena_bytes)
-        for wait in kernels:
-            namespace.update(wait())
-        call = load_wrapper(wrapper, namespace)
+        call = load_wrapper(wrapper, namespace | kernels())
         if "empty_in_arena" in wrapper.text:
             weakref.finalize(call, ARENA.clear).atexit = False
         return call
@@ -91,7 +96,7 @@ def start_loading(
 
 
 def start_kept(
-    wrapper: WrapperSource, kernels: Mapping[str, triton.GpuKernel], options: Options
+    wrapper: WrapperSource, kernels: Mapping[str, GpuKernel], options: Options
 ) -> Callable[[], BoxedCallable]:
     """The same for a graph that the disk had; what comes back waits for its kernels and loads the wrapper."""
     wait = triton.start_kernels(kernels, options)

@@ -397,6 +397,13 @@ def users(values: list[Value]) -> dict[Value, list[Value]]:
     return found
 
 
+def numbers(body: LoopBody) -> Iterator[Size | Index]:
+    """All that a body says by formulas: extents, bounds, indices."""
+    yield from body.all_ranges.values()
+    yield from (value.size for value in body.values)
+    yield from iterate_indices(body)
+
+
 def iterate_indices(body: LoopBody) -> Iterator[Index]:
     """The distinct index expressions of the body."""
     yield from dict.fromkeys(v.index for v in body.values if v.index is not None)

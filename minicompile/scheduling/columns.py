@@ -44,13 +44,9 @@ def join_columns(groups: dict[int, ScheduledNode], fuser: Fuser, options: Option
         if not may_fuse(decision):
             continue
         fuser.decisions.append(decision)
-        both = mask[i] | mask.pop(j)
-        before = (ancestors[i] | ancestors.pop(j)) & ~both
-        groups[i], mask[i], ancestors[i] = joined, both, before
-        del groups[j], fuser.nests[j]
-        for k in ancestors:
-            if ancestors[k] & both:
-                ancestors[k] |= both | before
+        fuser.join(i, j)
+        groups[i] = joined
+        del groups[j]
 
 
 def folded(

@@ -11,7 +11,7 @@ The real compiler: SchedulerNode.get_read_write_buffers_sizes in torch/_inductor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,8 @@ from minicompile.lowering.ir import Buffer, ExternKernel, Layout, LoopGraph, Vie
 from minicompile.ops.device import DeviceSpec
 from minicompile.ops.display import bytes_text
 from minicompile.ops.table import POINTWISE
-from minicompile.scheduling.body import Value, loop_level
-from minicompile.scheduling.nodes import FusedSchedulerNode, MemoryPlan, ScheduledNode
+from minicompile.scheduling.body import LoopBody, Value, loop_level
+from minicompile.scheduling.nodes import FusedSchedulerNode, MemoryPlan, Schedule, ScheduledNode
 from minicompile.shapes.expr import bounds, size_hint
 
 Hints = Mapping[sympy.Symbol, int]
@@ -72,27 +72,19 @@ Places = dict[str, set[Touched]]
 """What is touched in each buffer."""
 
 
+def costs_of(schedule: Schedule) -> list[Cost]:
+    """What each node of a schedule moves and computes, in running order."""
+    return [cost_of(node, schedule.graph, schedule.memory) for node in schedule.nodes]
+
+
 def cost_of(node: ScheduledNode, graph: LoopGraph, memory: MemoryPlan) -> Cost:
     """What one scheduled node moves and computes."""
     hints, buffers = graph.size_hints, graph.buffers
-    read: Places = {}
-    written: Places = {}
     if isinstance(node, FusedSchedulerNode):
         flops = loop_flops(node, hints)
-        stored = {v.buffer for body in node.bodies for v in body.stores if v.kind == "store"}
-        for body in node.bodies:
-            ranges = {v: size_hint(size, hints) for v, size in body.all_ranges.items()}
-            for value in (*body.loads, *body.stores):
-                handed_over = value.op == "load" and value.buffer in stored
-                if value.buffer in memory.internal or handed_over:
-                    continue
-                place = touched_by(value, ranges, hints)
-                if value.op == "load" or value.kind != "store":  # an addition reads, too
-                    read.setdefault(value.buffer, set()).add(place)
-                if value.op == "store":
-                    written.setdefault(value.buffer, set()).add(place)
+        read, written = touched_by_loops(node.bodies, hints, memory.internal)
     else:
-        flops = library_flops(node.kernel, hints)
+        flops, read, written = library_flops(node.kernel, hints), {}, {}
         for view in node.kernel.views():
             read.setdefault(view.buffer, set()).add(touched_by_view(view.layout, hints))
         for output in filter(None, node.kernel.outputs):
@@ -104,14 +96,40 @@ def cost_of(node: ScheduledNode, graph: LoopGraph, memory: MemoryPlan) -> Cost:
     return Cost(bytes_read, bytes_written, flops)
 
 
+def touched_by_loops(
+    bodies: Sequence[LoopBody], hints: Hints, internal: Collection[str] = ()
+) -> tuple[Places, Places]:
+    """What the loops of one kernel read and write in memory."""
+    read: Places = {}
+    written: Places = {}
+    stored = {v.buffer for body in bodies for v in body.stores if v.kind == "store"}
+    for body in bodies:
+        ranges = {v: size_hint(size, hints) for v, size in body.all_ranges.items()}
+        for value in (*body.loads, *body.stores):
+            handed_over = value.op == "load" and value.buffer in stored
+            if value.buffer in internal or handed_over:
+                continue
+            place = touched_by(value, ranges, hints)
+            if value.op == "load" or value.kind != "store":  # an addition reads, too
+                read.setdefault(value.buffer, set()).add(place)
+            if value.op == "store":
+                written.setdefault(value.buffer, set()).add(place)
+    return read, written
+
+
 def bytes_of(places: set[Touched], layout: Layout, hints: Hints) -> int:
-    """At most what the places have together, what lies between their ends, and what there is."""
-    there = min(size_hint(size, hints) for size in (layout.numel, layout.storage_size))
-    count = min(there, sum(place.count for place in places))
+    """At most what the places have together, and what there is."""
+    there = (size_hint(size, hints) for size in (layout.numel, layout.storage_size))
+    return min(*there, together(places)) * layout.dtype.itemsize
+
+
+def together(places: set[Touched]) -> int:
+    """At most so many elements of a buffer: those of all places, and what lies between their ends."""
+    count = sum(place.count for place in places)
     firsts, lasts = [p.first for p in places], [p.last for p in places]
     if count and None not in firsts:
         count = min(count, max(lasts) - min(firsts) + 1)  # type: ignore[type-var, operator]
-    return count * layout.dtype.itemsize
+    return count
 
 
 def touched_by_view(layout: Layout, hints: Hints) -> Touched:

@@ -18,7 +18,7 @@ from minicompile.errors import OptionError
 from minicompile.ops.device import device_spec
 from minicompile.ops.display import Several, Shown, bytes_text, count_text
 from minicompile.ops.origin import source_lines
-from minicompile.scheduling.cost import cost_of
+from minicompile.scheduling.cost import costs_of
 from minicompile.scheduling.fusion import Wishes
 from minicompile.scheduling.nodes import (
     FusedSchedulerNode,
@@ -174,16 +174,14 @@ class FusionSteps(Several[FusionStep]):
 
 def totals(schedule: Schedule) -> dict[str, str]:
     """What a schedule costs: launches, memory traffic, the least time that needs, its peak of memory."""
-    graph, moved, seconds = schedule.graph, 0, 0.0
-    for node in schedule.nodes:
-        cost = cost_of(node, graph, schedule.memory)
-        moved += cost.bytes
+    buffers, costs, seconds = schedule.graph.buffers, costs_of(schedule), 0.0
+    for node, cost in zip(schedule.nodes, costs, strict=True):
         for written in node.writes[:1]:
-            seconds += cost.seconds(device_spec(graph.buffers[written.buffer].layout.device))
+            seconds += cost.seconds(device_spec(buffers[written.buffer].layout.device))
     return {
         "kernels": str(len(schedule.kernels)),
         "extern calls": str(len(schedule.nodes) - len(schedule.kernels)),
-        "bytes moved": bytes_text(moved),
+        "bytes moved": bytes_text(sum(cost.bytes for cost in costs)),
         "least time": f"{seconds * 1e6:,.1f} us",
         "memory peak": bytes_text(schedule.memory.peak_bytes),
     }

@@ -538,19 +538,24 @@ class Fuser:
     # -- fusing
 
     def _fuse(self, a: int, b: int, joined: LoopNest) -> None:
-        merged = self.mask[a] | self.mask[b]
-        before = (self.ancestors[a] | self.ancestors[b]) & ~merged
         keep, drop = sorted((a, b))
-        del self.nests[drop], self.mask[drop], self.ancestors[drop]
-        self.nests[keep], self.mask[keep], self.ancestors[keep] = joined, merged, before
+        self.join(keep, drop)
+        self.nests[keep] = joined
         for buffer in joined.touched:
             self.users[buffer].add(keep)
             self.users[buffer].discard(drop)
-        for i, ancestors in self.ancestors.items():
-            if ancestors & merged:
-                self.ancestors[i] = ancestors | merged | before
         for i in self._neighbours(keep):
             self._push(keep, i)
+
+    def join(self, keep: int, drop: int) -> None:
+        """Two groups are one from now on, which runs after all that either must run after."""
+        both = self.mask[keep] | self.mask.pop(drop)
+        before = (self.ancestors[keep] | self.ancestors.pop(drop)) & ~both
+        self.mask[keep], self.ancestors[keep] = both, before
+        del self.nests[drop]
+        for i, ancestors in self.ancestors.items():
+            if ancestors & both:
+                self.ancestors[i] = ancestors | both | before
 
 
 def template_of(nest: LoopNest) -> str | None:

@@ -395,6 +395,16 @@ class Schedule(Shown):
     def kernels(self) -> list[FusedSchedulerNode]:
         return Several(node for node in self.nodes if isinstance(node, FusedSchedulerNode))
 
+    @property
+    def fused(self) -> list[FusionDecision]:
+        """The decisions that made one kernel of two."""
+        return [decision for decision in self.decisions if decision.fused]
+
+    @property
+    def saved_bytes(self) -> int:
+        """Memory traffic that fusion saves."""
+        return sum(decision.score for decision in self.fused)
+
     def __str__(self) -> str:
         externs = len(self.nodes) - len(self.kernels)
         lines = [

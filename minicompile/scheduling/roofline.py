@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from minicompile.ops.device import DeviceSpec
 from minicompile.ops.display import Shown, aligned, bytes_text
 from minicompile.ops.origin import Origins
-from minicompile.scheduling.cost import Cost, cost_of
+from minicompile.scheduling.cost import Cost, costs_of
 from minicompile.scheduling.nodes import FusedSchedulerNode, Schedule
 
 COLUMNS = (
@@ -67,8 +67,7 @@ def roofline_points(
 ) -> list[RooflinePoint]:
     """One for each scheduled node; `names` are those of its kernels, in order."""
     kernels, points = iter(names), []
-    for node in schedule.nodes:
+    for node, cost in zip(schedule.nodes, costs_of(schedule), strict=True):
         name = next(kernels) if isinstance(node, FusedSchedulerNode) else str(node.kernel.op)
-        cost = cost_of(node, schedule.graph, schedule.memory)
         points.append(RooflinePoint(name, cost, cost.seconds(spec), node.origins))
     return points

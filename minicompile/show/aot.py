@@ -22,6 +22,7 @@ from minicompile.show.html import (
     heading,
     shows,
     shows_many,
+    size,
     table,
     text,
 )
@@ -35,9 +36,8 @@ def value_table(title: str, values: Sequence[ForwardValue], made: Mapping[str, O
     rows = []
     for value in sorted(values, key=lambda v: (-(v.bytes or 0), v.name)):
         origins = made.get(value.name, NO_ORIGINS)
-        size = bytes_text(value.bytes) if value.bytes is not None else "symbolic"
         name, length = code(value.name, colour(origins)), bar(value.bytes or 0, largest, GOOD, 16)
-        rows.append([name, size, length, text(value.reason), source_cell(origins)])
+        rows.append([name, size(value.bytes), length, text(value.reason), source_cell(origins)])
     return table((title, "bytes", "", "why", "line"), rows, numbers=(1,)) if rows else ""
 
 

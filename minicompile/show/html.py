@@ -16,7 +16,7 @@ from pathlib import Path
 from types import GenericAlias
 from typing import Any, TypeVar
 
-from minicompile.ops.display import count_text, renderer, to_html
+from minicompile.ops.display import bytes_text, count_text, renderer, to_html
 
 T = TypeVar("T")
 View = Callable[[T], str]
@@ -84,6 +84,11 @@ def columns(*parts: str) -> str:
     return '<div class="cols">' + "".join(f"<div>{part}</div>" for part in parts if part) + "</div>"
 
 
+def beside(*sides: tuple[object, Iterable[Any]]) -> str:
+    """Stage objects side by side, each side below its title."""
+    return columns(*(heading(title) + "".join(map(inside, made)) for title, made in sides))
+
+
 def details(
     title: object, about: object, content: str, opened: bool = False, named: bool = False
 ) -> str:
@@ -115,6 +120,18 @@ def table(
     return f'<table class="t"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>'
 
 
+def before_after(rows: Iterable[Sequence[object]], refused: Iterable[object]) -> str:
+    """What was refused of what was asked for, and a table of name, before, after."""
+    told = "".join(f"<p><b>refused</b> {text(why)}</p>" for why in refused)
+    cells = ([text(cell) for cell in row] for row in rows)
+    return told + table(("", "before", "after"), cells, numbers=(1, 2))
+
+
+def size(count: int | None) -> str:
+    """Bytes, where they are known."""
+    return bytes_text(count) if count is not None else "symbolic"
+
+
 def facts(rows: Iterable[tuple[object, object]]) -> str:
     """Two columns: a name and its value, both plain."""
     body = "".join(
@@ -142,6 +159,14 @@ def image(svg: str, alt: str) -> str:
     return (
         f'<img class="pic" style="max-width:100%" alt="{text(alt)}" '
         f'src="data:image/svg+xml;base64,{data}">'
+    )
+
+
+def drawing(title: object, width: int, height: int, content: str, letters: int = 10) -> str:
+    """A picture in the page's own colours, drawn in pixels, as an inline SVG."""
+    return (
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" style="max-width:100%" role="img" '
+        f'font-size="{letters}" fill="currentColor"><title>{text(title)}</title>{content}</svg>'
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minicompile.debug.launches import KINDS, Launch, Launches, Timeline
 from minicompile.ops.origin import source_lines
-from minicompile.show.html import bar, box, code, heading, shows, shows_many, table, text
+from minicompile.show.html import bar, box, code, drawing, heading, shows, shows_many, table, text
 from minicompile.show.listing import from_text, headline, source_cell
 from minicompile.show.palette import NEUTRAL, colour
 
@@ -43,10 +43,7 @@ def picture(timeline: Timeline) -> str:
     for i in range(5):
         x, anchor = LEFT + (WIDTH - LEFT) * i / 4, ("start", "middle", "middle", "middle", "end")[i]
         out += f'<text x="{x}" y="{ground + 14}" text-anchor="{anchor}">{whole * i * 2.5e5:,.0f} us</text>'
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {ground + 20}" width="{WIDTH}" style="max-width:100%" role="img" '
-        f'font-size="11" fill="currentColor"><title>{text(timeline.graph)}</title>{out}</svg>'
-    )
+    return drawing(timeline.graph, WIDTH, ground + 20, out, letters=11)
 
 
 def launch_table(launches: list[Launch]) -> str:

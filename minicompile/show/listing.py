@@ -39,7 +39,6 @@ def stripe(
     lines: Sequence[SourceLine] = (),
     number: object = None,
     title: str = "",
-    data: str = "",
     tint: str = "",
 ) -> str:
     """One line of a listing. `content` is HTML; the stripe's colour is that of its last source line."""
@@ -47,7 +46,9 @@ def stripe(
     gutter = f"<i>{text(number):>4} </i>" if number is not None else ""
     told = title or from_text(lines)
     shown = f' title="{text(told)}"' if told else ""
-    return f'<span class="ln" style="border-left:4px solid {colour}"{shown}{data}>{gutter}{content}\n</span>'
+    return (
+        f'<span class="ln" style="border-left:4px solid {colour}"{shown}>{gutter}{content}\n</span>'
+    )
 
 
 def listing(lines: Iterable[str], tall: bool = True) -> str:

@@ -14,18 +14,23 @@ from minicompile.lowering.ir import (
     loop_ranges,
     written_by,
 )
-from minicompile.ops.display import bytes_text
 from minicompile.ops.dtypes import short
 from minicompile.provenance import formula, layout_bytes, operation_kind, operation_line
 from minicompile.scheduling.body import LoopBody, iterate_indices
-from minicompile.show.html import box, code, details, facts, heading, shows, shows_many, table, text
+from minicompile.show.html import (
+    box,
+    code,
+    details,
+    facts,
+    heading,
+    shows,
+    shows_many,
+    size,
+    table,
+    text,
+)
 from minicompile.show.listing import code_listing, source_cell
 from minicompile.show.palette import colour
-
-
-def size_text(buffer: Buffer) -> str:
-    size = layout_bytes(buffer.layout)
-    return bytes_text(size) if size is not None else "symbolic"
 
 
 def ranges_text(ranges: Iterable[object], reduced: Sequence[object] | None = None) -> str:
@@ -46,7 +51,7 @@ def operation_row(operation: Operation) -> list[str]:
     return [
         "<br>".join(code(name, colour(operation.origins)) for name in names),
         "<br>".join(code(b.layout) for b in written),
-        "<br>".join(size_text(b) for b in written),
+        "<br>".join(size(layout_bytes(b.layout)) for b in written),
         text(operation_kind(operation)),
         text(ranges),
         code(does, wrap=True),
@@ -66,7 +71,7 @@ shows_many(operation_table, "buffer or call", ComputedBuffer, ExternKernel)
 
 
 def buffer_table(buffers: Iterable[Buffer]) -> str:
-    rows = ([code(b.name), code(b.layout), size_text(b)] for b in buffers)
+    rows = ([code(b.name), code(b.layout), size(layout_bytes(b.layout))] for b in buffers)
     return table(("name", "layout", "bytes"), rows, numbers=(2,))
 
 

@@ -16,6 +16,8 @@ from minicompile.ops.origin import Origins, SourceLine, short_file, source_lines
 GOLDEN_ANGLE = 137.508
 LIGHTNESS, SATURATION = (0.46, 0.54, 0.62), 0.6
 FORWARD, BACKWARD, NEUTRAL = "#3b82f6", "#f97316", "#94a3b8"
+THIN = 0.28
+"""How much of a colour a ground has."""
 GOOD, BAD = "#10b981", "#ef4444"
 
 
@@ -34,7 +36,7 @@ def colour(origins: Origins) -> str | None:
     return line_colour(lines[-1]) if lines else None
 
 
-def tint(colour: str, amount: float = 0.28) -> str:
+def tint(colour: str) -> str:
     """A colour thinned with white: a ground that dark text can be read on."""
     channels = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(255 - amount * (255 - c)):02x}" for c in channels)
+    return "#" + "".join(f"{round(255 - THIN * (255 - c)):02x}" for c in channels)

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 from minicompile.ops.display import count_text
 from minicompile.scheduling.roofline import COLUMNS, Roofline, RooflinePoint
-from minicompile.show.html import box, code, shows, table, text
+from minicompile.show.html import box, code, drawing, shows, table, text
 from minicompile.show.palette import BAD, FORWARD, colour
 
 LEFT, RIGHT, TOP, BOTTOM = 52, 628, 24, 214
@@ -63,12 +63,11 @@ def picture(roof: Roofline) -> str:
     )
     largest_first = sorted(filter(attrgetter("seconds"), roof.points), key=lambda p: -p.seconds)
     dots = "".join(dot(roof, point) for point in largest_first)
-    return (
-        f'<svg viewBox="0 0 640 250" width="640" style="max-width:100%" role="img" font-size="10" '
-        f'fill="currentColor"><title>roofline of {text(roof.title)}</title>'
+    content = (
         f'<path d="{grid}" stroke="currentColor" stroke-opacity="0.15"/>{labels}'
-        f'<polyline points="{line}" fill="none" stroke="{BAD}" stroke-width="2"/>{dots}</svg>'
+        f'<polyline points="{line}" fill="none" stroke="{BAD}" stroke-width="2"/>{dots}'
     )
+    return drawing(f"roofline of {roof.title}", 640, 250, content)
 
 
 @shows(Roofline)

@@ -21,6 +21,7 @@ from minicompile.scheduling.nodes import (
 from minicompile.show.graphviz import Cluster, Diagram, Edge, Node, picture
 from minicompile.show.html import (
     bar,
+    before_after,
     box,
     code,
     columns,
@@ -132,8 +133,6 @@ def answer_view(answer: Answer) -> str:
 @shows(WhatIf)
 def what_if_view(found: WhatIf) -> str:
     """Before and after side by side: costs, kernels and decisions that differ, wishes that were refused."""
-    rows = ([text(cell) for cell in row] for row in found.rows)
-    refused = "".join(f"<p><b>refused</b> {text(answer.headline)}</p>" for answer in found.refused)
     sides = []
     for title, kernels, decisions in zip(("before", "after"), found.kernels, found.decisions):
         frames = "".join(map(group, kernels))
@@ -145,8 +144,7 @@ def what_if_view(found: WhatIf) -> str:
     return box(
         "what if",
         found.title.removeprefix("what if: "),
-        refused,
-        table(("", "before", "after"), rows, numbers=(1, 2)),
+        before_after(found.rows, (answer.headline for answer in found.refused)),
         columns(*(frames for frames, _ in sides)),
         *(folded for _, folded in sides),
     )
@@ -293,16 +291,13 @@ def diagram(schedule: Schedule) -> Diagram:
 
 @shows(Schedule)
 def schedule_view(schedule: Schedule) -> str:
-    kernels, decisions = len(schedule.kernels), schedule.decisions
-    fused = [d for d in decisions if d.fused]
+    kernels, decisions, fused = len(schedule.kernels), schedule.decisions, len(schedule.fused)
     counts = (
         f"{len(schedule.before)} nodes → {count_text(kernels, 'kernel')} and "
         f"{count_text(len(schedule.nodes) - kernels, 'extern call')} · "
-        f"fusion saves {bytes_text(sum(d.score for d in fused))} of traffic"
+        f"fusion saves {bytes_text(schedule.saved_bytes)} of traffic"
     )
-    asked = (
-        f"{len(fused)} fused, {len(decisions) - len(fused)} kept apart, in the order they were made"
-    )
+    asked = f"{fused} fused, {len(decisions) - fused} kept apart, in the order they were made"
     drawn = picture(diagram(schedule), f"schedule: {counts}")
     steps = [" + ".join(o.name for o in operations(node)) for node in schedule.nodes]
     return box(

@@ -6,7 +6,7 @@ import re
 
 from minicompile.debug.torch_side import OURS, THEIRS, Cell, Code, Comparison, Stage
 from minicompile.show.accuracy import judgement
-from minicompile.show.html import box, code, columns, details, heading, inside, shows, table, text
+from minicompile.show.html import beside, box, code, details, shows, table, text
 from minicompile.show.listing import headline, plain_code
 
 
@@ -20,8 +20,7 @@ def code_view(made: Code) -> str:
 
 
 def stage_columns(stage: Stage) -> str:
-    sides = ((OURS, stage.ours), (THEIRS, stage.theirs))
-    return columns(*(heading(who) + "".join(map(inside, made)) for who, made in sides))
+    return beside((OURS, stage.ours), (THEIRS, stage.theirs))
 
 
 def cell_table(*cells: Cell) -> str:

@@ -145,11 +145,10 @@ def foot(trace: Trace) -> str:
     lines = []
     for name, compiled in trace.graphs.items():
         schedule = compiled.schedule
-        fused = [d for d in schedule.decisions if d.fused]
-        saved, peak = sum(d.score for d in fused), schedule.memory.peak_bytes
+        saved, peak = map(bytes_text, (schedule.saved_bytes, schedule.memory.peak_bytes))
         lines.append(
-            f"{name}: {len(fused)} of {len(schedule.decisions)} fusions taken, saving "
-            f"{bytes_text(saved)} of memory traffic; peak {bytes_text(peak)}"
+            f"{name}: {len(schedule.fused)} of {len(schedule.decisions)} fusions taken, saving "
+            f"{saved} of memory traffic; peak {peak}"
         )
         externs = Counter((str(extern.op), extern.reason) for extern in schedule.graph.externs)
         for (op, reason), count in externs.items():

@@ -13,7 +13,7 @@ from minicompile.debug.experiment import Experiment, KernelChanges, Outcome
 from minicompile.ops.display import bytes_text, count_text, to_html
 from minicompile.options import CHOICES
 from minicompile.scheduling.nodes import FusionDecision, Pair, Schedule
-from minicompile.show.html import box, columns, details, heading, inside, shows, table, text
+from minicompile.show.html import before_after, beside, box, details, inside, shows, text
 
 DYNAMIC = {"automatic": None, "yes": True, "no": False}
 """By names: to a widget None would be that nothing is chosen."""
@@ -22,16 +22,13 @@ DYNAMIC = {"automatic": None, "yes": True, "no": False}
 @shows(KernelChanges)
 def changes_view(changes: KernelChanges) -> str:
     """Code side by side."""
-    sides = (("before", changes.before), ("after", changes.after))
-    return columns(*(heading(title) + "".join(map(inside, made)) for title, made in sides))
+    return beside(("before", changes.before), ("after", changes.after))
 
 
 @shows(Outcome)
 def outcome_view(found: Outcome) -> str:
     """Before and after: answer, time, costs, kernels as loops and as code, decisions, refusals."""
-    parts = ["".join(f"<p><b>refused</b> {text(why)}</p>" for why in found.after.refused)]
-    rows = ([text(cell) for cell in row] for row in found.rows)
-    parts.append(table(("", "before", "after"), rows, numbers=(1, 2)))
+    parts = [before_after(found.rows, found.after.refused)]
     for graph, (costs, code) in found.graphs.items():
         shown, count = inside(costs), len(code.before) + len(code.after)
         if count:

@@ -78,7 +78,10 @@ def told(value: Any) -> str:
     level="read",
     visible=[scale, row_sum, running_sum, row_argmax],
     hidden=[column_argmax, row_softmax, column_running_sum, row_argmin, running_sum],
-    forbidden=["LoopPrinter", "_simd", "print_kernel", "cpp_assembly", "lines", "text"],
+    forbidden=[
+        *("LoopPrinter", "PointwisePrinter", "RowPrinter", "ColumnPrinter", "loop_printer"),
+        *("_simd", "print_kernel", "cpp_assembly", "lines", "text"),
+    ],
 )
 def one_value_stops_vectors(run: Run, stops_vectors: Callable[..., Any]) -> str:
     """Compares the answer with the C text: a loop in vectors has `omp simd`, or is a helper's."""

@@ -293,7 +293,10 @@ def text_of(function: Callable[..., Any], shape: tuple[int, ...]) -> str:
         (lows, (4, 6)),
         (softmax_rows, (3, 2, 11)),
     ],
-    forbidden=["LoopPrinter", "print_kernel", "kernel_module", "generate_cpp", "cpp"],
+    forbidden=[
+        *("LoopPrinter", "PointwisePrinter", "RowPrinter", "ColumnPrinter", "loop_printer"),
+        *("print_kernel", "kernel_module", "generate_cpp", "cpp"),
+    ],
     without=["code_generator:cpp"],
 )
 def plain_c(run: Run, print_loops: Callable[..., Any], plain_module: Callable[..., Any]) -> str:

@@ -504,7 +504,7 @@ for name, one in (("with tl.where", right), ("without", careless)):
 
 # %% name="rivals"
 from minicompile.runtime.autotune import candidates
-from minicompile.runtime.triton import planned_tiles, programs
+from minicompile.runtime.gpu_kernel import planned_tiles, programs
 
 for rows, terms, columns in [(4096, 1024, 4096), (64, 8192, 64), (50, 99, 70)]:
     factors = (torch.empty(s, dtype=torch.bfloat16) for s in ((rows, terms), (terms, columns)))
@@ -1025,10 +1025,11 @@ def template(printer, total):
 # %% [markdown]
 # ## Go deeper
 #
-# - `minicompile/codegen/triton.py`, `minicompile/codegen/triton_rules.py`: the printer and its rules.
+# - `minicompile/codegen/triton_tiles.py`, `minicompile/codegen/triton.py`: where a tile lies, and its values;
+#   `minicompile/codegen/triton_rules.py`: the plan's rules.
 # - `minicompile/codegen/split.py`: split reductions, and how their parts are combined.
 # - `minicompile/codegen/triton_product.py`, `minicompile/codegen/product.py`: the template, tiles, rivals.
-# - `minicompile/runtime/triton.py`: a launcher that knows its arguments.
+# - `minicompile/runtime/gpu_kernel.py`: a launcher that knows its arguments.
 # - `minicompile/runtime/interpreter.py`: the interpreter, and what had to be put right in it.
 # - `torch/_inductor/codegen/triton.py`, `torch/_inductor/runtime/triton_heuristics.py`.
 #

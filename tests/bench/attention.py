@@ -27,7 +27,8 @@ from minicompile.bench.screen import Screen
 from minicompile.bench.timing import device_timer, run_in_turns
 from minicompile.codegen.plan import KernelSource
 from minicompile.options import Options
-from minicompile.runtime.triton import gpu_kernel, kernel_binary, planned_tiles
+from minicompile.runtime.gpu_kernel import gpu_kernel, planned_tiles
+from minicompile.runtime.triton import kernel_binary
 
 AT_MOST_SLOWER, AT_MOST_MORE, AT_MOST_OFF = 1.25, 1.15, 2.0
 """Than the library; than the plain template, for changed scores; than the library's error."""

@@ -21,6 +21,7 @@ def shared_writes(text: str) -> list[str]:
     for i, line in enumerate(lines):
         if line.startswith("#pragma omp") and re.search(r"\bfor\b", line):
             own = declared_between(lines, i) if "parallel" not in line else set()
+            own |= words(" ".join(re.findall(r"reduction\([^:]*:([^)]*)\)", line)))
             collapse = re.search(r"collapse\((\d+)\)", line)
             inside = list(block(lines, i + 1))
             found += [

@@ -226,6 +226,18 @@ def test_few_columns_share_their_rows_among_threads(kind: str, size: tuple[int, 
     torch.testing.assert_close(out, REFERENCE[kind](x, 0), equal_nan=True)
 
 
+def test_what_threads_found_of_columns_is_combined_once_before_the_next_sweep() -> None:
+    """Nothing stands between the sweeps of a softmax that could combine it on the way."""
+    x = special(20_000, 32)
+    softmax_of_columns = mc.compile(lambda x: torch.softmax(x, 0))
+    (kernel,) = mc.trace(softmax_of_columns, x).kernels
+    assert kernel.plan.vector_axis == "x" and kernel.plan.tiles["r"] > 0
+    shared, combined = 3, 2
+    assert kernel.text.count("c < chunks") == shared + combined
+    expected = torch.softmax(x.double(), 0).float()
+    torch.testing.assert_close(softmax_of_columns(x), expected, rtol=1e-5, atol=0)
+
+
 def test_split_sum_does_not_depend_on_the_number_of_threads() -> None:
     plan = one_reduction("sum", 1, 300_000, F32, F32, False).plan()
     x, found = special(1, 300_000), []

@@ -17,7 +17,7 @@ from minicompile.ops.device import Gpu
 from minicompile.ops.registry import scoped
 from minicompile.options import Options
 from minicompile.runtime.assembly import cross_compile
-from minicompile.runtime.triton import Tiles
+from minicompile.runtime.gpu_kernel import Tiles
 from minicompile.shapes.expr import size_symbol
 from tests.codegen.fusing import Program, softmax
 from tests.codegen.test_triton_compiling import FakeGpu, cuda_kernel

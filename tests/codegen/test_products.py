@@ -22,7 +22,8 @@ from minicompile.options import Options
 from minicompile.pipeline_result import CompiledStages
 from minicompile.runtime.assembly import cross_compile
 from minicompile.runtime.autotune import candidates
-from minicompile.runtime.triton import Tiles, load_kernel, planned_tiles
+from minicompile.runtime.gpu_kernel import Tiles, planned_tiles
+from minicompile.runtime.triton import load_kernel
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 OPTIONS = {"device_codegen": "triton", "verify": True}

@@ -35,3 +35,4 @@ def test_what_a_region_declares_belongs_to_a_thread() -> None:
     region = "#pragma omp parallel\n{\nfloat* __restrict row = f();\n#pragma omp for nowait\n"
     loop = "for (int64_t x0 = 0; x0 < 8; x0++) {\nrow[0] = 1;\nsum += row[0];\n}\n}\n"
     assert [line.split(": ")[1] for line in shared_writes(region + loop)] == ["sum += row[0];"]
+    assert shared_writes(region.replace("nowait", "reduction(+:sum)") + loop) == []

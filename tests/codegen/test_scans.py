@@ -16,7 +16,7 @@ from minicompile.lowering.context import lowering
 from minicompile.lowering.rules.scans import scan
 from minicompile.ops.registry import scoped
 from minicompile.runtime.assembly import cross_compile
-from minicompile.runtime.triton import Tiles
+from minicompile.runtime.gpu_kernel import Tiles
 from minicompile.shapes.expr import size_symbol
 from tests.codegen.fusing import Program
 from tests.codegen.triton_running import call, devices, source_of

@@ -17,16 +17,15 @@ from minicompile.ops.table import POINTWISE, result_dtype
 from minicompile.options import Options
 from minicompile.runtime import triton
 from minicompile.runtime.assembly import Assembly, _tool_output, cross_compile
-from minicompile.runtime.triton import (
-    CudaKernel,
+from minicompile.runtime.gpu_kernel import (
     GpuKernel,
     Tiles,
     gpu_kernel,
     launcher_text,
-    load_kernel,
     module_text,
     planned_tiles,
 )
+from minicompile.runtime.triton import CudaKernel, load_kernel
 from minicompile.shapes.expr import float_symbol, size_symbol
 from tests.codegen.fusing import Program, layer_norm, softmax
 from tests.codegen.triton_running import source_of

@@ -16,7 +16,7 @@ from minicompile.codegen.plan import KernelArgument, KernelPlan, Phase
 from minicompile.codegen.triton import print_triton
 from minicompile.errors import Unsupported
 from minicompile.ops.registry import scoped
-from minicompile.runtime.triton import Tiles, needs_int64
+from minicompile.runtime.gpu_kernel import Tiles, needs_int64
 from minicompile.scheduling.body import LoopBody, Recorder
 from minicompile.shapes.expr import FloorDiv, ModularIndexing, float_symbol, size_symbol
 from tests.codegen.fusing import Program, layer_norm, softmax

@@ -19,7 +19,7 @@ from minicompile.codegen.triton import print_triton
 from minicompile.ops.registry import scoped
 from minicompile.options import Options
 from minicompile.runtime.assembly import cross_compile
-from minicompile.runtime.triton import (
+from minicompile.runtime.gpu_kernel import (
     Tiles,
     Version,
     fills,

@@ -10,7 +10,8 @@ import torch
 
 from minicompile.codegen.plan import KernelPlan, KernelSource
 from minicompile.codegen.triton import print_triton
-from minicompile.runtime.triton import Tiles, load_kernel
+from minicompile.runtime.gpu_kernel import Tiles
+from minicompile.runtime.triton import load_kernel
 from tests.codegen.fusing import Program
 
 DEVICES = [

@@ -17,7 +17,8 @@ from minicompile.debug import progress
 from minicompile.ops.events import Compilation, Watch, observer
 from minicompile.options import Options
 from minicompile.runtime.autotune import candidates, tuned
-from minicompile.runtime.triton import Tiles, load_kernel, planned_tiles
+from minicompile.runtime.gpu_kernel import Tiles, planned_tiles
+from minicompile.runtime.triton import load_kernel
 from tests.codegen.fusing import Program, softmax
 from tests.codegen.triton_running import source_of
 

@@ -21,7 +21,8 @@ from minicompile.errors import BackendError
 from minicompile.ops.build import load_extension
 from minicompile.options import Options, child_environment
 from minicompile.runtime import triton
-from minicompile.runtime.triton import CUDA_LAUNCH, GpuKernel, gpu_kernels, start_kernels
+from minicompile.runtime.gpu_kernel import GpuKernel, gpu_kernels
+from minicompile.runtime.triton import CUDA_LAUNCH, start_kernels
 from tests.codegen.fusing import Program
 
 DRIVER = r"""

@@ -17,7 +17,7 @@ from minicompile.ops import build
 from minicompile.ops.files import read_private, write_sealed
 from minicompile.options import Options
 from minicompile.runtime import graph_cache, triton
-from minicompile.runtime.triton import GpuKernel
+from minicompile.runtime.gpu_kernel import GpuKernel
 
 ENTRIES, ROUNDS = 5, 700
 Load = Callable[[int], bool]

@@ -46,7 +46,7 @@ class Disk:
             return found
 
         def load_and_keep(source: Any, *given: Any) -> Any:
-            (kernel,) = load.triton.gpu_kernels([source]).values()
+            (kernel,) = load.gpu_kernels([source]).values()
             self.kernels[kernel.key] = load_kernel(source, *given)
             return self.kernels[kernel.key]
 

@@ -1,0 +1,540 @@
+"""C kernels with reductions and scans: sweeps over r, accumulators around them, threads that share r.
+
+`ReductionPrinter` has what kernels of rows and kernels of columns (see cpp_loops.py) have in common. They
+differ in the innermost loop, and in what accumulates: a reduction has one accumulator in a kernel of rows,
+and an array of them, one for each column of a tile, in a kernel of columns.
+
+In both, threads can share chunks of the outermost r: partial results are combined in the order of the chunks.
+A scan is accumulated likewise, and is what has been accumulated so far: its loop along r is neither in
+vectors nor shared, so dear values before and after it have loops of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+
+import sympy
+import torch
+
+from minicompile.codegen.cpp_loops import LoopPrinter, least, operands
+from minicompile.codegen.cpp_ops import CTYPES
+from minicompile.codegen.cpp_values import ALIGNED, Loop
+from minicompile.codegen.phases import cone, cost
+from minicompile.codegen.plan import KernelPlan
+from minicompile.ops.table import POSITIONS
+from minicompile.scheduling.body import Value, varying
+from minicompile.shapes.expr import Size, coefficient_of, product, size_hint
+
+LONG_ROW = 8192
+"""Float sums over longer rows are summed in blocks, so that rounding errors don't pile up."""
+
+BLOCK = 1024
+
+COLUMN_BLOCK = 64
+"""The same for columns, whose sums have one accumulator each: longer ones are summed in such blocks."""
+
+STACK_BYTES = 128 * 1024
+"""Scratch rows that have more bytes together lie on the heap."""
+
+DEAR = 12
+"""Operations on an element beside scans from which these have a loop of their own."""
+
+
+class ReductionPrinter(LoopPrinter):
+    """Sweeps and accumulators. A lane is a column of a tile, or the only row."""
+
+    lanes = 1
+    summed = BLOCK
+    """Iterations after which the sum of a long row goes into its total."""
+
+    def __init__(self, plan: KernelPlan) -> None:
+        super().__init__(plan)
+        self.split = "r" in plan.tiles
+        """Threads share chunks of r."""
+        self.started: set[Value] = set()
+        """Scans whose accumulators are declared."""
+        r_loops = [Loop(var, size) for var, size in plan.reduction_ranges.items()]
+        self.r_loops = [loop for loop in r_loops if loop.size != 1] or r_loops[:1]
+
+    def innermost(self, values: Sequence[Value], loop: Loop, most: Size, at_once: bool) -> None:
+        """The innermost loop over r, or a block of it: the most iterations it can have, and whether it is the
+        whole reduction, so that nothing has been accumulated before."""
+        raise NotImplementedError
+
+    def in_blocks(self, values: Sequence[Value]) -> bool:
+        """Are rows so long that their sums are summed in blocks?"""
+        raise NotImplementedError
+
+    def by_row(self, value: Value) -> bool:
+        """Does a helper reduce a whole row at once?"""
+        return False
+
+    # ---- loops over r
+
+    def _loop_phase(self, values: Sequence[Value]) -> None:
+        """One sweep over r; or threads share it, and their results are combined in order."""
+        if not self.split:
+            self._sweep(values)
+            return
+        reductions = [v for v in values if v.op == "reduction"]
+        parts = [(v, *found) for v in reductions for found in self.accumulators(v)]
+        size = self.index(self.r_loops[0].size)
+        most = self.plan.tiles["chunks"]
+        for value, suffix, ctype, _ in parts:
+            room = f"{self.names[value]}{suffix}_parts[{most * self.lanes}]"
+            self.line(f"{ctype} {room};", value.origins)
+        self.pragma(self._parallel())
+        with self.braces("for (int64_t c = 0; c < chunks; c++)"):
+            self.line(f"const int64_t end = {least('(c + 1) * chunk', size)};")
+            self._sweep(values, "c * chunk", "end")
+            for value, suffix, _, _ in parts:
+                with self.each_lane():
+                    result = self.accumulator(value, suffix)
+                    self.line(f"{self._part(value, suffix)} = {result};", value.origins)
+        if reductions:
+            self._divided(reductions)
+
+    def _chunks(self) -> None:
+        """Declare how many chunks of the outermost r threads share, and how long they are."""
+        if not self.split:
+            return
+        size = self.r_loops[0].size
+        chunk, most, text = self.plan.tiles["r"], self.plan.tiles["chunks"], self.index(size)
+        if isinstance(size, int):
+            self.line(f"const int64_t chunk = {chunk}, chunks = {-(-size // chunk)};")
+        else:
+            fair = f"({text} + {most - 1}) / {most}"
+            self.line(f"const int64_t chunk = {fair} > {chunk} ? {fair} : {chunk};")
+            self.line(f"const int64_t chunks = ({text} + chunk - 1) / chunk;")
+
+    def _combine(self, reductions: Sequence[Value]) -> None:
+        """What the chunks found, in their order, in the lane at hand."""
+        for value in reductions:
+            for suffix, ctype, initial in self.accumulators(value):
+                self._set(value, suffix, ctype, initial)
+        with self.braces("for (int64_t c = 0; c < chunks; c++)"):
+            for value in reductions:
+                best = self._part(value, "_best" if value.kind in POSITIONS else "")
+                self._take(value, best, self._part(value))
+
+    def _sweep(self, values: Sequence[Value], start: str = "0", stop: str = "") -> None:
+        """Loops over r with their accumulators; `start` and `stop` bound the outermost variable.
+
+        Long float sums go in blocks: each block sums for itself, and the sums are added up as doubles
+        (`mc_row_sum` does that itself).
+        """
+        *outer, last = self.r_loops
+        inner, size = last.var, last.size
+        reductions = [v for v in values if v.op == "reduction"]
+        in_blocks = self.in_blocks(values)
+        totals = float_sums(values) if in_blocks else []
+        at_once = not outer and not in_blocks
+        for value in values:
+            if value.op == "scan" or (value in reductions and not (at_once and self.by_row(value))):
+                self._start(value)
+            if value in totals:
+                self._declare_accumulator(value, "_total", "double", "0.0")
+        with contextlib.ExitStack() as stack:
+            for loop in outer:
+                stack.enter_context(self.loop(loop._replace(start=start, stop=stop)))
+                start, stop = "0", ""
+            if in_blocks:
+                block = f"{inner}_block"
+                stack.enter_context(self.loop(Loop(block, size, start, stop, self.summed)))
+                self._end(inner, block, self.summed, stop or self.index(size))
+                self._for_each(totals, "{0} = 0;")
+                start, stop = block, f"{inner}_end"
+            loop = Loop(inner, size, start, stop or self.index(size))
+            self.innermost(values, loop, self.summed if in_blocks else size, at_once)
+            self._for_each(totals, "{1} += {0};")
+        self._for_each(totals, "{0} = {1};")
+
+    # ---- accumulators
+
+    def accumulator(self, value: Value, suffix: str = "") -> str:
+        """The accumulator of a reduction in the lane at hand."""
+        return self.names[value] + suffix
+
+    @contextlib.contextmanager
+    def each_lane(self) -> Iterator[None]:
+        """What follows is done for each lane."""
+        yield
+
+    def _part(self, value: Value, suffix: str = "") -> str:
+        """The result of chunk c in the lane at hand."""
+        return f"{self.names[value]}{suffix}_parts[c]"
+
+    def _divided(self, reductions: Sequence[Value]) -> None:
+        """Each chunk has found its part: combine them, now or in the loop that comes next."""
+        self._combine(reductions)
+
+    def _for_each(self, values: Iterable[Value], text: str) -> None:
+        """A line for each accumulator, {0}, and its total, {1}."""
+        for value in values:
+            with self.each_lane():
+                places = self.accumulator(value), self.accumulator(value, "_total")
+                self.line(text.format(*places), value.origins)
+
+    def _start(self, value: Value) -> None:
+        again = value in self.started  # by an earlier loop, which computed the scan as well
+        for suffix, ctype, initial in self.accumulators(value):
+            self._declare_accumulator(value, suffix, "" if again else ctype, initial)
+        if value.op == "scan":
+            self.started.add(value)
+
+    def _declare_accumulator(self, value: Value, suffix: str, ctype: str, initial: str) -> None:
+        self._set(value, suffix, ctype, initial)
+
+    def _set(self, value: Value, suffix: str, ctype: str, initial: str) -> None:
+        text = f"{ctype} {self.accumulator(value, suffix)} = {initial};"
+        self.line(text.lstrip(), value.origins)
+
+    def accumulate(self, value: Value) -> None:
+        self._take(value, self.ref(value.inputs[0]), self.index(self.place()))
+        if value.op == "scan":
+            self.declare(value, self.accumulator(value, "_so_far"))
+
+    def _take(self, value: Value, source: str, position: str) -> None:
+        """One more element, or the result of a chunk, into the accumulator."""
+        total = self.accumulator(value, self.accumulators(value)[0][0])
+        self.line(f"{total} = {self.combine(value, total, source)};", value.origins)
+
+
+class RowPrinter(ReductionPrinter):
+    """For each x: loops over r in vectors."""
+
+    def __init__(self, plan: KernelPlan) -> None:
+        super().__init__(plan)
+        self.kept: set[Value] = set()
+        """Values that have a place outside of the loops over a row."""
+
+    def nest(self) -> None:
+        self._chunks()
+        nest = 0 if self.split else len(self.x_loops)
+        with self._heap_rows(nest) as pragma, self.loops(self.x_loops, pragma):
+            if not self._on_heap():
+                self._scratch(self.in_order(self.plan.stashed), "_row", self.plan.row_length)
+            for phase in self.plan.phases:
+                if phase.level == "row":
+                    self.compute(phase.values)
+                else:
+                    self._loop_phase(phase.values)
+
+    @contextlib.contextmanager
+    def _heap_rows(self, nest: int) -> Iterator[str]:
+        """Scratch rows that are long, or whose length varies, lie on the heap, one for each thread.
+
+        Gives the loops' pragma.
+        """
+        length, inner = product(self.plan.reduction_ranges.values()), self.r_loops[-1].size
+        kept = self.in_order(self.plan.stashed) if self._on_heap() else []
+        rows = {f"{self.names[v]}_row": (v, length) for v in kept}
+        for phase in self.plan.phases:
+            short = isinstance(inner, int) or self.in_blocks(phase.values)
+            if phase.level == "loop" and not short:
+                rows |= {f"{self.names[v]}_part": (v, inner) for v in self._filled(phase.values)}
+        if not rows:
+            yield self._parallel(nest)
+            return
+        (region, share), shared = self._shared(nest), self._threads(nest)
+        self.pragma(f"parallel{region}" * shared)
+        with self.block("{", "}"):
+            for name, (value, size) in rows.items():
+                ctype, count = CTYPES[value.dtype], self.index.within(size)
+                text = f"({ctype}*)mc_scratch({value.dtype.itemsize}*{count})"
+                self.line(f"{ctype}* __restrict {name} = {text};", value.origins)
+            yield f"for nowait{share}" * shared
+            for name, (value, _) in rows.items():
+                self.line(f"mc_release({name});", value.origins)
+
+    def _on_heap(self) -> bool:
+        """Scratch rows that vary in length, or are too large for the stack of a thread."""
+        size = self.plan.row_length * sum(v.dtype.itemsize for v in self.plan.stashed)
+        known = all(isinstance(size, int) for size in self.plan.reduction_ranges.values())
+        return not known or size > STACK_BYTES
+
+    def in_blocks(self, values: Sequence[Value]) -> bool:
+        """Rows known to be long; and others whose sums no helper takes care of."""
+        size, sums = self.r_loops[-1].size, float_sums(values)
+        known = isinstance(size, int)
+        if any(self._layers(values).values()):
+            return not known or size > BLOCK
+        if size_hint(size, self.plan.hints) > LONG_ROW or (self.split and not known):
+            return bool(sums or any(v.op == "reduction" and self.by_row(v) for v in values))
+        return not known and not all(map(self.by_row, sums))
+
+    def innermost(self, values: Sequence[Value], loop: Loop, most: Size, at_once: bool) -> None:
+        """The innermost loop: values, stores, what row reductions will read, other reductions."""
+        by_row = [v for v in values if v.op == "reduction" and self.by_row(v)]
+        stashed, index = self.plan.stashed, self.index(self.place())
+        scratch = {v: f"{self.names[v]}_row[{index}]" for v in self.in_order(stashed)}
+        filled = self._filled(values)
+        inner, _, start, *_ = loop
+        before = "" if start == "0" else f" - {start}"
+        for value in filled:
+            scratch[value] = f"{self.names[value]}_part[{inner}{before}]"
+        wanted = [v for v in values if v.op in ("store", "reduction") or v.check or v in scratch]
+        if isinstance(most, int):
+            self._scratch([v for v in filled if v not in self.kept], "_part", most)
+            self.kept.update(filled if at_once else ())
+        layer = self._layers(values)
+        for k in sorted(set(layer.values())):
+            roots = (v for v in wanted if v not in by_row and layer[v] == k)
+            elsewhere = {v for v in scratch if layer.get(v) != k}
+            inside = self.in_order(cone(roots, values, elsewhere) - elsewhere)
+            if inside:
+                self._inner(loop, inside, self._simd(inside, inner, riding=True), scratch)
+        for value in by_row:
+            self._reduce_row(value, loop, at_once)
+
+    def _take(self, value: Value, source: str, position: str) -> None:
+        place = value.kind in POSITIONS
+        if not place and not (value.op == "scan" and value.kind in ("max", "min")):
+            super()._take(value, source, position)
+            return
+        total = self.accumulator(value, self.accumulators(value)[0][0])
+        best = self.accumulator(value, "_best")
+        better = self.better(value, source, best if place else total)
+        with self.block(f"if ({better}) {{", "}", value.origins):  # it seldom moves on
+            if place:
+                self.line(f"{best} = {source};", value.origins)
+            self.line(f"{total} = {position if place else source};", value.origins)
+
+    # ---- rows in memory, reduced by helpers
+
+    def by_row(self, value: Value) -> bool:
+        """A helper reduces a row of floats in memory; other reductions ride along in the loop.
+
+        Of sums those of plain loads: others are added up where they are computed. The largest and the
+        smallest number and their places always, since vectors that compare may drop a NaN.
+        """
+        source = value.inputs[0]
+        single = source.dtype is torch.float32
+        extremum = value.kind in ("max", "min") and source.dtype.is_floating_point
+        known = extremum or (
+            single
+            and (value.kind in POSITIONS or (value.kind == "sum" and self._lies_in_memory(source)))
+        )
+        in_memory = source in self.plan.loop and self.plan.vector_width > 1
+        return known and in_memory
+
+    def _filled(self, values: Sequence[Value]) -> list[Value]:
+        """What row reductions and other layers read: the loop must write it to memory for them."""
+        found = {v.inputs[0] for v in values if v.op == "reduction" and self.by_row(v)}
+        layer = self._layers(values)
+        found |= {
+            v for user in values for v in user.operands if layer.get(v, layer[user]) < layer[user]
+        }
+        kept = self.plan.stashed
+        return self.in_order({v for v in found if v not in kept and not self._lies_in_memory(v)})
+
+    def _reduce_row(self, value: Value, loop: Loop, at_once: bool) -> None:
+        """One call for a row in memory, or a block of it, which is not `at_once` the whole reduction."""
+        name, row = self.names[value], self._row_address(value.inputs[0], loop)
+        count = loop.stop if loop.start == "0" else f"{loop.stop} - {loop.start}"
+        ctype = CTYPES[value.inputs[0].dtype]
+        place = value.kind in POSITIONS
+        helper = f"mc_row_{value.kind[place and 3 :]}" + ("_double" if ctype == "double" else "")
+        best = f"{name}{'_best' if place else ''}"
+        found = best if at_once else f"{name}_part"
+        self.line(f"{ctype} {found} = {helper}({row}, {count});", value.origins)
+        if place:
+            start = self.index(self.place().xreplace({loop.var: _start_of(loop)}))
+            first = f"{start} + " * (start != "0") + f"mc_row_find({row}, {count}, {found})"
+            if at_once:
+                self.line(f"int64_t {name} = {first};", value.origins)
+            else:
+                self._take(value, found, first)
+        elif not at_once:
+            self.line(f"{name} = {self.combine(value, name, found)};", value.origins)
+
+    def _layers(self, values: Sequence[Value]) -> dict[Value, int]:
+        """The loop over a row that computes a value: all in one, or scans in the odd ones."""
+        found = dict.fromkeys(values, 0)
+        if sum(cost(v) for v in values if v.op != "scan") >= DEAR:
+            for value in values:
+                before = max((found.get(v, 0) for v in value.operands), default=0)
+                found[value] = before + (before % 2 != (value.op == "scan"))
+        return found
+
+    def _lies_in_memory(self, value: Value) -> bool:
+        """A plain load whose elements stand side by side along the inner r, and stay there for the loop."""
+        if value.buffer in self.plan.in_place and self._overwritten(value):
+            return False
+        inner = self.r_loops[-1].var
+        plain = value.op == "load" and value.mask is None and not value.indirect
+        return plain and value.index is not None and coefficient_of(value.index, inner) == 1
+
+    def _overwritten(self, load: Value) -> bool:
+        """A loop that loads an element also stores another one in its place."""
+        phases = (phase.values for phase in self.plan.phases if load in phase.values)
+        return any(v.op == "store" and v.buffer == load.buffer for vs in phases for v in vs)
+
+    def _row_address(self, source: Value, loop: Loop) -> str:
+        if self._lies_in_memory(source):
+            assert source.index is not None
+            base, place = self.arguments[source.buffer].name, source.index
+        elif source in self.plan.stashed:
+            base, place = f"{self.names[source]}_row", self.place()
+        else:
+            return f"{self.names[source]}_part"
+        offset = self.index(place.xreplace({loop.var: _start_of(loop)}))
+        return base if offset == "0" else f"{base} + {offset}"
+
+
+class ColumnPrinter(ReductionPrinter):
+    """For each tile of the last x: loops over r, inside them a loop over the columns in vectors."""
+
+    summed = COLUMN_BLOCK
+
+    def __init__(self, plan: KernelPlan) -> None:
+        super().__init__(plan)
+        self.lanes = plan.tiles["x"]
+        """Columns of a tile."""
+        self.columns = self.x_loops[-1]
+        """The loop over them."""
+        self.lane = ""
+        """The column at hand: its place in the tile."""
+        self.arrays: dict[Value, str] = {}
+        """Where values stand that another phase than their own reads."""
+        self.divided: Sequence[Value] = ()
+        """Reductions whose chunks are still to be combined, by the loop that comes next."""
+
+    def nest(self) -> None:
+        self._chunks()
+        *outer, last = self.x_loops
+        inner, size = last.var, last.size
+        tiled = not isinstance(size, int) or size > self.lanes
+        first = self.plan.phases[0]
+        fixed = self._fixed(first.values) if first.level == "row" else frozenset()
+        together = len(outer) + (tiled and not fixed)  # loops without anything in between
+        shared = bool(outer or tiled) and not self.split
+        pragma = self._parallel(max(together, 1)) if shared else ""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.loops(outer, pragma))
+            self.compute(self.in_order(fixed))
+            self.lane = str(inner)
+            if tiled:
+                start = f"{inner}_start"
+                tiles = Loop(start, size, step=self.lanes)
+                stack.enter_context(self.loop(tiles, "" if outer else pragma))
+                self._end(inner, start, self.lanes, self.index(size))
+                self.columns = Loop(inner, size, start, f"{inner}_end")
+                self.lane = f"{inner} - {start}"
+            at_hand = self._at_hand() - fixed
+            carried = self.in_order(self._carried() - fixed - at_hand)
+            self._scratch([v for v in carried if v.op != "reduction"], "_tile", self.lanes)
+            self.arrays = {v: self.accumulator(v) for v in carried}
+            for phase in self.plan.phases:
+                values = [v for v in phase.values if v not in fixed | at_hand]
+                values = [*self.in_order(operands(values) & at_hand), *values]
+                if phase.level == "loop":
+                    if self.divided:  # the sweep reads what the last one found
+                        with self.each_lane():
+                            self._first()
+                    self._loop_phase(values)
+                elif values:
+                    self._over_columns(values)
+
+    def _over_columns(self, values: Sequence[Value]) -> None:
+        self._inner(self.columns, values, self._simd(values, self.x_loops[-1].var), self.arrays)
+
+    def _first(self) -> None:
+        """Combine what chunks have found, once."""
+        divided, self.divided = self.divided, ()
+        if divided:
+            self._combine(divided)
+
+    def innermost(self, values: Sequence[Value], loop: Loop, most: Size, at_once: bool) -> None:
+        """One row of the tile."""
+        still = self._fixed(values, self.arrays)
+        with self.loop(loop):
+            self.compute(v for v in values if v in still)
+            self._over_columns([v for v in values if v not in still])
+
+    def in_blocks(self, values: Sequence[Value]) -> bool:
+        """Columns of which more is summed than fits a block, or may be."""
+        size = self.r_loops[-1].size
+        if isinstance(size, int):
+            chunk = self.plan.tiles.get("r", size) if len(self.r_loops) == 1 else size
+            return bool(float_sums(values)) and min(size, chunk) > COLUMN_BLOCK
+        return bool(float_sums(values))
+
+    def _fixed(self, values: Sequence[Value], carried: Iterable[Value] = ()) -> frozenset[Value]:
+        """Those that are the same in all columns of a tile, whose loop can read them from outside."""
+        written = {store.buffer for store in self.plan.body.stores}
+        effects = (
+            v for v in values if v.op in ("store", "reduction", "scan") or v.buffer in written
+        )
+        along = {self.x_loops[-1].var}
+        return frozenset(values) - varying(values, along, {*effects, *carried})
+
+    def _at_hand(self) -> frozenset[Value]:
+        """Plain loads of row values: each phase loads for itself what it reads."""
+        rows = (v for phase in self.plan.phases if phase.level == "row" for v in phase.values)
+        written = {store.buffer for store in self.plan.body.stores}
+        plain = (v for v in rows if v.op == "load" and v.mask is None and not v.indirect)
+        return frozenset(v for v in plain if v.buffer not in written)
+
+    def _carried(self) -> frozenset[Value]:
+        """Row values and reductions that another phase than their own reads."""
+        read = (operands(phase.values) - set(phase.values) for phase in self.plan.phases)
+        found = frozenset[Value]().union(*read)
+        return frozenset(v for v in found - self.plan.loop if v.op != "constant")
+
+    # ---- accumulators: arrays with a place for each column
+
+    def accumulator(self, value: Value, suffix: str = "") -> str:
+        return f"{self.names[value]}{suffix}_tile[{self.lane}]"
+
+    @contextlib.contextmanager
+    def each_lane(self) -> Iterator[None]:
+        outside, self.lane = self.lane, "j"
+        with self.loop(Loop("j", self.lanes), "simd"):
+            yield
+        self.lane = outside
+
+    def _part(self, value: Value, suffix: str = "") -> str:
+        return f"{self.names[value]}{suffix}_parts[c * {self.lanes} + {self.lane}]"
+
+    def _divided(self, reductions: Sequence[Value]) -> None:
+        for value in reductions:
+            for suffix, ctype, _ in self.accumulators(value):
+                self._declare_array(value, suffix, ctype)
+        self.divided = reductions
+
+    def _declare_accumulator(self, value: Value, suffix: str, ctype: str, initial: str) -> None:
+        if ctype:
+            self._declare_array(value, suffix, ctype)
+        with self.each_lane():
+            self._set(value, suffix, ctype, initial)
+
+    def _set(self, value: Value, suffix: str, ctype: str, initial: str) -> None:
+        super()._set(value, suffix, "", initial)  # the array is declared
+
+    def _declare_array(self, value: Value, suffix: str, ctype: str) -> None:
+        array = f"{self.names[value]}{suffix}_tile[{self.lanes}]"
+        self.line(f"{ctype} {array} {ALIGNED};", value.origins)
+
+    def _take(self, value: Value, source: str, position: str) -> None:
+        if value.kind not in POSITIONS:
+            super()._take(value, source, position)
+            return
+        total = self.accumulator(value, self.accumulators(value)[0][0])
+        best = self.accumulator(value, "_best")
+        better = self.better(value, source, best)
+        moves = f"{self.names[value]}_moves"  # without a branch, so that it vectorises
+        self.line(f"bool {moves} = {better};", value.origins)
+        self.line(f"{best} = {moves} ? {source} : {best};", value.origins)
+        self.line(f"{total} = {moves} ? {position} : {total};", value.origins)
+
+
+def float_sums(values: Iterable[Value]) -> list[Value]:
+    """Reductions in which rounding errors pile up."""
+    sums = (v for v in values if v.op == "reduction" and v.kind == "sum")
+    return [v for v in sums if v.dtype.is_floating_point]
+
+
+def _start_of(loop: Loop) -> sympy.Expr:
+    return sympy.Symbol(loop.start) if loop.start != "0" else sympy.Integer(0)

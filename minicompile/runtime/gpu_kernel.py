@@ -1,0 +1,340 @@
+"""A Triton kernel as a launch needs it: text, types, constants and options, all found out from its plan.
+
+    GpuKernel   what is kept of a kernel on disk, at the hints; nothing of it needs Triton or a GPU
+    Tiles       how many elements a program holds
+    Version     the facts of a launch that make a kernel faster: `versioned` is the kernel that relies on them
+    launcher    Python that calls the driver, and works out once for all calls of the same sizes what depends
+                on these: the grid, and the version
+
+    def launch(in_ptr0, out_ptr0, s0):
+        if current_device() != 0: ...
+        in_ptr0 = in_ptr0.data_ptr()
+        ...
+        run, grid = known.get((aligned, s0)) or prepare(aligned, s0)
+        run(grid, stream(0), in_ptr0, out_ptr0, s0)
+
+`runtime/triton.py` compiles and loads these.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
+
+import sympy
+import torch
+
+from minicompile.codegen.plan import (
+    INT32_END,
+    KernelPlan,
+    KernelSource,
+    granule_of,
+    power_of_two,
+    size_text,
+)
+from minicompile.ops.device import gpu_of
+from minicompile.ops.dtypes import LOOP_DTYPES, short
+from minicompile.shapes.expr import Size, floor_div, is_float, product, size_hint, size_symbol
+
+POINTER_TYPES = {dtype: f"*{short(dtype)}".replace("*f", "*fp") for dtype in LOOP_DTYPES}
+POINTER_TYPES[torch.bool] = "*u8"
+"""Bools are bytes in memory, and kernels read them as such."""
+
+MOST_SIZES = 4096
+"""Of which a launcher remembers what they lead to."""
+
+ALIGNMENT = 16
+"""Bytes of the widest load; also what Triton's divisibility hint promises."""
+
+MOST_REGISTERS = 255
+"""That a thread can have."""
+
+MOST_ROWS = 64
+"""That a program holds side by side if they turn out to be short."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Elements of the flattened x, r and y axes that one program holds, powers of two; and its warps."""
+
+    x: int = 0
+    r: int = 1
+    num_warps: int = 4
+    y: int = 1
+    stages: int = 0
+    """How many of a loop's tiles are on their way from memory at once; 0: as Triton likes."""
+    way: str = ""
+    """The rival that runs instead of the kernel, if any (KernelPlan.rivals): tiles are those of its product,
+    or of its last kernel."""
+
+    @classmethod
+    def of(cls, choice: Mapping[str, int], way: str = "") -> Tiles:
+        """One of a plan's choices."""
+        sizes = {name: size for name, size in choice.items() if name != "warps"}
+        return cls(num_warps=choice["warps"], way=way, **sizes)
+
+
+@dataclass(frozen=True)
+class GpuKernel:
+    """A kernel as text, and all that it takes to compile, load and launch it: what is kept of it on disk.
+
+    Types, constants and options are those at the hints; `versioned` has them for other sizes.
+    """
+
+    name: str
+    """Without its place in the schedule, so that equal kernels compile once."""
+    module: str
+    types: dict[str, str]
+    """Triton's type of each argument: pointers, integers, floats, numbers derived from sizes."""
+    counts: list[int]
+    """How many of each."""
+    constants: dict[str, int]
+    options: dict[str, Any]
+    registers: int
+    """That a program may have, so that another fits beside it; 0: all."""
+    launcher: str
+    device: int
+    expected: list[int]
+    """The integers to expect."""
+
+    @property
+    def key(self) -> str:
+        return json.dumps(asdict(self))
+
+    @property
+    def pointers(self) -> list[str]:
+        """What a launch passes first: the tensors."""
+        return list(self.types)[: self.counts[0]]
+
+    @property
+    def integers(self) -> list[str]:
+        """What a launch passes after the tensors, less the floats."""
+        pointers, integers, floats, _ = self.counts
+        names = list(self.types)[pointers:]
+        return names[:integers] + names[integers + floats :]
+
+
+def gpu_kernel(source: KernelSource, tiles: Tiles) -> GpuKernel:
+    """What the launcher needs of a kernel."""
+    plan, index = source.plan, source.plan.device.index
+    here = plan.device.type == "cuda" and index is None
+    device = torch.cuda.current_device() if here else index or 0
+    pointers, integers, sizes = len(plan.arguments), len(plan.integers), expected_sizes(plan)
+    registers = gpu_of(plan.device).registers // 2 if plan.side_by_side else 0
+    return GpuKernel(
+        base_name(source),
+        module_text(source),
+        signature(plan, needs_int64(plan, sizes)),
+        [pointers, integers, len(plan.sizes) - integers, len(plan.derived)],
+        constants(plan, tiles, plan.rows, plan.row_length),
+        compiler_options(plan, tiles) | register_limit(registers, tiles.num_warps),
+        registers,
+        launcher_text(plan, tiles, device),
+        device,
+        list(sizes.values()),
+    )
+
+
+def gpu_kernels(sources: Iterable[KernelSource]) -> dict[str, GpuKernel]:
+    """By name, with the planned tiles."""
+    return {source.name: gpu_kernel(source, planned_tiles(source.plan)) for source in sources}
+
+
+def module_text(source: KernelSource) -> str:
+    """A module that holds the kernel: imports, helpers, the kernel.
+
+    Its name doesn't tell its place in the schedule, so that equal kernels compile once.
+    """
+    return source.prelude + re.sub(
+        r"^def (\w+)_\d+\(", r"def \1(", source.text, count=1, flags=re.M
+    )
+
+
+def base_name(source: KernelSource) -> str:
+    """The kernel's name without its place."""
+    return re.sub(r"_\d+$", "", source.name)
+
+
+def planned_tiles(plan: KernelPlan) -> Tiles:
+    """The plan's tiles; a persistent row always fits its tile."""
+    persistent = plan.reduction == "persistent"
+    r = power_of_two(plan.row_length) if persistent else plan.tiles.get("r", 1)
+    return Tiles(
+        plan.tiles["x"], r, plan.num_warps, plan.tiles.get("y", 1), plan.tiles.get("stages", 0)
+    )
+
+
+def for_row(tiles: Tiles, r: int) -> Tiles:
+    """Tiles for rows of another length: about as many elements, and warps for them."""
+    most = tiles.x * tiles.r
+    x = min(max(most // r, 1), max(tiles.x, MOST_ROWS))
+    warps = min(max(x * r * tiles.num_warps // most, 1), 32)
+    return replace(tiles, x=x, r=r, num_warps=warps)
+
+
+def blocks(plan: KernelPlan, tiles: Tiles) -> dict[str, int]:
+    """The tiles as a kernel knows them."""
+    return {f"{axis.upper()}BLOCK": getattr(tiles, axis) for axis in plan.axes}
+
+
+def constants(plan: KernelPlan, tiles: Tiles, rows: int, length: int) -> dict[str, int]:
+    """The kernel's constants for so many rows of a length: its last parameters."""
+    found = blocks(plan, tiles)
+    if plan.varying:
+        found["WHOLE"] = fills(length, tiles)
+    if plan.granule_varies:
+        found["WIDE"] = granule_of(plan.granule, rows, length)
+    return found
+
+
+def fills(length: int, tiles: Tiles) -> bool:
+    """A row fills its tiles."""
+    return 0 == length % tiles.r < length
+
+
+def programs(plan: KernelPlan, tiles: Tiles) -> Size:
+    """How many programs run."""
+    if plan.folds:
+        return plan.parts
+    loops = (
+        (product(plan.axes[axis].values()), getattr(tiles, axis))
+        for axis in plan.axes
+        if axis != "r"
+    )
+    return product([*plan.batch.values(), *(-floor_div(-size, tile) for size, tile in loops)])
+
+
+def signature(plan: KernelPlan, wide: bool) -> dict[str, str]:
+    """Triton's type of each argument."""
+    types = {a.name: POINTER_TYPES[a.dtype] for a in plan.arguments}
+    numbers = [*plan.sizes, *plan.derived]
+    return types | {str(s): "fp64" if is_float(s) else integer_type(wide) for s in numbers}
+
+
+def integer_type(wide: bool) -> str:
+    return "i64" if wide else "i32"
+
+
+def compiler_options(plan: KernelPlan, tiles: Tiles) -> dict[str, Any]:
+    """Multiply and add round apart and small numbers stay, as in eager; index checks stay in the code.
+    Attention's kernels round as they like."""
+    if plan.reduction == "attention":
+        return {"num_warps": tiles.num_warps, "num_stages": tiles.stages}
+    return {
+        "num_warps": tiles.num_warps,
+        "enable_fp_fusion": False,
+        "debug": bool(plan.checked),
+        "sanitize_overflow": False,
+        "enable_reflect_ftz": False,
+    } | ({"num_stages": tiles.stages} if tiles.stages else {})
+
+
+def register_limit(registers: int, warps: int) -> dict[str, int]:
+    """Each thread's share of a program's registers."""
+    most = registers // (32 * warps)
+    return {"maxnreg": most} if 0 < most < MOST_REGISTERS else {}
+
+
+def expected_sizes(plan: KernelPlan) -> dict[sympy.Symbol, int]:
+    """The hints; integers without one are taken for multiples of 16."""
+    return {symbol: plan.hints.get(symbol, ALIGNMENT) for symbol in plan.integers}
+
+
+def planned_divisible(plan: KernelPlan) -> list[str]:
+    """Numbers that are multiples of 16, at the hints."""
+    sizes = expected_sizes(plan)
+    numbers = {symbol: symbol for symbol in sizes} | plan.derived
+    return [str(s) for s, expr in numbers.items() if size_hint(expr, sizes) % ALIGNMENT == 0]
+
+
+def needs_int64(plan: KernelPlan, known: Mapping[sympy.Symbol, int]) -> bool:
+    """Are a launch's indices int64?"""
+    ends = (size_hint(end, known) for end in plan.index_reach)
+    return plan.index_dtype is torch.int64 or any(end >= INT32_END for end in ends)
+
+
+class Version(NamedTuple):
+    """What a compiled version of a kernel relies on."""
+
+    aligned: bool
+    """Every pointer is a multiple of ALIGNMENT."""
+    divisible: tuple[bool, ...]
+    """Of `GpuKernel.integers`: which are."""
+    wide: bool
+    """Indices are int64."""
+    row: int
+    """The tile of a row whose length varies; 0 where none does."""
+    whole: bool
+    """Such a row, or one that is swept, fills its tiles."""
+    granule: int = 1
+    """Where tiles begin, if that varies."""
+
+
+def versioned(kernel: GpuKernel, version: Version) -> GpuKernel:
+    """The kernel with the types, constants and options that follow from a version's facts."""
+    types = kernel.types | dict.fromkeys(kernel.integers, integer_type(version.wide))
+    constants, options = dict(kernel.constants), dict(kernel.options)
+    if version.row:
+        x, r, warps = constants["XBLOCK"], constants["RBLOCK"], options["num_warps"]
+        tiles = for_row(Tiles(x, r, warps), version.row)
+        constants |= {"XBLOCK": tiles.x, "RBLOCK": tiles.r}
+        options.pop("maxnreg", None)
+        shared = kernel.registers if tiles.r <= r else 0  # longer rows need more
+        options |= {"num_warps": tiles.num_warps} | register_limit(shared, tiles.num_warps)
+    if "WHOLE" in constants:
+        constants["WHOLE"] = version.whole
+    if "WIDE" in constants:
+        constants["WIDE"] = version.granule
+    return replace(kernel, types=types, constants=constants, options=options)
+
+
+def launcher_text(plan: KernelPlan, tiles: Tiles, device: int) -> str:
+    """Python source of `launch`; and of `prepare`, for sizes that it hasn't had before. Tensors without
+    elements launch nothing."""
+    pointers = [a.name for a in plan.arguments]
+    parameters = ", ".join([*pointers, *map(str, plan.sizes)])
+    key = ", ".join(["aligned", *map(str, plan.integers)])
+    rows: Size = product(plan.ranges.values())
+    if rows == 0:
+        return f"def launch({parameters}):\n    pass\n\ndef prepare({key}):\n    pass"
+    derived = "".join(f", {name}" for name in plan.derived)
+    lines = [
+        f"def launch({parameters}):",
+        f"    if current_device() != {device}:",
+        f"        with on_device({device}):",
+        f"            return launch({parameters})",
+        *(f"    {p} = {p}.data_ptr()" for p in pointers),
+        f"    aligned = ({' | '.join(pointers)}) % {ALIGNMENT} == 0",
+        f"    run, grid{derived} = known.get(({key})) or prepare({key})",
+        f"    run(grid, stream({device}), {parameters}{derived})",
+        "",
+        f"def prepare({key}):",
+        *(f"    {name} = {size_text(expr)}" for name, expr in plan.derived.items()),
+    ]
+    divisible = "".join(f"{n} % {ALIGNMENT} == 0, " for n in (*plan.integers, *plan.derived))
+    beyond = [f"{size_text(end)} >= {INT32_END}" for end in plan.index_reach]
+    wide = " or ".join(beyond) or str(plan.index_dtype is torch.int64)
+    grid, row, whole, granule = programs(plan, tiles), "0", "False", "1"
+    if plan.varying:
+        tile = str(tiles.r)
+        lines.append(f"    rnumel = {size_text(plan.length)}")
+        if plan.reduction == "persistent":
+            lines.append("    RBLOCK = 1 << (rnumel - 1).bit_length()")
+            row = tile = "RBLOCK"
+            grid = plan.parts if plan.folds else -floor_div(-rows, size_symbol("XBLOCK"))
+        lines.append(f"    WHOLE = rnumel % {tile} == 0 < rnumel")
+        whole = "WHOLE"
+    if plan.granule_varies:
+        granule = f"granule_of({plan.granule}, {size_text(rows)}, {size_text(plan.length)})"
+    lines += [
+        f"    version = aligned, ({divisible}), {wide}, {row}, {whole}, {granule}",
+        "    run, XBLOCK = variants.get(version) or variant(*version)",
+        f"    if len(known) == {MOST_SIZES}:",
+        "        known.clear()",
+        f"    known[{key}] = found = run, {size_text(grid)}{derived}",
+        "    return found",
+    ]
+    return "\n".join(lines)
